@@ -49,7 +49,7 @@ def install_locked(session: nox.Session, *requirements: str) -> None:
         pinned = ("--quiet", "--disable-pip-version-check", "--require-hashes", "-c", "hashes.txt")
         for torch in (one for one in requirements if one.startswith("torch==")):
             # A build that lies in a folder pip is told of (PIP_FIND_LINKS), say the one without CUDA, goes before the
-            # index's, which is ten times as large: pip itself prefers files whose hashes an index tells.
+            # index's, which takes gigabytes more: pip itself prefers files whose hashes an index tells.
             session.install(*pinned, "--no-index", "--no-deps", torch, silent=True, success_codes=[0, 1])
         session.install(*pinned, *requirements)
 

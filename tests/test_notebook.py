@@ -34,7 +34,7 @@ def test_its_cells_run_in_order(snippets: ModuleType, tmp_path: Path) -> None:
     for whole, few in (("limit=20", "limit=3"), ("[4, 6]", "[4]"), ("[0.9, 0.999]", "[0.9]")):
         assert code.count(whole) == 1
         code = code.replace(whole, few)
-    python, apart = snippets.Python(tmp_path), f"import tempfile; tempfile.tempdir = '{tmp_path}'"
+    python, apart = snippets.Python(tmp_path), f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}"
     try:
         python.said(snippets.Block("temporary files", "python", None, apart))
         assert "\nwmt-en-fr: " in python.said(snippets.Block(NOTEBOOK.name, "python", None, code))

@@ -13,8 +13,8 @@ WITH documents AS (
 ),
 tokens AS (
     SELECT
-        attempt_id, first_divergence, unnest(exit_layer[:coalesce(first_divergence, len(exit_layer))]) AS exit_layer,
-        generate_subscripts(exit_layer[:coalesce(first_divergence, len(exit_layer))], 1) AS position
+        attempt_id, first_divergence, exit_layer[:coalesce(first_divergence, len(exit_layer))] AS followed,
+        unnest(followed) AS exit_layer, generate_subscripts(followed, 1) AS position
     FROM documents
     WHERE is_known -- traces of older versions do not say what full depth emitted
 )

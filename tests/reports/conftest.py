@@ -1,11 +1,13 @@
 """Small databases, made by the same code that a benchmark uses: spool, ingest, views."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import duckdb
 import pytest
 from matplotlib.figure import Figure
 
@@ -22,6 +24,16 @@ from exitbench.results.ingest.ingest import ingest
 def small_database(example: ModuleType, database_of: Callable[[Any], Path]) -> Path:
     """Two models on one task: quality, timing, probe, replay and failures. Read only."""
     return database_of(replace(example.WORLD, tasks=example.TASKS[:1]))
+
+
+@pytest.fixture
+def incomplete_database(small_database: Path, tmp_path: Path) -> Path:
+    """A copy in which traces lack tokens: a finding of severity 3."""
+    path = Path(shutil.copy(small_database, tmp_path / "exitbench.duckdb"))
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("DELETE FROM token_exit WHERE position = 1")
+        connection.execute("UPDATE document_exit SET exit_layer = NULL, is_equal = NULL")  # as of a trace with a gap
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 import shutil
 from pathlib import Path
 
-import duckdb
 import pytest
 
 from exitbench.errors import UserError
@@ -15,36 +14,25 @@ from exitbench.reports.registry import Source
 from exitbench.reports.render import write_report
 
 
-@pytest.fixture
-def incomplete(small_database: Path, tmp_path: Path) -> Path:
-    """A database in which traces lack tokens: a finding of severity 3."""
-    path = tmp_path / "exitbench.duckdb"
-    shutil.copy(small_database, path)
-    with duckdb.connect(str(path)) as connection:
-        connection.execute("DELETE FROM token_exit WHERE position = 1")
-        connection.execute("UPDATE document_exit SET exit_layer = NULL, is_equal = NULL")  # as of a trace with a gap
-    return path
-
-
-def test_no_final_report_is_written_and_a_draft_says_what_it_is(incomplete: Path, tmp_path: Path) -> None:
+def test_no_final_report_is_written_and_a_draft_says_what_it_is(incomplete_database: Path, tmp_path: Path) -> None:
     out = tmp_path / "report"
     with pytest.raises(UserError, match=r"(?s)findings say not to cite runs of .*--draft"):
-        write_report(incomplete, out, paper="heads")
+        write_report(incomplete_database, out, paper="heads")
     assert not out.exists()
-    draft = write_report(incomplete, out, paper="heads", draft=True)
+    draft = write_report(incomplete_database, out, paper="heads", draft=True)
     assert draft.is_draft
     assert '<p class="draft"><strong>Draft.</strong>' in draft.index_html.read_text("utf-8")
 
 
 def test_a_report_that_is_refused_asks_no_query_of_a_figure_or_table(
-    incomplete: Path, monkeypatch: pytest.MonkeyPatch
+    incomplete_database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Source] = []
     monkeypatch.setattr(material, "_ask", lambda database, source: asked.append(source) or Frame((), ()))
     with pytest.raises(UserError, match="say not to cite"):
-        read_material(incomplete, paper="heads", draft=False)
+        read_material(incomplete_database, paper="heads", draft=False)
     assert asked == []
-    read_material(incomplete, paper="heads", draft=True)
+    read_material(incomplete_database, paper="heads", draft=True)
     assert {source.name for source in asked} > {"heads_fig1_training", "summary"}
 
 
@@ -54,16 +42,16 @@ def test_a_final_report_is_no_draft(small_database: Path, tmp_path: Path) -> Non
     assert "Draft." not in final.index_html.read_text("utf-8")
 
 
-def test_no_table_is_printed_either(incomplete: Path) -> None:
+def test_no_table_is_printed_either(incomplete_database: Path) -> None:
     with pytest.raises(UserError, match="say not to cite"):
-        read_only(incomplete, tables, "summary")
-    assert read_only(incomplete, tables, "summary", draft=True)
+        read_only(incomplete_database, tables, "summary")
+    assert read_only(incomplete_database, tables, "summary", draft=True)
 
 
 def test_check_tells_the_gravest_first_and_fails(
-    incomplete: Path, small_database: Path, capsys: pytest.CaptureFixture[str]
+    incomplete_database: Path, small_database: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["check", "--database", str(incomplete)]) == 1
+    assert cli.main(["check", "--database", str(incomplete_database)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "severity 3: do not cite" and lines[1].startswith("  trace_incomplete: ")
     assert lines[-1].endswith("findings forbid a final report.")

@@ -1,11 +1,9 @@
 """A figure in a notebook is the report's: the same rows, picture and caption, and the same rules."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import duckdb
 import pytest
 
 import exitbench as eb
@@ -49,13 +47,8 @@ def test_what_cannot_be_drawn_is_told(small_database: Path, name: str, message: 
         results.figure(name)
 
 
-def test_where_findings_say_not_to_cite_only_a_draft_is_drawn(small_database: Path, tmp_path: Path) -> None:
-    path = tmp_path / "exitbench.duckdb"
-    shutil.copy(small_database, path)
-    with duckdb.connect(str(path)) as connection:
-        connection.execute("DELETE FROM token_exit WHERE position = 1")
-        connection.execute("UPDATE document_exit SET exit_layer = NULL, is_equal = NULL")  # as of a trace with a gap
-    with eb.open_results(path) as results:
+def test_where_findings_say_not_to_cite_only_a_draft_is_drawn(incomplete_database: Path) -> None:
+    with eb.open_results(incomplete_database) as results:
         with pytest.raises(eb.UserError, match="say not to cite"):
             results.figure("exit_histogram")
         assert results.figure("exit_histogram", draft=True).caption
