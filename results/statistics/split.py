@@ -1,0 +1,22 @@
+"""The two parts of a test set: one chooses among settings, the other confirms and reports the choice.
+
+The best of many settings looks better than it is on the documents it was chosen on. So a recommendation is chosen on the
+choosing part, and its quality, its speed and the bound on its loss are those of the confirming part.
+"""
+
+import hashlib
+from typing import Final
+
+CHOOSING_BELOW: Final = "80"
+"""A document belongs to the choosing part if the first byte of its key's MD5 is below this, in hexadecimal: one half."""
+
+
+def is_choosing(doc_key: str) -> bool:
+    """Return whether a document belongs to the part on which settings are chosen.
+
+    The macro `is_choosing` in `views.sql` says the same in SQL.
+
+    Args:
+        doc_key: Key of the document, as in the column `doc_key`.
+    """
+    return hashlib.md5(doc_key.encode(), usedforsecurity=False).hexdigest()[:2] < CHOOSING_BELOW
