@@ -221,7 +221,7 @@ SELECT
     s.timed_documents, s.timed_rounds, s.joules_per_token, s.full_joules_per_token, s.net_joules_per_token, s.full_net_joules_per_token,
     s.energy_ratio, s.energy_ratio_low, s.energy_ratio_high, s.aa_energy_low, s.aa_energy_high,
     shared.ideal_speedup_bytes, shared.ideal_speedup_flops, shared.token_match,
-    coalesce(v.n, shared.n) AS n, r.is_full_depth, s.attempt_id AS timing_attempt_id, h.cpu AS timing_cpu, h.gpu AS timing_gpu, r.conforms, r.params
+    coalesce(v.n, shared.n) AS n, r.is_full_depth, s.attempt_id AS timing_attempt_id, h.cpu AS timing_cpu, h.gpu AS timing_gpu, r.conforms, false AS lower_is_better, r.params
 FROM runs AS r
 JOIN newest ON newest.attempt_id = r.attempt_id
 JOIN cell AS c ON c.cell_id = r.cell_id
@@ -735,10 +735,14 @@ CREATE OR REPLACE MACRO corpus_bleu(s) AS
 COMMENT ON MACRO corpus_bleu IS 'BLEU of bleu_sums: lengths of answers and references, n-grams of 1 to 4 that match, n-grams of 1 to 4. NULL where one is 0, which BLEU
 smooths. (Papineni et al., 2002.)';
 
-CREATE OR REPLACE MACRO joined(first, second, correlation) AS
-    sqrt(greatest(0, first ** 2 + second ** 2 - 2 * correlation * first * second));
-COMMENT ON MACRO joined IS 'How far the end of the interval of a difference lies from it, by how far the ends of its two parts lie from them and their correlation. (Zou,
-2008.)';
+CREATE OR REPLACE MACRO loss_percent(delta_low, delta_high, lower_is_better, full_value, has_no_scale) AS
+    CASE WHEN full_value > 0 AND NOT has_no_scale
+        THEN greatest(0, 100 * CASE WHEN lower_is_better THEN delta_high ELSE -delta_low END / full_value) END;
+COMMENT ON MACRO loss_percent IS 'What may be lost at most, by the interval of a difference, as a percentage of full depth''s value; 0 where nothing, NULL without a scale.';
+
+CREATE OR REPLACE MACRO is_choosing(doc_key) AS
+    md5(doc_key)[:2] < '80';
+COMMENT ON MACRO is_choosing IS 'Whether a document belongs to the half on which settings are chosen; the other half confirms the choice.';
 
 CREATE VIEW paired AS
 WITH points AS (
@@ -752,117 +756,70 @@ WITH points AS (
         ON m.attempt_id = r.full_depth_attempt_id AND m.metric = f.metric AND m.value = f.full_value
     WHERE f.execution = 'real' AND NOT f.is_full_depth AND f.delta IS NOT NULL
 ),
--- As they were scored last, by the metrics' version that frontier shows.
-scored AS (
-    SELECT
-        s.attempt_id, s.doc_key, coalesce(r.scores, s.scores) AS scores, coalesce(r.statistics, s.statistics) AS statistics
-    FROM sample AS s
-    LEFT JOIN (
-        SELECT attempt_id, doc_key, arg_max(scores, scored_at) AS scores, arg_max(statistics, scored_at) AS statistics
-        FROM sample_rescore GROUP BY ALL
-    ) AS r USING (attempt_id, doc_key)
-),
-documents AS (
-    SELECT
-        p.attempt_id, (s.scores ->> p.metric)::DOUBLE - (f.scores ->> p.metric)::DOUBLE AS difference,
-        p.metric = 'bleu' AND json_array_length(s.statistics -> 'bleu') = 10 AS is_bleu,
-        CASE WHEN is_bleu THEN (s.statistics -> 'bleu')::DOUBLE[] END AS own,
-        CASE WHEN is_bleu THEN (f.statistics -> 'bleu')::DOUBLE[] END AS full_depth
-    FROM points AS p
-    JOIN scored AS s ON s.attempt_id = p.attempt_id
-    JOIN scored AS f ON f.attempt_id = p.full_depth_attempt_id AND f.doc_key = s.doc_key
-),
-sums AS (
-    SELECT attempt_id, count(*) AS n, bleu_sums(own) AS own, bleu_sums(full_depth) AS full_depth
-    FROM documents WHERE is_bleu GROUP BY attempt_id
-),
--- BLEU is no mean of its documents: how much each moves it is seen by leaving it out.
-left_out AS (
-    SELECT
-        attempt_id, s.n, d.difference, corpus_bleu(s.own) - corpus_bleu(s.full_depth) AS whole,
-        corpus_bleu(less(s.own, d.own)) - corpus_bleu(less(s.full_depth, d.full_depth)) AS without
-    FROM documents AS d JOIN sums AS s USING (attempt_id) WHERE d.is_bleu
-),
-differences AS (
-    SELECT attempt_id, difference, difference AS moved FROM documents WHERE is_bleu IS DISTINCT FROM true
-    UNION ALL
-    SELECT attempt_id, difference, whole + (n - 1) * (avg(without) OVER (PARTITION BY attempt_id) - without) FROM left_out
-),
--- What documents gain and what they lose are two shares of the scale.
-shares AS (
-    SELECT
-        attempt_id, count(moved) AS n, count(*) FILTER (difference > 0) AS gained, count(*) FILTER (difference < 0) AS lost, avg(moved) AS mean_moved,
-        mean_half_width(moved) AS half_width, avg(greatest(moved, 0)) / 100 AS gain, avg(greatest(-moved, 0)) / 100 AS loss,
-        stddev_samp(greatest(moved, 0)) / sqrt(count(moved)) / 100 AS gain_error,
-        stddev_samp(greatest(-moved, 0)) / sqrt(count(moved)) / 100 AS loss_error,
-        count(*) FILTER (moved > 0) AS up, count(*) FILTER (moved < 0) AS down,
-        covar_samp(greatest(moved, 0), greatest(-moved, 0)) / count(moved) / 10000 AS covariance
-    FROM differences GROUP BY attempt_id
-),
-reaches AS (
-    SELECT
-        attempt_id, n, gained, lost, mean_moved, half_width,
-        CASE WHEN gain_error > 0 AND loss_error > 0 THEN covariance / (gain_error * loss_error) ELSE 0 END AS correlation,
-        -- Documents that have not been seen differ as much as those that do, by the whole scale where none does.
-        CASE WHEN up + down > 0 THEN (gain + loss) * n / (up + down) ELSE 1 END AS typical,
-        gain - share_end(gain, gain_error, n, -1) AS gain_down, loss - share_end(loss, loss_error, n, -1) AS loss_down,
-        share_end(gain, gain_error, n, 1) * CASE WHEN up > 0 THEN 1 ELSE typical END - gain AS gain_up,
-        share_end(loss, loss_error, n, 1) * CASE WHEN down > 0 THEN 1 ELSE typical END - loss AS loss_up
-    FROM shares
-),
 ends AS (
     SELECT
-        p.*, d.n, d.gained, d.lost, coalesce(abs(d.mean_moved - p.delta) < 1e-6, false) AS is_paired,
-        CASE
-            WHEN is_paired AND has_no_scale THEN half_width
-            WHEN is_paired THEN 100 * joined(gain_down, loss_up, correlation)
-            WHEN NOT has_no_scale THEN joined(value_down, full_up, 0)
-        END AS down,
-        CASE
-            WHEN is_paired AND has_no_scale THEN half_width
-            WHEN is_paired THEN 100 * joined(gain_up, loss_down, correlation)
-            WHEN NOT has_no_scale THEN joined(value_up, full_down, 0)
-        END AS up
-    FROM points AS p LEFT JOIN reaches AS d USING (attempt_id)
+        p.*, d.n, d.n_up, d.n_down, d.delta IS NOT NULL AS is_paired,
+        CASE WHEN is_paired THEN d.delta_low
+            WHEN NOT has_no_scale THEN p.delta - sqrt(value_down ** 2 + full_up ** 2) END AS delta_low,
+        CASE WHEN is_paired THEN d.delta_high
+            WHEN NOT has_no_scale THEN p.delta + sqrt(value_up ** 2 + full_down ** 2) END AS delta_high,
+        a.delta_low AS choosing_delta_low, a.delta_high AS choosing_delta_high, b.n AS confirming_n, b.delta AS confirming_delta,
+        b.delta_low AS confirming_delta_low, b.delta_high AS confirming_delta_high
+    FROM points AS p
+    LEFT JOIN quality_difference AS d ON d.attempt_id = p.attempt_id AND d.full_attempt_id = p.full_depth_attempt_id
+        AND d.metric = p.metric AND d.part = 'all'
+    LEFT JOIN quality_difference AS a ON a.attempt_id = p.attempt_id AND a.full_attempt_id = p.full_depth_attempt_id
+        AND a.metric = p.metric AND a.part = 'choosing'
+    LEFT JOIN quality_difference AS b ON b.attempt_id = p.attempt_id AND b.full_attempt_id = p.full_depth_attempt_id
+        AND b.metric = p.metric AND b.part = 'confirming'
 )
 SELECT
     model, task, task_label, method, label, threshold, kv_policy, seed, execution, random_weights, suite, cell_id, attempt_id, metric,
-    full_value, delta, delta - down AS delta_low, delta + up AS delta_high, is_paired,
-    CASE WHEN full_value > 0 AND NOT has_no_scale THEN greatest(0, 100 * (down - delta) / full_value) END AS loss_high_percent,
-    gained, lost, n, params
+    full_value, delta, delta_low, delta_high, is_paired,
+    loss_percent(delta_low, delta_high, lower_is_better, full_value, has_no_scale) AS loss_high_percent,
+    loss_percent(choosing_delta_low, choosing_delta_high, lower_is_better, full_value, has_no_scale) AS choosing_loss_high_percent,
+    loss_percent(confirming_delta_low, confirming_delta_high, lower_is_better, full_value, has_no_scale) AS confirming_loss_high_percent,
+    confirming_n, confirming_delta, confirming_delta_low, confirming_delta_high,
+    CASE WHEN lower_is_better THEN n_down ELSE n_up END AS gained, CASE WHEN lower_is_better THEN n_up ELSE n_down END AS lost, n, params
 FROM ends;
-COMMENT ON VIEW paired IS 'One row per real run of frontier that is not full depth, beside full depth of the same checkpoint on the same documents. The interval of a paired delta is
-of what the documents gain and what they lose, each a share of the scale with share_end, joined by squares with their correlation (Newcombe, 1998, method 10; Student''s t of the
-differences where the metric has no scale; of BLEU what each document moves, by leaving it out). Of other metrics that are no mean of their documents the intervals of the two runs
-are joined by squares as if they were independent, which is too wide rather than too narrow.';
+COMMENT ON VIEW paired IS 'One row per real run of frontier that is not full depth, beside full depth of the same checkpoint on the same documents. Each end of a
+paired interval is Gaffke''s bound, which counts one more document that gains or loses the whole scale (results/statistics/bounded_mean.py; Student''s t of the differences
+where the metric has no scale; of BLEU what each document moves, by leaving it out). Of other metrics that are no mean of their documents the intervals of the two runs are joined
+by squares as if they were independent, which is too wide rather than too narrow; these have no choosing and confirming half.';
 
 CREATE VIEW pareto AS
 WITH candidates AS (
     SELECT
-        p.* EXCLUDE (metric, full_value, delta, delta_low, delta_high, is_paired, loss_high_percent, gained, lost, n), c.setting_id,
-        p.metric, p.delta, p.delta_low, p.delta_high, p.is_paired, p.loss_high_percent, f.speedup, f.speedup_low, f.speedup_high,
-        p.method = 'static' AS is_static
+        p.* EXCLUDE (full_value, gained, lost, n), c.setting_id, p.method = 'static' AS is_static,
+        f.speedup, f.speedup_low, f.speedup_high, f.aa_high, a.value AS choosing_speedup,
+        b.value AS confirming_speedup, b.ci_low AS confirming_speedup_low, b.ci_high AS confirming_speedup_high
     FROM paired AS p
     JOIN frontier AS f USING (attempt_id)
     JOIN cell AS c ON c.cell_id = p.cell_id
+    JOIN metric AS a ON a.attempt_id = f.timing_attempt_id AND a.metric = 'speedup_choosing'
+    LEFT JOIN metric AS b ON b.attempt_id = f.timing_attempt_id AND b.metric = 'speedup_confirming'
     WHERE NOT f.random_weights AND f.conforms IS DISTINCT FROM false AND f.method NOT IN ('random', 'oracle')
-        AND p.loss_high_percent IS NOT NULL AND f.speedup_low > greatest(1, coalesce(f.aa_high, 1))
+        AND p.choosing_loss_high_percent IS NOT NULL AND f.speedup IS NOT NULL AND a.value > 1
 ),
 better AS (
     SELECT * FROM candidates
-    QUALIFY speedup > coalesce(max(speedup) OVER (
-        PARTITION BY setting_id, is_static ORDER BY loss_high_percent, speedup DESC, delta DESC, cell_id
+    QUALIFY choosing_speedup > coalesce(max(choosing_speedup) OVER (
+        PARTITION BY setting_id, is_static ORDER BY choosing_loss_high_percent, choosing_speedup DESC, delta DESC, cell_id
         ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
     ), 1)
 )
 SELECT
-    * EXCLUDE (params), lead(loss_high_percent) OVER (PARTITION BY setting_id, is_static ORDER BY loss_high_percent) AS next_percent,
+    * EXCLUDE (params, aa_high),
+    lead(choosing_loss_high_percent) OVER (PARTITION BY setting_id, is_static ORDER BY choosing_loss_high_percent) AS next_percent,
+    CASE WHEN confirming_speedup_low > greatest(1, coalesce(aa_high, 1))
+        THEN greatest(choosing_loss_high_percent, confirming_loss_high_percent) END AS confirmed_percent,
     params
 FROM better;
-COMMENT ON VIEW pareto IS 'What to use, by the loss of quality that is allowed: one row per real run that no other of its setting beats both in speed and in what may be lost,
-of runs that are shown to be faster than full depth (speedup_low is above 1 and above aa_high), are scored on a scale, keep their contracts and have trained weights. Random exits and oracles
-are left out. Under a loss of at most x percent of full depth''s quality the recommended run is the one with loss_high_percent <= x < next_percent (NULL: no end). The best of several on
-the same documents looks better than it is: only a calibration bounds what is lost of other documents.';
+COMMENT ON VIEW pareto IS 'What to use, by the loss of quality that is allowed. Where a loss of at most x percent of full depth''s quality is allowed, the fastest run of a
+model and task whose loss is bounded by x on the choosing half of the documents is chosen: choosing_loss_high_percent <= x < next_percent (NULL: no end). The
+confirming half confirms it from confirmed_percent on: its own bound on the loss is at most x, and its speed-up is above 1 and above full depth against itself (NULL: it is not shown to be
+faster). Numbers to report are those of the confirming half, on which nothing was chosen. Only real runs on a scale with trained weights that keep their contracts; random exits and
+oracles are left out; static depths are chosen among themselves.';
 
 CREATE VIEW probe_by_document AS
 SELECT n.* EXCLUDE (params), d.* EXCLUDE (attempt_id), n.params

@@ -21,6 +21,7 @@ from exitbench.results.database.trouble import driver_error, is_damage, is_troub
 from exitbench.results.files.arrow import driver_connection, parquet_path
 from exitbench.results.files.atomic_folder import DamagedFile, SpoolError
 from exitbench.results.files.bounded import check_table
+from exitbench.results.ingest.differences import fill_differences
 from exitbench.results.ingest.documents import fill_sql
 from exitbench.results.ingest.imports import load_imports
 from exitbench.results.spool.attempts import (
@@ -145,6 +146,8 @@ class SpoolLoader:
             added, left_out = load_imports(engine, self.spool_root)
             derived = (*load_rescores(engine, self.spool_root), *load_tags(engine, self.spool_root))
             self._count(added=added, quarantined=(*left_out, *derived))
+        with engine.begin() as connection:
+            fill_differences(connection)
 
     def _checked_groups(
         self, known: Set[str]

@@ -42,6 +42,7 @@ _KEYS: Final = {
     "token_exit": "attempt_id, doc_key, position",
     "document_exit": "attempt_id, doc_key",
     "document_probe": "attempt_id, doc_key",
+    "quality_difference": "attempt_id, part",
     "sequence_block": "attempt_id, doc_key, block",
     "choice_answer": "attempt_id, doc_key, choice",
     "choice_token": "attempt_id, doc_key, choice, position",

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from exitbench.results.statistics.bounded_mean import lower_bound, upper_bound
 from exitbench.results.statistics.intervals import (
     LEVEL,
     PERCENT,
@@ -19,7 +20,6 @@ from exitbench.results.statistics.intervals import (
     Floats,
     Interval,
     jackknife,
-    korn_graubard,
     standard_error,
     t_quantile,
 )
@@ -103,35 +103,18 @@ def binary_difference(right_a: Floats, right_b: Floats) -> Difference:
 def difference_interval(value: float, moved: Floats) -> Interval:
     """Return the paired 95% interval of a difference on a scale of 0..100.
 
-    What documents gain and what they lose are two numbers on the scale, each with Korn and Graubard's interval; the
-    two are joined by squares with their correlation. So it stays honest where few documents differ. Where all of them
-    gain, or all lose, those that do otherwise and have not been seen are taken to differ as much on average, and where
-    none differs, by the whole scale.
+    Each end is a bound that counts one more document, which gains or loses the whole scale (`bounded_mean`): it holds
+    for rare large losses too, and a document that loses more never raises the lower end.
 
     Args:
-        value: The difference.
-        moved: What each document has of it, [n], n at least 2.
-
-    Source: Newcombe (1998), Improved confidence intervals for the difference between binomial proportions based on
-    paired data, method 10, for any two bounded means (Zou, 2008).
+        value: Difference of the two values.
+        moved: Contribution of each document, [n], n at least 2; their mean is the difference.
     """
     n, scale = len(moved), PERCENT[1]
-    gains, losses = np.clip(moved / scale, 0, 1), np.clip(-moved / scale, 0, 1)
-    gain, loss = float(gains.mean()), float(losses.mean())
-    (gain_low, gain_high), (loss_low, loss_high) = (
-        korn_graubard(mean, parts - mean) for mean, parts in ((gain, gains), (loss, losses))
-    )
-    if gain + loss:
-        typical = (gain + loss) * n / np.count_nonzero(moved)
-        gain_high, loss_high = gain_high if gain else typical * gain_high, loss_high if loss else typical * loss_high
-    spread = float(gains.std() * losses.std())
-    correlation = float(((gains - gain) * (losses - loss)).mean()) / spread if spread else 0.0
-
-    def joined(first: float, second: float) -> float:
-        return scale * float(np.sqrt(max(0.0, first**2 + second**2 - 2 * correlation * first * second)))
-
-    low, high = value - joined(gain - gain_low, loss_high - loss), value + joined(gain_high - gain, loss - loss_low)
-    return Interval(value, max(-scale, low), min(scale, high), "Newcombe, Korn-Graubard", n)
+    parts = np.clip(moved, -scale, scale)
+    offset = value - float(parts.mean())
+    low, high = lower_bound(parts, -scale) + offset, upper_bound(parts, scale) + offset
+    return Interval(value, max(-scale, min(value, low)), min(scale, max(value, high)), "Gaffke", n)
 
 
 def mcnemar(gained: int, lost: int) -> float:

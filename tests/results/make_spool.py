@@ -28,6 +28,7 @@ from exitbench.results.statistics.intervals import (
     mean_interval,
     ratio_interval,
 )
+from exitbench.results.statistics.split import is_choosing
 from exitbench.results.statistics.risk_control import calibrate
 from exitbench.results.statistics.stability import stability
 
@@ -562,6 +563,10 @@ class World:
                 sums["full", 1, "total"], sums["method", 1, "total"], seed=0, n_boot=self.n_boot
             ),
         }
+        chooses = np.array([is_choosing(key) for key in self.doc_keys()])
+        for part, is_in in (("choosing", chooses), ("confirming", ~chooses)):
+            full_ns, method_ns = (sums[arm, 0, "total"][is_in] for arm in ("full", "method"))
+            metrics[f"speedup_{part}"] = ratio_interval(full_ns, method_ns, seed=0, n_boot=self.n_boot)
         for prefix, arm, length in (("", "method", tokens), ("full_", "full", self.tokens)):
             ms = {phase: sums[arm, 0, phase].sum() / 2 / self.documents / 1e6 for phase in ("decode", "total")}
             metrics[f"{prefix}ms_per_request"] = plain(ms["total"], self.documents)

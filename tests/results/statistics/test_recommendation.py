@@ -1,0 +1,102 @@
+"""The best of many settings: chosen on one half of the documents, confirmed and reported on the other, by simulation."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from exitbench.results.statistics.bounded_mean import upper_bound
+from exitbench.results.statistics.split import is_choosing
+
+Rng = np.random.Generator
+
+
+@dataclass
+class Outcome:
+    """What came of the recommendations of many simulated tasks.
+
+    Attributes:
+        tasks: Simulated.
+        chosen: Tasks with a chosen setting.
+        confirmed: Of these, confirmed by the other half: recommended.
+        broken: Recommended settings that truly lose more than allowed.
+        quality_error: Reported less true loss of chosen settings, summed, points.
+        speed_error: Reported over true speed of chosen settings less 1, summed.
+    """
+
+    tasks: int = 0
+    chosen: int = 0
+    confirmed: int = 0
+    broken: int = 0
+    quality_error: float = 0.0
+    speed_error: float = 0.0
+
+
+def losses(rng: Rng, n: int, shares: np.ndarray) -> np.ndarray:
+    """Losses [n, settings] in points: of the documents that change, seven tenths lose; settings agree on half of them."""
+    common, own = rng.random((n, 1)), rng.random((n, len(shares)))
+    which = np.where(rng.random((n, 1)) < 0.5, common, own)
+    size = 100 * rng.random((n, len(shares))) * np.where(rng.random((n, len(shares))) < 0.7, 1, -1)
+    return np.where(which < shares, size, 0.0)
+
+
+def simulate(rng: Rng, n: int, settings: int, most: float, allowed: float, tasks: int) -> Outcome:
+    """Recommend a setting on each of many tasks.
+
+    Args:
+        rng: Draws documents and times.
+        n: Documents of a task.
+        settings: From which one is chosen; the faster lose more, up to `most` points.
+        most: True loss of the fastest.
+        allowed: Points.
+        tasks: How many.
+    """
+    outcome = Outcome(tasks)
+    true_loss, true_speed = np.linspace(0, most, settings), np.linspace(1.1, 2.0, settings)
+    for task in range(tasks):
+        lost = losses(rng, n, true_loss / 20)
+        chooses = np.array([is_choosing(f"{task}-{document}") for document in range(n)])
+        speeds = true_speed * np.exp(rng.normal(0, 0.05, (2, settings)))
+        chosen = choose(lost[chooses], speeds[0], allowed)
+        if chosen is None:
+            continue
+        reported = lost[~chooses, chosen]
+        outcome.chosen += 1
+        outcome.quality_error += reported.mean() - true_loss[chosen]
+        outcome.speed_error += speeds[1, chosen] / true_speed[chosen] - 1
+        if upper_bound(reported, 100.0) <= allowed:
+            outcome.confirmed += 1
+            outcome.broken += bool(true_loss[chosen] > allowed)
+    return outcome
+
+
+def choose(lost: np.ndarray, speeds: np.ndarray, allowed: float) -> int | None:
+    """The fastest setting whose loss is bounded by what is allowed: the rule of the view `pareto`."""
+    for setting in np.argsort(-speeds):
+        if upper_bound(lost[:, setting], 100.0) <= allowed:
+            return int(setting)
+    return None
+
+
+CASES = [(n, settings) for n in (100, 200, 500) for settings in (10, 40)]
+
+
+@pytest.mark.parametrize(("n", "settings"), CASES)
+def test_few_recommended_settings_lose_more_than_allowed(n: int, settings: int) -> None:
+    """Also where nearly all settings lose a little more than is allowed, which chance then makes look harmless."""
+    outcome = simulate(np.random.default_rng(n + settings), n, settings, 16.0, 8.0, tasks=40)
+    assert outcome.broken <= 0.05 * max(20, outcome.confirmed)
+
+
+def test_reported_quality_and_speed_are_those_of_other_documents() -> None:
+    outcome = simulate(np.random.default_rng(3), 200, 10, 8.0, 9.0, tasks=300)
+    assert outcome.chosen > 200
+    # three standard errors of a mean of 100 documents with a spread of about 15 points, and of times with 5 %
+    assert abs(outcome.quality_error / outcome.chosen) < 3 * 15 / np.sqrt(100 * outcome.chosen)
+    assert abs(outcome.speed_error / outcome.chosen) < 3 * 0.05 / np.sqrt(outcome.chosen)
+
+
+def test_the_halves_are_about_equal_and_stay_the_same() -> None:
+    keys = [f"{number:04x}" for number in range(2_000)]
+    assert sum(map(is_choosing, keys)) == pytest.approx(1_000, abs=100)
+    assert [key for key in "0123456789" if is_choosing(key)] == ["6", "9"]
