@@ -1,6 +1,6 @@
 """What to use: a card for each model and task, with an answer for every loss of quality that a reader may allow.
 
-The choice is the view `pareto`'s; here it is only looked up, beside what any method has to beat.
+The choice and its confirmation are the view `pareto`'s; here they are looked up, next to what any method has to beat.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,12 +22,12 @@ class Answer:
     Attributes:
         from_percent: From this loss on.
         until_percent: Below this loss; None: however large.
-        method: The fastest run of a method that is shown to be faster than full depth and to lose no more; None where
-            none is.
-        static: Likewise of static depths.
-        untimed: Of runs that are shown to lose no more and were not timed, the one that runs fewest blocks.
-        shown: What the card is headed by: the faster of the two; where nothing at all was timed, what is worth timing;
-            else None: full depth.
+        method: The run of a method that was chosen: the fastest that the choosing part bounds by this loss; None if
+            there is none.
+        static: The static depth that was chosen likewise.
+        untimed: Of runs that the choosing part bounds by this loss and that were not timed, the one with fewest blocks.
+        shown: Heads the card: the faster of the two chosen, of those that the confirming part confirms; if no method
+            was timed, what is worth timing; else None: full depth.
         random: Random exits about as deep.
     """
 
@@ -48,9 +48,9 @@ class Card:
         rows: Its runs, as the results table has them.
         full: Full depth.
         oracle: Every token at the first block that has it right; None where that was not computed.
-        next_static: The static depth that loses least, of those shown to be faster than full depth.
+        next_static: The static depth that loses least of all that were scored; None if none was run.
         answers: By the loss allowed, in order, without a gap from 0 on.
-        timed: How many settings of methods were timed: what the best is the best of.
+        timed: Settings of methods that were timed: what the choice was made from.
     """
 
     rows: tuple[Row, ...]
@@ -59,6 +59,11 @@ class Card:
     next_static: Row | None
     answers: tuple[Answer, ...]
     timed: int
+
+    @property
+    def confirming_n(self) -> int | None:
+        """Documents of the confirming part; None if no run was compared with full depth document by document."""
+        return max((row["confirming_n"] for row in self.rows if row["confirming_n"] is not None), default=None)
 
     def at(self, percent: float) -> Answer:
         """Return the answer where this loss is allowed."""
@@ -91,14 +96,16 @@ def _card(rows: tuple[Row, ...]) -> Card | None:
     full = next((row for row in rows if row["is_full_depth"]), None)
     if full is None or not any(row["loss_high_percent"] is not None for row in rows):
         return None
-    levels = sorted({0.0, *(row["loss_high_percent"] for row in rows if _is_allowed(row, MOST_PERCENT))})
+    names = ("choosing_loss_high_percent", "confirmed_percent")
+    percents = {row[name] for row in rows for name in names if row[name] is not None and row[name] <= MOST_PERCENT}
+    levels = sorted({0.0, *percents})
     answers: list[Answer] = []
     for level in levels:
         answer = _answer(rows, level)
         if not answers or _chosen(answer) != _chosen(answers[-1]):
             answers.append(answer)
     untils = [*(one.from_percent for one in answers[1:]), None]
-    static = [row for row in rows if row["is_static_step"]]
+    static = [row for row in rows if row["method"] == "static" and row["loss_high_percent"] is not None]
     oracles = [row for row in rows if row["method"] == "oracle" and row["mean_exit_layer"] is not None]
     return Card(
         rows,
@@ -112,11 +119,12 @@ def _card(rows: tuple[Row, ...]) -> Card | None:
 
 def _answer(rows: Sequence[Row], percent: float) -> Answer:
     method, static = (_step(rows, percent, is_static) for is_static in (False, True))
-    best = max((row for row in (method, static) if row is not None), key=lambda row: row["speedup"], default=None)
+    confirmed = [row for row in (method, static) if row is not None and is_confirmed(row, percent)]
+    best = max(confirmed, key=lambda row: row["choosing_speedup"], default=None)
     blocks = rows[0]["blocks"] if best is None else _blocks(best)
     untimed = min(
         (row for row in rows if _is_untimed(row) and _is_allowed(row, percent) and _blocks(row) < blocks),
-        key=lambda row: (_blocks(row), row["loss_high_percent"], row["cell_id"]),
+        key=lambda row: (_blocks(row), row["choosing_loss_high_percent"], row["cell_id"]),
         default=None,
     )
     shown = best if any(map(_is_timed_method, rows)) else best or untimed
@@ -134,15 +142,21 @@ def _step(rows: Sequence[Row], percent: float, is_static: bool) -> Row | None:
             row
             for row in rows
             if row["is_static_step"] is is_static
-            and row["loss_high_percent"] <= percent
+            and row["choosing_loss_high_percent"] <= percent
             and (row["next_percent"] is None or percent < row["next_percent"])
         ),
         None,
     )
 
 
+def is_confirmed(row: Row, percent: float) -> bool:
+    """Return whether the confirming documents confirm a chosen run where this loss is allowed."""
+    confirmed: float | None = row["confirmed_percent"]
+    return confirmed is not None and confirmed <= percent
+
+
 def _is_allowed(row: Row, percent: float) -> bool:
-    loss: float | None = row["loss_high_percent"]
+    loss: float | None = row["choosing_loss_high_percent"]
     return loss is not None and loss <= percent
 
 
@@ -161,7 +175,7 @@ def _is_timed_method(row: Row) -> bool:
 
 
 def _chosen(answer: Answer) -> tuple[str | None, ...]:
-    rows = (answer.method, answer.static, answer.untimed, answer.random)
+    rows = (answer.method, answer.static, answer.untimed, answer.random, answer.shown)
     return tuple(None if row is None else row["cell_id"] for row in rows)
 
 

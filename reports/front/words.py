@@ -7,6 +7,7 @@ from math import ceil
 from exitbench.reports.frame import Row
 from exitbench.reports.front.cards import BASELINES, MOST_PERCENT, Answer, Card, calibrated
 from exitbench.reports.front.suite_toml import suite_toml
+from exitbench.reports.front.verdict import verdict
 from exitbench.reports.labels import OTHER_LENGTH, Setting, setting, spoken
 from exitbench.reports.tables.columns import ABSENT, metric_digits, written
 from exitbench.terminal import number_of
@@ -103,7 +104,7 @@ class _Says:
             self.name(row) if row else "full depth",
             number,
             about,
-            self.verdict(answer),
+            verdict(self.card, answer, self.name),
             tuple(self.facts(answer)),
             tuple(self.beside(answer)),
             self.later(index),
@@ -124,50 +125,23 @@ class _Says:
         if best is not None and best["speedup"] is not None:
             mark = f"{OTHER_LENGTH} " if best["is_other_length"] else ""
             per_token = written(best["speedup_per_token"], "{:.2f}×")
-            interval = f"[{best['speedup_low']:.2f}, {best['speedup_high']:.2f}]"
-            return f"{best['speedup']:.2f}×", f"{mark}a request {interval}, {per_token} a token"
+            interval = f"95 % CI {best['confirming_speedup_low']:.2f} to {best['confirming_speedup_high']:.2f}"
+            return f"{best['confirming_speedup']:.2f}×", f"{mark}per request ({interval}), {per_token} per token"
         if best is not None:
             return f"{_blocks(best)}", "blocks run; not timed"
-        return "1×", "nothing is shown to be faster and to lose no more than this"
-
-    def verdict(self, answer: Answer) -> str:
-        method, static = answer.method, answer.static
-        if method is None and static is None:
-            return self.nothing(answer)
-        if method is None:
-            return "No method is shown to be faster than full depth and to lose so little: only this static depth is."
-        if static is None:
-            if self.card.next_static is None:
-                return "No static depth is shown to be faster than full depth here."
-            return "No timed static depth is shown to lose as little."
-        if method["speedup_low"] > static["speedup_high"]:
-            return "It beats the best static depth."
-        if answer.shown is method:
-            return "It is not shown to beat the best static depth: their intervals overlap."
-        if static["speedup_low"] > method["speedup_high"]:
-            return f"No method beats this static depth: the fastest, {self.name(method)}, is slower."
-        return f"No method is shown to beat this static depth: {self.name(method)} is not told apart from it."
-
-    def nothing(self, answer: Answer) -> str:
-        if not self.card.timed:
-            return (
-                "No method was timed here, so that nothing is recommended. This runs fewest blocks."
-                if answer.shown
-                else ("No method was timed here, and none is shown to lose so little.")
-            )
-        return "Nothing beats full depth for a loss this small, as far as these documents show."
+        return "1×", "full depth"
 
     def facts(self, answer: Answer) -> Iterator[tuple[str, str]]:
         if (row := answer.shown) is not None:
             digits = metric_digits(row)
             yield "Quality", f"{row['metric']} {row['value']:.{digits}f}, full depth {row['full_value']:.{digits}f}"
-            yield "Change", f"{_change(row)}: at most {row['loss_high_percent']:.1f} % less"
+            yield "Change", _confirmed_change(row)
             yield "Blocks run", f"{_blocks(row)} a token"
             if row["token_match"] is not None:
                 yield "Agreement", f"{row['token_match']:.1%} of tokens are full depth's"
             yield "Guaranteed", self.guarantee(row)
         if (worth := answer.untimed) is not None and worth is not row:
-            yield "Not timed", f"{self.name(worth)} runs {_blocks(worth)} blocks and is shown to lose no more"
+            yield "Not timed", f"{self.name(worth)} runs {_blocks(worth)} blocks and is chosen at this loss too"
 
     def guarantee(self, row: Row) -> str:
         if row["promised_delta"] is not None:
@@ -175,11 +149,11 @@ class _Says:
                 f"yes: calibrated for an expected loss ({row['promised_consistency']}) of at most "
                 f"{row['promised_delta']:g}, with confidence {1 - row['promised_epsilon']:g}"
             )
-        many = self.card.timed
         told = (
-            f"no: the best of {many} timed settings on the very documents it is measured on looks better than it is"
-            if many > 1 and row["speedup"] is not None
-            else "no: chosen on the very documents it is measured on"
+            f"no calibration: chosen among {number_of(self.card.timed, 'timed setting')} on a third of the documents, "
+            "confirmed and reported on the others"
+            if row["speedup"] is not None
+            else "no: not timed"
         )
         chosen = calibrated(self.card, self.calibrations)
         if not chosen:
@@ -192,17 +166,11 @@ class _Says:
 
     def beside(self, answer: Answer) -> list[Beside]:
         lines = []
-        static = answer.static or self.card.next_static
-        if static is not None and static is not answer.shown:
-            what = "Best static" if answer.static else "Static that loses least"
-            lines.append(self.line(what, static))
-        elif static is None:
-            untimed = [row for row in self.card.rows if row["method"] == "static" and row["delta"] is not None]
-            gentle = max(untimed, key=lambda row: (row["delta"], row["cell_id"]), default=None)
-            if gentle is not None and gentle is not answer.shown:
-                lines.append(self.line("Static that loses least", gentle))
+        for what, static in (("Best static", answer.static), ("Static that loses least", self.card.next_static)):
+            if static is not None and static is not answer.shown and (not lines or static is not answer.static):
+                lines.append(self.line(what, static))
         if answer.method is not None and answer.method is not answer.shown:
-            lines.append(self.line("Fastest method", answer.method))
+            lines.append(self.line("Chosen method", answer.method))
         if answer.random is not None:
             lines.append(self.line("Random, about as deep", answer.random))
         if (oracle := self.card.oracle) is not None:
@@ -223,7 +191,7 @@ class _Says:
             return None
         percent = ceil(10 * other.from_percent) / 10
         timed = other.shown["speedup"] is not None
-        gain = f"{other.shown['speedup']:.2f}×" if timed else f"{_blocks(other.shown)} blocks"
+        gain = f"{other.shown['confirming_speedup']:.2f}×" if timed else f"{_blocks(other.shown)} blocks"
         return (percent, f"{self.name(other.shown)}, {gain}") if percent <= MOST_PERCENT else None
 
     def toml(self, row: Row) -> str | None:
@@ -262,6 +230,17 @@ def _change(row: Row) -> str:
         return f"{row['delta']:+.{digits}f}"
     interval = f"[{row['delta_low']:+.{digits}f}, {row['delta_high']:+.{digits}f}]"
     return f"{row['delta']:+.{digits}f} {interval}" + ("" if row["is_paired"] else " (not paired)")
+
+
+def _confirmed_change(row: Row) -> str:
+    """The difference on the confirming documents, and what may be lost."""
+    if row["confirming_delta_low"] is None:
+        return _change(row)
+    digits = metric_digits(row)
+    interval = f"[{row['confirming_delta_low']:+.{digits}f}, {row['confirming_delta_high']:+.{digits}f}]"
+    documents = number_of(row["confirming_n"], "document")
+    most = f"at most {row['confirming_loss_high_percent']:.1f} % less"
+    return f"{row['confirming_delta']:+.{digits}f} {interval} on {documents} that it was not chosen on: {most}"
 
 
 def _blocks(row: Row) -> str:

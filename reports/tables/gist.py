@@ -1,104 +1,107 @@
-"""What a run says at its end, and of the best so far while it runs: one sentence a task, from `@what_to_use`."""
+"""What a run says at its end, and of the best so far while it runs: the verdicts of the page's cards, in sentences."""
 
+from collections.abc import Iterator
 from typing import Final
 
+from exitbench.reports import tables
 from exitbench.reports.frame import Frame, Row
+from exitbench.reports.front.cards import BASELINES, DEFAULT_PERCENT, Card, cards
+from exitbench.reports.front.verdict import verdict
 from exitbench.reports.labels import Setting, labels, setting, spoken
+from exitbench.reports.registry import discover
 from exitbench.results.database.connection import Database
-from exitbench.results.queries import saved_query
 from exitbench.terminal import number_of, visible
 
 MOST_LINES: Final = 5
-_NAMES: Final = "SELECT DISTINCT method, params, kv_policy FROM frontier WHERE execution = 'real' ORDER BY ALL"
-_REAL: Final = {
-    "faster": "the difference is real",
-    "slower": "the static depth is faster, and that is real",
-    "not to be told apart": "the difference may be chance",
-}
 
 
 def gist_lines(database: Database, suite: str | None = None) -> list[str]:
-    """Return a sentence for each task, `MOST_LINES` at most: what to use, what it gains and costs, whether it is real.
+    """Return a sentence per model and task, `MOST_LINES` at most: what to use, what it gains and costs, or why not.
 
     Args:
         database: Open.
         suite: Whose runs; None for all.
     """
-    rows, names = _read(database, suite)
-    lines = [f"{visible(row['task_label'])}: {_sentence(row, names)}" for row in rows[:MOST_LINES]]
-    if more := len(rows) - MOST_LINES:
-        lines += [f"… and {number_of(more, 'more task')}: exitbench sql @what_to_use"] if more > 0 else []
-    return lines
+    rows = _read(database, suite)
+    lines = [*_compared(cards(rows), labels(rows)), *_not_compared(rows)]
+    more = len(lines) - MOST_LINES
+    return [*lines[:MOST_LINES], *([f"… and {number_of(more, 'more')}: see the report"] if more > 0 else [])]
 
 
 def best_so_far(database: Database, suite: str | None = None) -> list[str]:
-    """Return the same in a few words, of the tasks of which there is something to say."""
-    rows, names = _read(database, suite)
+    """Return the confirmed settings in a few words."""
+    rows = _read(database, suite)
+    names = labels(rows)
     return [
-        f"{visible(row['task_label'])}: {_name(row, names)}, {_short_gain(row)}, {_delta(row)}"
-        for row in rows
-        if row["method"] is not None
+        f"{_where(card.full)}: {_name(shown, names)}, {shown['confirming_speedup']:.2f}x as fast as full depth, "
+        f"{shown['confirming_delta']:+.1f} {visible(shown['metric'])}"
+        for card in cards(rows)
+        if (shown := card.at(DEFAULT_PERCENT).shown) is not None and shown["speedup"] is not None
     ]
 
 
-def _read(database: Database, suite: str | None) -> tuple[tuple[Row, ...], dict[Setting, str]]:
-    query = saved_query("what_to_use")
-    found = Frame.query(database, query.sql, {**query.defaults, "suite": suite})
-    return found.rows, labels(Frame.query(database, _NAMES).rows)
+def _read(database: Database, suite: str | None) -> tuple[Row, ...]:
+    (summary,) = (source for source in discover(tables) if source.name == "summary")
+    return tuple(row for row in Frame.query(database, summary.sql).rows if suite is None or row["suite"] == suite)
 
 
-def _sentence(row: Row, names: dict[Setting, str]) -> str:
-    if not row["candidates"]:
+def _compared(made: tuple[Card, ...], names: dict[Setting, str]) -> Iterator[str]:
+    for card in made:
+        answer = card.at(DEFAULT_PERCENT)
+        reason = verdict(card, answer, lambda row: _name(row, names))
+        if (shown := answer.shown) is None:
+            yield f"{_where(card.full)}: full depth, at an allowed loss of {DEFAULT_PERCENT:g} %. {reason}{_later(card, names)}"
+        elif shown["speedup"] is None:
+            blocks = f"{shown['mean_blocks_run']:.2f} of {shown['blocks']} blocks"
+            yield f"{_where(card.full)}: {_name(shown, names)} runs {blocks}. {reason}"
+        else:
+            yield f"{_where(card.full)}: {_gain(shown, names)}. {reason}"
+
+
+def _later(card: Card, names: dict[Setting, str]) -> str:
+    """The least loss at which a timed setting is confirmed."""
+    for answer in card.answers:
+        if (
+            answer.from_percent > DEFAULT_PERCENT
+            and answer.shown is not None
+            and answer.shown["speedup"] is not None
+        ):
+            return f" At {answer.from_percent:.1f} %: {_gain(answer.shown, names)}."
+    return ""
+
+
+def _gain(row: Row, names: dict[Setting, str]) -> str:
+    speed = f"[{row['confirming_speedup_low']:.2f}, {row['confirming_speedup_high']:.2f}]"
+    quality = f"[{row['confirming_delta_low']:+.1f}, {row['confirming_delta_high']:+.1f}]"
+    return (
+        f"{_name(row, names)} is {row['confirming_speedup']:.2f}x {speed} as fast as full depth and changes "
+        f"{visible(row['metric'])} by {row['confirming_delta']:+.1f} {quality}, at most "
+        f"{row['confirming_loss_high_percent']:.1f} % less"
+    )
+
+
+def _not_compared(rows: tuple[Row, ...]) -> Iterator[str]:
+    """Models and tasks of which there is no card, each with the reason."""
+    carded = {(card.full["model"], card.full["task"]) for card in cards(rows)}
+    for where in sorted({(row["model"], row["task"]) for row in rows} - carded):
+        own = [row for row in rows if (row["model"], row["task"]) == where]
+        yield f"{_where(own[0])}: {_why_not(own)}"
+
+
+def _why_not(rows: list[Row]) -> str:
+    if all(row["random_weights"] for row in rows):
+        return "the weights are random, so nothing is recommended."
+    if not any(row["is_full_depth"] for row in rows):
+        return "full depth was not run, so nothing is compared with it."
+    if not any(row["method"] not in BASELINES and not row["is_full_depth"] for row in rows):
         return "only full depth and baselines were run; nothing to recommend."
-    if row["method"] is None:
-        return "no method is shown to be faster than full depth and to lose little; full depth it is."
-    name = f"{_name(row, names)} (model {visible(row['model'])})"
-    cost = _loss(row)
-    least = f" It may lose {row['loss_high_percent']:.1f} %: none is shown to lose 1 % at most."
-    more = "" if row["loss_is_shown"] else least
-    if row["speedup"] is None:
-        return f"{name} {_work(row)} than full depth {cost}; it was not timed.{more}"
-    said = f"{name} runs {row['speedup']:.2g}x as fast as full depth {cost}; {_static(row)}.{more}"
-    return f"{said} Random exits no deeper do as well." if row["random_is_as_good"] else said
+    metric = visible(rows[0]["metric"] or "the metric")
+    return f"{metric} has no scale or no scores of full depth to bound a loss by; `exitbench compare` tests differences."
 
 
-def _static(row: Row) -> str:
-    if row["static_delta"] is None:
-        return f"no static depth is shown to lose as little: {_REAL[row['verdict']]}"
-    what = f"the fastest static depth that may lose as much (block {row['static_block']})"
-    return f"{what} runs {row['static_speedup']:.2g}x: {_REAL[row['verdict']]}"
-
-
-def _loss(row: Row) -> str:
-    """What is lost, with the interval of the difference where there is one."""
-    metric, interval = visible(row["metric"]), ""
-    if row["delta_low"] is not None:
-        interval = f" [{row['delta_low']:+.1f}, {row['delta_high']:+.1f}]"
-    if row["delta"] >= 0.05:
-        return f"and gains {row['delta']:.1f} points of {metric}{interval}"
-    if row["delta"] >= 0:
-        return f"and loses no {metric}{interval}"
-    return f"for {-row['delta']:.1f} points of {metric} less{interval}"
-
-
-def _delta(row: Row) -> str:
-    return f"{row['delta']:+.1f} {visible(row['metric'])}"
-
-
-def _short_gain(row: Row) -> str:
-    if row["speedup"] is None:
-        return f"{_work(row)} (not timed yet)"
-    return f"{row['speedup']:.2g}x as fast as full depth"
-
-
-def _work(row: Row) -> str:
-    """The work that is saved: bytes, or blocks where bytes are not counted (texts that are scored)."""
-    ratio = row["ideal_speedup_bytes"]
-    if ratio is None:
-        return f"runs {row['blocks'] / row['mean_blocks_run']:.1f}x fewer blocks"
-    return f"reads {ratio:.1f}x fewer bytes" if ratio >= 1 else f"reads {1 / ratio:.1f}x more bytes"
+def _where(row: Row) -> str:
+    return f"{visible(row['task'])} ({visible(row['model'])})"
 
 
 def _name(row: Row, names: dict[Setting, str]) -> str:
-    """The method and what it is set to; a threshold in words."""
     return visible(spoken(names.get(setting(row)) or str(row["method"])))

@@ -10,7 +10,9 @@ WITH promised AS (
 SELECT f.model, f.task_label AS task, f.conditions AS setting,
        f.method, f.params, f.kv_policy, f.execution, f.random_weights,
        f.metric, f.value, f.ci_low, f.ci_high, f.full_value, f.delta, p.delta_low, p.delta_high, p.is_paired, p.loss_high_percent,
-       b.is_static AS is_static_step, b.next_percent,
+       p.choosing_loss_high_percent, p.confirming_loss_high_percent, p.confirming_n, p.confirming_delta, p.confirming_delta_low,
+       p.confirming_delta_high, b.is_static AS is_static_step, b.next_percent, b.confirmed_percent, b.choosing_speedup,
+       b.confirming_speedup, b.confirming_speedup_low, b.confirming_speedup_high, q.caution,
        f.token_match, f.mean_exit_layer, f.mean_blocks_run, f.blocks,
        f.is_full_depth,
        f.speedup, f.speedup_low, f.speedup_high, f.aa_low, f.aa_high,
@@ -21,13 +23,17 @@ SELECT f.model, f.task_label AS task, f.conditions AS setting,
        coalesce(f.energy_ratio_low <= f.aa_energy_high AND f.energy_ratio_high >= f.aa_energy_low, false) AS inside_energy_floor,
        f.ideal_speedup_bytes, f.n, f.timed_documents, f.timed_rounds,
        g.delta AS promised_delta, g.epsilon AS promised_epsilon, g.consistency AS promised_consistency,
-       r.parameters, d.source = 'builtin' AS is_generated, f.limited, f.seed, r.setting_id, f.conforms, f.cell_id
+       r.parameters, d.source = 'builtin' AS is_generated, f.limited, f.seed, f.suite, r.setting_id, f.conforms, f.cell_id
 FROM frontier AS f
 JOIN runs AS r USING (attempt_id)
 JOIN cell AS c ON c.cell_id = f.cell_id
 JOIN dataset_artifact AS d USING (data_id)
 LEFT JOIN paired AS p USING (attempt_id)
 LEFT JOIN pareto AS b USING (attempt_id)
+LEFT JOIN (
+    SELECT attempt_id, string_agg(message, '; ' ORDER BY rule DESC) AS caution
+    FROM qc WHERE rule IN ('near_floor', 'cut_by_length') GROUP BY attempt_id
+) AS q ON q.attempt_id = f.attempt_id
 LEFT JOIN promised AS g
     ON g.model = f.model AND g.task_label = f.task_label AND g.conditions = f.conditions AND g.method = f.method
     AND g.kv_policy IS NOT DISTINCT FROM f.kv_policy AND g.threshold = (f.params ->> 'threshold')::DOUBLE

@@ -741,8 +741,8 @@ CREATE OR REPLACE MACRO loss_percent(delta_low, delta_high, lower_is_better, ful
 COMMENT ON MACRO loss_percent IS 'What may be lost at most, by the interval of a difference, as a percentage of full depth''s value; 0 where nothing, NULL without a scale.';
 
 CREATE OR REPLACE MACRO is_choosing(doc_key) AS
-    md5(doc_key)[:2] < '80';
-COMMENT ON MACRO is_choosing IS 'Whether a document belongs to the half on which settings are chosen; the other half confirms the choice.';
+    md5(doc_key)[:2] < '55';
+COMMENT ON MACRO is_choosing IS 'Whether a document belongs to the third on which settings are chosen; the other two thirds confirm the choice.';
 
 CREATE VIEW paired AS
 WITH points AS (
@@ -785,7 +785,7 @@ FROM ends;
 COMMENT ON VIEW paired IS 'One row per real run of frontier that is not full depth, beside full depth of the same checkpoint on the same documents. Each end of a
 paired interval is Gaffke''s bound, which counts one more document that gains or loses the whole scale (results/statistics/bounded_mean.py; Student''s t of the differences
 where the metric has no scale; of BLEU what each document moves, by leaving it out). Of other metrics that are no mean of their documents the intervals of the two runs are joined
-by squares as if they were independent, which is too wide rather than too narrow; these have no choosing and confirming half.';
+by squares as if they were independent, which is too wide rather than too narrow; these have no choosing and confirming part.';
 
 CREATE VIEW pareto AS
 WITH candidates AS (
@@ -816,9 +816,9 @@ SELECT
     params
 FROM better;
 COMMENT ON VIEW pareto IS 'What to use, by the loss of quality that is allowed. Where a loss of at most x percent of full depth''s quality is allowed, the fastest run of a
-model and task whose loss is bounded by x on the choosing half of the documents is chosen: choosing_loss_high_percent <= x < next_percent (NULL: no end). The
-confirming half confirms it from confirmed_percent on: its own bound on the loss is at most x, and its speed-up is above 1 and above full depth against itself (NULL: it is not shown to be
-faster). Numbers to report are those of the confirming half, on which nothing was chosen. Only real runs on a scale with trained weights that keep their contracts; random exits and
+model and task whose loss is bounded by x on the choosing third of the documents is chosen: choosing_loss_high_percent <= x < next_percent (NULL: no end). The
+confirming part, the other two thirds, confirms it from confirmed_percent on: its own bound on the loss is at most x, and its speed-up is above 1 and above full depth against itself (NULL: it is not shown to be
+faster). Numbers to report are those of the confirming part, on which nothing was chosen. Only real runs on a scale with trained weights that keep their contracts; random exits and
 oracles are left out; static depths are chosen among themselves.';
 
 CREATE VIEW probe_by_document AS

@@ -15,6 +15,7 @@ variable; Learned-Miller and Thomas (2020), A new confidence interval for the me
 quantile is found by inverting the characteristic function (Imhof, 1961).
 """
 
+import math
 from typing import Final
 
 import numpy as np
@@ -58,6 +59,16 @@ def upper_bound(values: ArrayLike, greatest: float, tail: float = TAIL) -> float
     if excess(farthest) >= 0:
         return float(farthest)
     return float(brentq(excess, mean, farthest, xtol=1e-7 * spread))
+
+
+def least_upper_bound(n: int, tail: float = TAIL) -> float:
+    """Return the bound, 0..1, of n documents of which none loses anything: no smaller loss can be shown with so few."""
+    return 1 - tail ** (1 / n)
+
+
+def documents_to_bound(loss: float, tail: float = TAIL) -> int:
+    """Return how many documents, of which none loses anything, bound the mean loss by `loss`, above 0 and below 1."""
+    return math.ceil(math.log(tail) / math.log1p(-loss))
 
 
 def lower_bound(values: ArrayLike, least: float, tail: float = TAIL) -> float:

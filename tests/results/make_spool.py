@@ -665,7 +665,7 @@ FRONT = replace(
     models=MODELS[:1],
     tasks=TASKS[:2],
     methods=(*METHODS, Method("static", {"exit_layer": 5})),
-    documents=60,
+    documents=300,
     n_boot=2,
     left_out=frozenset({"probe", "scores", "fit", "replay", "failures"}),
 )

@@ -1,13 +1,12 @@
 -- Quality, as a share of full depth's, against blocks run (depth) and measured speed-up: one row a setting of a method, and one a
 -- published value that has both. A speed-up is inside the noise floor when its interval overlaps that of full depth
--- timed against itself (A/A). Recommended: shown to be faster, and to lose at most 1 %, and the fastest of its setting
--- (pareto). Shares of nothing are left out: where full depth scores 0.
+-- timed against itself (A/A). Recommended: chosen and confirmed where 1 % may be lost (pareto). Shares of nothing are left out: where full depth scores 0.
 WITH ours AS (
     SELECT
         f.*, task_label || if(count(DISTINCT f.metric) OVER (PARTITION BY task_label) > 1, ' · ' || f.metric, '') AS name,
-        coalesce(NOT p.is_static AND p.loss_high_percent <= 1 AND coalesce(p.next_percent > 1, true), false) AS is_recommended
+        coalesce(NOT p.is_static AND p.confirmed_percent <= 1 AND coalesce(p.next_percent > 1, true), false) AS is_recommended
     FROM frontier AS f LEFT JOIN (
-        SELECT attempt_id, is_static, loss_high_percent, next_percent FROM pareto
+        SELECT attempt_id, is_static, confirmed_percent, next_percent FROM pareto
     ) AS p USING (attempt_id)
     WHERE NOT random_weights AND value IS NOT NULL AND full_value > 0
 ),

@@ -95,7 +95,7 @@ def test_a_difference_has_the_interval_of_its_documents_gains_and_losses(
 
 
 @pytest.mark.parametrize("part", ["choosing", "confirming"])
-def test_each_half_of_the_documents_has_a_bound_of_its_own(mixed_database: Path, part: str) -> None:
+def test_each_part_of_the_documents_has_a_bound_of_its_own(mixed_database: Path, part: str) -> None:
     with open_database(mixed_database) as opened:
         rows = opened.query("FROM paired").to_pylist()
         keys = [row["doc_key"] for row in opened.query("SELECT DISTINCT doc_key FROM sample ORDER BY 1").to_pylist()]
@@ -216,7 +216,7 @@ def made_up() -> list[dict[str, Any]]:
     return rows
 
 
-def test_what_to_use_is_the_fastest_run_of_one_half_and_is_confirmed_by_the_other(
+def test_what_to_use_is_the_fastest_run_of_one_part_and_is_confirmed_by_the_other(
     made_up: list[dict[str, Any]],
 ) -> None:
     (pareto,) = (view.sql for view in described_views() if view.name == "pareto")
