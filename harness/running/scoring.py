@@ -15,11 +15,18 @@ from exitbench.tasks.document import DocumentScore
 
 
 class Metric(NamedTuple):
-    """A metric's version, what it is about (`results.schema.ROLES`), and its value."""
+    """A metric's version, what it is about (`results.schema.ROLES`), and its value.
+
+    Attributes:
+        lower_is_better: None for what is no score, such as depth and cost.
+        scale: Least and greatest value that a score can have; None without such.
+    """
 
     version: str
     role: str
     interval: Interval
+    lower_is_better: bool | None = None
+    scale: tuple[float, float] | None = None
 
 
 def task_metrics(task: Task, scores: Sequence[DocumentScore]) -> dict[str, Metric]:
@@ -34,9 +41,10 @@ def task_metrics(task: Task, scores: Sequence[DocumentScore]) -> dict[str, Metri
         if any(metric not in score.values for score in scores):  # lm-eval scores it where a package is installed only
             continue
         statistics = np.array([score.summands(metric) for score in scores])
-        interval = aggregate_interval(*as_sums(statistics, task.aggregator(metric)), task.bounds(metric))
+        scale = task.bounds(metric)
+        interval = aggregate_interval(*as_sums(statistics, task.aggregator(metric)), scale)
         role = "headline" if metric == task.headline else "task"
-        metrics[metric] = Metric(task.metric_version, role, interval)
+        metrics[metric] = Metric(task.metric_version, role, interval, metric in task.lower_is_better, scale)
     return metrics
 
 
@@ -50,14 +58,17 @@ def metric_table(metrics: Mapping[str, Metric]) -> pa.Table:
     rows = [
         {
             "metric": name,
-            "metric_version": version,
-            "role": role,
-            "value": interval.value,
-            "ci_low": interval.low,
-            "ci_high": interval.high,
-            "ci_method": interval.method,
-            "n": interval.n,
+            "metric_version": metric.version,
+            "role": metric.role,
+            "lower_is_better": metric.lower_is_better,
+            "scale_low": metric.scale and metric.scale[0],
+            "scale_high": metric.scale and metric.scale[1],
+            "value": metric.interval.value,
+            "ci_low": metric.interval.low,
+            "ci_high": metric.interval.high,
+            "ci_method": metric.interval.method,
+            "n": metric.interval.n,
         }
-        for name, (version, role, interval) in metrics.items()
+        for name, metric in metrics.items()
     ]
     return pa.Table.from_pylist(rows, schema=TABLES["metrics"])

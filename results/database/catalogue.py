@@ -177,6 +177,9 @@ METRIC: Final = sa.Table(
     sa.Column("n", sa.BigInteger, nullable=False),
     sa.Column("scored_at", sa.DateTime, nullable=False),
     _text("role", required=False),
+    sa.Column("lower_is_better", sa.Boolean),
+    sa.Column("scale_low", sa.Double),
+    sa.Column("scale_high", sa.Double),
 )
 
 ATTEMPT_FILE: Final = sa.Table(

@@ -32,6 +32,12 @@ _ROLE_OF: Final = " ".join(
     f"WHEN metric IN ({', '.join(map(repr, names))}) THEN '{role}'" for role, names in _ROLES.items()
 )
 
+_LOWER_IS_BETTER: Final = (
+    *("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte", "ter", "brier_score"),
+    "logprob_gap",
+)
+"""Scores for which less is better, of those that were written without saying so. New ones say it."""
+
 _ASKED: Final = "($1::VARCHAR[] IS NULL OR list_contains($1::VARCHAR[], attempt_id))"
 
 _FILL: Final = (
@@ -42,6 +48,11 @@ _FILL: Final = (
         SELECT attempt_id, metric_version, min(ordinal) FROM metric WHERE role IN ('task', 'headline') AND {_ASKED}
         GROUP BY attempt_id, metric_version HAVING NOT bool_or(role = 'headline')
     )
+    """,
+    # The name of one of lm-eval's metrics ends in that of its filter.
+    f"""
+    UPDATE metric SET lower_is_better = string_split(metric, ',')[1] IN ({", ".join(map(repr, _LOWER_IS_BETTER))})
+    WHERE lower_is_better IS NULL AND role IN ('headline', 'task', 'agreement') AND {_ASKED}
     """,
     # Methods that name these four parameters compare with a threshold, or with others where `rule` says so.
     f"""

@@ -125,7 +125,8 @@ fitted or replayed on, count as one.';
 
 CREATE VIEW metric_values AS
 SELECT
-    n.* EXCLUDE (params), c.kind, v.metric, v.metric_version, v.value, v.ci_low, v.ci_high, v.ci_method, v.n, v.role, v.scored_at,
+    n.* EXCLUDE (params), c.kind, v.metric, v.metric_version, v.value, v.ci_low, v.ci_high, v.ci_method, v.n, v.role,
+    v.lower_is_better, v.scale_low, v.scale_high, v.scored_at,
     v.scored_at = max(v.scored_at) OVER (PARTITION BY v.attempt_id, v.metric) AS is_current, n.params
 FROM metric AS v
 JOIN run_names AS n USING (attempt_id)
@@ -207,7 +208,8 @@ speed AS (
 SELECT
     r.model, r.task, r.task_label, r.method, r.label, r.threshold, r.kv_policy, r.seed, r.execution, r.random_weights, r.suite, r.cell_id,
     r.attempt_id, r.limited, r.dtype, r.device, r.batch_size, r.conditions, r.blocks, coalesce(v.metric, full_headline.metric) AS metric,
-    v.value, v.ci_low, v.ci_high, f.value AS full_value, v.value - f.value AS delta, shared.mean_exit_layer,
+    coalesce(v.lower_is_better, full_headline.lower_is_better) AS lower_is_better, v.value, v.ci_low, v.ci_high, f.value AS full_value,
+    v.value - f.value AS delta, CASE WHEN v.lower_is_better THEN f.value - v.value ELSE v.value - f.value END AS gain, shared.mean_exit_layer,
     shared.mean_blocks_run,
     CASE WHEN r.is_full_depth THEN 1.0 ELSE s.speedup END AS speedup,
     CASE WHEN r.is_full_depth THEN 1.0 ELSE s.speedup_low END AS speedup_low,

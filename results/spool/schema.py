@@ -30,7 +30,7 @@ from exitbench.results.files.values import (
     whole,
 )
 
-SCHEMA_VERSION: Final = 9
+SCHEMA_VERSION: Final = 10
 """Version of the spool's layout; status.json carries it. Attempts of every earlier version are read too."""
 
 STATUSES: Final = ("ok", "failed", "oom", "timeout", "skipped", "interrupted")
@@ -272,8 +272,12 @@ METRICS: Final = pa.schema(
         _optional("ci_method", pa.string()),
         _required("n", pa.int64()),
         _optional("role", pa.string()),
+        _optional("lower_is_better", pa.bool_()),
+        _optional("scale_low", pa.float64()),
+        _optional("scale_high", pa.float64()),
     ]
 )
+"""One row per metric. Only scores (headline, task, agreement) say which way is better, and on which scale they are."""
 
 ROLES: Final = ("headline", "task", "agreement", "depth", "cost", "speed", "energy", "preparation", "data")
 """What a metric is about, said by whoever writes it.

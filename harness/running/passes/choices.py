@@ -19,7 +19,14 @@ from exitbench.harness.running.choice_tables import (
 )
 from exitbench.harness.running.passes.choice_work import choice_work
 from exitbench.harness.running.passes.evaluating import checked_metrics, evaluate_documents
-from exitbench.harness.running.passes.session import Progress, Session, depth_interval, with_role, write_metrics
+from exitbench.harness.running.passes.session import (
+    Progress,
+    Session,
+    agreement_metrics,
+    depth_interval,
+    with_role,
+    write_metrics,
+)
 from exitbench.harness.running.scored_texts import ScoredText
 from exitbench.harness.running.scoring import Metric, score_columns
 from exitbench.methods.base import Parts
@@ -102,17 +109,19 @@ def choice_metrics(
         "mean_exit_layer": depth_interval(exits, tokens, n_blocks, is_fixed=not parts.gate.decides),
         "mean_blocks_run": depth_interval(runs, tokens, n_blocks, is_fixed=parts.runs_fixed_blocks),
     }
-    agreement = {}
+    agreement: dict[str, Metric] = {}
     if task.output_type == "multiple_choice":
         same = [
             full[document.key, chosen_place(task, document, own) + 1].is_chosen is True
             for document, own in zip(documents, texts, strict=True)
         ]
-        agreement["choice_match"] = bounded_ratio_interval(same, [1] * len(same))
+        match = bounded_ratio_interval(same, [1] * len(same))
+        agreement |= agreement_metrics({"choice_match": match})
     if item.cell.full_depth_cell_id is not None:
         gaps = [gap_nats(document.key, own, full) for document, own in zip(documents, texts, strict=True)]
-        agreement["logprob_gap"] = ratio_interval(gaps, tokens, seed=seed_for("bootstrap", item.cell.seed))
-    return with_role("depth", depth) | with_role("agreement", agreement)
+        gap = ratio_interval(gaps, tokens, seed=seed_for("bootstrap", item.cell.seed))
+        agreement |= agreement_metrics({"logprob_gap": gap}, lower_is_better=True)
+    return with_role("depth", depth) | agreement
 
 
 def _sample(task: LmEvalTask, document: Document, own: Sequence[ScoredText]) -> dict[str, object]:

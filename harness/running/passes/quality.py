@@ -19,6 +19,7 @@ from exitbench.harness.running.passes.session import (
     FullOutput,
     Progress,
     Session,
+    agreement_metrics,
     answer_costs,
     answer_costs_by_part,
     depth_interval,
@@ -181,7 +182,7 @@ def _decode_metrics(
         drafts = [kept + sum(generation.rejected) for kept, generation in zip(accepted, made, strict=True)]
         if sum(drafts):
             agreement["acceptance_rate"] = bounded_ratio_interval(accepted, drafts)
-    return with_role("depth", depth) | with_role("agreement", agreement) | with_role("cost", work)
+    return with_role("depth", depth) | agreement_metrics(agreement) | with_role("cost", work)
 
 
 def _at_full_depth(output: FullOutput, model: Engine) -> Generation:

@@ -8,7 +8,14 @@ import pyarrow.compute as pc
 from exitbench.harness.cells.job import CellJob
 from exitbench.harness.running.passes.choice_offline import choice_replay_pass
 from exitbench.harness.running.passes.exits import Recorded, exits
-from exitbench.harness.running.passes.session import Progress, Session, depth_interval, with_role, write_metrics
+from exitbench.harness.running.passes.session import (
+    Progress,
+    Session,
+    agreement_metrics,
+    depth_interval,
+    with_role,
+    write_metrics,
+)
 from exitbench.methods.base import Parts
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.statistics.intervals import bounded_ratio_interval
@@ -30,7 +37,7 @@ def replay_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progr
         runs = depth_interval(blocks, n_tokens, depth, is_fixed=parts.runs_fixed_blocks)
         depths["mean_blocks_run"] = runs
     match = bounded_ratio_interval(matches, n_tokens)
-    write_metrics(writer, with_role("depth", depths) | with_role("agreement", {"token_match": match}))
+    write_metrics(writer, with_role("depth", depths) | agreement_metrics({"token_match": match}))
     on_progress(session.units(item))
 
 

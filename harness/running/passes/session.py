@@ -464,9 +464,14 @@ def depth_interval(blocks: ArrayLike, tokens: ArrayLike, n_blocks: int, *, is_fi
     return point(found.value, found.n) if is_fixed and found.method == NONE_DIFFERS else found
 
 
-def with_role(role: str, metrics: Mapping[str, Interval]) -> dict[str, Metric]:
+def with_role(role: str, metrics: Mapping[str, Interval], lower_is_better: bool | None = None) -> dict[str, Metric]:
     """Return metrics made here, by name, which are all about one thing (`results.schema.ROLES`)."""
-    return {name: Metric(METRIC_VERSION, role, interval) for name, interval in metrics.items()}
+    return {name: Metric(METRIC_VERSION, role, interval, lower_is_better) for name, interval in metrics.items()}
+
+
+def agreement_metrics(metrics: Mapping[str, Interval], *, lower_is_better: bool = False) -> dict[str, Metric]:
+    """Return metrics made here, by name, which are all about agreement with full depth."""
+    return with_role("agreement", metrics, lower_is_better)
 
 
 def write_metrics(writer: AttemptWriter, metrics: Mapping[str, Metric]) -> None:

@@ -23,6 +23,7 @@ from exitbench.harness.running.energy.meter import open_meter
 from exitbench.harness.running.passes.session import (
     Progress,
     Session,
+    agreement_metrics,
     depth_interval,
     with_role,
     write_metrics,
@@ -265,4 +266,4 @@ def _depth_and_cost(
         ),
         "ideal_speedup_flops": ratio_interval([one.flops for one in whole], [one.flops for one in own], seed=seed),
     }
-    return with_role("depth", depth) | with_role("agreement", agreement) | with_role("cost", cost)
+    return with_role("depth", depth) | agreement_metrics(agreement) | with_role("cost", cost)

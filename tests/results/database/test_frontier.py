@@ -1,6 +1,7 @@
 """What stands beside a score and a speed-up: blocks run, lengths, what was timed, and parameters that had an effect."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -125,8 +126,51 @@ def test_more_time_saved_than_work_is_a_finding(database: Database, tmp_path: Pa
     assert found and set(found) == {("timing", 1)}
 
 
+@pytest.fixture(scope="module")
+def errors(database: Database, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    """The same, whose headline metric is an error."""
+    path = tmp_path_factory.mktemp("errors") / "exitbench.duckdb"
+    shutil.copy(database.path, path)
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("UPDATE metric SET lower_is_better = true WHERE role = 'headline'")
+    with open_database(path) as opened:
+        yield opened
+
+
+def test_gain_is_positive_where_a_run_is_better_whichever_way_that_is(database: Database, errors: Database) -> None:
+    for name, row in _frontier(database).items():
+        assert (row["lower_is_better"], row["delta"], row["gain"]) == (
+            False,
+            row["value"] - row["full_value"],
+            row["delta"],
+        )
+        worse = _frontier(errors)[name]
+        assert (worse["lower_is_better"], worse["delta"], worse["gain"]) == (True, row["delta"], -row["delta"])
+
+
+@pytest.mark.parametrize(
+    ("metric", "lower_is_better"),
+    [("ter,none", True), ("word_perplexity", True), ("brier_score", True), ("logprob_gap", True), ("water", False)],
+)
+def test_scores_of_earlier_attempts_have_the_direction_that_their_name_tells(
+    example: ModuleType, tmp_path: Path, metric: str, lower_is_better: bool
+) -> None:
+    cell = example.cell_json(example.MODELS[1], example.TASKS[0], example.FULL, "quality")
+    rows = [{"metric": name, "metric_version": "1", "value": 1.0, "n": 1} for name in (metric, "mean_exit_layer")]
+    with AttemptWriter(tmp_path / "spool", cell, example.ENV) as writer:
+        writer.write("metrics", pa.Table.from_pylist(rows))
+        writer.finish("ok")
+    assert ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb").quarantined == ()
+    with open_database(tmp_path / "exitbench.duckdb") as database:
+        found = database.query("SELECT metric, lower_is_better FROM metric").to_pylist()
+    assert {row["metric"]: row["lower_is_better"] for row in found} == {
+        metric: lower_is_better,
+        "mean_exit_layer": None,
+    }
+
+
 COMPLETED = """
-    SELECT metric, role, value FROM metric JOIN attempt USING (attempt_id) JOIN cell USING (cell_id)
+    SELECT metric, role, lower_is_better, value FROM metric JOIN attempt USING (attempt_id) JOIN cell USING (cell_id)
     WHERE NOT (batch_size > 1 AND metric IN ('timed_documents', 'ideal_speedup_decode')) ORDER BY ALL
 """
 PARAMETERS = "SELECT params FROM runs ORDER BY ALL"

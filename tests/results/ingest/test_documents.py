@@ -110,6 +110,8 @@ def earlier(example_database: Path, tmp_path_factory: pytest.TempPathFactory) ->
             duck.execute(f"DROP VIEW {view}")
         for table in MADE:
             duck.execute(f"DROP TABLE {table}")
+        for column in ("lower_is_better", "scale_low", "scale_high"):  # a later schema's
+            duck.execute(f"ALTER TABLE metric DROP COLUMN {column}")
         number = 1 + next(n for n, script in enumerate(migration_scripts()) if "CREATE TABLE document_exit" in script)
         duck.execute("DELETE FROM schema_version WHERE version >= ?", [number])
     return path
