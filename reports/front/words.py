@@ -239,7 +239,7 @@ def _confirmed_change(row: Row) -> str:
     digits = metric_digits(row)
     interval = f"[{row['confirming_delta_low']:+.{digits}f}, {row['confirming_delta_high']:+.{digits}f}]"
     documents = number_of(row["confirming_n"], "document")
-    most = f"at most {row['confirming_loss_high_percent']:.1f} % less"
+    most = f"at most {row['confirming_loss_high_percent']:.1f} % worse"
     return f"{row['confirming_delta']:+.{digits}f} {interval} on {documents} that it was not chosen on: {most}"
 
 

@@ -10,7 +10,7 @@ from exitbench.reports.front.verdict import verdict
 from exitbench.reports.labels import Setting, labels, setting, spoken
 from exitbench.reports.registry import discover
 from exitbench.results.database.connection import Database
-from exitbench.terminal import number_of, visible
+from exitbench.terminal import visible
 
 MOST_LINES: Final = 5
 
@@ -25,7 +25,7 @@ def gist_lines(database: Database, suite: str | None = None) -> list[str]:
     rows = _read(database, suite)
     lines = [*_compared(cards(rows), labels(rows)), *_not_compared(rows)]
     more = len(lines) - MOST_LINES
-    return [*lines[:MOST_LINES], *([f"… and {number_of(more, 'more')}: see the report"] if more > 0 else [])]
+    return [*lines[:MOST_LINES], *([f"… and {more} more: see the report"] if more > 0 else [])]
 
 
 def best_so_far(database: Database, suite: str | None = None) -> list[str]:
@@ -76,7 +76,7 @@ def _gain(row: Row, names: dict[Setting, str]) -> str:
     return (
         f"{_name(row, names)} is {row['confirming_speedup']:.2f}x {speed} as fast as full depth and changes "
         f"{visible(row['metric'])} by {row['confirming_delta']:+.1f} {quality}, at most "
-        f"{row['confirming_loss_high_percent']:.1f} % less"
+        f"{row['confirming_loss_high_percent']:.1f} % worse"
     )
 
 

@@ -223,7 +223,7 @@ SELECT
     s.timed_documents, s.timed_rounds, s.joules_per_token, s.full_joules_per_token, s.net_joules_per_token, s.full_net_joules_per_token,
     s.energy_ratio, s.energy_ratio_low, s.energy_ratio_high, s.aa_energy_low, s.aa_energy_high,
     shared.ideal_speedup_bytes, shared.ideal_speedup_flops, shared.token_match,
-    coalesce(v.n, shared.n) AS n, r.is_full_depth, s.attempt_id AS timing_attempt_id, h.cpu AS timing_cpu, h.gpu AS timing_gpu, r.conforms, false AS lower_is_better, r.params
+    coalesce(v.n, shared.n) AS n, r.is_full_depth, s.attempt_id AS timing_attempt_id, h.cpu AS timing_cpu, h.gpu AS timing_gpu, r.conforms, r.params
 FROM runs AS r
 JOIN newest ON newest.attempt_id = r.attempt_id
 JOIN cell AS c ON c.cell_id = r.cell_id

@@ -19,7 +19,7 @@ _WANTED: Final = """
     WITH scored AS (SELECT attempt_id, max(scored_at) AS scored_at FROM metric GROUP BY attempt_id)
     SELECT
         f.attempt_id, r.full_depth_attempt_id AS full_attempt_id, f.metric, f.delta, s.scored_at, t.scored_at AS full_scored_at,
-        coalesce(m.ci_method LIKE 'Student%', true) AS has_no_scale
+        coalesce(m.ci_method LIKE 'Student%', true) AS has_no_scale, coalesce(m.scale_high - m.scale_low, 100) AS scale
     FROM frontier AS f
     JOIN runs AS r USING (attempt_id)
     JOIN scored AS s ON s.attempt_id = f.attempt_id
@@ -103,7 +103,7 @@ def _rows(run: dict[str, Any], documents: list[dict[str, Any]]) -> Iterator[dict
         n = int(is_in.sum())
         if part != "all" and not (is_paired and n):
             continue
-        interval = _interval(moved[is_in], run["has_no_scale"]) if is_paired else point(float("nan"), n)
+        interval = _interval(moved[is_in], None if run["has_no_scale"] else run["scale"]) if is_paired else point(float("nan"), n)
         yield {
             **{name: run[name] for name in ("attempt_id", "full_attempt_id", "metric", "scored_at", "full_scored_at")},
             "part": part,
@@ -116,12 +116,12 @@ def _rows(run: dict[str, Any], documents: list[dict[str, Any]]) -> Iterator[dict
         }
 
 
-def _interval(moved: NDArray[np.float64], has_no_scale: bool) -> Interval:
+def _interval(moved: NDArray[np.float64], scale: float | None) -> Interval:
     value = float(moved.mean())
     if len(moved) < 2:
         return point(value, len(moved))
-    if not has_no_scale:
-        return difference_interval(value, moved)
+    if scale is not None:
+        return difference_interval(value, moved, scale)
     reach = standard_error(moved) * t_quantile(len(moved))
     # Where no document differs nothing tells how far others would.
     return point(value, len(moved)) if reach == 0 else Interval(value, value - reach, value + reach, None, len(moved))

@@ -100,8 +100,8 @@ def binary_difference(right_a: Floats, right_b: Floats) -> Difference:
     return Difference(a, b, interval, mcnemar(gained, lost), "McNemar, exact", detectable)
 
 
-def difference_interval(value: float, moved: Floats) -> Interval:
-    """Return the paired 95% interval of a difference on a scale of 0..100.
+def difference_interval(value: float, moved: Floats, scale: float = PERCENT[1]) -> Interval:
+    """Return the paired 95% interval of a difference of two values on a scale.
 
     Each end is a bound that counts one more document, which gains or loses the whole scale (`bounded_mean`): it holds
     for rare large losses too, and a document that loses more never raises the lower end.
@@ -109,8 +109,9 @@ def difference_interval(value: float, moved: Floats) -> Interval:
     Args:
         value: Difference of the two values.
         moved: Contribution of each document, [n], n at least 2; their mean is the difference.
+        scale: From the least to the greatest value that the metric can have.
     """
-    n, scale = len(moved), PERCENT[1]
+    n = len(moved)
     parts = np.clip(moved, -scale, scale)
     offset = value - float(parts.mean())
     low, high = lower_bound(parts, -scale) + offset, upper_bound(parts, scale) + offset

@@ -13,7 +13,7 @@ from exitbench.reports.frame import Frame, Row
 
 @pytest.fixture(scope="session")
 def front_database(example: ModuleType, database_of: Callable[[Any], Path]) -> Path:
-    """One model on two tasks, 60 documents: full depth, static depths, random exits, three thresholds. Read only."""
+    """One model on two tasks, 300 documents: full depth, static depths, random exits, three thresholds. Read only."""
     return database_of(example.FRONT)
 
 

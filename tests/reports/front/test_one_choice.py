@@ -12,10 +12,10 @@ import pytest
 from exitbench.reports import figures, tables
 from exitbench.reports.answers.recommended import recommended
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.front.cards import DEFAULT_PERCENT, cards
+from exitbench.reports.front.cards import DEFAULT_PERCENT, cards, is_confirmed
 from exitbench.reports.labels import labels, setting, spoken
 from exitbench.reports.registry import discover
-from exitbench.reports.tables.gist import gist_lines
+from exitbench.reports.tables.gist import best_so_far, gist_lines
 from exitbench.results.database.connection import open_database
 from exitbench.results.queries import saved_query
 
@@ -30,15 +30,15 @@ def chosen(row: Row) -> tuple[str, Any]:
 
 @pytest.fixture(scope="module")
 def database(example: ModuleType, database_of: Callable[[Any], Path]) -> Path:
-    """So many documents that a loss of 1 % is told from none."""
-    return database_of(replace(example.FRONT, documents=600))
+    """So many documents that a third of them can bound a loss by 1 %."""
+    return database_of(replace(example.FRONT, documents=1_500))
 
 
 @pytest.fixture(scope="module")
 def of_cards(database: Path, rows_of: Rows) -> Choice:
     """What the cards name where the usual loss is allowed."""
     answers = [
-        (card.full, card.at(DEFAULT_PERCENT).method) for card in cards(rows_of(database, tables, "summary").rows)
+        (card.full, card.at(DEFAULT_PERCENT).shown) for card in cards(rows_of(database, tables, "summary").rows)
     ]
     choice = {(full["model"], full["task"]): chosen(row) for full, row in answers if row is not None}
     assert len(choice) == len(answers) == 2
@@ -55,26 +55,33 @@ def test_the_frontier_recommends_what_the_cards_do(database: Path, rows_of: Rows
             assert f"on {row['task']} {names[setting(row)]} ({row['model']})" in module.finding(rows)
 
 
-def test_the_end_of_a_run_names_it_for_each_task(database: Path, of_cards: Choice) -> None:
+def test_the_end_of_a_run_names_it_for_each_task(database: Path, rows_of: Rows, of_cards: Choice) -> None:
     query = saved_query("what_to_use")
+    names = labels(rows_of(database, tables, "summary").rows)
     with open_database(database) as opened:
-        rows = opened.query(query.sql, query.defaults).to_pylist()
-        lines = {line.partition(":")[0]: line for line in gist_lines(opened)}
-    assert {(row["model"], row["task_label"]): chosen(row) for row in rows} == of_cards
+        rows = Frame.query(opened, query.sql, query.defaults).rows
+        lines = {line.partition(" ")[0]: line for line in gist_lines(opened)}
+        short = {line.partition(" ")[0]: line for line in best_so_far(opened)}
+    assert {(row["model"], row["task_label"]): chosen(row) for row in rows if row["is_confirmed"]} == of_cards
     for row in rows:
-        assert row["loss_is_shown"] and spoken(f"{row['method']} {row['label']}") in lines[row["task_label"]]
+        name = f"{spoken(names[setting(row)])} is {row['confirming_speedup']:.2f}x"
+        assert name in lines[row["task_label"]]
+        assert spoken(names[setting(row)]) in short[row["task_label"]]
 
 
-def test_where_nothing_is_shown_to_lose_as_little_the_cards_next_step_is_named(database: Path, rows_of: Rows) -> None:
+@pytest.mark.parametrize("percent", [0.0, 1.0, 5.0, 12.0, 20.0])
+def test_the_saved_query_and_the_cards_agree_at_every_loss(database: Path, rows_of: Rows, percent: float) -> None:
     query = saved_query("what_to_use")
-    made = {(card.full["model"], card.full["task"]): card for card in cards(rows_of(database, tables, "summary").rows)}
     with open_database(database) as opened:
-        rows = Frame.query(opened, query.sql, {**query.defaults, "loss": 0.0}).rows
-    assert len(rows) == len(made)
-    for row in rows:
-        assert not row["loss_is_shown"]
-        method = made[row["model"], row["task_label"]].at(row["loss_high_percent"]).method
-        assert method is not None and chosen(method) == chosen(row)
+        rows = Frame.query(opened, query.sql, {**query.defaults, "loss": percent}).rows
+    of_query = {(row["task_label"], row["is_static"]): (*chosen(row), row["is_confirmed"]) for row in rows}
+    of_cards = {
+        (card.full["task"], is_static): (*chosen(row), is_confirmed(row, percent))
+        for card in cards(rows_of(database, tables, "summary").rows)
+        for is_static, row in ((False, card.at(percent).method), (True, card.at(percent).static))
+        if row is not None
+    }
+    assert of_query == of_cards
 
 
 def test_the_readmes_table_shows_the_method_at_that_setting(database: Path, rows_of: Rows, of_cards: Choice) -> None:

@@ -1,99 +1,93 @@
-"""What a run says at its end: a sentence a task that can be understood without the table."""
+"""What a run says at its end: a sentence per model and task that can be understood without the table."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from exitbench.reports.frame import Frame
+from exitbench.reports.frame import Frame, Row
 from exitbench.reports.tables import gist
 from exitbench.reports.tables.gist import MOST_LINES, best_so_far, gist_lines
 from exitbench.results.database.connection import open_database
 
-ROW: dict[str, Any] = {
-    "task_label": "squad",
-    "metric": "f1",
-    "model": "weighted",
-    "method": "calm-softmax",
-    "params": '{"threshold": 0.9}',
-    "kv_policy": "state-copy",
-    "delta": -1.2,
-    "delta_low": -2.4,
-    "delta_high": 0.1,
-    "loss_high_percent": 0.4,
-    "loss_is_shown": True,
-    "speedup": 1.8,
-    "ideal_speedup_bytes": 2.5,
-    "mean_blocks_run": 2.0,
-    "blocks": 8,
-    "static_block": 6,
-    "static_speedup": 1.3,
-    "static_delta": -1.0,
-    "verdict": "faster",
-    "random_is_as_good": False,
-    "candidates": 3,
-}
-STATIC = "the fastest static depth that may lose as much (block 6) runs 1.3x"
+
+@pytest.fixture(scope="module")
+def rows(example: ModuleType, database_of: Callable[[Any], Path]) -> tuple[Row, ...]:
+    """Results of one model on one task: full depth, static depths, random exits, three thresholds."""
+    with open_database(database_of(replace(example.FRONT, tasks=example.FRONT.tasks[:1]))) as database:
+        return gist._read(database, None)
 
 
-def said(**changed: Any) -> str:
-    return gist._sentence({**ROW, **changed}, {})
+@pytest.fixture
+def said(rows: tuple[Row, ...], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """The only line of the results of some methods, of which some columns are otherwise."""
+
+    def say(*methods: str, **changed: Any) -> str:
+        kept = [
+            {**row, **({} if row["is_full_depth"] and not {"model", "random_weights"} & {*changed} else changed)}
+            for row in rows
+            if row["method"] in methods
+        ]
+        monkeypatch.setattr(gist, "_read", lambda database, suite: tuple(kept))
+        (line,) = gist_lines(None)  # type: ignore[arg-type]
+        return line
+
+    return say
 
 
-def test_a_sentence_says_what_is_gained_and_lost_and_whether_it_is_real() -> None:
-    names = {("calm-softmax", ROW["params"], "state-copy"): "calm-softmax threshold=0.9"}
-    assert gist._sentence(ROW, names) == (
-        "calm-softmax at 0.9 (model weighted) runs 1.8x as fast as full depth for 1.2 points of f1 less [-2.4, +0.1]; "
-        f"{STATIC}: the difference is real."
+def test_what_is_recommended_is_told_with_what_it_gains_and_costs_and_of_how_many_documents(
+    said: Callable[..., str],
+) -> None:
+    line = said("full", "static", "calm-softmax")
+    assert line.startswith("squad (world-t5): full depth, at an allowed loss of 1 %. No timed setting is shown to lose")
+    assert "206 confirming documents cannot show a loss below" in line
+    assert " At 4.8 %: calm-softmax at 0.9 is 1.12x [" in line and line.endswith("at most 2.2 % worse.")
+
+
+def test_a_run_without_static_depths_or_times_says_so_and_calls_nothing_real(said: Callable[..., str]) -> None:
+    untimed = {name: None for name in ("speedup", "choosing_speedup", "confirmed_percent", "is_static_step")}
+    loss = {"choosing_loss_high_percent": 0.5}
+    for line in (said("full", "calm-softmax"), said("full", "calm-softmax", **untimed, **loss)):
+        assert "real" not in line and "no static depth is shown" not in line
+    assert "No method was timed (add --kinds timing)" in line
+    assert "No method was timed: add --kinds timing." in said("full", "calm-softmax", **untimed)
+    chosen = {"choosing_loss_high_percent": 0.5, "confirmed_percent": 0.5, "is_static_step": False}
+    assert "No static depth was run to compare it with." in said("full", "calm-softmax", **chosen)
+
+
+def test_what_cannot_be_compared_says_why(said: Callable[..., str]) -> None:
+    assert said("full", "static").endswith("only full depth and baselines were run: nothing to recommend.") or (
+        "Only full depth and baselines" in said("full", "static", is_static_step=None)
     )
+    assert said("calm-softmax").endswith("full depth was not run, so nothing is compared with it.")
+    unscaled = dict.fromkeys(("loss_high_percent", "choosing_loss_high_percent"))
+    assert said("full", "calm-softmax", random_weights=True).endswith("weights are random, so nothing is recommended.")
+    assert "f1 has no scale or no scores of full depth" in said("full", "calm-softmax", **unscaled)
 
 
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"verdict": "not to be told apart"}, f"{STATIC}: the difference may be chance."),
-        ({"verdict": "slower", "static_speedup": 2.0}, "runs 2x: the static depth is faster, and that is real."),
-        (
-            {"static_delta": None, "static_block": 8},
-            "; no static depth is shown to lose as little: the difference is real.",
-        ),
-        (
-            {"loss_is_shown": False, "loss_high_percent": 4.24},
-            "is real. It may lose 4.2 %: none is shown to lose 1 % at most.",
-        ),
-        ({"random_is_as_good": True}, "is real. Random exits no deeper do as well."),
-        ({"delta": 0.0, "delta_low": None}, "as full depth and loses no f1; "),
-        ({"delta": 3.0, "delta_low": 1.0, "delta_high": 5.0}, "and gains 3.0 points of f1 [+1.0, +5.0]; "),
-        (
-            {"speedup": None},
-            "reads 2.5x fewer bytes than full depth for 1.2 points of f1 less [-2.4, +0.1]; it was not",
-        ),
-        ({"speedup": None, "ideal_speedup_bytes": 0.5}, "reads 2.0x more bytes than full depth"),
-        ({"speedup": None, "ideal_speedup_bytes": None}, "runs 4.0x fewer blocks than full depth"),
-        ({"method": None, "candidates": 0}, "only full depth and baselines were run; nothing to recommend."),
-        ({"method": None}, "no method is shown to be faster than full depth and to lose little; full depth it is."),
-        ({"model": "a\x1b[2J"}, "(model a\\x1b[2J)"),
-    ],
-)
-def test_what_is_not_shown_is_said(changed: dict[str, Any], words: str) -> None:
-    assert words in said(**changed)
+def test_names_are_told_without_control_characters(said: Callable[..., str]) -> None:
+    assert "(a\\x1b[2J)" in said("full", "calm-softmax", model="a\x1b[2J")
 
 
-def test_a_run_has_a_line_for_each_task_and_the_best_so_far_too(small_database: Path) -> None:
+def test_a_run_has_a_line_for_each_model_and_task(small_database: Path) -> None:
     with open_database(small_database) as database:
         lines, short = gist_lines(database), best_so_far(database)
-        tasks = {row["task_label"] for row in Frame.query(database, "SELECT task_label FROM frontier").rows}
+        pairs = {
+            (row["task_label"], row["model"])
+            for row in Frame.query(database, "SELECT task_label, model FROM frontier").rows
+        }
         assert gist_lines(database, "another suite") == []
-    assert [line.partition(":")[0] for line in lines] == sorted(tasks)
-    assert all("full depth" in line for line in lines)
+    assert {line.partition(":")[0] for line in lines} == {f"{task} ({model})" for task, model in pairs}
     assert all(len(line) < 120 for line in short)
 
 
-def test_of_many_tasks_five_are_told(monkeypatch: pytest.MonkeyPatch, small_database: Path) -> None:
-    rows = tuple({**ROW, "task_label": f"task-{number}"} for number in range(MOST_LINES + 2))
-    monkeypatch.setattr(gist, "_read", lambda database, suite: (rows, {}))
-    with open_database(small_database) as database:
-        lines = gist_lines(database)
-    assert len(lines) == MOST_LINES + 1 and lines[-1] == "… and 2 more tasks: exitbench sql @what_to_use"
+def test_of_many_tasks_five_are_told(rows: tuple[Row, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    many = tuple({**row, "task": f"task-{number}"} for number in range(MOST_LINES + 2) for row in rows)
+    monkeypatch.setattr(gist, "_read", lambda database, suite: many)
+    lines = gist_lines(None)  # type: ignore[arg-type]
+    assert len(lines) == MOST_LINES + 1 and lines[-1] == "… and 2 more: see the report"
