@@ -16,6 +16,9 @@ if TYPE_CHECKING:  # DuckDB is not loaded to name a cell
 OTHER_LENGTH = "†"
 """Beside speed-ups of answers whose length is not full depth's."""
 
+NOT_MEASURABLE = "not measurable now"
+"""In place of a speed-up whose interval, or whose noise floor, is wider than 10 times: the machine was too busy."""
+
 Setting = tuple[str, str, str]  # (method, parameters as JSON text, KV policy)
 
 _KV_POLICY = "kv_policy"

@@ -180,16 +180,35 @@ class TimingSettings:
     Attributes:
         documents: Documents timed, taken in order. They are what intervals are over, so that fewer than the default are
             a remark; rounds over the same ones make no interval hold more often.
+        seconds: Stop after `least_rounds` or more, once each arm has been timed for this long; None where only the
+            other two stop it, as before there was a budget.
         max_rounds: Upper bound of ABBA rounds over the documents.
-        target_half_width: Stop earlier, after two rounds or more, once the 95% interval of the paired speed-up is
+        target_half_width: Stop earlier, after `least_rounds` or more, once the 95% interval of the paired speed-up is
             within this half width, relative to the speed-up.
         warm_up: Requests decoded before anything is timed.
     """
 
     documents: int = 20
-    max_rounds: int = 5
+    seconds: float | None = 2.0
+    max_rounds: int = 20
     target_half_width: float = 0.02
     warm_up: int = 3
+
+    @property
+    def least_rounds(self) -> int:
+        """Rounds that are always timed: a median of fewer readings follows those that stalled."""
+        from exitbench.results.statistics.speed import MIN_ROUNDS
+
+        return min(MIN_ROUNDS, self.max_rounds)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return its part of an identity; a cell without a budget keeps the id from before there were budgets."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> TimingSettings:
+        """Read what `to_json` returned, of this version or an earlier one."""
+        return cls(**{"seconds": None, **record})
 
 
 @dataclass(frozen=True)
@@ -337,7 +356,7 @@ class Cell:
             "seed": self.seed,
         }
         if self.timing is not None:
-            asked["timing"] = asdict(self.timing)
+            asked["timing"] = self.timing.to_json()
         if self.calibration is not None:
             asked["calibration"] = {**asdict(self.calibration), "levels": list(self.calibration.levels)}
         if self.record is not None:
@@ -405,7 +424,7 @@ class Cell:
             seed=record["seed"],
             random_weights=record["random_weights"],
             limited=record["limited"],
-            timing=None if timing is None else TimingSettings(**timing),
+            timing=None if timing is None else TimingSettings.from_json(timing),
             calibration=calibration and CalibrationSettings(**{**calibration, "levels": tuple(calibration["levels"])}),
             record=recorded and RecordSettings(tuple(recorded["what"]), recorded["documents"]),
             full_depth_cell_id=record["full_depth_cell_id"],

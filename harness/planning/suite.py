@@ -349,8 +349,12 @@ def _timing(table: Table) -> TimingSettings:
     warm_up = table.get("warm_up", int, default.warm_up)
     if not 0 <= warm_up <= MAX_COUNT:
         raise table.error("warm_up", f"is {warm_up}; it must be 0 or more, and at most {MAX_COUNT}.")
+    seconds = table.get("seconds", float, default.seconds)
+    if not seconds > 0:
+        raise table.error("seconds", f"is {seconds}; it must be above 0: how long to time each arm, about.")
     return TimingSettings(
         documents=table.positive("documents", default.documents),
+        seconds=seconds,
         max_rounds=table.positive("max_rounds", default.max_rounds),
         target_half_width=half_width,
         warm_up=warm_up,

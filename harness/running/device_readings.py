@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from exitbench.harness.running.environment import available_cores
+
 Moment = Literal["start", "end"]
 
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -40,7 +42,8 @@ class DeviceReading:
     Attributes:
         clock_mhz: Mean over the cores, or of the GPU's multiprocessors.
         throttle: Why the clock is held down: reasons separated by commas, or ``none``.
-        load_average: Of the machine over the last minute: processes that run or want to.
+        load_average: Of the machine over the last minute: processes that run or want to. None where this process may
+            use only some of its cores.
     """
 
     round: int
@@ -126,6 +129,9 @@ def _reasons(mask: str) -> str | None:
 
 
 def _load() -> float | None:
+    """Return the load of the machine; None where it is not that of the cores that this process may use."""
+    if available_cores() < (os.cpu_count() or 1):
+        return None
     try:
         return os.getloadavg()[0]
     except OSError:

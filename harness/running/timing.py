@@ -4,7 +4,8 @@ What is timed is a `Work`: answers to prompts, or scores of given texts.
 
 For every unit of documents the order is full, twin, method, method, twin, full, where twin is full depth again: both
 comparisons are ABBA, so a machine that slowly warms up or cools down favours neither. Nothing is traced, checked or
-scored while the clock runs: an untimed decode before does that (`decode`'s ``traced``).
+scored while the clock runs: an untimed decode before does that (`decode`'s ``traced``). Rounds over the units repeat,
+so that a document's time is a median, which a few stalled readings leave alone (`results.statistics.speed`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 import torch
 
@@ -28,10 +29,13 @@ from exitbench.harness.running.energy.meter import Meter
 from exitbench.harness.running.energy.readings import Energy, EnergyLog, Place
 from exitbench.methods.base import Parts
 from exitbench.methods.gates import Scheduled
-from exitbench.results.statistics.intervals import Interval, point, ratio_interval
+from exitbench.results.statistics.intervals import Interval, point
+from exitbench.results.statistics.speed import speedup_interval, typical
+from exitbench.results.statistics.split import is_choosing
 
 Asked = TypeVar("Asked")
 Made = TypeVar("Made")
+StopReason = Literal["precise", "seconds", "rounds"]
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,11 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Reading:
-    """One timed phase of one decode of one unit."""
+    """One timed phase of one decode of one unit.
+
+    Attributes:
+        cpu_ns: Processor time of all threads of this process, between the marks of ``wall_ns``.
+    """
 
     doc_key: str
     round: int
@@ -164,23 +172,24 @@ class Reading:
     n_tokens: int
     wall_ns: int
     device_ns: int | None
+    cpu_ns: int
 
 
 @dataclass(frozen=True)
 class Timing(Generic[Made]):
-    """All readings of a cell and why it stopped reading more: ``precise`` or ``rounds`` (budget spent)."""
+    """All readings of a cell, and why it stopped: ``precise``, ``seconds`` (of the budget) or ``rounds`` (as many as allowed)."""
 
     readings: list[Reading]
     device: list[DeviceReading]
     energy: Energy
-    stop_reason: str
+    stop_reason: StopReason
     full: list[Made]
     method: list[Made]
 
 
-MIN_ROUNDS: Final = 2
-"""Rounds before precision may stop the reading: one that looks narrow at once is often one that was narrow by luck."""
-ORDER = (("full", False), ("full", True), ("method", False), ("method", False), ("full", True), ("full", False))
+ORDER: Final = (("full", False), ("full", True), ("method", False), ("method", False), ("full", True), ("full", False))
+N_ARMS: Final = len(set(ORDER))
+"""Full depth, its twin and the method, each timed equally often."""
 
 
 def measure(
@@ -218,28 +227,44 @@ def measure(
     readings: list[Reading] = []
     device: list[DeviceReading] = []
     kind = work.device.type
-    for round_ in range(settings.max_rounds):
+    stop_reason: StopReason | None = None
+    round_ = 0
+    while stop_reason is None:
         device.append(read_device(kind, round_, "start"))
         for index, unit in enumerate(units):
             for position, (arm, twin) in enumerate(ORDER):
                 with energy.around(Place(unit.doc_key, round_, position, arm, twin)):
-                    timed = _timed(work, arms[arm], unit)
-                for phase, wall_ns, device_ns, n_tokens in timed:
-                    readings.append(
-                        Reading(unit.doc_key, round_, position, arm, twin, phase, n_tokens, wall_ns, device_ns)
-                    )
-            on_unit(round_ * len(units) + index + 1)
+                    phases = _timed(work, arms[arm], unit)
+                readings += [Reading(unit.doc_key, round_, position, arm, twin, *phase) for phase in phases]
+            on_unit(min(round_ * len(units) + index + 1, settings.least_rounds * len(units)))
         device.append(read_device(kind, round_, "end"))
-        estimate = speedup(readings, "total", seed)
-        if round_ + 1 >= MIN_ROUNDS and estimate.low is not None and estimate.high is not None:
-            half_width = (estimate.high - estimate.low) / 2 / estimate.value
-            if half_width <= settings.target_half_width:
-                return Timing(readings, device, energy.close(), "precise", full_outputs, outputs)
-    return Timing(readings, device, energy.close(), "rounds", full_outputs, outputs)
+        round_ += 1
+        stop_reason = _stop_reason(readings, round_, settings, seed)
+    return Timing(readings, device, energy.close(), stop_reason, full_outputs, outputs)
+
+
+def _stop_reason(
+    readings: Sequence[Reading], rounds: int, settings: TimingSettings, seed: int
+) -> StopReason | None:
+    """Why no further round is needed after this many; None if one is."""
+    if rounds >= settings.max_rounds:
+        return "rounds"
+    if rounds < settings.least_rounds:
+        return None
+    estimate = speedup(readings, "total", seed)
+    if estimate.low is not None and estimate.high is not None:
+        half_width = (estimate.high - estimate.low) / 2 / estimate.value
+        if half_width <= settings.target_half_width:
+            return "precise"
+    spent_s = sum(reading.wall_ns for reading in readings if reading.phase == "total") / 1e9
+    return "seconds" if settings.seconds is not None and spent_s >= settings.seconds * N_ARMS else None
 
 
 def request_metrics(measured: Timing[Any], n_documents: int, n_units: int, seed: int) -> dict[str, Interval]:
-    """Return what every timing tells: speed-up and its noise, milliseconds of either arm, how much was timed.
+    """Return the metrics of every timing: speed-up and its noise floor, milliseconds of either arm, how much was timed.
+
+    ``speedup_choosing`` and ``speedup_confirming`` are the speed-up on either part of the documents
+    (`results.statistics.split`); a part without documents has none.
 
     Args:
         measured: All readings of the cell.
@@ -250,55 +275,78 @@ def request_metrics(measured: Timing[Any], n_documents: int, n_units: int, seed:
     metrics = {
         "speedup": speedup(measured.readings, "total", seed),
         "aa_speedup": speedup(measured.readings, "total", seed, twin=True),
-        "timed_documents": point(n_documents, n_units),
-        "timed_rounds": point(len({reading.round for reading in measured.readings}), n_units),
+        "cpu_speedup": speedup(measured.readings, "total", seed, clock="cpu_ns"),
     }
+    for part, chooses in (("choosing", True), ("confirming", False)):
+        own = [reading for reading in measured.readings if is_choosing(reading.doc_key) == chooses]
+        if own:
+            metrics[f"speedup_{part}"] = speedup(own, "total", seed)
+    metrics["timed_documents"] = point(n_documents, n_units)
+    metrics["timed_rounds"] = point(len({reading.round for reading in measured.readings}), n_units)
     for prefix, arm in (("", "method"), ("full_", "full")):
-        totals = [r for r in measured.readings if r.phase == "total" and r.arm == arm and not r.twin]
-        answered = len(totals) * n_documents / n_units
-        metrics[f"{prefix}ms_per_request"] = point(sum(r.wall_ns for r in totals) / answered / 1e6, n_units)
+        total_ns = sum(typical(_readings_of(measured.readings, "total", arm)).values())
+        metrics[f"{prefix}ms_per_request"] = point(total_ns / n_documents / 1e6, n_units)
     return metrics
 
 
-def speedup(readings: Sequence[Reading], phase: str, seed: int, *, twin: bool = False) -> Interval:
-    """Ratio of sums, full depth over the method (or over its twin), with a paired bootstrap interval over documents.
+def token_metrics(measured: Timing[Any], n_units: int) -> dict[str, Interval]:
+    """Return the milliseconds a token takes to decode, of either arm: medians of documents, summed, over their tokens."""
+    metrics = {}
+    for prefix, arm in (("", "method"), ("full_", "full")):
+        decode_ns = sum(typical(_readings_of(measured.readings, "decode", arm)).values())
+        tokens = {r.doc_key: r.n_tokens for r in measured.readings if r.arm == arm}
+        metrics[f"{prefix}ms_per_token"] = point(decode_ns / sum(tokens.values()) / 1e6, n_units)
+    return metrics
+
+
+def speedup(
+    readings: Sequence[Reading],
+    phase: str,
+    seed: int,
+    *,
+    twin: bool = False,
+    clock: Literal["wall_ns", "cpu_ns"] = "wall_ns",
+) -> Interval:
+    """Return full depth's time over the method's (or its twin's), with a paired interval over documents.
 
     Args:
         readings: Of any number of rounds.
         phase: ``prefill``, ``decode`` or ``total``.
         seed: Of the bootstrap.
         twin: Compare full depth with itself: the noise floor.
+        clock: Time that passes, or processor time.
     """
-    base: dict[str, int] = {}
-    other: dict[str, int] = {}
-    for reading in readings:
-        if reading.phase != phase:
-            continue
-        if reading.arm == "full" and not reading.twin:
-            base[reading.doc_key] = base.get(reading.doc_key, 0) + reading.wall_ns
-        elif reading.twin == twin:
-            other[reading.doc_key] = other.get(reading.doc_key, 0) + reading.wall_ns
-    return ratio_interval([base[key] for key in base], [other[key] for key in base], seed=seed)
+    other = ("full", True) if twin else ("method", False)
+    full, compared = (_readings_of(readings, phase, *arm, clock=clock) for arm in (("full", False), other))
+    return speedup_interval(full, compared, seed=seed)
 
 
-def _timed(work: Work[Asked, Made], parts: Parts, unit: Unit[Asked]) -> list[tuple[str, int, int | None, int]]:
-    """Do one unit and return (phase, wall ns, device ns, tokens) of each."""
+def _readings_of(
+    readings: Sequence[Reading], phase: str, arm: str, twin: bool = False, clock: str = "wall_ns"
+) -> list[tuple[str, float]]:
+    """The readings of one arm and phase, each with its document's key."""
+    return [(r.doc_key, getattr(r, clock)) for r in readings if (r.phase, r.arm, r.twin) == (phase, arm, twin)]
+
+
+def _timed(work: Work[Asked, Made], parts: Parts, unit: Unit[Asked]) -> list[tuple[str, int, int, int | None, int]]:
+    """Do one unit and return (phase, tokens, wall ns, device ns, CPU ns) of each phase, and of the total."""
     clock = Clock(work.device)
     gc.disable()
     try:
         phases, n_tokens = work.timed(parts, unit, clock)
     finally:
         gc.enable()
-    steps = [(phase, *clock.between(first, first + 1), n_tokens) for first, phase in enumerate(phases)]
-    return [*steps, ("total", *clock.between(0, -1), n_tokens)]
+    steps = [(phase, n_tokens, *clock.between(first, first + 1)) for first, phase in enumerate(phases)]
+    return [*steps, ("total", n_tokens, *clock.between(0, -1))]
 
 
 class Clock:
-    """Wall clock, and events on the stream where there is one; synchronises only at the marks."""
+    """Wall clock, processor time, and events on the stream if there is one; synchronises only at the marks."""
 
     def __init__(self, device: torch.device) -> None:
         self.on_device = device.type == "cuda"
         self.wall_ns: list[int] = []
+        self.cpu_ns: list[int] = []
         self.events: list[torch.cuda.Event] = []
 
     def mark(self) -> None:
@@ -311,10 +359,12 @@ class Clock:
             event.synchronize()
             self.events.append(event)
         self.wall_ns.append(time.perf_counter_ns())
+        self.cpu_ns.append(time.process_time_ns())
 
-    def between(self, first: int, last: int) -> tuple[int, int | None]:
-        """Return nanoseconds from one mark to another: of the wall, and of the device where it has a clock."""
+    def between(self, first: int, last: int) -> tuple[int, int | None, int]:
+        """Return nanoseconds from one mark to another: of the wall, of the device if it has a clock, of the processor."""
         wall_ns = self.wall_ns[last] - self.wall_ns[first]
+        cpu_ns = self.cpu_ns[last] - self.cpu_ns[first]
         if not self.on_device:
-            return wall_ns, None
-        return wall_ns, int(self.events[first].elapsed_time(self.events[last]) * 1e6)
+            return wall_ns, None, cpu_ns
+        return wall_ns, int(self.events[first].elapsed_time(self.events[last]) * 1e6), cpu_ns

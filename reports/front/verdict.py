@@ -84,6 +84,9 @@ def _why_full_depth(card: Card, answer: Answer, name: Name) -> str:
     chosen = [row for row in (answer.method, answer.static) if row is not None]
     if chosen:
         return " ".join(_not_confirmed(row, percent, name) for row in chosen)
+    unsteady = [row for row in card.rows if row["speed_status"] == "not measurable"]
+    if not card.timed and unsteady:
+        return "Times vary too much to be measured now: the machine was busy. Run the timings again."
     if not card.timed:
         return "No method was timed: add --kinds timing."
     return f"No timed setting is shown to lose so little.{_too_few(card, answer)}"

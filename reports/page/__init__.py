@@ -67,7 +67,7 @@ _POINT: Final = (
     *("speedup_low", "speedup_high", "aa_low", "aa_high", "speedup_per_token", "tokens_per_request"),
     *("full_tokens_per_request", "is_other_length", "speedup_decode", "ideal_speedup_decode", "ideal_speedup_bytes"),
     *("energy_ratio", "energy_ratio_low", "energy_ratio_high", "joules_per_token", "full_joules_per_token"),
-    *("n", "timed_documents", "timed_rounds"),
+    *("n", "timed_documents", "timed_rounds", "speed_status"),
 )
 
 

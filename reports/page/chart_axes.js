@@ -38,6 +38,7 @@ const chartWords = (p) =>
     p.mean_exit_layer === undefined ? "" : `exit layer ${number(p.mean_exit_layer)} of ${p.blocks}`,
     p.mean_blocks_run === undefined ? "" : `blocks run ${number(p.mean_blocks_run)}`,
     p.speedup === undefined || p.full ? "" : `speed-up ${number(p.speedup)}` + (p.speedup_low === undefined ? "" : ` [${number(p.speedup_low)}, ${number(p.speedup_high)}]`),
+    p.speed_status === "not measurable" ? "speed-up not measurable now" : "",
     p.aa_low === undefined ? "" : `full depth against itself [${number(p.aa_low)}, ${number(p.aa_high)}]`,
     p.is_other_length === undefined ? "" : `${p.is_other_length ? "† " : ""}${number(p.tokens_per_request, 1)} tokens, full depth ${number(p.full_tokens_per_request, 1)}`,
     p.speedup_per_token === undefined || p.full ? "" : `per token ${number(p.speedup_per_token)}`,

@@ -1,11 +1,11 @@
 """What a run says at its end, and of the best so far while it runs: the verdicts of the page's cards, in sentences."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from exitbench.reports import tables
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.front.cards import BASELINES, DEFAULT_PERCENT, Card, cards
+from exitbench.reports.front.cards import BASELINES, DEFAULT_PERCENT, Answer, Card, cards
 from exitbench.reports.front.verdict import verdict
 from exitbench.reports.labels import Setting, labels, setting, spoken
 from exitbench.reports.registry import discover
@@ -23,9 +23,28 @@ def gist_lines(database: Database, suite: str | None = None) -> list[str]:
         suite: Whose runs; None for all.
     """
     rows = _read(database, suite)
-    lines = [*_compared(cards(rows), labels(rows)), *_not_compared(rows)]
+    lines = [*_compared(cards(rows), labels(rows), DEFAULT_PERCENT), *_not_compared(rows)]
     more = len(lines) - MOST_LINES
     return [*lines[:MOST_LINES], *([f"… and {more} more: see the report"] if more > 0 else [])]
+
+
+def conclusion(database: Database, cell_ids: Collection[str], percent: float) -> tuple[str, str | None]:
+    """Return what cells of one model and task say where a loss is allowed.
+
+    Args:
+        database: Open.
+        cell_ids: Quality cells, full depth's among them.
+        percent: Loss allowed, of full depth's quality.
+
+    Returns:
+        A paragraph, and the cell of the setting to use: what is confirmed at this loss, or else at the least loss above.
+    """
+    rows = tuple(row for row in _read(database, None) if row["cell_id"] in cell_ids)
+    made = cards(rows)
+    (line,) = [*_compared(made, labels(rows), percent), *_not_compared(rows)]
+    timed = [answer.shown for card in made for answer in (card.at(percent), *_above(card, percent))]
+    use = next((row["cell_id"] for row in timed if row is not None and row["speedup"] is not None), None)
+    return line, use
 
 
 def best_so_far(database: Database, suite: str | None = None) -> list[str]:
@@ -45,12 +64,13 @@ def _read(database: Database, suite: str | None) -> tuple[Row, ...]:
     return tuple(row for row in Frame.query(database, summary.sql).rows if suite is None or row["suite"] == suite)
 
 
-def _compared(made: tuple[Card, ...], names: dict[Setting, str]) -> Iterator[str]:
+def _compared(made: tuple[Card, ...], names: dict[Setting, str], percent: float) -> Iterator[str]:
     for card in made:
-        answer = card.at(DEFAULT_PERCENT)
+        answer = card.at(percent)
         reason = verdict(card, answer, lambda row: _name(row, names))
         if (shown := answer.shown) is None:
-            yield f"{_where(card.full)}: full depth, at an allowed loss of {DEFAULT_PERCENT:g} %. {reason}{_later(card, names)}"
+            allowed = f"full depth, at an allowed loss of {percent:g} %"
+            yield f"{_where(card.full)}: {allowed}. {reason}{_later(card, names, percent)}"
         elif shown["speedup"] is None:
             blocks = f"{shown['mean_blocks_run']:.2f} of {shown['blocks']} blocks"
             yield f"{_where(card.full)}: {_name(shown, names)} runs {blocks}. {reason}"
@@ -58,14 +78,14 @@ def _compared(made: tuple[Card, ...], names: dict[Setting, str]) -> Iterator[str
             yield f"{_where(card.full)}: {_gain(shown, names)}. {reason}"
 
 
-def _later(card: Card, names: dict[Setting, str]) -> str:
-    """The least loss at which a timed setting is confirmed."""
-    for answer in card.answers:
-        if (
-            answer.from_percent > DEFAULT_PERCENT
-            and answer.shown is not None
-            and answer.shown["speedup"] is not None
-        ):
+def _above(card: Card, percent: float) -> list[Answer]:
+    return [answer for answer in card.answers if answer.from_percent > percent]
+
+
+def _later(card: Card, names: dict[Setting, str], percent: float) -> str:
+    """The least loss above at which a timed setting is confirmed."""
+    for answer in _above(card, percent):
+        if answer.shown is not None and answer.shown["speedup"] is not None:
             return f" At {answer.from_percent:.1f} %: {_gain(answer.shown, names)}."
     return ""
 

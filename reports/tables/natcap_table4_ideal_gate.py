@@ -2,6 +2,7 @@
 
 from exitbench.reports.figures.natcap.natcap_parts import EMPTY
 from exitbench.reports.frame import Row
+from exitbench.reports.labels import NOT_MEASURABLE
 from exitbench.reports.tables.columns import (
     DECODING_NOTE,
     LENGTH_NOTE,
@@ -32,6 +33,8 @@ CAPTION = (
 
 
 def _speedup(row: Row) -> Cell:
+    if row["speed_status"] == "not measurable":
+        return Cell(NOT_MEASURABLE, None, muted=True)
     shown = with_interval(row["speedup"], row["speedup_low"], row["speedup_high"], 2)
     inside = bool(row["inside_noise_floor"])
     return Cell(f"≈ {shown}" if inside else shown, row["speedup"], muted=inside)

@@ -1,7 +1,7 @@
 """The results table: every setting of every method, beside full depth of the same checkpoint."""
 
 from exitbench.reports.frame import Row
-from exitbench.reports.labels import OTHER_LENGTH
+from exitbench.reports.labels import NOT_MEASURABLE, OTHER_LENGTH
 from exitbench.reports.tables.columns import (
     ABSENT,
     DECODING_NOTE,
@@ -27,7 +27,8 @@ CAPTION = (
     "Exit layer: where tokens leave; blocks run: executed for them, more where skipped blocks are run after all. Work "
     "saved: full depth's bytes read over the method's, of decoding all answers. A speed-up is measured in wall time "
     "against full depth in the same run, of whole requests; ≈ and grey mean that its interval overlaps the noise "
-    f"floor, full depth timed against itself. {LENGTH_NOTE} {DECODING_NOTE} Realised is the first over the second. "
+    f"floor, full depth timed against itself; {NOT_MEASURABLE}: one of the two is wider than 10 times, and the machine "
+    f"was too busy. {LENGTH_NOTE} {DECODING_NOTE} Realised is the first over the second. "
     "Tokens = full counts full depth's tokens that the method has at the same position. Simulated rows are replays: "
     "they have a cost, never a time. n counts documents; timed those that were timed, times rounds. Where the machine "
     "counts energy, joules are those of a token, of whole requests and gross (net: without idle power), beside full "
@@ -60,6 +61,8 @@ def speedup(row: Row) -> Cell:
     """Return the measured speed-up with its interval, marked where it is inside the noise floor."""
     if row["is_full_depth"]:
         return Cell("1", 1.0)
+    if row["speed_status"] == "not measurable":
+        return Cell(NOT_MEASURABLE, None, muted=True)
     return _against_full_depth(row, "speedup", row["inside_noise_floor"])
 
 

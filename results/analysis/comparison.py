@@ -75,8 +75,7 @@ _TIMINGS: Final = """
 """
 _TIMES: Final = """
     SELECT
-        doc_key, sum(wall_ns) FILTER (arm = 'full')::DOUBLE AS full_ns,
-        sum(wall_ns) FILTER (arm <> 'full')::DOUBLE AS own_ns
+        doc_key, median(wall_ns) FILTER (arm = 'full') AS full_ns, median(wall_ns) FILTER (arm <> 'full') AS own_ns
     FROM timing_sample WHERE attempt_id = ? AND phase = 'total' AND NOT twin GROUP BY doc_key ORDER BY doc_key
 """
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from exitbench.results.analysis.status import folder_bytes
 from exitbench.results.spool.attempts import Attempt, scan_spool
+from exitbench.results.statistics.speed import MIN_ROUNDS
 
 
 @dataclass(frozen=True)
@@ -162,11 +163,12 @@ def units(documents: int, *, levels: int = 0, timed: tuple[int, int] | None = No
     Args:
         documents: Of its task.
         levels: Of a calibration, each decoded on all documents, and the chosen one on others.
-        timed: Documents and rounds of a timing, at most.
+        timed: Documents and rounds of a timing, at most. Rounds beyond the first five fill a budget of seconds, whatever
+            the documents take.
         recorded: Documents of which a probe records the inside of blocks, at most.
     """
     if timed is not None:
-        return min(documents, timed[0]) * timed[1]
+        return min(documents, timed[0]) * min(timed[1], MIN_ROUNDS)
     if recorded is not None:
         return min(documents, recorded)
     return documents * (1 + levels)

@@ -236,4 +236,5 @@ TIMING_SAMPLE: Final = sa.Table(
     sa.Column("n_tokens", sa.Integer, nullable=False),
     sa.Column("wall_ns", sa.BigInteger, nullable=False),
     sa.Column("device_ns", sa.BigInteger),
+    sa.Column("cpu_ns", sa.BigInteger),
 )

@@ -9,6 +9,10 @@ CREATE OR REPLACE MACRO used_params(params, unused) AS
 COMMENT ON MACRO used_params IS 'Parameters (JSON) without those that others leave without effect, such as a threshold where the rule does
 not look at it.';
 
+CREATE OR REPLACE MACRO is_measurable(low, high) AS
+    coalesce(high <= 10 * low, true);
+COMMENT ON MACRO is_measurable IS 'Whether an interval of a ratio says anything: its ends are at most a factor of 10 apart, or it has none.';
+
 CREATE VIEW settings AS
 WITH asked AS (
     SELECT *, count(*) OVER (PARTITION BY method) = 1 AS is_only
@@ -177,7 +181,7 @@ latest_timed AS (
         PARTITION BY setting_id, method, method_revision, params, kv_policy, fit_cell_id ORDER BY attempt_id DESC
     ) = 1
 ),
-speed AS (
+read AS (
     SELECT
         t.setting_id, t.method, t.method_revision, t.params, t.kv_policy, t.fit_cell_id, t.attempt_id, t.hw_id,
         max(v.value) FILTER (v.metric = 'speedup') AS speedup,
@@ -190,6 +194,8 @@ speed AS (
         max(v.value) FILTER (v.metric = 'tokens_per_request') AS tokens_per_request,
         max(v.value) FILTER (v.metric = 'full_tokens_per_request') AS full_tokens_per_request,
         max(v.value) FILTER (v.metric = 'speedup_decode') AS speedup_decode,
+        is_measurable(max(v.ci_low) FILTER (v.metric = 'speedup_decode'), max(v.ci_high) FILTER (v.metric = 'speedup_decode'))
+            AS is_decode_measured,
         max(v.value) FILTER (v.metric = 'ideal_speedup_decode') AS ideal_speedup_decode,
         max(v.value) FILTER (v.metric = 'timed_documents')::BIGINT AS timed_documents,
         max(v.value) FILTER (v.metric = 'timed_rounds')::BIGINT AS timed_rounds,
@@ -204,6 +210,17 @@ speed AS (
         max(v.ci_high) FILTER (v.metric = 'aa_energy_ratio') AS aa_energy_high
     FROM latest_timed AS t JOIN current_metric AS v USING (attempt_id)
     GROUP BY ALL
+),
+-- Of a speed-up that is not measurable nothing is left that could be drawn or ranked.
+speed AS (
+    SELECT
+        * REPLACE (
+            CASE WHEN is_measured THEN speedup END AS speedup, CASE WHEN is_measured THEN speedup_low END AS speedup_low,
+            CASE WHEN is_measured THEN speedup_high END AS speedup_high, CASE WHEN is_measured THEN aa_low END AS aa_low,
+            CASE WHEN is_measured THEN aa_high END AS aa_high,
+            CASE WHEN is_measured AND is_decode_measured THEN speedup_per_token END AS speedup_per_token,
+            CASE WHEN is_measured AND is_decode_measured THEN speedup_decode END AS speedup_decode)
+    FROM (SELECT *, is_measurable(speedup_low, speedup_high) AND is_measurable(aa_low, aa_high) AS is_measured FROM read)
 )
 SELECT
     r.model, r.task, r.task_label, r.method, r.label, r.threshold, r.kv_policy, r.seed, r.execution, r.random_weights, r.suite, r.cell_id,
@@ -214,6 +231,7 @@ SELECT
     CASE WHEN r.is_full_depth THEN 1.0 ELSE s.speedup END AS speedup,
     CASE WHEN r.is_full_depth THEN 1.0 ELSE s.speedup_low END AS speedup_low,
     CASE WHEN r.is_full_depth THEN 1.0 ELSE s.speedup_high END AS speedup_high, s.aa_low, s.aa_high,
+    CASE WHEN s.attempt_id IS NULL THEN 'not timed' WHEN s.is_measured THEN 'timed' ELSE 'not measurable' END AS speed_status,
     s.tokens_per_request, s.full_tokens_per_request,
     abs(s.tokens_per_request / s.full_tokens_per_request - 1) > 0.05 AS is_other_length,
     CASE WHEN r.is_full_depth THEN 1.0 ELSE s.speedup_per_token END AS speedup_per_token,
@@ -260,8 +278,8 @@ processors or GPU. Those that are counted add up to what timings and frontier sa
 CREATE VIEW timings AS
 WITH read AS (
     SELECT
-        attempt_id, doc_key, CASE WHEN twin THEN 'twin' ELSE arm END AS arm, phase, avg(n_tokens) AS tokens, avg(wall_ns) / 1e6 AS ms,
-        stddev_samp(wall_ns) / 1e6 AS ms_std, count(*) AS readings
+        attempt_id, doc_key, CASE WHEN twin THEN 'twin' ELSE arm END AS arm, phase, avg(n_tokens) AS tokens, median(wall_ns) / 1e6 AS ms,
+        stddev_samp(wall_ns) / 1e6 AS ms_std, median(cpu_ns) / 1e6 AS cpu_ms, count(*) AS readings
     FROM timing_sample GROUP BY ALL
 ),
 decodes AS (
@@ -275,7 +293,7 @@ spent AS (
     SELECT attempt_id, doc_key, arm, 'total' AS phase, avg(joules) AS joules, avg(net_joules) AS net_joules FROM decodes GROUP BY ALL
 )
 SELECT
-    n.* EXCLUDE (params), r.doc_key, r.arm, r.phase, r.tokens, r.ms, r.ms_std, r.readings, r.ms / r.tokens AS ms_per_token,
+    n.* EXCLUDE (params), r.doc_key, r.arm, r.phase, r.tokens, r.ms, r.ms_std, r.cpu_ms, r.readings, r.ms / r.tokens AS ms_per_token,
     f.ms AS full_ms, f.ms / r.ms AS speedup, s.joules, s.joules / r.tokens AS joules_per_token, s.net_joules,
     s.net_joules / r.tokens AS net_joules_per_token, fs.joules AS full_joules, fs.joules / nullif(s.joules, 0) AS energy_ratio, n.params
 FROM read AS r
@@ -370,12 +388,43 @@ replayed AS (
         AND q.fit_cell_id IS NOT DISTINCT FROM s.fit_cell_id AND abs(q.value - s.value) > greatest(1, q.blocks / 8)
         AND NOT coalesce(q.ci_low <= s.ci_high AND s.ci_low <= q.ci_high, false)
 ),
+-- What tells that other processes held the cores. ran: the processor time of all threads over the time that passed: an idle machine
+-- gives at least one thread all of it. stalled: of all readings, those of more than 1.5 times the median of their document and arm.
+readings AS (
+    SELECT attempt_id, sum(cpu_ns) / sum(wall_ns) AS ran, count(*) FILTER (wall_ns > 1.5 * typical_ns) / count(*) AS stalled
+    FROM timing_sample JOIN (
+        SELECT attempt_id, doc_key, arm, twin, median(wall_ns) AS typical_ns FROM timing_sample WHERE phase = 'total' GROUP BY ALL
+    ) USING (attempt_id, doc_key, arm, twin)
+    WHERE phase = 'total' GROUP BY attempt_id HAVING count(*) >= 20
+),
+loads AS (SELECT attempt_id, avg(load_average) AS load FROM device_sample WHERE load_average IS NOT NULL GROUP BY attempt_id),
+unmeasured AS (
+    SELECT attempt_id, string_agg(printf('%s is not measurable now (%.3g to %.3g)', metric, ci_low, ci_high), ', ' ORDER BY metric) AS names
+    FROM metric WHERE metric IN ('speedup', 'speedup_decode', 'aa_speedup') AND NOT is_measurable(ci_low, ci_high)
+    GROUP BY attempt_id
+),
+busy AS (
+    SELECT attempt_id, concat_ws('; ', 'the machine was busy',
+        CASE WHEN l.load IS NOT NULL THEN printf('load %.1f on %d cores', l.load, h.cores) END,
+        CASE WHEN r.ran < 0.9 AND c.device = 'cpu' THEN printf('the process ran for %.0f%% of the time that was measured', 100 * r.ran) END,
+        CASE WHEN r.stalled > 0.1 THEN printf(
+            '%.0f%% of the readings took more than 1.5 times as long as their document usually does', 100 * r.stalled) END,
+        u.names) AS message
+    FROM attempt AS a
+    JOIN cell AS c USING (cell_id)
+    JOIN hardware AS h USING (hw_id)
+    LEFT JOIN readings AS r USING (attempt_id)
+    LEFT JOIN loads AS l USING (attempt_id)
+    LEFT JOIN unmeasured AS u USING (attempt_id)
+    WHERE c.kind = 'timing'
+        AND (l.load > 1.25 * h.cores OR (r.ran < 0.9 AND c.device = 'cpu') OR r.stalled > 0.1 OR u.names IS NOT NULL)
+),
 -- far: even an interval twice as wide lacks 1 (on the logarithmic scale on which it is symmetric), which is hardly chance.
 floors AS (
     SELECT attempt_id, n.suite, a.hw_id, v.value, v.ci_low, v.ci_high, NOT 1 BETWEEN v.ci_low AND v.ci_high AS missed,
         missed AND abs(ln(v.value)) > ln(v.ci_high / v.ci_low) AS far
     FROM run_names AS n JOIN attempt AS a USING (attempt_id) JOIN metric AS v USING (attempt_id)
-    WHERE v.metric = 'aa_speedup' AND v.ci_low > 0
+    WHERE v.metric = 'aa_speedup' AND v.ci_low > 0 AND attempt_id NOT IN (SELECT attempt_id FROM busy)
 ),
 -- chance: how probable it is that so many or more intervals of 95% miss what they should hold (binomial).
 missed_floors AS (
@@ -393,6 +442,8 @@ findings AS (
         'wall clock and device clock differ by more than 2%% and 0.2 ms in %d of %d timed phases, by up to %.1f%%', apart,
         readings, 100 * worst) AS message
     FROM clocks WHERE apart > 0
+    UNION ALL
+    SELECT attempt_id, 'busy_machine', 2, message FROM busy
     UNION ALL
     SELECT attempt_id, 'not_repeatable', CASE WHEN same_machine THEN 3 ELSE 1 END, printf(
         '%s differs from that of %d other attempt(s) at the same cell on %s', names, others,
@@ -416,10 +467,11 @@ findings AS (
     FROM metric WHERE metric = 'energy_updates' AND value < 10
     UNION ALL
     SELECT attempt_id, 'realised_above_ideal', 1, printf(
-        'decoding is %.2f times as fast, %.0f%% of what its work allows (%.2f): the cost model leaves something out here',
-        d.value, 100 * d.value / i.value, i.value)
+        'decoding is %.2f times as fast [%.2f, %.2f], %.0f%% of what its work allows (%.2f): the cost model leaves something out here',
+        d.value, d.ci_low, d.ci_high, 100 * d.value / i.value, i.value)
     FROM metric AS d JOIN metric AS i USING (attempt_id)
-    WHERE d.metric = 'speedup_decode' AND i.metric = 'ideal_speedup_decode' AND d.value > 1.05 * i.value
+    WHERE d.metric = 'speedup_decode' AND i.metric = 'ideal_speedup_decode' AND d.ci_low > 1.05 * i.value
+        AND attempt_id NOT IN (SELECT attempt_id FROM busy)
     UNION ALL
     SELECT attempt_id, 'throttled', 3, printf('the clock was held down at %d readings: %s', readings, reasons) FROM throttled
     UNION ALL
@@ -461,11 +513,13 @@ findings AS (
 )
 SELECT n.* EXCLUDE (params), c.kind, f.severity, f.rule, f.message, n.params
 FROM findings AS f JOIN run_names AS n USING (attempt_id) JOIN cell AS c ON c.cell_id = n.cell_id;
-COMMENT ON VIEW qc IS 'One row per finding about a run that its reader should know. Rules: clocks_disagree; not_repeatable, of severity 1 where the other attempt ran on another
+COMMENT ON VIEW qc IS 'One row per finding about a run that its reader should know. Rules: busy_machine: other processes held the cores while it was timed, by a mean load above 1.25 times
+the cores, processor time below 90% of the time that passed, more than 10% of the readings above 1.5 times the median of their document and arm, or an interval of a speed-up
+whose ends are more than a factor of 10 apart; noise_floor, noise_floor_coverage and realised_above_ideal leave such a run out, since this explains them; clocks_disagree; not_repeatable, of severity 1 where the other attempt ran on another
 machine, compares files of one version of their writer only; noise_floor: full depth against itself differs from 1 by more than twice its interval''s half width, severity 1 up to 5%;
 noise_floor_coverage: how many of a suite''s intervals of full depth against itself on one machine lack 1, told once, with the farthest that is not told as
 noise_floor: of 20 intervals of 95% one does by chance, and severity 2 where so many have a chance below 1%; few_timed_documents: fewer than 20, or batches of them; coarse_energy: counters of energy move less than 10 times in a timed decode;
-realised_above_ideal: speedup_decode above 1.05 times ideal_speedup_decode; throttled; slow_clock: below 90% of the median over all rounds on that machine; trace_incomplete;
+realised_above_ideal: the lower end of speedup_decode above 1.05 times ideal_speedup_decode; throttled; slow_clock: below 90% of the median over all rounds on that machine; trace_incomplete;
 not_conforming; replay_differs: a real decode and a replay of one setting whose mean exit layers are more than an eighth of the blocks (at least one) apart and
 their intervals too: more than keys and values of skipped blocks usually explain; dirty_commit; random_weights; limited; generation_not_applied: the score is not that of a model card;
 documents_dropped: a remark where the suite asks for it; prompts_truncated.';

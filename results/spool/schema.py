@@ -298,6 +298,7 @@ TIMINGS: Final = pa.schema(
         _required("n_tokens", pa.int32()),
         _required("wall_ns", pa.int64()),
         _optional("device_ns", pa.int64()),
+        _optional("cpu_ns", pa.int64()),
     ]
 )
 

@@ -26,7 +26,7 @@ from exitbench.harness.cli.commands.failures import failure_lines
 from exitbench.harness.cli.commands.folders import Runs
 from exitbench.harness.cli.commands.run import measure
 from exitbench.harness.planning.suite import Point, Suite, load_suite
-from exitbench.methods.registry import fixed_depth_method
+from exitbench.reports.tables.gist import conclusion
 from exitbench.results.database.connection import open_database
 from exitbench.results.files.whole_file import write_whole_file
 from exitbench.terminal import number_of, tell, visible
@@ -109,15 +109,14 @@ def _tune(tuning: Tuning, runs: Runs, arguments: Namespace) -> int:
             return 0
     timed = [*finalists, *([choice.depth] if choice.depth is not None else [])]
     _stage(f"{4 if tuning.epsilon else 3}. Timing {number_of(len(timed), 'setting')} on the task's own documents")
-    results = _decoded(tuning.final(timed), timed, runs, arguments, limit=arguments.limit)
-    best = _fastest(results)
-    print()
-    if best is None:
-        print("Nothing to recommend: no setting is shown to be faster than full depth.")
-        _say_timed(results)
-        return 0
-    _say_recommended(tuning, choice, best, results, tuning.points_of(full_share))
-    _write_suite(tuning, best[1]["cell_id"], runs, arguments.out)
+    cells = _measured(tuning.final(timed), runs, arguments, arguments.limit)
+    with open_database(runs.database) as database:
+        text, cell_id = conclusion(database, cells, tuning.max_loss_percent)
+    print(f"\n{text}")
+    if tuning.epsilon is not None:
+        _say_bound(tuning, tuning.points_of(full_share))
+    if cell_id is not None:
+        _write_suite(tuning, cell_id, runs, arguments.out)
     return 0
 
 
@@ -143,12 +142,12 @@ def _measured(suite: Suite, runs: Runs, arguments: Namespace, limit: int | None 
 
 
 def _decoded(
-    suite: Suite, candidates: Sequence[Candidate], runs: Runs, arguments: Namespace, limit: int | None = None
+    suite: Suite, candidates: Sequence[Candidate], runs: Runs, arguments: Namespace
 ) -> list[tuple[Candidate, Row]]:
     """Run a stage that decodes candidates; returns what was measured of each."""
     (task,) = suite.tasks
     labels = {f"{suite.models[0].name}/{task.label}/{_label(one.point)}/quality": one for one in candidates}
-    cells = _measured(suite, runs, arguments, limit)
+    cells = _measured(suite, runs, arguments)
     with open_database(runs.database) as database:
         return results_of(database, {cell: labels[label] for cell, label in cells.items() if label in labels})
 
@@ -176,21 +175,6 @@ def _certified(
     )
 
 
-def _fastest(results: Sequence[tuple[Candidate, Row]]) -> tuple[Candidate, Row] | None:
-    """The fastest of the methods that are shown to be faster than full depth."""
-    shown = [(one, row) for one, row in _methods(results) if _is_faster(row)]
-    return max(shown, key=lambda pair: pair[1]["speedup"], default=None)
-
-
-def _is_faster(row: Row) -> bool:
-    return row["speedup"] is not None and row["speedup_low"] > max(1, row["aa_high"] or 1)
-
-
-def _methods(results: Sequence[tuple[Candidate, Row]]) -> list[tuple[Candidate, Row]]:
-    fixed = fixed_depth_method()[0].name
-    return [(one, row) for one, row in results if one.point.method.name != fixed]
-
-
 def _say_confirmed(tuning: Tuning, choice: Choice) -> None:
     for one, row in choice.rows:
         mark = "*" if one in (*choice.kept, choice.depth) else " "
@@ -204,54 +188,13 @@ def _say_confirmed(tuning: Tuning, choice: Choice) -> None:
         )
 
 
-def _say_timed(results: Sequence[tuple[Candidate, Row]]) -> None:
-    for one, row in sorted(results, key=lambda pair: -(pair[1]["speedup"] or 0)):
-        print(f"  {_label(one.point)}: {_speedup(row)}, {_delta(row)}")
-
-
-def _say_recommended(
-    tuning: Tuning,
-    choice: Choice,
-    best: tuple[Candidate, Row],
-    results: Sequence[tuple[Candidate, Row]],
-    bound_points: float,
-) -> None:
-    one, row = best
-    print(f"{visible(tuning.model.name)} on {visible(tuning.task.label)}: {_label(one.point)}")
-    print(f"  speed    {_speedup(row)} as fast as full depth; {_beside(choice, results)}")
-    scored = f"{row['value']:.1f} {visible(row['metric'])}, full depth {row['full_value']:.1f}"
-    print(f"  quality  {scored}: {_delta(row)} {_kept(tuning, row)}")
-    print(f"  depth    {row['mean_blocks_run']:.2f} of {row['blocks']} blocks a token")
-    if tuning.epsilon is not None:
-        share = 1 - tuning.epsilon
-        drawn = _PROMISED.format(share=share, documents=number_of(tuning.documents, "calibration document"))
-        most = f"{bound_points:.2f} points of {tuning.certified_metric}"
-        print(f"  bound    loses at most {most} on average, {drawn} (Learn then Test)")
-    print("  timed")
-    _say_timed(results)
-
-
-def _kept(tuning: Tuning, row: Row) -> str:
-    on = f"on {number_of(row['n'], 'document')} that it was not chosen on"
-    bound = row["loss_high_percent"]
-    if bound is None:
-        return on
-    is_kept = bound <= tuning.max_loss_percent
-    return f"{on}: {'at most' if is_kept else 'may be'} {bound:.1f} % less{'' if is_kept else ', not shown to be kept'}"
-
-
-def _beside(choice: Choice, results: Sequence[tuple[Candidate, Row]]) -> str:
-    if choice.depth is None:
-        return "no static depth loses as little"
-    row = next(row for one, row in results if one == choice.depth)
-    depth = next(iter(dict(choice.depth.point.params).values()))
-    return f"the best static depth (block {depth}) {_speedup(row)}"
-
-
-def _speedup(row: Row) -> str:
-    if row["speedup"] is None:
-        return "not timed"
-    return f"{row['speedup']:.2f}x [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]"
+def _say_bound(tuning: Tuning, bound_points: float) -> None:
+    assert tuning.epsilon is not None
+    drawn = _PROMISED.format(
+        share=1 - tuning.epsilon, documents=number_of(tuning.documents, "calibration document")
+    )
+    most = f"{bound_points:.2f} points of {tuning.certified_metric}"
+    print(f"Thresholds lose at most {most} on average, {drawn} (Learn then Test).")
 
 
 def _delta(row: Row) -> str:

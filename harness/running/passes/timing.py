@@ -55,10 +55,8 @@ def timing_pass(session: Session, item: CellJob, writer: AttemptWriter, on_progr
     _write_readings(writer, measured)
     metrics = timing.request_metrics(measured, len(documents), len(units), seed)
     metrics["speedup_decode"] = timing.speedup(measured.readings, "decode", seed)
-    for prefix, arm, generations in (("", "method", measured.method), ("full_", "full", measured.full)):
-        decodes = [r for r in measured.readings if r.phase == "decode" and r.arm == arm and not r.twin]
-        ms_per_token = sum(r.wall_ns for r in decodes) / sum(r.n_tokens for r in decodes) / 1e6
-        metrics[f"{prefix}ms_per_token"] = point(ms_per_token, len(units))
+    metrics |= timing.token_metrics(measured, len(units))
+    for prefix, generations in (("", measured.method), ("full_", measured.full)):
         n_tokens = sum(len(generation.token_ids) for generation in generations)
         metrics[f"{prefix}tokens_per_request"] = point(n_tokens / len(generations), len(units))
     lengths = [len(request.prompt_ids) for request in requests]

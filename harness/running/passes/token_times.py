@@ -48,7 +48,7 @@ class TokenClock(Observer):
 def token_times_pass(
     session: Session, item: CellJob, settings: RecordSettings, writer: AttemptWriter, on_progress: Progress
 ) -> None:
-    """Decode one document after the other, by the method and at full depth in turn, as often as a timing has rounds."""
+    """Decode one document after the other, by the method and at full depth in turn, in as many rounds as a timing has at least."""
     cell, timing = item.cell, item.cell.timing
     if timing is None:
         raise ValueError("a timing cell has timing settings")
@@ -71,7 +71,7 @@ def token_times_pass(
             _timed(work, parts, unit)
     for done, unit in enumerate(units):
         rows = []
-        for round_ in range(timing.max_rounds):
+        for round_ in range(timing.least_rounds):
             for arm in ("full", "method") if round_ % 2 == 0 else ("method", "full"):
                 answer, token_ns = made[arm][done], _timed(work, arms[arm], unit)
                 columns = zip(answer.token_ids, answer.exit_layers, token_ns, strict=True)

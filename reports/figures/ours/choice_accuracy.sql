@@ -15,7 +15,7 @@ SELECT s.model, s.task, s.setting, s.method, s.params, s.kv_policy, s.execution,
        s.blocks, d.mean_exit_layer, a.accuracy,
        if(a.half IS NULL, NULL, greatest(0, a.accuracy - a.half)) AS accuracy_low,
        if(a.half IS NULL, NULL, least(1, a.accuracy + a.half)) AS accuracy_high, a.chance,
-       s.ideal_speedup_bytes, s.speedup, s.speedup_low, s.speedup_high, s.aa_low, s.aa_high,
+       s.ideal_speedup_bytes, s.speedup, s.speedup_low, s.speedup_high, s.speed_status, s.aa_low, s.aa_high,
        coalesce(NOT s.is_full_depth AND s.speedup_low <= s.aa_high AND s.speedup_high >= s.aa_low, false)
            AS inside_noise_floor,
        s.timed_documents, s.n

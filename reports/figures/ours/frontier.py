@@ -13,7 +13,7 @@ from matplotlib.transforms import offset_copy
 
 from exitbench.reports.figures.ours.frontier_parts import envelope, recommended, series_of
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import OTHER_LENGTH, Setting, count, labels, setting
+from exitbench.reports.labels import NOT_MEASURABLE, OTHER_LENGTH, Setting, count, labels, setting
 from exitbench.reports.plotting.panels import (
     FLOOR_NOTE,
     LENGTH_NOTE,
@@ -51,7 +51,7 @@ CAPTION = (
     "Crosses are published mean exit layers (MEE's log and PRUNE's figures 6, 7, 10 and 11; "
     "T5-large, other data and machines), each relative to full depth there; they have no time that compares. Left "
     "out: two of them whose depths seem misprinted (figure 11a, fixed pruning from blocks 6 and 3 on), tasks where "
-    "full depth scores 0, and random weights."
+    "full depth scores 0, random weights, and speed-ups whose interval or noise floor is wider than 10 times."
 )
 EMPTY = (
     "No data yet: run `nox -s bench`, or any suite with `quality` and `timing` cells of models with trained weights."
@@ -62,6 +62,7 @@ _MOST_ROWS = 6
 _NAMED = 4  # models whose fastest setting is named: as many as there is room for
 _WORDS_WIDTH = 32  # characters
 _LINE_POINTS = 8.8
+_NOT_TIMED = "not timed yet: run a suite with `timing` cells\n(nox -s bench)"
 
 
 def finding(frame: Frame) -> str:
@@ -73,10 +74,11 @@ def finding(frame: Frame) -> str:
             best = max(chosen.values(), key=lambda row: row["speedup"])
             fast = times(best["speedup"], best["speedup_low"], best["speedup_high"])
             told.append(f"on {called(task)} {label_of(names, best)} ({called(best['model'])}) at {fast}")
-        elif any(row["speedup"] is not None and not row["is_full_depth"] for row in rows.rows):
+        elif any(row["speed_status"] == "timed" and not row["is_full_depth"] for row in rows.rows):
             told.append(f"on {called(task)} none is shown")
     if not told:
-        return "Quality against depth; no setting was timed."
+        why = f"speed-ups are {NOT_MEASURABLE}" if _is_too_busy(frame) else "no setting was timed"
+        return f"Quality against depth; {why}."
     return f"Fastest of those shown to lose at most 1 % of full depth's quality: {listed(told[:_NAMED])}."
 
 
@@ -125,7 +127,7 @@ def _speed_panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by
     timed = Frame(frame.columns, tuple(row for row in frame.rows if row["speedup"] is not None))
     if all(row["is_full_depth"] for row in timed.rows):
         axes.axis("off")
-        text = "not timed yet: run a suite with `timing` cells\n(nox -s bench)"
+        text = f"{NOT_MEASURABLE}: the machine was too busy" if _is_too_busy(frame) else _NOT_TIMED
         axes.text(0.5, 0.5, text, ha="center", va="center", color=quiet(), transform=axes.transAxes)
         return
     draw_floors(axes, timed.values("quality"), timed.rows, along="x")
@@ -150,6 +152,10 @@ def _speed_panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by
         ink = mpl.rcParams["text.color"]
         x, y = row["speedup"], row["quality"]
         axes.plot(x, y, "o", markersize=11, markerfacecolor="none", markeredgecolor=ink, zorder=4)
+
+
+def _is_too_busy(frame: Frame) -> bool:
+    return "not measurable" in frame.values("speed_status")
 
 
 def _fastest(

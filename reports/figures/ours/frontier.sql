@@ -33,14 +33,14 @@ theirs AS (
 SELECT 'ours' AS origin, name AS task, model, conditions AS setting,
        method, params, kv_policy, execution, metric,
        value / full_value AS quality, ci_low / full_value AS quality_low, ci_high / full_value AS quality_high,
-       mean_blocks_run / blocks AS depth, speedup, speedup_low, speedup_high, aa_low, aa_high,
+       mean_blocks_run / blocks AS depth, speedup, speedup_low, speedup_high, speed_status, aa_low, aa_high,
        coalesce(NOT is_full_depth AND speedup_low <= aa_high AND speedup_high >= aa_low, false) AS inside_noise_floor,
        is_full_depth, method <> 'oracle' AS attainable, is_recommended, n, speedup_per_token, tokens_per_request, full_tokens_per_request,
        is_other_length, timed_documents, timed_rounds, cell_id
 FROM ours
 UNION ALL
 SELECT 'published', o.name, t.model, o.setting, t.method, json_object('setting', t.setting), NULL, 'published', t.metric,
-       t.quality, NULL, NULL, t.depth, NULL, NULL, NULL, NULL, NULL, false, false, true, false, NULL, NULL,
+       t.quality, NULL, NULL, t.depth, NULL, NULL, NULL, NULL, NULL, NULL, false, false, true, false, NULL, NULL,
        NULL, NULL, NULL, NULL, NULL, NULL
 FROM theirs AS t
 JOIN (

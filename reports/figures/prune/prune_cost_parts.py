@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from exitbench.reports.figures.explain.explain_parts import FULL_DEPTH
 from exitbench.reports.figures.prune.prune_parts import Series, trained_as
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import count, shorten
+from exitbench.reports.labels import NOT_MEASURABLE, count, shorten
 from exitbench.reports.plotting.panels import (
     draw_intervals,
     draw_lengths,
@@ -175,7 +175,7 @@ def _look(style: SeriesStyle, quantity: str) -> dict[str, Any]:
 def _speed(axes: Axes, places: Sequence[_Place]) -> None:
     times = [row for one in places for rows in one.rows.values() for row in _ours(rows, "speedup")]
     if not times:
-        axes.text(0.5, 0.5, "not timed", ha="center", va="center", color=quiet(), transform=axes.transAxes)
+        axes.text(0.5, 0.5, f"not timed, or {NOT_MEASURABLE}", ha="center", va="center", color=quiet(), transform=axes.transAxes)
         axes.set_xticks([])
         return
     axes.axvline(1, color=MUTED, linestyle=":", linewidth=1)

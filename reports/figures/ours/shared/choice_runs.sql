@@ -5,7 +5,7 @@ documents AS (  -- what a run chose; texts beyond a document's choices are none
 ),
 ran AS (
     SELECT f.attempt_id, f.model, f.task_label AS task, f.conditions AS setting, f.method, f.params, f.kv_policy,
-           f.execution, f.blocks, f.is_full_depth, f.ideal_speedup_bytes, f.speedup, f.speedup_low, f.speedup_high, f.aa_low, f.aa_high,
+           f.execution, f.blocks, f.is_full_depth, f.ideal_speedup_bytes, f.speedup, f.speedup_low, f.speedup_high, f.speed_status, f.aa_low, f.aa_high,
            f.timed_documents, (f.params ->> 'threshold')::DOUBLE AS threshold,
            concat_ws(' ', json_merge_patch(f.params, '{"threshold": null}'), f.kv_policy) AS line, c.n,
            count(*) OVER (PARTITION BY r.setting_id) AS beside

@@ -88,7 +88,7 @@ quantities AS (
     SELECT attempt_id, 'rule', rule, if(rule_half IS NULL, NULL, greatest(0, rule - rule_half)), rule + rule_half, n FROM heads
     UNION ALL
     SELECT attempt_id, 'speedup', speedup, speedup_low, speedup_high, timed_documents
-    FROM chosen WHERE timing_attempt_id IS NOT NULL
+    FROM chosen WHERE speedup IS NOT NULL
 ),
 printed AS (
     SELECT s.method, s.head, if(p.dataset = 'SQuAD', 'squad', 'samsum') AS task, p.model LIKE '%fine-tuned' AS fine_tuned,
