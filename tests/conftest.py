@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeGuard
@@ -175,6 +176,15 @@ def choice_database(choice_spool: Path) -> Path:
     path = choice_spool.parent / "exitbench.duckdb"
     assert ingest(choice_spool, path).quarantined == ()
     return path
+
+
+@pytest.fixture(scope="session")
+def many_documents_database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """So many documents that a third of them can bound a loss by 1 %. Open it read-only."""
+    folder = tmp_path_factory.mktemp("many-documents")
+    replace(example.FRONT, documents=1_500).write(folder / "spool")
+    assert ingest(folder / "spool", folder / "exitbench.duckdb").quarantined == ()
+    return folder / "exitbench.duckdb"
 
 
 @pytest.fixture(scope="session")

@@ -243,9 +243,7 @@ def measure(
     return Timing(readings, device, energy.close(), stop_reason, full_outputs, outputs)
 
 
-def _stop_reason(
-    readings: Sequence[Reading], rounds: int, settings: TimingSettings, seed: int
-) -> StopReason | None:
+def _stop_reason(readings: Sequence[Reading], rounds: int, settings: TimingSettings, seed: int) -> StopReason | None:
     """Why no further round is needed after this many; None if one is."""
     if rounds >= settings.max_rounds:
         return "rounds"

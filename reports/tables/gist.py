@@ -37,7 +37,7 @@ def conclusion(database: Database, cell_ids: Collection[str], percent: float) ->
         percent: Loss allowed, of full depth's quality.
 
     Returns:
-        A paragraph, and the cell of the setting to use: what is confirmed at this loss, or else at the least loss above.
+        A paragraph, and the cell of the setting to use: what is confirmed at this loss, or at the least one above.
     """
     rows = tuple(row for row in _read(database, None) if row["cell_id"] in cell_ids)
     made = cards(rows)
@@ -116,7 +116,9 @@ def _why_not(rows: list[Row]) -> str:
     if not any(row["method"] not in BASELINES and not row["is_full_depth"] for row in rows):
         return "only full depth and baselines were run; nothing to recommend."
     metric = visible(rows[0]["metric"] or "the metric")
-    return f"{metric} has no scale or no scores of full depth to bound a loss by; `exitbench compare` tests differences."
+    return (
+        f"{metric} has no scale or no scores of full depth to bound a loss by; `exitbench compare` tests differences."
+    )
 
 
 def _where(row: Row) -> str:

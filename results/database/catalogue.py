@@ -1,8 +1,8 @@
 """SQLAlchemy Core tables of the catalogue.
 
 The migrations create the tables; this is their description for Python, and a test compares the two.
-Traces that are only ever written through Arrow (`token_exit`, `quality_difference`, `sequence_block`, `choice_answer`, `choice_token`,
-`probe_token`, `sublayer_token`, `layer_pair`, `prompt_token`, `token_time`, `score_token`, `fit_curve`,
+Traces that are only ever written through Arrow (`token_exit`, `quality_difference`, `sequence_block`, `choice_answer`,
+`choice_token`, `probe_token`, `sublayer_token`, `layer_pair`, `prompt_token`, `token_time`, `score_token`, `fit_curve`,
 `calibration_step`, `training_log`, `token_text`, `token_tag`, `sample_rescore`, `device_sample`,
 `energy_sample`, `energy_domain`, `perf_sample`) are not described here.
 """

@@ -37,7 +37,7 @@ _ABOUT: Final = {
     "token_exit": "One row per attempt, document and token: where it was emitted.",
     "document_exit": "One row per attempt and document with generated tokens.",
     "document_probe": "One row per attempt and document with probed tokens.",
-    "quality_difference": "One row per attempt and part of its documents: quality against full depth, paired by document.",
+    "quality_difference": "One row per attempt and part of its documents: the paired difference to full depth.",
     "sequence_block": "One row per attempt, document and block asked, of encoders: what it said.",
     "choice_token": "One row per attempt, document, choice and token: where it was scored.",
     "probe_token": "One row per attempt, document and probed token.",

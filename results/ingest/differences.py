@@ -18,7 +18,8 @@ _WANTED: Final = """
     CREATE OR REPLACE TEMP TABLE wanted_difference AS
     WITH scored AS (SELECT attempt_id, max(scored_at) AS scored_at FROM metric GROUP BY attempt_id)
     SELECT
-        f.attempt_id, r.full_depth_attempt_id AS full_attempt_id, f.metric, f.delta, s.scored_at, t.scored_at AS full_scored_at,
+        f.attempt_id, r.full_depth_attempt_id AS full_attempt_id, f.metric, f.delta, s.scored_at,
+        t.scored_at AS full_scored_at,
         coalesce(m.ci_method LIKE 'Student%', true) AS has_no_scale, coalesce(m.scale_high - m.scale_low, 100) AS scale
     FROM frontier AS f
     JOIN runs AS r USING (attempt_id)
@@ -35,10 +36,12 @@ _KNOWN: Final = f"DELETE FROM wanted_difference WHERE ({_KEY}) IN (SELECT ({_KEY
 _DOCUMENTS: Final = """
     WITH scored AS (
         SELECT
-            s.attempt_id, s.doc_key, coalesce(r.scores, s.scores) AS scores, coalesce(r.statistics, s.statistics) AS statistics
+            s.attempt_id, s.doc_key, coalesce(r.scores, s.scores) AS scores,
+            coalesce(r.statistics, s.statistics) AS statistics
         FROM sample AS s
         LEFT JOIN (
-            SELECT attempt_id, doc_key, arg_max(scores, scored_at) AS scores, arg_max(statistics, scored_at) AS statistics
+            SELECT
+                attempt_id, doc_key, arg_max(scores, scored_at) AS scores, arg_max(statistics, scored_at) AS statistics
             FROM sample_rescore GROUP BY ALL
         ) AS r USING (attempt_id, doc_key)
     ),
@@ -103,9 +106,13 @@ def _rows(run: dict[str, Any], documents: list[dict[str, Any]]) -> Iterator[dict
         n = int(is_in.sum())
         if part != "all" and not (is_paired and n):
             continue
-        interval = _interval(moved[is_in], None if run["has_no_scale"] else run["scale"]) if is_paired else point(float("nan"), n)
+        interval = (
+            _interval(moved[is_in], None if run["has_no_scale"] else run["scale"])
+            if is_paired
+            else point(float("nan"), n)
+        )
         yield {
-            **{name: run[name] for name in ("attempt_id", "full_attempt_id", "metric", "scored_at", "full_scored_at")},
+            **{name: run[name] for name in _KEY.split(", ")},
             "part": part,
             "n": n,
             "n_up": int((differences[is_in] > 0).sum()),

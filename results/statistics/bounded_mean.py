@@ -1,8 +1,8 @@
 """Bounds of a bounded mean that hold for rare large values which have not been seen yet.
 
-A loss that one document in a hundred suffers in full is missed by most samples of forty. Intervals that go by the spread
-of the sample (Student's t, a bootstrap, a likelihood ratio) then reach nowhere near the true mean. Gaffke's bound adds
-one document that loses everything and asks how far the mean of the document weights could reach:
+A loss that one document in a hundred suffers in full is missed by most samples of forty. Intervals that go by the
+spread of the sample (Student's t, a bootstrap, a likelihood ratio) then reach nowhere near the true mean. Gaffke's
+bound adds one document that loses everything and takes
 
     the upper 97.5 % quantile of  W_1 x_1 + ... + W_n x_n + W_(n+1) * greatest,   W uniform on the simplex.
 

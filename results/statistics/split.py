@@ -1,7 +1,7 @@
 """The two parts of a test set: one chooses among settings, the other confirms and reports the choice.
 
-The best of many settings looks better than it is on the documents it was chosen on. So a recommendation is chosen on the
-choosing part, and its quality, its speed and the bound on its loss are those of the confirming part.
+The best of many settings looks better than it is on the documents it was chosen on. So a recommendation is chosen on
+the choosing part, and its quality, its speed and the bound on its loss are those of the confirming part.
 """
 
 import hashlib

@@ -28,8 +28,8 @@ from exitbench.results.statistics.intervals import (
     mean_interval,
     ratio_interval,
 )
-from exitbench.results.statistics.split import is_choosing
 from exitbench.results.statistics.risk_control import calibrate
+from exitbench.results.statistics.split import is_choosing
 from exitbench.results.statistics.stability import stability
 
 KINDS = ("frame", "copy", "lexical", "hop1", "hop2")

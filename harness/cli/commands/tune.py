@@ -190,9 +190,7 @@ def _say_confirmed(tuning: Tuning, choice: Choice) -> None:
 
 def _say_bound(tuning: Tuning, bound_points: float) -> None:
     assert tuning.epsilon is not None
-    drawn = _PROMISED.format(
-        share=1 - tuning.epsilon, documents=number_of(tuning.documents, "calibration document")
-    )
+    drawn = _PROMISED.format(share=1 - tuning.epsilon, documents=number_of(tuning.documents, "calibration document"))
     most = f"{bound_points:.2f} points of {tuning.certified_metric}"
     print(f"Thresholds lose at most {most} on average, {drawn} (Learn then Test).")
 

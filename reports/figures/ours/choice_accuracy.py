@@ -112,7 +112,11 @@ def _speed_panel(axes: Axes, methods: Frame, styles: Mapping[str, SeriesStyle]) 
     timed = Frame(methods.columns, tuple(row for row in methods.rows if row["speedup"] is not None))
     if not timed.rows:
         too_busy = "not measurable" in methods.values("speed_status")
-        why = f"{NOT_MEASURABLE}:\nthe machine was too busy" if too_busy else "not timed yet: run a suite\nwith `timing` cells"
+        why = (
+            f"{NOT_MEASURABLE}:\nthe machine was too busy"
+            if too_busy
+            else "not timed yet: run a suite\nwith `timing` cells"
+        )
         return _say(axes, why)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     draw_floors(axes, timed.values("accuracy"), timed.rows, along="x")

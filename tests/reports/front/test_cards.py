@@ -120,7 +120,9 @@ def beside(results: tuple[Row, ...], low: float, high: float) -> str:
 def test_only_a_method_whose_interval_lies_above_the_static_depths_is_called_faster(results: tuple[Row, ...]) -> None:
     assert beside(results, 1.1, 1.2) == "It is faster than the best static depth (static exit_layer=5, 1.15×)."
     overlapping = beside(results, 1.1, 1.9)
-    assert overlapping.startswith("It is not shown to be faster than the best static depth (static exit_layer=5, 1.50×)")
+    assert overlapping.startswith(
+        "It is not shown to be faster than the best static depth (static exit_layer=5, 1.50×)"
+    )
     assert beside(results, 1.8, 1.9).startswith("It is slower than the best static depth")
 
 
@@ -258,8 +260,6 @@ def test_the_answers_open_on_what_the_cards_recommend(
         attempts = database.query("SELECT attempt_id, cell_id FROM frontier").to_pylist()
         cells = {row["attempt_id"]: row["cell_id"] for row in attempts}
         best = [cells[attempt_id] for attempt_id in recommended(database, percent)]
-    told = [
-        row for card in made if (row := card.at(percent).method) is not None and is_confirmed(row, percent)
-    ]
+    told = [row for card in made if (row := card.at(percent).method) is not None and is_confirmed(row, percent)]
     assert any(told) or percent < 20
     assert sorted(best) == sorted(row["cell_id"] for row in told)

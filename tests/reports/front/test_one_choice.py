@@ -2,9 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -29,17 +27,15 @@ def chosen(row: Row) -> tuple[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def database(example: ModuleType, database_of: Callable[[Any], Path]) -> Path:
-    """So many documents that a third of them can bound a loss by 1 %."""
-    return database_of(replace(example.FRONT, documents=1_500))
+def database(many_documents_database: Path) -> Path:
+    """Results of which the cards have something to recommend at the usual loss."""
+    return many_documents_database
 
 
 @pytest.fixture(scope="module")
 def of_cards(database: Path, rows_of: Rows) -> Choice:
     """What the cards name where the usual loss is allowed."""
-    answers = [
-        (card.full, card.at(DEFAULT_PERCENT).shown) for card in cards(rows_of(database, tables, "summary").rows)
-    ]
+    answers = [(card.full, card.at(DEFAULT_PERCENT).shown) for card in cards(rows_of(database, tables, "summary").rows)]
     choice = {(full["model"], full["task"]): chosen(row) for full, row in answers if row is not None}
     assert len(choice) == len(answers) == 2
     return choice

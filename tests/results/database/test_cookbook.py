@@ -313,7 +313,7 @@ def _grouped(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:
 
 @pytest.mark.parametrize("name", query_names())
 def test_a_query_is_explained_and_answers_here_and_as_it_stands_in_the_document(
-    database: Database, choice_database: Path, encoder_database: Path, name: str
+    database: Database, choice_database: Path, encoder_database: Path, many_documents_database: Path, name: str
 ) -> None:
     query = saved_query(name)
     assert query.section in SECTIONS
@@ -321,7 +321,7 @@ def test_a_query_is_explained_and_answers_here_and_as_it_stands_in_the_document(
     assert query.reading.endswith(".")
     assert set(re.findall(r"\$(\w+)", query.sql)) == set(query.defaults)
     others = {"Choices": choice_database, "Encoders": encoder_database}
-    other = others.get(query.section)
+    other = many_documents_database if name == "what_to_use" else others.get(query.section)
     with nullcontext(database) if other is None else open_database(other) as asked:
         rows = _rows(asked, name)
         assert rows

@@ -280,7 +280,9 @@ def test_what_to_use_is_the_fastest_run_of_one_part_and_is_confirmed_by_the_othe
                 told += best is not None
                 for row in found:
                     own = by_cell[row["cell_id"]]
-                    is_faster = own["confirming_low"] is not None and own["confirming_low"] > max(1, own["aa_high"] or 1)
+                    is_faster = own["confirming_low"] is not None and own["confirming_low"] > max(
+                        1, own["aa_high"] or 1
+                    )
                     assert (row["confirmed_percent"] is not None) == is_faster
                     if is_faster:
                         is_confirmed = row["confirmed_percent"] <= allowed

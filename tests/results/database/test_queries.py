@@ -144,76 +144,31 @@ def test_a_method_that_agrees_as_the_oracle_makes_up_the_whole_gap(database: Dat
     assert {row["share_of_gap"] for row in perfect} == {1}
 
 
-def test_what_to_use_is_the_fastest_that_loses_next_to_nothing_beside_the_best_static_depth(
-    example_database: Path,
-) -> None:
-    """Found again from the frontier, task by task, at a loss that leaves some settings and takes others away."""
-    with open_database(example_database) as opened:
-        frontier = opened.query(
-            "SELECT f.*, r.setting_id, p.delta_low, p.loss_high_percent FROM frontier AS f "
-            "JOIN runs AS r USING (attempt_id) LEFT JOIN paired AS p USING (attempt_id) WHERE f.execution = 'real' "
-            "AND NOT f.random_weights AND f.delta IS NOT NULL AND f.conforms IS DISTINCT FROM false"
-        ).to_pylist()
-        for loss in (0.0, 1.0, 20.0, 100.0):
+def test_what_to_use_is_the_step_of_pareto_at_that_loss(many_documents_database: Path) -> None:
+    with open_database(many_documents_database) as opened:
+        steps = opened.query("FROM pareto").to_pylist()
+        for loss in (0.0, 1.0, 60.0, 100.0):
             query = saved_query("what_to_use")
             rows = opened.query(query.sql, {**query.defaults, "loss": loss}).to_pylist()
-            assert {row["task_label"] for row in rows} == {row["task_label"] for row in frontier}
+            expected = {
+                (step["model"], step["task_label"], step["is_static"], step["method"], step["label"]): (
+                    step["confirmed_percent"] is not None and step["confirmed_percent"] <= loss
+                )
+                for step in steps
+                if step["choosing_loss_high_percent"] <= loss
+                and (step["next_percent"] is None or loss < step["next_percent"])
+            }
+            assert len(rows) == len(expected) and (rows or loss == 0)
             for row in rows:
-                own = [one for one in frontier if one["task_label"] == row["task_label"]]
-                _check_choice(row, [one for one in own if one["n"] == max(other["n"] for other in own)], loss)
+                place = (row["model"], row["task_label"], row["is_static"], row["method"], row["label"])
+                assert row["is_confirmed"] == expected[place]
 
 
-def _check_choice(row: dict[str, Any], own: list[dict[str, Any]], loss: float) -> None:
-    baselines = ("static", "random", "oracle")
-    methods = [one for one in own if not one["is_full_depth"] and one["method"] not in baselines]
-    assert row["candidates"] == len(methods)
-    bounded = [one for one in methods if one["loss_high_percent"] is not None]
-    faster = [one for one in own if one["speedup"] and one["speedup_low"] > max(1, one["aa_high"] or 1)]
-    shown = [one for one in bounded if one in faster and one["loss_high_percent"] <= loss]
-    timed = {one["setting_id"] for one in methods if one["speedup"] is not None}
-    untimed = [one for one in bounded if one["setting_id"] not in timed and one["loss_high_percent"] <= loss]
-    least = [one for one in bounded if one in faster and loss < one["loss_high_percent"] <= 20]
-    if row["method"] is None:
-        assert not (shown or least or [one for one in untimed if one["mean_blocks_run"] < one["blocks"]])
-        assert row["verdict"] == "nothing"
-        return
-    assert row["loss_is_shown"] == bool(shown or untimed)
-    if not shown and untimed:
-        assert (row["speedup"], row["verdict"]) == (None, "not timed")
-        share = min(one["mean_blocks_run"] / one["blocks"] for one in untimed)
-        assert row["mean_blocks_run"] / row["blocks"] == share
-        return
-    if shown:
-        assert row["speedup"] == max(one["speedup"] for one in shown)
-    else:
-        assert row["loss_high_percent"] == min(one["loss_high_percent"] for one in least)
-    chosen = next(one for one in shown or least if (one["model"], one["label"]) == (row["model"], row["label"]))
-    bound = max(loss, chosen["loss_high_percent"])
-    static = [
-        one
-        for one in faster
-        if (one["setting_id"], one["method"]) == (chosen["setting_id"], "static") and one["loss_high_percent"] <= bound
-    ]
-    assert row["static_speedup"] == max((one["speedup"] for one in static), default=1.0)
-    if not static:
-        assert (row["static_block"], row["static_delta"]) == (chosen["blocks"], None)
-
-
-def test_what_to_use_asks_of_one_suite_where_that_is_named(database: Database) -> None:
+def test_what_to_use_asks_of_one_suite_where_that_is_named(many_documents_database: Path) -> None:
     query = saved_query("what_to_use")
-    named = {
-        suite: database.query(query.sql, {**query.defaults, "suite": suite}).num_rows for suite in ("example", "x")
-    }
+    with open_database(many_documents_database) as database:
+        named = {
+            suite: database.query(query.sql, {**query.defaults, "loss": 100.0, "suite": suite}).num_rows
+            for suite in ("example", "x")
+        }
     assert named["example"] > 0 and named["x"] == 0
-
-
-def test_that_a_loss_is_as_small_is_shown_by_its_interval(database: Database) -> None:
-    query = saved_query("what_to_use")
-    told = set()
-    for loss in (1.0, 100.0):
-        rows = database.query(query.sql, {**query.defaults, "loss": loss}).to_pylist()
-        for row in (row for row in rows if row["method"] is not None):
-            assert row["delta_low"] <= row["delta"] <= row["delta_high"]
-            assert row["loss_is_shown"] == (row["delta_low"] >= -loss / 100 * row["full_value"])
-            told.add(row["loss_is_shown"])
-    assert told == {True, False}

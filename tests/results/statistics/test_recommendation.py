@@ -33,7 +33,7 @@ class Outcome:
 
 
 def losses(rng: Rng, n: int, shares: np.ndarray) -> np.ndarray:
-    """Losses [n, settings] in points: of the documents that change, seven tenths lose; settings agree on half of them."""
+    """Losses [n, settings] in points: of documents that change, 7 of 10 lose; settings agree on half of them."""
     common, own = rng.random((n, 1)), rng.random((n, len(shares)))
     which = np.where(rng.random((n, 1)) < 0.5, common, own)
     size = 100 * rng.random((n, len(shares))) * np.where(rng.random((n, len(shares))) < 0.7, 1, -1)
