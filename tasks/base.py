@@ -181,6 +181,19 @@ class Task(ABC):
         """Return the least and the greatest value that a metric can have; None where there is no such."""
         return 0.0, 100.0
 
+    def shortfall(self, metric: str, value: float, reference: float | None = None) -> float:
+        """Return how much worse a value is than a reference value, as a share of the metric's scale; negative: better.
+
+        Args:
+            metric: One of `metrics`. Without a scale it is taken to be on one of 0 to 100.
+            value: The metric's value.
+            reference: Another value of it; None: the best that there can be.
+        """
+        low, high = self.bounds(metric) or (0.0, 100.0)
+        if metric in self.lower_is_better:
+            return (value - (low if reference is None else reference)) / (high - low)
+        return ((high if reference is None else reference) - value) / (high - low)
+
     def lm_eval_config(self, documents: Sequence[Document], kind: ModelKind) -> dict[str, Any]:
         """Return a task configuration for lm-eval's ``TaskManager(include_defaults=False).load([...])``.
 

@@ -66,7 +66,11 @@ def config(task: "Task", documents: "Sequence[Document]", kind: "ModelKind") -> 
         "doc_to_target": "target",
         "process_results": Bound(_process_results, task),
         "metric_list": [
-            {"metric": metric, "aggregation": Bound(_aggregate, task, metric), "higher_is_better": True}
+            {
+                "metric": metric,
+                "aggregation": Bound(_aggregate, task, metric),
+                "higher_is_better": metric not in task.lower_is_better,
+            }
             for metric in task.metrics
         ],
         "generation_kwargs": {"until": [], "max_gen_toks": task.default_max_new_tokens, "do_sample": False},

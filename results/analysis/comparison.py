@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -28,6 +28,7 @@ Aggregates = Callable[[str, str], Aggregate]
 """From a task and one of its metrics to how the metric adds up."""
 
 _SHOWN_KEYS: Final = 10
+_SIGNIFICANT: Final = 0.05
 # What quality may hang on besides the method: differences are told, since nothing says which of them made a delta.
 _SETTINGS: Final = (
     *("engine", "batch_size", "batch_rows", "dtype", "device", "device_map", "generation", "seed"),
@@ -54,6 +55,9 @@ _RUNS: Final = """
 """
 _VERSIONS: Final = """
     SELECT metric_version, max(scored_at) AS scored_at FROM sample_rescore WHERE attempt_id = ? GROUP BY metric_version
+"""
+_LOWER_IS_BETTER: Final = """
+    SELECT metric FROM metric WHERE attempt_id = $attempt_id AND metric_version = $version AND lower_is_better
 """
 _SAMPLES: Final = """
     SELECT
@@ -97,6 +101,7 @@ class Contrast:
         high: Upper end.
         p: Two-sided p-value of no difference; metrics only.
         p_holm: The same, adjusted by Holm for every metric of every run compared at once.
+        verdict: Whether B is `better` or `worse` than A, whichever way is better; None where `p_holm` is above 5%.
         detectable: Smallest true difference that the test finds (5%, two-sided, 80% power); None where it finds none.
         n: Documents.
         how: How p was found, or why there is no estimate.
@@ -113,6 +118,7 @@ class Contrast:
     high: float | None = None
     p: float | None = None
     p_holm: float | None = None
+    verdict: Literal["better", "worse"] | None = None
     detectable: float | None = None
     n: int | None = None
     how: str | None = None
@@ -136,6 +142,7 @@ class _Samples:
     lengths: list[int]
     scores: list[dict[str, float]]
     statistics: list[dict[str, list[float]]]
+    lower_is_better: frozenset[str]
 
     def rows(self, metric: str) -> Floats:
         """What the metric sums over documents: its statistics, or else its value alone, [n, S]."""
@@ -181,7 +188,9 @@ class _Comparer:
             warnings += self._warnings(run_a, run_b)
             contrasts += self._contrasts(run_a, samples_a, run_b, samples_b)
         broken = {self._runs.name(run) for run in (run_a, *others) if self._facts[run.attempt_id]["conforms"] is False}
-        return Comparison(tuple(_adjusted(contrasts)), tuple(dict.fromkeys(warnings)), frozenset(broken))
+        return Comparison(
+            tuple(_adjusted(contrasts, samples_a.lower_is_better)), tuple(dict.fromkeys(warnings)), frozenset(broken)
+        )
 
     @cached_property
     def _facts(self) -> dict[str, dict[str, Any]]:
@@ -232,6 +241,7 @@ class _Comparer:
             lengths=[row["n_output"] for row in rows],
             scores=[json.loads(row["scores"]) for row in rows],
             statistics=[json.loads(row["statistics"]) for row in rows],
+            lower_is_better=frozenset(self._database.query(_LOWER_IS_BETTER, parameters)["metric"].to_pylist()),
         )
 
     def _warnings(self, run_a: Run, run_b: Run) -> list[str]:
@@ -368,10 +378,21 @@ def _of_interval(blank: Contrast, interval: Interval) -> Contrast:
     return replace(blank, estimate=interval.value, low=interval.low, high=interval.high, n=interval.n)
 
 
-def _adjusted(contrasts: Sequence[Contrast]) -> list[Contrast]:
-    """Every p-value of the family with Holm's beside it."""
+def _adjusted(contrasts: Sequence[Contrast], lower_is_better: frozenset[str]) -> list[Contrast]:
+    """Every p-value of the family with Holm's beside it, and what that says of run B."""
     adjusted = iter(holm([contrast.p for contrast in contrasts if contrast.p is not None]))
-    return [contrast if contrast.p is None else replace(contrast, p_holm=next(adjusted)) for contrast in contrasts]
+    return [
+        contrast if contrast.p is None else _judged(replace(contrast, p_holm=next(adjusted)), lower_is_better)
+        for contrast in contrasts
+    ]
+
+
+def _judged(contrast: Contrast, lower_is_better: frozenset[str]) -> Contrast:
+    assert contrast.p_holm is not None and contrast.estimate is not None, "metrics have both"
+    if contrast.p_holm > _SIGNIFICANT or contrast.estimate == 0:
+        return contrast
+    is_better = (contrast.estimate < 0) == (contrast.quantity in lower_is_better)
+    return replace(contrast, verdict="better" if is_better else "worse")
 
 
 def _first_divergence(first: Sequence[int], second: Sequence[int]) -> int:

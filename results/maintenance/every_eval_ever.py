@@ -1,4 +1,4 @@
-"""Results as records of Every Eval Ever, a schema that several evaluation frameworks share (its version 0.2.2).
+"""Results as records of Every Eval Ever, a schema that several evaluation frameworks share (its version 0.3.0).
 
 One JSON file a quality run of a model, `data/TASK_LABEL/exitbench/MODEL/UUID.json`. The method and its parameters are
 details of generation, so that a model keeps one name; depth and speed are details of the score. No record quotes a
@@ -16,7 +16,7 @@ from exitbench.errors import UserError
 from exitbench.results.database.connection import Database
 from exitbench.results.files.atomic_folder import write_folder, write_json
 
-SCHEMA_VERSION: Final = "0.2.2"
+SCHEMA_VERSION: Final = "0.3.0"
 _NAMESPACE: Final = uuid.UUID("6a1f3a34-3a4c-5f0e-9c56-0a4f5d3b7e21")
 _UNKNOWN: Final = "unknown"
 _LEVEL: Final = 0.95
@@ -36,7 +36,8 @@ _RUNS: Final = """
     ORDER BY r.attempt_id
 """
 _METRICS: Final = """
-    SELECT attempt_id, metric, metric_version, value, ci_low, ci_high, ci_method, n
+    SELECT
+        attempt_id, metric, metric_version, value, ci_low, ci_high, ci_method, n, lower_is_better, scale_low, scale_high
     FROM metric_values
     SEMI JOIN (
         SELECT attempt_id, unnest(json_keys(any_value(scores))) AS metric FROM sample GROUP BY attempt_id
@@ -123,7 +124,7 @@ def _record(run: Mapping[str, Any], metrics: list[Mapping[str, Any]], now: str) 
             "name": run["model"],
             "id": run["model"],
             "inference_engine": {"name": "exitbench", "version": version},
-            "additional_details": _details(run, _MODEL_DETAILS),
+            "additional_details": {**_details(run, _MODEL_DETAILS), **_access(run["model_source"])},
         },
         "evaluation_results": [_result(run, metric) for metric in metrics],
     }
@@ -151,12 +152,12 @@ def _result(run: Mapping[str, Any], metric: Mapping[str, Any]) -> dict[str, Any]
         "metric_config": {
             "metric_id": f"exitbench.{run['task']}.{metric['metric']}",
             "metric_name": metric["metric"],
-            "metric_unit": "percent",
             "evaluation_description": f"{metric['metric']} of {run['task']}, version {metric['metric_version']}",
-            "lower_is_better": False,
+            "lower_is_better": metric["lower_is_better"],
             "score_type": "continuous",
-            "min_score": 0.0,
-            "max_score": 100.0,
+            # null says that an end is not known, which is so without a scale and where an older version ran
+            "min_score": metric["scale_low"],
+            "max_score": metric["scale_high"],
         },
         "score_details": {
             "score": metric["value"],
@@ -168,6 +169,12 @@ def _result(run: Mapping[str, Any], metric: Mapping[str, Any]) -> dict[str, Any]
             "additional_details": {**_details(run, _GENERATION_DETAILS), "stop": json.dumps(generation["stop"])},
         },
     }
+
+
+def _access(model_source: str | None) -> dict[str, str]:
+    """How the model ran, which the schema asks for, and whether its weights are public, as far as that is known."""
+    is_public = model_source is not None and model_source.startswith("hub:")
+    return {"deployment_type": "self_deployed", "model_availability": "open_weights" if is_public else "unknown"}
 
 
 def _details(run: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, str]:

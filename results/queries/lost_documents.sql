@@ -1,7 +1,8 @@
 -- Quality: Which documents lose score, and how long before the error was the early exit?
 -- differs_at: first token that is not full depth's; exit_layer: where that token left; tokens_since_exit: distance
 -- back to the latest token that left early: 0 is a wrong exit, more is a token that ran all blocks over keys and
--- values that earlier exits had filled in. NULL: the output only ended earlier. The greatest losses first.
+-- values that earlier exits had filled in. NULL: the output only ended earlier. The greatest losses first, in points or,
+-- where less is better, in errors.
 -- $model = *: models, a pattern
 -- $task = *: tasks as the suite labels them, a pattern
 -- $method = *: methods, a pattern
@@ -10,14 +11,15 @@ WITH lost AS (
     SELECT
         r.model, r.task_label, r.method, r.label, r.kv_policy, r.seed, r.cell_id, r.attempt_id, r.blocks, s.doc_key,
         f.metric,
-        (s.scores ->> f.metric)::DOUBLE AS score, (o.scores ->> f.metric)::DOUBLE AS full_score
+        (s.scores ->> f.metric)::DOUBLE AS score, (o.scores ->> f.metric)::DOUBLE AS full_score,
+        CASE WHEN f.lower_is_better THEN score - full_score ELSE full_score - score END AS loss
     FROM frontier AS f
     JOIN runs AS r USING (attempt_id)
     JOIN sample AS s USING (attempt_id)
     JOIN sample AS o ON o.attempt_id = r.full_depth_attempt_id AND o.doc_key = s.doc_key
     WHERE NOT r.is_full_depth AND r.model GLOB $model AND r.task_label GLOB $task AND r.method GLOB $method
-        AND score < full_score
-    ORDER BY full_score - score DESC, r.cell_id, s.doc_key
+        AND loss > 0
+    ORDER BY loss DESC, r.cell_id, s.doc_key
     LIMIT $rows
 ),
 tokens AS (
@@ -39,6 +41,6 @@ errors AS (
 )
 SELECT
     l.model, l.task_label, l.method, l.label, l.kv_policy, l.seed, l.doc_key, l.metric, l.full_score, l.score,
-    l.full_score - l.score AS loss, e.differs_at, e.exit_layer, e.tokens_since_exit
+    l.loss, e.differs_at, e.exit_layer, e.tokens_since_exit
 FROM lost AS l LEFT JOIN errors AS e USING (attempt_id, doc_key)
 ORDER BY loss DESC, l.cell_id, l.doc_key;

@@ -5,7 +5,8 @@ WITH scored AS (
     SELECT
         f.model, f.task_label, f.kv_policy, f.seed, r.setting_id, f.blocks, s.doc_key,
         (f.params ->> 'exit_layer')::INTEGER AS exit_layer, (s.scores ->> f.metric)::DOUBLE AS score,
-        (full_sample.scores ->> f.metric)::DOUBLE AS full_score
+        (full_sample.scores ->> f.metric)::DOUBLE AS full_score,
+        CASE WHEN f.lower_is_better THEN score <= full_score ELSE score >= full_score END AS is_as_good
     FROM frontier AS f
     JOIN runs AS r USING (attempt_id)
     JOIN sample AS s USING (attempt_id)
@@ -16,7 +17,7 @@ WITH scored AS (
 needed AS (
     SELECT
         model, task_label, kv_policy, seed, setting_id, doc_key,
-        coalesce(min(exit_layer) FILTER (score >= full_score), any_value(blocks)) AS exit_layer
+        coalesce(min(exit_layer) FILTER (is_as_good), any_value(blocks)) AS exit_layer
     FROM scored
     WHERE full_score IS NOT NULL
     GROUP BY ALL

@@ -258,10 +258,16 @@ class LmEvalTask(Task):
         kind, ordinal = str(doc.fields["split"]), int(doc.fields["doc_id"])
         made = [scoring.filtered(leaf, kind, ordinal, text) for text in (str(doc.fields["reference"]), output)]
         same = {
-            metric.name: (metric.bounds or (0.0, 100.0))[1] * (made[0][metric.filter] == made[1][metric.filter])
+            metric.name: _ends(metric)[made[0][metric.filter] == made[1][metric.filter]]
             for metric in self._metrics.values()
         }
         return DocumentScore({name: float(value) for name, value in same.items()})
+
+
+def _ends(metric: LmEvalMetric) -> tuple[float, float]:
+    """The worst and the best value of a metric; of one without a scale, 0 and 100."""
+    low, high = metric.bounds or (0.0, 100.0)
+    return (low, high) if metric.higher_is_better else (high, low)
 
 
 def document_key(task: str, split: str, doc_id: int, doc: Any) -> str:

@@ -619,7 +619,10 @@ def write_metrics(writer: AttemptWriter, metrics: Mapping[str, Interval], role: 
         }
         for name, interval in metrics.items()
     ]
-    for row in [row for row in rows if row["role"] == "task"][:1]:
+    own = [row for row in rows if row["role"] == "task"]
+    for row in own:
+        row |= {"lower_is_better": False, "scale_low": 0.0, "scale_high": 100.0}
+    for row in own[:1]:
         row["role"] = "headline"
     writer.write("metrics", pa.Table.from_pylist(rows, schema=spool.TABLES["metrics"]))
 

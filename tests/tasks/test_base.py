@@ -109,6 +109,39 @@ def test_a_plain_mean_is_the_mean_over_any_leading_dimensions():
     assert means.tolist() == [[30.0, 10.0]]
 
 
+class Edits(Summarisation):
+    """Of 2 edits, how many are needed; and a similarity from -1 to 1."""
+
+    metrics = ("edits", "likeness")
+    lower_is_better = frozenset({"edits"})
+
+    def bounds(self, metric):
+        return {"edits": (0.0, 2.0), "likeness": (-1.0, 1.0)}[metric]
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "reference", "shortfall"),
+    [
+        ("edits", 2.0, 0.5, 0.75),  # worse by three quarters of the scale
+        ("edits", 0.5, 2.0, -0.75),
+        ("edits", 0.5, None, 0.25),  # than none, the best
+        ("likeness", -1.0, 0.5, 0.75),
+        ("likeness", 0.5, -1.0, -0.75),
+        ("likeness", 0.5, None, 0.25),
+    ],
+)
+def test_a_shortfall_is_a_share_of_the_scale_and_positive_where_a_value_is_worse(metric, value, reference, shortfall):
+    assert Edits("samsum").shortfall(metric, value, reference) == shortfall
+
+
+def test_a_metric_without_a_scale_falls_short_by_points():
+    class Unbounded(Edits):
+        def bounds(self, metric):
+            return None
+
+    assert Unbounded("samsum").shortfall("edits", 30.0, 20.0) == 0.1
+
+
 def test_a_score_is_summed_by_its_statistics_or_else_by_its_value():
     score = DocumentScore({"bleu": 12.0, "f1": 50.0}, {"bleu": [3.0, 4.0]})
     assert (score.summands("bleu"), score.summands("f1")) == ([3.0, 4.0], [50.0])

@@ -144,6 +144,13 @@ def test_the_logged_version_is_the_metric_version(name):
     assert results["versions"][name] == get_task(name).metric_version
 
 
+def test_lm_eval_is_told_which_way_is_better(monkeypatch):
+    task = get_task("squad")
+    monkeypatch.setattr(type(task), "lower_is_better", frozenset({"em"}))
+    listed = task.lm_eval_config(documents("squad"), "seq2seq")["metric_list"]
+    assert {one["metric"]: one["higher_is_better"] for one in listed} == {"f1": True, "em": False}
+
+
 def test_copying_a_configuration_shares_its_documents():
     # lm-eval deep-copies configurations; ten thousand documents must not be copied with them.
     config = get_task("squad").lm_eval_config(documents("squad"), "seq2seq")

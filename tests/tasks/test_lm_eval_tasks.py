@@ -302,6 +302,15 @@ def test_a_given_reference_is_judged_by_what_the_filters_make_of_it(task, source
     assert ours.score(document, "yes").values == {"exact_match,first": 0.0, "exact_match,vote": 0.0}
 
 
+def test_a_given_reference_is_0_errors_away_from_itself(tmp_path, source):
+    edits = {**TRANSLATE, "task": "edits", "metric_list": [{"metric": "ter"}]}
+    (tmp_path / "edits.yaml").write_text(yaml.safe_dump(edits))
+    ours = get_task("lm-eval:edits", LmEvalSettings(include=str(tmp_path)))
+    document = ours.with_reference(ours.load(source, "test", 1)[0], "maybe")
+    assert ours.lower_is_better == {"ter"}
+    assert (ours.score(document, "maybe").values, ours.score(document, "yes").values) == ({"ter": 0.0}, {"ter": 100.0})
+
+
 def test_a_tag_of_unlike_tasks_is_refused_with_their_names(folder, tmp_path):
     for name, extra in (("one", {}), ("two", {"metric_list": [{"metric": "acc_norm", **MEAN}]})):
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({**CHOICE, "task": name, "tag": "unlike", **extra}))

@@ -82,9 +82,9 @@ def losses(
 ) -> np.ndarray:
     """Loss of each document in [0, 1].
 
-    textual: 1 - score of the early answer with full depth's as the reference; of choices, whether another one was
-    chosen. risk: how much worse the early answer scores against the real reference than full depth's, 0 if not worse
-    (CALM section 4).
+    textual: how far the score of the early answer is from the best, with full depth's as the reference; of choices,
+    whether another one was chosen. risk: how much worse the early answer scores against the real reference than full
+    depth's, 0 if not worse (CALM section 4).
     """
     if item.data.task_object.output_type == "multiple_choice":
         return choice_losses(item, documents, cast(Sequence[Texts], full), cast(Sequence[Texts], early))
@@ -97,19 +97,19 @@ def text_losses(
     """Losses of generated answers; see `losses`."""
     task, settings = item.data.task_object, item.cell.calibration
     assert settings is not None
-    greatest = (task.bounds(task.consistency_metric) or (0, 100))[1]
+    metric = task.consistency_metric
 
     def score(document: Document, text: str) -> float:
-        return task.score(document, text).values[task.consistency_metric] / greatest
+        return task.score(document, text).values[metric]
 
     values = []
     for document, whole, cut in zip(documents, full, early, strict=True):
         if whole.text == cut.text:
             values.append(0.0)
         elif settings.consistency == "textual":
-            values.append(1 - score(task.with_reference(document, whole.text), cut.text))
+            values.append(task.shortfall(metric, score(task.with_reference(document, whole.text), cut.text)))
         else:
-            values.append(max(0.0, score(document, whole.text) - score(document, cut.text)))
+            values.append(task.shortfall(metric, score(document, cut.text), score(document, whole.text)))
     return np.clip(values, 0, 1)
 
 
@@ -126,7 +126,6 @@ def choice_losses(
         pairs = zip(documents, full, early, strict=True)
         return np.array([float(chosen_place(task, doc, a) != chosen_place(task, doc, b)) for doc, a, b in pairs])
     metric = task.consistency_metric
-    greatest = (task.bounds(metric) or (0, 100))[1]
     whole, cut = (
         task.score_responses(
             documents,
@@ -138,7 +137,8 @@ def choice_losses(
         for made in (full, early)
     )
     lost = [
-        (whole[document.key].values[metric] - cut[document.key].values[metric]) / greatest for document in documents
+        task.shortfall(metric, cut[document.key].values[metric], whole[document.key].values[metric])
+        for document in documents
     ]
     return np.clip(lost, 0, 1)
 

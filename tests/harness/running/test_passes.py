@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, T5ForConditionalGeneration
@@ -31,9 +32,12 @@ from exitbench.harness.running.passes.quality import quality_pass
 from exitbench.harness.running.passes.session import Session, depth_interval
 from exitbench.results.spool.attempts import attempt_status, latest_status
 from exitbench.results.spool.schema import FITTED_FILE
+from exitbench.results.statistics.risk_control import calibrate
+from exitbench.tasks import registry
 from exitbench.tasks.base import Task
 from exitbench.tasks.document import Document, DocumentScore
 from exitbench.tasks.registry import get_task
+from exitbench.tasks.squad.task import Squad
 
 DEPTH, LONGEST, KEPT = 4, 8, 8
 THRESHOLDS = (0.1, 0.3, 0.5, 0.7)
@@ -465,11 +469,62 @@ QUESTION = Document.from_fields({"question": "What?", "answers": {"text": ["red 
     ],
 )
 def test_the_loss_of_a_document(ran: Run, consistency: Consistency, full: str, early: str, loss: float) -> None:
+    item = calibrating(ran, consistency)
+    assert losses(item, [QUESTION], said(full), said(early)).tolist() == pytest.approx([loss])
+
+
+class Errors(Squad):
+    """A task whose only score is an error, of 0 to 200."""
+
+    name = "squad-errors"
+    metrics = ("error",)
+    consistency_metric = "error"
+    lower_is_better = frozenset({"error"})
+
+    def bounds(self, metric: str) -> tuple[float, float] | None:
+        return 0.0, 200.0
+
+    def score(self, doc: Document, output: str) -> DocumentScore:
+        return DocumentScore({"error": 200 - 2 * super().score(doc, output).values["f1"]})
+
+
+@pytest.mark.parametrize(
+    ("consistency", "full", "early", "loss"),
+    [
+        ("textual", "blue bus", "blue bus", 0.0),
+        ("textual", "blue bus", "blue car", 0.5),
+        ("textual", "blue bus", "red car", 1.0),
+        ("risk", "red car", "red bus", 0.5),
+        ("risk", "red car", "blue bus", 1.0),
+        ("risk", "blue bus", "red car", 0.0),
+        ("risk", "red bus", "blue bus", 0.5),
+    ],
+)
+def test_the_loss_of_a_document_that_is_scored_by_its_error(
+    ran: Run, monkeypatch: pytest.MonkeyPatch, consistency: Consistency, full: str, early: str, loss: float
+) -> None:
+    monkeypatch.setitem(registry._TASKS, "squad", Errors)
+    item = calibrating(ran, consistency)
+    assert losses(item, [QUESTION], said(full), said(early)).tolist() == pytest.approx([loss])
+
+
+def test_a_calibration_of_an_error_certifies_the_level_before_it_rises(
+    ran: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(registry._TASKS, "squad", Errors)
+    item = calibrating(ran, "risk")
+    answers = {0.9: "red car", 0.5: "red car", 0.1: "blue bus"}
+
+    def losses_at(level: float) -> NDArray[np.float64]:
+        return losses(item, [QUESTION] * 50, list(said("red car")) * 50, list(said(answers[level])) * 50)
+
+    assert calibrate("hoeffding-bentkus", tuple(answers), losses_at, 0.1, 0.05).chosen == 0.5
+
+
+def calibrating(ran: Run, consistency: Consistency) -> CellJob:
     item = next(i for i in ran.items.values() if i.cell.calibration is not None)
     assert item.cell.calibration is not None
-    settings = replace(item.cell.calibration, consistency=consistency)
-    item = replace(item, cell=replace(item.cell, calibration=settings))
-    assert losses(item, [QUESTION], said(full), said(early)).tolist() == pytest.approx([loss])
+    return replace(item, cell=replace(item.cell, calibration=replace(item.cell.calibration, consistency=consistency)))
 
 
 def said(text: str) -> Sequence[Answer]:

@@ -1,6 +1,7 @@
 """Comparing runs: pairing by document, which versions of scores are used, what is refused and what is only told."""
 
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -100,6 +101,23 @@ def test_metrics_are_those_of_the_runs_and_the_delta_is_paired(example_database:
         assert contrast.p == 2 / 2**8  # all of eight documents are worse: no other exchange lies as far
         assert contrast.n == 8
     assert found["equal_tokens"].estimate == pytest.approx(values["static", "token_match"])
+
+
+def test_a_run_is_worse_in_points_or_in_errors_only_if_the_family_says_so(
+    example_database: Path, tmp_path: Path
+) -> None:
+    shutil.copy(example_database, tmp_path / "exitbench.duckdb")
+    with open_database(tmp_path / "exitbench.duckdb", read_only=False) as database:
+        found = by_quantity(compare(database, FULL, STATIC, mean))
+        with database.engine.begin() as connection:
+            connection.exec_driver_sql("UPDATE metric SET lower_is_better = true WHERE metric = 'f1'")
+        errors = by_quantity(compare(database, FULL, STATIC, mean))
+        family = by_quantity(compare(database, FULL, "world-t5/squad/calm-softmax:threshold=0.[36]", mean))
+    assert found["f1"].estimate == errors["f1"].estimate < 0
+    assert (found["f1"].verdict, found["em"].verdict) == ("worse", "worse")
+    assert (errors["f1"].verdict, errors["em"].verdict) == ("better", "worse")
+    assert {found[name].verdict for name in found if name not in ("f1", "em")} == {None}
+    assert {(one.p_holm <= 0.05, one.verdict) for one in family.values() if one.p is not None} == {(False, None)}
 
 
 def test_a_run_compared_with_itself_differs_in_nothing(example_database: Path) -> None:

@@ -1,9 +1,11 @@
-"""Records of Every Eval Ever: the keys that its schema 0.2.2 requires, and values that are those of the database."""
+"""Records of Every Eval Ever: the keys that its schema 0.3.0 requires, and values that are those of the database."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 from exitbench.errors import UserError
@@ -20,6 +22,7 @@ REQUIRED = {
     "evaluation_results",
 }
 ALLOWED = REQUIRED | {"evaluation_timestamp", "dedupe_identity", "detailed_evaluation_results"}
+RESULTS = "evaluation_results"
 DETAILS = ("additional_details", "details")
 
 
@@ -36,7 +39,7 @@ def records(example_database: Path, tmp_path_factory: pytest.TempPathFactory) ->
 def test_a_record_has_what_the_schema_requires_and_no_other_key(records: dict[Path, dict[str, Any]]) -> None:
     for record in records.values():
         assert REQUIRED <= record.keys() <= ALLOWED
-        assert record["schema_version"] == "0.2.2"
+        assert record["schema_version"] == "0.3.0"
         assert record["source_metadata"] == {
             "source_type": "evaluation_run",
             "source_organization_name": "Example University",
@@ -44,6 +47,9 @@ def test_a_record_has_what_the_schema_requires_and_no_other_key(records: dict[Pa
         }
         assert record["eval_library"].keys() >= {"name", "version"}
         assert record["model_info"].keys() >= {"name", "id"}
+        assert record["model_info"]["additional_details"].items() >= {
+            ("deployment_type", "self_deployed"), ("model_availability", "unknown"),
+        }  # fmt: skip
         for result in record["evaluation_results"]:
             assert result.keys() >= {"evaluation_name", "source_data", "metric_config", "score_details"}
             assert result["source_data"].keys() >= {"dataset_name", "source_type"}
@@ -51,6 +57,27 @@ def test_a_record_has_what_the_schema_requires_and_no_other_key(records: dict[Pa
             assert config["score_type"] == "continuous" and config["lower_is_better"] is False
             assert config["min_score"] <= result["score_details"]["score"] <= config["max_score"]
             assert isinstance(result["generation_config"]["generation_args"]["max_tokens"], int)
+
+
+@pytest.mark.parametrize(
+    ("lower_is_better", "low", "high"), [(True, 0.0, 100.0), (False, -1.0, 1.0), (True, 0.0, 2.0), (True, None, None)]
+)
+def test_a_metric_has_its_own_direction_and_the_ends_of_its_own_scale(
+    example_database: Path, tmp_path: Path, lower_is_better: bool, low: float | None, high: float | None
+) -> None:
+    shutil.copy(example_database, tmp_path / "exitbench.duckdb")
+    with duckdb.connect(str(tmp_path / "exitbench.duckdb")) as connection:
+        turned = "UPDATE metric SET lower_is_better = $1, scale_low = $2, scale_high = $3 WHERE metric = 'f1'"
+        connection.execute(turned, [lower_is_better, low, high])
+    with open_database(tmp_path / "exitbench.duckdb") as database:
+        write_every_eval_ever(database, tmp_path / "out", "Example University", "third_party")
+    results = [one for path in (tmp_path / "out").rglob("*.json") for one in json.loads(path.read_text())[RESULTS]]
+    told = {
+        tuple(one["metric_config"][name] for name in ("metric_name", "lower_is_better", "min_score", "max_score"))
+        for one in results
+    }
+    assert told > {("f1", lower_is_better, low, high), ("em", False, 0.0, 100.0), ("rougeL", False, 0.0, 100.0)}
+    assert not any("metric_unit" in one["metric_config"] for one in results)  # whose unit nothing says
 
 
 def free_fields(value: Any) -> list[Any]:

@@ -1,0 +1,74 @@
+"""A score and an error of 100 minus the score say the same: saved queries answer alike, whichever way is better."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from exitbench.results.database.connection import Database, open_database
+from exitbench.results.queries import query_names, saved_query
+
+TURNED = """
+    UPDATE metric SET
+        value = 100 - value, ci_low = 100 - ci_high, ci_high = 100 - ci_low, lower_is_better = true
+    WHERE role IN ('headline', 'task');
+    UPDATE sample SET scores = to_json(map_from_entries(list_transform(
+        map_entries(from_json(scores, '"MAP(VARCHAR, DOUBLE)"')), lambda one: {'k': one.key, 'v': 100 - one.value}
+    )));
+"""
+SCORES = {
+    *("value", "ci_low", "ci_high", "full_value", "reference_value", "mean_value", "score", "full_score"),
+    *("delta", "value_more", "our_value", "our_ci_low", "our_ci_high"),
+}
+"""Columns whose numbers are scores, errors or differences of them."""
+OTHERWISE = {"best_settings", "what_to_use"}
+"""Losses there are a share of full depth's score, or of its error."""
+
+
+@pytest.fixture(scope="module")
+def scores(example_database: Path) -> Iterator[Database]:
+    with open_database(example_database) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def errors(example_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    path = tmp_path_factory.mktemp("errors") / "exitbench.duckdb"
+    shutil.copy(example_database, path)
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(TURNED)
+    with open_database(path) as opened:
+        yield opened
+
+
+def test_a_score_and_its_error_are_turned_differences_and_equal_gains(scores: Database, errors: Database) -> None:
+    query = "SELECT cell_id, delta, gain FROM frontier WHERE delta IS NOT NULL ORDER BY cell_id"
+    better, turned = scores.query(query).to_pylist(), errors.query(query).to_pylist()
+    assert [row["delta"] for row in turned] == pytest.approx([-row["delta"] for row in better])
+    assert [row["gain"] for row in turned] == pytest.approx([row["gain"] for row in better])
+    assert min(row["gain"] for row in turned) < 0
+
+
+@pytest.mark.parametrize("name", sorted({*query_names()} - OTHERWISE))
+def test_a_saved_query_answers_alike(scores: Database, errors: Database, name: str) -> None:
+    assert rows(errors, name) == rows(scores, name)
+
+
+def test_the_fastest_within_a_loss_is_the_same_run(scores: Database, errors: Database) -> None:
+    fastest = [rows(scores, "fastest_within_loss", loss=loss) for loss in (0, 40, 80)]
+    assert [rows(errors, "fastest_within_loss", loss=loss) for loss in (0, 40, 80)] == fastest
+    assert fastest[0] != fastest[1] != fastest[2]
+
+
+def rows(database: Database, name: str, **parameters: float) -> list[dict[str, Any]]:
+    """What a query answers, without its scores."""
+    query = saved_query(name)
+    found = database.query(query.sql, {**query.defaults, **parameters} or None).to_pylist()
+    return [{column: rounded(value) for column, value in row.items() if column not in SCORES} for row in found]
+
+
+def rounded(value: Any) -> Any:
+    return round(value, 9) if isinstance(value, float) else value
