@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from exitbench import reports, results, terminal
 from exitbench.reports.summary import ReportSummary
+from exitbench.results.database.file_kind import require_duckdb_file
 from exitbench.results.database.verified import file_state
 from exitbench.results.files.atomic_folder import sha256
 from exitbench.results.files.canonical import content_id, source_files
@@ -47,6 +48,7 @@ def current_report(
     Raises:
         UserError: As `write_report`.
     """
+    require_duckdb_file(database)
     state = file_state(database)
     asked = None if state is None else content_id([_code(), sha256(database.resolve()), paper, draft, single_file])
     if asked is not None and (kept := _kept(out, asked)) is not None:

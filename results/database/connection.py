@@ -22,6 +22,7 @@ import duckdb
 
 from exitbench.errors import UserError
 from exitbench.results.database.access_lock import POLL_S, AccessLock, acquire, has_waiters, holder
+from exitbench.results.database.file_kind import is_ours, require_duckdb_file
 from exitbench.results.database.migrations.current import is_up_to_date, version
 from exitbench.results.database.sandbox import NO_EXTENSIONS, attach_sql
 from exitbench.results.database.trouble import driver_error, is_damage, is_trouble
@@ -45,9 +46,6 @@ _STARVED_S: Final = 5.0
 _LAST_PATIENCE_S: Final = 2.0
 """How long it does so once it has waited for `_STARVED_S` itself, since readers of long queries leave no gap."""
 
-_SMALLEST_BYTES: Final = 16
-"""A file shorter than this does not even say that it is DuckDB's."""
-
 # Rows are found by their keys, so that threads need not wait for each other to keep an order.
 _WRITER_CONFIG: Final[dict[str, Any]] = {
     **NO_EXTENSIONS,
@@ -70,7 +68,7 @@ class DatabaseInUse(UserError):
 
 
 class DamagedDatabase(UserError):
-    """The file was a database and is not whole any more."""
+    """The file was a database of ExitBench and is not whole any more."""
 
 
 @dataclass(frozen=True)
@@ -283,7 +281,12 @@ def copy_to(source: Path, target: Path, wait_s: float = WAIT_S) -> None:
 
 
 def connect(path: Path, *, read_only: bool, wait_s: float) -> Database:
-    """Open the file under the access lock; a reader releases it once open, a writer when it closes."""
+    """Open the file under the access lock; a reader releases it once open, a writer when it closes.
+
+    Raises:
+        UserError: As `open_database`, except that tables and views are not looked at.
+    """
+    require_duckdb_file(path)
     create_folder(path.parent)
     started_s = time.monotonic()
     deadline = started_s + wait_s
@@ -347,14 +350,17 @@ def _in_use(path: Path, error: BaseException, wait_s: float) -> DatabaseInUse:
 
 def _open_error(path: Path, error: BaseException) -> UserError:
     message = str(driver_error(error))
-    if "not a valid DuckDB database file" in message:
-        if path.stat().st_size < _SMALLEST_BYTES:
-            return _damaged(path, "it is empty.")
-        return UserError(f"{path} is not a DuckDB database. Name another file, or move this one away.")
+    if "not a valid DuckDB database file" in message and path.stat().st_size == 0:
+        return _damaged(path, "it is empty.")
     return _damaged(path, message) if is_damage(error) else UserError(f"{path} cannot be opened or written: {message}")
 
 
-def _damaged(path: Path, message: str) -> DamagedDatabase:
+def _damaged(path: Path, message: str) -> UserError:
+    if not is_ours(path):
+        return UserError(
+            f"{path} is damaged: {message}\nNothing in it shows that ExitBench made it; it is left as it is. "
+            "Name another file, or move this one away."
+        )
     return DamagedDatabase(
         f"{path} is damaged: {message}\nWhat is in the spool is not lost: `exitbench db rebuild` builds it anew."
     )

@@ -36,6 +36,16 @@ _VERSION_COLUMNS: Final = {
 }
 """Of the table that says of which schema a database is, in every schema."""
 _SCHEMA_VERSION: Final = "schema_version"
+_ALWAYS_THERE: Final = frozenset({_SCHEMA_VERSION, "cell", "attempt"})
+"""What every schema has; other programs too call a table `schema_version`."""
+_ANYTHING: Final = """
+    SELECT schema_name FROM system.main.duckdb_schemas() WHERE database_name = $database AND schema_name NOT IN ('main', 'information_schema', 'pg_catalog')
+    UNION ALL SELECT sequence_name FROM system.main.duckdb_sequences() WHERE database_name = $database
+    UNION ALL SELECT function_name FROM system.main.duckdb_functions()
+    WHERE database_name = $database AND NOT internal
+    UNION ALL SELECT type_name FROM system.main.duckdb_types() WHERE database_name = $database AND NOT internal
+"""
+"""Names of what a database may have besides tables and views of the schema `main`."""
 _MADE_HERE: Final = ("view_source", "published_source", "published_result")
 """Tables that a database is given when it is opened to be written."""
 
@@ -79,18 +89,16 @@ def read_version(duck: duckdb.DuckDBPyConnection, database: str, catalogue: Cata
     Raises:
         UserError: It is not one of ExitBench, or of a schema that this version does not know.
     """
-    if not catalogue.tables and not catalogue.views:
+    if is_empty(duck, database, catalogue, where):
         return 0
     table, newest = _SCHEMA_VERSION, schema_version()
-    if table not in catalogue.tables:
-        raise UserError(f"{where} is a DuckDB database, but not one of ExitBench. Name another file.")
     require_columns(catalogue.tables[table], _VERSION_COLUMNS, f"{where}: table {table}")
     # Sorted, since max may be a macro of theirs.
     latest = duck.execute(
         f"SELECT version FROM {quoted(database)}.main.{table} ORDER BY version DESC LIMIT 1"
     ).fetchone()
     if latest is None or latest[0] < 1:
-        raise UserError(f"{where}: table {table} does not say of which schema the database is. Rebuild it.")
+        raise UserError(f"{where}: table {table} does not say of which schema the database is.")
     version: int = latest[0]
     if version > newest:
         raise UserError(
@@ -98,6 +106,25 @@ def read_version(duck: duckdb.DuckDBPyConnection, database: str, catalogue: Cata
             "Use the newer version, or rebuild the database from its spool."
         )
     return version
+
+
+def is_empty(duck: duckdb.DuckDBPyConnection, database: str, catalogue: Catalogue, where: str) -> bool:
+    """Return whether an attached database holds nothing; if it holds anything, it is one of ExitBench.
+
+    Args:
+        duck: A connection.
+        database: The name that the database is attached by.
+        catalogue: What it has.
+        where: Its file, for messages.
+
+    Raises:
+        UserError: It holds something and is not one of ExitBench.
+    """
+    if _SCHEMA_VERSION in catalogue.tables and _ALWAYS_THERE <= catalogue.tables.keys() | catalogue.views.keys():
+        return False
+    if catalogue.tables or catalogue.views or duck.execute(_ANYTHING, {"database": database}).fetchall():
+        raise UserError(f"{where} is a DuckDB database, but not one of ExitBench. Name another file.")
+    return True
 
 
 def _copy_table(duck: duckdb.DuckDBPyConnection, table: str, columns: Columns) -> None:

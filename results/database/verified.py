@@ -60,6 +60,11 @@ def is_verified(path: Path, version: str) -> bool:
     return _verified.get(path.absolute()) == (version, state) or _marked(path) == [version, list(state)]
 
 
+def was_marked(path: Path) -> bool:
+    """Return whether a mark lies beside a file: it was a database of ExitBench, whatever has happened to it since."""
+    return _marked(path) is not None
+
+
 def _marked(path: Path) -> object:
     """What the mark says; nothing where somebody else could have made it."""
     try:

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from exitbench.errors import UserError
 from exitbench.results.database.connection import copy_to, open_database
+from exitbench.results.database.file_kind import is_duckdb_file
 from exitbench.results.database.keys import KEYS, key_rows
 from exitbench.results.database.tables import quoted, schema_version, tables_of
 from exitbench.results.database.trouble import driver_error
@@ -29,7 +30,7 @@ from exitbench.results.spool.attempts import scan_spool
 Kind = Literal["spool", "snapshot", "database", "benchmarks"]
 
 _DIGITS: Final = 16
-_MAGIC_AT, _MAGIC = 8, b"DUCK"
+_START_BYTES: Final = 12
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,10 @@ def kind_of(source: Path) -> Kind:
         if next(scan_spool(source), None) or has_records(source):
             return "spool"
     elif source.is_file():
-        with source.open("rb") as file:
-            start = file.read(_MAGIC_AT + len(_MAGIC))
-        if start[_MAGIC_AT:] == _MAGIC:
+        if is_duckdb_file(source):
             return "database"
+        with source.open("rb") as file:
+            start = file.read(_START_BYTES)
         if start.lstrip()[:1] == b"{" and read_json(source.resolve()).keys() >= {"benchmarks", "machine_info"}:
             return "benchmarks"
     what = "is nothing that can be imported" if source.exists() else "does not exist"

@@ -19,6 +19,9 @@ from exitbench.results.database.connection import (
     open_database,
     require_complete,
 )
+from exitbench.results.database.file_kind import require_duckdb_file
+from exitbench.results.database.foreign import is_empty
+from exitbench.results.database.migrations.current import find
 from exitbench.results.ingest.load import IngestReport, load_spool
 from exitbench.terminal import number_of
 
@@ -41,8 +44,12 @@ def rebuild(
         forget: Whether the new database may lack attempts that the old one has.
 
     Raises:
-        UserError: As `open_database`; or the new database would lack attempts, and the old one stays.
+        UserError: As `open_database`; or what is there was not made by ExitBench, or has attempts that the new one
+            would lack: it stays.
     """
+    require_duckdb_file(path)
+    if path.is_symlink():  # to another disk: the link stays
+        path = path.resolve()
     create_folder(path.parent)
     with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         beside = Path(folder) / path.name
@@ -51,19 +58,26 @@ def rebuild(
         require_complete(beside)
         # Held open while it is replaced, so that no writer is left with a log beside the new file.
         with _connect_or_lock(path) as old:
-            if isinstance(old, Database) and not forget:
-                _require_all(old, beside, report)
+            if isinstance(old, Database):
+                _require_replaceable(old, beside, report, forget)
             log_of(path).unlink(missing_ok=True)
             beside.replace(path)
     return report
 
 
+def _require_replaceable(old: Database, new: Path, report: IngestReport, forget: bool) -> None:
+    """Check that a database is one of ExitBench, and unless told to forget them that none of its attempts is lost."""
+    name, catalogue = find(old.duck)
+    if is_empty(old.duck, name, catalogue, str(old.path)) or forget:
+        return
+    if "attempt" not in catalogue.tables:
+        raise UserError(f"{old.path} is kept: it has no table attempt. Add --force to replace it.")
+    _require_all(old, new, report)
+
+
 def _require_all(old: Database, new: Path, report: IngestReport) -> None:
     """Check that no attempt is lost: one that was read well when it was ingested may be damaged in the spool by now."""
-    try:
-        before = set(old.query("SELECT attempt_id AS a FROM attempt")["a"].to_pylist())
-    except UserError:
-        return  # empty
+    before = set(old.query("SELECT attempt_id AS a FROM attempt")["a"].to_pylist())
     with open_database(new) as database:
         lost = before - set(database.query("SELECT attempt_id AS a FROM attempt")["a"].to_pylist())
     if lost:

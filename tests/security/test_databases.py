@@ -242,7 +242,7 @@ def test_a_file_of_another_program_is_refused_and_nothing_is_fetched_for_it(
     path.write_bytes(b"SQLite format 3\0" + b"\x10\0\x01\x01\0\x40\x20\x20" + bytes(4072))
     for command in (("import", path, "--runs", runs), ("sql", QUESTION, "--database", path)):
         assert ask(*command)[0] == 2
-    with pytest.raises(UserError, match="is not a DuckDB database"):
+    with pytest.raises(UserError, match="is a SQLite database, not a DuckDB database"):
         open_database(path, read_only=False)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from exitbench.errors import UserError
 from exitbench.results.files.comma_separated import csv_writer
-from exitbench.results.files.whole_file import whole_file
+from exitbench.results.files.whole_file import require_replaceable, whole_file
 from exitbench.terminal import told_apart, visible
 
 if TYPE_CHECKING:
@@ -33,13 +33,14 @@ def save(answer: "Answer", path: Path, form: str, force: bool = False) -> int:
         force: Whether a file that is there may be replaced.
 
     Raises:
-        UserError: The file is there already, its folder cannot be written, or Parquet has no such type.
+        UserError: The file is there already or is no regular file, its folder cannot be written, or Parquet has no such type.
     """
     from pyarrow import ArrowException
 
-    if path.exists() and not force:
-        raise UserError(f"{path} is there already. Name another file, or add --force to replace it.")
     try:
+        require_replaceable(path)
+        if path.exists() and not force:
+            raise UserError(f"{path} is there already. Name another file, or add --force to replace it.")
         with whole_file(path) as beside:
             return _save_parquet(answer, beside) if form == "parquet" else _save_text(answer, beside, form)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
@@ -66,8 +67,9 @@ def _tuning(arguments: Namespace) -> Tuning:
         raise UserError(f"{task.where}: {arguments.task!r} scores given texts; thresholds are tuned for answers only.")
     for name in arguments.methods:
         require_tunable(name)
-    if arguments.out is not None and (arguments.out.exists() or not arguments.out.parent.is_dir()):
-        why = "is there already" if arguments.out.exists() else "its folder is not there"
+    is_taken = arguments.out is not None and os.path.lexists(arguments.out)
+    if arguments.out is not None and (is_taken or not arguments.out.parent.is_dir()):
+        why = "is there already" if is_taken else "its folder is not there"
         raise UserError(f"--out {arguments.out}: {why}. Allowed: a new file in a folder that is there.")
     tuning = Tuning(
         suite=suite,

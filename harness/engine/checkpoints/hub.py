@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import glob
 import re
+import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +27,12 @@ from exitbench.harness.engine.checkpoints.files import (
     listed,
     read_index,
 )
+from exitbench.harness.engine.checkpoints.hub_responses import (
+    LISTED_FILES,
+    checked_responses,
+    is_commit,
+    require_size,
+)
 from exitbench.harness.engine.checkpoints.tokenizer_files import PATTERNS, tokenizer_files
 from exitbench.harness.reading.config_values import shortened
 from exitbench.harness.reading.regular_files import read_json
@@ -37,7 +44,6 @@ DEFAULT_REVISION = "main"
 _FORM = f"{PREFIX}OWNER/NAME or {PREFIX}OWNER/NAME@REVISION, a branch, tag or commit"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 _SMALL = (CONFIG, "generation_config.json", "chat_template.jinja")
 _TOKENIZER_ENDINGS = (".json", ".txt", ".model", ".spm")
@@ -126,7 +132,7 @@ def find(name: HubName) -> Located | None:
     from huggingface_hub import try_to_load_from_cache
 
     config = try_to_load_from_cache(name.repository, CONFIG, revision=name.revision)
-    if not isinstance(config, str) or not _COMMIT.fullmatch(Path(config).parent.name):
+    if not isinstance(config, str) or not is_commit(Path(config).parent.name):
         return None
     folder = Path(config).parent
     known = _listing(name.repository, folder.name)
@@ -148,7 +154,7 @@ def fetch(name: HubName, say: Callable[[str], object]) -> Located:
         UserError: No such model or revision, no access, no connection, nothing that the engines read, or a download
             that broke off (what came is kept, and the next one goes on from there).
     """
-    if _COMMIT.fullmatch(name.revision) and (found := find(name)) is not None and not found.remarks:
+    if is_commit(name.revision) and (found := find(name)) is not None and not found.remarks:
         return found
     commit, sizes = _ask(name)
     if CONFIG not in sizes:
@@ -228,33 +234,51 @@ def _ask(name: HubName) -> tuple[str, dict[str, int]]:
     """Return the commit that a revision is at, and every file of it with its bytes."""
     from huggingface_hub import HfApi
 
-    with _told(name):
+    with _told(name), checked_responses(str(name), _free_bytes()):
         api = HfApi()
         # Asked for first: `resolve_revision`, which keeps the answer for later, takes the cache's where nobody answers.
         info = api.model_info(name.repository, revision=name.revision, files_metadata=True)
         commit = info.sha or ""
-        if not _COMMIT.fullmatch(commit):
+        if not is_commit(commit):
             raise UserError(f"{name}: the hub answers with the commit {shortened(commit)}, which is none.")
         if api.resolve_revision(name.repository, revision=name.revision).resolved != commit:
             raise UserError(f"{name} was changed just now; the same command gets it as it is.")
-        return commit, {file.rfilename: file.size or 0 for file in info.siblings or ()}
+        files = info.siblings or ()
+        if len(files) > LISTED_FILES:
+            raise UserError(f"{name}: the hub lists {len(files)} files; a model has at most {LISTED_FILES}.")
+        return commit, {
+            file.rfilename: require_size(file.size, str(name), shortened(str(file.rfilename))) for file in files
+        }
 
 
 def _download(
     name: HubName, commit: str, files: list[str], sizes: Mapping[str, int], say: Callable[[str], object]
 ) -> Path:
     """Download what the cache lacks of some files of a commit; returns their folder."""
-    from huggingface_hub import snapshot_download, try_to_load_from_cache
+    from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
 
-    with _told(name), _bars_in_a_terminal():
-        repository = name.repository
+    repository, free = name.repository, _free_bytes()
+    with _told(name), _bars_in_a_terminal(), checked_responses(str(name), free):
         cached = [isinstance(try_to_load_from_cache(repository, file, revision=commit), str) for file in files]
         if lacking := [file for file, here in zip(files, cached, strict=True) if not here]:
-            megabytes = sum(sizes.get(file, 0) for file in lacking) / 1e6
-            say(f"Fetching {number_of(len(lacking), 'file')}, {megabytes:,.1f} MB, of {_source(name, commit)}")
+            needed = sum(sizes.get(file, 0) for file in lacking)
+            if needed > free:
+                raise UserError(
+                    f"{name}: {number_of(len(lacking), 'file')} of {needed / 1e9:,.1f} GB do not fit on the disk of the "
+                    f"hub's cache ({constants.HF_HUB_CACHE}), where {free / 1e9:,.1f} GB are free. Nothing was fetched."
+                )
+            say(f"Fetching {number_of(len(lacking), 'file')}, {needed / 1e6:,.1f} MB, of {_source(name, commit)}")
         # They are patterns to it, in which a bracket would mean something else.
         exactly = [glob.escape(file) for file in files]
         return Path(snapshot_download(repository, revision=commit, allow_patterns=exactly))
+
+
+def _free_bytes() -> int:
+    """Return what is free on the disk of the hub's cache, whose folder may not exist yet."""
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE).absolute()
+    return shutil.disk_usage(next(above for above in (folder, *folder.parents) if above.exists())).free
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
@@ -103,6 +104,14 @@ def test_tables_of_rows_have_the_columns_of_the_spool(path: Path, file: str, tab
     }
 
 
+WAYS_TO_OPEN: tuple[Callable[[Path], object], ...] = (
+    open_database,
+    lambda path: open_database(path, read_only=False),
+    lambda path: rebuild(path.parent / "no spool", path),
+    lambda path: rebuild(path.parent / "no spool", path, forget=True),
+)
+
+
 @pytest.mark.parametrize(
     "statement",
     [
@@ -192,14 +201,47 @@ def test_changed_views_are_created_anew_and_old_ones_dropped(path: Path, monkeyp
         assert views == ["answers"]
 
 
-def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("not a database" * 1000)
-    for read_only in (True, False):
-        with pytest.raises(UserError, match="not a DuckDB database"):
-            open_database(tmp_path / "notes.txt", read_only)
-    with pytest.raises(UserError, match="not a DuckDB database"):
-        rebuild(tmp_path, tmp_path / "notes.txt")
-    assert (tmp_path / "notes.txt").read_text().startswith("not a database")
+NOT_DUCKDB = {
+    "short.txt": (b"hello\n", "a text file"),
+    "long.txt": ("na\u00efve notes\n".encode() * 5000, "a text file"),
+    "table.csv": (b"a,b\n1,2\n", "a CSV file"),
+    "table.parquet": (b"PAR1" + bytes(50) + b"PAR1", "a Parquet file"),
+    "other.sqlite": (b"SQLite format 3\0" + bytes(4080), "a SQLite database"),
+    "noise": (bytes(range(256)) * 8, "not a DuckDB database"),
+    "magic cut off": (bytes(8) + b"DUC", "not a DuckDB database"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_DUCKDB)
+def test_a_file_of_another_format_is_named_as_what_it_is_and_never_replaced(name: str, tmp_path: Path) -> None:
+    content, kind = NOT_DUCKDB[name]
+    path = tmp_path / name
+    path.write_bytes(content)
+    for action in WAYS_TO_OPEN:
+        with pytest.raises(UserError, match=kind) as refused:
+            action(path)
+        assert "rebuild" not in str(refused.value)
+    assert path.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_no_file_is_neither_opened_nor_replaced(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("nothing")
+    for name, kind in (("folder", "a folder"), ("pipe", "a pipe"), ("link", "a link to a file that does not exist")):
+        for action in WAYS_TO_OPEN[1 if name == "link" else 0 :]:
+            with pytest.raises(UserError, match=kind):
+                action(tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "link", "pipe"]
+
+
+def test_a_rebuild_through_a_link_replaces_the_database_and_not_the_link(path: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.duckdb"
+    link.symlink_to(path)
+    before = path.stat().st_ino
+    rebuild(tmp_path / "no spool", link)
+    assert link.is_symlink() and path.stat().st_ino != before
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
@@ -216,13 +258,41 @@ def test_a_truncated_database_offers_to_be_rebuilt(
     assert _rows(path) == before
 
 
-def test_somebody_elses_database_is_refused_and_left_alone(tmp_path: Path) -> None:
-    with duckdb.connect(tmp_path / "other.duckdb") as connection:
-        connection.execute("CREATE TABLE theirs (x INTEGER)")
-    with pytest.raises(UserError, match="not one of ExitBench"):
-        open_database(tmp_path / "other.duckdb", read_only=False)
-    with duckdb.connect(tmp_path / "other.duckdb") as connection:
-        assert connection.execute("SELECT table_name FROM duckdb_tables()").fetchall() == [("theirs",)]
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE TABLE theirs (x INTEGER)",
+        "CREATE TABLE schema_version (version INTEGER, applied_at TIMESTAMP, tool VARCHAR)",
+        "CREATE SCHEMA theirs; CREATE TABLE theirs.t (x INTEGER)",
+        "CREATE SEQUENCE theirs",
+        "CREATE MACRO theirs(x) AS x + 1",
+        "CREATE TYPE theirs AS ENUM ('a')",
+        "CREATE VIEW theirs AS SELECT 1",
+    ],
+)
+def test_a_database_of_another_program_is_refused_and_left_alone(statement: str, tmp_path: Path) -> None:
+    path = tmp_path / "other.duckdb"
+    with duckdb.connect(path) as connection:
+        connection.execute(statement)
+    content = path.read_bytes()
+    for action in WAYS_TO_OPEN:
+        with pytest.raises(UserError, match="not one of ExitBench") as refused:
+            action(path)
+        assert "rebuild" not in str(refused.value)
+    assert path.read_bytes() == content
+
+
+def test_a_damaged_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "other.duckdb"
+    with duckdb.connect(path) as connection:
+        connection.execute("CREATE TABLE theirs AS SELECT range AS x FROM range(300000)")
+    os.truncate(path, path.stat().st_size // 2)
+    content = path.read_bytes()
+    for action in WAYS_TO_OPEN:
+        with pytest.raises(UserError, match="is damaged(.|\n)*left as it is") as refused:
+            action(path)
+        assert "rebuild" not in str(refused.value)
+    assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize("place", ["file/exitbench.duckdb", "file/deeper/exitbench.duckdb"])

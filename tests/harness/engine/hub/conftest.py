@@ -61,6 +61,8 @@ class Hub:
         asked: Every request: its method and path.
         cut: Of which file only half is sent, and whether it is cut each time it is asked for.
         answers: What the API says of a model in place of what it would.
+        headers: What is sent in place of the headers of a file, by its name.
+        listing: What the API lists of a file in place of what it would, by its name.
         ranges: Which parts of files were asked for.
         tokens_elsewhere: What the server of large files was told of who asks.
         endpoint: Of the hub.
@@ -74,6 +76,8 @@ class Hub:
     ranges: list[str] = field(default_factory=list)
     cut: dict[str, bool] = field(default_factory=dict)
     answers: dict[str, Any] = field(default_factory=dict)
+    headers: dict[str, dict[str, str]] = field(default_factory=dict)
+    listing: dict[str, dict[str, Any]] = field(default_factory=dict)
     tokens_elsewhere: list[str] = field(default_factory=list)
     endpoint: str = ""
     elsewhere: str = ""
@@ -123,7 +127,10 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(404, "RevisionNotFound")
         files = self.hub.commits[commit]
         if what == "tree":
-            listed = [{"type": "file", "path": name, **_described(content)} for name, content in files.items()]
+            listed = [
+                {"type": "file", "path": name, **_described(content), **self.hub.listing.get(name, {})}
+                for name, content in files.items()
+            ]
             return self._send(json.dumps(listed).encode(), {"Content-Type": "application/json"})
         siblings = [{"rfilename": name, "size": len(content)} for name, content in files.items()]
         told = {"id": NAME, "modelId": NAME, "sha": commit, "siblings": siblings, **self.hub.answers}
@@ -168,9 +175,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, content: bytes, headers: dict[str, str], status: int = 200, name: str = "") -> None:
         self.send_response(status)
-        for key, value in headers.items():
+        headers = {"Content-Length": str(len(content)), **headers}
+        for key, value in {**headers, **self.hub.headers.get(self.path.split("/")[-1], {})}.items():
             self.send_header(key, value)
-        self.send_header("Content-Length", str(len(content)))
         self.send_header("Connection", "close")  # so that a server that is stopped answers nobody
         self.end_headers()
         if self.command == "HEAD":

@@ -16,6 +16,7 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints import hub as hub_module
+from exitbench.harness.engine.checkpoints import hub_responses
 from exitbench.harness.engine.checkpoints.digest import inspect_checkpoint
 from exitbench.harness.engine.checkpoints.hub import HubName, fetch, find, locate, read_name
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
@@ -353,6 +354,81 @@ def test_a_commit_that_is_none_makes_no_folder(hub: Any, tmp_path: Path, commit:
     with pytest.raises(UserError, match="which is none"):
         fetch(MODEL, silent)
     assert not (tmp_path / "cache").exists() and not list(tmp_path.rglob("evil*"))
+
+
+ESCAPES = ("../../../../pwned", "/{folder}/pwned", "..", "a/b", "a\\b", "")
+
+
+@pytest.mark.parametrize("file", ["config.json", "model-00001-of-00005.safetensors"])
+@pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag", "X-Repo-Commit"])
+@pytest.mark.parametrize("value", ESCAPES)
+def test_a_header_that_is_no_digest_names_no_file(
+    hub: Any, tmp_path: Path, file: str, header: str, value: str
+) -> None:
+    if file.endswith(".safetensors"):
+        file = shards(hub.files)[0]
+    before = set(tmp_path.rglob("*"))
+    value = value.format(folder=tmp_path)
+    hub.headers[file] = {header: f'"{value}"' if header != "X-Repo-Commit" else value}
+    with pytest.raises(UserError, match="which is (no digest|none)"):
+        fetch(MODEL, silent)
+    made = set(tmp_path.rglob("*")) - before
+    assert all(path.is_relative_to(tmp_path / "cache") and "pwned" not in path.name for path in made)
+    assert find(MODEL) is None
+
+
+@pytest.mark.parametrize("value", [*ESCAPES, 5, None])
+def test_a_listing_whose_digests_are_none_is_refused_before_a_file_is_asked_for(hub: Any, value: object) -> None:
+    name = shards(hub.files)[0]
+    hub.listing[name] = {"lfs": {"oid": value, "size": 5, "pointerSize": 130}, "xetHash": "a" * 64}
+    with pytest.raises(UserError, match="in a listing, which is none"):
+        fetch(MODEL, silent)
+    assert not hub.requested
+
+
+@pytest.mark.parametrize("size", [-1, 0.5, True, "5", "1" * 5000])
+def test_a_size_that_is_none_is_refused_before_a_file_is_asked_for(hub: Any, size: object) -> None:
+    hub.answers["siblings"] = [{"rfilename": name, "size": size} for name in hub.files]
+    with pytest.raises(UserError, match="the hub answers with a size of "):
+        fetch(MODEL, silent)
+    assert not hub.requested
+
+
+def test_what_does_not_fit_on_the_disk_is_refused_before_a_file_is_asked_for(hub: Any) -> None:
+    hub.answers["siblings"] = [{"rfilename": name, "size": 10**18} for name in hub.files]
+    with pytest.raises(UserError, match=r"do not fit on the disk of the hub's cache \(.*\), where .* GB are free"):
+        fetch(MODEL, silent)
+    assert not hub.requested
+
+
+@pytest.mark.parametrize("header", ["Content-Length", "X-Linked-Size"])
+@pytest.mark.parametrize("size", ["-5", "1" + "0" * 18, "1e3", "9" * 5000])
+def test_a_file_that_is_larger_when_it_comes_is_refused(hub: Any, header: str, size: str) -> None:
+    hub.headers["config.json"] = {header: size}
+    with pytest.raises(UserError, match=r"a size of .* bytes; at most|could not be fetched"):
+        fetch(MODEL, silent)
+    assert find(MODEL) is None
+
+
+def test_more_files_than_a_model_has_are_refused_before_one_is_asked_for(hub: Any) -> None:
+    hub.answers["siblings"] = [{"rfilename": f"{index}.json", "size": 1} for index in range(100_000)]
+    with pytest.raises(UserError, match="lists 100000 files; a model has at most 10000"):
+        fetch(MODEL, silent)
+    assert not hub.requested
+
+
+def test_an_answer_that_does_not_end_is_refused(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_responses, "_API_BYTES", 1 << 20)
+    hub.answers["description"] = "x" * (2 << 20)
+    with pytest.raises(UserError, match="more than 1 MiB about its files"):
+        fetch(MODEL, silent)
+    assert not hub.requested
+
+
+def test_fetching_leaves_the_client_of_huggingface_hub_as_it_was(hub: Any) -> None:
+    before = huggingface_hub.get_session().event_hooks
+    fetch(MODEL, silent)
+    assert huggingface_hub.get_session().event_hooks == before
 
 
 def test_something_else_in_a_files_place_is_told(hub: Any) -> None:

@@ -1,0 +1,65 @@
+"""Whole files: a reader finds all of one or what was there, and nothing but a regular file is replaced."""
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from exitbench.results.files.whole_file import whole_file, write_whole_file
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.relpath(path))
+
+
+def _link(path: Path) -> None:
+    path.with_name("target").write_text("of somebody")
+    path.symlink_to("target")
+
+
+OTHERS: dict[str, Callable[[Path], object]] = {
+    "a link": _link,
+    "a folder": Path.mkdir,
+    "a pipe": os.mkfifo,
+    "a socket": _socket,
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_is_no_regular_file_is_refused_before_anything_is_written(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    OTHERS[kind](path)
+    before = {file: file.lstat() for file in tmp_path.iterdir()}
+    with pytest.raises(OSError, match=f"it is {kind}; only a regular file is replaced"), whole_file(path):
+        pytest.fail("there was something to write to")
+    assert {file: file.lstat() for file in tmp_path.iterdir()} == before
+
+
+def test_what_takes_the_place_of_the_file_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    with pytest.raises(OSError, match="it is a pipe"), whole_file(path) as beside:
+        beside.write_text("new")
+        os.mkfifo(path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_device_is_refused() -> None:
+    before = Path("/dev/full").lstat()
+    with pytest.raises(OSError, match="it is a device"):
+        write_whole_file(Path("/dev/full"), "new")
+    assert Path("/dev/full").lstat().st_ino == before.st_ino
+
+
+def test_a_regular_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    write_whole_file(path, "old\r\n")
+    with pytest.raises(RuntimeError), whole_file(path) as beside:
+        beside.write_text("half")
+        raise RuntimeError
+    assert path.read_bytes() == b"old\r\n"
+    write_whole_file(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
