@@ -19,6 +19,8 @@ import exitbench.tasks
 from exitbench.harness.cells.job import DataRequest
 from exitbench.results.files.canonical import content_id, sources_sha256
 from exitbench.tasks.base import ModelKind, documents_sha256
+from exitbench.tasks.registry import brought_by
+from exitbench.tasks.self_scores import self_score_remarks
 
 CACHE = ".exitbench-documents.json"
 
@@ -33,12 +35,14 @@ class Corpus:
     Attributes:
         prompts_sha256: By the kind of model that reads them.
         prompts: First 16 hexadecimal digits of the SHA-256 of what each one asks (`Task.likeness`), in their order.
+        remarks: Metrics under which references are not best (`tasks.self_scores`), a sentence each.
     """
 
     documents: int
     data_sha256: str
     prompts_sha256: Mapping[ModelKind, str]
     prompts: tuple[str, ...]
+    remarks: tuple[str, ...]
 
 
 class Corpora:
@@ -56,7 +60,7 @@ class Corpora:
         """
         key = _key(data, data_dir)
         if key is not None and (known := self._known.get(key)) is not None:
-            return Corpus(**{**known, "prompts": tuple(known["prompts"])})
+            return Corpus(**{**known, "prompts": tuple(known["prompts"]), "remarks": tuple(known["remarks"])})
         if data.settings is not None:
             return _of_lm_eval(data, data_dir)
         corpus = _described(data, data_dir)
@@ -71,7 +75,10 @@ def _described(data: DataRequest, data_dir: Path | None) -> Corpus:
     task, documents = data.task_object, data.load(data_dir)
     prompts = tuple(hashlib.sha256(task.likeness(one).encode()).hexdigest()[:16] for one in documents)
     digests = {kind: content_id(task.prompts(documents, kind)) for kind in get_args(ModelKind)}
-    return Corpus(len(documents), documents_sha256(documents), digests, prompts)
+    # Built-in documents are English, and the tests hold their metrics to this; third-party scores may take long.
+    is_checked = data.source != "builtin" and data.settings is None and brought_by(type(task)) is None
+    remarks = self_score_remarks(task, documents) if is_checked else ()
+    return Corpus(len(documents), documents_sha256(documents), digests, prompts, remarks)
 
 
 @functools.cache

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 HANDED_OVER = "lm-eval"
 """The command whose arguments another program reads."""
+_OF_MATPLOTLIB = ("MPLBACKEND", "MATPLOTLIBRC")
+"""Settings of the user's plots: a backend that a notebook names is not installed here, and then nothing is drawn."""
 _SHOWN = 200
 """Characters of a path that is too long."""
 
@@ -59,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(given: Sequence[str]) -> int:
+    for variable in _OF_MATPLOTLIB:  # workers and processes that draw inherit this process's environment
+        os.environ.pop(variable, None)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # an encoding may lack what models write, and what we do
             stream.reconfigure(errors="backslashreplace")

@@ -83,11 +83,16 @@ class Group:
 
 @dataclass(frozen=True)
 class Plan:
-    """Every group of a suite, in the suite's order of models; ``device`` is resolved."""
+    """Every group of a suite, in the suite's order of models; ``device`` is resolved.
+
+    Attributes:
+        of_tasks: What is not wrong but should be known of the documents of tasks, a sentence each.
+    """
 
     suite: Suite
     device: str
     groups: tuple[Group, ...]
+    of_tasks: tuple[str, ...] = ()
 
     @property
     def untrained(self) -> tuple[Recipe, ...]:
@@ -106,8 +111,9 @@ class Plan:
         timed = [min(cell.timing.documents, cell.task.documents) for cell in cells if cell.timing is not None]
         fewest, enough = min(timed, default=0), TimingSettings().documents
         if not timed or fewest >= enough:
-            return ()
+            return self.of_tasks
         return (
+            *self.of_tasks,
             f"Speed is timed on as few as {number_of(fewest, 'document')}: intervals are over documents, and those of "
             f"fewer than {enough} are wide ([timing] documents; limit of a task).",
         )
@@ -196,7 +202,13 @@ def make_plan(
                 remarked = (*remarked, spelled(device_map))
         cells = tuple(_planned(item, statuses, predecessors) for item in items)
         groups.append(Group(entry, recipe, folder, tuple(draft.label for draft in templates), cells, remarked))
-    return Plan(suite, device, tuple(groups))
+    of_tasks = {
+        f"Task {label!r}: {remark}."
+        for (label, data), (task, _) in wanted.items()
+        if data == task.data
+        for remark in described[label, data].remarks
+    }
+    return Plan(suite, device, tuple(groups), tuple(sorted(of_tasks)))
 
 
 def _locate(entry: ModelEntry, recipe: Recipe | None, models_dir: Path) -> Located | None:

@@ -58,8 +58,12 @@ class SeriesStyle:
 
 
 def theme(which: Theme) -> AbstractContextManager[None]:
-    """Return a context in which figures must be made *and* saved to look like `which`."""
-    settings: Any = {**_COMMON, **_inked(which)}
+    """Return a context in which figures must be made *and* saved to look like `which`.
+
+    It sets everything but the backend, so that no matplotlibrc and no notebook's settings reach a figure.
+    """
+    defaults = {name: value for name, value in mpl.rcParamsDefault.items() if name != "backend"}
+    settings: Any = {**defaults, **_COMMON, **_inked(which)}
     return mpl.rc_context(settings)
 
 

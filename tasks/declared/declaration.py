@@ -27,6 +27,7 @@ class Declaration:
         metrics: Names of `METRICS`, or with choices of `CHOICE_METRICS`, headline first.
         max_new_tokens: Longest answer, where a suite says nothing.
         choices: Field with a list of choices, or a template for each; None: the model writes an answer.
+        bleu_tokenize: How BLEU cuts texts into words: one of `BLEU_TOKENIZERS`; None: sacrebleu's default, 13a.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Declaration:
     causal_prompt: str | None = None
     max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
     choices: str | tuple[str, ...] | None = None
+    bleu_tokenize: str | None = None
 
     def __post_init__(self) -> None:
         """Check what the parts say of each other; where they stand in a file, whoever reads it adds.
@@ -59,6 +61,8 @@ class Declaration:
         _ = self.seq2seq_pieces, self.causal_pieces
         if self.choices is not None:
             self._check_choices(names)
+        if self.bleu_tokenize is not None:
+            self._check_tokenizer(self.bleu_tokenize)
 
     def _allowed_metrics(self) -> tuple[str, ...]:
         if self.choices is not None:
@@ -74,6 +78,18 @@ class Declaration:
             raise UserError(f"choices: unknown field {self.choices!r}.{suggestion(self.choices, names)}")
         if not isinstance(self.choices, str) and len(self.choice_pieces) < 2:
             raise UserError("choices: needed: the name of a field with a list, or two templates or more.")
+
+    def _check_tokenizer(self, name: str) -> None:
+        from exitbench.tasks.declared.metrics import BLEU_TOKENIZERS, bleu_rule
+
+        if "bleu" not in self.metrics:
+            raise UserError('bleu_tokenize: goes with the metric "bleu".')
+        if name not in BLEU_TOKENIZERS:
+            raise UserError(f"bleu_tokenize: unknown tokenizer {name!r}.{suggestion(name, BLEU_TOKENIZERS)}")
+        try:
+            bleu_rule(name)
+        except UserError as error:
+            raise UserError(f"bleu_tokenize: {error}") from None
 
     @property
     def task_name(self) -> str:
@@ -102,7 +118,7 @@ class Declaration:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON data."""
-        return asdict(self)
+        return {key: value for key, value in asdict(self).items() if key != "bleu_tokenize" or value is not None}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Declaration":

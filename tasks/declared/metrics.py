@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from exitbench.errors import UserError
 from exitbench.tasks.base import FloatArray
 from exitbench.tasks.squad.scoring import exact_match, token_f1
 from exitbench.tasks.summarisation import scoring as rouge
@@ -48,15 +49,31 @@ def _of_one(value: Callable[[str, str], float]) -> Callable[[str, Sequence[str]]
     return lambda output, references: value(output, references[0])
 
 
-_BLEU: Final = scoring.Bleu()
-_SACREBLEU: Final = scoring.signature(_BLEU)
+BLEU_TOKENIZERS: Final = ("13a", "intl", "zh", "char", "none", "ja-mecab", "ko-mecab")
+"""sacrebleu's, the default first; those with SentencePiece models are left out, since sacrebleu downloads these."""
+
+
+def bleu_rule(tokenizer: str) -> MetricRule:
+    """Return BLEU with one of sacrebleu's ways to cut a text into words.
+
+    Raises:
+        UserError: sacrebleu needs another package for it.
+    """
+    try:
+        bleu = scoring.bleu_by(tokenizer)
+    except (RuntimeError, ImportError) as error:
+        raise UserError(f"{tokenizer!r} cannot be used: {' '.join(str(error).split())}") from None
+    return MetricRule(scoring.signature(bleu), _of_one(bleu.of_sentence), bleu.statistics, scoring.bleu)
+
+
+_BLEU: Final = bleu_rule(BLEU_TOKENIZERS[0])
 
 METRICS: Final[Mapping[str, MetricRule]] = {
     "exact_match": MetricRule("verbatim|1", _verbatim),
     "em": MetricRule("squad-v1.1-rules|1", _em),
     "f1": MetricRule("squad-v1.1-rules|1", _f1),
     **{name: MetricRule(rouge.VERSION, functools.partial(_rouge, name)) for name in ("rouge1", "rouge2", "rougeL")},
-    "bleu": MetricRule(_SACREBLEU, _of_one(_BLEU.of_sentence), _BLEU.statistics, scoring.bleu),
-    "chrf": MetricRule(_SACREBLEU, _of_one(scoring.sentence_chrf), scoring.chrf_statistics, scoring.chrf),
+    "bleu": _BLEU,
+    "chrf": MetricRule(_BLEU.version, _of_one(scoring.sentence_chrf), scoring.chrf_statistics, scoring.chrf),
 }
 """Values are the best over the references, but those of corpus metrics, which take a single one."""

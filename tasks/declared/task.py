@@ -7,7 +7,7 @@ from typing import Any
 from exitbench.errors import UserError, suggestion
 from exitbench.tasks.base import FloatArray, Task
 from exitbench.tasks.declared.declaration import Declaration
-from exitbench.tasks.declared.metrics import METRICS
+from exitbench.tasks.declared.metrics import METRICS, bleu_rule
 from exitbench.tasks.declared.records import Record, text_of, value_at
 from exitbench.tasks.declared.templates import fields_of, render
 from exitbench.tasks.document import Document, DocumentScore
@@ -26,7 +26,10 @@ class DeclaredTask(Task):
         # Of corpus metrics, chrF tells sentences apart where BLEU is 0 for many.
         self.consistency_metric = "chrf" if "chrf" in self.metrics else self.metrics[0]
         self.default_max_new_tokens = declaration.max_new_tokens
-        versions = " ".join(f"{name}[{METRICS[name].version}]" for name in self.metrics)
+        self._rules = {name: METRICS[name] for name in self.metrics}
+        if declaration.bleu_tokenize is not None:
+            self._rules["bleu"] = bleu_rule(declaration.bleu_tokenize)
+        versions = " ".join(f"{name}[{rule.version}]" for name, rule in self._rules.items())
         self.metric_version = f"{versions} target[{declaration.target}]"
         self._prompt, self._causal_prompt = declaration.seq2seq_pieces, declaration.causal_pieces
 
@@ -49,9 +52,8 @@ class DeclaredTask(Task):
     def score(self, doc: Document, output: str) -> DocumentScore:
         """Score an output."""
         references = self._references(doc)
-        rules = {name: METRICS[name] for name in self.metrics}
-        values = {name: rule.value(output, references) for name, rule in rules.items()}
-        counted = {name: rule.statistics for name, rule in rules.items() if rule.statistics is not None}
+        values = {name: rule.value(output, references) for name, rule in self._rules.items()}
+        counted = {name: rule.statistics for name, rule in self._rules.items() if rule.statistics is not None}
         return DocumentScore(values, {name: count(output, references[0]) for name, count in counted.items()})
 
     def aggregate(self, metric: str, total: FloatArray, n: FloatArray) -> FloatArray:

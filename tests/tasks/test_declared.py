@@ -208,6 +208,10 @@ def test_exact_match_is_of_the_text_as_it_is(output: str, value: float) -> None:
         ('metrics = ["f1", "em"]', 'metrics = ["f1", "em"]\nmodule = "os"', "bad.toml:7: module: unknown key"),
         ('who = "from"', "who = 1", "[fields] who: is 1; it must be a string"),
         ("prompt = ", "max_new_tokens = 0\nprompt = ", "max_new_tokens: is 0"),
+        ('"em"]', '"em"]\nbleu_tokenize = "zh"', 'bad.toml:7: bleu_tokenize: goes with the metric "bleu"'),
+        ('"em"]', '"bleu"]\nbleu_tokenize = "zhh"', "bleu_tokenize: unknown tokenizer 'zhh'. Did you mean 'zh'?"),
+        ('"em"]', '"bleu"]\nbleu_tokenize = "spm"', "bleu_tokenize: unknown tokenizer 'spm'. "),
+        ('"em"]', '"bleu"]\nbleu_tokenize = 13', "bleu_tokenize: is 13; it must be a string"),
     ],
 )
 def test_a_wrong_file_is_told_with_its_line(write: Write, old: str, new: str, message: str) -> None:
@@ -232,3 +236,29 @@ def test_another_target_or_metric_is_another_version(replies: Declaration) -> No
 
     assert len({version(), version(target="text"), version(metrics=("f1",)), version(metrics=("em", "rouge1"))}) == 4
     assert version() == version(prompt="{who}", max_new_tokens=9)  # prompts have digests of their own
+
+
+def test_bleu_cuts_texts_into_words_as_the_file_says(write: Write) -> None:
+    text = TOML.replace('"em"]', '"bleu"]\nbleu_tokenize = "char"')
+    declaration = read_declaration(write("char.toml", text))
+    task, default = DeclaredTask(declaration), DeclaredTask(Declaration(**{**vars(declaration), "bleu_tokenize": None}))
+    document = Document.from_fields({"who": "", "text": "", "answer": "東京は日本の首都です。"})
+    of_char, of_13a = (
+        float(one.aggregate("bleu", np.array(one.score(document, "東京は日本の首都です。").summands("bleu")), np.ones(())))
+        for one in (task, default)
+    )
+    assert (round(of_char), of_13a) == (100, 0)
+    assert "tok:char" in task.metric_version and "tok:13a" in default.metric_version
+    assert Declaration.from_json(declaration.to_json()) == declaration
+    assert "bleu_tokenize" not in default.declaration.to_json(), "requests of before keep their digests"
+
+
+@pytest.mark.parametrize("name", ["ja-mecab", "ko-mecab"])
+def test_a_tokenizer_that_needs_another_package_is_told(write: Write, monkeypatch: Any, name: str) -> None:
+    def missing(_: str) -> None:
+        raise RuntimeError("\nTokenization requires extra dependencies.\n\n    pip install sacrebleu[x]\n")
+
+    monkeypatch.setattr("exitbench.tasks.translation.scoring.bleu_by", missing)
+    text = TOML.replace('"em"]', f'"bleu"]\nbleu_tokenize = "{name}"')
+    with pytest.raises(UserError, match=rf"bleu_tokenize: '{name}' cannot be used: Tokeniz.* pip install sacrebleu\[x\]"):
+        read_declaration(write("bad.toml", text))

@@ -112,6 +112,7 @@ def _read_t5(config: Any, tensors: Tensors, *, biases_each_block: bool = False) 
         gated=config.is_gated_act,
         attention_scale=1.0,  # T5 folds the scale into its initialisation
         logit_scale=width**-0.5 if getattr(config, "scale_decoder_outputs", biases_each_block) else 1.0,
+        wide_stream=tensors.dtype == torch.float16,
         relative_buckets=config.relative_attention_num_buckets,
         relative_max_distance=config.relative_attention_max_distance,
     )
@@ -136,7 +137,7 @@ def _read_t5(config: Any, tensors: Tensors, *, biases_each_block: bool = False) 
             qkv=_fold(_join(q, k, v), tensors.norm(f"{layer}.0.layer_norm", width)),
             attention_out=out,
             up=_fold(up, tensors.norm(f"{layer}.{last}.layer_norm", width)),
-            down=tensors.linear(f"{dense}.wo", (width, config.d_ff)),
+            down=Linear(tensors(f"{dense}.wo.weight", width, config.d_ff, dtype=torch.float32 if arch.wide_stream else None)),
             **cross,
         )
 

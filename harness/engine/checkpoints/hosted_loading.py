@@ -162,7 +162,7 @@ def filled(
 ) -> Any:
     """The model with these tensors, each read, converted and put in its place before the next."""
     try:
-        with _one_by_one():
+        with _one_by_one(), without_bars():
             lm, info = cls.from_pretrained(
                 None,
                 config=config,
@@ -199,6 +199,20 @@ def _one_by_one() -> Iterator[None]:
         del os.environ[_IN_ORDER]
         if before is not None:
             os.environ[_IN_ORDER] = before
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Have transformers load without its progress bars, which would fill logs and pipes."""
+    from transformers.utils import logging
+
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()
 
 
 def _is_mask(name: str, cls: Any, tensors: Tensors) -> bool:

@@ -50,8 +50,8 @@ class Tensors:
     def __contains__(self, name: str) -> bool:
         return name in self.files
 
-    def __call__(self, name: str, *shape: int) -> Tensor:
-        """Read one tensor and check its shape and number format.
+    def __call__(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Read one tensor and check its shape and number format; ``dtype`` overrides the checkpoint's.
 
         Raises:
             UserError: The tensor is missing, quantised, or has another shape than config.json says.
@@ -69,10 +69,11 @@ class Tensors:
                     f"{self.folder}: tensor {name!r} has shape {list(found)}, config.json asks for {list(shape)}."
                 )
             self.read.add(name)
+            dtype = dtype or self.dtype
             if self.device == "meta":
-                return torch.empty(found, dtype=self.dtype or FORMATS[stored.get_dtype()], device="meta")
+                return torch.empty(found, dtype=dtype or FORMATS[stored.get_dtype()], device="meta")
             tensor: Tensor = file.get_tensor(name)
-            return tensor.to(device=self.device, dtype=self.dtype, copy=True)  # a copy is aligned as torch does it
+            return tensor.to(device=self.device, dtype=dtype, copy=True)  # a copy is aligned as torch does it
 
     def unread(self, name: str) -> Unread:
         """One that is read later.

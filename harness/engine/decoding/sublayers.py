@@ -90,7 +90,7 @@ def sublayer_states(model: Transformer, block: int, hidden_BTD: Tensor, context:
         parts["cross-attention"] = weights.cross_out(model.cross_attention(block, stream_ND, context))
         stream_ND = stream_ND + parts["cross-attention"]
     parts["after-attention"] = stream_ND
-    parts["feed-forward"] = weights.down(model.feed_forward(weights, stream_ND))
+    parts["feed-forward"] = weights.down(model.feed_forward(weights, stream_ND).to(weights.down.weight.dtype))
     parts["block"] = stream_ND + parts["feed-forward"]
     return {part: state_ND.view(hidden_BTD.shape) for part, state_ND in parts.items()}
 

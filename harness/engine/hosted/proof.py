@@ -84,15 +84,21 @@ def _is_proved(check: Callable[[], None]) -> bool:
     return True
 
 
-def same(what: str, ours: Tensor, theirs: Tensor) -> None:
+def same(what: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype | None = None) -> None:
     """Compare by the largest number.
+
+    Args:
+        what: What is compared.
+        ours: What the hosted engine gives.
+        theirs: What the plain forward pass gives.
+        dtype: Number format of the weights, where states may be in a finer one; None: that of ``ours``.
 
     Raises:
         Differs: More than half of the number format's digits differ.
     """
     if ours.shape != theirs.shape:
         raise Differs(f"{what} has shape {list(ours.shape)}, not {list(theirs.shape)}")
-    digits = torch.finfo(ours.dtype).eps ** 0.5
+    digits = torch.finfo(dtype or ours.dtype).eps ** 0.5
     difference = float((ours.float() - theirs.to(ours.device).float()).abs().max())
     largest = float(theirs.abs().max())
     if not difference <= digits * max(largest, 1e-6):
@@ -182,7 +188,8 @@ def _check_states(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> No
     for place in range(PROMPT, PROMPT + NEW):
         pieces.append(_run(model, cache, [row[place : place + 1] for row in rows]))
     for number, (theirs, *ours) in enumerate(zip(states, *pieces, strict=True), start=1):
-        same(f"the state after block {number} ({model.stack.name}.{number - 1})", torch.cat(ours, dim=1), theirs)
+        what = f"the state after block {number} ({model.stack.name}.{number - 1})"
+        same(what, torch.cat(ours, dim=1), theirs, model.dtype)
 
 
 def _check_read_outs(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
@@ -251,7 +258,7 @@ def _check_skipped(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> N
     for block in range(2, model.n_blocks + 1):
         of_all = model.block(block, state_BD, step)
         of_some = model.block(block, state_BD.index_select(0, some), step, some)
-        same(f"the state after block {block} of some rows", of_some, of_all.index_select(0, some))
+        same(f"the state after block {block} of some rows", of_some, of_all.index_select(0, some), model.dtype)
     _, step = model.embed(torch.tensor(tokens, device=model.device), filled)
     rest = torch.tensor([1], device=model.device)
     model.fill([(1, state_BD.index_select(0, rows_A), rows_A) for rows_A in (some, rest)], step)
@@ -274,7 +281,7 @@ def _check_padding(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> N
     tokens, _ = padded([*short, rows[1][:PROMPT]], model.device, side="left")
     ours = [_run(model, beside, tokens.tolist())[-1][:1, -1:]]
     ours.append(_run(model, beside, [row[PROMPT : PROMPT + 1] for row in rows[:2]])[-1][:1])
-    same("a row padded on the left", torch.cat(ours), torch.cat(expected))
+    same("a row padded on the left", torch.cat(ours), torch.cat(expected), model.dtype)
 
 
 # --------------------------------------------------------------------------------------------------------- the cost

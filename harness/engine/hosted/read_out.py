@@ -82,7 +82,9 @@ class ReadOut:
         asked: dict[str, Any] = {"input_ids": tokens_N1, "attention_mask": torch.ones_like(tokens_N1)}
         if self._stack.encoder is not None:
             width = self._encoder_width()
-            source = BaseModelOutput(last_hidden_state=states_N1D.new_zeros(n, 1, width))
+            # Of the weights' number format: states have another where a part of a block is kept in fp32.
+            empty = states_N1D.new_zeros(n, 1, width, dtype=self._stack.head.weight.dtype)
+            source = BaseModelOutput(last_hidden_state=empty)
             asked = {"encoder_outputs": source, "decoder_input_ids": tokens_N1}
         logits: Tensor = self._stack.lm(**asked, use_cache=False, return_dict=True).logits
         return logits

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, get_args
 
 import torch.nn.functional as F
@@ -71,7 +72,13 @@ class ExitHeads:
 
     def logits(self, block: int, hidden: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
         """Logits [..., V] of states [..., D] after an exit block; see `exit_logits`."""
-        return exit_logits(self.tensors, self.kind, block, hidden, read_out)
+        is_same = hidden.dtype == next(iter(self.tensors.values())).dtype
+        return exit_logits(self.tensors if is_same else self._in_fp32, self.kind, block, hidden, read_out)
+
+    @cached_property
+    def _in_fp32(self) -> Mapping[str, Tensor]:
+        """Copies for models whose states are in fp32 beside weights in float16."""
+        return {name: tensor.float() for name, tensor in self.tensors.items()}
 
     def numel(self, block: int) -> int:
         """Weights of the block's own matrix products; norms and biases apart, as everywhere in the cost."""

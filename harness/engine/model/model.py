@@ -44,7 +44,15 @@ from exitbench.harness.engine.model.positions import (
     unpadded,
 )
 from exitbench.harness.engine.model.step_context import Running, StepContext
-from exitbench.harness.engine.model.weights import ACTIVATIONS, Architecture, BlockWeights, HeadNorm, Linear, Weights
+from exitbench.harness.engine.model.weights import (
+    ACTIVATIONS,
+    Architecture,
+    BlockWeights,
+    HeadNorm,
+    Linear,
+    NormedLinear,
+    Weights,
+)
 from exitbench.methods.base import Cost, Parts
 
 GATHERED_NUMEL = 2**14
@@ -59,6 +67,13 @@ class _Normed(NamedTuple):
 
     hidden: Tensor | None = None
     normed: Tensor = torch.empty(0)
+
+
+def clamped(x_ND: Tensor) -> Tensor:
+    """Clamp float16 states as transformers clamps T5's, each by itself so that a batch gives what a row alone does."""
+    most = torch.finfo(x_ND.dtype).max
+    limit_N1 = torch.where(x_ND.isinf().any(-1, keepdim=True), most - 1000, most)
+    return x_ND.clamp(-limit_N1, limit_N1)
 
 
 class Transformer(Headed):
@@ -133,7 +148,7 @@ class Transformer(Headed):
         # x / sqrt(mean(x^2) + eps) in half as many operations as torch's own
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=self._norm_dtype)
         normed = x / torch.hypot(length.mul_(self._inverse_root_width), self._root_eps)
-        return normed if x.dtype == self._norm_dtype else normed.to(x.dtype)
+        return normed if self.dtype == self._norm_dtype else normed.to(self.dtype)
 
     def _normalised(self, hidden: Tensor) -> Tensor:
         """The same of the stream: of what a block has just given, as the block left it."""
@@ -207,6 +222,22 @@ class Transformer(Headed):
             ]
         return self._skip_key_norms[block]
 
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        """Embed tokens in the number format of the stream."""
+        embedded = self.weights.token_embedding_VD[tokens]
+        return embedded.float() if self.arch.wide_stream else embedded
+
+    def _added(self, projection: Linear | NormedLinear, stream_ND: Tensor, x: Tensor, *, rounds: bool = False) -> Tensor:
+        """Return the stream plus a projection of x.
+
+        In float16 transformers keeps T5's ``wo`` in fp32, so that every sum from the first ``wo`` on is in fp32. The
+        sums before it, ``rounds``, are in float16 and clamped.
+        """
+        if not self.arch.wide_stream:
+            return projection.onto(stream_ND, x)
+        sum_ND = stream_ND + projection(x.to(projection.weight.dtype))
+        return clamped(sum_ND.to(self.dtype)).float() if rounds else sum_ND
+
     def _attend(self, q: Tensor, kv: KV, bias: Tensor | None, *, is_causal: bool = False) -> Tensor:
         """Attention of q [A, T, H, K] over keys and values [A, G, S, K] with an additive bias; returns [N, H*K]."""
         (k, v), scale = kv, self.arch.attention_scale
@@ -260,7 +291,7 @@ class Transformer(Headed):
             The output after its final norm (weightless; the weight is folded into the cross-attention), [B S, D].
         """
         n_rows, n_source = tokens_BS.shape
-        hidden_ND = self.weights.token_embedding_VD[tokens_BS.flatten()]
+        hidden_ND = self._embedded(tokens_BS.flatten())
         bias = None if mask_BS is None else additive(mask_BS, self.dtype)[:, None, None, :]
         places, masked = torch.arange(n_source, device=self.device), bias
         for number, block in enumerate(self.weights.encoder_blocks):
@@ -273,8 +304,8 @@ class Transformer(Headed):
             heads = block.qkv(self.normalise(hidden_ND)).view(n_rows, n_source, -1, self.arch.head_dim)
             q, k, v = heads.chunk(3, dim=2)
             mixed_ND = self._attend(q, (k.transpose(1, 2), v.transpose(1, 2)), masked)
-            hidden_ND = block.attention_out.onto(hidden_ND, mixed_ND)
-            hidden_ND = block.down.onto(hidden_ND, self.feed_forward(block, hidden_ND))
+            hidden_ND = self._added(block.attention_out, hidden_ND, mixed_ND, rounds=number == 0)
+            hidden_ND = self._added(block.down, hidden_ND, self.feed_forward(block, hidden_ND))
         return self.normalise(hidden_ND)
 
     def start(
@@ -337,7 +368,7 @@ class Transformer(Headed):
     def embed(self, tokens_BT: Tensor, cache: Cache) -> tuple[Tensor, StepContext]:
         """Begin a step of T new positions: embed [B, T] to [B, T, D] and prepare what all blocks share."""
         end = cache.length + tokens_BT.shape[1]
-        hidden = self.weights.token_embedding_VD[tokens_BT]
+        hidden = self._embedded(tokens_BT)
         if self.weights.position_embedding_PD is not None:
             places = torch.arange(cache.length, end, device=self.device)[None]
             hidden = hidden + self.weights.position_embedding_PD[unpadded(cache.padding_B, None, places)]
@@ -378,7 +409,7 @@ class Transformer(Headed):
         if (table := self.weights.relative_bias) is not None:
             rows = [relative_bias(self.arch, table, places, torch.cat((before, places))) for places in places_BT]
             bias = bias + torch.cat(rows)
-        hidden = self.weights.token_embedding_VD[tokens_BT]
+        hidden = self._embedded(tokens_BT)
         if self.weights.position_embedding_PD is not None:
             hidden = hidden + self.weights.position_embedding_PD[unpadded(cache.padding_B, None, places_BT)]
         rotary = self.rotary_at(cache, None, places_BT)
@@ -397,10 +428,11 @@ class Transformer(Headed):
         weights = self.weights.blocks[block - 1]
         hidden_ND = hidden if hidden.dim() == 2 else hidden.reshape(-1, self.d_model)
         attended_ND = self.self_attention(block, hidden_ND, context, rows_A, places, left_BD)
-        hidden_ND = weights.attention_out.onto(hidden_ND, attended_ND)
+        hidden_ND = self._added(weights.attention_out, hidden_ND, attended_ND, rounds=block == 1)
         if weights.cross_out is not None:
-            hidden_ND = weights.cross_out.onto(hidden_ND, self.cross_attention(block, hidden_ND, context, rows_A))
-        hidden_ND = weights.down.onto(hidden_ND, self.feed_forward(weights, hidden_ND))
+            from_source_ND = self.cross_attention(block, hidden_ND, context, rows_A)
+            hidden_ND = self._added(weights.cross_out, hidden_ND, from_source_ND, rounds=block == 1)
+        hidden_ND = self._added(weights.down, hidden_ND, self.feed_forward(weights, hidden_ND))
         if hidden.dim() == 3:
             return hidden_ND.view(hidden.shape)
         if self.arch.norms_inputs and places is None and left_BD is None:

@@ -35,6 +35,7 @@ class Architecture:
     relative_max_distance: int = 0
     max_positions: int | None = None
     norms_inputs: bool = True  # of attention and feed-forward network
+    wide_stream: bool = False  # fp32 beside float16 weights: see `Transformer._added`
 
     @property
     def kv_width(self) -> int:

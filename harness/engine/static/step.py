@@ -98,7 +98,8 @@ class StaticStep:
         self.position_11 = torch.zeros(1, 1, dtype=torch.long, device=model.device)
         self._keys_S = torch.arange(room, device=model.device)
         self.places = Places(self.position_11.expand(n_rows, 1), self._bias(), self._rotary())
-        self.states = [own.self_kv.new_zeros(n_rows, model.d_model) for _ in range(model.n_blocks + 1)]
+        width, stream = model.d_model, torch.float32 if model.arch.wide_stream else model.dtype
+        self.states = [own.self_kv.new_zeros(n_rows, width, dtype=stream) for _ in range(model.n_blocks + 1)]
         self._begin = self._prepared(self._locate)
         self._blocks = [self._prepared(self._block(block)) for block in range(1, model.n_blocks + 1)]
         self._gates: dict[int, tuple[Parts, dict[int, Asked]]] = {}

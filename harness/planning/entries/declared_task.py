@@ -12,7 +12,10 @@ from exitbench.tasks.registry import task_names
 SUFFIX: Final = ".toml"
 """What the name of a task's file ends in; no other task's name does."""
 _SCHEMA: Final = 1
-_KEYS: Final = ("schema", "name", "fields", "prompt", "causal_prompt", "target", "metrics", "max_new_tokens", "choices")
+_KEYS: Final = (
+    *("schema", "name", "fields", "prompt", "causal_prompt", "target", "metrics", "bleu_tokenize", "max_new_tokens"),
+    "choices",
+)
 _MAX_NEW_TOKENS: Final = 1_000_000
 
 
@@ -71,6 +74,7 @@ def read_declaration(path: Path) -> Declaration:
         "metrics": table.strings("metrics"),
         "max_new_tokens": table.positive("max_new_tokens", DEFAULT_MAX_NEW_TOKENS, _MAX_NEW_TOKENS),
         "choices": _choices(table),
+        "bleu_tokenize": table.optional("bleu_tokenize", str),
     }
     try:
         return Declaration(**given)

@@ -14,7 +14,7 @@ from exitbench.harness.engine.decoding.choice_probe import choice_probe_table, c
 from exitbench.harness.engine.decoding.likelihood import Scored
 from exitbench.harness.running.batches import in_batches
 from exitbench.harness.running.passes.choices import choice_metrics, lm_eval_task, write_choices
-from exitbench.harness.running.passes.exits import Recorded, exits
+from exitbench.harness.running.passes.exits import Recorded, exits, rows_of
 from exitbench.harness.running.passes.session import Progress, Session, Skip, write_metrics
 from exitbench.harness.running.scored_texts import ScoredText, Shared, contexts_of, longest_of
 from exitbench.harness.running.scoring import task_metrics
@@ -75,7 +75,7 @@ def choice_replay_pass(session: Session, item: CellJob, writer: AttemptWriter, o
     texts = session.texts(item, documents)
     first_position = 1 if cell.first_token == "gated" else 2
     recorded = Recorded(
-        source="read_parquet($scores)",
+        source=rows_of("scores"),
         files={"scores": session.file_of(cell.scores_cell_id, "scores.parquet")},
         order=("doc_key", "choice", "position"),
         others=(),

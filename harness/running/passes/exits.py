@@ -12,6 +12,7 @@ import pyarrow as pa
 from exitbench.harness.cells.job import CellJob
 from exitbench.harness.running.passes.session import Session
 from exitbench.methods.base import Parts
+from exitbench.results.files.arrow import parquet_path
 from exitbench.results.files.memory import in_memory
 
 
@@ -20,7 +21,7 @@ class Recorded:
     """What is known of each token at every block, and what of it is wanted.
 
     Attributes:
-        source: What follows FROM, one row a token.
+        source: What follows FROM, one row a token; of `rows_of`.
         files: Parquet files that the source names, by its parameters.
         order: Columns that order the tokens, and are wanted.
         others: Further columns that are wanted.
@@ -51,13 +52,18 @@ class Recorded:
                 FROM (SELECT *, {", ".join(rule_columns)} FROM {self.source})
                 ORDER BY {", ".join(self.order)}
                 """,
-                params={name: str(path) for name, path in self.files.items()},
+                params={name: parquet_path(path) for name, path in self.files.items()},
             ).to_arrow_table()
         names = [*wanted, "exit_layer", *self.at_exit]
         return {
             name: found.select([*wanted, f"e_{n}", *(f"{column}_{n}" for column in self.at_exit)]).rename_columns(names)
             for n, name in enumerate(rules)
         }
+
+
+def rows_of(parameter: str) -> str:
+    """Return SQL for the rows of one file alone: nothing of its path is a pattern or a column."""
+    return f"read_parquet(${parameter}, hive_partitioning=false)"
 
 
 def exits(session: Session, item: CellJob, recorded: Recorded, rule_of: Callable[[Parts], str]) -> pa.Table:

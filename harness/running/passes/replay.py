@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 
 from exitbench.harness.cells.job import CellJob
 from exitbench.harness.running.passes.choice_offline import choice_replay_pass
-from exitbench.harness.running.passes.exits import Recorded, exits
+from exitbench.harness.running.passes.exits import Recorded, exits, rows_of
 from exitbench.harness.running.passes.session import (
     Progress,
     Session,
@@ -49,10 +49,10 @@ def _tokens(session: Session, item: CellJob, parts: Parts) -> pa.Table:
     cell, depth = item.cell, session.checkpoint.model.n_blocks
     assert cell.probe_cell_id is not None, "the planner gives every replay its probe"
     files = {"probe": session.file_of(cell.probe_cell_id, "probe.parquet")}
-    source, emitted_sql = "read_parquet($probe) AS probe", "top1_id[{e}]"
+    source, emitted_sql = f"{rows_of('probe')} AS probe", "top1_id[{e}]"
     if cell.scores_cell_id is not None:
         files["scores"] = session.file_of(cell.scores_cell_id, "scores.parquet")
-        source = f"{source} JOIN read_parquet($scores) AS scores USING (doc_key, position)"
+        source = f"{source} JOIN {rows_of('scores')} AS scores USING (doc_key, position)"
         emitted_sql = "emitted_id[{e}]"
     first_position = 1 if cell.first_token == "gated" else 2
 

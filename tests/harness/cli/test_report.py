@@ -1,6 +1,9 @@
 """`exitbench report --only`: some figures alone, and nothing else in the folder."""
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +40,23 @@ def test_figures_are_drawn_in_one_kind_of_file(runs: Path, capsys: pytest.Captur
         f"{CHOSEN}.csv",
     }
     assert f"{CHOSEN}.pdf  (csv beside it)" in capsys.readouterr().out
+
+
+def test_figures_are_the_same_bytes_whatever_matplotlib_is_set_to(runs: Path, tmp_path: Path) -> None:
+    """By a file where the command is run, by a notebook's environment, and not at all."""
+    (tmp_path / "matplotlibrc").write_text(
+        "text.usetex: True\naxes.facecolor: pink\nfont.size: 20\nsavefig.bbox: tight\npath.simplify: False\n"
+    )
+    asked = ["report", "--runs", str(runs), "--only", CHOSEN, "--draft", "--format", "svg"]
+    assert main(asked) == 0
+    file = runs / "report" / "figures" / f"{CHOSEN}.svg"
+    expected = file.read_bytes()
+    shutil.rmtree(runs / "report")
+    settings = {"MPLBACKEND": "of-a-notebook", "MATPLOTLIBRC": str(tmp_path / "matplotlibrc")}
+    command = [sys.executable, "-m", "exitbench.harness.cli.main", *asked]
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **settings}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert file.read_bytes() == expected
 
 
 def test_a_figure_without_data_says_which_command_fills_it(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

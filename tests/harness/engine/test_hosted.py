@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.utils import logging
 
 from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints import hosted_loading
@@ -269,3 +270,11 @@ def test_a_family_that_nobody_knows_is_refused(folder: Path) -> None:
     assert f"model_type 'nonesuch' is not supported. Allowed: {', '.join(sorted(LEAN))}, and every family" in refusal(
         folder
     )
+
+
+def test_loading_prints_no_progress_bars(twin: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """transformers' own, which its user may have on."""
+    logging.enable_progress_bar()
+    load_checkpoint(twin("t5").folder, engine="hosted")
+    assert capfd.readouterr() == ("", "")
+    assert logging.is_progress_bar_enabled()

@@ -54,9 +54,32 @@ def cells(plan: Plan) -> list[PlannedCell]:
 
 def test_speed_timed_on_few_documents_is_remarked(planner: Planner) -> None:
     few = planner('[[sweep]]\nmethod = "full"\nkinds = ["quality", "timing"]\n\n[timing]\ndocuments = 2\n')
-    (remark,) = few.remarks
+    remark = few.remarks[-1]
     assert remark.startswith("Speed is timed on as few as 2 documents:")
-    assert planner('[[sweep]]\nmethod = "full"\nkinds = ["quality"]\n\n[timing]\ndocuments = 2\n').remarks == ()
+    assert planner('[[sweep]]\nmethod = "full"\nkinds = ["quality"]\n\n[timing]\ndocuments = 2\n').remarks == few.remarks[:-1]
+
+
+@pytest.mark.parametrize(("limit", "count"), [(None, "3 of 3 references"), (2, "2 of 2 references")])
+def test_metrics_under_which_references_are_not_best_are_remarked(
+    data_dir: Path, tmp_path: Path, checkpoint: Path, limit: int | None, count: str
+) -> None:
+    """Also where the documents were described by an earlier plan."""
+    (tmp_path / "t.toml").write_text(
+        'schema = 1\nname = "t"\nprompt = "{q}"\ntarget = "a"\nmetrics = ["rougeL"]\n[fields]\nq = "q"\na = "a"\n'
+    )
+    (data_dir / "d.csv").write_text("q,a\n1,Москва\n2,東京\n3,Київ\n", encoding="utf-8")
+    path = tmp_path / "suite.toml"
+    path.write_text(
+        f'schema = 1\nname = "s"\nseed = 1\n[models.m]\npath = "{checkpoint}"\n[tasks.own]\ntask = "t.toml"\n'
+        'files = { data = "d.csv" }\n[[sweep]]\nmethod = "full"\nkinds = ["quality"]\n'
+    )
+    for _ in range(2):
+        plan = make_plan(load_suite(path), tmp_path / "spool", tmp_path / "models", data_dir, limit=limit)
+        (remark,) = plan.remarks
+        assert remark == (
+            f"Task 'own': rougeL of {count} is 0 even for the reference itself: rouge-score keeps only the letters a to z "
+            "and the digits 0 to 9."
+        )
 
 
 def labels(plan: Plan) -> list[str]:

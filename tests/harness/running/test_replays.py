@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
@@ -146,6 +147,20 @@ def test_a_rule_that_cannot_be_read_fails_alone(
     assert stored(chosen) == {first: expected[first]}
     statuses = {status.cell_id: read_attempt(status.path).status for status in latest_status(tmp_path).values()}
     assert (statuses[broken.cell.cell_id]["status"], statuses[first]["pass_cells"]) == ("failed", None)
+
+
+@pytest.mark.parametrize("name", ["entropy=0.5", "position=7", "doc_key=x", "x[1]", "a*b", "a?b"])
+def test_what_is_read_does_not_depend_on_the_name_of_the_folder(
+    spec: WorkerSpec, expected: dict[str, Any], tmp_path: Path, name: str
+) -> None:
+    """Neither on a folder that its name matches as a pattern."""
+    for folder in (name, "x1", "ab", "a-b"):
+        shutil.copytree(spec.inputs, tmp_path / folder)
+    of_scores = next(item for item in spec.cells if item.cell.scores_cell_id is not None)
+    cells = (by_probe(spec)[0], of_scores)
+    chosen = replace(spec, inputs=tmp_path / name, spool=tmp_path / "spool", cells=cells)
+    run(chosen)
+    assert stored(chosen) == {item.cell.cell_id: expected[item.cell.cell_id] for item in cells}
 
 
 def test_what_waits_is_bounded(

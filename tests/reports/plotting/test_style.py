@@ -3,6 +3,7 @@
 import re
 from itertools import combinations
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -56,6 +57,18 @@ def test_text_and_series_can_be_read_on_the_paper_of_each_theme(which: Theme) ->
     assert all(contrast(colour, which.paper) >= 3 for colour in (*COLOURS, MUTED))
     with theme(which):
         assert quiet() == which.quiet
+
+
+def test_a_theme_sets_everything_whatever_its_user_has_set() -> None:
+    """But for the backend, which draws nothing here."""
+    with theme(DARK):
+        expected = {name: value for name, value in mpl.rcParams.items() if name != "backend"}
+    theirs = {name: not value for name, value in expected.items() if isinstance(value, bool)}
+    theirs |= {"lines.linewidth": 9, "axes.titlesize": 20, "font.sans-serif": ["Comic Sans"], "savefig.bbox": "tight"}
+    with mpl.rc_context(theirs):
+        with theme(DARK):
+            assert {name: mpl.rcParams[name] for name in expected} == expected
+        assert mpl.rcParams["text.usetex"], "what its user has set comes back"
 
 
 @pytest.mark.parametrize("sight", SIGHT)

@@ -1,0 +1,129 @@
+"""T5 and its like in float16: both engines compute what transformers does, `wo` in fp32 and overflowing sums clamped."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from exitbench.harness.cells.cell import EngineName
+from exitbench.harness.engine.checkpoints.exit_head_files import new_exit_heads, save_exit_heads
+from exitbench.harness.engine.checkpoints.files import EXIT_HEADS_FILE
+from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
+from exitbench.harness.engine.decoding.block_runner import BlockRunner, RunnerFactory
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Request
+from exitbench.harness.engine.decoding.probe import states_of
+from exitbench.harness.engine.static.step import StaticSteps
+from exitbench.methods.registry import get_method
+
+FAMILIES = ("t5", "t5-gated-untied", "mt5", "umt5")
+VOCABULARY = 100
+NEW = 8
+LARGEST = torch.finfo(torch.float16).max
+OVERFLOWING = {
+    "encoder.block.1.layer.1.DenseReluDense.wo": 1e5,
+    "decoder.block.3.layer.2.DenseReluDense.wo": 1e5,
+    "encoder.block.0.layer.0.SelfAttention.o": 4e4,
+    "decoder.block.0.layer.1.EncDecAttention.o": 6e4,
+}
+"""Projections by the beginning of their names, and what they are multiplied with: feed-forward networks whose sums do
+not fit into float16, and attention of first blocks, whose sums are in float16."""
+
+
+@pytest.fixture(params=FAMILIES)
+def overflowing(request: pytest.FixtureRequest, twin: Any, tmp_path: Any) -> Any:
+    """A family's model in float16 as transformers loads it, and its folder."""
+    made = twin(request.param)
+    reference = type(made.reference).from_pretrained(made.folder)
+    for name, parameter in reference.named_parameters():
+        parameter.data *= next((by for start, by in OVERFLOWING.items() if name.startswith(start)), 1.0)
+    reference.save_pretrained(tmp_path)
+    return type(reference).from_pretrained(tmp_path, dtype=torch.float16).eval().requires_grad_(False), tmp_path
+
+
+ROWS = 4
+ENGINES: tuple[EngineName, ...] = ("lean", "hosted")
+
+
+def answers(
+    checkpoint: Checkpoint,
+    prompts: list[list[int]],
+    method: str = "full",
+    runner_of: RunnerFactory = BlockRunner,
+    **params: Any,
+) -> list[Any]:
+    """Answers of a method to a batch."""
+    parts = get_method(method).from_params(params).parts(checkpoint.model.n_blocks)
+    requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts)]
+    return decode(checkpoint, prefill(checkpoint.model, requests, NEW), parts, runner_of=runner_of)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_tokens_and_logits_are_those_of_transformers(overflowing: Any, prompts: Any, engine: Any) -> None:
+    reference, folder = overflowing
+    checkpoint = load_checkpoint(folder, torch.float16, engine=engine)
+    ours = [answer.token_ids for answer in answers(checkpoint, prompts[:ROWS])]
+    for prompt, answer in zip(prompts, ours, strict=False):
+        ids = torch.tensor([prompt])
+        expected = reference.generate(input_ids=ids, max_new_tokens=NEW, do_sample=False, use_cache=False)
+        assert expected[0, 1:].tolist() == answer
+        decoder_ids = torch.tensor([[checkpoint.start_id, *answer[:-1]]])
+        logits = reference(input_ids=ids, decoder_input_ids=decoder_ids).logits[0]
+        of_probe = checkpoint.model.logits(states_of(checkpoint, [prompt], [answer])[-1])
+        torch.testing.assert_close(of_probe, logits, atol=0.05 * float(logits.std()), rtol=0.01)
+
+
+def test_something_overflows_before_the_first_wo_and_after_it(overflowing: Any, prompts: Any) -> None:
+    """In the reference: the tests beside this one are about numbers that float16 does not hold."""
+    reference, _ = overflowing
+    seen: dict[str, Tensor] = {}
+    for name in ("encoder.block.0.layer.0", "decoder.block.0.layer.1", "encoder.block.1", "decoder.block.3"):
+        module = reference.get_submodule(name)
+        module.register_forward_hook(lambda _, __, output, name=name: seen.update({name: output[0]}))
+    reference(input_ids=torch.tensor([prompts[0]]), decoder_input_ids=torch.zeros(1, 1, dtype=torch.long))
+    assert [states.dtype for states in seen.values()] == [torch.float16, torch.float32] * 2
+    assert all(float(states.abs().max()) > LARGEST for states in seen.values())
+
+
+@pytest.mark.parametrize("kv_policy", ["state-copy", "recompute-backlog", "sync-parallel"])
+@pytest.mark.parametrize("family", ["t5", "umt5"])
+def test_rows_that_leave_early_answer_the_same_on_both_engines(
+    twin: Any, prompts: Any, family: str, kv_policy: str
+) -> None:
+    """Whatever keeps or moves states takes them in fp32, static buffers too."""
+    lean, hosted = (load_checkpoint(twin(family).folder, torch.float16, engine=engine) for engine in ENGINES)
+    ours, static, theirs = (
+        answers(checkpoint, prompts[:ROWS], "random", runner_of, mean_exit=3.0, kv_policy=kv_policy)
+        for checkpoint, runner_of in (
+            (lean, BlockRunner),
+            (lean, StaticSteps(lean.model, graphs=False)),
+            (hosted, BlockRunner),
+        )
+    )
+    assert [(answer.token_ids, answer.exit_layers) for answer in ours] == [
+        (answer.token_ids, answer.exit_layers) for answer in theirs
+    ]
+    assert ours == static
+    assert len({layer for answer in ours for layer in answer.exit_layers}) == lean.model.n_blocks
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "lens"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_exit_heads_read_states_in_fp32(twin: Any, tmp_path: Path, engine: EngineName, kind: Any) -> None:
+    """Of a size that float16 does not hold, and norms do not depend on; a lens ends in a norm."""
+    shutil.copytree(twin("t5").folder, tmp_path, dirs_exist_ok=True)
+    width, ones = twin("t5").reference.config.d_model, torch.ones
+    draw = torch.Generator().manual_seed(1)
+    of_model = ones(width), None, torch.randn(VOCABULARY, width, generator=draw)
+    heads = new_exit_heads(kind, (2,), width, VOCABULARY, "rms", "copy", *of_model, width, generator=draw)
+    save_exit_heads(tmp_path / EXIT_HEADS_FILE, kind, heads)
+    states = torch.randn(3, width, generator=torch.Generator().manual_seed(0))
+    small, large = (load_checkpoint(tmp_path, dtype, engine=engine).model for dtype in (torch.float32, torch.float16))
+    expected = small.exit_logits(2, states)
+    found = large.exit_logits(2, states * 1e5)
+    torch.testing.assert_close(found.float(), expected, atol=0.02 * float(expected.std()), rtol=0.02)
