@@ -151,7 +151,10 @@ shared AS (
         max(value) FILTER (metric = 'mean_blocks_run') AS mean_blocks_run,
         max(value) FILTER (metric = 'token_match') AS token_match,
         max(value) FILTER (metric = 'ideal_speedup_bytes') AS ideal_speedup_bytes,
-        max(value) FILTER (metric = 'ideal_speedup_flops') AS ideal_speedup_flops
+        max(value) FILTER (metric = 'ideal_speedup_flops') AS ideal_speedup_flops,
+        max(value) FILTER (metric = 'format_logprob_gap') AS format_logprob_gap,
+        max(value) FILTER (metric = 'format_choice_gap') AS format_choice_gap,
+        max(value) FILTER (metric IN ('format_choice_match', 'format_token_match')) AS format_match
     FROM current_metric GROUP BY attempt_id
 ),
 newest AS (
@@ -221,11 +224,13 @@ SELECT
     s.timed_documents, s.timed_rounds, s.joules_per_token, s.full_joules_per_token, s.net_joules_per_token, s.full_net_joules_per_token,
     s.energy_ratio, s.energy_ratio_low, s.energy_ratio_high, s.aa_energy_low, s.aa_energy_high,
     shared.ideal_speedup_bytes, shared.ideal_speedup_flops, shared.token_match,
+    full_depth.format_logprob_gap, full_depth.format_choice_gap, full_depth.format_match,
     coalesce(v.n, shared.n) AS n, r.is_full_depth, s.attempt_id AS timing_attempt_id, h.cpu AS timing_cpu, h.gpu AS timing_gpu, r.conforms, r.params
 FROM runs AS r
 JOIN newest ON newest.attempt_id = r.attempt_id
 JOIN cell AS c ON c.cell_id = r.cell_id
 LEFT JOIN shared ON shared.attempt_id = r.attempt_id
+LEFT JOIN shared AS full_depth ON full_depth.attempt_id = r.full_depth_attempt_id
 LEFT JOIN headline AS v ON v.attempt_id = r.attempt_id
 LEFT JOIN headline AS full_headline ON full_headline.attempt_id = r.full_depth_attempt_id
 LEFT JOIN task_metric AS f
