@@ -16,6 +16,7 @@ from transformers import AutoTokenizer, BertForSequenceClassification, T5ForCond
 from exitbench.harness.cells.job import CellJob, WorkerSpec
 from exitbench.harness.engine.checkpoints.encoder_loading import load_encoder
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
+from exitbench.harness.engine.decoding.likelihood import Scored
 from exitbench.harness.engine.decoding.probe import states_of
 from exitbench.harness.engine.encoders.classify import pooled_states
 from exitbench.harness.planning.plan import make_plan
@@ -175,6 +176,22 @@ def test_labels_are_compared_as_choices(
     assert metrics["format_logprob_gap"]["value"] == pytest.approx(np.mean(gaps), rel=1e-3)
     assert metrics["format_choice_gap"]["value"] == pytest.approx(np.mean(apart), rel=1e-3)
     assert metrics["format_choice_match"]["value"] == pytest.approx(np.mean(same))
+
+
+def test_tokens_match_that_are_the_most_probable_in_both_formats_or_in_neither(
+    ran: Callable[..., Ran], model: Path
+) -> None:
+    item, _ = ran("float32", model, SQUAD)
+
+    def scored(logprobs: list[float], greedy: list[bool]) -> Scored:
+        return Scored([5] * len(greedy), logprobs=logprobs, greedy=greedy)
+
+    own = [[scored([-1.0, -2.0, -3.0], [True, True, False])], [scored([-1.0], [False])]]
+    other = [[scored([-1.5, -2.0, -2.75], [True, False, False])], [scored([-1.0], [True])]]
+    found = number_format._of_tokens(item, zip(own, other, strict=True))
+    assert found["format_token_match"].value == 2 / 4
+    assert found["format_logprob_gap"].value == pytest.approx(0.75 / 4)
+    assert number_format._of_tokens(item, []) == {}
 
 
 def test_float32_is_not_compared_with_itself(ran: Callable[..., Ran], model: Path) -> None:
