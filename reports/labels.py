@@ -21,6 +21,9 @@ NOT_MEASURABLE = "not measurable now"
 
 Setting = tuple[str, str, str]  # (method, parameters as JSON text, KV policy)
 
+FLOAT32 = "float32"
+"""The number format that others are compared with."""
+
 _KV_POLICY = "kv_policy"
 _THRESHOLD = "threshold"
 _FEW = 2  # parameters that a method with one setting shows
@@ -57,6 +60,30 @@ def labels(rows: Iterable[Row], *, brief: bool = False) -> dict[Setting, str]:
             alike = times[text] > 1  # numbers that differ late, or words of which one goes without saying
             named[key] = f"{method} {_exact(settings[key], varying) if alike else text}".rstrip()
     return named
+
+
+def against_float32(row: Row) -> str | None:
+    """Return what a row's number format changes of full depth, such as ``'0.14 nats, 98.0 % of choices equal'``.
+
+    Args:
+        row: Has dtype and frontier's columns of formats.
+
+    Returns:
+        None for float32; ``'not measured'`` where nothing is known.
+    """
+    if row["dtype"] == FLOAT32:
+        return None
+    gap, between, match = (row[f"format_{name}"] for name in ("logprob_gap", "choice_gap", "match"))
+    if gap is None or match is None:
+        return "not measured"
+    parts = [f"{gap:.2g} nats"] + ([] if between is None else [f"{between:.2g} between choices"])
+    return ", ".join([*parts, f"{match:.1%} of {'tokens' if between is None else 'choices'} equal".replace("%", " %")])
+
+
+def number_format(row: Row) -> str | None:
+    """Return the same as a sentence's beginning, ``'bfloat16 against float32: ...'``; None for float32."""
+    told = against_float32(row)
+    return None if told is None else f"{row['dtype']} against {FLOAT32}: {told}"
 
 
 def spoken(label: str) -> str:

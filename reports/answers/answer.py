@@ -4,9 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Final
 
 from exitbench.errors import UserError
+from exitbench.reports.labels import number_format
 from exitbench.results.analysis.spelling import spelled
 from exitbench.results.analysis.traces import (
     TracedRun,
@@ -21,6 +22,14 @@ from exitbench.results.analysis.traces import (
 from exitbench.results.database.connection import Database
 
 Row = Mapping[str, Any]
+
+_FORMAT: Final = """
+    SELECT
+        $dtype AS dtype, max(value) FILTER (metric = 'format_logprob_gap') AS format_logprob_gap,
+        max(value) FILTER (metric = 'format_choice_gap') AS format_choice_gap,
+        max(value) FILTER (metric IN ('format_choice_match', 'format_token_match')) AS format_match
+    FROM metric WHERE attempt_id = $full AND role = 'format'
+"""
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,7 @@ class Answer:
         probe: A row for each of full depth's tokens; none where it was not probed.
         gate: The gate's scores by block, for each row of `probe`; none where it was not asked.
         texts: How ids are spelled.
+        number_format: What the run's number format changes of full depth, in words; None for float32.
     """
 
     name: str
@@ -52,6 +62,7 @@ class Answer:
     probe: Sequence[Row]
     gate: Sequence[Row]
     texts: Mapping[int, str]
+    number_format: str | None
 
     @property
     def ids(self) -> list[int]:
@@ -138,7 +149,13 @@ def _answer(database: Database, run: TracedRun, name: str, key: str, keys: Seque
     ids |= {token_id for row in probe for name in ("top1_id", "top2_id", "top3_id") for token_id in row[name]}
     ids |= {row["full_token_id"] for row in probe}
     texts = _labels(database, run, key) if run.classifies else spelled(database, run.tokenizer_sha256, ids)
-    return Answer(name, run, keys.index(key) + 1, len(keys), key, about, own, full, probe, gate, texts)
+    told = _number_format(database, run)
+    return Answer(name, run, keys.index(key) + 1, len(keys), key, about, own, full, probe, gate, texts, told)
+
+
+def _number_format(database: Database, run: TracedRun) -> str | None:
+    (row,) = database.query(_FORMAT, {"full": run.full_attempt_id, "dtype": run.dtype}).to_pylist()
+    return number_format(row)
 
 
 def _labels(database: Database, run: TracedRun, key: str) -> dict[int, str]:

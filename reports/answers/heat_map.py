@@ -46,6 +46,8 @@ class HeatMap:
             if answer.run.random_weights:
                 self._line("random weights: the model was never trained, so this means nothing")
             self._line(_summary(answer))
+            if answer.number_format is not None:
+                self._line(answer.number_format)
             self._line()
             self._print(self._body(answer))
         self._line()

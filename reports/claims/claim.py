@@ -26,7 +26,9 @@ class Claim:
             another paper.
         place: Section, figure or table.
         shown_in: Name of our figure or table that shows what it is about; None where none does.
-        quotation: Of a claim, the authors' words, at most `MOST_WORDS`; None of anything else.
+        quotation: Of a claim, the authors' words, at most `MOST_WORDS`; None where `unquoted` says why, and of anything
+            else.
+        unquoted: Of a claim without a quotation, why it is told in our words.
         text: What is tested.
         conditions: What it is said or printed of: models, data, settings.
         unit: Of the evidence, `bound`, `tolerance` and `published`.
@@ -55,6 +57,7 @@ class Claim:
     place: str
     shown_in: str | None
     quotation: str | None
+    unquoted: str | None
     text: str
     conditions: str
     unit: str

@@ -17,6 +17,7 @@ Keys = dict[str, type]
 
 _COMMON: Final[Keys] = {"claim_id": str, "kind": str, "paper": str, "place": str, "text": str, "conditions": str}
 _QUOTED: Final[Keys] = {"quotation": str}
+_UNQUOTED: Final[Keys] = {"unquoted": str}
 _TESTED: Final[Keys] = {
     "unit": str,
     "direction": str,
@@ -32,7 +33,7 @@ _OPTIONAL: Final[Keys] = {**_SHOWN, "tolerance": float, "published": float}
 _OPTIONAL_MEASURED: Final[Keys] = {**_OPTIONAL, "simulated": bool, "exact": bool, "limits": list, "then": str}
 
 _MEANING: Final = {
-    CLAIM: f"a claim quotes its authors in at most {MOST_WORDS} words and is measured",
+    CLAIM: f"a claim quotes its authors in at most {MOST_WORDS} words (or says why not: unquoted) and is measured",
     CONSISTENCY: "a consistency check holds printed numbers against each other: it quotes nobody and runs nothing",
     QUESTION: "a question is ours: it quotes nobody and is measured",
 }
@@ -93,6 +94,7 @@ def _claim(file: str, number: int, entry: Mapping[str, Any]) -> Claim:
         ledger=file.removesuffix(".toml"),
         shown_in=entry.get("shown_in"),
         quotation=entry.get("quotation"),
+        unquoted=entry.get("unquoted"),
         unit=entry.get("unit", ""),
         direction=direction,
         bound=entry.get("bound", 0.0),
@@ -111,7 +113,7 @@ def _claim(file: str, number: int, entry: Mapping[str, Any]) -> Claim:
 
 
 def _check_keys(where: str, kind: str, entry: Mapping[str, Any]) -> None:
-    required, optional = _keys(kind, "reason" in entry)
+    required, optional = _keys(kind, is_untested="reason" in entry, is_quoted="unquoted" not in entry)
     for key in entry:
         if key not in required and key not in optional:
             known = [*required, *optional]
@@ -125,9 +127,10 @@ def _check_keys(where: str, kind: str, entry: Mapping[str, Any]) -> None:
             raise UserError(f"{where}: {key} must be {_TYPES[wanted]}, not {value!r}.")
 
 
-def _keys(kind: str, is_untested: bool) -> tuple[Keys, Keys]:
+def _keys(kind: str, *, is_untested: bool, is_quoted: bool) -> tuple[Keys, Keys]:
     """Return the keys that an entry must have, and those that it may have."""
-    common = {**_COMMON, **(_QUOTED if kind == CLAIM else {})}
+    words = _QUOTED if is_quoted else _UNQUOTED
+    common = {**_COMMON, **(words if kind == CLAIM else {})}
     if kind == CONSISTENCY:
         return {**common, **_TESTED}, _OPTIONAL
     return ({**common, **_UNTESTED}, _SHOWN) if is_untested else ({**common, **_MEASURED}, _OPTIONAL_MEASURED)

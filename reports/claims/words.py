@@ -116,6 +116,7 @@ def _told(verdict: Verdict) -> Iterator[tuple[str, str]]:
     claim = verdict.claim
     yield claim.kind, claim.text
     yield "quotation", f"“{claim.quotation}”" if claim.quotation else ""
+    yield "not quoted", claim.unquoted or ""
     yield "source", f"{claim.paper}, {claim.place}"
     yield "shown in", claim.shown_in or ""
     yield "conditions", claim.conditions

@@ -8,7 +8,7 @@ from exitbench.reports.frame import Row
 from exitbench.reports.front.cards import BASELINES, MOST_PERCENT, Answer, Card, calibrated
 from exitbench.reports.front.suite_toml import suite_toml
 from exitbench.reports.front.verdict import verdict
-from exitbench.reports.labels import OTHER_LENGTH, Setting, setting, spoken
+from exitbench.reports.labels import OTHER_LENGTH, Setting, number_format, setting, spoken
 from exitbench.reports.tables.columns import ABSENT, metric_digits, written
 from exitbench.terminal import number_of
 
@@ -135,6 +135,8 @@ class _Says:
         if (row := answer.shown) is not None:
             digits = metric_digits(row)
             yield "Quality", f"{row['metric']} {row['value']:.{digits}f}, full depth {row['full_value']:.{digits}f}"
+            if (told := number_format(row)) is not None:
+                yield "Number format", told
             yield "Change", _confirmed_change(row)
             yield "Blocks run", f"{_blocks(row)} a token"
             if row["token_match"] is not None:

@@ -1,7 +1,7 @@
 """The results table: every setting of every method, beside full depth of the same checkpoint."""
 
 from exitbench.reports.frame import Row
-from exitbench.reports.labels import NOT_MEASURABLE, OTHER_LENGTH
+from exitbench.reports.labels import NOT_MEASURABLE, OTHER_LENGTH, against_float32
 from exitbench.reports.tables.columns import (
     ABSENT,
     DECODING_NOTE,
@@ -30,9 +30,12 @@ CAPTION = (
     f"floor, full depth timed against itself; {NOT_MEASURABLE}: one of the two is wider than 10 times, and the machine "
     f"was too busy. {LENGTH_NOTE} {DECODING_NOTE} Realised is the first over the second. "
     "Tokens = full counts full depth's tokens that the method has at the same position. Simulated rows are replays: "
-    "they have a cost, never a time. n counts documents; timed those that were timed, times rounds. Where the machine "
-    "counts energy, joules are those of a token, of whole requests and gross (net: without idle power), beside full "
-    "depth's; energy: full depth's over the method's."
+    "they have a cost, never a time. Against float32: what another number format changes of full depth, on 50 "
+    "documents at most: mean difference of log-probabilities, of those between two choices, and the share of choices or "
+    "tokens that are the same; it is not measured where the weights do not fit into memory twice, of numbers in place "
+    "of labels, and in runs of earlier versions. n counts documents; timed those that were timed, times rounds. Where "
+    "the machine counts energy, joules are those of a token, of whole requests and gross (net: without idle power), "
+    "beside full depth's; energy: full depth's over the method's."
 )
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `quality` and `timing` cells."
 
@@ -129,6 +132,12 @@ def _of_blocks(row: Row, name: str) -> Cell:
     return Cell(shown, row[name])
 
 
+def number_format(row: Row) -> Cell:
+    """Return what the number format changes; a dash for float32."""
+    told = against_float32(row)
+    return Cell(ABSENT if told is None else told, told)
+
+
 def _kind(row: Row) -> Cell:
     shown = row["execution"] + (", random weights" if row["random_weights"] else "")
     return Cell(shown, shown)
@@ -144,6 +153,7 @@ COLUMNS = (
     Column("Kind", _kind, collapses=True, on_demand=True),
     text("Metric", "metric"),
     Column("Δ", change, numeric=True),
+    Column("Against float32", number_format, long=True, where_known=True),
     Column("Speed-up", speedup, numeric=True),
     Column("Blocks run", blocks_run, numeric=True),
     number("Tokens = full", "token_match", "{:.1%}"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from exitbench.reports import tables
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import OTHER_LENGTH, Setting, count, labels, setting, shorten
+from exitbench.reports.labels import OTHER_LENGTH, Setting, count, labels, number_format, setting, shorten
 from exitbench.reports.registry import discover
 from exitbench.reports.tables.columns import BREAKS, marked, written
 from exitbench.reports.tables.summary import blocks_run, delta, length_ratio, quality, speedup
@@ -78,7 +78,9 @@ def _title(keys: tuple[Any, ...], rows: Frame) -> str:
     marks = ", random weights" if random_weights else ""
     counts = (count(rows.values("n"), "documents"), count(rows.values("timed_documents"), "timed"))
     documents = ", ".join(filter(None, counts))
-    return shorten(visible(f"{model} on {task} ({setting}): {metric}, {documents}{marks}"), 118)
+    title = shorten(visible(f"{model} on {task} ({setting}): {metric}, {documents}{marks}"), 118)
+    notes = dict.fromkeys(note for row in rows.rows if (note := number_format(row)) is not None)
+    return "\n".join([title, *(shorten(visible(note), 118) for note in notes)])
 
 
 def _lines(row: Row, names: dict[Setting, str]) -> list[tuple[str, ...]]:

@@ -156,7 +156,10 @@ shared AS (
         max(value) FILTER (metric = 'mean_blocks_run') AS mean_blocks_run,
         max(value) FILTER (metric = 'token_match') AS token_match,
         max(value) FILTER (metric = 'ideal_speedup_bytes') AS ideal_speedup_bytes,
-        max(value) FILTER (metric = 'ideal_speedup_flops') AS ideal_speedup_flops
+        max(value) FILTER (metric = 'ideal_speedup_flops') AS ideal_speedup_flops,
+        max(value) FILTER (metric = 'format_logprob_gap') AS format_logprob_gap,
+        max(value) FILTER (metric = 'format_choice_gap') AS format_choice_gap,
+        max(value) FILTER (metric IN ('format_choice_match', 'format_token_match')) AS format_match
     FROM current_metric GROUP BY attempt_id
 ),
 newest AS (
@@ -241,11 +244,13 @@ SELECT
     s.timed_documents, s.timed_rounds, s.joules_per_token, s.full_joules_per_token, s.net_joules_per_token, s.full_net_joules_per_token,
     s.energy_ratio, s.energy_ratio_low, s.energy_ratio_high, s.aa_energy_low, s.aa_energy_high,
     shared.ideal_speedup_bytes, shared.ideal_speedup_flops, shared.token_match,
+    full_depth.format_logprob_gap, full_depth.format_choice_gap, full_depth.format_match,
     coalesce(v.n, shared.n) AS n, r.is_full_depth, s.attempt_id AS timing_attempt_id, h.cpu AS timing_cpu, h.gpu AS timing_gpu, r.conforms, r.params
 FROM runs AS r
 JOIN newest ON newest.attempt_id = r.attempt_id
 JOIN cell AS c ON c.cell_id = r.cell_id
 LEFT JOIN shared ON shared.attempt_id = r.attempt_id
+LEFT JOIN shared AS full_depth ON full_depth.attempt_id = r.full_depth_attempt_id
 LEFT JOIN headline AS v ON v.attempt_id = r.attempt_id
 LEFT JOIN headline AS full_headline ON full_headline.attempt_id = r.full_depth_attempt_id
 LEFT JOIN task_metric AS f
@@ -437,6 +442,44 @@ missed_floors AS (
     ) WHERE attempt_id IS NOT NULL)
     GROUP BY ALL
 ),
+-- Full depth's headline metric where it has a scale, which goes to 100 (others have Student's t, or no interval). All of these
+-- are better when higher; one that is better when lower has its floor at the other end, and is to be left out here.
+full_scores AS (
+    SELECT attempt_id, v.metric, v.value, v.ci_low, v.ci_high
+    FROM run_names AS n JOIN cell AS c USING (cell_id) JOIN metric AS v USING (attempt_id)
+    WHERE c.kind = 'quality' AND c.full_depth_cell_id IS NULL AND NOT n.random_weights AND v.role = 'headline'
+    QUALIFY row_number() OVER (PARTITION BY attempt_id ORDER BY v.scored_at DESC, v.ordinal) = 1
+        AND v.ci_method NOT LIKE 'Student%'
+),
+-- What is right by chance: a choice drawn evenly, or the label that is right most often.
+guesses AS (
+    SELECT attempt_id, 100 * avg(share) AS chance, 'choosing at random' AS how, 'another prompt (exitbench show-prompts, num_fewshot, chat_template)' AS remedy
+    FROM (
+        SELECT attempt_id, avg(is_right::INT) AS share FROM choice_answer SEMI JOIN full_scores USING (attempt_id)
+        WHERE is_right IS NOT NULL GROUP BY attempt_id, doc_key
+    ) GROUP BY attempt_id
+    UNION ALL
+    SELECT attempt_id, 100 * max(n) / sum(n), 'always giving the most frequent label', 'training on the task'
+    FROM (
+        SELECT attempt_id, gold, count(DISTINCT doc_key) AS n FROM sequence_block SEMI JOIN full_scores USING (attempt_id)
+        WHERE label_id IS NOT NULL GROUP BY ALL
+    ) GROUP BY attempt_id
+),
+-- Of scores that count what is right alone: the mean of documents that are right or wrong.
+guessed AS (
+    SELECT f.*, g.chance, g.how, g.remedy
+    FROM full_scores AS f
+    JOIN guesses AS g USING (attempt_id)
+    JOIN sample AS s USING (attempt_id)
+    GROUP BY ALL
+    HAVING bool_and((s.scores ->> f.metric)::DOUBLE IN (0, 100)) AND abs(avg((s.scores ->> f.metric)::DOUBLE) - f.value) < 1e-6
+),
+cut AS (
+    SELECT attempt_id, count(*) AS answers, count(*) FILTER (s.stop_reason = 'length') AS cut, any_value(c.generation ->> 'max_new_tokens') AS most
+    FROM run_names AS n JOIN cell AS c USING (cell_id) JOIN sample AS s USING (attempt_id)
+    WHERE c.kind = 'quality' AND c.full_depth_cell_id IS NULL AND NOT n.random_weights
+    GROUP BY attempt_id HAVING 2 * cut > answers
+),
 findings AS (
     SELECT attempt_id, 'clocks_disagree' AS rule, 2 AS severity, printf(
         'wall clock and device clock differ by more than 2%% and 0.2 ms in %d of %d timed phases, by up to %.1f%%', apart,
@@ -492,6 +535,21 @@ findings AS (
         real_depth, blocks, simulated_depth)
     FROM replayed
     UNION ALL
+    SELECT attempt_id, 'near_floor', 2, printf(
+        'full depth scores %.1f of 100 (%s): this near the floor, no setting can be seen to lose anything. Read answers (exitbench show) and prompts (exitbench show-prompts); '
+        'try chat_template = true (chat models), system, num_fewshot or a larger max_new_tokens', value, metric)
+    FROM full_scores ANTI JOIN guessed USING (attempt_id) WHERE value < 5
+    UNION ALL
+    SELECT attempt_id, 'near_floor', 2, printf(
+        'full depth scores %.1f (%s), 95%% interval %.1f to %.1f, and %s scores %.1f: it is not shown to know the task, so no setting can be seen to lose anything. '
+        'Try more documents, %s, or another model', value, metric, ci_low, ci_high, how, chance, remedy)
+    FROM guessed WHERE ci_low <= chance
+    UNION ALL
+    SELECT attempt_id, 'cut_by_length', 2, printf(
+        '%d of %d answers of full depth are cut at max_new_tokens = %s: scores are of beginnings of answers. Raise it, or have answers end by themselves: '
+        'chat_template = true (chat models), system, stop', cut, answers, most)
+    FROM cut
+    UNION ALL
     SELECT attempt_id, 'dirty_commit', 1, 'tracked files differed from commit ' || coalesce(e.git_commit[:12], 'unknown')
     FROM attempt JOIN environment AS e USING (env_id) WHERE e.git_dirty
     UNION ALL
@@ -521,7 +579,8 @@ noise_floor_coverage: how many of a suite''s intervals of full depth against its
 noise_floor: of 20 intervals of 95% one does by chance, and severity 2 where so many have a chance below 1%; few_timed_documents: fewer than 20, or batches of them; coarse_energy: counters of energy move less than 10 times in a timed decode;
 realised_above_ideal: the lower end of speedup_decode above 1.05 times ideal_speedup_decode; throttled; slow_clock: below 90% of the median over all rounds on that machine; trace_incomplete;
 not_conforming; replay_differs: a real decode and a replay of one setting whose mean exit layers are more than an eighth of the blocks (at least one) apart and
-their intervals too: more than keys and values of skipped blocks usually explain; dirty_commit; random_weights; limited; generation_not_applied: the score is not that of a model card;
+their intervals too: more than keys and values of skipped blocks usually explain; near_floor: full depth''s headline metric, on a scale to 100, is below 5, or, where it is the share of right choices or labels,
+its interval is not above what guessing gets (one choice of all at random; the most frequent label); cut_by_length: more than half of full depth''s answers end at max_new_tokens; dirty_commit; random_weights; limited; generation_not_applied: the score is not that of a model card;
 documents_dropped: a remark where the suite asks for it; prompts_truncated.';
 
 CREATE VIEW answers AS

@@ -279,12 +279,13 @@ METRICS: Final = pa.schema(
 )
 """One row per metric. Only scores (headline, task, agreement) say which way is better, and on which scale they are."""
 
-ROLES: Final = ("headline", "task", "agreement", "depth", "cost", "speed", "energy", "preparation", "data")
+ROLES: Final = ("headline", "task", "agreement", "depth", "cost", "speed", "energy", "format", "preparation", "data")
 """What a metric is about, said by whoever writes it.
 
 headline, task: scores of answers, of which a task's headline metric is the one that stands for it; agreement: with full
 depth; depth: blocks; cost: work, as counted; speed: time, as measured; energy: as the machine's counters tell;
-preparation: of what was fitted or calibrated; data: documents and prompts that were left out or cut.
+format: what the number format changes; preparation: of what was fitted or calibrated; data: documents and prompts that
+were left out or cut.
 """
 
 TIMINGS: Final = pa.schema(

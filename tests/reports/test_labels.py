@@ -6,11 +6,33 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exitbench.reports.labels import count, describe, is_sweep, labels, natural_key, setting, shorten
+from exitbench.reports.labels import (
+    against_float32,
+    count,
+    describe,
+    is_sweep,
+    labels,
+    natural_key,
+    number_format,
+    setting,
+    shorten,
+)
 
 
 def row(method: str, kv_policy: str | None = "state-copy", **params: Any) -> dict[str, Any]:
     return {"method": method, "params": json.dumps(params), "kv_policy": kv_policy}
+
+
+def test_a_number_format_is_told_by_how_far_it_is_from_float32() -> None:
+    measured = {"format_logprob_gap": 0.1442, "format_choice_gap": 0.0411, "format_match": 0.98}
+    told = "0.14 nats, 0.041 between choices, 98.0 % of choices equal"
+    assert against_float32({"dtype": "bfloat16", **measured}) == told
+    assert number_format({"dtype": "bfloat16", **measured}) == f"bfloat16 against float32: {told}"
+    tokens = {"dtype": "int8", **measured, "format_choice_gap": None}
+    assert against_float32(tokens) == "0.14 nats, 98.0 % of tokens equal"
+    unknown = dict.fromkeys(measured)
+    assert number_format({"dtype": "int8", **unknown}) == "int8 against float32: not measured"
+    assert number_format({"dtype": "float32", **measured}) is None
 
 
 def test_parameters_that_are_the_same_everywhere_are_left_out() -> None:

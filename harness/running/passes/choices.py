@@ -19,6 +19,7 @@ from exitbench.harness.running.choice_tables import (
 )
 from exitbench.harness.running.passes.choice_work import choice_work
 from exitbench.harness.running.passes.evaluating import checked_metrics, evaluate_documents
+from exitbench.harness.running.passes.number_format import choice_gaps
 from exitbench.harness.running.passes.session import (
     Progress,
     Session,
@@ -52,8 +53,9 @@ def choices_pass(session: Session, item: CellJob, writer: AttemptWriter, on_prog
     writer.write("samples", pa.Table.from_pylist(samples, schema=TABLES["samples"]))
     metrics = checked_metrics(task, scores, evaluated)
     write_choices(session, item, writer, documents, scored, parts)
-    work = choice_work(session, item, documents, scored, parts)
-    write_metrics(writer, metrics | choice_metrics(session, item, documents, scored, parts) | work)
+    metrics |= choice_metrics(session, item, documents, scored, parts)
+    metrics |= choice_work(session, item, documents, scored, parts)
+    write_metrics(writer, metrics | choice_gaps(session, item, documents, scored))
 
 
 def lm_eval_task(item: CellJob) -> LmEvalTask:

@@ -15,6 +15,7 @@ from exitbench.harness.engine.model.engine import Engine
 from exitbench.harness.running.lm import Answer
 from exitbench.harness.running.passes.choices import choices_pass
 from exitbench.harness.running.passes.evaluating import checked_metrics, evaluate_documents
+from exitbench.harness.running.passes.number_format import answer_gaps
 from exitbench.harness.running.passes.session import (
     FullOutput,
     Progress,
@@ -73,7 +74,8 @@ def quality_pass(session: Session, item: CellJob, writer: AttemptWriter, on_prog
     if cell.full_depth_cell_id is not None:
         full = full_outputs(session, cell.full_depth_cell_id)
     writer.write("tokens", _token_table(session, item, documents, answers, full, parts))
-    write_metrics(writer, metrics | _decode_metrics(session, item, parts, documents, answers, full))
+    gaps = answer_gaps(session, item, documents, answers)
+    write_metrics(writer, metrics | _decode_metrics(session, item, parts, documents, answers, full) | gaps)
 
 
 def _token_table(

@@ -93,7 +93,7 @@ class Session:
         ((dtype, engine, device_map),) = asked
         self.spool, self.inputs, self.data_dir = spec.spool, spec.inputs or spec.spool, spec.data_dir
         self.model_path = spec.model_path
-        self._checkpoint = loaded or _loaded_model(
+        self._checkpoint = loaded or load_model(
             spec.model_path, getattr(torch, dtype), spec.device, engine, device_map
         )
         is_new = loaded is None and isinstance(self._checkpoint, Checkpoint)
@@ -423,9 +423,14 @@ class Session:
         return status.path / name
 
 
-def _loaded_model(
+def load_model(
     folder: Path, dtype: torch.dtype, device: str, engine: EngineChoice, device_map: DeviceMap | None
 ) -> Checkpoint | EncoderCheckpoint:
+    """Load a checkpoint, whatever it is.
+
+    Raises:
+        UserError: It cannot be read, or does not fit into memory.
+    """
     if is_encoder(folder):
         return load_encoder(folder, dtype, device)
     return load_checkpoint(folder, dtype, device, engine, device_map)

@@ -20,6 +20,7 @@ from exitbench.harness.engine.encoders.model import EncoderClassifier
 from exitbench.harness.running import timing
 from exitbench.harness.running.batches import in_batches
 from exitbench.harness.running.energy.meter import open_meter
+from exitbench.harness.running.passes.number_format import label_gaps
 from exitbench.harness.running.passes.session import (
     Progress,
     Session,
@@ -73,8 +74,8 @@ def sequence_quality_pass(session: Session, item: CellJob, writer: AttemptWriter
     full = _full_outputs(session, item, work, made, outputs)
     writer.write("tokens", _token_table(work, made, full))
     writer.write("sequence_trace", _trace_table(work, made))
-    metrics = task_metrics(work.task, scores)
-    write_metrics(writer, metrics | _depth_and_cost(session, item, work, parts, made, outputs, full))
+    metrics = task_metrics(work.task, scores) | _depth_and_cost(session, item, work, parts, made, outputs, full)
+    write_metrics(writer, metrics | label_gaps(session, item, work.documents))
 
 
 def sequence_timing_pass(

@@ -4,11 +4,13 @@ import io
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import duckdb
 import pytest
 from rich.console import Console
 
@@ -196,6 +198,27 @@ def test_older_attempts_are_reached_by_their_id(example_database: Path) -> None:
         assert _ids(database) == {
             answer.run.attempt_id for answer in find_answers(database, sorted(_ids(database)), "1")
         }
+
+
+def test_an_answer_in_another_number_format_says_what_that_changes(
+    example_database: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shown(example_database, CALM) == 0
+    assert "against float32" not in capsys.readouterr().out
+    path = tmp_path / "formats.duckdb"
+    shutil.copyfile(example_database, path)
+    with duckdb.connect(path) as connection:
+        connection.execute("UPDATE cell SET dtype = 'int8'")
+        connection.execute("""
+            INSERT INTO metric BY NAME
+            SELECT
+                attempt_id, 200 + range AS ordinal, ['format_logprob_gap', 'format_token_match'][range] AS metric,
+                '2' AS metric_version, [0.25, 0.9][range] AS value, 8 AS n, scored_at, 'format' AS role
+            FROM metric JOIN attempt USING (attempt_id) JOIN cell USING (cell_id), range(1, 3)
+            WHERE metric = 'mean_exit_layer' AND full_depth_cell_id IS NULL
+        """)
+    assert shown(path, CALM) == 0
+    assert "\nint8 against float32: 0.25 nats, 90.0 % of tokens equal\n" in capsys.readouterr().out
 
 
 def _ids(database: Database) -> set[str]:

@@ -164,6 +164,7 @@ name = "toys"
 seed = 3
 [defaults]
 batch_size = {batch_size}
+dtype = "{dtype}"
 [models.m]
 path = "{model}"
 random_weights = true
@@ -174,11 +175,13 @@ warm_up = 1
 """
 
 
-def planned(root: Path, model: Path, data: Path, tasks: str, sweeps: str, batch_size: int = 1) -> Any:
+def planned(
+    root: Path, model: Path, data: Path, tasks: str, sweeps: str, batch_size: int = 1, dtype: str = "float32"
+) -> Any:
     path = root / "suite.toml"
     root.mkdir(exist_ok=True)
     path.write_text(
-        SUITE.format(model=model, batch_size=batch_size) + tasks.replace("OURS", str(data / "ours")) + sweeps
+        SUITE.format(model=model, batch_size=batch_size, dtype=dtype) + tasks.replace("OURS", str(data / "ours")) + sweeps
     )
     return make_plan(load_suite(path), root / "spool", root / "models", data)
 
@@ -188,10 +191,17 @@ def entry(name: str, more: str = "") -> str:
 
 
 def run(
-    root: Path, model: Path, data: Path, tasks: str, sweeps: str, batch_size: int = 1, shares: bool = True
+    root: Path,
+    model: Path,
+    data: Path,
+    tasks: str,
+    sweeps: str,
+    batch_size: int = 1,
+    shares: bool = True,
+    dtype: str = "float32",
 ) -> dict[str, Path]:
     """Folder of the attempt at each cell, by the cell's label without the model."""
-    (group,) = planned(root, model, data, tasks, sweeps, batch_size).groups
+    (group,) = planned(root, model, data, tasks, sweeps, batch_size, dtype).groups
     items = tuple(cell.item for cell in group.cells)
     spec = WorkerSpec(items, model, data, root / "spool", "cpu", 1, shares=shares)
     assert worker.run(spec, lambda event: None) == 0
@@ -313,6 +323,55 @@ def test_choices_say_what_is_chosen_at_the_exit_and_at_full_depth(runs: dict[str
     assert metrics["choice_match"] == pytest.approx(np.mean([row["full_is_chosen"] for row in chosen]))
     assert 0 < metrics["choice_match"] < 1, "or nothing is told apart"
     assert metrics["mean_exit_layer"] == 2
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("kind", ["causal", "seq2seq"])
+def test_a_number_format_says_how_far_it_moves_choices_from_lm_evals_in_float32(
+    models: dict[str, Path],
+    data: Path,
+    theirs: Callable[[str, str], dict[str, Any]],
+    runs: dict[str, dict[str, Path]],
+    tmp_path: Path,
+    kind: str,
+    dtype: str,
+) -> None:
+    names = [name for name in KINDS[kind] if name != "text"]
+    attempts = run(tmp_path / "run", models[kind], data, "".join(map(entry, names)), STATIC, dtype=dtype)
+    for name in names:
+        attempt = attempts[f"{name}/full/quality"]
+        told = {row["metric"]: row["value"] for row in rows(attempt, "metrics") if row["role"] == "format"}
+        if name == "rolling":
+            pairs = zip(
+                rows(attempt, "choice_tokens"), rows(runs[kind][f"{name}/full/quality"], "choice_tokens"), strict=True
+            )
+            tokens = [(abs(a["logprob"] - b["logprob"]), a["is_greedy"] == b["is_greedy"]) for a, b in pairs]
+            gaps, same = zip(*tokens, strict=True)
+            assert told == pytest.approx(
+                {"format_logprob_gap": np.mean(gaps), "format_token_match": np.mean(same)}, rel=1e-3
+            )
+            continue
+        by_document: dict[str, list[float]] = defaultdict(list)
+        for row in rows(attempt, "choices"):
+            by_document[row["doc_key"]].append(row["logprob"])
+        samples = sorted(theirs(kind, f"toy_{name}")["samples"][f"toy_{name}"], key=lambda sample: sample["doc_id"])
+        moved, apart, equal = [], [], []
+        for own, sample in zip(by_document.values(), samples, strict=True):
+            other = [resp[0][0] for resp in sample["resps"]]
+            away = np.subtract(own, other)
+            moved += list(abs(away))
+            apart += [abs(away[0] - away[1]), abs(away[0] - away[2]), abs(away[1] - away[2])]
+            equal.append(np.argmax(own) == np.argmax(other))
+        assert np.mean(moved) > 1e-3, "or there is nothing to measure"
+        assert told == pytest.approx(
+            {
+                "format_logprob_gap": np.mean(moved),
+                "format_choice_gap": np.mean(apart),
+                "format_choice_match": np.mean(equal),
+            },
+            rel=0.01,
+        )
+    assert not [row for row in rows(attempts[f"{names[0]}/static:exit_layer=2/quality"], "metrics") if row["role"] == "format"]
 
 
 @pytest.mark.parametrize("kind", ["causal", "seq2seq"])

@@ -21,7 +21,7 @@ from exitbench.results.ingest.ingest import ingest
 
 MADE_UP = Claim(
     claim_id="made-up", ledger="mee", kind=CLAIM, paper="MEE", place="nowhere", shown_in=None, quotation="It is so.",
-    text="A claim.", conditions="None.", unit="points", direction="at_least", bound=1.0, tolerance=0.1, published=2.0,
+    unquoted=None, text="A claim.", conditions="None.", unit="points", direction="at_least", bound=1.0, tolerance=0.1, published=2.0,
     n_of="runs",
     limits=None, simulated=False, exact=False, suite="builtin", then=None, caveat="None.", reason=None,
     evidence_sql="SELECT 1",
@@ -230,6 +230,7 @@ def test_what_the_papers_print_contradicts_them_where_it_is_known_to(verdicts: t
         "prune-table-1-is-the-mean-of-its-figure": 1.24,
         "natcap-few-tokens-need-the-last-block-in-table-1": 35.55,
         "natcap-tables-3-and-10-agree": 0.74,
+        "prune-saves-what-its-figure-shows": 50.77,
         "natcap-punctuation-is-lowest-and-rare": 26.77 - 19.11,
         "heads-thresholds-grow-with-epsilon": 3.1871 - 3.3787,
         "calm-largest-threshold-is-full-depth": 14.876,

@@ -30,7 +30,8 @@ def test_the_five_documents_have_at_least_forty_entries_and_every_file_some() ->
 def test_every_claim_quotes_its_authors_briefly_at_a_place_and_nothing_else_quotes_anybody() -> None:
     for claim in read_claims():
         assert claim.place, claim.claim_id
-        assert (claim.quotation is not None) is (claim.kind == CLAIM), claim.claim_id
+        assert ((claim.quotation or claim.unquoted) is not None) is (claim.kind == CLAIM), claim.claim_id
+        assert claim.quotation is None or claim.unquoted is None, claim.claim_id
         assert claim.quotation is None or 3 <= len(claim.quotation.split()) <= MOST_WORDS, claim.claim_id
 
 
@@ -46,6 +47,32 @@ def test_nobody_is_said_to_claim_what_they_deny_or_never_said() -> None:
     assert "drop" in claims["heads-keep-mmlu-and-lose-hellaswag-and-winogrande"].text
     invented = ("calm-largest", "mee-points", "mee-translation", "prune-s", "prune-table-1", "natcap-tables")
     assert {c.kind for name, c in claims.items() if name.startswith(invented) and not c.suite} == {CONSISTENCY}
+
+
+def test_what_the_authors_say_is_their_claim_and_quotations_are_theirs_to_the_letter() -> None:
+    claims = {claim.claim_id: claim for claim in read_claims()}
+    told = {name for name, claim in claims.items() if claim.unquoted}
+    assert told == {
+        "natcap-few-tokens-need-the-last-block",
+        "natcap-suffixes-exit-earlier",
+        "natcap-nouns-exit-before-punctuation",
+    }
+    for name, words in (
+        (
+            "mee-measures-score-above-calms",
+            "our proposed confidence measures exhibit much better performance than CALM's confidence",
+        ),
+        (
+            "prune-saves-the-head-work-that-it-counts",
+            "reducing it by almost 100 times on SQuAD and 10 on SamSum between JSD baseline and JSD with adaptive "
+            "pruning",
+        ),
+        (
+            "prune-score-follows-confidence",
+            "after few blocks, the confidence and the F1 score of each layer are highly correlated",
+        ),
+    ):
+        assert claims[name].quotation == words
 
 
 def test_every_claim_says_what_it_is_of_and_how_ours_differs() -> None:
@@ -159,6 +186,7 @@ def changed(*pairs: tuple[str, str]) -> Callable[[str], str]:
         (changed(('"claim"', '"claims"')), r"claim one: kind is 'claims'\. Did you mean 'claim'"),
         (changed(('quotation = "q."\n', "")), r"claim one: the key 'quotation' is missing: a claim quotes its authors"),
         (changed(('"q."', '""')), r"claim one: quotation must be a text, not ''"),
+        (lambda text: text + 'unquoted = "w."\n', r"claim one: unknown key 'quotation'"),
         (changed(('"q."', f'"{26 * "w "}"')), r"claim one: quotation has 26 words; at most 25"),
         (changed(('place = "p"\n', "")), r"claim one: the key 'place' is missing"),
         (

@@ -171,6 +171,18 @@ def test_a_card_says_how_small_a_loss_its_documents_can_show_and_what_is_confirm
     assert text == f"calm-softmax at 0.9, {later.shown['confirming_speedup']:.2f}×"
 
 
+def test_a_card_of_another_number_format_says_what_that_changes(results: tuple[Row, ...]) -> None:
+    told = {"dtype": "int8", "format_logprob_gap": 0.25, "format_choice_gap": 0.16, "format_match": 0.9}
+
+    def facts(card: Card) -> set[str | None]:
+        return {dict(answer.facts).get("Number format") for answer in worded(card).answers if answer.cell_id}
+
+    for card in cards(results):
+        assert facts(card) <= {None}
+    (card,) = cards([{**row, **told} for row in results if row["task"] == "squad"])
+    assert facts(card) == {"int8 against float32: 0.25 nats, 0.16 between choices, 90.0 % of choices equal"}
+
+
 def test_a_choice_says_whether_a_calibration_made_it(
     made: tuple[Card, ...], results: tuple[Row, ...], calibrations: tuple[Row, ...]
 ) -> None:

@@ -214,6 +214,40 @@ def test_energy_has_columns_only_where_a_machine_told(small_database: Path, tmp_
     assert told(path) == {"Energy", "Joules a token"}  # idle power was not asked for in this one
 
 
+FORMAT = """
+    INSERT INTO metric BY NAME
+    SELECT
+        attempt_id, 200 + range AS ordinal, ['format_logprob_gap', 'format_token_match'][range] AS metric,
+        metric_version, [0.1442, 0.98][range] AS value, n, scored_at, 'format' AS role
+    FROM metric JOIN attempt USING (attempt_id) JOIN cell USING (cell_id), range(1, 3)
+    WHERE metric = 'mean_exit_layer' AND full_depth_cell_id IS NULL
+"""
+
+
+def test_scores_of_another_number_format_stand_beside_what_it_changes(
+    small_database: Path, tmp_path: Path, rows_of: Rows
+) -> None:
+    (source,) = (source for source in discover(tables) if source.name == "summary")
+    heading = "Against float32"
+
+    def told(database: Path) -> set[str] | None:
+        filled = fill(source, rows_of(database, tables, "summary"))
+        places = [place for place, column in enumerate(filled.columns) if column.heading == heading]
+        return {row[places[0]].text for row in filled.rows} if places else None
+
+    assert told(small_database) is None and "against float32" not in summary_text(small_database)
+    path = tmp_path / "formats.duckdb"
+    shutil.copyfile(small_database, path)
+    with duckdb.connect(path) as connection:
+        connection.execute("UPDATE cell SET dtype = 'bfloat16'")
+    assert told(path) == {"not measured"}
+    assert summary_text(path).splitlines()[1] == "bfloat16 against float32: not measured"
+    with duckdb.connect(path) as connection:
+        connection.execute(FORMAT)
+    assert told(path) == {"0.14 nats, 98.0 % of tokens equal"}
+    assert summary_text(path).splitlines()[1] == "bfloat16 against float32: 0.14 nats, 98.0 % of tokens equal"
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_the_chart_offers_energy_only_where_a_machine_told(known: bool) -> None:
     environment = Environment(loader=PackageLoader("exitbench.reports", "page"), undefined=StrictUndefined)

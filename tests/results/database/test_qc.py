@@ -314,6 +314,144 @@ def test_what_the_suite_has_dropped_is_a_remark(found: Callable[..., Any]) -> No
     assert found(rows, generation=generation) == [("documents_dropped", 1, message)]
 
 
+def scored(value: float, low: float, high: float, method: str | None = "Korn-Graubard") -> Json:
+    interval = {"value": value, "ci_low": low, "ci_high": high, "ci_method": method}
+    return {**noise(1, 1), **interval, "metric": "own", "role": "headline"}
+
+
+def answered(*scores: float) -> tuple[list[Json], list[Json]]:
+    """Samples of documents with these scores, and their tokens."""
+    keys = [f"d{number}" for number in range(len(scores))]
+    samples = [{**sample(1, key), "scores": f'{{"own": {score}}}'} for key, score in zip(keys, scores, strict=True)]
+    return samples, [token(1, key=key) for key in keys]
+
+
+def generated(metric: Json) -> Rows:
+    samples, tokens = answered(0, 4)
+    return {"samples": samples, "tokens": tokens, "metrics": [metric]}
+
+
+def test_full_depth_near_the_floor_is_found_and_what_to_try(found: Callable[..., Any]) -> None:
+    ((rule, severity, message),) = found(generated(scored(4.9, 0.1, 30.0)))
+    assert (rule, severity) == ("near_floor", 2)
+    assert message.startswith("full depth scores 4.9 of 100 (own): this near the floor, no setting can be seen to lose")
+    for word in ("exitbench show-prompts", "chat_template = true", "system", "num_fewshot", "max_new_tokens"):
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    ("metric", "cell"),
+    [
+        (scored(5.1, 0.1, 30.0), {}),
+        (scored(1.2, 1.0, 1.4, "Student's t of the jackknife"), {}),  # no scale: a perplexity
+        (scored(1.2, 1.2, 1.2, None), {}),  # nor where nothing is known of it
+        ({**scored(0.0, 0.0, 3.0), "role": "agreement"}, {}),
+        (scored(0.0, 0.0, 3.0), {"full_depth_cell_id": "f" * 64}),
+        (scored(0.0, 0.0, 3.0), {"random_weights": True}),
+    ],
+)
+def test_what_is_not_near_the_floor_of_a_scale_is_not_found(
+    found: Callable[..., Any], metric: Json, cell: Json
+) -> None:
+    assert "near_floor" not in [rule for rule, *_ in found(generated(metric), **cell)]
+
+
+def choosing(scores: tuple[float, ...], low: float, right: int = 1) -> Rows:
+    """Documents with four choices each, the first ones right; scored by whether the chosen one is."""
+    samples, _ = answered(*scores)
+    choice = {
+        "text": "x",
+        "n_context": 3,
+        "n_cut": None,
+        "n_tokens": 1,
+        "logprob": -1.0,
+        "full_logprob": -1.0,
+        "is_greedy": False,
+        "full_is_greedy": False,
+    }
+    choices = [
+        {**choice, "doc_key": own["doc_key"], "choice": number, "is_right": number <= right}
+        | {"is_chosen": number == 1, "full_is_chosen": number == 1}
+        for own in samples
+        for number in range(1, 5)
+    ]
+    tokens = [
+        {**token(1, key=own["doc_key"]), "choice": number, "logprob": -1.0, "full_logprob": -1.0}
+        | {"is_greedy": False, "full_is_greedy": False}
+        for own in samples
+        for number in range(1, 5)
+    ]
+    for row in tokens:
+        del row["token_kind"], row["rejected"]
+    mean = sum(scores) / len(scores)
+    return {
+        "samples": samples,
+        "choices": choices,
+        "choice_tokens": tokens,
+        "metrics": [scored(mean, low, min(100.0, 2 * mean - low))],
+    }
+
+
+@pytest.mark.parametrize(("right", "chance", "low"), [(1, "25.0", 24.9), (1, "25.0", 2.0), (2, "50.0", 49.0)])
+def test_choices_that_are_no_better_than_chance_are_found(
+    found: Callable[..., Any], right: int, chance: str, low: float
+) -> None:
+    ((rule, severity, message),) = found(choosing((100, 0, 100, 0), low, right))
+    assert (rule, severity) == ("near_floor", 2)
+    assert message.startswith(f"full depth scores 50.0 (own), 95% interval {low:.1f} to ")
+    assert f"choosing at random scores {chance}: it is not shown to know the task" in message
+    assert "num_fewshot" in message
+
+
+def test_choices_that_are_better_than_chance_are_fine(found: Callable[..., Any]) -> None:
+    assert found(choosing((100, 0, 100, 0), 25.1)) == []
+
+
+def test_a_score_that_is_no_share_of_right_choices_is_not_held_against_chance(found: Callable[..., Any]) -> None:
+    assert found(choosing((90, 0, 90, 0), 1.0)) == []
+
+
+@pytest.mark.parametrize(("low", "n"), [(66.0, 1), (67.0, 0)])
+def test_labels_are_held_against_the_most_frequent_one(found: Callable[..., Any], low: float, n: int) -> None:
+    samples, tokens = answered(100, 0, 100)
+    blocks = [
+        {
+            "doc_key": own["doc_key"],
+            "block": block,
+            "label_id": 0,
+            "prediction": 0.0,
+            "probability": 0.6,
+            "gold": gold,
+            "score": None,
+            "exited": block == 2,
+        }
+        for own, gold in zip(samples, (0.0, 1.0, 0.0), strict=True)
+        for block in (1, 2)
+    ]
+    metric = scored(200 / 3, low, 90.0)
+    rules = found({"samples": samples, "tokens": tokens, "sequence_trace": blocks, "metrics": [metric]})
+    assert [(rule, severity) for rule, severity, _ in rules] == [("near_floor", 2)] * n
+    assert all("always giving the most frequent label scores 66.7" in message for *_, message in rules)
+
+
+@pytest.mark.parametrize(("cut", "n"), [(2, 1), (1, 0)])
+def test_answers_that_are_mostly_cut_by_length_are_found(found: Callable[..., Any], cut: int, n: int) -> None:
+    keys = ["a", "b"] + ["c"] * (cut - 1)
+    samples = [{**sample(1, key), "stop_reason": "eos" if key == "a" else "length"} for key in keys]
+    rows: Rows = {"samples": samples, "tokens": [token(1, key=key) for key in keys]}
+    rules = found(rows)
+    assert [(rule, severity) for rule, severity, _ in rules] == [("cut_by_length", 2)] * n
+    for *_, message in rules:
+        assert message.startswith("2 of 3 answers of full depth are cut at max_new_tokens = ")
+        assert "chat_template = true" in message and "stop" in message
+
+
+@pytest.mark.parametrize("cell", [{"full_depth_cell_id": "f" * 64}, {"random_weights": True}])
+def test_of_other_runs_it_is_not_told_that_answers_are_cut(found: Callable[..., Any], cell: Json) -> None:
+    rows: Rows = {"samples": [{**sample(1), "stop_reason": "length"}], "tokens": [token(1)]}
+    assert "cut_by_length" not in [rule for rule, *_ in found(rows, **cell)]
+
+
 @pytest.mark.parametrize(("kind", "n"), [("quality", 1), ("timing", 0)])
 def test_settings_of_the_checkpoint_that_are_not_applied_are_found_with_scores(
     found: Callable[..., Any], kind: str, n: int
