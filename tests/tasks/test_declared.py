@@ -244,7 +244,9 @@ def test_bleu_cuts_texts_into_words_as_the_file_says(write: Write) -> None:
     task, default = DeclaredTask(declaration), DeclaredTask(Declaration(**{**vars(declaration), "bleu_tokenize": None}))
     document = Document.from_fields({"who": "", "text": "", "answer": "東京は日本の首都です。"})
     of_char, of_13a = (
-        float(one.aggregate("bleu", np.array(one.score(document, "東京は日本の首都です。").summands("bleu")), np.ones(())))
+        float(
+            one.aggregate("bleu", np.array(one.score(document, "東京は日本の首都です。").summands("bleu")), np.ones(()))
+        )
         for one in (task, default)
     )
     assert (round(of_char), of_13a) == (100, 0)
@@ -260,5 +262,7 @@ def test_a_tokenizer_that_needs_another_package_is_told(write: Write, monkeypatc
 
     monkeypatch.setattr("exitbench.tasks.translation.scoring.bleu_by", missing)
     text = TOML.replace('"em"]', f'"bleu"]\nbleu_tokenize = "{name}"')
-    with pytest.raises(UserError, match=rf"bleu_tokenize: '{name}' cannot be used: Tokeniz.* pip install sacrebleu\[x\]"):
+    with pytest.raises(
+        UserError, match=rf"bleu_tokenize: '{name}' cannot be used: Tokeniz.* pip install sacrebleu\[x\]"
+    ):
         read_declaration(write("bad.toml", text))

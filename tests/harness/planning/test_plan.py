@@ -56,7 +56,10 @@ def test_speed_timed_on_few_documents_is_remarked(planner: Planner) -> None:
     few = planner('[[sweep]]\nmethod = "full"\nkinds = ["quality", "timing"]\n\n[timing]\ndocuments = 2\n')
     remark = few.remarks[-1]
     assert remark.startswith("Speed is timed on as few as 2 documents:")
-    assert planner('[[sweep]]\nmethod = "full"\nkinds = ["quality"]\n\n[timing]\ndocuments = 2\n').remarks == few.remarks[:-1]
+    assert (
+        planner('[[sweep]]\nmethod = "full"\nkinds = ["quality"]\n\n[timing]\ndocuments = 2\n').remarks
+        == few.remarks[:-1]
+    )
 
 
 @pytest.mark.parametrize(("limit", "count"), [(None, "3 of 3 references"), (2, "2 of 2 references")])

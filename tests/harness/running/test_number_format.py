@@ -120,9 +120,7 @@ def read_in(dtype: str, model: Path, item: CellJob, outputs: dict[str, list[int]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_answers_are_compared_token_by_token(
-    ran: Callable[..., Ran], model: Path, tmp_path: Path, dtype: str
-) -> None:
+def test_answers_are_compared_token_by_token(ran: Callable[..., Ran], model: Path, tmp_path: Path, dtype: str) -> None:
     item, metrics = ran(dtype, model, SQUAD)
     outputs = outputs_of(tmp_path, item)
     gaps: list[float] = []
@@ -199,9 +197,7 @@ def test_float32_is_not_compared_with_itself(ran: Callable[..., Ran], model: Pat
     assert not metrics
 
 
-def test_few_documents_are_read_twice(
-    ran: Callable[..., Ran], model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_documents_are_read_twice(ran: Callable[..., Ran], model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(number_format, "DOCUMENTS", 2)
     _, metrics = ran("bfloat16", model, SQUAD)
     assert {row["n"] for row in metrics.values()} == {2}

@@ -11,9 +11,10 @@ from exitbench.reports import figures, tables
 from exitbench.reports.answers.recommended import recommended
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.front.cards import DEFAULT_PERCENT, cards, is_confirmed
+from exitbench.reports.front.words import shown
 from exitbench.reports.labels import labels, setting, spoken
 from exitbench.reports.registry import discover
-from exitbench.reports.tables.gist import best_so_far, gist_lines
+from exitbench.reports.tables.gist import best_so_far, conclusion, gist_lines
 from exitbench.results.database.connection import open_database
 from exitbench.results.queries import saved_query
 
@@ -63,6 +64,33 @@ def test_the_end_of_a_run_names_it_for_each_task(database: Path, rows_of: Rows, 
         name = f"{spoken(names[setting(row)])} is {row['confirming_speedup']:.2f}x"
         assert name in lines[row["task_label"]]
         assert spoken(names[setting(row)]) in short[row["task_label"]]
+
+
+EXAMPLES = (
+    *("example_database", "small_database", "front_database", "many_documents_database"),
+    "choice_database",
+)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_end_of_a_run_says_what_the_page_says(name: str, rows_of: Rows, request: pytest.FixtureRequest) -> None:
+    path = request.getfixturevalue(name)
+    rows = rows_of(path, tables, "summary").rows
+    with open_database(path) as opened:
+        conclusions = [
+            (card, conclusion(opened, {row["cell_id"] for row in card.rows}, DEFAULT_PERCENT)[0])
+            for card in cards(rows)
+        ]
+    for card, line in conclusions:
+        (page,) = (
+            one
+            for one in shown(card, labels(rows), {}, ()).answers
+            if one.from_percent <= DEFAULT_PERCENT
+            and (one.until_percent is None or DEFAULT_PERCENT < one.until_percent)
+        )
+        assert page.name in line and page.verdict in line
+        assert "real" not in line
+        assert ("full depth, at an allowed loss of 1 %" in line) == (page.name == "full depth")
 
 
 @pytest.mark.parametrize("percent", [0.0, 1.0, 5.0, 12.0, 20.0])

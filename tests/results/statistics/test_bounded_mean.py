@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy.special import betaincinv
 
 from exitbench.results.statistics.bounded_mean import lower_bound, upper_bound
+from exitbench.results.statistics.intervals import standard_error, t_quantile
 
 Rng = np.random.Generator
 
@@ -43,11 +44,22 @@ LOSSES: dict[str, tuple[Callable[[Rng, int], np.ndarray], float]] = {
 SIZES = (20, 40, 100, 200, 500)
 
 
-def coverage_and_width(what: str, n: int, samples: int) -> tuple[float, float]:
+def gaffke(losses: np.ndarray) -> float:
+    return upper_bound(losses, 100.0)
+
+
+def students_t(losses: np.ndarray) -> float:
+    """What goes by the spread of the sample alone, to compare with."""
+    return float(losses.mean() + t_quantile(len(losses)) * standard_error(losses))
+
+
+def coverage_and_width(
+    what: str, n: int, samples: int, bound: Callable[[np.ndarray], float] = gaffke
+) -> tuple[float, float]:
     """Share of bounds that hold, in percent, and how far they lie above the true loss on average, in points."""
     draw, truth = LOSSES[what]
     rng = np.random.default_rng(n)
-    bounds = np.array([upper_bound(draw(rng, n), 100.0) for _ in range(samples)])
+    bounds = np.array([bound(draw(rng, n)) for _ in range(samples)])
     return 100 * float((bounds >= truth).mean()), float(bounds.mean() - truth)
 
 

@@ -362,9 +362,7 @@ ESCAPES = ("../../../../pwned", "/{folder}/pwned", "..", "a/b", "a\\b", "")
 @pytest.mark.parametrize("file", ["config.json", "model-00001-of-00005.safetensors"])
 @pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag", "X-Repo-Commit"])
 @pytest.mark.parametrize("value", ESCAPES)
-def test_a_header_that_is_no_digest_names_no_file(
-    hub: Any, tmp_path: Path, file: str, header: str, value: str
-) -> None:
+def test_a_header_that_is_no_digest_names_no_file(hub: Any, tmp_path: Path, file: str, header: str, value: str) -> None:
     if file.endswith(".safetensors"):
         file = shards(hub.files)[0]
     before = set(tmp_path.rglob("*"))
