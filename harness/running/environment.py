@@ -4,13 +4,16 @@ import os
 import platform
 import re
 import subprocess
+import time
 from importlib.metadata import entry_points, requires, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from exitbench.harness.engine.products.machine import cpu_model
 
 PROJECT = "exitbench"
+
+_LOOK_S: Final = 0.5
 
 # Variables that change numbers or speed. A list, and no copy of the environment, which may hold secrets.
 ENV_VARS = (
@@ -18,10 +21,13 @@ ENV_VARS = (
     "CUDA_LAUNCH_BLOCKING",
     "CUDA_VISIBLE_DEVICES",
     "EXITBENCH_PRODUCTS",
+    "GOMP_SPINCOUNT",
     "KMP_AFFINITY",
+    "KMP_BLOCKTIME",
     "MKL_NUM_THREADS",
     "OMP_NUM_THREADS",
     "OMP_PROC_BIND",
+    "OMP_WAIT_POLICY",
     "ONEDNN_DEFAULT_FPMATH_MODE",
     "PYTORCH_CUDA_ALLOC_CONF",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
@@ -63,9 +69,65 @@ def hardware(threads: int) -> dict[str, Any]:
 
 def available_cores() -> int:
     """Return the number of cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(_affinity())
+
+
+def free_cores() -> int:
+    """Return how many of the cores that this process may use no other process holds now, at least 1.
+
+    Threads beyond them wait for each other: the one whose core is taken holds up all, which spin meanwhile. Read over
+    half a second, so that neither a moment's work nor what ended a minute ago counts. Without /proc/stat all are free.
+    """
+    cores = _affinity()
+    if len(cores) == 1:
+        return 1
+    held = _held_cores(cores)
+    allowed = _cgroup_cores(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")) or len(cores)
+    return max(1, min(int(allowed), int(len(cores) - held + 0.5)))
+
+
+def _affinity() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def _held_cores(cores: set[int]) -> float:
+    """How many of the cores have work now, while this process waits; 0 where the system does not say."""
+    before, since_s = _held_ticks(cores), time.monotonic()
+    if before is None:
+        return 0.0
+    time.sleep(_LOOK_S)
+    after, waited_s = _held_ticks(cores) or before, time.monotonic() - since_s
+    return (after - before) / os.sysconf("SC_CLK_TCK") / waited_s
+
+
+def _held_ticks(cores: set[int], stat: Path = Path("/proc/stat")) -> int | None:
+    """Ticks for which cores have worked, other virtual machines included; None where the system does not say."""
+    try:
+        lines = stat.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    fields = (line.split() for line in lines if re.match(r"cpu\d", line))
+    # user, nice, system, idle, iowait, irq, softirq, steal; guests count as users already.
+    return sum(sum(map(int, [*own[1:4], *own[6:9]])) for own in fields if int(own[0].removeprefix("cpu")) in cores)
+
+
+def _cgroup_cores(root: Path, membership: Path) -> float | None:
+    """Cores that this process's control group, or one above it, may use; None without a limit."""
+    try:
+        own = membership.read_text(encoding="utf-8").rpartition("0::/")[2].strip()
+    except OSError:
+        return None
+    limits = []
+    for folder in (root / own, *(root / own).parents):
+        try:
+            quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
+        except (OSError, ValueError):
+            continue
+        if quota != "max":
+            limits.append(int(quota) / int(period))
+        if folder == root:
+            break
+    return min(limits, default=None)
 
 
 def git_state(folder: Path) -> tuple[str | None, bool | None]:

@@ -422,7 +422,8 @@ busy AS (
     LEFT JOIN loads AS l USING (attempt_id)
     LEFT JOIN unmeasured AS u USING (attempt_id)
     WHERE c.kind = 'timing'
-        AND (l.load > 1.25 * h.cores OR (r.ran < 0.9 AND c.device = 'cpu') OR r.stalled > 0.1 OR u.names IS NOT NULL)
+        -- Of a load, one thread that was never held up takes no harm.
+        AND ((l.load > 1.25 * h.cores AND NOT coalesce(h.threads = 1 AND r.ran >= 0.95, false)) OR (r.ran < 0.9 AND c.device = 'cpu') OR r.stalled > 0.1 OR u.names IS NOT NULL)
 ),
 -- far: even an interval twice as wide lacks 1 (on the logarithmic scale on which it is symmetric), which is hardly chance.
 floors AS (
@@ -572,7 +573,7 @@ findings AS (
 SELECT n.* EXCLUDE (params), c.kind, f.severity, f.rule, f.message, n.params
 FROM findings AS f JOIN run_names AS n USING (attempt_id) JOIN cell AS c ON c.cell_id = n.cell_id;
 COMMENT ON VIEW qc IS 'One row per finding about a run that its reader should know. Rules: busy_machine: other processes held the cores while it was timed, by a mean load above 1.25 times
-the cores, processor time below 90% of the time that passed, more than 10% of the readings above 1.5 times the median of their document and arm, or an interval of a speed-up
+the cores (unless its one thread ran all the time), processor time below 90% of the time that passed, more than 10% of the readings above 1.5 times the median of their document and arm, or an interval of a speed-up
 whose ends are more than a factor of 10 apart; noise_floor, noise_floor_coverage and realised_above_ideal leave such a run out, since this explains them; clocks_disagree; not_repeatable, of severity 1 where the other attempt ran on another
 machine, compares files of one version of their writer only; noise_floor: full depth against itself differs from 1 by more than twice its interval''s half width, severity 1 up to 5%;
 noise_floor_coverage: how many of a suite''s intervals of full depth against itself on one machine lack 1, told once, with the farthest that is not told as

@@ -60,7 +60,7 @@ def _add_what_runs(parser: Parser) -> None:
 
 def _add_where(parser: Parser) -> None:
     add_executor(parser)
-    add_threads(parser)
+    add_threads(parser, default="the cores that no other process holds")
     parser.add_argument(
         "--hub",
         action="store_true",

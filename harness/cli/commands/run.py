@@ -184,7 +184,7 @@ def _run_groups(
     plan: Plan, runs: Runs, executor: Executor, arguments: Namespace, left_out: list[str]
 ) -> dict[str, str]:
     """Run what is to be run; returns how each cell ended, by its id. What no database takes is added to `left_out`."""
-    threads = arguments.threads or executor.threads
+    threads = arguments.threads or _free_threads(plan, executor, arguments)
     specs = [_spec(group, plan, runs, threads, arguments) for group in plan.groups]
     with progress(plan.to_run_count(arguments.retry)) as bars:
         standing = _Standing(runs, plan.suite.name, bars)
@@ -194,6 +194,19 @@ def _run_groups(
             standing.tell()
 
         return executor.run([spec for spec in specs if spec.cells], bars, ingest)
+
+
+def _free_threads(plan: Plan, executor: Executor, arguments: Namespace) -> int:
+    """The executor's own number of threads, which is said where other processes make it fewer than the cores."""
+    if not plan.to_run_count(arguments.retry):
+        return 1
+    threads = executor.threads
+    if plan.device == "cpu" and arguments.executor != "slurm" and threads < available_cores():
+        tell(
+            f"Other processes hold cores of this machine: {number_of(threads, 'thread')} of torch instead of "
+            f"{available_cores()}, so that times are not of waiting for them (--threads N takes another number)."
+        )
+    return threads
 
 
 class _Standing:

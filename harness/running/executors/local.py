@@ -13,7 +13,7 @@ from typing import Final
 
 from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.engine.checkpoints.device_maps import gpu_index
-from exitbench.harness.running.environment import available_cores
+from exitbench.harness.running.environment import free_cores
 from exitbench.harness.running.executors.gpus import Gpu, free_gpu, lock_folder
 from exitbench.harness.running.executors.group import WORKER, GroupRun
 from exitbench.harness.running.executors.stages import Stage, stages
@@ -49,8 +49,8 @@ class LocalExecutor:
 
     @property
     def threads(self) -> int:
-        """The cores, shared evenly among the GPUs' workers."""
-        return max(1, available_cores() // max(1, len(self._gpus)))
+        """The cores that other processes leave, shared evenly among the GPUs' workers."""
+        return max(1, free_cores() // max(1, len(self._gpus)))
 
     def run(self, specs: Sequence[WorkerSpec], progress: Progress, ingest: Callable[[], None]) -> dict[str, str]:
         """Run groups until every cell has ended (`base.Executor`)."""

@@ -1,8 +1,10 @@
-"""Speed-ups from readings: ratios of sums over documents, and the twin as noise floor."""
+"""Speed-ups from readings: medians of documents, ratios of their sums, and the twin as noise floor."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pyarrow.parquet as pq
 import pytest
@@ -24,14 +26,17 @@ from exitbench.harness.running.timing import (
     measure,
     request_metrics,
     speedup,
+    token_metrics,
 )
 from exitbench.methods.gates import Scheduled
 from exitbench.methods.registry import baseline_method, get_method
 from exitbench.results.spool.attempts import latest_status
+from exitbench.results.statistics.speed import MIN_ROUNDS
+from exitbench.results.statistics.split import is_choosing
 
 
 def reading(doc: str, arm: str, wall_ns: int, *, twin: bool = False, phase: str = "total", round_: int = 0) -> Reading:
-    return Reading(doc, round_, 0, arm, twin, phase, 10, wall_ns, None)
+    return Reading(doc, round_, 0, arm, twin, phase, 10, wall_ns, None, wall_ns // 2)
 
 
 def test_a_speedup_is_a_ratio_of_sums_and_not_a_mean_of_ratios() -> None:
@@ -45,7 +50,7 @@ def test_a_speedup_is_a_ratio_of_sums_and_not_a_mean_of_ratios() -> None:
 
 
 def test_what_every_timing_tells_is_of_whole_requests() -> None:
-    """Two rounds of a unit of two documents and one of a single document."""
+    """Two rounds of a unit of two documents and one of a single document. Both keys are of the choosing part."""
     took = {("full", False): 60, ("full", True): 50, ("method", False): 15}
     readings = [
         reading(doc, arm, 10**6 * ms, twin=twin, round_=round_)
@@ -59,6 +64,8 @@ def test_what_every_timing_tells_is_of_whole_requests() -> None:
         {
             "speedup": 4.0,
             "aa_speedup": 1.2,
+            "cpu_speedup": 4.0,
+            "speedup_choosing": 4.0,
             "ms_per_request": 10.0,
             "full_ms_per_request": 40.0,
             "timed_documents": 3,
@@ -67,10 +74,39 @@ def test_what_every_timing_tells_is_of_whole_requests() -> None:
     )
 
 
-def test_rounds_add_up_and_other_phases_stay_out() -> None:
+def test_a_documents_time_is_the_median_over_rounds_and_other_phases_stay_out() -> None:
     readings = [reading("a", arm, ns, round_=r) for r in range(3) for arm, ns in (("full", 30), ("method", 20))]
-    readings += [reading("a", "method", 10**9, phase="decode")]
+    readings += [reading("a", "method", 10**9, phase="decode"), reading("a", "method", 10**9, round_=3)]
     assert speedup(readings, "total", seed=0).value == pytest.approx(1.5)
+
+
+def test_a_stall_moves_neither_milliseconds_nor_the_time_of_a_token() -> None:
+    readings = [
+        reading(doc, arm, 10**6 * ms, twin=twin, phase=phase, round_=round_)
+        for doc in ("a", "c")
+        for round_ in range(5)
+        for arm, twin, ms in (("full", False, 40), ("full", True, 40), ("method", False, 20))
+        for phase in ("decode", "total")
+    ]
+    stalled = [replace(one, wall_ns=20 * one.wall_ns) if one.round == 3 else one for one in readings]
+    measured = Timing(stalled, [], Energy((), (), ""), "rounds", [], [])
+    told = request_metrics(measured, 2, 2, seed=0) | token_metrics(measured, 2)
+    expected = {"ms_per_request": 20.0, "full_ms_per_request": 40.0, "ms_per_token": 2.0, "full_ms_per_token": 4.0}
+    assert {name: told[name].value for name in expected} == expected
+
+
+def test_each_part_of_the_documents_has_a_speed_up_of_its_own() -> None:
+    faster = {"a": 2.0, "b": 3.0, "c": 4.0, "d": 1.5}
+    readings = [
+        one
+        for doc, ratio in faster.items()
+        for one in (reading(doc, "full", 1200), reading(doc, "method", int(1200 / ratio)), reading(doc, "full", 1, twin=True))
+    ]
+    told = request_metrics(Timing(readings, [], Energy((), (), ""), "rounds", [], []), 4, 4, seed=0)
+    for name, chooses in (("speedup_choosing", True), ("speedup_confirming", False)):
+        own = [reading for reading in readings if is_choosing(reading.doc_key) == chooses]
+        assert told[name] == speedup(own, "total", seed=0)
+        assert told[name].n == len({reading.doc_key for reading in own}) > 0
 
 
 def test_the_twin_is_compared_only_with_full_depth() -> None:
@@ -84,26 +120,35 @@ def test_the_order_of_arms_is_a_palindrome_so_that_drift_cancels() -> None:
     assert {place for place, arm in enumerate(ORDER) if arm == ("method", False)} == {2, 3}
 
 
-@pytest.mark.parametrize(("half_width", "rounds", "reason"), [(1e9, 2, "precise"), (0.0, 3, "rounds")])
-def test_reading_stops_when_precise_enough_or_when_the_rounds_are_spent(
-    worded_model: Path, half_width: float, rounds: int, reason: str
+@pytest.mark.parametrize(
+    ("half_width", "seconds", "rounds", "reason"),
+    [(1e9, 1e9, 5, "precise"), (0.0, 1e-9, 5, "seconds"), (0.0, 1e9, 7, "rounds"), (0.0, None, 7, "rounds")],
+)
+def test_reading_stops_after_five_rounds_when_precise_or_out_of_seconds_and_at_last_when_out_of_rounds(
+    worded_model: Path, half_width: float, seconds: float | None, rounds: int, reason: str
 ) -> None:
     checkpoint = load_checkpoint(worded_model)
     depth = checkpoint.model.n_blocks
     full = baseline_method()().parts(depth)
     static = get_method("static").from_params({"exit_layer": 1}).parts(depth)
     units = [Unit(str(n), (Request([5, 6, 7 + n], n),)) for n in range(3)]
-    settings = TimingSettings(documents=3, max_rounds=3, target_half_width=half_width, warm_up=1)
+    settings = TimingSettings(documents=3, seconds=seconds, max_rounds=7, target_half_width=half_width, warm_up=1)
     counts: list[int] = []
     work = Generating(checkpoint, GenerationSettings(5))
     timing = measure(work, full, static, units, settings, 0, counts.append)
     assert timing.stop_reason == reason
-    assert counts == list(range(1, 3 * rounds + 1))
+    assert counts == [min(count, 3 * MIN_ROUNDS) for count in range(1, 3 * rounds + 1)]
     assert len(timing.readings) == 3 * rounds * len(ORDER) * 3  # units, rounds, arms, phases
     for total, prefill, decode in zip(
         *([r for r in timing.readings if r.phase == phase] for phase in ("total", "prefill", "decode")), strict=True
     ):
         assert total.wall_ns == prefill.wall_ns + decode.wall_ns
+        assert total.cpu_ns == prefill.cpu_ns + decode.cpu_ns > 0
+
+
+def test_fewer_rounds_than_five_are_timed_where_a_suite_allows_no_more() -> None:
+    assert TimingSettings(max_rounds=2).least_rounds == 2
+    assert TimingSettings().least_rounds == MIN_ROUNDS
 
 
 BATCHES = """
@@ -137,13 +182,12 @@ def test_time_a_request_counts_the_documents_of_a_last_batch_that_is_not_full(
     folder = latest_status(tmp_path / "spool")[items[0].cell.cell_id].path
     metrics = {row["metric"]: row["value"] for row in pq.read_table(folder / "metrics.parquet").to_pylist()}
     for prefix, arm in (("", "method"), ("full_", "full")):
-        wall_ns = [
-            row["wall_ns"]
-            for row in pq.read_table(folder / "timings.parquet").to_pylist()
-            if (row["phase"], row["arm"], row["twin"]) == ("total", arm, False)
-        ]
-        assert len(wall_ns) == 2 * 2 * 2  # batches, rounds, and twice in each
-        assert metrics[f"{prefix}ms_per_request"] == pytest.approx(sum(wall_ns) / (3 * 2 * 2) / 1e6)
+        wall_ns: dict[str, list[int]] = {}
+        for row in pq.read_table(folder / "timings.parquet").to_pylist():
+            if (row["phase"], row["arm"], row["twin"]) == ("total", arm, False):
+                wall_ns.setdefault(row["doc_key"], []).append(row["wall_ns"])
+        assert [len(own) for own in wall_ns.values()] == [2 * 2, 2 * 2]  # rounds, and twice in each, of either batch
+        assert metrics[f"{prefix}ms_per_request"] == pytest.approx(sum(map(median, wall_ns.values())) / 3 / 1e6)
 
 
 def test_a_schedule_repeats_an_oracles_answers_without_looking_ahead(worded_model: Path) -> None:
