@@ -198,7 +198,7 @@ class _Says:
             lines.append(self.line(what, static))
         elif static is None:
             untimed = [row for row in self.card.rows if row["method"] == "static" and row["delta"] is not None]
-            gentle = max(untimed, key=lambda row: (row["delta"], row["cell_id"]), default=None)
+            gentle = max(untimed, key=lambda row: (row["gain"], row["cell_id"]), default=None)
             if gentle is not None and gentle is not answer.shown:
                 lines.append(self.line("Static that loses least", gentle))
         if answer.method is not None and answer.method is not answer.shown:

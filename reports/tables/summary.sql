@@ -9,7 +9,7 @@ WITH promised AS (
 )
 SELECT f.model, f.task_label AS task, f.conditions AS setting,
        f.method, f.params, f.kv_policy, f.execution, f.random_weights,
-       f.metric, f.value, f.ci_low, f.ci_high, f.full_value, f.delta, p.delta_low, p.delta_high, p.is_paired, p.loss_high_percent,
+       f.metric, f.lower_is_better, f.value, f.ci_low, f.ci_high, f.full_value, f.delta, f.gain, p.delta_low, p.delta_high, p.is_paired, p.loss_high_percent,
        b.is_static AS is_static_step, b.next_percent,
        f.token_match, f.mean_exit_layer, f.mean_blocks_run, f.blocks,
        f.is_full_depth,
