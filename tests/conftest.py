@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeGuard
 
+import duckdb
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -200,6 +201,26 @@ def example_database(example_spool: Path) -> Path:
     """The database of `example_spool`. Open it read-only."""
     path = example_spool.parent / "exitbench.duckdb"
     ingest(example_spool, path)
+    return path
+
+
+AS_ERRORS = """
+    UPDATE metric SET
+        value = 100 - value, ci_low = 100 - ci_high, ci_high = 100 - ci_low, lower_is_better = true
+    WHERE role IN ('headline', 'task');
+    UPDATE sample SET scores = to_json(map_from_entries(list_transform(
+        map_entries(from_json(scores, '"MAP(VARCHAR, DOUBLE)"')), lambda one: {'k': one.key, 'v': 100 - one.value}
+    )));
+"""
+
+
+@pytest.fixture(scope="session")
+def errors_database(example_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example, with an error of 100 minus the score in place of every score. Open it read-only."""
+    path = tmp_path_factory.mktemp("errors") / "exitbench.duckdb"
+    shutil.copy(example_database, path)
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(AS_ERRORS)
     return path
 
 

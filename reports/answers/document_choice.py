@@ -23,7 +23,9 @@ _TOKEN_BYTES: Final = 6
 _ASKED_BYTES: Final = 3
 """Of an encoder, what a run asked a block of a text."""
 
-_QUALITY: Final = "SELECT attempt_id, value, mean_exit_layer FROM frontier WHERE mean_exit_layer IS NOT NULL"
+_QUALITY: Final = (
+    "SELECT attempt_id, value, lower_is_better, mean_exit_layer FROM frontier WHERE mean_exit_layer IS NOT NULL"
+)
 _LENGTHS: Final = """
     SELECT attempt_id, doc_key, n_output, coalesce(strlen(input_text), 0) AS input_bytes FROM sample
     WHERE list_contains($attempts, attempt_id) ORDER BY ALL
@@ -114,7 +116,7 @@ def _point(row: Mapping[str, float | None] | None) -> _Point | None:
     """Score and depth, both the better the larger."""
     if row is None or row["value"] is None or row["mean_exit_layer"] is None:
         return None
-    return row["value"], -row["mean_exit_layer"]
+    return -row["value"] if row["lower_is_better"] else row["value"], -row["mean_exit_layer"]
 
 
 def _beaten(point: _Point | None, points: Iterable[_Point | None]) -> bool:

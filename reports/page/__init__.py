@@ -56,6 +56,7 @@ _POINT: Final = (
         "ci_low",
         "ci_high",
         "full_value",
+        "lower_is_better",
         "delta",
         "delta_low",
         "delta_high",

@@ -1,8 +1,10 @@
 "use strict";
 // What the chart can show across and up, and its points in words.
 const number = (value, digits = 2) => value.toFixed(digits).replace(/\.?0+$/, "");
-const chartShare = (p, value) => (value === undefined || !p.full_value ? undefined : (100 * value) / p.full_value);
-// less: fewer is better
+// An error that is 2 % above full depth's is 98 % of its quality.
+const chartShare = (p, value) =>
+  value === undefined || !p.full_value ? undefined : 100 * (p.lower_is_better ? 2 - value / p.full_value : value / p.full_value);
+// less: fewer is better. merit: more is better
 const CHART_X = {
   speedup: { title: "measured speed-up over full depth, of whole requests", at: (p) => p.speedup, low: (p) => p.speedup_low, high: (p) => p.speedup_high },
   token: { title: "measured speed-up over full depth, of decoding a token", at: (p) => p.speedup_per_token },
@@ -12,8 +14,8 @@ const CHART_X = {
   ideal: { title: "work saved: full depth's bytes read over the method's, of decoding", at: (p) => p.ideal_speedup_bytes },
 };
 const CHART_Y = {
-  relative: { title: "quality, % of full depth's", at: (p) => chartShare(p, p.value), low: (p) => chartShare(p, p.ci_low), high: (p) => chartShare(p, p.ci_high) },
-  value: { title: "quality", at: (p) => p.value, low: (p) => p.ci_low, high: (p) => p.ci_high },
+  relative: { title: "quality, % of full depth's", at: (p) => chartShare(p, p.value), low: (p) => chartShare(p, p.ci_low), high: (p) => chartShare(p, p.ci_high), merit: (p) => chartShare(p, p.value) },
+  value: { title: "quality", at: (p) => p.value, low: (p) => p.ci_low, high: (p) => p.ci_high, merit: (p) => (p.lower_is_better ? -p.value : p.value) },
 };
 const CHART_MARKS = {
   o: "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",

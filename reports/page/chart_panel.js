@@ -58,7 +58,7 @@ class ChartPanel {
       chartElement(svg, "text", { x: left - 6, y: sy(tick) + 4, "text-anchor": "end" }, number(tick));
     }
     const metrics = new Set(this.points.map((p) => p.metric));
-    const title = this.y === CHART_Y.value && metrics.size === 1 ? [...metrics][0] : this.y.title;
+    const title = this.y === CHART_Y.value && metrics.size === 1 ? `${[...metrics][0]}${this.points[0].lower_is_better ? ", less is better" : ""}` : this.y.title;
     const room = Math.floor((right - left) / 6.2);
     const across = this.x.title.length > room ? this.x.title.split(/[:,]/)[0] : this.x.title;
     chartElement(svg, "text", { class: "axis", x: (left + right) / 2, y: this.height - 8, "text-anchor": "middle" }, across);
@@ -83,13 +83,13 @@ class ChartPanel {
     }
   }
 
-  /** Real points, oracles and random exits left out, that no other beats both across and up, from the best across on. */
+  /** Real points, oracles and random exits left out, that no other beats both across and in quality, from the best across on. */
   front() {
     const sign = this.x.less ? 1 : -1;
     const real = this.points.filter((p) => !p.simulated && !p.bound && !this.faint(p));
-    real.sort((a, b) => sign * (this.x.at(a) - this.x.at(b)) || this.y.at(b) - this.y.at(a));
+    real.sort((a, b) => sign * (this.x.at(a) - this.x.at(b)) || this.y.merit(b) - this.y.merit(a));
     let best = -Infinity;
-    return real.filter((p) => this.y.at(p) > best && ((best = this.y.at(p)), true));
+    return real.filter((p) => this.y.merit(p) > best && ((best = this.y.merit(p)), true));
   }
 
   drawPareto(front) {

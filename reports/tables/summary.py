@@ -22,7 +22,8 @@ FACETS = {"Task": "task", "Model": "model", "Method": "method", "KV policy": "kv
 ORDER = 10
 TITLE = "Results"
 CAPTION = (
-    "Brackets are 95 % intervals over documents, of Δ, the difference to full depth, paired by document. Of a model on "
+    "Brackets are 95 % intervals over documents, of Δ, the difference to full depth, paired by document; its colour says "
+    "which way is better. Of a model on "
     "a task those come first that are shown to lose at most 1 % of full depth's quality, the fastest of them first. "
     "Exit layer: where tokens leave; blocks run: executed for them, more where skipped blocks are run after all. Work "
     "saved: full depth's bytes read over the method's, of decoding all answers. A speed-up is measured in wall time "
@@ -57,7 +58,9 @@ def change(row: Row) -> Cell:
         return delta(row)
     digits = metric_digits(row)
     shown = f"{delta(row).text} [{low:+.{digits}f}, {high:+.{digits}f}]"
-    return Cell(shown, row["delta"], muted=low <= 0 <= high, tone="worse" if high < 0 else "better" if low > 0 else "")
+    if low <= 0 <= high:
+        return Cell(shown, row["delta"], muted=True)
+    return Cell(shown, row["delta"], tone="better" if (high < 0) == row["lower_is_better"] else "worse")
 
 
 def speedup(row: Row) -> Cell:

@@ -9,7 +9,7 @@ WITH promised AS (
 )
 SELECT f.model, f.task_label AS task, f.conditions AS setting,
        f.method, f.params, f.kv_policy, f.execution, f.random_weights,
-       f.metric, f.value, f.ci_low, f.ci_high, f.full_value, f.delta, p.delta_low, p.delta_high, p.is_paired, p.loss_high_percent,
+       f.metric, f.lower_is_better, f.value, f.ci_low, f.ci_high, f.full_value, f.delta, f.gain, p.delta_low, p.delta_high, p.is_paired, p.loss_high_percent,
        p.choosing_loss_high_percent, p.confirming_loss_high_percent, p.confirming_n, p.confirming_delta, p.confirming_delta_low,
        p.confirming_delta_high, b.is_static AS is_static_step, b.next_percent, b.confirmed_percent, b.choosing_speedup,
        b.confirming_speedup, b.confirming_speedup_low, b.confirming_speedup_high, q.caution,

@@ -793,6 +793,11 @@ FROM (
 JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW exit_histogram IS 'One row per quality or replay run and exit layer that occurred.';
 
+CREATE OR REPLACE MACRO share_kept(value, full_value, lower_is_better) AS
+    CASE WHEN lower_is_better THEN 2 - value / full_value ELSE value / full_value END;
+COMMENT ON MACRO share_kept IS 'Quality as a share of full depth''s: 1 + gain / full_value. A score of 0.98 times full depth''s keeps 98% of it, and so does an error of
+1.02 times full depth''s.';
+
 CREATE OR REPLACE MACRO t_quantile(n) AS
     CASE WHEN n > 1 THEN coalesce(
         [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228][n - 1],

@@ -111,5 +111,5 @@ def _quality(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> Non
     draw_by_block(axes, rows, styles, ("y", "low", "high"))
     full = frame.rows[0]["full_value"]
     axes.axhline(full, color=MUTED, linestyle=":", linewidth=1)
-    axes.axhline(full / 2, color=MUTED, linestyle="--", linewidth=1)
+    axes.axhline(full * 1.5 if frame.rows[0]["lower_is_better"] else full / 2, color=MUTED, linestyle="--", linewidth=1)
     axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))

@@ -5,7 +5,7 @@ WITH asked AS (
     SELECT f.attempt_id, r.full_depth_attempt_id, f.task_label AS task, f.model,
            concat_ws(', ', f.conditions, 'threshold ' || (f.params ->> 'threshold'),
                      nullif(f.kv_policy, 'state-copy')) AS setting, f.method,
-           CAST(f.params ->> 'min_exit' AS INTEGER) AS min_exit, f.metric, f.value, f.ci_low, f.ci_high, f.full_value,
+           CAST(f.params ->> 'min_exit' AS INTEGER) AS min_exit, f.metric, f.lower_is_better, f.value, f.ci_low, f.ci_high, f.full_value,
            f.mean_exit_layer, f.blocks, f.n
     FROM frontier AS f JOIN (SELECT attempt_id, full_depth_attempt_id FROM runs) AS r USING (attempt_id)
     WHERE NOT f.random_weights AND f.execution = 'real' AND f.value IS NOT NULL
@@ -14,14 +14,14 @@ WITH asked AS (
           AND coalesce(f.params ->> 'emit_score', 'plain') = 'plain'
 ),
 pairs AS (
-    SELECT b.task, b.model, b.setting, b.min_exit, b.metric, b.blocks, b.full_value, b.n,
+    SELECT b.task, b.model, b.setting, b.min_exit, b.metric, b.lower_is_better, b.blocks, b.full_value, b.n,
            b.attempt_id AS baseline_id, c.attempt_id AS contrast_id,
            b.value AS baseline, b.ci_low AS baseline_low, b.ci_high AS baseline_high,
            c.value AS contrast, c.ci_low AS contrast_low, c.ci_high AS contrast_high,
            b.mean_exit_layer AS baseline_exit, c.mean_exit_layer AS contrast_exit,
            b.mean_exit_layer - c.mean_exit_layer AS gain,
-           least(b.value, c.value) < b.full_value / 2 AS collapsed,
-           least(b.value, c.value) >= b.full_value / 2 AND c.value >= 0.95 * b.value AS kept
+           least(share_kept(b.value, b.full_value, b.lower_is_better), share_kept(c.value, b.full_value, b.lower_is_better)) < 0.5 AS collapsed,
+           NOT collapsed AND share_kept(c.value, b.value, b.lower_is_better) >= 0.95 AS kept
     FROM asked AS b JOIN asked AS c USING (task, model, setting, full_depth_attempt_id, min_exit)
     WHERE b.method = 'calm-softmax' AND c.method = 'contrastive-jsd'
 ),

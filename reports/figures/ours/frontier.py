@@ -37,7 +37,8 @@ from exitbench.reports.sentences import called, label_of, listed, times
 ORDER = 10
 TITLE = "Quality against depth and measured speed-up"
 CAPTION = (
-    "The task's metric as a share of full depth's of the same checkpoint. Left: against the blocks run for a token, "
+    "The task's metric as a share of full depth's of the same checkpoint (of an error 2 less that share, so that up is "
+    "better). Left: against the blocks run for a token, "
     "as a "
     "share of all blocks; oracles and policies that run skipped blocks after all run more than the exit layer says. "
     "Right: the settings that were timed, against the measured speed-up of whole requests, a ratio of wall times to "

@@ -1,4 +1,4 @@
--- Quality, as a share of full depth's, against blocks run (depth) and measured speed-up: one row a setting of a method, and one a
+-- Quality, as a share of full depth's (share_kept), against blocks run (depth) and measured speed-up: one row a setting of a method, and one a
 -- published value that has both. A speed-up is inside the noise floor when its interval overlaps that of full depth
 -- timed against itself (A/A). Recommended: chosen and confirmed where 1 % may be lost (pareto). Shares of nothing are left out: where full depth scores 0.
 WITH ours AS (
@@ -32,7 +32,9 @@ theirs AS (
 )
 SELECT 'ours' AS origin, name AS task, model, conditions AS setting,
        method, params, kv_policy, execution, metric,
-       value / full_value AS quality, ci_low / full_value AS quality_low, ci_high / full_value AS quality_high,
+       share_kept(value, full_value, lower_is_better) AS quality,
+       share_kept(if(lower_is_better, ci_high, ci_low), full_value, lower_is_better) AS quality_low,
+       share_kept(if(lower_is_better, ci_low, ci_high), full_value, lower_is_better) AS quality_high,
        mean_blocks_run / blocks AS depth, speedup, speedup_low, speedup_high, speed_status, aa_low, aa_high,
        coalesce(NOT is_full_depth AND speedup_low <= aa_high AND speedup_high >= aa_low, false) AS inside_noise_floor,
        is_full_depth, method <> 'oracle' AS attainable, is_recommended, n, speedup_per_token, tokens_per_request, full_tokens_per_request,

@@ -234,6 +234,17 @@ def test_a_group_opens_on_the_best_of_its_runs_and_keeps_it(
                 assert opened.recommended == opened.runs[1] == best
 
 
+def test_runs_that_stay_are_the_best_whichever_way_is_better(
+    example_database: Path, errors_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(document_choice, "recommended", lambda _: [])
+    kept = []
+    for path in (example_database, errors_database):
+        with open_database(path) as database:
+            kept.append([[run.cell_id for run in group.runs] for group in choose(database)])
+    assert kept[0] == kept[1]
+
+
 def test_texts_of_tokens_are_kept_as_they_are_and_inert(
     example: ModuleType, answers: Any, make_database: Callable[[Any], Path], tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ from exitbench.reports.tables.filled import FilledTable, fill
 from exitbench.reports.tables.highlights import marked_speedup
 from exitbench.reports.tables.summary import (
     blocks_run,
+    change,
     delta,
     energy,
     exit_layer,
@@ -174,6 +175,21 @@ def test_a_metric_is_written_on_its_own_scale() -> None:
     assert delta(ROW).text == "-0.018"
     percent = {**ROW, "value": 81.23, "ci_low": None, "ci_high": None, "full_value": 83.0, "delta": 1.77}
     assert (quality(percent).text, delta(percent).text) == ("81.2", "+1.8")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "lower_is_better", "tone"),
+    [
+        (-3.0, -1.0, False, "worse"),
+        (1.0, 3.0, False, "better"),
+        (-3.0, -1.0, True, "better"),
+        (1.0, 3.0, True, "worse"),
+        (-1.0, 3.0, True, ""),
+    ],
+)
+def test_a_change_has_the_colour_of_what_is_better(low: float, high: float, lower_is_better: bool, tone: str) -> None:
+    row = {**ROW, "delta": 2.0, "delta_low": low, "delta_high": high, "lower_is_better": lower_is_better}
+    assert (change(row).tone, change(row).muted) == (tone, not tone)
 
 
 def test_a_speedup_inside_the_noise_floor_is_grey_and_marked() -> None:

@@ -1,24 +1,14 @@
 """A score and an error of 100 minus the score say the same: saved queries answer alike, whichever way is better."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pytest
 
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.queries import query_names, saved_query
 
-TURNED = """
-    UPDATE metric SET
-        value = 100 - value, ci_low = 100 - ci_high, ci_high = 100 - ci_low, lower_is_better = true
-    WHERE role IN ('headline', 'task');
-    UPDATE sample SET scores = to_json(map_from_entries(list_transform(
-        map_entries(from_json(scores, '"MAP(VARCHAR, DOUBLE)"')), lambda one: {'k': one.key, 'v': 100 - one.value}
-    )));
-"""
 SCORES = {
     *("value", "ci_low", "ci_high", "full_value", "reference_value", "mean_value", "score", "full_score"),
     *("delta", "value_more", "our_value", "our_ci_low", "our_ci_high"),
@@ -35,12 +25,8 @@ def scores(example_database: Path) -> Iterator[Database]:
 
 
 @pytest.fixture(scope="module")
-def errors(example_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    path = tmp_path_factory.mktemp("errors") / "exitbench.duckdb"
-    shutil.copy(example_database, path)
-    with duckdb.connect(str(path)) as connection:
-        connection.execute(TURNED)
-    with open_database(path) as opened:
+def errors(errors_database: Path) -> Iterator[Database]:
+    with open_database(errors_database) as opened:
         yield opened
 
 
