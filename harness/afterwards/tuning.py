@@ -23,6 +23,7 @@ from exitbench.harness.planning.suite import CalibrationEntry, ModelEntry, Point
 from exitbench.methods.base import Method
 from exitbench.methods.registry import baseline_method, fixed_depth_method, get_method, method_names
 from exitbench.results.database.connection import Database
+from exitbench.results.statistics.risk_control import documents_needed
 
 SHARES: Final = (4.0, 2.0, 1.0, 0.5, 0.25, 0.1)
 """Of a candidate's tokens so many times the allowed loss may differ from full depth's, by its replay: a token that
@@ -44,6 +45,10 @@ _FULL_SCORE: Final = """
     SELECT DISTINCT m.value
     FROM runs AS r JOIN metric_values AS m ON m.attempt_id = r.full_depth_attempt_id
     WHERE list_contains(?, r.cell_id) AND m.metric = ? AND m.is_current
+"""
+_FAILED: Final = """
+    SELECT method, threshold, mean_loss, delta, epsilon, n FROM calibrations
+    WHERE list_contains(?, cell_id) AND NOT passed ORDER BY method
 """
 _CERTIFIED: Final = "SELECT method, threshold FROM calibrations WHERE list_contains(?, cell_id) AND chosen ORDER BY ALL"
 
@@ -102,12 +107,14 @@ class Tuning:
         if self.epsilon is None:
             return
         epsilon, most = self.epsilon / self.finalists, self.max_loss_percent
-        least = math.ceil(math.log(epsilon) / math.log1p(-self._delta(full_share)))
-        if self.documents < least:
+        delta = self._delta(full_share)
+        least, half = (documents_needed(loss, delta, epsilon) for loss in (0.0, delta / 2))
+        if least is not None and self.documents < least:
             raise UserError(
                 f"--documents {self.documents}: that {self.finalists} finalists lose at most {most:g} % with "
                 f"probability {1 - epsilon:.3g} each takes {least} documents or more, even if none of them loses "
-                "anything. Allowed: more documents, a larger --max-loss, fewer --finalists."
+                f"anything, and {half} where they lose half as much. Allowed: more documents, a larger --max-loss, fewer "
+                "--finalists."
             )
 
     @property
@@ -331,3 +338,19 @@ def certified(database: Database, cell_ids: Sequence[str]) -> dict[str, float]:
     """Return the threshold that each method's calibration chose; methods of which none passed are left out."""
     rows = database.query(_CERTIFIED, [list(cell_ids)]).to_pylist()
     return {row["method"]: row["threshold"] for row in rows}
+
+
+def why_not_certified(database: Database, cell_ids: Sequence[str]) -> list[str]:
+    """Return a sentence for each calibration that ended at a level: what it lost, and how many documents that takes."""
+    return [
+        f"{row['method']} at {row['threshold']:g} lost {100 * row['mean_loss']:.2g} % of the scale on "
+        f"{row['n']:,} documents, where {100 * row['delta']:.2g} % may be lost: {_needed(row)}."
+        for row in database.query(_FAILED, [list(cell_ids)]).to_pylist()
+    ]
+
+
+def _needed(row: Row) -> str:
+    needed = documents_needed(row["mean_loss"], row["delta"], row["epsilon"])
+    if needed is None:
+        return "no number of documents shows a loss that is not kept"
+    return f"to show that takes about {needed:,} documents at this loss"

@@ -2,12 +2,14 @@
 
 from exitbench.reports.frame import Row
 from exitbench.reports.tables.columns import ABSENT, Cell, Column, method, number, settings, text
+from exitbench.results.statistics.risk_control import documents_needed
 
 ORDER = 15
 TITLE = "Calibrated thresholds"
 CAPTION = (
     "Levels from the most conservative on, each a real decode of the calibration split; the last one whose loss is "
-    "shown to be at most δ with confidence 1 - ε is chosen, and checked on documents that calibration did not see."
+    "shown to be at most δ with confidence 1 - ε is chosen, and checked on documents that calibration did not see. Needed: "
+    "how many documents it takes to show that of a level that failed, if its loss stays what it was here."
 )
 EMPTY = "No calibration yet: run `nox -s bench`, or `exitbench calibrate` with any suite that has a [[calibration]]."
 
@@ -17,6 +19,14 @@ def _held_out(row: Row) -> Cell:
         return Cell(ABSENT, None)
     interval = f" [{row['held_out_low']:.3f}, {row['held_out_high']:.3f}]" if row["held_out_low"] is not None else ""
     return Cell(f"{row['held_out_loss']:.3f}{interval}", row["held_out_loss"])
+
+
+def needed(row: Row) -> Cell:
+    """Return how many documents a level that failed needs, where its loss is below δ; a dash for other rules' levels."""
+    if row["verdict"] != "failed" or row["rule"] != "hoeffding-bentkus":
+        return Cell(ABSENT, None)
+    documents = documents_needed(row["mean_loss"], row["delta"], row["epsilon"])
+    return Cell(ABSENT if documents is None else f"{documents:,}", documents)
 
 
 COLUMNS = (
@@ -35,5 +45,6 @@ COLUMNS = (
     number("p", "p_value", "{:.4f}"),
     number("Exit layer", "mean_exit_layer", "{:.2f}"),
     text("Verdict", "verdict"),
+    Column("Needed", needed, numeric=True, where_known=True),
     Column("Held-out loss [95 %]", _held_out, numeric=True),
 )

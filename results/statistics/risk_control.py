@@ -28,6 +28,9 @@ RULES: Final[tuple[Rule, ...]] = get_args(Rule)
 # the guarantee is for a delta larger by this over n.
 _SUM_SLACK: Final = 1e-9
 
+_MOST_TRIED: Final = 1_000_000
+"""Documents up to which the least number is searched; beyond, Hoeffding's part alone says how many are enough."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -94,6 +97,40 @@ def hoeffding_bentkus_p(losses: ArrayLike, delta: float) -> float:
     hoeffding = math.exp(-n * _bernoulli_divergence(min(_mean(checked), delta), delta))
     bentkus = math.e * _binomial_cdf(math.ceil(math.fsum(checked) - _SUM_SLACK), n, delta)
     return min(hoeffding, bentkus)
+
+
+def documents_needed(mean_loss: float, delta: float, epsilon: float) -> int | None:
+    """Return from how many documents on `hoeffding_bentkus_p` is at most epsilon for losses of a mean.
+
+    >>> documents_needed(0.0, 0.01, 0.1), documents_needed(0.005, 0.01, 0.1)
+    (230, 1489)
+
+    Args:
+        mean_loss: Mean loss over the documents, however many they are.
+        delta: Tolerated risk.
+        epsilon: Tolerated probability of exceeding it.
+
+    Returns:
+        None where no number is enough: the mean loss is `delta` or more.
+
+    Raises:
+        ValueError: A mean loss outside [0, 1], or `delta` or `epsilon` outside (0, 1).
+    """
+    from scipy.special import bdtr
+
+    _losses([mean_loss])
+    _check_open_unit("delta", delta)
+    _check_open_unit("epsilon", epsilon)
+    if mean_loss >= delta:
+        return None
+    divergence = _bernoulli_divergence(mean_loss, delta)
+    enough = max(1, math.ceil(-math.log(epsilon) / divergence))  # for Hoeffding's part, which falls with every document
+    if enough > _MOST_TRIED:
+        return enough
+    # Bentkus' part needs fewer, but rises wherever the sum of the losses passes a whole number.
+    sizes = np.arange(1, enough)
+    fails = math.e * bdtr(np.ceil(sizes * mean_loss - _SUM_SLACK), sizes, delta) > epsilon
+    return int(sizes[fails][-1]) + 1 if fails.any() else 1
 
 
 def binomial_p(losses: ArrayLike, delta: float) -> float:

@@ -22,6 +22,7 @@ from exitbench.harness.afterwards.tuning import (
     require_tunable,
     results_of,
     tunable_methods,
+    why_not_certified,
 )
 from exitbench.harness.cli.commands.failures import failure_lines
 from exitbench.harness.cli.commands.folders import Runs
@@ -105,9 +106,7 @@ def _tune(tuning: Tuning, runs: Runs, arguments: Namespace) -> int:
         _stage("3. Calibrating the finalists on documents that nothing was chosen on")
         finalists = _certified(tuning, finalists, candidates, full_share, runs, arguments)
         if not finalists:
-            print(
-                "Nothing to recommend: no threshold passed its calibration. More --documents, or a larger --max-loss."
-            )
+            print("Nothing to recommend: no threshold passed its calibration. Try a larger --max-loss, or more --documents.")
             return 0
     timed = [*finalists, *([choice.depth] if choice.depth is not None else [])]
     _stage(f"{4 if tuning.epsilon else 3}. Timing {number_of(len(timed), 'setting')} on the task's own documents")
@@ -169,6 +168,8 @@ def _certified(
     cells = _measured(tuning.certify(finalists, candidates, full_share), runs, arguments)
     with open_database(runs.database) as database:
         thresholds = certified(database, list(cells))
+        for line in why_not_certified(database, list(cells)):
+            tell(f"  {line}")
     return tuple(
         one
         for one in candidates

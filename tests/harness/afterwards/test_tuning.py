@@ -1,14 +1,24 @@
 """Choosing a setting: candidates keep their share of tokens, finalists the loss; a promise has enough documents."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.harness.afterwards.tuning import Candidate, Tuning, choose, threshold_grid, tunable_methods
+from exitbench.harness.afterwards.tuning import (
+    Candidate,
+    Tuning,
+    choose,
+    threshold_grid,
+    tunable_methods,
+    why_not_certified,
+)
 from exitbench.harness.planning.suite import Point, load_suite
 from exitbench.methods.registry import get_method
+from exitbench.results.database.connection import open_database
+from exitbench.results.statistics.risk_control import documents_needed
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +138,18 @@ def test_a_hundredth_of_a_lower_score_is_less_and_takes_more_documents(tuning: T
 def test_what_is_promised_is_of_a_metric_that_each_document_has(tuning: Tuning) -> None:
     translating = dataclasses.replace(tuning, task=tuning.suite.task("wmt-en-fr"))
     assert (tuning.certified_metric, translating.certified_metric) == ("f1", "chrf")
+
+
+def test_a_calibration_that_ends_says_what_was_lost_and_how_many_documents_that_takes(example_database: Path) -> None:
+    with open_database(example_database) as database:
+        (failed,) = database.query(
+            "SELECT * FROM calibrations WHERE NOT passed AND NOT random_weights ORDER BY cell_id LIMIT 1"
+        ).to_pylist()
+        (line,) = why_not_certified(database, [failed["cell_id"]])
+    needed = documents_needed(failed["mean_loss"], failed["delta"], failed["epsilon"])
+    assert line.startswith(f"{failed['method']} at {failed['threshold']:g} lost {100 * failed['mean_loss']:.2g} % of ")
+    assert f"on {failed['n']:,} documents, where {100 * failed['delta']:.2g} % may be lost: " in line
+    if needed is None:
+        assert line.endswith("no number of documents shows a loss that is not kept.")
+    else:
+        assert line.endswith(f"to show that takes about {needed:,} documents at this loss.")

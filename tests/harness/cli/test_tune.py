@@ -121,7 +121,10 @@ def test_a_confirmed_setting_is_written_as_a_suite(
         (("weighted", "squad", "--max-loss", "0%"), "'0%' is not a percentage above 0 and below 100"),
         (("weighted", "squad", "--max-loss", "much"), "'much' is not a percentage"),
         (("weighted", "squad", "--guarantee", "1"), "'1' is not a chance between 0 and 1"),
-        (("weighted", "squad", "--guarantee", "0.1"), "takes 339 documents or more"),
+        (
+            ("weighted", "squad", "--guarantee", "0.1"),
+            "takes 339 documents or more, even if none of them loses anything, and 2105 where they lose half as much.",
+        ),
         (("weighted", "squad", "--out", "no/such/folder.toml"), "--out no/such/folder.toml: its folder is not there."),
         (("weighted", "squad", "--out", __file__), "is there already. Allowed: a new file"),
         (("weighted", "squad", "--suite", "nowhere.toml"), "no suite 'nowhere.toml'"),

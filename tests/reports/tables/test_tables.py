@@ -18,6 +18,7 @@ from exitbench.reports.frame import Frame
 from exitbench.reports.labels import setting
 from exitbench.reports.material import read_only
 from exitbench.reports.registry import discover
+from exitbench.reports.tables.calibrations import needed
 from exitbench.reports.tables.columns import Cell, Column, number, parameters, text, with_interval
 from exitbench.reports.tables.filled import FilledTable, fill
 from exitbench.reports.tables.highlights import marked_speedup
@@ -322,6 +323,13 @@ def test_the_path_of_every_calibration_is_told_in_the_terminal(example_database:
         ).to_pylist()
     assert len(lines) - 2 == known["n"] > 0
     assert sum("  chosen  " in line for line in lines) == known["chosen"]
+
+
+def test_a_level_that_failed_says_how_many_documents_show_its_loss() -> None:
+    row = {"verdict": "failed", "rule": "hoeffding-bentkus", "mean_loss": 0.005, "delta": 0.01, "epsilon": 0.1}
+    assert needed(row).text == "1,489"
+    assert needed({**row, "mean_loss": 0.01}).text == "–", "the loss is not below what may be lost"
+    assert needed({**row, "verdict": "passed"}).text == needed({**row, "rule": "wsr"}).text == "–"
 
 
 def test_a_metric_scored_anew_does_not_double_the_levels_of_a_calibration(

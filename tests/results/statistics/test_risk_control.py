@@ -17,6 +17,7 @@ from exitbench.results.statistics.risk_control import (
     Step,
     binomial_p,
     calibrate,
+    documents_needed,
     hoeffding_bentkus_p,
     hoeffding_p,
     wsr_p,
@@ -391,3 +392,36 @@ def test_conformal_risk_control_keeps_the_risk_on_average_and_the_naive_rule_doe
     slack = 4 * 0.1 / math.sqrt(DRAWS)  # the chosen risk spreads by less than 0.1
     assert mean_risk("crc") <= 0.1
     assert mean_risk("naive") > 0.1 + slack
+
+
+# ------------------------------------------------------------------------------------------ how many documents
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.1 / 3])
+@pytest.mark.parametrize(
+    ("mean_loss", "delta"), [(0.0, 0.02), (0.002, 0.02), (0.01, 0.02), (0.014, 0.02), (0.03, 0.1), (0.0, 0.9), (0.4, 0.9)]
+)
+def test_from_so_many_documents_on_a_level_of_this_loss_passes(mean_loss: float, delta: float, epsilon: float) -> None:
+    def passes(n: int) -> bool:
+        return hoeffding_bentkus_p([mean_loss] * n, delta) <= epsilon
+
+    needed = documents_needed(mean_loss, delta, epsilon)
+    assert needed is not None and all(map(passes, range(needed, needed + 200)))
+    assert needed == 1 or not passes(needed - 1)
+
+
+@pytest.mark.parametrize("mean_loss", [0.02, 0.3])
+def test_no_number_of_documents_shows_a_loss_that_is_not_there(mean_loss: float) -> None:
+    assert documents_needed(mean_loss, 0.02, EPSILON) is None
+
+
+def test_a_loss_that_nearly_reaches_the_tolerated_one_takes_millions() -> None:
+    needed = documents_needed(0.01999, 0.02, EPSILON)
+    assert needed is not None and needed > 1_000_000
+    assert math.exp(-needed * (0.01999 * math.log(0.01999 / 0.02) + 0.98001 * math.log(0.98001 / 0.98))) <= EPSILON
+
+
+@pytest.mark.parametrize("bad", [(-0.1, 0.1, 0.1), (0.0, 0.0, 0.1), (0.0, 0.1, 1.0)])
+def test_documents_are_not_counted_for_what_is_no_loss_or_share(bad: tuple[float, float, float]) -> None:
+    with pytest.raises(ValueError, match="must lie"):
+        documents_needed(*bad)
