@@ -443,10 +443,10 @@ missed_floors AS (
     ) WHERE attempt_id IS NOT NULL)
     GROUP BY ALL
 ),
--- Full depth's headline metric where it has a scale, which goes to 100 (others have Student's t, or no interval). All of these
--- are better when higher; one that is better when lower has its floor at the other end, and is to be left out here.
+-- Full depth's headline metric where it has a scale, which goes to 100 (others have Student's t, or no interval). An error has its
+-- floor at 100.
 full_scores AS (
-    SELECT attempt_id, v.metric, v.value, v.ci_low, v.ci_high
+    SELECT attempt_id, v.metric, if(coalesce(v.lower_is_better, false), 100 - v.value, v.value) AS above_floor, v.value, v.ci_low, v.ci_high
     FROM run_names AS n JOIN cell AS c USING (cell_id) JOIN metric AS v USING (attempt_id)
     WHERE c.kind = 'quality' AND c.full_depth_cell_id IS NULL AND NOT n.random_weights AND v.role = 'headline'
     QUALIFY row_number() OVER (PARTITION BY attempt_id ORDER BY v.scored_at DESC, v.ordinal) = 1
@@ -539,7 +539,7 @@ findings AS (
     SELECT attempt_id, 'near_floor', 2, printf(
         'full depth scores %.1f of 100 (%s): this near the floor, no setting can be seen to lose anything. Read answers (exitbench show) and prompts (exitbench show-prompts); '
         'try chat_template = true (chat models), system, num_fewshot or a larger max_new_tokens', value, metric)
-    FROM full_scores ANTI JOIN guessed USING (attempt_id) WHERE value < 5
+    FROM full_scores ANTI JOIN guessed USING (attempt_id) WHERE above_floor < 5
     UNION ALL
     SELECT attempt_id, 'near_floor', 2, printf(
         'full depth scores %.1f (%s), 95%% interval %.1f to %.1f, and %s scores %.1f: it is not shown to know the task, so no setting can be seen to lose anything. '

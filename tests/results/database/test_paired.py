@@ -289,3 +289,24 @@ def test_what_to_use_is_the_fastest_run_of_one_part_and_is_confirmed_by_the_othe
                         assert is_confirmed == (own["confirming_loss"] <= allowed)
                         confirmed += is_confirmed
     assert told > 100 and confirmed > 20 and len(rows) > 10
+
+
+def test_where_lower_is_better_what_may_be_lost_is_what_may_be_added(mixed_database: Path, tmp_path: Path) -> None:
+    """An error that grows is a loss: else the setting with most errors would be recommended."""
+    path = tmp_path / "errors.duckdb"
+    shutil.copyfile(mixed_database, path)
+    with duckdb.connect(path) as connection:
+        connection.execute("UPDATE metric SET lower_is_better = true WHERE metric = 'rougeL'")
+    with open_database(mixed_database) as database:
+        scores = {row["attempt_id"]: row for row in database.query("FROM paired WHERE metric = 'rougeL'").to_pylist()}
+    with open_database(path) as database:
+        errors = database.query("FROM paired WHERE metric = 'rougeL'").to_pylist()
+    assert errors
+    for row in errors:
+        score = scores[row["attempt_id"]]
+        assert (row["delta"], row["delta_low"], row["delta_high"]) == (
+            *(score["delta"], score["delta_low"], score["delta_high"]),
+        )
+        assert row["loss_high_percent"] == pytest.approx(max(0.0, 100 * row["delta_high"] / row["full_value"]))
+        assert score["loss_high_percent"] == pytest.approx(max(0.0, -100 * score["delta_low"] / score["full_value"]))
+        assert (row["gained"], row["lost"]) == (score["lost"], score["gained"])

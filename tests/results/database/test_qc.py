@@ -339,10 +339,18 @@ def test_full_depth_near_the_floor_is_found_and_what_to_try(found: Callable[...,
         assert word in message
 
 
+def test_nothing_but_errors_is_the_floor_of_an_error(found: Callable[..., Any]) -> None:
+    ((rule, severity, message),) = found(generated({**scored(95.1, 70.0, 99.0), "lower_is_better": True}))
+    assert (rule, severity) == ("near_floor", 2)
+    assert message.startswith("full depth scores 95.1 of 100 (own)")
+
+
 @pytest.mark.parametrize(
     ("metric", "cell"),
     [
         (scored(5.1, 0.1, 30.0), {}),
+        ({**scored(4.9, 0.1, 30.0), "lower_is_better": True}, {}),  # few errors
+        ({**scored(94.9, 70.0, 99.0), "lower_is_better": True}, {}),
         (scored(1.2, 1.0, 1.4, "Student's t of the jackknife"), {}),  # no scale: a perplexity
         (scored(1.2, 1.2, 1.2, None), {}),  # nor where nothing is known of it
         ({**scored(0.0, 0.0, 3.0), "role": "agreement"}, {}),
