@@ -108,11 +108,7 @@ class HostedTransformer(Headed):
     @property
     def encoder_blocks(self) -> int:
         """Blocks of the encoder; 0 means decoder-only."""
-        if self.stack.encoder is None:
-            return 0
-        config = self.stack.encoder_config
-        names = ("encoder_layers", "num_layers", "num_hidden_layers")
-        return next((n for name in names if isinstance(n := getattr(config, name, None), int)), 1)
+        return self.stack.encoder_blocks
 
     @property
     def lm_head(self) -> Any:
