@@ -22,9 +22,9 @@ FACETS = {"Task": "task", "Model": "model", "Method": "method", "KV policy": "kv
 ORDER = 10
 TITLE = "Results"
 CAPTION = (
-    "Brackets are 95 % intervals over documents, of Δ, the difference to full depth, paired by document; its colour says "
-    "which way is better. Of a model on "
-    "a task those come first that are shown to lose at most 1 % of full depth's quality, the fastest of them first. "
+    "Brackets are 95 % intervals over documents, of Δ, the difference to full depth, paired by document; its colour "
+    "says which way is better. Of a model on a task those come first that are shown to lose at most 1 % of full "
+    "depth's quality, the fastest of them first. "
     "Exit layer: where tokens leave; blocks run: executed for them, more where skipped blocks are run after all. Work "
     "saved: full depth's bytes read over the method's, of decoding all answers. A speed-up is measured in wall time "
     "against full depth in the same run, of whole requests; ≈ and grey mean that its interval overlaps the noise "

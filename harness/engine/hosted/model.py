@@ -94,7 +94,7 @@ class HostedTransformer(Headed):
         self.stack, self.exit_heads = stack, exit_heads
         self.calls = Calls(stack.blocks)
         self.d_model = int(_width(stack))
-        self.read_out = ReadOut(stack, self.calls, self.d_model)
+        self.read_out = ReadOut(stack, self.calls)
         self.pads_left = True
         self.kv_width, self.work = 0, BlockWork(0.0, 0.0, 0.0)
         self._is_spread = len({weight.device for weight in stack.lm.parameters()}) > 1
