@@ -148,9 +148,7 @@ class Drawings:
     def _begin(self) -> None:
         """Hand out what no process has yet."""
         if self._pool is None:  # DuckDB's threads must not be forked
-            self._pool = ProcessPoolExecutor(
-                self._workers - 1, get_context("spawn"), _prepare_worker
-            )
+            self._pool = ProcessPoolExecutor(self._workers - 1, get_context("spawn"), _prepare_worker)
         for task in list(self._tasks.values())[len(self._begun) :]:
             self._begun.append(self._pool.submit(draw, task.name, task.frame, self._folder, task.kinds))
 

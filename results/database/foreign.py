@@ -121,7 +121,7 @@ def is_empty(duck: duckdb.DuckDBPyConnection, database: str, catalogue: Catalogu
     Raises:
         UserError: It holds something and is not one of ExitBench.
     """
-    if _SCHEMA_VERSION in catalogue.tables and _ALWAYS_THERE <= catalogue.tables.keys() | catalogue.views.keys():
+    if _SCHEMA_VERSION in catalogue.tables and catalogue.tables.keys() | catalogue.views.keys() >= _ALWAYS_THERE:
         return False
     if catalogue.tables or catalogue.views or duck.execute(_ANYTHING, {"database": database}).fetchall():
         raise UserError(f"{where} is a DuckDB database, but not one of ExitBench. Name another file.")

@@ -26,8 +26,23 @@ from typing import Any, BinaryIO, Final, NoReturn
 _MESSAGE_BYTES: Final = 1 << 24
 _ITEMS: Final = 100_000
 _MODULES: Final = frozenset(
-    "bisect cmath collections copy datetime decimal fractions functools heapq itertools math operator re statistics "
-    "string".split()
+    [
+        "bisect",
+        "cmath",
+        "collections",
+        "copy",
+        "datetime",
+        "decimal",
+        "fractions",
+        "functools",
+        "heapq",
+        "itertools",
+        "math",
+        "operator",
+        "re",
+        "statistics",
+        "string",
+    ]
 )
 """Modules that the tests get as they are, where the program has imported them."""
 

@@ -330,9 +330,7 @@ for one in gc.get_objects():
 }
 
 
-@pytest.mark.parametrize(
-    "tests", ["assert f(3) == 9", "assert set(f(3)) == set([9])", "assert math.isclose(f(3), 9)"]
-)
+@pytest.mark.parametrize("tests", ["assert f(3) == 9", "assert set(f(3)) == set([9])", "assert math.isclose(f(3), 9)"])
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_a_program_that_gives_a_wrong_answer_does_not_pass(cheat: str, tests: str) -> None:
     assert not passes(WRONG_ANSWER + CHEATS[cheat], tests)

@@ -250,7 +250,9 @@ def test_of_what_is_not_measurable_no_speed_up_is_left(metric: str, changed: duc
 
 def test_of_decoding_that_is_not_measurable_whole_requests_stay(changed: duckdb.DuckDBPyConnection) -> None:
     changed.execute("UPDATE metric SET ci_high = 10.1 * ci_low WHERE metric = 'speedup_decode'")
-    query = "SELECT count(speedup), count(speedup_per_token), count(speedup_decode) FROM frontier WHERE NOT is_full_depth"
+    query = (
+        "SELECT count(speedup), count(speedup_per_token), count(speedup_decode) FROM frontier WHERE NOT is_full_depth"
+    )
     assert changed.execute(query).fetchall() == [(4, 0, 0)]
 
 

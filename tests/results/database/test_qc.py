@@ -196,7 +196,11 @@ BROKEN: dict[str, tuple[str, Rows, tuple[str, int, str]]] = {
     "a process that waits for its core": (
         "timing",
         {"device": [load(2)], "timings": rounds(*[10.0] * 30, ran=0.44)},
-        ("busy_machine", 2, "the machine was busy; load 2.0 on 2 cores; the process ran for 44% of the time that was measured"),
+        (
+            "busy_machine",
+            2,
+            "the machine was busy; load 2.0 on 2 cores; the process ran for 44% of the time that was measured",
+        ),
     ),
     "readings that stall": (
         "timing",

@@ -94,9 +94,7 @@ def test_buffers_of_earlier_versions_are_left(saved: Callable[..., Path]) -> Non
     ("architecture", "allowed"),
     [("BertModel", "BertLMHeadModel, "), ("BertForMaskedLM", "BertLMHeadModel, "), ("DistilBertModel", "")],
 )
-def test_an_encoder_without_a_head_is_told_as_such(
-    saved: Callable[..., Path], architecture: str, allowed: str
-) -> None:
+def test_an_encoder_without_a_head_is_told_as_such(saved: Callable[..., Path], architecture: str, allowed: str) -> None:
     """And not as a quantised decoder, for a buffer of whole numbers in its file."""
     folder = saved("distilbert" if architecture.startswith("Distil") else "bert")
     folder = changed(folder, architectures=[architecture])
