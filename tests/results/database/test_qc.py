@@ -213,7 +213,16 @@ BROKEN: dict[str, tuple[str, Rows, tuple[str, int, str]]] = {
     "prompts that are cut": (
         "probe",
         {"metrics": [count("prompts_truncated", 4)]},
-        ("prompts_truncated", 1, "4 of 20 prompts are cut to max_prompt_tokens"),
+        ("prompts_truncated", 1, "4 of 20 prompts are cut to what the model reads"),
+    ),
+    "a document that cannot be scored": (
+        "probe",
+        {"metrics": [count("documents_unscorable", 1)]},
+        (
+            "documents_unscorable",
+            2,
+            "1 of 20 documents are left out: a text of theirs has no token to be scored, or more than the model reads",
+        ),
     ),
     "no trace": (
         "quality",
@@ -312,6 +321,13 @@ def test_what_the_suite_has_dropped_is_a_remark(found: Callable[..., Any]) -> No
     rows = {**ONE, "metrics": [count("documents_dropped", 3)]}
     message = "3 of 20 documents are left out: their prompts are longer than max_prompt_tokens"
     assert found(rows, generation=generation) == [("documents_dropped", 1, message)]
+
+
+def test_what_cut_prompts_is_the_suite_where_it_says_so(found: Callable[..., Any]) -> None:
+    generation = {"max_new_tokens": 4, "stop": [], "max_prompt_tokens": 9, "truncate": "left"}
+    rows = {**ONE, "metrics": [count("prompts_truncated", 4)]}
+    message = "4 of 20 prompts are cut to max_prompt_tokens"
+    assert found(rows, generation=generation) == [("prompts_truncated", 1, message)]
 
 
 @pytest.mark.parametrize(("kind", "n"), [("quality", 1), ("timing", 0)])
