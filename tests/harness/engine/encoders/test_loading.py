@@ -94,18 +94,16 @@ def test_buffers_of_earlier_versions_are_left(saved: Callable[..., Path]) -> Non
     ("architecture", "allowed"),
     [("BertModel", "BertLMHeadModel, "), ("BertForMaskedLM", "BertLMHeadModel, "), ("DistilBertModel", "")],
 )
-def test_an_encoder_without_a_head_is_told_as_such(
-    saved: Callable[..., Path], architecture: str, allowed: str
-) -> None:
+def test_an_encoder_without_a_head_is_told_as_such(saved: Callable[..., Path], architecture: str, allowed: str) -> None:
     """And not as a quantised decoder, for a buffer of whole numbers in its file."""
     folder = saved("distilbert" if architecture.startswith("Distil") else "bert")
     folder = changed(folder, architectures=[architecture])
     tensors = {name.partition(".")[2]: tensor for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file({**tensors, "embeddings.position_ids": torch.arange(40)[None]}, folder / "model.safetensors")
     expected = (
-        f"{folder / 'config.json'}: architectures ['{architecture}']: an encoder, as of embeddings, without a head that "
-        f"generates text or classifies it. Allowed: {allowed}...ForSequenceClassification. `exitbench train` makes a "
-        "classifier of an encoder (docs/training.md)."
+        f"{folder / 'config.json'}: architectures ['{architecture}']: an encoder, as of embeddings, without a head "
+        f"that generates text or classifies it. Allowed: {allowed}...ForSequenceClassification. `exitbench train` makes "
+        "a classifier of an encoder (docs/training.md)."
     )
     with pytest.raises(UserError) as told:
         load_checkpoint(folder)
