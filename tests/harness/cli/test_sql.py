@@ -64,6 +64,22 @@ def _left(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.parametrize("arguments", [("SELECT '\udcff'",), ("SELECT $a", "--set", "a=\udcff")])
+def test_an_argument_that_is_not_utf8_is_refused(ask: Command, arguments: tuple[str, ...]) -> None:
+    """As Python spells the bytes of such arguments."""
+    done = ask(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "holds a byte that is not UTF-8. Allowed: text in UTF-8." in done.stderr
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_standard_input_that_is_not_utf8_is_refused(ask: Command, monkeypatch: pytest.MonkeyPatch, errors: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"SELECT '\xff'"), "utf-8", errors))
+    done = ask("-")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "exitbench: The query holds a byte that is not UTF-8. Allowed: text in UTF-8.\n"
+
+
 # ------------------------------------------------------------------------------------------ nothing but reading
 
 
