@@ -161,6 +161,23 @@ def test_a_saved_answer_has_the_rows_of_the_query(form: str, ask: Command, tmp_p
     assert _left(tmp_path) == {f"rows.{form}"}
 
 
+def test_values_that_python_cannot_hold_are_duckdbs_text(ask: Command, tmp_path: Path) -> None:
+    query = (
+        "SELECT DATE 'infinity' AS a, TIMESTAMP '290000-01-01' AS b, [DATE '-infinity'] AS c, DATE '2020-01-02' AS d "
+        "UNION ALL SELECT DATE '2020-01-02', NULL, [DATE '2020-01-02'], NULL"
+    )
+    rows = json.loads(ask(query, "--format", "json").stdout)
+    assert rows == [
+        {"a": "infinity", "b": "290000-01-01 00:00:00", "c": "[-infinity]", "d": "2020-01-02"},
+        {"a": "2020-01-02", "b": None, "c": ["2020-01-02"], "d": None},
+    ]
+    assert "infinity,290000-01-01 00:00:00,[-infinity],2020-01-02\n" in ask(query, "--format", "csv").stdout
+    assert "infinity" in ask(query).stdout
+    assert ask(query, "--out", str(tmp_path / "rows.parquet")).returncode == 0
+    for form in FORMATS:
+        assert ask("FROM test_all_types()", "--format", form).returncode == 0, form
+
+
 def test_parquet_keeps_types_and_lists(ask: Command, tmp_path: Path) -> None:
     ask("SELECT 1::SMALLINT AS a, [0.5::FLOAT, NULL] AS b, NULL::VARCHAR AS c", "--out", "x", "--format", "parquet")
     table = parquet.read_table(tmp_path / "x")
