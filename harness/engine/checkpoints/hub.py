@@ -27,14 +27,9 @@ from exitbench.harness.engine.checkpoints.files import (
     listed,
     read_index,
 )
-from exitbench.harness.engine.checkpoints.hub_responses import (
-    LISTED_FILES,
-    checked_responses,
-    is_commit,
-    require_size,
-)
 from exitbench.harness.engine.checkpoints.tokenizer_files import PATTERNS, tokenizer_files
 from exitbench.harness.reading.config_values import shortened
+from exitbench.harness.reading.hub_responses import LISTED_FILES, checked_responses, is_commit, require_size
 from exitbench.harness.reading.regular_files import read_json
 from exitbench.terminal import number_of
 
