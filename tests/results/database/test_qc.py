@@ -148,6 +148,7 @@ FINE: dict[str, tuple[str, Rows] | tuple[str, Rows, int]] = {
     "a load of its own": ("timing", {"device": [load(2), load(2.8)]}),
     "a load that held nothing up": ("timing", {"device": [load(30)], "timings": rounds(*[10.0] * 30)}, 1),
     "a wide interval": ("timing", {"metrics": [noise(0.9, 8.9)]}),
+    "a wide interval of four documents": ("timing", {"metrics": [{**noise(0.1, 8.9), "n": 4}]}),
     "an idle GPU": ("timing", {"device": [reading(0, "start", throttle="none", clock_mhz=345.0), reading(0)]}),
     "a steady clock": ("timing", {"device": [reading(n, clock_mhz=1980.0 - 20 * n) for n in range(3)]}),
     "a whole trace": ("quality", {"samples": [sample(2)], "tokens": [token(1), token(2)]}),
