@@ -61,7 +61,7 @@ def speedup(row: Row) -> Cell:
     """Return the measured speed-up with its interval, marked where it is inside the noise floor."""
     if row["is_full_depth"]:
         return Cell("1", 1.0)
-    if row["speed_status"] == "not measurable":
+    if row.get("speed_status") == "not measurable":  # rows of highlights are all measurable
         return Cell(NOT_MEASURABLE, None, muted=True)
     return _against_full_depth(row, "speedup", row["inside_noise_floor"])
 
