@@ -214,7 +214,9 @@ def test_a_task_whose_speed_ups_are_not_measurable_says_so_and_has_no_axis() -> 
 
 
 def test_what_is_not_measurable_is_no_point_beside_what_is() -> None:
-    one, both = (frontier.plot(frame(*rows)).axes[1] for rows in ([{}], [{}, {**NO_SPEED, "speed_status": "not measurable"}]))
+    one, both = (
+        frontier.plot(frame(*rows)).axes[1] for rows in ([{}], [{}, {**NO_SPEED, "speed_status": "not measurable"}])
+    )
     assert len(points(one)) == len(points(both)) and one.get_xlim() == both.get_xlim()
 
 

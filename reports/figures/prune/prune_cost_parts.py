@@ -175,7 +175,15 @@ def _look(style: SeriesStyle, quantity: str) -> dict[str, Any]:
 def _speed(axes: Axes, places: Sequence[_Place]) -> None:
     times = [row for one in places for rows in one.rows.values() for row in _ours(rows, "speedup")]
     if not times:
-        axes.text(0.5, 0.5, f"not timed, or {NOT_MEASURABLE}", ha="center", va="center", color=quiet(), transform=axes.transAxes)
+        axes.text(
+            0.5,
+            0.5,
+            f"not timed, or {NOT_MEASURABLE}",
+            ha="center",
+            va="center",
+            color=quiet(),
+            transform=axes.transAxes,
+        )
         axes.set_xticks([])
         return
     axes.axvline(1, color=MUTED, linestyle=":", linewidth=1)

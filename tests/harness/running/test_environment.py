@@ -89,9 +89,7 @@ def test_ticks_that_others_hold_are_of_the_cores_that_are_asked_and_not_of_the_n
     assert module._held_ticks({0}, tmp_path / "none") is None
 
 
-@pytest.mark.parametrize(
-    ("held", "free"), [(0.0, 4), (0.3, 4), (0.6, 3), (1.0, 3), (2.4, 2), (4.0, 1), (9.0, 1)]
-)
+@pytest.mark.parametrize(("held", "free"), [(0.0, 4), (0.3, 4), (0.6, 3), (1.0, 3), (2.4, 2), (4.0, 1), (9.0, 1)])
 def test_as_many_cores_are_free_as_other_processes_leave(
     held: float, free: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,9 +99,7 @@ def test_as_many_cores_are_free_as_other_processes_leave(
     assert free_cores() == free
 
 
-def test_no_more_cores_are_free_than_the_control_group_allows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_cores_are_free_than_the_control_group_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "cpu.max").write_text("max 100000\n")
     (tmp_path / "a" / "cpu.max").write_text("250000 100000\n")
@@ -120,7 +116,9 @@ def test_no_more_cores_are_free_than_the_control_group_allows(
 
 def test_a_core_that_a_process_holds_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
     core = {min(os.sched_getaffinity(0))}
-    with subprocess.Popen([sys.executable, "-c", f"import os\nos.sched_setaffinity(0, {core})\nwhile True: pass"]) as busy:
+    with subprocess.Popen(
+        [sys.executable, "-c", f"import os\nos.sched_setaffinity(0, {core})\nwhile True: pass"]
+    ) as busy:
         try:
             time.sleep(0.3)
             assert module._held_cores(core) == pytest.approx(1, abs=0.4)

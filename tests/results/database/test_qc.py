@@ -197,7 +197,11 @@ BROKEN: dict[str, tuple[str, Rows, tuple[str, int, str]]] = {
     "a process that waits for its core": (
         "timing",
         {"device": [load(2)], "timings": rounds(*[10.0] * 30, ran=0.44)},
-        ("busy_machine", 2, "the machine was busy; load 2.0 on 2 cores; the process ran for 44% of the time that was measured"),
+        (
+            "busy_machine",
+            2,
+            "the machine was busy; load 2.0 on 2 cores; the process ran for 44% of the time that was measured",
+        ),
     ),
     "readings that stall": (
         "timing",
@@ -275,7 +279,10 @@ def decoding(low: float, high: float, ideal: float) -> list[Json]:
 
 
 def test_more_time_saved_than_work_is_a_remark_where_the_whole_interval_says_so(found: Callable[..., Any]) -> None:
-    message = "decoding is 1.65 times as fast [1.60, 1.70], 110% of what its work allows (1.50): the cost model leaves something out here"
+    message = (
+        "decoding is 1.65 times as fast [1.60, 1.70], 110% of what its work allows (1.50): "
+        "the cost model leaves something out here"
+    )
     assert found({"metrics": decoding(1.6, 1.7, 1.5)}, kind="timing") == [("realised_above_ideal", 1, message)]
 
 
