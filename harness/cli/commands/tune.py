@@ -107,7 +107,8 @@ def _tune(tuning: Tuning, runs: Runs, arguments: Namespace) -> int:
         finalists = _certified(tuning, finalists, candidates, full_share, runs, arguments)
         if not finalists:
             print(
-                "Nothing to recommend: no threshold passed its calibration. Try a larger --max-loss, or more --documents."
+                "Nothing to recommend: no threshold passed its calibration. "
+                "Try a larger --max-loss, or more --documents."
             )
             return 0
     timed = [*finalists, *([choice.depth] if choice.depth is not None else [])]
