@@ -34,8 +34,8 @@ CAPTION = (
     "they have a cost, never a time. Against float32: what another number format changes of full depth, on 50 "
     "documents at most: mean difference of log-probabilities, of those between two choices, and the share of choices "
     "or tokens that are the same; it is not measured where the weights do not fit into memory twice, of numbers in "
-    "place of labels, and in runs of earlier versions. n counts documents; timed those that were timed, times rounds. Where "
-    "the machine counts energy, joules are those of a token, of whole requests and gross (net: without idle power), "
+    "place of labels. n counts documents; timed those that were timed, times rounds. Where the machine "
+    "counts energy, joules are those of a token, of whole requests and gross (net: without idle power), "
     "beside full depth's; energy: full depth's over the method's."
 )
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `quality` and `timing` cells."
