@@ -128,16 +128,13 @@ def work():
 def repository(tools: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A commit with an `exitbench` that takes a second; the work tree takes two and has more to measure."""
     root = tmp_path / "repository"
-    packages = '[tool.setuptools.package-dir]\nexitbench = "root"\n"exitbench.tools" = "tools"\n'
     files = {
-        "pyproject.toml": packages,
-        "root/__init__.py": "",
+        "harness/_root/__init__.py": "",
         "tools/__init__.py": CLOCK.format(seconds=1),
         "tests/benchmarks/conftest.py": "def pytest_addoption(parser): parser.addoption('--only-file')\n",
     }
     changes = {
-        "pyproject.toml": f'{packages}"exitbench.results" = "results"\n',  # which is also installed here
-        "results/__init__.py": "",
+        "results/__init__.py": "",  # which is also installed here
         "tools/__init__.py": CLOCK.format(seconds=2) + "def newer(): pass\n",
         "tests/benchmarks/test_it.py": "import exitbench.tools as tools\n"
         "def test_work(benchmark): benchmark.pedantic(tools.work)\n"
