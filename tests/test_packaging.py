@@ -182,7 +182,7 @@ STOREYS = {
         *("reading", "processes", "cells", "engine", "conformance"),
         *("training", "planning", "inspecting", "scaffolds", "running", "afterwards", "cli", "api"),
     ),
-    "exitbench.harness.engine": ("model", "products", "hosted", "encoders", "checkpoints", "decoding", "static"),
+    "exitbench.harness.engine": ("model", "products", "hosted", "encoders", "checkpoints", "decoding"),
     "exitbench.results": (
         *("files", "statistics", "spool", "queries", "database", "beside"),
         *("ingest", "lake", "analysis", "maintenance"),
