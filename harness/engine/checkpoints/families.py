@@ -137,7 +137,9 @@ def _read_t5(config: Any, tensors: Tensors, *, biases_each_block: bool = False) 
             qkv=_fold(_join(q, k, v), tensors.norm(f"{layer}.0.layer_norm", width)),
             attention_out=out,
             up=_fold(up, tensors.norm(f"{layer}.{last}.layer_norm", width)),
-            down=Linear(tensors(f"{dense}.wo.weight", width, config.d_ff, dtype=torch.float32 if arch.wide_stream else None)),
+            down=Linear(
+                tensors(f"{dense}.wo.weight", width, config.d_ff, dtype=torch.float32 if arch.wide_stream else None)
+            ),
             **cross,
         )
 

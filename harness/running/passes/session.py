@@ -93,9 +93,7 @@ class Session:
         ((dtype, engine, device_map),) = asked
         self.spool, self.inputs, self.data_dir = spec.spool, spec.inputs or spec.spool, spec.data_dir
         self.model_path = spec.model_path
-        self._checkpoint = loaded or load_model(
-            spec.model_path, getattr(torch, dtype), spec.device, engine, device_map
-        )
+        self._checkpoint = loaded or load_model(spec.model_path, getattr(torch, dtype), spec.device, engine, device_map)
         is_new = loaded is None and isinstance(self._checkpoint, Checkpoint)
         self.products = use_fastest(self.checkpoint.model) if is_new else None
         self.tokenizer: Any = load_tokenizer(spec.model_path)

@@ -373,9 +373,8 @@ def test_a_number_format_says_how_far_it_moves_choices_from_lm_evals_in_float32(
             },
             rel=0.01,
         )
-    assert not [
-        row for row in rows(attempts[f"{names[0]}/static:exit_layer=2/quality"], "metrics") if row["role"] == "format"
-    ]
+    static = rows(attempts[f"{names[0]}/static:exit_layer=2/quality"], "metrics")
+    assert "format" not in {row["role"] for row in static}
 
 
 @pytest.mark.parametrize("kind", ["causal", "seq2seq"])
