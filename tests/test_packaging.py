@@ -157,6 +157,7 @@ def imported(path: Path, for_types: bool = True) -> Iterator[str]:
 BENEATH_ALL = {"__version__", "errors", "plugins", "progress", "provenance", "terminal", "user_cache"}
 MAY_IMPORT = {
     "harness": {"harness", "methods", "tasks", "results"},
+    "harness/service": {"harness", "methods", "tasks", "results", "reports"},
     "harness/cli/commands": {"harness", "methods", "tasks", "results", "reports"},  # the command line stands above all
     "harness/api": {"harness", "methods", "tasks", "results", "reports"},  # and so does the Python API
     "methods": {"methods"},
@@ -180,7 +181,7 @@ def test_imports_within_the_project_go_one_way(folder: str) -> None:
 STOREYS = {
     "exitbench.harness": (
         *("reading", "processes", "cells", "engine", "conformance"),
-        *("training", "planning", "inspecting", "scaffolds", "running", "afterwards", "cli", "api"),
+        *("training", "planning", "inspecting", "scaffolds", "running", "afterwards", "service", "cli", "api"),
     ),
     "exitbench.harness.engine": ("model", "products", "hosted", "encoders", "checkpoints", "decoding"),
     "exitbench.results": (
@@ -253,6 +254,17 @@ def test_the_database_and_the_reports_never_import_torch(folder: str) -> None:
     heavy = {"torch", "transformers", "safetensors", "lm_eval"}
     wrong = [
         f"{path.name}: {name}" for path in modules(folder) for name in imported(path) if name.split(".")[0] in heavy
+    ]
+    assert not wrong
+
+
+def test_arguments_of_the_command_line_stay_in_the_command_line() -> None:
+    outside = [path for folder in FOLDERS for path in modules(folder) if "cli" not in path.parts]
+    wrong = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in outside
+        for name in imported(path)
+        if name.startswith(("argparse", "exitbench.harness.cli"))
     ]
     assert not wrong
 
