@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import socket
 import tempfile
 from pathlib import Path
@@ -15,7 +16,7 @@ import yaml
 
 from exitbench.errors import UserError
 from exitbench.tasks.base import Source
-from exitbench.tasks.lm_eval import unsafe_code
+from exitbench.tasks.lm_eval import leaves, templates, unsafe_code
 from exitbench.tasks.lm_eval.settings import LmEvalSettings
 from exitbench.tasks.lm_eval.task import LmEvalTask
 from exitbench.tasks.lm_eval.unsafe_code import passes
@@ -243,6 +244,84 @@ def test_yaml_that_is_too_much_or_none_is_refused(place: Path, text: str | bytes
     refused(place, text, says)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("metric_list", [{"metric": ["acc"]}], r"unknown metric \['acc'\]"),
+        ("metric_list", [{"metric": "acc", "aggregation": ["mean"]}], r"unknown aggregation \['mean'\]"),
+        ("generation_kwargs", 5, r"theirs\.yaml: generation_kwargs is 5\. Needed: a table"),
+        ("generation_kwargs", ["x"], r"generation_kwargs is \['x'\]"),
+        ("fewshot_config", {"sampler": ["x"]}, r"fewshot_config: unknown sampler \['x'\]"),
+        ("dataset_path", ["json"], r"dataset_path is \['json'\]\. Needed: text"),
+        ("dataset_kwargs", 5, "dataset_kwargs is 5"),
+        ("num_fewshot", -1, "num_fewshot is -1. Needed: a whole number from 0 to 10000"),
+        ("num_fewshot", 5, "Sample larger than population"),
+        ("repeats", "x", "repeats is 'x'"),
+        ("tag", 5, "tag is 5"),
+        ("filter_list", [{"name": "n", "filter": [{"function": "regex", "regex_pattern": "("}]}], "regex: missing"),
+        ("filter_list", [{"name": "n", "filter": [{"function": "take_first", "x": 5}]}], "unexpected keyword"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_by_file_and_key(place: Path, key: str, value: object, says: str) -> None:
+    refused(place, {**TASK, key: value}, says)
+
+
+def test_a_metric_that_cannot_take_answers_names_the_task(place: Path) -> None:
+    config = {**TASK, "output_type": "generate_until", "doc_to_target": "yes"}
+    del config["doc_to_choice"]
+    task = theirs(place, config)
+    (document, _) = task.load(Source("local", place / "data"), "test", None)
+    with pytest.raises(UserError, match="lm-eval: task 'theirs': TypeError"):
+        task.score(document, "x")
+
+
+def test_merged_tables_that_multiply_are_refused(place: Path) -> None:
+    lines = ["a0: &a0 {" + ", ".join(f"k{i}: 1" for i in range(9)) + "}"]
+    lines += [f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}" for i in range(1, 12)]
+    refused(place, "\n".join(lines), r"theirs\.yaml: its merged tables \(`<<`\) stand for more than 100000 values")
+    refused(place, "a: &a {<<: *a}", "refers to itself")
+    merged = yaml.safe_dump({**TASK, "dataset_kwargs": {"<<": TASK["dataset_kwargs"]}}).replace("'<<'", "<<")
+    assert theirs(place, merged).load(Source("local", place / "data"), "test", None)
+
+
+LOOPS = {
+    "nested loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "a regular expression": "{{ ('a' * 40 + 'b') | regex_replace('(a+)+$', 'x') }}",
+}
+
+
+@pytest.mark.parametrize("what", LOOPS)
+def test_a_template_that_takes_too_long_is_ended(what: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "_SECONDS", 0.2)
+    refused(place, {**TASK, "doc_to_text": LOOPS[what]}, "the template .* takes too long: more than 0.2 s")
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
+
+
+def test_all_documents_of_a_template_have_a_limit_together(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "SECONDS_IN_ALL", 0.2)
+    loop = "{% for a in range(99999) %}{% endfor %}" * 5
+    lines = (json.dumps({"question": str(number)}) + "\n" for number in range(100))
+    (place / "data" / "test.jsonl").write_text("".join(lines))
+    refused(place, {**TASK, "doc_to_text": loop}, "or 0.2 s for all documents")
+
+
+@pytest.mark.parametrize("text", ["{{ 9 ** 9999999 }}", "{{ 'a' * 99999999 }}", "{{ [1] * 99999999 }}"])
+def test_a_template_makes_nothing_large(text: str, place: Path) -> None:
+    refused(place, {**TASK, "doc_to_text": text}, "of values this large")
+
+
+def test_a_filter_that_takes_too_long_is_ended(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaves, "SECONDS_IN_ALL", 0.2)
+    config = {**TASK, "output_type": "generate_until", "doc_to_target": "yes"}
+    config["metric_list"] = [{"metric": "exact_match"}]
+    config["filter_list"] = [{"name": "n", "filter": [{"function": "regex", "regex_pattern": "(a+)+$"}]}]
+    del config["doc_to_choice"]
+    task = theirs(place, config)
+    (document, _) = task.load(Source("local", place / "data"), "test", None)
+    with pytest.raises(UserError, match="filter_list of task 'theirs' takes too long"):
+        task.score(document, "a" * 40 + "b")
+
+
 # ------------------------------------------------------------------------------------------ code of a model
 
 
@@ -326,7 +405,12 @@ for one in gc.get_objects():
     "a module": "import sys\nclass M(type(sys)):\n    isclose = lambda *a, **k: True\nmath = M('math')",
     "an exit": "import os; os._exit(0)",
     "the end of the interpreter": "import atexit, os; atexit.register(os._exit, 0); raise SystemExit(0)",
-    "every descriptor": "import os\nfor end in range(3, 64):\n    try: os.write(end, b'x' * 32)\n    except OSError: pass",
+    "every descriptor": """
+import os
+for end in range(3, 64):
+    try: os.write(end, b'x' * 32)
+    except OSError: pass
+""",
 }
 
 

@@ -152,8 +152,8 @@ def check_generates(path: Path, raw: dict[str, Any]) -> None:
     generating = tuple(text_models(family).values())
     if not set(generating) & set(named if isinstance(named, list) else ()):
         raise UserError(
-            f"{path}: architectures {shortened(named)}: an encoder, as of embeddings, without a head that generates text "
-            f"or classifies it. Allowed: {', '.join((*generating, '...ForSequenceClassification'))}. "
+            f"{path}: architectures {shortened(named)}: an encoder, as of embeddings, without a head that generates "
+            f"text or classifies it. Allowed: {', '.join((*generating, '...ForSequenceClassification'))}. "
             "`exitbench train` makes a classifier of an encoder (docs/training.md)."
         )
 
@@ -241,7 +241,7 @@ def without_bars() -> Iterator[None]:
 
 
 def _is_mask(name: str, cls: Any, tensors: Tensors) -> bool:
-    """Whether a tensor holds no weights and may be left: causal masks of old files, as the family says, and positions."""
+    """Whether a tensor holds no weights and may be left: positions, and causal masks of old files, by the family."""
     patterns = (_POSITIONS, *(getattr(cls, "_keys_to_ignore_on_load_unexpected", None) or ()))
     return any(re.search(pattern, name) for pattern in patterns) and not tensors.holds_weights(name)
 

@@ -46,8 +46,8 @@ def _is_better(row: Row, value: float | None) -> bool:
     """Whether a value of a row is better than static depth's."""
     if value is None or value == row["static_value"]:
         return False
-    is_lower: bool = value < row["static_value"]
-    return is_lower == row["lower_is_better"]
+    is_better: bool = (value < row["static_value"]) == row["lower_is_better"]
+    return is_better
 
 
 def plot(frame: Frame) -> Figure:

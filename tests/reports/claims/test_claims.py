@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -334,6 +334,17 @@ def pairs_database(small_database: Path, tmp_path_factory: pytest.TempPathFactor
             changed = f"""json_merge_patch(params, '{{"head": "{head}"}}') AS params, '{method}' AS method"""
             _copy_runs(opened, f"-{number}", FULL_SOFTMAX, changed, -0.2 - number / 7)
     return path
+
+
+def test_claims_about_scores_leave_out_what_is_scored_by_errors(
+    pairs_database: Path, as_errors: Callable[[Path], Path]
+) -> None:
+    values = []
+    for path in (pairs_database, as_errors(pairs_database)):
+        with open_database(path) as opened:
+            values.append([found.value for found in check_claims(opened)])
+    left_out = [errors for scores, errors in zip(*values, strict=True) if errors != scores]
+    assert left_out and set(left_out) == {None}
 
 
 @pytest.mark.parametrize(

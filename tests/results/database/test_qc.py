@@ -257,7 +257,16 @@ BROKEN: dict[str, tuple[str, Rows, tuple[str, int, str]]] = {
     "prompts that are cut": (
         "probe",
         {"metrics": [count("prompts_truncated", 4)]},
-        ("prompts_truncated", 1, "4 of 20 prompts are cut to max_prompt_tokens"),
+        ("prompts_truncated", 1, "4 of 20 prompts are cut to what the model reads"),
+    ),
+    "a document that cannot be scored": (
+        "probe",
+        {"metrics": [count("documents_unscorable", 1)]},
+        (
+            "documents_unscorable",
+            2,
+            "1 of 20 documents are left out: a text of theirs has no token to be scored, or more than the model reads",
+        ),
     ),
     "no trace": (
         "quality",
@@ -520,6 +529,13 @@ def test_answers_that_are_mostly_cut_by_length_are_found(found: Callable[..., An
 def test_of_other_runs_it_is_not_told_that_answers_are_cut(found: Callable[..., Any], cell: Json) -> None:
     rows: Rows = {"samples": [{**sample(1), "stop_reason": "length"}], "tokens": [token(1)]}
     assert "cut_by_length" not in [rule for rule, *_ in found(rows, **cell)]
+
+
+def test_what_cut_prompts_is_the_suite_where_it_says_so(found: Callable[..., Any]) -> None:
+    generation = {"max_new_tokens": 4, "stop": [], "max_prompt_tokens": 9, "truncate": "left"}
+    rows = {**ONE, "metrics": [count("prompts_truncated", 4)]}
+    message = "4 of 20 prompts are cut to max_prompt_tokens"
+    assert found(rows, generation=generation) == [("prompts_truncated", 1, message)]
 
 
 @pytest.mark.parametrize(("kind", "n"), [("quality", 1), ("timing", 0)])
