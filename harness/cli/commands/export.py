@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from exitbench.errors import UserError
-from exitbench.harness.cli.commands.folders import existing_database
+from exitbench.harness.cli.commands.database import existing_database
 from exitbench.harness.cli.commands.words import data_size
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.snapshot import left_out, write_snapshot

@@ -14,11 +14,11 @@ from transformers import AutoTokenizer, GPT2LMHeadModel
 from exitbench.harness.cells.cell import Cell
 from exitbench.harness.cells.corpus import Corpora
 from exitbench.harness.cells.job import CellJob, DataRequest, WorkerSpec
-from exitbench.harness.cli.commands.run import print_left_out
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
 from exitbench.harness.running.passes.session import Session
+from exitbench.harness.service.outcome import print_left_out
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.attempts import attempt_status
