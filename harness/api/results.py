@@ -14,7 +14,7 @@ from exitbench.errors import UserError, suggestion
 from exitbench.results.analysis.comparison import compare
 from exitbench.results.analysis.traces import named, traced_runs
 from exitbench.results.database.connection import Database, open_database
-from exitbench.results.lake.layout import is_lake
+from exitbench.results.lake.tables import is_lake
 from exitbench.results.queries import saved_query
 from exitbench.results.statistics.intervals import Aggregate
 
@@ -136,7 +136,7 @@ def open_results(path: str | Path = "runs") -> Results:
 
     Args:
         path: The folder or the file; or a lake: the folder that `exitbench export lake` filled, or s3://BUCKET/PREFIX,
-            for which s3fs finds the credentials.
+            for which deltalake finds the credentials.
 
     Raises:
         UserError: There is no database and no lake there, or it cannot be opened.
