@@ -39,7 +39,8 @@ _SCHEMA_VERSION: Final = "schema_version"
 _ALWAYS_THERE: Final = frozenset({_SCHEMA_VERSION, "cell", "attempt"})
 """What every schema has; other programs too call a table `schema_version`."""
 _ANYTHING: Final = """
-    SELECT schema_name FROM system.main.duckdb_schemas() WHERE database_name = $database AND schema_name NOT IN ('main', 'information_schema', 'pg_catalog')
+    SELECT schema_name FROM system.main.duckdb_schemas()
+    WHERE database_name = $database AND schema_name NOT IN ('main', 'information_schema', 'pg_catalog')
     UNION ALL SELECT sequence_name FROM system.main.duckdb_sequences() WHERE database_name = $database
     UNION ALL SELECT function_name FROM system.main.duckdb_functions()
     WHERE database_name = $database AND NOT internal
@@ -120,7 +121,7 @@ def is_empty(duck: duckdb.DuckDBPyConnection, database: str, catalogue: Catalogu
     Raises:
         UserError: It holds something and is not one of ExitBench.
     """
-    if _SCHEMA_VERSION in catalogue.tables and _ALWAYS_THERE <= catalogue.tables.keys() | catalogue.views.keys():
+    if _SCHEMA_VERSION in catalogue.tables and catalogue.tables.keys() | catalogue.views.keys() >= _ALWAYS_THERE:
         return False
     if catalogue.tables or catalogue.views or duck.execute(_ANYTHING, {"database": database}).fetchall():
         raise UserError(f"{where} is a DuckDB database, but not one of ExitBench. Name another file.")
