@@ -14,7 +14,6 @@ from exitbench.errors import UserError, suggestion
 from exitbench.results.analysis.comparison import compare
 from exitbench.results.analysis.traces import named, traced_runs
 from exitbench.results.database.connection import Database, open_database
-from exitbench.results.lake.tables import is_lake
 from exitbench.results.queries import saved_query
 from exitbench.results.statistics.intervals import Aggregate
 
@@ -148,7 +147,7 @@ def open_results(path: str | Path = "runs") -> Results:
         >>> sorted(set(frame["method"]))
         ['full', 'static']
     """
-    if is_lake(str(path)):
+    if "://" in str(path) or any(Path(path).glob("schema=*/attempt/_delta_log")):
         from exitbench.results.lake.reading import open_lake
 
         return Results(open_lake(str(path)))

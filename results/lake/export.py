@@ -8,8 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+import deltalake
 import duckdb
 import pyarrow as pa
+from deltalake.exceptions import CommitFailedError
 
 from exitbench.errors import UserError
 from exitbench.results.database.tables import quoted, quoted_text, schema_version, tables_of
@@ -19,21 +21,14 @@ from exitbench.results.lake import tables
 
 _BATCH: Final = 25
 """Attempts per commit: more would take more memory, fewer more commits."""
-_ROWS: Final = 30_720
-_GROUP_ROWS: Final = 122_880
+_BATCH_ROWS: Final = 30_720
 _CONFLICTS: Final = 50
 """Conflicts with exporters of the same attempts, after which one gives up."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """Result of an export.
-
-    Attributes:
-        added: Attempts that the lake did not have.
-        there: Attempts that it had.
-        texts_left_out_of: Labels of the data sets whose texts were left out.
-    """
+    """Numbers of attempts that a lake did not have and had, and data sets whose texts were left out."""
 
     added: int
     there: int
@@ -53,12 +48,11 @@ def export_lake(duck: duckdb.DuckDBPyConnection, lake: str, redistributable: Col
     """
     tables.require_lake(lake)
     licensed = licensed_labels(duck, redistributable)
-    listed = tables.open_table(lake, "attempt")
-    known = set() if listed is None else listed.known()
+    known = listed.known() if (listed := tables.open_table(lake, "attempt")) is not None else set()
     attempts = duck.execute("SELECT attempt_id FROM attempt ORDER BY ALL").fetchall()
     new = [attempt for attempt in attempts if attempt not in known]
-    of_attempts = [name for name, key in tables.keys_by_table().items() if key == ("attempt_id",) and name != "attempt"]
-    for name in tables.keys_by_table().keys() - {*of_attempts, "attempt"}:
+    of_attempts = [name for name, key in tables.key_columns().items() if key == ("attempt_id",) and name != "attempt"]
+    for name in sorted(set(tables.key_columns()) - {*of_attempts, "attempt"}):
         _append(duck, lake, name, select_rows(name, licensed))
     for start in range(0, len(new), _BATCH):
         batch = ", ".join(quoted_text(attempt) for (attempt,) in new[start : start + _BATCH])
@@ -73,42 +67,35 @@ def _append(duck: duckdb.DuckDBPyConnection, lake: str, name: str, rows: str) ->
     Each key is an application transaction of Delta Lake: if two exporters append the same key at once, the second one's
     commit fails, and it looks again.
     """
-    from deltalake import CommitProperties, PostCommitHookProperties, Transaction, WriterProperties, write_deltalake
-    from deltalake.exceptions import CommitFailedError
-
-    key = ", ".join(map(quoted, tables.keys_by_table()[name]))
-    found = set(duck.execute(f"SELECT DISTINCT {key} FROM ({rows})").fetchall())
+    columns = tables.key_columns()[name]
+    found = set(duck.execute(f"SELECT DISTINCT {', '.join(columns)} FROM ({rows})").fetchall())
     for _ in range(_CONFLICTS):
         table = tables.open_table(lake, name) if found else None
-        if not (new := found - table.known() if table is not None else found):
+        if not (new := sorted(found - table.known() if table is not None else found)):
             return
         if table is None:
             tables.create_table(lake, name)
             continue
-        duck.register("new", pa.table([*map(list, zip(*new, strict=True))], names=[*tables.keys_by_table()[name]]))
-        reader = duck.sql(f"SELECT {_columns(name)} FROM ({rows}) SEMI JOIN new USING ({key})").to_arrow_reader(_ROWS)
-        with suppress(CommitFailedError), tables.explained(table.url):
-            write_deltalake(
-                *(table.delta, _without_paths(reader) if name == "attempt" else reader),
+        duck.register("new", pa.table([*map(list, zip(*new, strict=True))], names=list(columns)))
+        transactions = [deltalake.Transaction(canonical_json(key), 1) for key in new]
+        with tables.explained(table.url), suppress(CommitFailedError):
+            deltalake.write_deltalake(
+                *(table.delta, _reader(duck, name, f"FROM ({rows}) SEMI JOIN new USING ({', '.join(columns)})")),
                 mode="append",
-                writer_properties=WriterProperties(compression="ZSTD", max_row_group_size=_GROUP_ROWS),
-                commit_properties=CommitProperties(
-                    max_commit_retries=_CONFLICTS, app_transactions=[Transaction(canonical_json(key), 1) for key in new]
-                ),
-                post_commithook_properties=PostCommitHookProperties(
-                    create_checkpoint=False, cleanup_expired_logs=False
-                ),
+                writer_properties=deltalake.WriterProperties(compression="ZSTD", max_row_group_size=4 * _BATCH_ROWS),
+                commit_properties=deltalake.CommitProperties(None, _CONFLICTS, transactions),
+                post_commithook_properties=deltalake.PostCommitHookProperties(False, cleanup_expired_logs=False),
             )
             return
     raise UserError(f"{tables.table_url(lake, name)}: {_CONFLICTS} conflicts with other exporters. Try again.")
 
 
-def _columns(name: str) -> str:
-    """Return a table's columns in SQL, JSON as text."""
+def _reader(duck: duckdb.DuckDBPyConnection, name: str, source: str) -> pa.RecordBatchReader:
+    """Return rows as a lake has them: JSON as text, and messages of attempts without paths of this machine."""
     types = {column: of.type.replace("JSON", "VARCHAR") for column, of in tables_of(schema_version())[name].items()}
-    return ", ".join(f"{quoted(column)}::{duck} AS {quoted(column)}" for column, duck in types.items())
-
-
-def _without_paths(reader: pa.RecordBatchReader) -> pa.RecordBatchReader:
-    rows = [without_paths("attempt", row) for batch in reader for row in batch.to_pylist()]
+    columns = ", ".join(f"{quoted(column)}::{duck_type} AS {quoted(column)}" for column, duck_type in types.items())
+    reader = duck.sql(f"SELECT {columns} {source}").to_arrow_reader(_BATCH_ROWS)
+    if name != "attempt":
+        return reader
+    rows = [without_paths(name, row) for batch in reader for row in batch.to_pylist()]
     return pa.Table.from_pylist(rows, reader.schema).to_reader()

@@ -16,44 +16,38 @@ from exitbench.errors import UserError, told
 from exitbench.results.database.access_lock import AccessLock
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.database.sandbox import sandbox
-from exitbench.results.database.tables import quoted, quoted_text, schema_version, tables_of
+from exitbench.results.database.tables import quoted, quoted_text, schema_version, spelled, tables_of
 from exitbench.results.ingest.soundness import require_sound
 from exitbench.results.lake import tables
 from exitbench.results.lake.tables import LOADED, SHARED, LakeTable
 
 _PLANNING: Final = ("disabled_optimizers = 'join_order'", "dynamic_or_filter_threshold = 100000")
-"""Views join names of runs to their rows in this order, so that only files of the remaining attempts are opened.
-
-DuckDB knows too little of files to find a better order, and by default skips files for up to 50 attempts.
-"""
+"""Keep the order of joins in views, so that files of other attempts are skipped, also for more than 50 attempts."""
 
 
 def open_lake(lake: str) -> Database:
-    """Open a lake for reading: every view, saved query and table is there as in a database.
-
-    Args:
-        lake: A directory or s3://BUCKET/PREFIX.
+    """Open a lake (a directory or s3://BUCKET/PREFIX) for reading, with every table, view and saved query.
 
     Raises:
         UserError: There is no lake, or only one of other schemas; or a table is not one that ExitBench writes.
     """
     tables.require_lake(lake)
     attempts = tables.open_table(lake, "attempt")  # before the others, which then have all rows of its attempts
-    if attempts is None:
-        raise _no_lake(lake)
+    if attempts is None or not attempts.files:
+        others = sorted(name for name in tables.listing(lake, "") if name.startswith("schema="))
+        has = f"; it has {', '.join(map(spelled, others))}" if others else ""
+        raise UserError(f"{lake}: no lake of schema {schema_version()}{has}. `exitbench export lake` makes one.")
+    names = [name for name in tables.key_columns() if name != "attempt"]
     with ThreadPoolExecutor() as pool:
-        others = pool.map(
-            lambda name: tables.open_table(lake, name), [name for name in tables.keys_by_table() if name != "attempt"]
-        )
-        opened = [attempts, *(table for table in others if table is not None and table.files)]
+        found = pool.map(lambda name: tables.open_table(lake, name), names)
+        opened = [attempts, *(table for table in found if table is not None and table.files)]
     folder = TemporaryDirectory(prefix="exitbench-")
     try:
         path = Path(folder.name) / "lake.duckdb"
         with open_database(path, read_only=False) as database:
             complete = _fill(database.duck, opened)
             require_sound(database.duck, {name: quoted(name) for name in LOADED}, lake)
-        directories = [] if "://" in lake else [Path(lake).absolute()]
-        duck = sandbox([path], path.parent, directories, _PLANNING)
+        duck = sandbox([path], path.parent, [Path(lake).absolute()] if "://" not in lake else [], _PLANNING)
         for table in opened:
             _select(duck, table, complete)
         duck.execute(f"ATTACH {quoted_text(str(path))} AS results (READ_ONLY, TYPE duckdb)")
@@ -62,16 +56,6 @@ def open_lake(lake: str) -> Database:
         folder.cleanup()
         raise
     return Database(Path(lake), duck, AccessLock(None), folder)
-
-
-def _no_lake(lake: str) -> UserError:
-    others = sorted(name for name in tables.listing(lake, "") if name.startswith("schema="))
-    if not others:
-        return UserError(f"{lake}: there is no lake. `exitbench export lake {lake}` makes one.")
-    return UserError(
-        f"{lake}: has {', '.join(map(ascii, others))}; this version of ExitBench reads schema={schema_version()}. "
-        "Use the version that exported it, or export the databases again."
-    )
 
 
 def _fill(duck: duckdb.DuckDBPyConnection, opened: list[LakeTable]) -> set[str]:
@@ -100,16 +84,15 @@ def _select(duck: duckdb.DuckDBPyConnection, table: LakeTable, complete: Collect
     if "://" in table.url:
         source = f"temp.lake_{table.name}"
         with tables.explained(table.url):
-            dataset = table.delta.to_pyarrow_dataset(
-                [("attempt_id", "in", sorted(complete))] if is_by_attempt else None
-            )
+            kept = [("attempt_id", "in", sorted(complete))] if is_by_attempt else None
+            dataset = table.delta.to_pyarrow_dataset(kept)
         duck.register(f"lake_{table.name}", dataset)
     else:
         files = [file for file, attempt in table.files.items() if not is_by_attempt or attempt in complete]
         listed = ", ".join(quoted_text(escape(str(Path(table.url, file).absolute()))) for file in files)
         source = f"read_parquet([{listed}], hive_partitioning=true, hive_types_autocast=false)"
-    if table.name in SHARED:  # two exporters may have added a row at once; a cell is named by its newest attempt
-        return f"SELECT DISTINCT ON ({SHARED[table.name][0]}) {columns} FROM {source} ORDER BY {SHARED[table.name][-1]} DESC"
+    if key := SHARED.get(table.name):  # a cell is named by its newest attempt
+        return f"SELECT DISTINCT ON ({key[0]}) {columns} FROM {source} ORDER BY {key[-1]} DESC"
     if "attempt_id" in types and table.name != "attempt" and not tables.partitioned_by(table.name):
         source += " SEMI JOIN (FROM attempt) USING (attempt_id)"
     return f"SELECT {columns} FROM {source}"

@@ -9,21 +9,13 @@ from exitbench.terminal import number_of
 
 _SHOWN: Final = 20
 _ATTEMPTS: Final = """
-    SELECT cell_id, status, left(hw_id, 8) || ' (' || concat_ws(', ', gpu, cpu, threads || if(threads = 1, ' thread', ' threads')) || ')'
+    SELECT cell_id, status, left(hw_id, 8) || ' (' || concat_ws(', ', gpu, cpu, 'threads: ' || threads) || ')'
     FROM attempt JOIN hardware USING (hw_id) ORDER BY status <> 'interrupted', attempt_id
 """
 
 
 def lake_lines(lake: str, labels: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Yield lines that say what a lake has.
-
-    Args:
-        lake: The lake.
-        labels: Names of the cells that count, by id; None: of all.
-
-    Raises:
-        UserError: As `open_lake`.
-    """
+    """Yield lines that say what a lake has of all cells, or of those whose names are given by id."""
     with open_lake(lake) as database:
         rows = database.duck.execute(_ATTEMPTS).fetchall()
     rows = [row for row in rows if labels is None or row[0] in labels]

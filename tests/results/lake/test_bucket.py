@@ -70,7 +70,7 @@ def test_a_bucket_has_what_the_database_has(
 @pytest.mark.parametrize(
     ("url", "forgotten", "said"),
     [
-        ("{bucket}/elsewhere", "", "there is no lake. `exitbench export lake"),
+        ("{bucket}/elsewhere", "", "no lake of schema"),
         ("s3://no-such-bucket/x", "", "NoSuchBucket"),
         ("{bucket}", "AWS_ACCESS_KEY_ID", "no credentials were found"),
         ("s3://Not a bucket/x", "", "is not a lake"),

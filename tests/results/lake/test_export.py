@@ -76,8 +76,9 @@ def test_what_came_later_is_added(
     few_spool: Path, few_database: Path, few_rows: dict[str, list[str]], rows_by_table: RowsOf, tmp_path: Path
 ) -> None:
     with open_database(few_database) as database:
-        pairs = "SELECT attempt_id, dense_rank() OVER (ORDER BY model_id, data_id) % 2 FROM attempt JOIN cell USING (cell_id)"
-        part_of = dict(database.duck.execute(pairs).fetchall())  # as shards: a model on a task is on one machine
+        part = "dense_rank() OVER (ORDER BY model_id, data_id) % 2"  # as shards: a model on a task is on one machine
+        parts = f"SELECT attempt_id, {part} FROM attempt JOIN cell USING (cell_id)"
+        part_of = dict(database.duck.execute(parts).fetchall())
     halves = [[attempt for attempt in scan_spool(few_spool) if part_of[attempt.attempt_id] == part] for part in (0, 1)]
     assert all(halves)
     for number, half in enumerate(halves):
