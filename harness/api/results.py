@@ -14,7 +14,6 @@ from exitbench.errors import UserError, suggestion
 from exitbench.harness.service.comparing import compare_runs
 from exitbench.results.analysis.traces import named, traced_runs
 from exitbench.results.database.connection import Database, open_database
-from exitbench.results.lake.layout import is_lake
 from exitbench.results.queries import saved_query
 
 if TYPE_CHECKING:
@@ -135,7 +134,7 @@ def open_results(path: str | Path = "runs") -> Results:
 
     Args:
         path: The folder or the file; or a lake: the folder that `exitbench export lake` filled, or s3://BUCKET/PREFIX,
-            for which s3fs finds the credentials.
+            for which deltalake finds the credentials.
 
     Raises:
         UserError: There is no database and no lake there, or it cannot be opened.
@@ -147,7 +146,7 @@ def open_results(path: str | Path = "runs") -> Results:
         >>> sorted(set(frame["method"]))
         ['full', 'static']
     """
-    if is_lake(str(path)):
+    if "://" in str(path) or any(Path(path).glob("schema=*/attempt/_delta_log")):
         from exitbench.results.lake.reading import open_lake
 
         return Results(open_lake(str(path)))
