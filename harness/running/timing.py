@@ -240,7 +240,7 @@ def measure(
                 with energy.around(Place(unit.doc_key, round_, position, arm, twin)):
                     phases = _timed(work, arms[arm], unit)
                 readings += [Reading(unit.doc_key, round_, position, arm, twin, *phase) for phase in phases]
-            on_unit(min(round_ * len(units) + index + 1, settings.least_rounds * len(units)))
+            on_unit(min(round_ * len(units) + index + 1, settings.least_rounds * len(units)) // settings.least_rounds)
         device.append(read_device(kind, round_, "end"))
         round_ += 1
         stop_reason = _stop_reason(readings, round_, settings, seed)

@@ -167,7 +167,7 @@ class _Says:
         )
 
     def beside(self, answer: Answer) -> list[Beside]:
-        lines = []
+        lines: list[Beside] = []
         for what, static in (("Best static", answer.static), ("Static that loses least", self.card.next_static)):
             if static is not None and static is not answer.shown and (not lines or static is not answer.static):
                 lines.append(self.line(what, static))

@@ -217,12 +217,12 @@ read AS (
 -- Of a speed-up that is not measurable nothing is left that could be drawn or ranked.
 speed AS (
     SELECT
-        * REPLACE (
-            CASE WHEN is_measured THEN speedup END AS speedup, CASE WHEN is_measured THEN speedup_low END AS speedup_low,
-            CASE WHEN is_measured THEN speedup_high END AS speedup_high, CASE WHEN is_measured THEN aa_low END AS aa_low,
-            CASE WHEN is_measured THEN aa_high END AS aa_high,
-            CASE WHEN is_measured AND is_decode_measured THEN speedup_per_token END AS speedup_per_token,
-            CASE WHEN is_measured AND is_decode_measured THEN speedup_decode END AS speedup_decode)
+        * EXCLUDE (speedup, speedup_low, speedup_high, aa_low, aa_high, speedup_per_token, speedup_decode),
+        CASE WHEN is_measured THEN speedup END AS speedup, CASE WHEN is_measured THEN speedup_low END AS speedup_low,
+        CASE WHEN is_measured THEN speedup_high END AS speedup_high, CASE WHEN is_measured THEN aa_low END AS aa_low,
+        CASE WHEN is_measured THEN aa_high END AS aa_high,
+        CASE WHEN is_measured AND is_decode_measured THEN speedup_per_token END AS speedup_per_token,
+        CASE WHEN is_measured AND is_decode_measured THEN speedup_decode END AS speedup_decode
     FROM (SELECT *, is_measurable(speedup_low, speedup_high) AND is_measurable(aa_low, aa_high) AS is_measured FROM read)
 )
 SELECT
@@ -448,7 +448,7 @@ missed_floors AS (
 -- Full depth's headline metric where it has a scale, which goes to 100 (others have Student's t, or no interval). An error has its
 -- floor at 100.
 full_scores AS (
-    SELECT attempt_id, v.metric, if(coalesce(v.lower_is_better, false), 100 - v.value, v.value) AS above_floor, v.value, v.ci_low, v.ci_high
+    SELECT attempt_id, v.metric, CASE WHEN v.lower_is_better THEN 100 - v.value ELSE v.value END AS above_floor, v.value, v.ci_low, v.ci_high
     FROM run_names AS n JOIN cell AS c USING (cell_id) JOIN metric AS v USING (attempt_id)
     WHERE c.kind = 'quality' AND c.full_depth_cell_id IS NULL AND NOT n.random_weights AND v.role = 'headline'
     QUALIFY row_number() OVER (PARTITION BY attempt_id ORDER BY v.scored_at DESC, v.ordinal) = 1

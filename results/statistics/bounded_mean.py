@@ -51,14 +51,15 @@ def upper_bound(values: ArrayLike, greatest: float, tail: float = TAIL) -> float
     if spread <= 1e-12 * max(1.0, abs(greatest)):
         return greatest
     # Cantelli's inequality: no quantile lies farther from the mean.
-    farthest = min(greatest, mean + spread * np.sqrt(1 / tail - 1))
+    farthest = min(greatest, mean + spread * math.sqrt(1 / tail - 1))
 
     def excess(bound: float) -> float:
         return _chance_above(levels - bound, counts) - tail
 
     if excess(farthest) >= 0:
-        return float(farthest)
-    return float(brentq(excess, mean, farthest, xtol=1e-7 * spread))
+        return farthest
+    bound: float = brentq(excess, mean, farthest, xtol=1e-7 * spread)
+    return bound
 
 
 def least_upper_bound(n: int, tail: float = TAIL) -> float:

@@ -240,7 +240,7 @@ class Session:
         return self.fitting(item.data, item.cell.generation).documents
 
     def units(self, item: CellJob) -> int:
-        """What progress counts up to: documents (over all levels of a calibration), or units over the least rounds."""
+        """What progress counts up to: documents (over all levels of a calibration), or timed units."""
         try:
             documents = len(self.answered(item))
         except UserError:  # nothing has begun yet that could fail with it: the pass does
@@ -252,7 +252,7 @@ class Session:
         settings = item.cell.timing
         if settings is None:
             return documents
-        return -(-min(documents, settings.documents) // item.cell.batch_size) * settings.least_rounds
+        return -(-min(documents, settings.documents) // item.cell.batch_size)
 
     def cell_record(self, item: CellJob) -> dict[str, Any]:
         """The content of ``cell.json``: the cell, and what of its checkpoint's own settings is not applied."""

@@ -17,7 +17,7 @@ FLOOR = (0.98, 1.02)
 @pytest.fixture(scope="module")
 def beside(small_database: Path) -> dict[str, pa.Table]:
     """What the queries read: one row of the frontier, and whole tables beside it."""
-    names = ("runs", "cell", "dataset_artifact", "paired", "pareto", "calibrations")
+    names = ("runs", "cell", "dataset_artifact", "paired", "pareto", "calibrations", "qc")
     with open_database(small_database) as database:
         found = {name: database.query(f"SELECT * FROM {name}") for name in names}
         found["published"] = database.query("SELECT * FROM published LIMIT 0")
@@ -49,6 +49,7 @@ def test_inside_means_that_the_intervals_overlap(
 ) -> None:
     sql = next(source.sql for source in discover(package) if source.name == name)
     connection = duckdb.connect()
+    connection.execute("CREATE MACRO share_kept(value, full_value, lower_is_better) AS value / full_value")
     for table, rows in beside.items():
         connection.register(table, rows)
     connection.execute(
