@@ -90,8 +90,8 @@ def confine(limits: dict[str, int], disk_bytes: int) -> None:
 
 def _forbid_calls(libc: ctypes.CDLL) -> None:
     """Refuse sockets, mounts, namespaces and other processes' memory, with EPERM, by a seccomp filter."""
-    architecture, clone, calls = _FORBIDDEN[platform.machine()]
-    calls = (*calls, *_FORBIDDEN_EVERYWHERE)
+    architecture, clone, own_calls = _FORBIDDEN[platform.machine()]
+    calls = (*own_calls, *_FORBIDDEN_EVERYWHERE)
     load, equal, at_least, has_bits, answer = 0x20, 0x15, 0x35, 0x45, 0x06
     refusal = len(calls) + 9  # the last line; a jump counts the lines that it passes over
     lines = [

@@ -47,7 +47,7 @@ def checked_responses(model: str, largest_bytes: int) -> Iterator[None]:
     Raises:
         UserError: From any request: a name, a size or a number that no hub sends.
     """
-    from huggingface_hub.utils import get_session
+    from huggingface_hub import get_session
 
     check, session = _ResponseCheck(model, largest_bytes), get_session()
     before = session.event_hooks

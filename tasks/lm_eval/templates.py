@@ -13,8 +13,9 @@ from types import FrameType
 from typing import Any, Final
 
 from jinja2 import Template
+from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
-from jinja2.sandbox import SandboxedEnvironment, SecurityError
+from jinja2.sandbox import SandboxedEnvironment
 
 from exitbench.errors import UserError
 from exitbench.terminal import without_middle
