@@ -19,9 +19,9 @@ from exitbench.results.database.connection import (
     open_database,
     require_complete,
 )
-from exitbench.results.database.file_kind import require_duckdb_file
 from exitbench.results.database.foreign import is_empty
 from exitbench.results.database.migrations.current import find
+from exitbench.results.files.duckdb_file import require_duckdb_file
 from exitbench.results.ingest.load import IngestReport, load_spool
 from exitbench.terminal import number_of
 

@@ -28,7 +28,8 @@ _IDS: Final = (
 _POSITIONS_FROM_0: Final = ("timing_sample", "energy_sample")
 """Tables whose position is a place in the order of arms, not that of a token."""
 _BLOCKS: Final = (
-    "(SELECT attempt_id, blocks FROM ({attempt}) JOIN ({cell}) USING (cell_id) JOIN ({model_artifact}) USING (model_id))"
+    "(SELECT attempt_id, blocks FROM ({attempt}) JOIN ({cell}) USING (cell_id) "
+    "JOIN ({model_artifact}) USING (model_id))"
 )
 
 

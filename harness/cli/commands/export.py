@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from exitbench.errors import UserError
-from exitbench.harness.cli.commands.folders import existing_database
+from exitbench.harness.cli.commands.database import existing_database
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.snapshot import left_out, write_snapshot
 from exitbench.results.maintenance.every_eval_ever import write_every_eval_ever
