@@ -19,6 +19,7 @@ pytest.importorskip("moto.server", reason="moto is not installed (dependency gro
 
 NUMBERS = itertools.count()
 SECRET = "never-to-be-printed"
+EXPORTERS = Path(__file__).with_name("exporters.py")
 SERVER = Path(__file__).with_name("s3_server.py")
 
 
@@ -65,6 +66,19 @@ def test_a_bucket_has_what_the_database_has(
         assert rows_by_table(lake) == few_rows
     with eb.open_results(bucket) as results:
         assert results.frontier().num_rows > 0
+
+
+def test_exporters_at_once_lose_nothing(
+    bucket: str,
+    few_database: Path,
+    few_rows: dict[str, list[str]],
+    rows_by_table: Callable[[Database], dict[str, list[str]]],
+) -> None:
+    """The store's conditional write decides whose commit is first."""
+    command = [sys.executable, str(EXPORTERS), "together", str(few_database), bucket, "2"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == ["0"] * 2
+    with open_lake(bucket) as lake:
+        assert rows_by_table(lake) == few_rows
 
 
 @pytest.mark.parametrize(
