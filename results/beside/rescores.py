@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import sqlalchemy as sa
 
 from exitbench.results.beside.derived import Derived
-from exitbench.results.database.earlier import complete
 from exitbench.results.files.arrow import insert_rows
 from exitbench.results.files.bounded import read_table
 from exitbench.results.spool.attempts import conform
@@ -103,7 +102,6 @@ def _insert(engine: sa.Engine, rescore: Rescore, scored_at: datetime) -> None:
         for table, rows in (("sample_rescore", samples), ("metric", metrics)):
             rows = _with(rows, "scored_at", [scored_at] * len(rows), pa.timestamp("us"))
             insert_rows(connection, table, rows, "attempt_id", rescore.attempt_id)
-        complete(connection, [rescore.attempt_id])
 
 
 def _with(rows: pa.Table, name: str, values: Sequence[object], kind: pa.DataType) -> pa.Table:

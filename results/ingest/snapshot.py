@@ -20,7 +20,6 @@ import sqlalchemy as sa
 from exitbench import __version__
 from exitbench.errors import UserError
 from exitbench.results.database import migrations
-from exitbench.results.database.earlier import complete
 from exitbench.results.database.keys import KEYS
 from exitbench.results.database.sandbox import fresh_database
 from exitbench.results.database.tables import quoted, quoted_text, schema_version, tables_of
@@ -124,7 +123,6 @@ def load_snapshot(engine: sa.Engine, folder: Path) -> int:
         for table in sorted(tables, key=_turn):
             if table not in OF_EVERY_DATABASE:
                 connection.exec_driver_sql(_insert(table, tables[table]))
-        complete(connection)
     return len(theirs.keys() - ours.keys())
 
 

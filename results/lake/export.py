@@ -31,8 +31,7 @@ _KEYS: Final = {
     "vocabulary": "SELECT DISTINCT tokenizer_sha256 FROM token_text",
     "perf": "SELECT DISTINCT perf_run_id FROM perf_sample",
 }
-# What is found out about an attempt of an earlier version is a microsecond younger than its own metrics.
-_LATER: Final = "scored_at > ended_at + INTERVAL 1 MICROSECOND"
+_LATER: Final = "scored_at > ended_at"
 
 
 @dataclass(frozen=True)

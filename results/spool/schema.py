@@ -31,7 +31,7 @@ from exitbench.results.files.values import (
 )
 
 SCHEMA_VERSION: Final = 10
-"""Version of the spool's layout; status.json carries it. Attempts of every earlier version are read too."""
+"""Version of the spool's layout, which status.json has; attempts of any other version are not read."""
 
 STATUSES: Final = ("ok", "failed", "oom", "timeout", "skipped", "interrupted")
 """How an attempt can end."""
@@ -188,9 +188,9 @@ PROBE: Final = pa.schema(
         _optional("token_kind", pa.string()),
         _required("first_match", pa.int16()),
         _required("stable_from", pa.int16()),
-        *(_optional(name, pa.int16()) for name in ("monotone_from", "first_similar", "similar_blocks", "grows_from")),
-        *(_optional(name, pa.int16()) for name in ("nearly_monotone_from", "nearly_grows_from")),
-        _optional("tolerance", pa.float64()),
+        *(_required(name, pa.int16()) for name in ("monotone_from", "first_similar", "similar_blocks", "grows_from")),
+        *(_required(name, pa.int16()) for name in ("nearly_monotone_from", "nearly_grows_from")),
+        _required("tolerance", pa.float64()),
         *(_required(name, _IDS) for name in PROBE_ID_LISTS),
         *(_required(name, _FLOATS) for name in PROBE_FLOAT_LISTS),
         _optional("logprob", _FLOATS),
@@ -271,7 +271,7 @@ METRICS: Final = pa.schema(
         _optional("ci_high", pa.float64()),
         _optional("ci_method", pa.string()),
         _required("n", pa.int64()),
-        _optional("role", pa.string()),
+        _required("role", pa.string()),
         _optional("lower_is_better", pa.bool_()),
         _optional("scale_low", pa.float64()),
         _optional("scale_high", pa.float64()),
@@ -299,7 +299,7 @@ TIMINGS: Final = pa.schema(
         _required("n_tokens", pa.int32()),
         _required("wall_ns", pa.int64()),
         _optional("device_ns", pa.int64()),
-        _optional("cpu_ns", pa.int64()),
+        _required("cpu_ns", pa.int64()),
     ]
 )
 
@@ -380,7 +380,7 @@ TABLES: Final[dict[str, pa.Schema]] = {
     "energy": ENERGY,
     "energy_domains": ENERGY_DOMAINS,
 }
-"""Schema of each Parquet file by its name without the ending. A column that may be NULL may be left out."""
+"""Schema of each Parquet file by its name without the ending. A writer may leave out a column that may be NULL."""
 
 CELL_KEYS: Final[Keys] = {
     "": {
@@ -473,7 +473,7 @@ ENV_KEYS: Final[Keys] = {
 
 STATUS_KEYS: Final[Keys] = {
     "": {
-        "schema_version": whole(1, SCHEMA_VERSION),
+        "schema_version": whole(SCHEMA_VERSION, SCHEMA_VERSION),
         "status": one_of(STATUSES),
         "reason": or_none(TEXT),
         "started_at": TIME,

@@ -68,7 +68,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 METRIC = pa.Table.from_pylist(
-    [{"metric": "f1", "metric_version": "1", "value": 50.0, "ci_low": 1.0, "ci_high": 99.0, "ci_method": "b", "n": 4}],
+    [
+        {"metric": "f1", "metric_version": "1", "role": "headline", "value": 50.0, "n": 4}
+        | {"ci_low": 1.0, "ci_high": 99.0, "ci_method": "b"}
+    ],
     schema=METRICS,
 )
 

@@ -562,6 +562,7 @@ class World:
                                 "n_tokens": length,
                                 "wall_ns": int(ns),
                                 "device_ns": None,
+                                "cpu_ns": int(ns),
                             }
                         )
         metrics = {

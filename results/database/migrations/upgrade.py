@@ -11,7 +11,6 @@ from exitbench import __version__
 from exitbench.errors import UserError
 from exitbench.results.database import migrations
 from exitbench.results.database.catalogue import SCHEMA_VERSION, VIEW_SOURCE
-from exitbench.results.database.earlier import complete
 from exitbench.results.database.foreign import read_version
 from exitbench.results.database.migrations.column_comments import comment_on_columns
 from exitbench.results.database.migrations.current import find, views_are_current, views_digest, views_script
@@ -57,8 +56,6 @@ def bring_up_to_date(engine: sa.Engine, where: str) -> None:
     with engine.begin() as connection:
         if not are_current:
             _create_views(connection)
-        if version < len(scripts):
-            complete(connection)
         refresh_publications(connection)
 
 

@@ -60,7 +60,7 @@ def write(runs: Path, example: ModuleType) -> Write:
             }
             for number, document in enumerate(documents)
         ]
-        metric = {"metric": task.metrics[0], "metric_version": "old", "value": 1.0, "n": len(rows)}
+        metric = {"metric": task.metrics[0], "metric_version": "old", "role": "headline", "value": 1.0, "n": len(rows)}
         with AttemptWriter(runs / "spool", cell | {"data": asdict(data)}, example.ENV) as writer:
             writer.write("samples", pa.Table.from_pylist(rows))
             writer.write("metrics", pa.Table.from_pylist([metric]))

@@ -34,6 +34,7 @@ def timing(wall_ns: int, device_ns: int | None) -> Json:
         "n_tokens": 5,
         "wall_ns": wall_ns,
         "device_ns": device_ns,
+        "cpu_ns": wall_ns,
     }
 
 
@@ -74,6 +75,7 @@ def noise(low: float, high: float) -> Json:
     return {
         "metric": "aa_speedup",
         "metric_version": "1",
+        "role": "speed",
         "value": (low + high) / 2,
         "ci_low": low,
         "ci_high": high,
@@ -86,6 +88,7 @@ def count(metric: str, value: int) -> Json:
     return {
         "metric": metric,
         "metric_version": "1",
+        "role": "data",
         "value": value,
         "ci_low": None,
         "ci_high": None,

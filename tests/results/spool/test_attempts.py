@@ -216,7 +216,8 @@ def _refused_tables() -> Iterator[Any]:
     lists = {name: [[1, 2]] for name in PROBE.names if pa.types.is_list(PROBE.field(name).type)}
     names = {"doc_key": ["a"], "token_kind": ["b"]}
     uneven = pa.table({**probe, **names, **lists, "entropy": [[0.5]]})
-    metric = {name: [1] for name in METRICS.names} | {"metric": ["f1"], "metric_version": ["1"], "ci_method": ["b"]}
+    metric = {name: [1] for name in METRICS.names} | {"metric": ["f1"], "metric_version": ["1"]}
+    metric |= {"ci_method": ["b"], "role": ["task"]}
     token = {"doc_key": ["a"], "position": [1]}
     short = pa.table({**token, "score": [[0.5, float("nan")]], "emitted_id": [[7]]})
     yield pytest.param("scores", short, "'score' and 'emitted_id' differ in length", id="uneven scores")
