@@ -33,28 +33,7 @@ from exitbench.results.spool.attempts import (
 )
 from exitbench.results.spool.records import linked
 from exitbench.results.spool.schema import TABLES
-
-DATABASE_TABLE: Final = {
-    "samples": "sample",
-    "tokens": "token_exit",
-    "sequence_trace": "sequence_block",
-    "choices": "choice_answer",
-    "choice_tokens": "choice_token",
-    "probe": "probe_token",
-    "sublayers": "sublayer_token",
-    "layer_pairs": "layer_pair",
-    "prompts": "prompt_token",
-    "scores": "score_token",
-    "fit_curve": "fit_curve",
-    "calibration": "calibration_step",
-    "metrics": "metric",
-    "timings": "timing_sample",
-    "token_times": "token_time",
-    "device": "device_sample",
-    "energy": "energy_sample",
-    "energy_domains": "energy_domain",
-}
-
+from exitbench.results.tables import FILES
 
 _GROUP_ATTEMPTS: Final = 100
 _GROUP_BYTES: Final = 32_000_000
@@ -293,6 +272,6 @@ def _insert_files(connection: sa.Connection, table: str, records: Sequence[Attem
         FROM read_parquet($1, filename=true, file_row_number=true, hive_partitioning=false)
     """
     duck = driver_connection(connection)
-    duck.execute(f"INSERT INTO {DATABASE_TABLE[table]} BY NAME {rows}", [files])
-    if (fill := fill_sql(DATABASE_TABLE[table], rows)) is not None:
+    duck.execute(f"INSERT INTO {FILES[table].name} BY NAME {rows}", [files])
+    if (fill := fill_sql(FILES[table].name, rows)) is not None:
         duck.execute(fill, [files])

@@ -15,7 +15,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from exitbench.results.database.tables import quoted, schema_version, tables_of
+from exitbench.results.database.tables import declared_tables, quoted
 from exitbench.results.files.atomic_folder import sha256
 from exitbench.results.ingest.snapshot import licensed_labels, select_rows, without_paths
 from exitbench.results.lake.layout import Kind, file_name, kinds, manifest_name, manifests, partition_column
@@ -156,7 +156,7 @@ class _Exporter:
 
     def _rows(self, table: str, kind: Kind, key: Sequence[str]) -> Iterator[Row]:
         """Yield the rows of a table that belong to a key, as JSON has values."""
-        columns = tables_of(schema_version())[table]
+        columns = declared_tables()[table]
         source = f"({select_rows(table, self.licensed)})"
         names = ", ".join(
             f"{quoted(name)}::VARCHAR AS {quoted(name)}" if column.type == "JSON" else quoted(name)
@@ -191,7 +191,7 @@ def _where(keys: Sequence[str]) -> str:
 
 def _columns(table: str) -> str:
     """The columns of a file: JSON as the text that it is, in Parquet of whatever program."""
-    columns = tables_of(schema_version())[table]
+    columns = declared_tables()[table]
     return ", ".join(
         f"{quoted(name)}::VARCHAR AS {quoted(name)}" if column.type == "JSON" else quoted(name)
         for name, column in columns.items()

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from exitbench.results.database.tables import schema_version
 from exitbench.results.files.canonical import canonical_json
-from exitbench.results.ingest.soundness import LATER, tables_by_attempt
 from exitbench.results.spool.schema import ATTEMPT_ID
+from exitbench.results.tables import SCHEMA_VERSION, TABLES
 
 _CATALOGUE: Final = ("environment", "hardware", "model_artifact", "dataset_artifact", "cell", "attempt")
 _MOST: Final = 80
@@ -46,7 +45,8 @@ class Kind:
 @cache
 def kinds() -> Mapping[str, Kind]:
     """Return every kind, by name."""
-    traces = tuple(name for name in tables_by_attempt() if name not in (*LATER, "attempt_file"))
+    of_attempts = (table for table in TABLES.values() if table.is_of_attempts and not table.grows_later)
+    traces = tuple(table.name for table in of_attempts if table.name != "attempt_file")
     return {
         kind.name: kind
         for kind in (
@@ -71,9 +71,9 @@ def partition_column(table: str) -> str:
     return column
 
 
-def root(version: int | None = None) -> str:
-    """Return the folder of a schema's files; of this version's without one."""
-    return f"schema={schema_version() if version is None else version}"
+def root() -> str:
+    """Return the folder of this schema's files."""
+    return f"schema={SCHEMA_VERSION}"
 
 
 def is_lake(text: str) -> bool:

@@ -7,11 +7,12 @@ from typing import Any, Final
 
 from exitbench import __version__
 from exitbench.errors import UserError
-from exitbench.results.database.tables import schema_version, spelled, tables_of
+from exitbench.results.database.tables import declared_tables, spelled
 from exitbench.results.files.bounded import ROWS_PER_BYTE
 from exitbench.results.files.values import LONG, OBJECT, TEXT, TEXTS, Keys, first_fault, of_form, one_of, whole
 from exitbench.results.lake.layout import Kind, file_name, kinds, manifest_name
 from exitbench.results.spool.schema import ATTEMPT_ID, SHA256
+from exitbench.results.tables import SCHEMA_VERSION
 
 FORMAT: Final = "exitbench-lake-1"
 LARGEST_BYTES: Final = 16 << 20
@@ -65,7 +66,7 @@ class Manifest:
         files = {file.table: {"rows": file.rows, "bytes": file.bytes, "sha256": file.sha256} for file in self.files}
         record = {
             "format": FORMAT,
-            "schema_version": schema_version(),
+            "schema_version": SCHEMA_VERSION,
             "exitbench": __version__,
             "kind": self.kind.name,
             "key": list(self.key),
@@ -87,8 +88,8 @@ class Manifest:
             UserError: It is torn, of another schema, not of its name, or speaks of what no lake has.
         """
         record = _record(content, where)
-        if record["schema_version"] != schema_version():
-            raise UserError(f"{where}: is of schema {record['schema_version']}, in the folder of {schema_version()}.")
+        if record["schema_version"] != SCHEMA_VERSION:
+            raise UserError(f"{where}: is of schema {record['schema_version']}, in the folder of {SCHEMA_VERSION}.")
         if record["kind"] not in kinds():
             raise UserError(f"{where}: kind is {spelled(record['kind'])}. Allowed: {', '.join(kinds())}.")
         kind, key = kinds()[record["kind"]], tuple(record["key"])
@@ -136,7 +137,7 @@ def _rows(told: Mapping[str, Any], kind: Kind, key: tuple[str, ...], where: str)
     _require_exactly(told, kind.within, f"{where}: rows")
     rows: dict[str, tuple[Row, ...]] = {}
     for table in kind.within:
-        columns = tables_of(schema_version())[table].keys()
+        columns = declared_tables()[table].keys()
         if not isinstance(told[table], list) or not all(isinstance(row, dict) for row in told[table]):
             raise UserError(f"{where}: rows.{table} is not a list of objects.")
         for row in told[table]:

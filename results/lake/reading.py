@@ -15,7 +15,7 @@ from exitbench.errors import UserError, told
 from exitbench.results.database.access_lock import AccessLock
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.database.sandbox import NO_EXTENSIONS, attach_sql
-from exitbench.results.database.tables import quoted, quoted_text, schema_version, tables_of
+from exitbench.results.database.tables import declared_tables, quoted, quoted_text
 from exitbench.results.files.memory import in_memory, lock_settings
 from exitbench.results.ingest.soundness import require_sound
 from exitbench.results.lake.export import parquet_schema
@@ -23,6 +23,7 @@ from exitbench.results.lake.layout import file_tables, kinds, manifest_name, man
 from exitbench.results.lake.manifest import LARGEST_BYTES, LakeFile, Manifest, Row
 from exitbench.results.lake.places import Place, place_of, read_all
 from exitbench.results.lake.served import PROTOCOL, Served, all_files
+from exitbench.results.tables import SCHEMA_VERSION
 
 _PLANNING: Final = ("disabled_optimizers = 'join_order'", "dynamic_or_filter_threshold = 100000")
 """Views join what runs are called to their rows, in this order: then only files of the attempts left are opened.
@@ -93,14 +94,9 @@ def _no_lake(place: Place) -> UserError:
     others = sorted(schemas(place.sizes("")))
     if not others:
         return UserError(f"{place.where}: there is no lake. `exitbench export lake {place.where}` makes one.")
-    advice = (
-        "Use a newer version of ExitBench."
-        if others[-1] > schema_version()
-        else "Export the databases anew, beside it."
-    )
     return UserError(
         f"{place.where}: has results of schema {', '.join(map(str, others))}; this version of ExitBench reads "
-        f"{schema_version()}. {advice}"
+        f"{SCHEMA_VERSION} only. Export the databases again with this version, beside it."
     )
 
 
@@ -144,7 +140,7 @@ def _once(table: str, rows: Sequence[Row]) -> Sequence[Row]:
 
 def _typed(table: str) -> str:
     """SQL that makes rows of JSON text, every value of its column's type."""
-    columns = tables_of(schema_version())[table]
+    columns = declared_tables()[table]
     kinds_of = {name: "VARCHAR" if column.type == "JSON" else column.type for name, column in columns.items()}
     shape = {name: [kind.removesuffix("[]")] if kind.endswith("[]") else kind for name, kind in kinds_of.items()}
     return f"SELECT unnest(row) FROM (SELECT unnest(from_json_strict($1, {quoted_text(json.dumps([shape]))})) AS row)"
@@ -196,7 +192,7 @@ def _connection(path: Path, served: Served) -> duckdb.DuckDBPyConnection:
 
 def _table_view(table: str) -> str:
     """SQL of a view in a table's place, its columns in the table's order and of its types."""
-    columns = tables_of(schema_version())[table]
+    columns = declared_tables()[table]
     names = ", ".join(
         f"{quoted(name)}::JSON AS {quoted(name)}" if column.type == "JSON" else quoted(name)
         for name, column in columns.items()

@@ -10,7 +10,6 @@ years later. Where tables were freed, because a database has their rows, FREED s
 import json
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,14 +24,12 @@ import pyarrow.parquet as pq
 
 from exitbench.errors import UserError, is_out_of_memory, suggestion
 from exitbench.results.files.atomic_folder import (
-    SEAL,
     DamagedFile,
     SpoolError,
     check_digest,
     read_digests,
     read_json,
     sha256,
-    write_digested_folder,
     write_json,
 )
 from exitbench.results.files.paths import without_home
@@ -348,7 +345,9 @@ def read_status(attempt: Attempt) -> AttemptStatus:
     if attempt.finished:
         try:
             content = read_json(attempt.path / "status.json")
-            _require(content, _OUTCOME if _is_of_another_version(content) else STATUS_KEYS, str(attempt.path / "status.json"))
+            _require(
+                content, _OUTCOME if _is_of_another_version(content) else STATUS_KEYS, str(attempt.path / "status.json")
+            )
             status, reason = content["status"], content["reason"]
         except SpoolError as error:
             status, reason = DAMAGED, str(error)

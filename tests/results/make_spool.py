@@ -20,7 +20,7 @@ import pyarrow as pa
 from exitbench.results.files.canonical import content_id
 from exitbench.results.spool import attempts as spool
 from exitbench.results.spool.attempts import AttemptWriter
-from exitbench.results.spool.schema import FITTED_FILE, PROBE_FLOAT_LISTS, PROBE_ID_LISTS
+from exitbench.results.spool.schema import FITTED_FILE
 from exitbench.results.statistics.intervals import (
     PERCENT,
     Interval,
@@ -468,7 +468,7 @@ class World:
             "first_match": first_match,
             "stable_from": beliefs.stable_from,
             **stability(signals["p_final"], signals["cosine_last"]),
-            **{name: lists(signals[name]) for name in (*PROBE_ID_LISTS, *PROBE_FLOAT_LISTS)},
+            **{name: lists(signals[name]) for name in signals},
         }
         with AttemptWriter(root, cell, ENV) as writer:
             writer.write("probe", pa.table(rows))

@@ -14,13 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from exitbench.results.database.connection import open_database
-from exitbench.results.database.migrations import migration_scripts
 from exitbench.results.ingest.snapshot import MANIFEST, write_snapshot
+from exitbench.results.tables import SCHEMA_VERSION
 
 Ask = Callable[..., tuple[int, str, str]]
 Unchanged = Callable[[Path], dict[str, str]]
 
-VERSION = len(migration_scripts())
 # Written where the command runs, since a name of a file cannot have a slash.
 COPY = "COPY (SELECT content FROM read_text('manifest.json')) TO 'written.csv'"
 NAME = f"attempt BY NAME SELECT * FROM attempt WHERE false; {COPY}; --"
@@ -108,7 +107,7 @@ MANIFESTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a list of tables": (lambda folder: tell(folder, lambda told: told.update(tables=["attempt"])), "is not an object"),
     "no attempts": (
         lambda folder: tell(folder, lambda told: told["tables"].pop("attempt") and None),
-        f"lacks attempt, which every snapshot of schema {VERSION} has",
+        "lacks attempt, which every snapshot has",
     ),
     "a table that is a list": (
         lambda folder: tell(folder, lambda told: told["tables"].update(attempt=[1])),
@@ -138,13 +137,13 @@ MANIFESTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     **{
         f"schema {version!r}": (
             lambda folder, version=version: tell(folder, lambda told: told.update(schema_version=version)),
-            f"Allowed: a whole number from 1 to {VERSION}",
+            f"this version of ExitBench reads {SCHEMA_VERSION} only",
         )
         for version in (None, 0, -1, True, False, "4", [1], 1.0, {})
     },
     "a schema of the far future": (
         lambda folder: tell(folder, lambda told: told.update(schema_version=10**300)),
-        f"knows up to {VERSION}. Use the newer version",
+        f"this version of ExitBench reads {SCHEMA_VERSION} only",
     ),
     "no format": (lambda folder: tell(folder, lambda told: told.pop("format") and None), "format is 'None'"),
     "a format with control characters": (

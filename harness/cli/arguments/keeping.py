@@ -1,17 +1,14 @@
 """Commands that look after what there is: db, gc, rescore, annotate, export, import."""
 
 from pathlib import Path
-from typing import Final
 
 from exitbench.harness.cli.arguments.common import (
     Commands,
     add_data_dir,
     add_database,
     add_plugins,
-    add_runs,
     add_unsafe_code,
     command,
-    up_to,
 )
 
 
