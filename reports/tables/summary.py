@@ -33,8 +33,8 @@ CAPTION = (
     "Tokens = full counts full depth's tokens that the method has at the same position. Simulated rows are replays: "
     "they have a cost, never a time. Against float32: what another number format changes of full depth, on 50 "
     "documents at most: mean difference of log-probabilities, of those between two choices, and the share of choices or "
-    "tokens that are the same; it is not measured where the weights do not fit into memory twice, of numbers in place "
-    "of labels, and in runs of earlier versions. n counts documents; timed those that were timed, times rounds. Where "
+    "tokens that are the same; it is not measured where the weights do not fit into memory twice, nor of numbers in "
+    "place of labels. n counts documents; timed those that were timed, times rounds. Where "
     "the machine counts energy, joules are those of a token, of whole requests and gross (net: without idle power), "
     "beside full depth's; energy: full depth's over the method's."
 )

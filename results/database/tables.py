@@ -20,7 +20,7 @@ from exitbench.results.tables import TABLES, schema_sql
 _SHOWN: Final = 60
 _ROWS_PER_BYTE: Final = 100
 _FEW_ROWS: Final = 1_000_000
-_EXCLUDED: Final = re.compile(r"EXCLUDE \(([^()]*)\)")
+_SETS: Final = re.compile(r"\b(?:EXCLUDE|REPLACE) \(")
 # Asked by their full names, and compared without a function: a macro of the database may be called like any.
 _OF: Final = "WHERE database_name = $database AND schema_name = 'main'"
 _TABLES: Final = f"SELECT table_name, estimated_size FROM system.main.duckdb_tables() {_OF}"
@@ -140,8 +140,31 @@ def read_catalogue(duck: duckdb.DuckDBPyConnection, database: str) -> Catalogue:
 
 
 def _sorted(sql: str) -> str:
-    """Text of a view, with sets of names in one order: DuckDB writes them in another each time it stores them."""
-    return _EXCLUDED.sub(lambda match: f"EXCLUDE ({', '.join(sorted(match[1].split(', ')))})", sql)
+    """Return a view's text with its sets of columns in one order: DuckDB writes them in another each time."""
+    parts, end = [], 0
+    for match in _SETS.finditer(sql):
+        if match.start() >= end:  # else within one that is sorted as a whole
+            entries, closing = _entries(sql, match.end())
+            parts += [sql[end : match.end()], ", ".join(sorted(entries))]
+            end = closing
+    return "".join((*parts, sql[end:]))
+
+
+def _entries(sql: str, start: int) -> tuple[list[str], int]:
+    """Return what stands between commas from a place behind an opening parenthesis on, and where that is closed."""
+    entries, depth, is_quoted = [], 0, False
+    for at in range(start, len(sql)):
+        character = sql[at]
+        if character == "'":
+            is_quoted = not is_quoted
+        elif not is_quoted:
+            depth += (character == "(") - (character == ")")
+            if depth < 0 or (character == "," and depth == 0):
+                entries.append(sql[start:at].strip())
+                start = at + 1
+            if depth < 0:
+                return entries, at
+    return [*entries, sql[start:]], len(sql)
 
 
 def require_tables(tables: Mapping[str, Columns], where: str) -> None:

@@ -1,4 +1,4 @@
--- The views: what people and reports query. Tables may change with a migration; a view's name and columns do not.
+-- The views: what people and reports query. Tables may change with a version; a view's name and columns do not.
 -- Every view shows the latest successful attempt at each cell, except `failures`. Blocks and exit layers are numbered
 -- 1..L, positions from 1, logarithms are natural.
 

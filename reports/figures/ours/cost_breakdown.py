@@ -26,8 +26,7 @@ CAPTION = (
     "they knew without looking."
 )
 EMPTY = (
-    "Not measured: no `quality` cell of a model with trained weights tells its cost by part. Run `nox -s bench`, or, "
-    "where an older version ran, the suite again into another folder (`exitbench run SUITE --runs DIR`)."
+    "Not measured: no `quality` cell of a model with trained weights tells its cost by part. Run `nox -s bench`."
 )
 
 _PARTS = {"blocks": "blocks", "heads": "LM heads", "gates": "gates", "kv": "keys and values", "verification": "drafts"}

@@ -14,6 +14,7 @@ import pytest
 from exitbench.errors import UserError
 from exitbench.results.database import current, upgrade, verified
 from exitbench.results.database.connection import copy_to, open_database
+from exitbench.results.database.tables import read_catalogue
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.ingest.rebuild import rebuild
 from exitbench.results.tables import SCHEMA_VERSION, schema_sql
@@ -155,6 +156,23 @@ def test_changed_views_are_created_anew_and_old_ones_dropped(path: Path, monkeyp
     with open_database(path) as opened:
         views = opened.query("SELECT view_name FROM duckdb_views() WHERE NOT internal")["view_name"].to_pylist()
         assert views == ["answers"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "others"),
+    [
+        ("* EXCLUDE (a, b)", "* EXCLUDE (b, a)"),
+        ("* REPLACE (least(a, 2) AS a, (b || ',)') AS b)", "* REPLACE ((b || ',)') AS b, least(a, 2) AS a)"),
+    ],
+)
+def test_the_order_in_which_duckdb_stores_sets_of_columns_says_nothing(columns: str, others: str) -> None:
+    views = []
+    for said in (columns, others):
+        with duckdb.connect() as connection:
+            connection.execute("CREATE TABLE t (a INTEGER, b VARCHAR, c INTEGER)")
+            connection.execute(f"CREATE VIEW v AS SELECT {said}, c + 1 AS d FROM t")
+            views.append(read_catalogue(connection, "memory").views)
+    assert views[0] == views[1]
 
 
 NOT_DUCKDB = {

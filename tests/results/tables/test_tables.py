@@ -36,7 +36,7 @@ folder, (cell, env) = Path(sys.argv[2]), json.loads(sys.argv[3])
 token = {"doc_key": "a", "position": 1, "token_id": 7, "exit_layer": 2, "blocks_run": 2, "reason": "last"}
 with AttemptWriter(folder / "spool", cell, env) as writer:
     writer.write("tokens", pa.Table.from_pylist([{**token, "luck": 0.5}]))
-    writer.write("drafts", pa.Table.from_pylist([{"doc_key": "a", "position": n, "text": "x"} for n in (1, 2)]))
+    writer.write("coins", pa.Table.from_pylist([{"doc_key": "a", "position": n, "text": "x"} for n in (1, 2)]))
     writer.finish("ok")
 assert ingest(folder / "spool", folder / "x.duckdb").quarantined == ()
 with open_database(folder / "x.duckdb") as database:
@@ -44,16 +44,16 @@ with open_database(folder / "x.duckdb") as database:
 merge(folder / "snapshot", folder / "other" / "spool", folder / "other" / "x.duckdb")
 for path in (folder, folder / "other"):
     with open_database(path / "x.duckdb") as database:
-        print(database.rows("SELECT luck FROM token_exit")[1], database.rows("SELECT position, text FROM draft")[1])
+        print(database.rows("SELECT luck FROM token_exit")[1], database.rows("SELECT position, text FROM coin")[1])
         print(len(check(path / "spool", path / "x.duckdb").problems))
 with open_database(folder / "x.duckdb", read_only=False) as database:
-    database.duck.execute("INSERT INTO draft FROM draft LIMIT 1")
-    database.duck.execute("UPDATE draft SET attempt_id = 'b' WHERE position = 2")
+    database.duck.execute("INSERT INTO coin FROM coin LIMIT 1")
+    database.duck.execute("UPDATE coin SET attempt_id = 'b' WHERE position = 2")
 print(*(problem.partition(". ")[0] for problem in check(folder / "spool", folder / "x.duckdb").problems), sep="\\n")
 picture, tables = (schema_markdown().partition(part)[2] for part in ("erDiagram", "## Tables"))
 view = picture.partition("### token_trace")[2].partition("###")[0]
 described = picture.partition("## Views")[0] + view + tables
-print(*(line for line in described.splitlines() if "luck" in line or "draft" in line), sep="\\n")
+print(*(line for line in described.splitlines() if "luck" in line or "coin" in line), sep="\\n")
 """
 
 
@@ -66,10 +66,10 @@ def test_a_new_column_and_a_new_table_are_declared_at_one_place(
     column = '            Column("luck", "FLOAT", "how lucky it was", required=False),\n'
     table = """TRACES: Final = (
     Table(
-        "draft",
-        "One row per draft.",
-        (ATTEMPT_ID, DOC_KEY, _POSITION, Column("text", "VARCHAR", "what was drafted", left_out="''")),
-        file="drafts",
+        "coin",
+        "One row per coin.",
+        (ATTEMPT_ID, DOC_KEY, _POSITION, Column("text", "VARCHAR", "heads or tails", left_out="''")),
+        file="coins",
         indexed=False,
     ),
 """
@@ -85,13 +85,13 @@ def test_a_new_column_and_a_new_table_are_declared_at_one_place(
         "0",
         "[(0.5,)] [(1, ''), (2, '')]",
         "0",
-        "draft: 1 row of a attempt_id that attempt does not have, such as b",
-        f"draft: 1 row more than once, such as attempt_id {attempt_id}, doc_key a, position 1",
-        "    attempt ||--o{ draft : attempt_id",
+        "coin: 1 row of a attempt_id that attempt does not have, such as b",
+        f"coin: 1 row more than once, such as attempt_id {attempt_id}, doc_key a, position 1",
+        "    attempt ||--o{ coin : attempt_id",
         "| luck | FLOAT | how lucky it was |",
-        "### draft",
-        "One row per draft.",
-        "| text | VARCHAR NOT NULL | what was drafted |",
+        "### coin",
+        "One row per coin.",
+        "| text | VARCHAR NOT NULL | heads or tails |",
         "| luck | FLOAT | how lucky it was |",
     ]
 
