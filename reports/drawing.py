@@ -1,12 +1,15 @@
 """Draws figures and writes their files, in processes of their own where there are cores, while more rows are read."""
 
 import gc
+import os
+import signal
+import threading
 from collections.abc import Collection, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -145,9 +148,7 @@ class Drawings:
     def _begin(self) -> None:
         """Hand out what no process has yet."""
         if self._pool is None:  # DuckDB's threads must not be forked
-            self._pool = ProcessPoolExecutor(
-                self._workers - 1, get_context("spawn"), gc.set_threshold, (_COLLECTED_AT,)
-            )
+            self._pool = ProcessPoolExecutor(self._workers - 1, get_context("spawn"), _prepare_worker)
         for task in list(self._tasks.values())[len(self._begun) :]:
             self._begun.append(self._pool.submit(draw, task.name, task.frame, self._folder, task.kinds))
 
@@ -175,6 +176,20 @@ class Drawings:
                 old.unlink(missing_ok=True)
         written = tuple(file for file in files if file.exists())
         return DrawnFigure(source, frame, drawing.picture, drawing.finding, drawing.error, (*written, data))
+
+
+def _prepare_worker() -> None:
+    """Look for garbage as rarely as the parent does, and end with it however it ends."""
+    gc.set_threshold(_COLLECTED_AT)
+    threading.Thread(target=_end_with_parent, name="lifeline", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Wait until the parent is gone: a pool's process that waits for work would outlive a `kill -9` of it."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def draw(name: str, frame: Frame, folder: Path, kinds: Collection[str] = KINDS) -> Drawing:

@@ -46,6 +46,10 @@ def register(task: type[Task]) -> type[Task]:
     for attribute in ("name", "metric_version"):
         if not isinstance(getattr(task, attribute, None), str):
             raise TypeError(f'task {task.__name__} needs {attribute} = "..."')
+    metrics, lower = getattr(task, "metrics", None), task.lower_is_better
+    # Both may be properties, or set when a task is made.
+    if isinstance(metrics, tuple) and not isinstance(lower, property) and (unknown := sorted({*lower} - {*metrics})):
+        raise TypeError(f"task {task.__name__}: lower_is_better has {unknown[0]!r}, which is none of its metrics")
     if ":" in task.name or task.name.endswith(".toml"):
         raise ValueError(f"task {task.name!r}: names with ':' or an ending .toml stand for tasks of other kinds")
     if is_pair(task.name) or _TASKS.setdefault(task.name, task) is not task:

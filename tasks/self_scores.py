@@ -51,7 +51,7 @@ def self_score_remarks(task: Task, documents: Sequence[Document]) -> tuple[str, 
         if away.sum() > (len(scores) / 2 if metric in scores[0].statistics else 0):
             worst = float((alone.max if least_good else alone.min)())
             is_one = bool((alone[away] == worst).all())
-            value = f"{worst:.3g}" if is_one else f"not {best:g} but as {'high' if least_good else 'low'} as {worst:.3g}"
+            value = f"{worst:.3g}" if is_one else f"not {best:g} (the worst: {worst:.3g})"
             remarks.append(
                 f"{metric} of {away.sum()} of {len(scores)} references is {value} even for the reference itself"
                 + (f": {_WHY[metric]}" if metric in _WHY else "")

@@ -8,7 +8,7 @@ import json
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -216,13 +216,23 @@ AS_ERRORS = """
 
 
 @pytest.fixture(scope="session")
-def errors_database(example_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example, with an error of 100 minus the score in place of every score. Open it read-only."""
-    path = tmp_path_factory.mktemp("errors") / "exitbench.duckdb"
-    shutil.copy(example_database, path)
-    with duckdb.connect(str(path)) as connection:
-        connection.execute(AS_ERRORS)
-    return path
+def as_errors(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
+    """Copy a database, with an error of 100 minus the score in place of every score."""
+
+    def run(database: Path) -> Path:
+        path = tmp_path_factory.mktemp("errors") / "exitbench.duckdb"
+        shutil.copy(database, path)
+        with duckdb.connect(str(path)) as connection:
+            connection.execute(AS_ERRORS)
+        return path
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def errors_database(example_database: Path, as_errors: Callable[[Path], Path]) -> Path:
+    """The example, scored by errors. Open it read-only."""
+    return as_errors(example_database)
 
 
 @pytest.fixture(scope="session")

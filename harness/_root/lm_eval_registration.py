@@ -3,6 +3,10 @@
 lm-eval 0.4.13 looks for no plug-ins; a release after it reads the entry-point group `lm_eval.models`, which we declare.
 Until then a finder waits for lm-eval's own list of models, and adds ours to it: a name, which lm-eval imports when it
 is asked for.
+
+So `import exitbench` puts a finder on `sys.meta_path`. Nothing else can wait for a module that may never be imported,
+and importing lm-eval here would take seconds of every command. The finder answers for that one module, and takes itself
+away when it is imported.
 """
 
 import sys

@@ -113,8 +113,8 @@ class Tuning:
             raise UserError(
                 f"--documents {self.documents}: that {self.finalists} finalists lose at most {most:g} % with "
                 f"probability {1 - epsilon:.3g} each takes {least} documents or more, even if none of them loses "
-                f"anything, and {half} where they lose half as much. Allowed: more documents, a larger --max-loss, fewer "
-                "--finalists."
+                f"anything, and {half} where they lose half as much. Allowed: more documents, a larger --max-loss, "
+                "fewer --finalists."
             )
 
     @property

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
-import lm_eval.evaluator
 import torch
 from lm_eval.api.instance import Instance
 
 from exitbench.errors import UserError
 from exitbench.harness.api.lm_eval_arguments import MODEL, SEED, ModelArguments, read_arguments
-from exitbench.harness.api.lm_eval_trace import Told, watch
+from exitbench.harness.api.lm_eval_trace import Told, watch_evaluations
 from exitbench.harness.api.models import find_model
 from exitbench.harness.cells.cell import GenerationSettings
 from exitbench.harness.cells.prompts import Prompts
@@ -31,14 +29,12 @@ from exitbench.progress import counting
 from exitbench.tasks.lm_eval.greedy import why_not_greedy
 from exitbench.tasks.lm_eval.task import document_key
 
-# lm-eval drives here, and says what it does as loudly as it was told to.
-logging.getLogger("lm_eval").setLevel(logging.NOTSET)
-
 
 class ExitBenchLM(EarlyExitLM):
     """A checkpoint with an early-exit method, made from lm-eval's `model_args`.
 
-    Every argument, with those of the method, is described in docs/lm-eval.md.
+    Every argument, with those of the method, is described in docs/lm-eval.md. As long as a model lives, lm-eval's
+    `evaluate` is watched (`watch_evaluations`); after the last one it is lm-eval's own again.
 
     Attributes:
         dtype: Number format.
@@ -80,7 +76,7 @@ class ExitBenchLM(EarlyExitLM):
         self._keys: dict[int, str] = {}
         self.told: Told = {}
         self.splits: dict[str, str] = {}
-        lm_eval.evaluator.evaluate = watch(lm_eval.evaluator.evaluate)
+        watch_evaluations(self)
 
     @property
     def traces(self) -> bool:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import lm_eval.evaluator
 import torch
 from lm_eval.api.instance import Instance
 
@@ -90,10 +92,29 @@ class Trace:
         tell(f"trace: exitbench import {spool}")
 
 
-def watch(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap lm-eval's `evaluate`, so that our models know what they are asked, and when all of it is answered."""
-    if getattr(function, "is_watched", False):
-        return function
+_watching: weakref.WeakSet[EarlyExitLM] = weakref.WeakSet()
+"""Models that are to know of evaluations."""
+
+
+def watch_evaluations(lm: EarlyExitLM) -> None:
+    """Have a model learn what lm-eval's `evaluate` is about to ask of it, and when all of it is answered.
+
+    lm-eval tells a model neither, so `evaluate` is wrapped where lm-eval looks for it. The wrapper is taken away again
+    with the last model that is watched.
+    """
+    own = lm_eval.evaluator.evaluate
+    if not list(_watching):
+        lm_eval.evaluator.evaluate = _watched(own)
+    _watching.add(lm)
+    weakref.finalize(lm, _unwatch)
+
+
+def _unwatch() -> None:
+    if not list(_watching) and (own := getattr(lm_eval.evaluator.evaluate, "watches", None)) is not None:
+        lm_eval.evaluator.evaluate = own
+
+
+def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(function)
 
     @wraps(function)
@@ -115,7 +136,7 @@ def watch(function: Callable[..., Any]) -> Callable[..., Any]:
         trace.write(lm, lm.told)
         return results
 
-    evaluate.is_watched = True  # type: ignore[attr-defined]
+    evaluate.watches = function  # type: ignore[attr-defined]
     return evaluate
 
 

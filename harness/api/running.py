@@ -9,6 +9,7 @@ from pathlib import Path
 from exitbench.harness.cli.commands.folders import Runs
 from exitbench.harness.cli.commands.run import run as run_command
 from exitbench.harness.cli.main import parsed
+from exitbench.tasks.lm_eval.quiet import quiet_lm_eval
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def run(
     words += [] if report else ["--no-report"]
     words += ["--hub"] if hub else []
     words += ["--", str(suite)]
-    code = run_command(parsed(words))
+    with quiet_lm_eval():
+        code = run_command(parsed(words))
     folders = Runs(Path(runs))
     return RunReport(code == 0, folders.database, folders.report / "index.html" if report else None)

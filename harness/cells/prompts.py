@@ -29,12 +29,14 @@ class Fitting:
     """The documents of a cell whose prompts are short enough, in their order.
 
     Attributes:
-        dropped: Documents left out.
+        dropped: Documents left out for their length.
+        unscorable: Documents left out because a text of theirs cannot be scored.
         truncated: Documents of those kept whose prompt is cut.
     """
 
     documents: tuple[Document, ...]
     dropped: int = 0
+    unscorable: int = 0
     truncated: int = 0
 
 
@@ -109,7 +111,7 @@ class Prompts:
                 f"{max(self._longest, 0)} are left beside {self.generation.max_new_tokens} new ones."
             )
         truncated = sum(bool(prompt.n_cut) for _, prompt in kept)
-        return Fitting(tuple(document for document, _ in kept), len(made) - len(kept), truncated)
+        return Fitting(tuple(document for document, _ in kept), len(made) - len(kept), truncated=truncated)
 
     def _cut(self, ids: list[int]) -> Prompt:
         if self.generation.truncate == "drop":

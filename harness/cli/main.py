@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from exitbench import __version__
 from exitbench.errors import UserError, no_room, suggestion
 from exitbench.harness.processes.interrupts import Interruptible
+from exitbench.tasks.lm_eval.quiet import quiet_lm_eval
 from exitbench.terminal import one_screen, tell, without_middle
 
 if TYPE_CHECKING:
@@ -73,7 +75,8 @@ def _command(given: Sequence[str]) -> int:
     command: Callable[[argparse.Namespace], int] = getattr(
         import_module(f"exitbench.harness.cli.commands.{module}"), function
     )
-    code = command(arguments)
+    with nullcontext() if module == "lm_eval" else quiet_lm_eval():  # lm-eval's own command is as loud as it is told
+        code = command(arguments)
     sys.stdout.flush()
     return code
 

@@ -13,7 +13,6 @@ from exitbench.harness.engine.checkpoints.loading import Checkpoint, engine_for,
 from exitbench.harness.engine.hosted.model import HostedTransformer
 from exitbench.harness.engine.model.available import available_bytes
 
-_ENGINES: Final[tuple[EngineName, ...]] = ("lean", "hosted")
 _SHARE: Final = 0.5
 """Of the memory that is left, for weights in float32."""
 _FLOAT32_BYTES: Final = 4
@@ -47,7 +46,7 @@ def try_engines(
         numel: Numbers in its files.
 
     Returns:
-        The engine chosen and the other, and what the chosen one loaded; None where it refuses.
+        The engine that runs it and the other, and what the first loaded; None where it refuses.
     """
     try:
         chosen = engine_for(folder / CONFIG, raw, choice)
@@ -56,7 +55,11 @@ def try_engines(
     available = available_bytes("cpu")
     fits = available is None or numel * _FLOAT32_BYTES <= _SHARE * available
     first, checkpoint = _try(folder, chosen, "cpu" if chosen == "hosted" and fits else "meta")
-    other, _ = _try(folder, next(engine for engine in _ENGINES if engine != chosen), "meta")
+    is_other_hosted = chosen == "lean"
+    falls_back = is_other_hosted and choice == "auto" and checkpoint is None
+    other, fallback = _try(folder, "hosted" if is_other_hosted else "lean", "cpu" if falls_back and fits else "meta")
+    if falls_back and fallback is not None:
+        return (other, first), fallback
     return (first, other), checkpoint
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import EngineChoice
 from exitbench.harness.engine.checkpoints.exit_head_files import load_exit_heads
-from exitbench.harness.engine.checkpoints.files import CONFIG, checkpoint_remarks
+from exitbench.harness.engine.checkpoints.files import CONFIG, checkpoint_remarks, not_a_checkpoint
 from exitbench.harness.engine.checkpoints.hosted_loading import skeleton
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, read_config
 from exitbench.harness.engine.checkpoints.tokenizer_files import check_vocabulary, load_tokenizer
@@ -38,7 +38,7 @@ class Shape:
 
     Attributes:
         decoder_blocks: L.
-        encoder_blocks: 0 of a decoder-only model; None where only an engine could tell.
+        encoder_blocks: 0 of a decoder-only model.
         width: Of the residual stream.
         heads: Of queries; 0 where the configuration has none.
         kv_heads: Of keys and values.
@@ -49,7 +49,7 @@ class Shape:
     """
 
     decoder_blocks: int
-    encoder_blocks: int | None
+    encoder_blocks: int
     width: int
     heads: int
     kv_heads: int
@@ -175,7 +175,7 @@ def inspect_folder(folder: Path, engine: EngineChoice = "auto", context: int | N
     """
     path = folder / CONFIG
     if not is_file(path):
-        raise UserError(f"{folder}: not a Hugging Face checkpoint folder (no {CONFIG}).")
+        raise UserError(not_a_checkpoint(folder))
     raw, found = read_json(path), _Found()
     is_known = found.out(lambda: read_config(folder)) is not None
     stored = found.out(lambda: read_stored(folder))
@@ -232,10 +232,9 @@ def _shape(sketch: Sketch, checkpoint: Checkpoint | None) -> Shape:
     if isinstance(model, Transformer):  # reads tensors by their names, and a head of its own where there is one
         is_tied = model.lm_head.weight is model.weights.token_embedding_VD
         parameters = replace(parameters, head=0 if is_tied else model.lm_head.weight.numel())
-    known = None if checkpoint is None else checkpoint.model.encoder_blocks
     return Shape(
         decoder_blocks=model.n_blocks,
-        encoder_blocks=0 if sketch.stack.encoder is None else known,
+        encoder_blocks=sketch.stack.encoder_blocks,
         width=model.d_model,
         heads=sketch.heads,
         kv_heads=sketch.kv_heads,

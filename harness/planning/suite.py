@@ -32,6 +32,7 @@ from exitbench.harness.cells.cell import (
     TimingSettings,
 )
 from exitbench.harness.engine.checkpoints.device_maps import AskedMap, read_device_map
+from exitbench.harness.engine.checkpoints.files import gguf_note
 from exitbench.harness.engine.checkpoints.hub import HubName, read_name
 from exitbench.harness.planning.entries.task import MAX_BATCH, TaskEntry, read_task
 from exitbench.harness.reading.toml import MAX_COUNT, Table
@@ -301,7 +302,7 @@ def _model(name: str, table: Table, task_labels: list[str]) -> ModelEntry:
     hub = None if written is None else _hub_name(table, written)
     path = None if written is None or hub is not None else (table.path.parent / written)
     if path is not None and not (path / "config.json").is_file():
-        raise table.error("path", f"{path} is not a checkpoint's folder: it has no config.json.")
+        raise table.error("path", f"{path} is not a checkpoint's folder: it has no config.json.{gguf_note(path)}")
     engine = table.choose("engine", table.get("engine", str, "auto"), ENGINES, "engine")
     device_map = read_device_map(table)
     if device_map is not None and engine == "lean":

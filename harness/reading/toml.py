@@ -27,6 +27,12 @@ _INTEGERS: Final = 1 << 63
 _MAX_NAME: Final = 100
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
 _SHOWN: Final = 200
+_MAX_PARTS: Final = 100
+"""Of a dotted key: tomllib's time grows with their square."""
+_PART: Final = r"(?:[\w-]++|\"[^\"\n]*\"|'[^'\n]*')"
+_LONG_KEY: Final = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{{_MAX_PARTS}}}")
+_MAX_BITS: Final = 10_000
+"""Python refuses to write larger numbers, in a message too."""
 
 _KIND_NAMES: Mapping[type, str] = {
     str: "a string",
@@ -69,7 +75,11 @@ class Table:
             if len(data) > MAX_BYTES:
                 raise UserError(f"{path}: is larger than {MAX_BYTES} bytes, which is the most that is read.")
             text = data.decode("utf-8").replace("\r\n", "\n")
-            return cls(path, text, (), tomllib.loads(text))
+            if _LONG_KEY.search(text):
+                raise UserError(f"{path}: a key has more than {_MAX_PARTS} parts with dots between them.")
+            values = tomllib.loads(text)
+            _require_numbers_to_show(values, path)
+            return cls(path, text, (), values)
         except OSError as error:
             raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
         except UnicodeDecodeError as error:
@@ -230,6 +240,18 @@ class Table:
         if nth >= len(mine):
             return next(_lines_with(names[-1], lines, 0, len(lines)), 0), len(lines)
         return mine[nth], min((n for n in headers if n > mine[nth]), default=len(lines))
+
+
+def _require_numbers_to_show(values: object, path: Path) -> None:
+    left = [values]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+        elif isinstance(value, int) and value.bit_length() > _MAX_BITS:
+            raise UserError(f"{path}: a number has too many digits; whole numbers fit into 64 bits.")
 
 
 def spelled(key: str) -> str:

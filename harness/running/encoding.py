@@ -17,6 +17,10 @@ from exitbench.harness.cells.prompts import Prompt
 from exitbench.tasks.base import ModelKind
 
 
+class Unscorable(UserError):
+    """A text of one document has nothing to score, or more than the model reads; others of its task may be scored."""
+
+
 @dataclass(frozen=True)
 class Pair:
     """A context and what is scored behind it, in tokens.
@@ -104,7 +108,7 @@ class Encoding:
             where: Document and choice, for messages.
 
         Raises:
-            UserError: No token is left of the continuation, or it has more than the model has positions.
+            Unscorable: No token is left of the continuation, or it has more than the model has positions.
         """
         if context == "":
             ids = self.ids(continuation, add_special_tokens=False)
@@ -125,7 +129,8 @@ class Encoding:
         """Tokens of a whole text, in windows that together score each of its tokens once.
 
         Raises:
-            UserError: The text has no tokens, or the model is an encoder-decoder.
+            Unscorable: The text has no tokens.
+            UserError: The model is an encoder-decoder.
         """
         if self.kind != "causal":
             raise UserError(
@@ -134,17 +139,17 @@ class Encoding:
         windows = get_rolling_token_windows(self.ids(text), self.prefix_id, self.max_length, 1)
         pairs = [make_disjoint_window(window) for window in windows]
         if not pairs:
-            raise UserError(f"{where}: there is nothing to score: the text is empty.")
+            raise Unscorable(f"{where}: there is nothing to score: the text is empty.")
         return [Pair(tuple(before), tuple(scored)) for before, scored in pairs]
 
     def _cut(self, before: list[int], ids: list[int], where: str, continuation: str) -> Pair:
         if not ids:
-            raise UserError(
+            raise Unscorable(
                 f"{where}: no token is left to score of {continuation[:40]!r}; the tokenizer may have merged it with "
                 "its context. Allowed: continuations of one token or more."
             )
         if len(ids) > self.max_length:
-            raise UserError(
+            raise Unscorable(
                 f"{where}: {len(ids)} tokens are to be scored, but the model reads {self.max_length}; allowed: as many."
             )
         # Decoder-only: the last scored token is not read itself, so that one more fits.

@@ -15,6 +15,8 @@ PROJECT = "exitbench"
 
 _LOOK_S: Final = 0.5
 
+_SPINNING: Final = {"GOMP_SPINCOUNT": "10000"}
+
 # Variables that change numbers or speed. A list, and no copy of the environment, which may hold secrets.
 ENV_VARS = (
     "CUBLAS_WORKSPACE_CONFIG",
@@ -52,8 +54,20 @@ def environment() -> dict[str, Any]:
         "packages": _packages(),
         "git_commit": commit,
         "git_dirty": dirty,
-        "env_vars": {name: os.environ[name] for name in ENV_VARS if name in os.environ},
+        # What `spinning` sets belongs to this version, whose commit is beside it.
+        "env_vars": {
+            name: os.environ[name] for name in ENV_VARS if os.environ.get(name) not in (None, _SPINNING.get(name))
+        },
     }
+
+
+def spinning() -> dict[str, str]:
+    """Return the variables that bound how long a thread of torch spins while it waits for the others.
+
+    torch's wheels bring GNU's OpenMP, whose threads spin 300,000 times: some milliseconds, for which a thread whose core
+    another process holds keeps the rest busy with waiting (docs/measuring.md). Nothing where the user has said how to wait.
+    """
+    return {} if "OMP_WAIT_POLICY" in os.environ else _SPINNING
 
 
 def hardware(threads: int) -> dict[str, Any]:
@@ -107,8 +121,8 @@ def _held_ticks(cores: set[int], stat: Path = Path("/proc/stat")) -> int | None:
     except OSError:
         return None
     fields = (line.split() for line in lines if re.match(r"cpu\d", line))
-    # user, nice, system, idle, iowait, irq, softirq, steal; guests count as users already.
-    return sum(sum(map(int, [*own[1:4], *own[6:9]])) for own in fields if int(own[0].removeprefix("cpu")) in cores)
+    # user, nice, system, idle, iowait, irq, softirq, steal: who is nice gives way, and guests count as users already.
+    return sum(sum(map(int, [own[1], own[3], *own[6:9]])) for own in fields if int(own[0].removeprefix("cpu")) in cores)
 
 
 def _cgroup_cores(root: Path, membership: Path) -> float | None:

@@ -6,7 +6,6 @@ Budgets count new decoder tokens; stop strings are looked for in new tokens only
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,9 +23,6 @@ from exitbench.harness.engine.decoding.stream import Stream
 from exitbench.harness.running.encoding import Encoding
 from exitbench.harness.running.scored_texts import ScoredText, TextRequest, score_texts
 from exitbench.methods.base import Parts, Threshold
-
-# It warns about every task whose records we hand over ourselves.
-logging.getLogger("lm_eval").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,8 @@ class TextRequest:
         """Make one of lm-eval's: of context and continuation, or of a whole text.
 
         Raises:
-            UserError: There is nothing to score, or more than the model reads; names the document.
+            Unscorable: There is nothing to score, or more than the model reads; names the document.
+            UserError: A whole text is asked of an encoder-decoder.
         """
         where = f"document {doc_key}"
         if len(texts) == 1:

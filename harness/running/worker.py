@@ -29,6 +29,7 @@ from exitbench.harness.running.passes.session import write_prompt_counts
 from exitbench.methods.base import Parts
 from exitbench.plugins import use_plugins
 from exitbench.results.spool.attempts import AttemptWriter, status_of
+from exitbench.tasks.lm_eval.quiet import quiet_lm_eval
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -57,6 +58,11 @@ def run(spec: WorkerSpec, emit: Emit, session: Session | None = None) -> int:
     Raises:
         UserError: The checkpoint cannot be read.
     """
+    with quiet_lm_eval():
+        return _run(spec, emit, session)
+
+
+def _run(spec: WorkerSpec, emit: Emit, session: Session | None) -> int:
     torch.set_num_threads(spec.threads)
     if spec.plugins is not None:
         files = use_plugins(spec.plugins)

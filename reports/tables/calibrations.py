@@ -8,8 +8,8 @@ ORDER = 15
 TITLE = "Calibrated thresholds"
 CAPTION = (
     "Levels from the most conservative on, each a real decode of the calibration split; the last one whose loss is "
-    "shown to be at most δ with confidence 1 - ε is chosen, and checked on documents that calibration did not see. Needed: "
-    "how many documents it takes to show that of a level that failed, if its loss stays what it was here."
+    "shown to be at most δ with confidence 1 - ε is chosen, and checked on documents that calibration did not see. "
+    "Needed: how many documents it takes to show that of a level that failed, if its loss stays what it was here."
 )
 EMPTY = "No calibration yet: run `nox -s bench`, or `exitbench calibrate` with any suite that has a [[calibration]]."
 
@@ -22,7 +22,7 @@ def _held_out(row: Row) -> Cell:
 
 
 def needed(row: Row) -> Cell:
-    """Return how many documents a level that failed needs, where its loss is below δ; a dash for other rules' levels."""
+    """Return how many documents a level needs that failed with a loss below δ; a dash under other rules."""
     if row["verdict"] != "failed" or row["rule"] != "hoeffding-bentkus":
         return Cell(ABSENT, None)
     documents = documents_needed(row["mean_loss"], row["delta"], row["epsilon"])

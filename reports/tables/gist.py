@@ -7,7 +7,7 @@ from exitbench.reports import tables
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.front.cards import BASELINES, DEFAULT_PERCENT, Answer, Card, cards
 from exitbench.reports.front.verdict import verdict
-from exitbench.reports.labels import Setting, labels, setting, spoken
+from exitbench.reports.labels import Setting, labels, number_format, setting, spoken
 from exitbench.reports.registry import discover
 from exitbench.results.database.connection import Database
 from exitbench.terminal import visible
@@ -122,7 +122,9 @@ def _why_not(rows: list[Row]) -> str:
 
 
 def _where(row: Row) -> str:
-    return f"{visible(row['task'])} ({visible(row['model'])})"
+    """Task and model, and what another number format than float32 changes of full depth."""
+    told = number_format(row)
+    return f"{visible(row['task'])} ({visible(row['model'])}{'' if told is None else f'; {told}'})"
 
 
 def _name(row: Row, names: dict[Setting, str]) -> str:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from exitbench.reports.frame import Row
 from exitbench.reports.labels import OTHER_LENGTH
 from exitbench.reports.tables.columns import Cell, Column, method, number, settings, text
-from exitbench.reports.tables.summary import blocks_run, change, exit_layer, quality, speedup, timed
+from exitbench.reports.tables.summary import blocks_run, change, exit_layer, number_format, quality, speedup, timed
 
 SECTION = "results"
 ORDER = 12
@@ -13,8 +13,9 @@ TITLE = "A setting of each method"
 CAPTION = (
     "Of each method one setting, chosen on a third of the documents: the fastest whose loss these bound by 5 % of full "
     "depth's quality, or else the one that loses least. Δ, the difference to full depth paired by document, and the "
-    "speed-up are of the other documents. Brackets are 95 % intervals. The speed-up is of whole requests (≈: full depth "
-    f"timed against itself varies as much; {OTHER_LENGTH}: answers are more than 5 % shorter or longer than full depth's). "
+    "speed-up are of the other documents. Brackets are 95 % intervals. The speed-up is of whole requests (≈: full "
+    f"depth timed against itself varies as much; {OTHER_LENGTH}: answers are more than 5 % shorter or longer than full "
+    "depth's). "
     "Tokens = full: the share of full depth's tokens that the method has at the same position."
 )
 EMPTY = "Nothing timed: add `timing` to the kinds of a suite, or run `nox -s bench`."
@@ -41,6 +42,7 @@ COLUMNS = (
     Column("Blocks run", blocks_run, numeric=True),
     Column("Speed-up", marked_speedup, numeric=True),
     number("Tokens = full", "token_match", "{:.1%}"),
+    Column("Against float32", number_format, long=True, where_known=True, collapses=True),
     text("Documents", "n", collapses=True),
     Column("Timed documents × rounds", timed, collapses=True),
 )

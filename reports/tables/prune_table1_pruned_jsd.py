@@ -54,7 +54,7 @@ COLUMNS = (
     number("Settings", "settings", "{}"),
     _spread("Exit, all", "depth_all", ".1%"),
     _spread("Score, all", "score_all", ".1f"),
-    number("Lowest score", "score_lowest", "{:.1f}"),
+    number("Worst score", "score_worst", "{:.1f}"),
     number("Full depth", "full_value", "{:.1f}"),
     _spread("Published exit", "published_depth", ".1%"),
     _spread("Published score", "published_score", ".1f"),

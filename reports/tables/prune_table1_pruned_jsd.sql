@@ -5,7 +5,7 @@ asked AS (
     SELECT r.full_depth_cell_id, f.task, f.task_label, f.model, coalesce(t.loss, 'unknown') AS loss,
            concat_ws(', ', f.conditions, 'threshold ' || (f.params ->> 'threshold'),
                      nullif(f.kv_policy, 'state-copy')) AS setting,
-           f.params ->> 'head' AS head, CAST(f.params ->> 'min_exit' AS INTEGER) AS min_exit, f.blocks, f.metric, f.value,
+           f.params ->> 'head' AS head, CAST(f.params ->> 'min_exit' AS INTEGER) AS min_exit, f.blocks, f.metric, f.lower_is_better, f.value,
            f.full_value, f.mean_exit_layer, f.n
     FROM frontier AS f
     JOIN (SELECT attempt_id, full_depth_cell_id FROM runs) AS r USING (attempt_id)
@@ -24,7 +24,8 @@ means AS (
            avg(depth) FILTER (is_late) AS depth, stddev_pop(depth) FILTER (is_late) AS depth_std,
            avg(value) FILTER (is_late) AS score, stddev_pop(value) FILTER (is_late) AS score_std,
            avg(depth) AS depth_all, stddev_pop(depth) AS depth_all_std,
-           avg(value) AS score_all, stddev_pop(value) AS score_all_std, min(value) AS score_lowest
+           avg(value) AS score_all, stddev_pop(value) AS score_all_std,
+           CASE WHEN any_value(lower_is_better) THEN max(value) ELSE min(value) END AS score_worst
     FROM (
         SELECT *, mean_exit_layer / blocks AS depth, min_exit / blocks BETWEEN 15 / 24 AND 21 / 24 AS is_late FROM asked
     )
@@ -50,7 +51,7 @@ printed AS (
 SELECT m.task_label AS task, m.model, m.loss, m.setting, m.head, m.metric, m.n, array_to_string(m.late, ', ') AS late,
        m.settings, m.full_value, round(m.depth, 9) AS depth, round(m.depth_std, 9) AS depth_std, round(m.score, 9) AS score,
        round(m.score_std, 9) AS score_std, round(m.depth_all, 9) AS depth_all, round(m.depth_all_std, 9) AS depth_all_std,
-       round(m.score_all, 9) AS score_all, round(m.score_all_std, 9) AS score_all_std, m.score_lowest,
+       round(m.score_all, 9) AS score_all, round(m.score_all_std, 9) AS score_all_std, m.score_worst,
        p.depth AS published_depth, p.depth_std AS published_depth_std, p.score AS published_score,
        p.score_std AS published_score_std
 FROM means AS m LEFT JOIN printed AS p ON p.task = m.task AND p.head = m.head AND m.loss <> 'weighted'

@@ -22,9 +22,9 @@ FACETS = {"Task": "task", "Model": "model", "Method": "method", "KV policy": "kv
 ORDER = 10
 TITLE = "Results"
 CAPTION = (
-    "Brackets are 95 % intervals over documents, of Δ, the difference to full depth, paired by document; its colour says "
-    "which way is better. Of a model on "
-    "a task those come first that are shown to lose at most 1 % of full depth's quality, the fastest of them first. "
+    "Brackets are 95 % intervals over documents, of Δ, the difference to full depth, paired by document; its colour "
+    "says which way is better. Of a model on a task those come first that are shown to lose at most 1 % of full "
+    "depth's quality, the fastest of them first. "
     "Exit layer: where tokens leave; blocks run: executed for them, more where skipped blocks are run after all. Work "
     "saved: full depth's bytes read over the method's, of decoding all answers. A speed-up is measured in wall time "
     "against full depth in the same run, of whole requests; ≈ and grey mean that its interval overlaps the noise "
@@ -32,8 +32,8 @@ CAPTION = (
     f"was too busy. {LENGTH_NOTE} {DECODING_NOTE} Realised is the first over the second. "
     "Tokens = full counts full depth's tokens that the method has at the same position. Simulated rows are replays: "
     "they have a cost, never a time. Against float32: what another number format changes of full depth, on 50 "
-    "documents at most: mean difference of log-probabilities, of those between two choices, and the share of choices or "
-    "tokens that are the same; it is not measured where the weights do not fit into memory twice, nor of numbers in "
+    "documents at most: mean difference of log-probabilities, of those between two choices, and the share of choices "
+    "or tokens that are the same; it is not measured where the weights do not fit into memory twice, nor of numbers in "
     "place of labels. n counts documents; timed those that were timed, times rounds. Where "
     "the machine counts energy, joules are those of a token, of whole requests and gross (net: without idle power), "
     "beside full depth's; energy: full depth's over the method's."

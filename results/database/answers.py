@@ -14,12 +14,14 @@ import pyarrow as pa
 
 from exitbench.errors import UserError
 from exitbench.results.database.connection import Database
+from exitbench.results.files.memory import in_memory
 
 Result = TypeVar("Result")
 
 BATCH_ROWS: Final = 10_000
 """Rows that are fetched at a time."""
 
+_NOT_IN_PYTHON: Final = (OverflowError, ValueError, pa.ArrowException)
 _GRACE_S: Final = 2.0
 _POLL_S: Final = 0.02
 
@@ -37,9 +39,9 @@ class Answer:
     batches: Iterator[pa.RecordBatch]
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """Go through the rows as Python values."""
+        """Go through the rows as Python values; a value that Python cannot hold is the text that DuckDB writes for it."""
         for batch in self.batches:
-            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+            yield from zip(*map(_values, batch.columns), strict=True)
 
 
 @contextmanager
@@ -62,6 +64,26 @@ def answer(database: Database, sql: str, parameters: Mapping[str, Any]) -> Itera
         yield Answer(schema, _batches(database, reader, schema))
     finally:
         reader.close()
+
+
+def _values(column: pa.Array) -> list[Any]:
+    try:
+        return list(column.to_pylist())
+    except _NOT_IN_PYTHON:
+        return _with_texts(column)
+
+
+def _with_texts(column: pa.Array) -> list[Any]:
+    """Take DuckDB's text for what Python cannot hold: DATE 'infinity', years above 9999."""
+    with in_memory() as duck:
+        texts = duck.from_arrow(pa.table({"v": column})).project("v::VARCHAR").fetchall()
+    values: list[Any] = []
+    for value, (text,) in zip(column, texts, strict=True):
+        try:
+            values.append(value.as_py())
+        except _NOT_IN_PYTHON:
+            values.append(text)
+    return values
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

@@ -280,12 +280,23 @@ def copy_to(source: Path, target: Path, wait_s: float = WAIT_S) -> None:
     require_complete(target)
 
 
+def check_path(path: Path) -> None:
+    """Check that DuckDB can keep a database at a path.
+
+    Raises:
+        UserError: A ``?`` is in it, before which DuckDB would put the ending of its log, as in a URL.
+    """
+    if "?" in str(path.absolute()):
+        raise UserError(f"{path.absolute()}: DuckDB keeps no database at a path with ? in it. Allowed: another name.")
+
+
 def connect(path: Path, *, read_only: bool, wait_s: float) -> Database:
     """Open the file under the access lock; a reader releases it once open, a writer when it closes.
 
     Raises:
         UserError: As `open_database`, except that tables and views are not looked at.
     """
+    check_path(path)
     require_duckdb_file(path)
     create_folder(path.parent)
     started_s = time.monotonic()

@@ -39,7 +39,8 @@ _SCHEMA_VERSION: Final = "schema_version"
 _ALWAYS_THERE: Final = frozenset({_SCHEMA_VERSION, "cell", "attempt"})
 """What every result database has; other programs too call a table `schema_version`."""
 _ANYTHING: Final = """
-    SELECT schema_name FROM system.main.duckdb_schemas() WHERE database_name = $database AND schema_name NOT IN ('main', 'information_schema', 'pg_catalog')
+    SELECT schema_name FROM system.main.duckdb_schemas()
+    WHERE database_name = $database AND schema_name NOT IN ('main', 'information_schema', 'pg_catalog')
     UNION ALL SELECT sequence_name FROM system.main.duckdb_sequences() WHERE database_name = $database
     UNION ALL SELECT function_name FROM system.main.duckdb_functions()
     WHERE database_name = $database AND NOT internal

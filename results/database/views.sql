@@ -369,11 +369,12 @@ untraced AS (
     WHERE coalesce(t.tokens, 0) <> s.n_output GROUP BY s.attempt_id
 ),
 shortened AS (
-    SELECT v.attempt_id, v.metric, v.value, v.n, coalesce(c.generation ->> 'truncate' = 'drop', false) AS asked
+    SELECT v.attempt_id, v.metric, v.value, v.n, coalesce(c.generation ->> 'truncate' = 'drop', false) AS asked,
+        c.generation ->> 'max_prompt_tokens' IS NOT NULL AS is_bounded
     FROM metric AS v
     JOIN attempt AS a USING (attempt_id)
     JOIN cell AS c USING (cell_id)
-    WHERE v.metric IN ('documents_dropped', 'prompts_truncated')
+    WHERE v.metric IN ('documents_dropped', 'documents_unscorable', 'prompts_truncated')
 ),
 depths AS (
     SELECT a.attempt_id, c.kind, c.full_depth_cell_id, c.method, c.method_revision, c.params, c.kv_policy, m.blocks,
@@ -564,8 +565,11 @@ findings AS (
         'not decoded as the checkpoint''s own settings ask: ' || left(c.not_applied::VARCHAR, 200)
     FROM run_names AS n JOIN cell AS c ON c.cell_id = n.cell_id WHERE c.kind = 'quality' AND c.not_applied IS NOT NULL
     UNION ALL
-    SELECT attempt_id, metric, CASE WHEN metric = 'documents_dropped' AND NOT asked THEN 2 ELSE 1 END, printf(
-        CASE WHEN metric = 'prompts_truncated' THEN '%.0f of %d prompts are cut to max_prompt_tokens'
+    SELECT attempt_id, metric, CASE WHEN metric = 'prompts_truncated' OR metric = 'documents_dropped' AND asked THEN 1 ELSE 2 END, printf(
+        CASE WHEN metric = 'prompts_truncated' AND is_bounded THEN '%.0f of %d prompts are cut to max_prompt_tokens'
+        WHEN metric = 'prompts_truncated' THEN '%.0f of %d prompts are cut to what the model reads'
+        WHEN metric = 'documents_unscorable'
+        THEN '%.0f of %d documents are left out: a text of theirs has no token to be scored, or more than the model reads'
         WHEN asked THEN '%.0f of %d documents are left out: their prompts are longer than max_prompt_tokens'
         ELSE '%.0f of %d documents are left out: prompt and answer do not fit the model''s positions' END, value, n)
     FROM shortened
@@ -582,7 +586,7 @@ realised_above_ideal: the lower end of speedup_decode above 1.05 times ideal_spe
 not_conforming; replay_differs: a real decode and a replay of one setting whose mean exit layers are more than an eighth of the blocks (at least one) apart and
 their intervals too: more than keys and values of skipped blocks usually explain; near_floor: full depth''s headline metric, on a scale to 100, is below 5, or, where it is the share of right choices or labels,
 its interval is not above what guessing gets (one choice of all at random; the most frequent label); cut_by_length: more than half of full depth''s answers end at max_new_tokens; dirty_commit; random_weights; limited; generation_not_applied: the score is not that of a model card;
-documents_dropped: a remark where the suite asks for it; prompts_truncated.';
+documents_dropped: a remark where the suite asks for it; documents_unscorable; prompts_truncated.';
 
 CREATE VIEW answers AS
 -- As they were scored last, by the metric that frontier shows.

@@ -42,20 +42,24 @@ def read_table(path: Path, schema: pa.Schema) -> pa.Table:
     return pa.concat_tables(tables) if tables else schema.empty_table()
 
 
-def check_table(path: Path, schema: pa.Schema) -> None:
+def check_table(path: Path, schema: pa.Schema, n_blocks: int | None = None) -> None:
     """Read a Parquet file, and forget it.
 
     Args:
         path: The file.
         schema: The columns that it may have; those that may be null may be missing.
+        n_blocks: Of the model, if exit layers are to be looked at.
 
     Raises:
-        DamagedFile: It is no Parquet, has other columns, nulls where none may be, or more rows or bytes than a file
-            of its size can hold.
+        DamagedFile: It is no Parquet, has other columns, nulls where none may be, an exit layer or a position
+            that no token has, or more rows or bytes than a file of its size can hold.
         SpoolError: It cannot be read.
     """
-    for _ in _batches(path, schema):
-        pass
+    for batch, _ in _batches(path, schema):
+        if n_blocks is not None:
+            _check_range(path, batch, "exit_layer", 1, n_blocks)
+        if "token_id" in schema.names or "exit_layer" in schema.names:
+            _check_range(path, batch, "position", 1, None)
 
 
 def _batches(path: Path, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, int]]:
@@ -121,6 +125,16 @@ def _check_nulls(path: Path, batch: pa.RecordBatch, schema: pa.Schema) -> None:
     for name in batch.schema.names:
         if batch[name].null_count and not schema.field(name).nullable:
             raise DamagedFile(f"{path}: column {name!r} has nulls; none is allowed.")
+
+
+def _check_range(path: Path, batch: pa.RecordBatch, name: str, least: int, most: int | None) -> None:
+    if name not in batch.schema.names:
+        return
+    found = pc.min_max(batch[name]).as_py()
+    for value in (found["min"], found["max"]):
+        if value is not None and not (least <= value and (most is None or value <= most)):
+            allowed = f"{least} to {most}" if most is not None else f"{least} and more"
+            raise DamagedFile(f"{path}: column {name!r} has {value}; allowed: {allowed}.")
 
 
 def _full_bytes(column: pa.Array) -> int:

@@ -1,7 +1,6 @@
 """Atomic file writes, for files that people read while they are written anew."""
 
 import errno
-import os
 import secrets
 import stat
 from collections.abc import Iterator

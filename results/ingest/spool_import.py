@@ -165,7 +165,7 @@ def _import_attempt(source: Path, attempt: Attempt, target: Path, spool_root: Pa
         if content_id(record.cell["identity"]) != attempt.cell_id:
             raise DamagedFile(f"{copy / 'cell.json'}: its cell_id is not the digest of its identity.")
         for table in record.tables:
-            check_table(copy / f"{table}.parquet", TABLES[table])
+            check_table(copy / f"{table}.parquet", TABLES[table], record.cell["model"]["blocks"])
 
 
 def _import_record(source: Path, kind: RecordKind, path: Path, target: Path, spool_root: Path) -> None:

@@ -7,7 +7,6 @@ define is kept in the user's cache folder, with the size and time of every file;
 import contextlib
 import hashlib
 import json
-import logging
 import os
 from functools import cache
 from pathlib import Path
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
     from lm_eval.tasks._index import Entry
 
 SHIPPED = Path(__file__).parent / "yaml"
-
-# It warns about every name that a later folder defines anew, and about every task whose records we hand over ourselves.
-logging.getLogger("lm_eval").setLevel(logging.ERROR)
 
 
 @cache

@@ -14,7 +14,7 @@ from exitbench.errors import UserError, suggestion, told
 from exitbench.tasks.lm_eval.configs import LeafConfig, leaf_configs
 from exitbench.tasks.lm_eval.data import changes_for, unreadable
 from exitbench.tasks.lm_eval.settings import LmEvalSettings
-from exitbench.tasks.lm_eval.templates import use_sandbox
+from exitbench.tasks.lm_eval.templates import SECONDS_IN_ALL, time_limit, use_sandbox
 
 if TYPE_CHECKING:
     from exitbench.tasks.base import Source
@@ -104,7 +104,7 @@ class Leaf:
             return iter([(ordinal, docs[ordinal]) for ordinal in ordinals])
 
         def build_all_requests(**_: Any) -> None:
-            with _without_bars(), _told(self.name):
+            with _without_bars(), named_errors(self.name):
                 self.task.__class__.build_all_requests(
                     asked,
                     system_instruction=system,
@@ -114,12 +114,16 @@ class Leaf:
                 )
 
         def process_results(doc: Any, results: Any) -> dict[str, Any]:
-            with _told(self.name):
+            with named_errors(self.name):
                 found: dict[str, Any] = self.task.process_results(doc, results)
             return found
 
+        def apply_filters() -> Any:
+            with named_errors(self.name), time_limit(SECONDS_IN_ALL, f"lm-eval: filter_list of task {self.name!r}"):
+                return self.task.__class__.apply_filters(asked)
+
         asked.doc_iterator, asked.build_all_requests, asked._instances = doc_iterator, build_all_requests, None
-        asked.process_results = process_results
+        asked.process_results, asked.apply_filters = process_results, apply_filters
         return asked
 
     def _drawn(self, kind: str) -> list[Any]:
@@ -134,9 +138,10 @@ class Leaf:
             config = self.task.config
             # Where lm-eval takes care that no document is its own example; in other splits we do.
             apart = kind != self.evaluated or self.task.fewshot_cfg.split == config.test_split
-            self._draws[kind] = [
-                self.task.sampler.sample(n=n, eval_doc=doc if apart else None) for doc in self.docs(kind)
-            ]
+            with named_errors(self.name):
+                self._draws[kind] = [
+                    self.task.sampler.sample(n=n, eval_doc=doc if apart else None) for doc in self.docs(kind)
+                ]
         return self._draws[kind]
 
 
@@ -194,7 +199,7 @@ def _built(config: LeafConfig, changes: Mapping[str, Any], source: "Source") -> 
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
+def named_errors(name: str) -> Iterator[None]:
     """Turn what templates and scoring of a task raise into a message that names the task."""
     try:
         yield

@@ -5,7 +5,7 @@ from typing import Any
 
 from exitbench.errors import UserError
 from exitbench.tasks.document import Document, DocumentScore
-from exitbench.tasks.lm_eval.leaves import Chat, Leaf
+from exitbench.tasks.lm_eval.leaves import Chat, Leaf, named_errors
 from exitbench.tasks.lm_eval.metrics import LmEvalMetric, document_score, name_of
 
 Asked = Sequence[tuple[Leaf, str, Mapping[int, Document]]]
@@ -42,25 +42,38 @@ def score(
     """Score responses that are there; see `LmEvalTask.score_responses`."""
     scores: dict[str, DocumentScore] = {}
     for leaf, kind, documents in asked:
-        task = leaf.asking(kind, sorted(documents), None)
-        task.build_all_requests()
-        by_ordinal: dict[int, list[Any]] = {}
-        for instance in task.instances:
-            by_ordinal.setdefault(instance.doc_id, []).append(instance)
-        for ordinal, instances in by_ordinal.items():
-            given = responses[documents[ordinal].key]
-            for instance, response in zip(sorted(instances, key=lambda one: one.idx), given, strict=True):
-                once = not isinstance(response, list)
-                instance.resps = [response] * (instance.repeats or 1) if once else list(response)
-        task.apply_filters()
-        for ordinal, instances in by_ordinal.items():
-            instances.sort(key=lambda one: one.idx)
-            doc = leaf.docs(kind)[ordinal]
-            returned = {
-                name: task.process_results(doc, [one.filtered_resps[name] for one in instances])
-                for name in instances[0].filtered_resps
-            }
-            scores[documents[ordinal].key] = _scored(leaf, metrics, returned)
+        with named_errors(leaf.name):
+            scores |= _scores_of(leaf, kind, documents, responses, metrics)
+    return scores
+
+
+def _scores_of(
+    leaf: Leaf,
+    kind: str,
+    documents: Mapping[int, Document],
+    responses: Mapping[str, Sequence[Any]],
+    metrics: Sequence[LmEvalMetric],
+) -> dict[str, DocumentScore]:
+    scores: dict[str, DocumentScore] = {}
+    task = leaf.asking(kind, sorted(documents), None)
+    task.build_all_requests()
+    by_ordinal: dict[int, list[Any]] = {}
+    for instance in task.instances:
+        by_ordinal.setdefault(instance.doc_id, []).append(instance)
+    for ordinal, instances in by_ordinal.items():
+        given = responses[documents[ordinal].key]
+        for instance, response in zip(sorted(instances, key=lambda one: one.idx), given, strict=True):
+            once = not isinstance(response, list)
+            instance.resps = [response] * (instance.repeats or 1) if once else list(response)
+    task.apply_filters()
+    for ordinal, instances in by_ordinal.items():
+        instances.sort(key=lambda one: one.idx)
+        doc = leaf.docs(kind)[ordinal]
+        returned = {
+            name: task.process_results(doc, [one.filtered_resps[name] for one in instances])
+            for name in instances[0].filtered_resps
+        }
+        scores[documents[ordinal].key] = _scored(leaf, metrics, returned)
     return scores
 
 

@@ -6,28 +6,51 @@ the hub. Of files under `include` none of this happens: plain values only, keys 
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
-from exitbench.errors import UserError, suggestion
+from exitbench.errors import UserError, suggestion, told
+from exitbench.terminal import without_middle
 
 MAX_FILE_BYTES = 1 << 20
 MAX_FILES = 10_000
 _MAX_DEPTH = 50
+_MAX_COUNT = 10_000
+_MAX_BITS = 1_000
+_SHOWN = 80
 _MAX_NODES = 100_000
 """Of one file, aliases written out: a few lines of them can stand for billions of values."""
 
 _CODE = ("class", "custom_dataset", "process_docs", "process_results", "doc_to_image", "doc_to_audio", "unsafe_code")
 _STRUCTURE = ("task", "group", "tag", "include", "group_alias", "aggregate_metric_list", "task_list")
+_MERGE = "tag:yaml.org,2002:merge"
+_MERGE_SAID = "its merged tables (`<<`) stand for"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 class _Loader(yaml.CSafeLoader if hasattr(yaml, "CSafeLoader") else yaml.SafeLoader):  # type: ignore[misc]
-    """PyYAML's safe loader: no tag makes anything but plain values."""
+    """PyYAML's safe loader: no tag makes anything but plain values, and merged tables stay few."""
+
+    def __init__(self, stream: bytes) -> None:
+        super().__init__(stream)
+        self._merged_pairs = 0
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merge tables (`<<`) into one, counted before that is done: each level can multiply them."""
+        for key, value in node.value:
+            if key.tag != _MERGE:
+                continue
+            for part in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                if isinstance(part, yaml.MappingNode):
+                    self.flatten_mapping(part)
+                    self._merged_pairs += len(part.value)
+                if self._merged_pairs > _MAX_NODES:
+                    raise UserError(f"{_MERGE_SAID} more than {_MAX_NODES} values.")
+        super().flatten_mapping(node)
 
 
 def read_folder(folder: Path) -> list[dict[str, Any]]:
@@ -79,6 +102,7 @@ def check_config(config: Mapping[str, Any], where: str, *, is_group: bool = Fals
             )
         if key not in known:
             raise UserError(f"{where}: unknown key {key!r}.{suggestion(str(key), known)}")
+    _check_kinds(config, where)
     _check_prompt(config, where)
     _check_metrics(config.get("metric_list"), where)
     _check_filters(config.get("filter_list"), where)
@@ -143,9 +167,11 @@ def _read(path: Path) -> dict[str, Any]:
         value = yaml.load(data, Loader=_Loader)
     except yaml.constructor.ConstructorError as error:
         raise UserError(f"{path}{_place(error)}: {_tag_message(error)}") from None
+    except RecursionError:
+        raise UserError(f"{path}: a table refers to itself, or is nested too deeply.") from None
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
         if isinstance(error, UserError):
-            raise
+            raise UserError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from None
         raise UserError(f"{path}{_place(error)}: not YAML: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise UserError(f"{path}: is no table of names and values.")
@@ -167,6 +193,8 @@ def _count(value: object, path: Path) -> None:
     while stack:
         one = stack.pop()
         left -= 1
+        if isinstance(one, int) and one.bit_length() > _MAX_BITS:
+            raise UserError(f"{path}: a whole number has more than {_MAX_BITS} bits.")
         if left < 0:
             raise UserError(f"{path}: stands for more than {_MAX_NODES} values.")
         if isinstance(one, dict):
@@ -191,6 +219,39 @@ def _place(error: Exception) -> str:
     return "" if mark is None else f", line {mark.line + 1}"
 
 
+def _check_kinds(config: Mapping[str, Any], where: str) -> None:
+    """Check the values that lm-eval, or what is read before it, takes for granted."""
+    for key, (fits, needed) in _KINDS.items():
+        if config.get(key) is not None and not fits(config[key]):
+            raise UserError(f"{where}: {key} is {_shown(config[key])}. Needed: {needed}.")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_COUNT
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_tag(value: object) -> bool:
+    return _is_text(value) or (isinstance(value, list) and all(map(_is_text, value)))
+
+
+_KINDS: Final[Mapping[str, tuple[Callable[[object], bool], str]]] = {
+    "dataset_path": (_is_text, "text"),
+    "dataset_kwargs": (_is_table, "a table"),
+    "generation_kwargs": (_is_table, "a table"),
+    "num_fewshot": (_is_count, f"a whole number from 0 to {_MAX_COUNT}"),
+    "repeats": (lambda value: _is_count(value) and value != 0, f"a whole number from 1 to {_MAX_COUNT}"),
+    "tag": (_is_tag, "text, or a list of texts"),
+}
+
+
 def _check_prompt(config: Mapping[str, Any], where: str) -> None:
     prompt = config.get("use_prompt")
     if prompt is None:
@@ -210,11 +271,12 @@ def _check_metrics(metrics: object, where: str) -> None:
         name, aggregation = metric.get("metric"), metric.get("aggregation", "mean")
         if metric.get("hf_evaluate"):
             raise UserError(f"{where}: metric {name!r}: hf_evaluate loads code from the hub. Allowed: lm-eval's own.")
-        if name not in METRIC_REGISTRY:
-            raise UserError(f"{where}: unknown metric {name!r}.{suggestion(str(name), METRIC_REGISTRY.keys())}")
-        if aggregation not in AGGREGATION_REGISTRY:
+        if not isinstance(name, str) or name not in METRIC_REGISTRY:
+            allowed = suggestion(str(name), METRIC_REGISTRY.keys())
+            raise UserError(f"{where}: metric_list: unknown metric {_shown(name)}.{allowed}")
+        if not isinstance(aggregation, str) or aggregation not in AGGREGATION_REGISTRY:
             allowed = suggestion(str(aggregation), AGGREGATION_REGISTRY.keys())
-            raise UserError(f"{where}: metric {name!r}: unknown aggregation {aggregation!r}.{allowed}")
+            raise UserError(f"{where}: metric {name!r}: unknown aggregation {_shown(aggregation)}.{allowed}")
         # Of results no more than a metric's name is known.
         fitting = (get_aggregation("mean"), get_metric_aggregation(name))
         if get_aggregation(aggregation) not in fitting:
@@ -224,7 +286,7 @@ def _check_metrics(metrics: object, where: str) -> None:
 
 def _check_filters(filters: object, where: str) -> None:
     from lm_eval import filters as _  # noqa: F401 - fills the registry
-    from lm_eval.api.registry import FILTER_REGISTRY
+    from lm_eval.api.registry import FILTER_REGISTRY, get_filter
 
     allowed = sorted(set(FILTER_REGISTRY.keys()) - {"custom"})
     for pipeline in _tables(filters, f"{where}: filter_list"):
@@ -233,6 +295,11 @@ def _check_filters(filters: object, where: str) -> None:
         for step in _tables(pipeline.get("filter"), f"{where}: filter_list: filter"):
             if (name := step.get("function")) not in allowed:
                 raise UserError(f"{where}: unknown filter {name!r}.{suggestion(str(name), allowed)}")
+            given = {str(key): value for key, value in step.items() if key != "function"}
+            try:
+                get_filter(name)(**given)
+            except Exception as error:  # whatever a filter raises of its arguments, a regular expression for one
+                raise UserError(f"{where}: filter_list: {name}: {told(error)}") from error
 
 
 def _check_fewshot(fewshot: object, where: str) -> None:
@@ -248,8 +315,9 @@ def _check_fewshot(fewshot: object, where: str) -> None:
         if key not in known:
             raise UserError(f"{where}: fewshot_config: unknown key {key!r}.{suggestion(str(key), known)}")
     sampler = fewshot.get("sampler", "default")
-    if sampler not in SAMPLER_REGISTRY:
-        raise UserError(f"{where}: fewshot_config: unknown sampler.{suggestion(str(sampler), SAMPLER_REGISTRY)}")
+    if not isinstance(sampler, str) or sampler not in SAMPLER_REGISTRY:
+        allowed = suggestion(str(sampler), SAMPLER_REGISTRY)
+        raise UserError(f"{where}: fewshot_config: unknown sampler {_shown(sampler)}.{allowed}")
 
 
 def _check_members(members: object, where: str) -> None:
@@ -262,6 +330,10 @@ def _check_members(members: object, where: str) -> None:
             )
         elif not isinstance(member, str):
             raise UserError(f"{where}: task {member!r} is no name.")
+
+
+def _shown(value: object) -> str:
+    return without_middle(repr(value), _SHOWN)
 
 
 def _tables(value: object, where: str) -> list[dict[str, Any]]:

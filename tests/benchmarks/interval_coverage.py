@@ -1,7 +1,8 @@
 """Print how often intervals hold the truth, by simulation: the tables of docs/measuring.md.
 
 python tests/benchmarks/interval_coverage.py speed
-python tests/benchmarks/interval_coverage.py speed --samples 20000
+python tests/benchmarks/interval_coverage.py quality --samples 2000
+python tests/benchmarks/interval_coverage.py choice --samples 1000
 """
 
 import argparse
@@ -11,24 +12,51 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "results" / "statistics"))
 
+import numpy as np
 import test_speed
+from test_bounded_mean import LOSSES, coverage_and_width, gaffke, students_t
+from test_bounded_mean import SIZES as LOSS_SIZES
+from test_recommendation import CASES, simulate
 
 SAMPLES = 4000
 
 
 def speed(samples: int) -> Iterator[str]:
-    """Speed-ups, with and without stalled readings."""
-    yield "| times | readings that stall | documents | intervals that hold the truth | mean estimate is off by | not measurable |"
-    yield "|---|---:|---:|---:|---:|---:|"
+    """Speed-ups, with and without stalled readings: intervals that hold the truth, and how far the estimate is off."""
+    sizes = test_speed.SIZES
+    yield f"| times | readings that stall | {' | '.join(f'{size} documents' for size in sizes)} |"
+    yield f"|---|---:|{'---:|' * len(sizes)}"
     for what in test_speed.SIMULATED:
         for stalled in (0, test_speed.STALLED):
-            for size in test_speed.SIZES:
-                found = test_speed.simulate(what, size, stalled, samples)
-                numbers = f"{found.held:.1%} | {found.bias:+.1%} | {found.not_measurable:.1%}"
-                yield f"| {what} | {stalled:.0%} | {size} | {numbers} |"
+            found = [test_speed.simulate(what, size, stalled, samples) for size in sizes]
+            numbers = " | ".join(f"{one.held:.1%} ({round(one.bias, 3) + 0.0:+.1%})" for one in found)
+            yield f"| {what} | {stalled:.0%} | {numbers} |"
 
 
-TABLES: dict[str, Callable[[int], Iterator[str]]] = {"speed": speed}
+def quality(samples: int) -> Iterator[str]:
+    """Bounds on a quality loss: how many hold, and how far they lie above the true loss; then Student's t."""
+    for name, bound in (("Gaffke's bound", gaffke), ("Student's t", students_t)):
+        yield f"| {name} | {' | '.join(f'n = {n}' for n in LOSS_SIZES)} |"
+        yield "|---|" + "---:|" * len(LOSS_SIZES)
+        for what in LOSSES:
+            cells = [coverage_and_width(what, n, samples, bound) for n in LOSS_SIZES]
+            yield f"| {what} | {' | '.join(f'{held:.1f}% (+{width:.1f})' for held, width in cells)} |"
+        yield ""
+
+
+def choice(samples: int) -> Iterator[str]:
+    """Recommendations where settings truly lose 6 to 12 points and 10 may be lost."""
+    yield "| n | settings | chosen | confirmed | of these lose more | quality looks better by | speed by |"
+    yield "|---:|---:|---:|---:|---:|---:|---:|"
+    for n, settings in CASES:
+        found = simulate(np.random.default_rng(n + settings), n, np.linspace(6, 12, settings), 10.0, samples)
+        chosen, confirmed = max(1, found.chosen), max(1, found.confirmed)
+        shares = f"{found.chosen / samples:.0%} | {found.confirmed / samples:.0%} | {found.broken / confirmed:.1%}"
+        errors = f"{-found.quality_error / chosen:+.2f} points | {found.speed_error / chosen:+.1%}"
+        yield f"| {n} | {settings} | {shares} | {errors} |"
+
+
+TABLES: dict[str, Callable[[int], Iterator[str]]] = {"speed": speed, "quality": quality, "choice": choice}
 
 
 def main() -> None:

@@ -1,6 +1,10 @@
 """Figures are drawn by processes of their own and by the one that reads, each once."""
 
 import gc
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -69,3 +73,42 @@ def test_garbage_is_looked_for_less_often_only_while_figures_are_drawn(tmp_path:
     with Drawings(tmp_path, 1):
         assert gc.get_threshold()[0] > before[0]
     assert gc.get_threshold() == before
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from exitbench.reports import figures
+from exitbench.reports.drawing import Drawings
+from exitbench.reports.frame import Frame
+from exitbench.reports.registry import discover
+
+if __name__ == "__main__":
+    with Drawings(Path(sys.argv[1]), 2) as drawings:
+        for source in discover(figures)[:2]:
+            drawings.add(source, Frame(("a",), ({"a": 1},)))
+        drawings._pool.submit(int).result()
+        print(*drawings._pool._processes, flush=True)
+        time.sleep(600)
+"""
+
+
+def test_processes_that_draw_end_with_a_report_that_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "parent.py").write_text(PARENT)
+    command = [sys.executable, tmp_path / "parent.py", tmp_path / "figures"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as report:
+        assert report.stdout is not None
+        (worker,) = map(int, report.stdout.readline().split())
+        os.kill(worker, 0)
+        report.kill()
+    deadline = time.monotonic() + 60
+    while _is_running(worker):
+        assert time.monotonic() < deadline, "it draws on, for nobody"
+        time.sleep(0.02)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        return "(zombie)" not in Path(f"/proc/{process}/status").read_text()
+    except FileNotFoundError:
+        return False

@@ -124,6 +124,20 @@ REFUSED = {
         "UPDATE cell SET cell_id = '../../outside' WHERE cell_id = (SELECT max(cell_id) FROM cell)",
         "cell.cell_id '../../outside' is no id that ExitBench gives",
     ),
+    "a status that none has": ("UPDATE attempt SET status = 'great'", "attempt.status has 'great'. Allowed: ok, failed"),
+    "an exit after the last block": (
+        "UPDATE token_exit SET exit_layer = 30000 WHERE position = 2",
+        "token_exit.exit_layer has '30000'. Allowed: 1 to the model's number of blocks",
+    ),
+    "an exit before the first block": ("UPDATE token_exit SET exit_layer = -5", "token_exit.exit_layer has '-5'"),
+    "a list of exits with one before the first block": (
+        "UPDATE document_exit SET exit_layer = [1, 0]",
+        "document_exit.exit_layer has '[1, 0]'",
+    ),
+    "a position before the first": (
+        "UPDATE token_exit SET position = -position",
+        "token_exit.position has '-",
+    ),
 }
 """What is no database of ours, and words of the message when it is imported."""
 

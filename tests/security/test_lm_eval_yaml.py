@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import signal
+import socket
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,10 +16,10 @@ import yaml
 
 from exitbench.errors import UserError
 from exitbench.tasks.base import Source
-from exitbench.tasks.lm_eval import unsafe_code
+from exitbench.tasks.lm_eval import leaves, templates, unsafe_code
 from exitbench.tasks.lm_eval.settings import LmEvalSettings
 from exitbench.tasks.lm_eval.task import LmEvalTask
-from exitbench.tasks.lm_eval.unsafe_code import runs_through
+from exitbench.tasks.lm_eval.unsafe_code import passes
 from exitbench.tasks.registry import get_task
 
 SECRET = "the secret of this machine"
@@ -241,44 +244,221 @@ def test_yaml_that_is_too_much_or_none_is_refused(place: Path, text: str | bytes
     refused(place, text, says)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("metric_list", [{"metric": ["acc"]}], r"unknown metric \['acc'\]"),
+        ("metric_list", [{"metric": "acc", "aggregation": ["mean"]}], r"unknown aggregation \['mean'\]"),
+        ("generation_kwargs", 5, r"theirs\.yaml: generation_kwargs is 5\. Needed: a table"),
+        ("generation_kwargs", ["x"], r"generation_kwargs is \['x'\]"),
+        ("fewshot_config", {"sampler": ["x"]}, r"fewshot_config: unknown sampler \['x'\]"),
+        ("dataset_path", ["json"], r"dataset_path is \['json'\]\. Needed: text"),
+        ("dataset_kwargs", 5, "dataset_kwargs is 5"),
+        ("num_fewshot", -1, "num_fewshot is -1. Needed: a whole number from 0 to 10000"),
+        ("num_fewshot", 5, "Sample larger than population"),
+        ("repeats", "x", "repeats is 'x'"),
+        ("tag", 5, "tag is 5"),
+        ("filter_list", [{"name": "n", "filter": [{"function": "regex", "regex_pattern": "("}]}], "regex: missing"),
+        ("filter_list", [{"name": "n", "filter": [{"function": "take_first", "x": 5}]}], "unexpected keyword"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_by_file_and_key(place: Path, key: str, value: object, says: str) -> None:
+    refused(place, {**TASK, key: value}, says)
+
+
+def test_a_metric_that_cannot_take_answers_names_the_task(place: Path) -> None:
+    config = {**TASK, "output_type": "generate_until", "doc_to_target": "yes"}
+    del config["doc_to_choice"]
+    task = theirs(place, config)
+    (document, _) = task.load(Source("local", place / "data"), "test", None)
+    with pytest.raises(UserError, match="lm-eval: task 'theirs': TypeError"):
+        task.score(document, "x")
+
+
+def test_merged_tables_that_multiply_are_refused(place: Path) -> None:
+    lines = ["a0: &a0 {" + ", ".join(f"k{i}: 1" for i in range(9)) + "}"]
+    lines += [f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}" for i in range(1, 12)]
+    refused(place, "\n".join(lines), r"theirs\.yaml: its merged tables \(`<<`\) stand for more than 100000 values")
+    refused(place, "a: &a {<<: *a}", "refers to itself")
+    merged = yaml.safe_dump({**TASK, "dataset_kwargs": {"<<": TASK["dataset_kwargs"]}}).replace("'<<'", "<<")
+    assert theirs(place, merged).load(Source("local", place / "data"), "test", None)
+
+
+LOOPS = {
+    "nested loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "a regular expression": "{{ ('a' * 40 + 'b') | regex_replace('(a+)+$', 'x') }}",
+}
+
+
+@pytest.mark.parametrize("what", LOOPS)
+def test_a_template_that_takes_too_long_is_ended(what: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "_SECONDS", 0.2)
+    refused(place, {**TASK, "doc_to_text": LOOPS[what]}, "the template .* takes too long: more than 0.2 s")
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
+
+
+def test_all_documents_of_a_template_have_a_limit_together(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "SECONDS_IN_ALL", 0.2)
+    loop = "{% for a in range(99999) %}{% endfor %}" * 5
+    lines = (json.dumps({"question": str(number)}) + "\n" for number in range(100))
+    (place / "data" / "test.jsonl").write_text("".join(lines))
+    refused(place, {**TASK, "doc_to_text": loop}, "or 0.2 s for all documents")
+
+
+@pytest.mark.parametrize("text", ["{{ 9 ** 9999999 }}", "{{ 'a' * 99999999 }}", "{{ [1] * 99999999 }}"])
+def test_a_template_makes_nothing_large(text: str, place: Path) -> None:
+    refused(place, {**TASK, "doc_to_text": text}, "of values this large")
+
+
+def test_a_filter_that_takes_too_long_is_ended(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaves, "SECONDS_IN_ALL", 0.2)
+    config = {**TASK, "output_type": "generate_until", "doc_to_target": "yes"}
+    config["metric_list"] = [{"metric": "exact_match"}]
+    config["filter_list"] = [{"name": "n", "filter": [{"function": "regex", "regex_pattern": "(a+)+$"}]}]
+    del config["doc_to_choice"]
+    task = theirs(place, config)
+    (document, _) = task.load(Source("local", place / "data"), "test", None)
+    with pytest.raises(UserError, match="filter_list of task 'theirs' takes too long"):
+        task.score(document, "a" * 40 + "b")
+
+
 # ------------------------------------------------------------------------------------------ code of a model
 
 
-def test_a_program_passes_where_it_comes_to_its_end() -> None:
-    assert runs_through("def add(a, b):\n    return a + b\nassert add(2, 3) == 5")
-    assert not runs_through("def add(a, b):\n    return a * b\nassert add(2, 3) == 5")
+ADD = "def add(a, b):\n    return a {} b\n"
+
+
+def test_a_program_passes_where_it_and_its_tests_come_to_their_end() -> None:
+    assert passes(ADD.format("+"), "assert add(2, 3) == 5\nassert add(1, 1) == 2")
+    assert not passes(ADD.format("*"), "assert add(2, 3) == 5\nassert add(1, 1) == 2")
+    assert not passes(ADD.format("+") + "raise ValueError", "assert add(2, 3) == 5")
+    assert not passes("def add(a, b:", "assert add(2, 3) == 5")
+    assert passes("x = 1", "")
+
+
+RIGHT = {
+    "its own class": (
+        "class Pair:\n    def __init__(s, a): s.a = a\ndef f(p): return p[0].a",
+        "assert f([Pair(3)]) == 3",
+    ),
+    "an object of the program": ("root = object()\ndef f(o): return o is root", "assert f(root) == True"),
+    "a module": ("import math\ndef f(x): return x / 3", "assert math.isclose(f(1), 0.3333, rel_tol=0.001)"),
+    "a builtin's name": ("def sum(a, b): return a + b", "assert sum(10, 15) == 25"),
+    "a subclass": (
+        "from collections import Counter\ndef f(x): return Counter(x)",
+        "assert f([1, 1, 2]) == {1: 2, 2: 1}",
+    ),
+    "sets": ("def f(x): return {frozenset(x)}, {1: 2}.keys()", "assert f([1]) == ({frozenset([1])}, {1})"),
+    "a generator": ("def f(n): yield from range(n)", "assert list(f(3)) == [0, 1, 2] and next(f(1)) == 0"),
+    "an infinite generator": ("import itertools\ndef f(): return itertools.count()", "assert next(f()) == 0"),
+    "all numbers": (
+        "def f(*x): return x",
+        "assert f(2**70, .1, 1j, True, None, b'a') == (2**70, .1, 1j, True, None, b'a')",
+    ),
+    "text": ("def f(x): return x + '\\ud800\\n'", "assert f('\xe9') == '\xe9\\ud800\\n'"),
+    "fractions": (
+        "from fractions import Fraction\ndef f(a): return Fraction(a, 4)",
+        "assert f(2) == 0.5 and f(8) == 2",
+    ),
+    "an error": ("def f(x): raise KeyError(x)", "try: f(1)\nexcept KeyError: pass\nelse: assert False"),
+    "a named argument": ("def f(x, *, y): return x - y", "assert f(3, y=2) == 1"),
+    "truth": ("import re\ndef f(x): return re.match('a', x)", "assert f('a') and not f('b')"),
+    "files": ("open('f', 'w').write('a')\ndef f(): return open('f').read()", "assert f() == 'a'"),
+}
+
+
+@pytest.mark.parametrize("what", RIGHT)
+def test_what_passes_in_one_interpreter_passes_in_two(what: str) -> None:
+    program, tests = RIGHT[what]
+    exec(f"{program}\n{tests}", {"__name__": "__main__", "open": lambda *_: io.StringIO("a")})
+    assert passes(program, tests)
+
+
+WRONG_ANSWER = "import math\ndef f(x): return 0\n"
+CHEATS = {
+    "the caller's frame": """
+import os, sys
+frame = sys._getframe()
+while frame:
+    for one in list(frame.f_locals.values()):
+        if isinstance(one, dict) and isinstance(one.get("token"), str):
+            for end in range(64):
+                try: os.write(end, one["token"].encode())
+                except OSError: pass
+            os._exit(0)
+    frame = frame.f_back
+""",
+    "all objects": """
+import gc, os
+for one in gc.get_objects():
+    if isinstance(one, dict) and isinstance(one.get("token"), str):
+        for end in range(64):
+            try: os.write(end, one["token"].encode())
+            except OSError: pass
+        os._exit(0)
+""",
+    "equal to everything": "class A:\n    def __eq__(s, o): return True\ndef f(x): return A()",
+    "an int equal to everything": "class A(int):\n    def __eq__(s, o): return True\ndef f(x): return A()",
+    "a built-in function": "def set(x): return 0\ndef len(x): return 1",
+    "built-in functions for good": "import builtins\nbuiltins.set = builtins.len = lambda x: 1",
+    "no assertion errors": "import builtins\nbuiltins.AssertionError = None",
+    "a module": "import sys\nclass M(type(sys)):\n    isclose = lambda *a, **k: True\nmath = M('math')",
+    "an exit": "import os; os._exit(0)",
+    "the end of the interpreter": "import atexit, os; atexit.register(os._exit, 0); raise SystemExit(0)",
+    "every descriptor": """
+import os
+for end in range(3, 64):
+    try: os.write(end, b'x' * 32)
+    except OSError: pass
+""",
+}
+
+
+@pytest.mark.parametrize("tests", ["assert f(3) == 9", "assert set(f(3)) == set([9])", "assert math.isclose(f(3), 9)"])
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_a_program_that_gives_a_wrong_answer_does_not_pass(cheat: str, tests: str) -> None:
+    assert not passes(WRONG_ANSWER + CHEATS[cheat], tests)
 
 
 @pytest.mark.parametrize(
     "program",
     [
-        "import os; os._exit(0)",
-        "raise SystemExit(0)",
-        "import os\nfor one in range(3, 64):\n    try: os.write(one, b'x' * 32)\n    except OSError: pass\nos._exit(0)",
         "while True: pass",
         "x = 'x' * (2 << 30)",
         "open('f', 'wb').write(b'x' * (2 << 20))",
-        "import socket; socket.create_connection(('127.0.0.1', PORT), 1)",
+        "for i in range(20): open(f'f{i}', 'wb').write(b'x' * 1_000_000)",
+        "for i in range(2000): open(f'f{i}', 'wb')",
+        "import socket; socket.create_connection(('127.0.0.1', 80), 1)",
         "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(('192.0.2.1', 9))",
-        "import urllib.request; urllib.request.urlopen('http://localhost:PORT', timeout=1)",
+        "import urllib.request; urllib.request.urlopen('http://localhost:80', timeout=1)",
         "import os; assert 'SECRET' in os.environ",
+        "import os; assert os.listdir('/proc')",
+        "open('{folder}/f', 'w')",
+        "import os; os.remove('{folder}/there')",
+        "import socket; socket.socket(socket.AF_UNIX).connect('{folder}/socket')",
+        "import ctypes; assert ctypes.CDLL(None).unshare(0x10000000) == 0",
+        "import ctypes; assert ctypes.CDLL(None).mount(b'tmpfs', b'.', b'tmpfs', 0, b'size=1g') == 0",
+        "import ctypes; assert ctypes.CDLL(None).syscall(425, 8, bytes(200)) >= 0",
+        "import os; os.memfd_create('m')",
+        "for i in range(100): globals()[f'f{i}'] = open('/dev/null')",
     ],
 )
-def test_a_program_that_does_something_else_does_not_pass(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_does_something_else_does_not_pass(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SECRET", SECRET)
-    assert not runs_through(program.replace("PORT", "80"))
-
-
-def test_a_program_has_a_network_of_its_own() -> None:
-    ours = os.readlink("/proc/self/ns/net")
-    assert not runs_through(f"import os; assert os.readlink('/proc/self/ns/net') == {ours!r}")
-    assert runs_through(f"import os; assert os.readlink('/proc/self/ns/net') != {ours!r}")
+    (tmp_path / "there").write_text("")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.relpath(tmp_path / "socket"))
+        listener.listen()
+        assert not passes(program.replace("{folder}", str(tmp_path)), "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["socket", "there"]
 
 
 def test_what_a_program_starts_does_not_outlive_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # by which its processes are known
     program = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)\n"
-    assert runs_through(program) or os.geteuid() != 0  # limits of processes are not for root
+    assert passes(program, "") or os.geteuid() != 0  # limits of processes are not for root
     assert not [entry for entry in Path("/proc").iterdir() if str(tmp_path).encode() in _environment(entry)]
 
 
@@ -290,11 +470,11 @@ def _environment(entry: Path) -> bytes:
 
 
 def test_without_namespaces_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    unsafe_code._unshare.cache_clear()
+    unsafe_code._command.cache_clear()
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(UserError, match=r"run without a network only, and on this system there is no `unshare`"):
-        runs_through("pass")
-    unsafe_code._unshare.cache_clear()
+        passes("pass", "")
+    unsafe_code._command.cache_clear()
 
 
 def test_code_is_not_run_unless_somebody_said_so(place: Path) -> None:

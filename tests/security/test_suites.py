@@ -67,9 +67,16 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         (b"\xff\xfe", "not UTF-8 text"),
         ("name = 'a\0b'", "not valid TOML"),
         ("#" * (toml.MAX_BYTES + 1 if hasattr(toml, "MAX_BYTES") else 1 << 21), "is larger than"),
-        ("[" + ".".join("a" * 500) + "]\n" * 2, "not valid TOML"),
+        ("[" + ".".join("a" * 500) + "]\n" * 2, "a key has more than 100 parts"),
+        (".".join(["a"] * 300_000) + " = 1", "a key has more than 100 parts"),
+        ("x = {" + ".".join(['"a"'] * 100_000) + " = 1}", "a key has more than 100 parts"),
+        ("seed = 0x" + "f" * 300_000, "a number has too many digits"),
+        ("x = [{y = 0x" + "f" * 300_000 + "}]", "a number has too many digits"),
     ],
-    ids=["nested lists", "nested tables", "digits", "bytes", "NUL", "size", "deep header"],
+    ids=[
+        *("nested lists", "nested tables", "digits", "bytes", "NUL", "size", "deep header", "dotted key", "quoted key"),
+        *("hexadecimal digits", "digits within"),
+    ],
 )
 def test_a_file_that_no_parser_likes_is_one_message(told: Told, text: str | bytes, says: str) -> None:
     assert says in told(text)

@@ -134,6 +134,10 @@ def test_another_version_of_the_distribution_is_another(install: Callable[..., N
         (ALONE.replace('"shouted"', '"squad"'), "two tasks are named 'squad'"),
         (ALONE.replace('"shouted"', '"toml:shouted"'), "names with ':'"),
         (ALONE.replace('metric_version = "7"', "metric_version = 7"), "needs metric_version"),
+        (
+            ALONE.replace('metric_version = "7"', 'metric_version = "7"; lower_is_better = frozenset({"f2"})'),
+            "lower_is_better has 'f2', which is none of its metrics",
+        ),
     ],
 )
 def test_a_broken_one_is_set_aside_and_the_others_go_on(install: Callable[..., None], source: str, why: str) -> None:

@@ -95,8 +95,8 @@ def _add_fit(commands: Commands) -> None:
 def _add_calibrate(commands: Commands) -> None:
     examples = "  exitbench calibrate builtin\n  exitbench calibrate my-suite.toml --data-dir ../data"
     about = (
-        "Choose thresholds with a statistical guarantee (Learn then Test): a suite's calibration cells only. A small loss "
-        "needs many documents; the report's table of calibrated thresholds says how many where a level fails."
+        "Choose thresholds with a statistical guarantee (Learn then Test): a suite's calibration cells only. A small "
+        "loss needs many documents; the report's table of calibrated thresholds says how many where a level fails."
     )
     parser = command(commands, "calibrate", "run:run", about, examples)
     add_selection(parser, kinds=("calibration",))

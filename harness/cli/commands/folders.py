@@ -56,6 +56,9 @@ class Runs:
         Raises:
             UserError: The folder cannot be made or written, or the database is not one that this version can fill.
         """
+        from exitbench.results.database.connection import check_path
+
+        check_path(self.database)
         try:
             os.makedirs(self.root, exist_ok=True)
             TemporaryFile(dir=self.root).close()

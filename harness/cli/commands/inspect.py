@@ -68,6 +68,7 @@ def model_folder(written: str, models_dir: Path, *, ask_hub: bool = False) -> Pa
     Raises:
         UserError: There is none, it is not here, or it is not trained yet.
     """
+    from exitbench.harness.engine.checkpoints.files import gguf_note
     from exitbench.harness.engine.checkpoints.hub import locate, read_name
     from exitbench.harness.training import find_trained, load_recipe, recipe_names
     from exitbench.harness.training.store import SHIPPED
@@ -77,9 +78,8 @@ def model_folder(written: str, models_dir: Path, *, ask_hub: bool = False) -> Pa
         return locate(written, ask_hub=ask_hub, say=tell).folder
     is_recipe = written.partition("@")[0] in recipe_names()
     if not is_recipe and path.suffix != ".toml":
-        raise UserError(
-            f"there is no folder {written!r} and no recipe of that name.{suggestion(written, recipe_names())}"
-        )
+        hint = gguf_note(path) or suggestion(written, recipe_names())
+        raise UserError(f"there is no folder {written!r} and no recipe of that name.{hint}")
     folder = find_trained(load_recipe(written if is_recipe else path), models_dir, SHIPPED)
     if folder is None:
         raise UserError(f"{written} is a recipe that is not trained yet. Train it: exitbench train {written}.")
@@ -131,7 +131,7 @@ def _engines(found: "Inspection") -> str:
 
 
 def _shape(shape: "Shape") -> Iterator[str]:
-    encoder = "" if shape.encoder_blocks == 0 else f"{shape.encoder_blocks or 'an unknown number of'} in the encoder, "
+    encoder = f"{shape.encoder_blocks} in the encoder, " if shape.encoder_blocks else ""
     positions = "without end" if shape.positions is None else f"{shape.positions:,}"
     heads = f"{number_of(shape.heads, 'head')} of {shape.head_size}" if shape.heads else "no heads"
     keys = "" if shape.kv_heads == shape.heads else f" ({shape.kv_heads} of keys and values)"

@@ -34,8 +34,8 @@ from exitbench.terminal import number_of, tell
 
 EXAMPLE_QUERY = "SELECT model, task_label, method, params, round(value, 1) AS value FROM frontier ORDER BY ALL"
 LEFT_OUT_QUERY = """
-    SELECT DISTINCT model, task_label, value AS dropped, n FROM metric_values
-    WHERE metric = 'documents_dropped' AND kind = 'quality' AND suite = ? ORDER BY ALL
+    SELECT DISTINCT model, task_label, value AS dropped, n, metric FROM metric_values
+    WHERE metric IN ('documents_dropped', 'documents_unscorable') AND kind = 'quality' AND suite = ? ORDER BY ALL
 """
 _NO_GIST = "No method's quality was measured on trained weights: nothing to recommend (--table has every setting)."
 FAILURES_QUERY = "SELECT model, task_label, method, params, kind, status, reason FROM failures"
@@ -270,14 +270,15 @@ def _ingest_meanwhile(runs: Runs) -> tuple[str, ...]:
 
 
 def print_left_out(path: Path, suite: str) -> None:
-    """Say of which results documents were left out because their prompts were too long."""
+    """Say of which results documents were left out, and why."""
     from exitbench.results.database.connection import open_database
 
     with open_database(path) as database:
         rows = database.query(LEFT_OUT_QUERY, [suite]).to_pylist()
     for row in rows:
         where, dropped = f"{row['model']} on {row['task_label']}", f"{row['dropped']:.0f} of {row['n']} documents"
-        tell(f"{where}: {dropped} left out, whose prompts are too long", sys.stdout)
+        why = "prompts are too long" if row["metric"] == "documents_dropped" else "texts cannot be scored"
+        tell(f"{where}: {dropped} left out, whose {why}", sys.stdout)
 
 
 def _print_results(runs: Runs, suite: str, *, whole: bool) -> None:

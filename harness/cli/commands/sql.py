@@ -119,10 +119,10 @@ def _query(asked: str | None, assignments: Sequence[str]) -> tuple[str, Mapping[
             "There is no query. Give one, @NAME of a saved one (--queries lists them), or - for standard input."
         )
     saved = saved_query(asked.removeprefix(_SAVED)) if asked.startswith(_SAVED) else None
-    text = saved.sql if saved is not None else sys.stdin.read() if asked == "-" else asked
+    text = saved.sql if saved is not None else _utf8("The query", None if asked == "-" else asked)
     named = require_reading(text)
     given: dict[str, Any] = {}
-    for name, value in map(_assignment, assignments):
+    for name, value in (_assignment(_utf8("--set", text)) for text in assignments):
         if name in given:
             raise UserError(f"--set {name}: is given more than once.")
         given[name] = value
@@ -134,6 +134,20 @@ def _query(asked: str | None, assignments: Sequence[str]) -> tuple[str, Mapping[
     if missing := sorted(named - set(values)):
         raise UserError(f"The query needs {', '.join(f'--set {name}=VALUE' for name in missing)}.")
     return text, values
+
+
+def _utf8(what: str, text: str | None) -> str:
+    """Return a text that a user gave, or that of standard input (None).
+
+    Raises:
+        UserError: It holds bytes that are not UTF-8.
+    """
+    try:
+        text = sys.stdin.read() if text is None else text
+        text.encode()
+    except UnicodeError:
+        raise UserError(f"{what} holds a byte that is not UTF-8. Allowed: text in UTF-8.") from None
+    return text
 
 
 def _assignment(text: str) -> tuple[str, Any]:

@@ -106,7 +106,9 @@ def _tune(tuning: Tuning, runs: Runs, arguments: Namespace) -> int:
         _stage("3. Calibrating the finalists on documents that nothing was chosen on")
         finalists = _certified(tuning, finalists, candidates, full_share, runs, arguments)
         if not finalists:
-            print("Nothing to recommend: no threshold passed its calibration. Try a larger --max-loss, or more --documents.")
+            print(
+                "Nothing to recommend: no threshold passed its calibration. Try a larger --max-loss, or more --documents."
+            )
             return 0
     timed = [*finalists, *([choice.depth] if choice.depth is not None else [])]
     _stage(f"{4 if tuning.epsilon else 3}. Timing {number_of(len(timed), 'setting')} on the task's own documents")

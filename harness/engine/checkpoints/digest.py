@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 CACHE = ".exitbench.json"
 HOSTED_CACHE = ".exitbench.hosted.json"
 """Where the hosted engine is asked for, which may have it otherwise than the one that is taken unasked."""
-CACHE_VERSION = 5
+CACHE_VERSION = 6
 """Raise it whenever a description has something new to say, or refuses what it did not."""
 
 
@@ -112,12 +112,15 @@ def _inspect(name: str, folder: Path, engine: EngineChoice) -> Description:
     from exitbench.harness.engine.checkpoints.sizes import stored_tensors
 
     checkpoint: Checkpoint | EncoderCheckpoint
+    fallback: tuple[str, ...] = ()
     if is_encoder(folder):
         checkpoint = load_encoder(folder, device="meta")
         n_tokens, labels = checkpoint.model.n_tokens, checkpoint.model.labels
     else:
         checkpoint = load_checkpoint(folder, device="meta", engine=engine)
         n_tokens, labels = checkpoint.model.vocab_size, None
+        if checkpoint.fallback is not None:
+            fallback = (f"run by the hosted engine, since the lean one does not read it: {checkpoint.fallback}",)
     tokenizer = tokenizer_files(folder)
     heads = [folder / name for name in TRAINED_BESIDE if (folder / name).is_file()]
     weights = [*weight_files(folder).paths, *heads]
@@ -134,7 +137,7 @@ def _inspect(name: str, folder: Path, engine: EngineChoice) -> Description:
         encoder_blocks=checkpoint.model.encoder_blocks,
         parameters=sum(numel for _, numel in stored_tensors(weights)),
     )
-    remarks = (*checkpoint_remarks(folder), *(_no_end(checkpoint.eos_ids, loaded) if labels is None else ()))
+    remarks = (*checkpoint_remarks(folder), *fallback, *(_no_end(checkpoint.eos_ids, loaded) if labels is None else ()))
     max_positions = checkpoint.model.max_positions
     return Description(model, checkpoint.model.vocab_size, max_positions, remarks, checkpoint.engine, labels)
 

@@ -121,6 +121,8 @@ def _read_t5(config: Any, tensors: Tensors, *, biases_each_block: bool = False) 
         q, k, v = (tensors.linear(f"{name}.{part}", (inner, width)) for part in "qkv")
         return q, k, v, tensors.linear(f"{name}.o", (width, inner))
 
+    wide = torch.float32 if arch.wide_stream else None
+
     def block(stack: str, index: int, source_norm: Linear | None) -> BlockWeights:
         layer = f"{stack}.block.{index}.layer"
         q, k, v, out = attention(f"{layer}.0.SelfAttention")
@@ -137,7 +139,7 @@ def _read_t5(config: Any, tensors: Tensors, *, biases_each_block: bool = False) 
             qkv=_fold(_join(q, k, v), tensors.norm(f"{layer}.0.layer_norm", width)),
             attention_out=out,
             up=_fold(up, tensors.norm(f"{layer}.{last}.layer_norm", width)),
-            down=Linear(tensors(f"{dense}.wo.weight", width, config.d_ff, dtype=torch.float32 if arch.wide_stream else None)),
+            down=Linear(tensors(f"{dense}.wo.weight", width, config.d_ff, dtype=wide)),
             **cross,
         )
 

@@ -48,6 +48,24 @@ class WeightFiles:
     index: Mapping[str, str] | None
 
 
+def not_a_checkpoint(path: Path) -> str:
+    """Say what a path without config.json lacks, and what to do with a file of llama.cpp, or a folder of such."""
+    return f"{path}: not a Hugging Face checkpoint folder (no {CONFIG}).{gguf_note(path)}"
+
+
+def gguf_note(path: Path) -> str:
+    """Say what GGUF is and how to come to safetensors, after a space; empty where there is no such file."""
+    file = path if path.suffix == ".gguf" else next(iter(sorted(path.glob("*.gguf"))), None)
+    if file is None:
+        return ""
+    return (
+        f" {file.name} is GGUF: llama.cpp's own file of weights, quantised ones mostly, which is not read. Take the "
+        "safetensors checkpoint that it was made of, which its page on the hub names, or make one: `python -c "
+        f"\"import transformers as t; [c.from_pretrained('{file.parent}', gguf_file='{file.name}')"
+        f".save_pretrained('{file.stem}-safetensors') for c in (t.AutoModelForCausalLM, t.AutoTokenizer)]\"`."
+    )
+
+
 def check_plain(folder: Path, config: Mapping[str, Any]) -> None:
     """Check that config.json and the folder describe weights that stand alone, and in full precision.
 
@@ -91,7 +109,7 @@ def weight_files(folder: Path) -> WeightFiles:
     others = sorted(path.name for path in folder.iterdir() if path.suffix in (".safetensors", ".bin", ".pt", ".pth"))
     raise UserError(
         f"{folder}: no {SINGLE} and no {INDEX} (found {listed(others) or 'no weight files'}). Only safetensors weights "
-        "of these names are read, never pickles; convert with `model.save_pretrained(folder)`."
+        f"of these names are read, never pickles; convert with `model.save_pretrained(folder)`.{gguf_note(folder)}"
     )
 
 

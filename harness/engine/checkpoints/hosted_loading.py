@@ -19,7 +19,8 @@ from exitbench.errors import UserError, told
 from exitbench.harness.cells.cell import DeviceMap
 from exitbench.harness.engine.checkpoints.configuration import completed
 from exitbench.harness.engine.checkpoints.files import CONFIG, listed
-from exitbench.harness.engine.checkpoints.tensor_files import Tensors, Unread
+from exitbench.harness.engine.checkpoints.tensor_files import Tensors, Unread, prefix_note
+from exitbench.harness.engine.encoders.families import FAMILIES as ENCODERS
 from exitbench.harness.engine.hosted.model import HostedTransformer
 from exitbench.harness.engine.hosted.placement import hand_over_whole_blocks, modules_on
 from exitbench.harness.engine.hosted.proof import prove, tried
@@ -33,6 +34,9 @@ _NOT_OURS = frozenset(
     }
 )
 """Keys of config.json that say how a model is run, not what it computes. Those that begin with _ are left too."""
+
+_POSITIONS = r"(^|\.)position_ids$"
+"""A buffer of earlier versions of transformers, of whole numbers from 0 up."""
 
 _IN_ORDER = "HF_DEACTIVATE_ASYNC_LOAD"
 """Variable of transformers, which has no argument for it."""
@@ -136,6 +140,24 @@ def _check_numbers(path: Path, key: str, value: Any, depth: int = 0) -> None:
             _check_numbers(path, key, inner, depth + 1)
 
 
+def check_generates(path: Path, raw: dict[str, Any]) -> None:
+    """Check that config.json does not name an encoder alone: a model of embeddings, or of masked words.
+
+    Raises:
+        UserError: It does.
+    """
+    named, family = raw.get("architectures"), raw["model_type"]
+    if not named or family not in ENCODERS:
+        return
+    generating = tuple(text_models(family).values())
+    if not set(generating) & set(named if isinstance(named, list) else ()):
+        raise UserError(
+            f"{path}: architectures {shortened(named)}: an encoder, as of embeddings, without a head that generates "
+            f"text or classifies it. Allowed: {', '.join((*generating, '...ForSequenceClassification'))}. "
+            "`exitbench train` makes a classifier of an encoder (docs/training.md)."
+        )
+
+
 def _class_for(path: Path, raw: dict[str, Any], config: Any) -> Any:
     """The class of transformers that config.json names, or else that generates text with its family."""
     import transformers
@@ -145,6 +167,7 @@ def _class_for(path: Path, raw: dict[str, Any], config: Any) -> Any:
     for name in named if isinstance(named, list) else ():
         if name in classes.values():
             return getattr(transformers, name)
+    check_generates(path, raw)
     kind = "seq2seq" if config.is_encoder_decoder and "seq2seq" in classes else "causal"
     if kind not in classes:
         raise UserError(f"{path}: model_type {shortened(raw['model_type'])} has no decoder that generates text.")
@@ -181,7 +204,9 @@ def filled(
         raise UserError(
             f"{folder}: tensor {name!r} has shape {list(of_file)}, {CONFIG} asks for {list(of_model)} ({cls.__name__})."
         )
-    _refuse(folder, "missing from the checkpoint", info["missing_keys"], cls)
+    files = {name: one.tensors.files[name] for name, one in unread.items()}
+    note = prefix_note(files, sorted(info["missing_keys"]))
+    _refuse(folder, "missing from the checkpoint", info["missing_keys"], cls, note)
     _refuse(folder, f"not part of the model that {CONFIG} describes", info["unexpected_keys"], cls)
     if info["error_msgs"]:
         raise UserError(f"{folder}: {shortened(' '.join(info['error_msgs']), 300)}")
@@ -216,17 +241,17 @@ def without_bars() -> Iterator[None]:
 
 
 def _is_mask(name: str, cls: Any, tensors: Tensors) -> bool:
-    """Whether a tensor holds no weights, and the family says that it may be left: causal masks of old files."""
-    patterns = getattr(cls, "_keys_to_ignore_on_load_unexpected", None) or ()
+    """Whether a tensor holds no weights and may be left: positions, and causal masks of old files, by the family."""
+    patterns = (_POSITIONS, *(getattr(cls, "_keys_to_ignore_on_load_unexpected", None) or ()))
     return any(re.search(pattern, name) for pattern in patterns) and not tensors.holds_weights(name)
 
 
-def _refuse(folder: Path, what: str, names: Iterable[str], cls: Any) -> None:
+def _refuse(folder: Path, what: str, names: Iterable[str], cls: Any, note: str = "") -> None:
     if found := sorted(names):
         count = "1 tensor is" if len(found) == 1 else f"{len(found)} tensors are"
         raise UserError(
             f"{folder}: {count} {what}: {listed(found)} ({cls.__name__}). The model would be another than was trained, "
-            "so it is not read."
+            f"so it is not read.{note}"
         )
 
 

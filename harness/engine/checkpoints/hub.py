@@ -264,8 +264,8 @@ def _download(
             needed = sum(sizes.get(file, 0) for file in lacking)
             if needed > free:
                 raise UserError(
-                    f"{name}: {number_of(len(lacking), 'file')} of {needed / 1e9:,.1f} GB do not fit on the disk of the "
-                    f"hub's cache ({constants.HF_HUB_CACHE}), where {free / 1e9:,.1f} GB are free. Nothing was fetched."
+                    f"{name}: {number_of(len(lacking), 'file')} of {needed / 1e9:,.1f} GB do not fit on the disk of "
+                    f"the hub's cache ({constants.HF_HUB_CACHE}), where {free / 1e9:,.1f} GB are free. Nothing was fetched."
                 )
             say(f"Fetching {number_of(len(lacking), 'file')}, {needed / 1e6:,.1f} MB, of {_source(name, commit)}")
         # They are patterns to it, in which a bracket would mean something else.

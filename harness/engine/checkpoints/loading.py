@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from exitbench.harness.cells.number_formats import check_format
 from exitbench.harness.engine.checkpoints.configuration import completed
 from exitbench.harness.engine.checkpoints.exit_head_files import load_exit_heads
 from exitbench.harness.engine.checkpoints.families import FAMILIES, Family
-from exitbench.harness.engine.checkpoints.files import CONFIG, check_plain, listed
+from exitbench.harness.engine.checkpoints.files import CONFIG, check_plain, listed, not_a_checkpoint
 from exitbench.harness.engine.checkpoints.sizes import require_room
-from exitbench.harness.engine.checkpoints.tensor_files import Tensors
+from exitbench.harness.engine.checkpoints.tensor_files import OtherTensors, Tensors
+from exitbench.harness.engine.encoders.families import FAMILIES as ENCODERS
 from exitbench.harness.engine.model.engine import Engine
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.engine.products.converting import quantise
@@ -36,6 +37,8 @@ class Checkpoint:
     eos_ids: frozenset[int]
     start_id: int | None
     """First decoder token of encoder-decoder models; None for decoder-only ones."""
+    fallback: str | None = None
+    """Why the hosted engine runs a family of the lean one; None where it does not, or was asked for."""
 
     @property
     def engine(self) -> EngineName:
@@ -68,10 +71,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / CONFIG
     if not is_file(path):
-        raise UserError(f"{folder}: not a Hugging Face checkpoint folder (no config.json).")
+        raise UserError(not_a_checkpoint(folder))
     config = read_json(path)
     family = config.get("model_type")
-    if not isinstance(family, str) or not (family in FAMILIES or _is_hosted(family)):
+    if not isinstance(family, str) or not (family in FAMILIES or family in ENCODERS or _is_hosted(family)):
         raise UserError(
             f"{path}: model_type {shortened(family)} is not supported. Allowed: {', '.join(sorted(FAMILIES))}, and "
             "every family with which the installed transformers generates text (docs/measuring.md, Models). A "
@@ -83,6 +86,10 @@ def read_config(folder: Path) -> dict[str, Any]:
         for end, what in _OTHER_USES.items():
             if isinstance(name, str) and name.endswith(end):
                 raise UserError(f"{path}: {shortened(name)} is {what}; allowed: models that generate text.")
+    if family in ENCODERS:
+        from exitbench.harness.engine.checkpoints.hosted_loading import check_generates
+
+        check_generates(path, config)
     check_plain(folder, config)
     if isinstance(labels := config.get("num_labels"), int) and labels > _MOST_LABELS:
         raise UserError(f"{path}: num_labels is {shortened(labels)}; allowed: at most {_MOST_LABELS}.")
@@ -175,7 +182,7 @@ def load_checkpoint(
         folder: The checkpoint's.
         dtype: Number format; int8 is weight-only, with bf16 for everything else (`products.int8`).
         device: Of torch.
-        engine: What is to run the blocks.
+        engine: What is to run the blocks; ``auto``: the lean one if it reads the checkpoint, else the hosted one.
         device_map: Where the blocks go, which the hosted engine alone can tell apart; None: all to ``device``.
 
     Raises:
@@ -185,8 +192,20 @@ def load_checkpoint(
     raw = read_config(folder)
     require_room(folder, dtype, *([device] if device_map is None else dict(device_map)))
     if device_map is not None or engine_for(folder / CONFIG, raw, engine) == "hosted":
-        check_format(folder / CONFIG, str(dtype).removeprefix("torch."), "hosted")
         return _load_hosted(folder, raw, dtype, device, device_map)
+    try:
+        return _load_lean(folder, raw, dtype, device)
+    except OtherTensors as error:
+        if engine == "lean":
+            raise
+        refusal = error.with_traceback(None)  # whose frames hold what was read
+    try:
+        return replace(_load_hosted(folder, raw, dtype, device, None), fallback=str(refusal))
+    except UserError:
+        raise refusal from None
+
+
+def _load_lean(folder: Path, raw: dict[str, Any], dtype: torch.dtype, device: str) -> Checkpoint:
     family = FAMILIES[raw["model_type"]]
     values = checked(folder / CONFIG, raw, family.values)
     tensors = Tensors(folder, computes_in(dtype), device)
@@ -209,6 +228,7 @@ def _load_hosted(
 ) -> Checkpoint:
     from exitbench.harness.engine.checkpoints.hosted_loading import load_hosted
 
+    check_format(folder / CONFIG, str(dtype).removeprefix("torch."), "hosted")
     model, config = load_hosted(folder, raw, dtype, device, device_map)
     home = device if device_map is None else device_map[0][0]
     is_seq2seq = model.stack.encoder is not None

@@ -31,6 +31,10 @@ _OF_QUANTISATION = re.compile(
 )
 
 
+class OtherTensors(UserError):
+    """A checkpoint's tensors are not those that a family's reader asks for; another reader may know their names."""
+
+
 class Tensors:
     """The tensors of a checkpoint by name, in one number format (None: that of the file) and place.
 
@@ -54,11 +58,13 @@ class Tensors:
         """Read one tensor and check its shape and number format; ``dtype`` overrides the checkpoint's.
 
         Raises:
-            UserError: The tensor is missing, quantised, or has another shape than config.json says.
+            OtherTensors: The tensor is missing.
+            UserError: It is quantised, or has another shape than config.json says.
         """
         if name not in self.files:
-            raise UserError(
+            raise OtherTensors(
                 f"{self.folder}: tensor {name!r} is missing from the checkpoint ({len(self.files)} tensors found)."
+                + prefix_note(self.files, [name])
             )
         with opened(self.files[name]) as file:
             stored = file.get_slice(name)
@@ -121,7 +127,7 @@ class Tensors:
             harmless: Patterns of the whole names of tensors that no model computes with.
 
         Raises:
-            UserError: Some tensors were not: the model is another than was read.
+            OtherTensors: Some tensors were not: the model is another than was read.
         """
         patterns = [re.compile(pattern) for pattern in harmless]
         unread = [
@@ -131,11 +137,39 @@ class Tensors:
         ]
         if unread:
             count = "1 tensor is" if len(unread) == 1 else f"{len(unread)} tensors are"
-            raise UserError(
+            raise OtherTensors(
                 f"{self.files[unread[0]]}: {count} not part of the model that config.json describes: {listed(unread)}. "
                 "The model would be another than was trained, so it is not read. If they are of no use, save it "
                 "without them: `Auto...from_pretrained(folder)` of transformers, then `save_pretrained`."
             )
+
+
+_WRAPPERS = {"_orig_mod.": ", as torch.compile calls them", "module.": ", as DistributedDataParallel calls them"}
+
+
+def prefix_note(files: Mapping[str, Path], missing: Iterable[str]) -> str:
+    """Say how to take off a prefix with which the names of a model that was saved within another begin.
+
+    Args:
+        files: The file of each tensor.
+        missing: Names that were looked for.
+
+    Returns:
+        Sentences after a space; empty if no missing tensor is there under a longer name.
+    """
+    pairs = ((name, longer) for name in missing for longer in files if longer.endswith(f".{name}"))
+    name, longer = next(pairs, ("", ""))
+    if not name:
+        return ""
+    prefix = longer.removesuffix(name)
+    begin = sum(one.startswith(prefix) for one in files)
+    of = files[longer].name
+    return (
+        f" {begin} of {len(files)} names begin with {prefix!r}{_WRAPPERS.get(prefix, '')}. Take it off in a copy of "
+        f'the folder: `python -c "from safetensors.torch import load_file, save_file; save_file({{n.removeprefix('
+        f"'{prefix}'): t for n, t in load_file('{of}').items()}}, '{of}', metadata={{'format': 'pt'}})\"`"
+        + (f", each file, and in {INDEX}." if len(set(files.values())) > 1 else ".")
+    )
 
 
 def opened(path: Path) -> Any:

@@ -94,7 +94,7 @@ class HostedTransformer(Headed):
         self.stack, self.exit_heads = stack, exit_heads
         self.calls = Calls(stack.blocks)
         self.d_model = int(_width(stack))
-        self.read_out = ReadOut(stack, self.calls, self.d_model)
+        self.read_out = ReadOut(stack, self.calls)
         self.pads_left = True
         self.kv_width, self.work = 0, BlockWork(0.0, 0.0, 0.0)
         self._is_spread = len({weight.device for weight in stack.lm.parameters()}) > 1
@@ -108,11 +108,7 @@ class HostedTransformer(Headed):
     @property
     def encoder_blocks(self) -> int:
         """Blocks of the encoder; 0 means decoder-only."""
-        if self.stack.encoder is None:
-            return 0
-        config = self.stack.encoder_config
-        names = ("encoder_layers", "num_layers", "num_hidden_layers")
-        return next((n for name in names if isinstance(n := getattr(config, name, None), int)), 1)
+        return self.stack.encoder_blocks
 
     @property
     def lm_head(self) -> Any:

@@ -35,10 +35,10 @@ class ReadOut:
         ending: Modules that the decoder runs on what its last block returns, in their order.
     """
 
-    def __init__(self, stack: Stack, calls: Calls, d_model: int) -> None:
+    def __init__(self, stack: Stack, calls: Calls) -> None:
         self.way: Way = "reference"
         self.ending: Sequence[nn.Module] = ()
-        self._stack, self._calls, self._d_model = stack, calls, d_model
+        self._stack, self._calls = stack, calls
 
     def __call__(self, states: Tensor, way: Way | None = None) -> Tensor:
         """Logits [..., V] of states [..., D]."""

@@ -49,6 +49,14 @@ class Stack:
         return None if self.encoder is not None else longest_text(self.config)
 
     @property
+    def encoder_blocks(self) -> int:
+        """Blocks of the encoder; 0 means decoder-only."""
+        if self.encoder is None:
+            return 0
+        names = ("encoder_layers", "num_layers", "num_hidden_layers")
+        return next((n for name in names if isinstance(n := getattr(self.encoder_config, name, None), int)), 1)
+
+    @property
     def encoder_config(self) -> Any:
         """Configuration of the encoder: its own, or that of the whole."""
         return getattr(self.encoder, "config", self.lm.config)

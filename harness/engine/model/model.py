@@ -227,7 +227,9 @@ class Transformer(Headed):
         embedded = self.weights.token_embedding_VD[tokens]
         return embedded.float() if self.arch.wide_stream else embedded
 
-    def _added(self, projection: Linear | NormedLinear, stream_ND: Tensor, x: Tensor, *, rounds: bool = False) -> Tensor:
+    def _added(
+        self, projection: Linear | NormedLinear, stream_ND: Tensor, x: Tensor, *, rounds: bool = False
+    ) -> Tensor:
         """Return the stream plus a projection of x.
 
         In float16 transformers keeps T5's ``wo`` in fp32, so that every sum from the first ``wo`` on is in fp32. The

@@ -9,6 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, Final
 
+from exitbench.harness.running.environment import spinning
+
 LOOK_S: Final = 1.0
 """How often to look whether a silent worker has ended: a process of its own may hold the pipe open after it."""
 
@@ -46,7 +48,7 @@ class WorkerProcess:
                 stderr=log,
                 pass_fds=(events, lifeline),
                 start_new_session=True,
-                env={**os.environ, **variables},
+                env={**spinning(), **os.environ, **variables},
             )
         except BaseException:
             os.close(self._events)

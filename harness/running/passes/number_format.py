@@ -131,9 +131,7 @@ def _sampled(documents: Sequence[Document]) -> list[Document]:
     return take_by_hash(documents, DOCUMENTS)
 
 
-def _compared(
-    session: Session, item: CellJob, compare: Callable[[_Loaded], dict[str, Interval]]
-) -> dict[str, Metric]:
+def _compared(session: Session, item: CellJob, compare: Callable[[_Loaded], dict[str, Interval]]) -> dict[str, Metric]:
     """Load the reference and compare; empty for float32, for early exits, and where there is no memory for it."""
     cell = item.cell
     if cell.dtype == REFERENCE or cell.full_depth_cell_id is not None:

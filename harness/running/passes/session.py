@@ -33,7 +33,7 @@ from exitbench.harness.engine.encoders.model import EncoderClassifier
 from exitbench.harness.engine.model.cost import TokenPlace, answer_cost, answer_parts
 from exitbench.harness.engine.model.engine import Engine
 from exitbench.harness.engine.products.choosing import use_fastest
-from exitbench.harness.running.encoding import Encoding, reads_up_to
+from exitbench.harness.running.encoding import Encoding, Unscorable, reads_up_to
 from exitbench.harness.running.lm import Answer, EarlyExitLM
 from exitbench.harness.running.scored_texts import ScoredText, TextRequest
 from exitbench.harness.running.scoring import Metric, metric_table
@@ -52,6 +52,9 @@ from exitbench.tasks.lm_eval.task import LmEvalTask
 
 METRIC_VERSION = "2"
 """Version of the metrics made here (depth, faithfulness, cost, speed); tasks version their own."""
+
+_TOLD = 5
+"""Documents without a text to score that a worker's log names."""
 
 Progress = Callable[[int], None]
 
@@ -93,9 +96,7 @@ class Session:
         ((dtype, engine, device_map),) = asked
         self.spool, self.inputs, self.data_dir = spec.spool, spec.inputs or spec.spool, spec.data_dir
         self.model_path = spec.model_path
-        self._checkpoint = loaded or load_model(
-            spec.model_path, getattr(torch, dtype), spec.device, engine, device_map
-        )
+        self._checkpoint = loaded or load_model(spec.model_path, getattr(torch, dtype), spec.device, engine, device_map)
         is_new = loaded is None and isinstance(self._checkpoint, Checkpoint)
         self.products = use_fastest(self.checkpoint.model) if is_new else None
         self.tokenizer: Any = load_tokenizer(spec.model_path)
@@ -191,14 +192,20 @@ class Session:
         return generation.system, functools.partial(_turns, self.tokenizer)
 
     def _lm_eval_fitting(self, data: DataRequest, generation: GenerationSettings, task: LmEvalTask) -> Fitting:
-        """All documents: what is too long is cut."""
+        """What is too long is cut; a document is left out where a text of its own cannot be scored."""
         documents = self.documents(data)
         if task.output_type == "generate_until":
             cut = {key for key, prompt in self._prompted(data, generation).items() if prompt.n_cut}
-        else:
-            texts = self._texts(data, generation)
-            cut = {text.doc_key for text in texts if any(pair.n_cut for pair in text.pairs)}
-        return Fitting(tuple(documents), truncated=len(cut))
+            return Fitting(tuple(documents), truncated=len(cut))
+        texts, refusals = self._texts(data, generation)
+        if not texts:
+            raise UserError(f"none of the {len(documents)} documents can be scored; the first: {refusals[0]}")
+        for refusal in refusals[:_TOLD]:
+            print(f"Left out: {refusal}", file=sys.stderr)
+        by_key = {document.key: document for document in documents}
+        kept = tuple(by_key[key] for key in dict.fromkeys(text.doc_key for text in texts))
+        cut = {text.doc_key for text in texts if any(pair.n_cut for pair in text.pairs)}
+        return Fitting(kept, unscorable=len(refusals), truncated=len(cut))
 
     def _lm_eval_prompts(self, data: DataRequest, generation: GenerationSettings) -> dict[str, Prompt]:
         """Prompt of each document of a task of lm-eval that generates."""
@@ -207,17 +214,26 @@ class Session:
         asked = task.instances(documents, self.chat(generation))
         return {key: self.encoding.prompt(own[0].args[0], generation.max_new_tokens) for key, own in asked.items()}
 
-    def _lm_eval_texts(self, data: DataRequest, generation: GenerationSettings) -> tuple[TextRequest, ...]:
-        """What each document of a task of lm-eval gives to be scored."""
+    def _lm_eval_texts(
+        self, data: DataRequest, generation: GenerationSettings
+    ) -> tuple[tuple[TextRequest, ...], tuple[str, ...]]:
+        """What each document of a task of lm-eval gives to be scored, and why some give nothing."""
         task, documents = data.task_object, self.documents(data)
         assert isinstance(task, LmEvalTask)
         asked = task.instances(documents, self.chat(generation))
-        return tuple(TextRequest.of(self.encoding, key, *one.args) for key, own in asked.items() for one in own)
+        texts: list[TextRequest] = []
+        refusals = []
+        for key, own in asked.items():
+            try:
+                texts += [TextRequest.of(self.encoding, key, *one.args) for one in own]
+            except Unscorable as refusal:
+                refusals.append(str(refusal))
+        return tuple(texts), tuple(refusals)
 
     def texts(self, item: CellJob, documents: Sequence[Document]) -> list[TextRequest]:
         """What documents of a cell give to be scored; those of a document stand together, in their order."""
         keys = {document.key for document in documents}
-        return [text for text in self._texts(item.data, item.cell.generation) if text.doc_key in keys]
+        return [text for text in self._texts(item.data, item.cell.generation)[0] if text.doc_key in keys]
 
     def answered(self, item: CellJob) -> Sequence[Document]:
         """The documents of a cell whose prompts fit: the same for every cell of its model, task and generation."""
@@ -446,10 +462,13 @@ def write_prompt_counts(session: Session, item: CellJob, writer: AttemptWriter) 
     `documents_shared` is of the whole split, before its limit; the others are of the documents asked.
     """
     found = [session.fitting(data, item.cell.generation) for data in (item.data, item.held_out) if data is not None]
-    dropped, truncated = sum(one.dropped for one in found), sum(one.truncated for one in found)
-    asked = dropped + sum(len(one.documents) for one in found)
-    shared = session.shared(item.data)
-    counts = {"documents_dropped": dropped, "prompts_truncated": truncated, "documents_shared": shared}
+    counts = {
+        "documents_dropped": sum(one.dropped for one in found),
+        "documents_unscorable": sum(one.unscorable for one in found),
+        "prompts_truncated": sum(one.truncated for one in found),
+    }
+    asked = sum(len(one.documents) + one.dropped + one.unscorable for one in found)
+    counts["documents_shared"] = session.shared(item.data)
     metrics = {name: point(n, asked) for name, n in counts.items() if n}
     if metrics:
         write_metrics(writer, with_role("data", metrics))

@@ -29,17 +29,25 @@ _CONTROL = "static and full depth"
 
 
 def finding(frame: Frame) -> str:
-    """Return how many gated settings score above static depth at the same saving."""
+    """Return how many gated settings score better than static depth at the same saving."""
     gated = [row for row in frame.rows if row["method"] not in CONTROLS and row["saving"] > 0]
     held = [row for row in gated if row["static_value"] is not None]
     if not held:
         return "No gate was run beside static depths."
-    above = sum(row["value"] > row["static_value"] for row in held)
-    surely = sum(row["ci_low"] is not None and row["ci_low"] > row["static_value"] for row in held)
+    better = sum(_is_better(row, row["value"]) for row in held)
+    surely = sum(_is_better(row, row["ci_high" if row["lower_is_better"] else "ci_low"]) for row in held)
     return (
-        f"Of {len(held)} settings of gates that save layers (each model and task counts), {above} score above static "
-        f"depth at the same saving, {surely} with their whole interval."
+        f"Of {len(held)} settings of gates that save layers (each model and task counts), {better} score better than "
+        f"static depth at the same saving, {surely} with their whole interval."
     )
+
+
+def _is_better(row: Row, value: float | None) -> bool:
+    """Whether a value of a row is better than static depth's."""
+    if value is None or value == row["static_value"]:
+        return False
+    is_better: bool = (value < row["static_value"]) == row["lower_is_better"]
+    return is_better
 
 
 def plot(frame: Frame) -> Figure:

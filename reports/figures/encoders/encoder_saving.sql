@@ -15,7 +15,7 @@ shallower AS (
     FROM shown AS s JOIN depths AS d USING (model, task_label) WHERE d.depth <= s.mean_exit_layer GROUP BY ALL
 )
 SELECT
-    s.model, s.task_label AS task, s.metric, s.method, s.params, s.kv_policy, s.execution,
+    s.model, s.task_label AS task, s.metric, s.lower_is_better, s.method, s.params, s.kv_policy, s.execution,
     json_merge_patch(s.params, '{"threshold": null}')::VARCHAR AS line, s.blocks, s.mean_exit_layer,
     1 - s.mean_exit_layer / s.blocks AS saving, s.value, s.ci_low, s.ci_high,
     CASE WHEN NOT s.is_full_depth AND s.method <> 'static' THEN coalesce(

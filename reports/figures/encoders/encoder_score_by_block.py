@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from exitbench.reports.figures.encoders.encoder_parts import EMPTY, LEFT_OUT, panels_of
-from exitbench.reports.frame import Frame
+from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import count
 from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_of_series, title_panel
 from exitbench.reports.plotting.style import series_styles
@@ -31,11 +31,17 @@ def finding(frame: Frame) -> str:
     for (task, model), rows in frame.groups("task", "model"):
         last = max(rows.rows, key=lambda row: row["block"])
         if last["block"] == last["blocks"] and len(rows.rows) > 1:
-            first = min(row["block"] for row in rows.rows if row["value"] >= last["value"] - _POINT)
+            first = min(row["block"] for row in rows.rows if _shortfall(row, last) <= _POINT)
             told.append(f"{first} of {last['blocks']} ({called(model)}, {called(task)})")
     if not told:
         return "Scores of single blocks; the last one was not read beside another."
     return f"The first block read that scores within a point of the last: {listed(told[:_NAMED])}."
+
+
+def _shortfall(row: Row, last: Row) -> float:
+    """How many points a block scores worse than the last one."""
+    points: float = last["value"] - row["value"]
+    return -points if row["lower_is_better"] else points
 
 
 def plot(frame: Frame) -> Figure:

@@ -25,11 +25,7 @@ CAPTION = (
 
 def finding(frame: Frame) -> str:
     """Return what is left of full depth's quality at the lowest and the highest epsilon."""
-    kept = [
-        {**row, "kept": row["value"] / row["full_value"], "asked": f"epsilon {row['epsilon']:g}"}
-        for row in frame.rows
-        if row["full_value"]
-    ]
+    kept = [{**row, "asked": f"epsilon {row['epsilon']:g}"} for row in frame.rows if row["kept"] is not None]
     if not kept:
         return "Quality by epsilon; full depth was not run, or scores nothing."
     told = between(kept, "kept", percent, ("series", "task", "asked"))

@@ -3,7 +3,8 @@
 WITH heads AS (
     SELECT task_label AS task, model, conditions AS setting,
            params ->> 'confidence' AS confidence, kv_policy, 'heads ' || (params ->> 'exit_blocks') AS asked,
-           CAST(params ->> 'epsilon' AS DOUBLE) AS epsilon, metric, value, ci_low, ci_high, full_value, n, cell_id
+           CAST(params ->> 'epsilon' AS DOUBLE) AS epsilon, metric, value, ci_low, ci_high, full_value,
+           share_kept(value, nullif(full_value, 0), lower_is_better) AS kept, n, cell_id
     FROM frontier
     WHERE NOT random_weights AND execution = 'real' AND method = 'heads' AND params ->> 'rule' = 'epsilon'
         AND coalesce(CAST(params ->> 'temperature' AS DOUBLE), 0) = 0 AND value IS NOT NULL
@@ -21,6 +22,6 @@ SELECT task, setting,
            ),
            model
        ) AS series,
-       epsilon, metric, value, ci_low, ci_high, full_value, n
+       epsilon, metric, value, ci_low, ci_high, full_value, kept, n
 FROM heads
 ORDER BY task, setting, series, epsilon, cell_id;

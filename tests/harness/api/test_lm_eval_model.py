@@ -153,6 +153,29 @@ def test_a_method_leaves_early_and_its_parameters_come_from_a_text(
     assert (told["method"], told["params"]["exit_layer"], told["mean_exit_layer"]) == ("static", 2, 2.0)
 
 
+def test_lm_eval_is_as_it_was_once_no_model_is_left(toy_models: dict[str, Path]) -> None:
+    script = f"""
+import gc, logging, sys
+logging.getLogger("lm_eval").setLevel(logging.WARNING)
+import exitbench
+import lm_eval.evaluator
+own = lm_eval.evaluator.evaluate
+from lm_eval.api.registry import get_model
+import lm_eval.models
+assert not [f for f in sys.meta_path if "exitbench" in type(f).__module__], "none waits any more"
+made = [get_model("exitbench")(pretrained={str(toy_models["causal"])!r}, device="cpu") for _ in range(2)]
+assert lm_eval.evaluator.evaluate.watches is own, "watched once"
+made.pop()
+gc.collect()
+assert lm_eval.evaluator.evaluate.watches is own
+made.pop()
+gc.collect()
+assert lm_eval.evaluator.evaluate is own
+assert logging.getLogger("lm_eval").level == logging.WARNING
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_results_say_in_which_forms_products_were_multiplied(
     toy_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

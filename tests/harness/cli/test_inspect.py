@@ -1,6 +1,7 @@
 """``exitbench inspect``: one screen on a model, its exit codes, and how a model is written."""
 
 import json
+import re
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -105,6 +106,42 @@ def test_what_is_no_model_is_told_on_one_screen(
     said = capsys.readouterr()
     assert says in said.err
     assert (said.out, said.err.count("\n")) == ("", 1)
+
+
+@pytest.mark.parametrize("config", [None, "config.json"])
+@pytest.mark.parametrize("written", ["model.gguf", "folder"])
+@pytest.mark.parametrize("command", ["inspect", "new"])
+def test_gguf_is_explained_and_not_taken_for_a_recipe(
+    tmp_path: Path,
+    causal_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    written: str,
+    config: str | None,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("folder" if written == "folder" else ".")
+    folder.mkdir(exist_ok=True)
+    (folder / "model.gguf").touch()
+    if config is not None:
+        shutil.copy(causal_model / config, folder)
+    arguments = ["inspect", written] if command == "inspect" else ["new", "suite", "mine", "--model", written]
+    assert main(arguments) in (1, 2)
+    captured = capsys.readouterr()
+    said = " ".join((captured.out + captured.err).split())
+    assert "model.gguf is GGUF: llama.cpp's own file of weights, quantised ones mostly, which is not read." in said
+    assert f"from_pretrained('{folder}', gguf_file='model.gguf').save_pretrained('model-safetensors')" in said
+    assert "builtin-causal" not in said
+
+
+def test_an_encoder_decoder_that_no_engine_reads_has_its_depth(
+    tmp_path: Path, worded_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(worded_model / name, tmp_path)
+    assert main(["inspect", str(tmp_path)]) == 1
+    assert re.search(r"^blocks +\d+ in the encoder, 4 in the decoder", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_a_model_is_a_folder_before_it_is_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,22 @@ def _left(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.parametrize("arguments", [("SELECT '\udcff'",), ("SELECT $a", "--set", "a=\udcff")])
+def test_an_argument_that_is_not_utf8_is_refused(ask: Command, arguments: tuple[str, ...]) -> None:
+    """As Python spells the bytes of such arguments."""
+    done = ask(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "holds a byte that is not UTF-8. Allowed: text in UTF-8." in done.stderr
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_standard_input_that_is_not_utf8_is_refused(ask: Command, monkeypatch: pytest.MonkeyPatch, errors: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"SELECT '\xff'"), "utf-8", errors))
+    done = ask("-")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "exitbench: The query holds a byte that is not UTF-8. Allowed: text in UTF-8.\n"
+
+
 # ------------------------------------------------------------------------------------------ nothing but reading
 
 
@@ -143,6 +159,23 @@ def test_a_saved_answer_has_the_rows_of_the_query(form: str, ask: Command, tmp_p
     }
     assert readers[form]() == [(n, f"text {n}") for n in range(25000)]
     assert _left(tmp_path) == {f"rows.{form}"}
+
+
+def test_values_that_python_cannot_hold_are_duckdbs_text(ask: Command, tmp_path: Path) -> None:
+    query = (
+        "SELECT DATE 'infinity' AS a, TIMESTAMP '290000-01-01' AS b, [DATE '-infinity'] AS c, DATE '2020-01-02' AS d "
+        "UNION ALL SELECT DATE '2020-01-02', NULL, [DATE '2020-01-02'], NULL"
+    )
+    rows = json.loads(ask(query, "--format", "json").stdout)
+    assert rows == [
+        {"a": "infinity", "b": "290000-01-01 00:00:00", "c": "[-infinity]", "d": "2020-01-02"},
+        {"a": "2020-01-02", "b": None, "c": ["2020-01-02"], "d": None},
+    ]
+    assert "infinity,290000-01-01 00:00:00,[-infinity],2020-01-02\n" in ask(query, "--format", "csv").stdout
+    assert "infinity" in ask(query).stdout
+    assert ask(query, "--out", str(tmp_path / "rows.parquet")).returncode == 0
+    for form in FORMATS:
+        assert ask("FROM test_all_types()", "--format", form).returncode == 0, form
 
 
 def test_parquet_keeps_types_and_lists(ask: Command, tmp_path: Path) -> None:

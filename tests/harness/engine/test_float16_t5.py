@@ -1,4 +1,4 @@
-"""T5 and its like in float16: both engines compute what transformers does, `wo` in fp32 and overflowing sums clamped."""
+"""T5 and its like in float16: both engines compute what transformers does, `wo` in fp32 and other sums clamped."""
 
 from __future__ import annotations
 

@@ -272,6 +272,14 @@ def test_a_family_that_nobody_knows_is_refused(folder: Path) -> None:
     )
 
 
+def test_position_ids_of_earlier_versions_are_left(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    save_file({**load_file(path), "model.position_ids": torch.arange(8)[None]}, path, {"format": "pt"})
+    load_checkpoint(folder)
+    save_file({**load_file(path), "model.position_ids": torch.ones(1, 8)}, path, {"format": "pt"})
+    assert "1 tensor is not part of the model" in refusal(folder)
+
+
 def test_loading_prints_no_progress_bars(twin: Any, capfd: pytest.CaptureFixture[str]) -> None:
     """transformers' own, which its user may have on."""
     logging.enable_progress_bar()

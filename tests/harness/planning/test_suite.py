@@ -152,6 +152,13 @@ def test_a_folder_without_a_checkpoint_is_named(write_suite: Writer, checkpoint:
     assert f"[models.tiny] path: {tmp_path / 'nowhere'} is not a checkpoint's folder" in complaint(path)
 
 
+def test_a_file_of_llama_cpp_is_told_as_such(write_suite: Writer, checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    path = write_suite()
+    path.write_text(path.read_text().replace(str(checkpoint), "model.gguf"))
+    assert "it has no config.json. model.gguf is GGUF: llama.cpp's own file of weights" in complaint(path)
+
+
 def test_an_unknown_suite_says_which_are_shipped() -> None:
     with pytest.raises(
         UserError, match=rf"no suite 'bultin'.* Did you mean 'builtin'\? Allowed: {', '.join(suite_names())}\."

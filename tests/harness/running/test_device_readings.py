@@ -1,5 +1,6 @@
 """What the device says of itself: read where it is told, None where it is not, never an error."""
 
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -58,7 +59,13 @@ def test_a_gpu_that_says_nothing_costs_the_reading_only(error: Exception, monkey
     assert (reading.clock_mhz, reading.power_w, reading.temperature_c, reading.throttle) == (None, None, None, None)
 
 
-def test_a_cpu_says_its_load() -> None:
+def test_a_cpu_says_its_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
     reading = read_device("cpu", 0, "start")
     assert reading.load_average is not None
     assert (reading.power_w, reading.throttle) == (None, None)
+
+
+def test_the_load_of_all_cores_says_nothing_of_the_few_that_a_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert read_device("cpu", 0, "start").load_average is None

@@ -1,13 +1,16 @@
 """The record of software and machine."""
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from exitbench.harness.running.environment import ENV_VARS, environment, git_state, hardware
+from exitbench.harness.running import environment as module
+from exitbench.harness.running.environment import ENV_VARS, environment, free_cores, git_state, hardware, spinning
 from exitbench.results.spool.schema import ENV_KEYS
 
 
@@ -69,3 +72,69 @@ def test_a_package_installed_inside_a_checkout_of_something_else_has_no_commit(c
 def test_asking_for_the_environment_does_not_load_torch() -> None:
     code = "import sys, exitbench.harness.running.environment as e; e.environment(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+STAT = """\
+cpu  300 50 100 4000 9 5 4 3 7 0
+cpu0 100 20 50 2000 4 2 1 3 7 0
+cpu1 200 30 50 2000 5 3 3 0 0 0
+intr 12345
+"""
+
+
+def test_ticks_that_others_hold_are_of_the_cores_that_are_asked_and_not_of_the_nice(tmp_path: Path) -> None:
+    (tmp_path / "stat").write_text(STAT)
+    assert module._held_ticks({0}, tmp_path / "stat") == 100 + 50 + 2 + 1 + 3
+    assert module._held_ticks({0, 1}, tmp_path / "stat") == 156 + 200 + 50 + 3 + 3
+    assert module._held_ticks({0}, tmp_path / "none") is None
+
+
+@pytest.mark.parametrize(("held", "free"), [(0.0, 4), (0.3, 4), (0.6, 3), (1.0, 3), (2.4, 2), (4.0, 1), (9.0, 1)])
+def test_as_many_cores_are_free_as_other_processes_leave(
+    held: float, free: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_affinity", lambda: {0, 1, 2, 3})
+    monkeypatch.setattr(module, "_held_cores", lambda cores: held)
+    monkeypatch.setattr(module, "_cgroup_cores", lambda root, membership: None)
+    assert free_cores() == free
+
+
+def test_no_more_cores_are_free_than_the_control_group_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    (tmp_path / "a" / "cpu.max").write_text("250000 100000\n")
+    (tmp_path / "a" / "b" / "cpu.max").write_text("800000 100000\n")
+    (tmp_path / "membership").write_text("0::/a/b\n")
+    allowed = module._cgroup_cores(tmp_path, tmp_path / "membership")
+    assert allowed == 2.5
+    assert module._cgroup_cores(tmp_path, tmp_path / "none") is None
+    monkeypatch.setattr(module, "_affinity", lambda: {0, 1, 2, 3})
+    monkeypatch.setattr(module, "_held_cores", lambda cores: 0.0)
+    monkeypatch.setattr(module, "_cgroup_cores", lambda root, membership: allowed)
+    assert free_cores() == 2
+
+
+def test_a_core_that_a_process_holds_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = {min(os.sched_getaffinity(0))}
+    with subprocess.Popen(
+        [sys.executable, "-c", f"import os\nos.sched_setaffinity(0, {core})\nwhile True: pass"]
+    ) as busy:
+        try:
+            time.sleep(0.3)
+            assert module._held_cores(core) == pytest.approx(1, abs=0.4)
+        finally:
+            busy.kill()
+
+
+def test_waiting_is_bounded_unless_the_user_has_said_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert spinning() == {"GOMP_SPINCOUNT": "10000"}
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    assert spinning() == {}
+
+
+def test_this_versions_own_way_to_wait_is_no_variable_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", "10000")
+    assert "GOMP_SPINCOUNT" not in environment()["env_vars"]
+    monkeypatch.setenv("GOMP_SPINCOUNT", "500")
+    assert environment()["env_vars"]["GOMP_SPINCOUNT"] == "500"

@@ -23,6 +23,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.job import WorkerSpec
+from exitbench.harness.cli.commands.run import print_left_out
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
@@ -373,9 +374,8 @@ def test_a_number_format_says_how_far_it_moves_choices_from_lm_evals_in_float32(
             },
             rel=0.01,
         )
-    assert not [
-        row for row in rows(attempts[f"{names[0]}/static:exit_layer=2/quality"], "metrics") if row["role"] == "format"
-    ]
+    static = rows(attempts[f"{names[0]}/static:exit_layer=2/quality"], "metrics")
+    assert "format" not in {row["role"] for row in static}
 
 
 @pytest.mark.parametrize("kind", ["causal", "seq2seq"])
@@ -601,6 +601,90 @@ def test_prompts_longer_than_the_model_are_cut_on_their_left_and_counted(
     assert all(row["n_context"] + row["n_tokens"] == POSITIONS + 1 for row in own if row["n_cut"])
     metrics = {row["metric"]: row["value"] for row in rows(attempts["choice/full/quality"], "metrics")}
     assert metrics["prompts_truncated"] == len(cut)
+
+
+EVERY_KIND = f"""{GATED}
+[[sweep]]
+method = "calm-classifier"
+grid = {{ epochs = [1] }}
+kinds = ["quality", "timing"]
+[[calibration]]
+method = "calm-softmax"
+grid = {{ decay = ["none"] }}
+levels = [1.0, 0.0]
+delta = 0.9
+epsilon = 0.5
+rule = "naive"
+documents = 6
+[fit]
+documents = 6
+"""
+
+
+@pytest.fixture
+def unscorable(data: Path, tmp_path: Path) -> Path:
+    """The data with one document in each file of which nothing is left to score."""
+    folder = Path(shutil.copytree(data, tmp_path / "data"))
+    for split in ("test", "train"):
+        path = folder / f"{split}.jsonl"
+        first, *others = map(json.loads, path.read_text().splitlines())
+        first |= {"answers": ["a dog", "", "a cat"], "text": ""}
+        path.write_text("".join(json.dumps(record) + "\n" for record in (*others, first)))
+    for name in ("choice", "rolling"):
+        path = folder / "ours" / f"toy_{name}.yaml"
+        path.write_text(path.read_text() + "target_delimiter: ''\n")
+    return folder
+
+
+def test_one_document_that_cannot_be_scored_costs_no_cell(
+    models: dict[str, Path], unscorable: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tasks = entry("choice", 'calibration_split = "train"\nnum_fewshot = 0')
+    attempts = run(tmp_path / "run", models["causal"], unscorable, tasks, EVERY_KIND)
+    kinds = {label.rpartition("/")[2] for label in attempts}
+    assert kinds == {"quality", "probe", "scores", "replay", "timing", "fit", "calibration"}
+    assert {label: status(attempt)[0] for label, attempt in attempts.items()} == dict.fromkeys(attempts, "ok")
+    answered = {
+        label: {row["doc_key"] for row in rows(attempt, "samples")}
+        for label, attempt in attempts.items()
+        if label.endswith("/quality")
+    }
+    assert {len(keys) for keys in answered.values()} == {10}
+    assert len(set(map(frozenset, answered.values()))) == 1, "full depth and every method answer the same"
+    counts = {
+        label.rpartition("/")[2]: {row["metric"]: (row["value"], row["n"]) for row in rows(attempt, "metrics")}
+        for label, attempt in attempts.items()
+    }
+    assert {kind: own["documents_unscorable"] for kind, own in counts.items()} == {
+        **dict.fromkeys(("quality", "probe", "scores", "replay", "timing"), (1, 11)),
+        "fit": (1, 6),
+        "calibration": (2, 17),
+    }
+    assert "Left out: document " in (told := capfd.readouterr().err)
+    assert ": no token is left to score of ''; the tokenizer may have merged it with its context." in told
+    ingest(tmp_path / "run" / "spool", tmp_path / "x.duckdb")
+    with open_database(tmp_path / "x.duckdb") as database:
+        query = "SELECT DISTINCT severity, message FROM qc WHERE kind = 'quality' AND rule = 'documents_unscorable'"
+        (found,) = database.query(query).to_pylist()
+    assert (found["severity"], found["message"]) == (
+        2,
+        "1 of 11 documents are left out: a text of theirs has no token to be scored, or more than the model reads",
+    )
+    print_left_out(tmp_path / "x.duckdb", "toys")
+    assert "m on choice: 1 of 11 documents left out, whose texts cannot be scored" in capfd.readouterr().out
+
+
+def test_an_empty_text_is_left_out(models: dict[str, Path], unscorable: Path, tmp_path: Path) -> None:
+    attempts = run(tmp_path / "run", models["causal"], unscorable, entry("rolling"), STATIC)
+    assert {len(rows(attempt, "samples")) for attempt in attempts.values()} == {10}
+
+
+def test_a_task_of_such_documents_alone_fails(models: dict[str, Path], unscorable: Path, tmp_path: Path) -> None:
+    path = unscorable / "test.jsonl"
+    path.write_text(path.read_text().splitlines()[-1] + "\n")
+    attempts = run(tmp_path / "run", models["causal"], unscorable, entry("rolling"), STATIC)
+    told, reason = status(attempts["rolling/full/quality"])
+    assert told == "failed" and "none of the 1 documents can be scored; the first: document " in reason
 
 
 @pytest.mark.parametrize(

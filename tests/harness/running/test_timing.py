@@ -100,7 +100,11 @@ def test_each_part_of_the_documents_has_a_speed_up_of_its_own() -> None:
     readings = [
         one
         for doc, ratio in faster.items()
-        for one in (reading(doc, "full", 1200), reading(doc, "method", int(1200 / ratio)), reading(doc, "full", 1, twin=True))
+        for one in (
+            reading(doc, "full", 1200),
+            reading(doc, "method", int(1200 / ratio)),
+            reading(doc, "full", 1, twin=True),
+        )
     ]
     told = request_metrics(Timing(readings, [], Energy((), (), ""), "rounds", [], []), 4, 4, seed=0)
     for name, chooses in (("speedup_choosing", True), ("speedup_confirming", False)):

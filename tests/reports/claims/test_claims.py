@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,8 @@ from exitbench.results.ingest.ingest import ingest
 
 MADE_UP = Claim(
     claim_id="made-up", ledger="mee", kind=CLAIM, paper="MEE", place="nowhere", shown_in=None, quotation="It is so.",
-    unquoted=None, text="A claim.", conditions="None.", unit="points", direction="at_least", bound=1.0, tolerance=0.1, published=2.0,
-    n_of="runs",
-    limits=None, simulated=False, exact=False, suite="builtin", then=None, caveat="None.", reason=None,
+    unquoted=None, text="A claim.", conditions="None.", unit="points", direction="at_least", bound=1.0, tolerance=0.1,
+    published=2.0, n_of="runs", limits=None, simulated=False, exact=False, suite="builtin", then=None, caveat="None.", reason=None,
     evidence_sql="SELECT 1",
 )  # fmt: skip
 PRINTED = replace(MADE_UP, kind=CONSISTENCY, quotation=None, suite=None, exact=True)
@@ -335,6 +334,17 @@ def pairs_database(small_database: Path, tmp_path_factory: pytest.TempPathFactor
             changed = f"""json_merge_patch(params, '{{"head": "{head}"}}') AS params, '{method}' AS method"""
             _copy_runs(opened, f"-{number}", FULL_SOFTMAX, changed, -0.2 - number / 7)
     return path
+
+
+def test_claims_about_scores_leave_out_what_is_scored_by_errors(
+    pairs_database: Path, as_errors: Callable[[Path], Path]
+) -> None:
+    values = []
+    for path in (pairs_database, as_errors(pairs_database)):
+        with open_database(path) as opened:
+            values.append([found.value for found in check_claims(opened)])
+    left_out = [errors for scores, errors in zip(*values, strict=True) if errors != scores]
+    assert left_out and set(left_out) == {None}
 
 
 @pytest.mark.parametrize(

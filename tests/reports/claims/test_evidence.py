@@ -167,7 +167,8 @@ def test_what_mmlu_keeps_is_held_against_what_hellaswag_and_winogrande_lose(data
 
 
 def test_an_ideal_exit_of_a_causal_models_first_token_is_held_against_no_gate(database: Database) -> None:
-    run = {"model": "m", "task_label": "t", "random_weights": False, "blocks": 8, "value": 50.0, "full_value": 50.0}
+    run = {"model": "m", "task_label": "t", "random_weights": False, "blocks": 8, "lower_is_better": False}
+    run |= {"value": 50.0, "full_value": 50.0}
     gate = {"method": "max-prob", "params": "{}", "execution": "real", "mean_exit_layer": 6.0}
     ideal = {"method": "oracle", "params": '{"match": "first"}', "execution": "simulated", "mean_exit_layer": 2.0}
     frontier = [{"attempt_id": "gate", **gate, **run}, {"attempt_id": "ideal", **ideal, **run}]

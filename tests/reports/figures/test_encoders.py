@@ -173,7 +173,17 @@ def test_the_control_is_static_depth_at_the_same_saving(database: Path, rows_of:
     saving = [row for row in gated if row["saving"] > 0]
     above = sum(row["value"] > row["static_value"] for row in saving)
     assert f"Of {len(saving)} settings" in encoder_saving.finding(frame)
-    assert f" {above} score above" in encoder_saving.finding(frame)
+    assert f" {above} score better than static" in encoder_saving.finding(frame)
+
+
+@pytest.mark.parametrize("name", ["encoder_saving", "encoder_score_by_block"])
+def test_errors_are_compared_as_scores_are(
+    database: Path, as_errors: Callable[[Path], Path], rows_of: Rows, name: str
+) -> None:
+    module = next(source.module for source in discover(figures) if source.name == name)
+    scores, errors = (rows_of(one, figures, name) for one in (database, as_errors(database)))
+    assert set(errors.values("lower_is_better")) == {True}
+    assert module.finding(errors) == module.finding(scores)
 
 
 def test_every_setting_is_drawn_once_and_thresholds_are_joined(database: Path, rows_of: Rows) -> None:

@@ -34,7 +34,7 @@ def query(sql: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """CREATE TABLE frontier (attempt_id INT, cell_id INT, suite TEXT, task_label TEXT, model TEXT, conditions TEXT,
         random_weights BOOLEAN, execution TEXT, method TEXT, params JSON, kv_policy TEXT,
         metric TEXT, value DOUBLE, ci_low DOUBLE, ci_high DOUBLE, full_value DOUBLE, mean_exit_layer DOUBLE,
-        blocks INT, n INT)"""
+        blocks INT, n INT, lower_is_better BOOLEAN)"""
     )
     connection.execute(
         "CREATE TABLE token_exit "
@@ -50,7 +50,7 @@ def query(sql: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         depth = sum(layer for _, layer, _ in tokens) / len(tokens)
         connection.execute(
             "INSERT INTO frontier VALUES (?, ?, ?, 'squad', 'm', 'float32, cpu, batch 1', false, 'real', ?, ?, "
-            "'state-copy', 'f1', ?, NULL, NULL, 100, ?, 8, 2)",
+            "'state-copy', 'f1', ?, NULL, NULL, 100, ?, 8, 2, ?)",
             [
                 attempt,
                 attempt,
@@ -59,6 +59,7 @@ def query(sql: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 json.dumps(run["params"]),
                 run.get("value", 100),
                 depth,
+                run.get("lower_is_better", False),
             ],
         )
         connection.execute("INSERT INTO runs VALUES (?, ?)", [attempt, FULL_DEPTH])
@@ -128,7 +129,8 @@ def test_savings_of_the_head_with_and_without_the_start_layer() -> None:
     assert everything["left_out"] is None  # every token left at the start layer: the published counter has no work
 
 
-def test_means_of_gains_over_three_choices_of_settings() -> None:
+@pytest.mark.parametrize("lower_is_better", [False, True])
+def test_means_of_gains_over_three_choices_of_settings(lower_is_better: bool) -> None:
     def pair(min_exit: int, depths: tuple[int, int], values: tuple[float, float]) -> list[dict[str, Any]]:
         softmax, contrast = ([("a", depth, 100), ("b", depth, 100)] for depth in depths)
         return [
@@ -138,6 +140,8 @@ def test_means_of_gains_over_three_choices_of_settings() -> None:
 
     runs = [FULL, *pair(1, (8, 2), (98, 49)), *pair(2, (7, 4), (98, 70)), *pair(3, (6, 5), (98, 97))]
     runs += pair(4, (4, 4), (40, 40))
+    if lower_is_better:  # of errors, as much above full depth's 100 as the scores are below
+        runs = [{**one, "value": 200 - one["value"], "lower_is_better": True} for one in runs]
     rows = query(BY_NAME["explain_jsd_average"].sql, runs)
     assert [row["gain"] for row in rows] == [6, 3, 1, 0]
     assert [row["collapsed"] for row in rows] == [True, False, False, True]

@@ -64,6 +64,17 @@ def drawn(module: Any, frame: Frame) -> Figure:
     return figure
 
 
+def test_a_share_of_an_error_is_kept_where_it_is_no_larger(
+    database: Path, as_errors: Callable[[Path], Path], rows_of: Rows
+) -> None:
+    scores, errors = (
+        rows_of(one, figures, "heads_fig2_quality_by_epsilon").rows for one in (database, as_errors(database))
+    )
+    assert [row["kept"] for row in scores] == pytest.approx([row["value"] / row["full_value"] for row in scores])
+    assert [row["kept"] for row in errors] == pytest.approx([2 - row["value"] / row["full_value"] for row in errors])
+    assert all((row["value"] > row["full_value"]) == (row["kept"] < 1) for row in errors)
+
+
 def test_each_epsilon_is_a_point_with_its_interval(database: Path, rows_of: Rows) -> None:
     quality = rows_of(database, figures, "heads_fig2_quality_by_epsilon")
     speed = rows_of(database, figures, "heads_fig3_speedup_by_epsilon")

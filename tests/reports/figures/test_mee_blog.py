@@ -1,5 +1,6 @@
 """Quality against speed of the MEE measures: ours as shares of full depth's, and the published runs likewise."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,18 @@ def test_quality_and_speed_are_shares_of_full_depth(rows: Frame, small_database:
             assert row["speedup"] == pytest.approx(times[key]["speedup"])
             assert row["tokens_per_second"] == pytest.approx(1000 / times[key]["ms_per_token"])
     assert len(ours.rows) == len([key for key in scores if key[1] in ("full", "calm-softmax")])
+
+
+def test_quality_of_errors_is_less_than_full_depths_where_they_are_more(
+    small_database: Path, as_errors: Callable[[Path], Path], rows_of: Any
+) -> None:
+    ours = of_origin(rows_of(as_errors(small_database), figures, NAME), "ours").rows
+    full = {row["model"]: row["full_value"] for row in ours}
+    scores = metrics(as_errors(small_database), "quality")
+    for row in ours:
+        error = scores[row["model"], row["method"], row["params"]]["f1"]
+        assert row["quality"] == pytest.approx(1 - (error - full[row["model"]]) / full[row["model"]])
+        assert row["quality_low"] <= row["quality"] <= row["quality_high"]
 
 
 def test_published_runs_are_relative_to_their_own_without_early_exit(rows: Frame) -> None:

@@ -346,6 +346,13 @@ def test_a_gate_is_shown_at_the_least_careful_threshold_that_keeps_the_score(
         assert row["speedup"] == chosen[row["model"]]["speedup"]
 
 
+def test_an_error_is_kept_where_it_is_at_most_2_percent_larger(
+    database: Path, as_errors: Callable[[Path], Path], rows_of: Rows
+) -> None:
+    rows = rows_of(as_errors(database), figures, "natcap_fig3_7_8_9_gates").rows
+    assert rows and all(row["value"] <= 1.02 * row["full_value"] for row in rows if row["method"] != "oracle")
+
+
 def test_simulated_gates_are_hollow_and_measured_ones_filled(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, figures, "natcap_fig3_7_8_9_gates")
     slow = Frame(rows.columns, tuple({**row, "inside_noise_floor": row["method"] == "oracle"} for row in rows.rows))

@@ -369,6 +369,15 @@ def test_of_too_many_settings_every_method_keeps_some_evenly_spread() -> None:
     assert few == [("calm", "00", ""), ("calm", "10", ""), ("calm", "19", ""), ("calm", "29", ""), ("static", "4", "")]
 
 
+def test_of_an_error_the_frontier_goes_up_where_it_falls(
+    small_database: Path, as_errors: Callable[[Path], Path], rows_of: Rows
+) -> None:
+    rows = [row for row in rows_of(as_errors(small_database), figures, "frontier").rows if row["origin"] == "ours"]
+    assert max(row["quality"] for row in rows) == 1 > min(row["quality"] for row in rows)
+    assert {row["quality"] for row in rows if row["is_full_depth"]} == {1}
+    assert all(row["quality_low"] <= row["quality"] <= row["quality_high"] for row in rows)
+
+
 def test_one_wide_interval_does_not_make_one_point_of_all_others(small_database: Path, rows_of: Rows) -> None:
     frame = rows_of(small_database, figures, "frontier")
     wide = [

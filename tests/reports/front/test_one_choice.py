@@ -86,7 +86,7 @@ def test_the_end_of_a_run_says_what_the_page_says(name: str, rows_of: Rows, requ
             one
             for one in shown(card, labels(rows), {}, ()).answers
             if one.from_percent <= DEFAULT_PERCENT
-            and (one.until_percent is None or DEFAULT_PERCENT < one.until_percent)
+            and (one.until_percent is None or one.until_percent > DEFAULT_PERCENT)
         )
         assert page.name in line and page.verdict in line
         assert "real" not in line

@@ -70,6 +70,12 @@ def test_what_cannot_be_compared_says_why(said: Callable[..., str]) -> None:
     assert "f1 has no scale or no scores of full depth" in said("full", "calm-softmax", **unscaled)
 
 
+def test_another_number_format_is_told_with_what_it_changes(said: Callable[..., str]) -> None:
+    told = {"dtype": "int8", "format_logprob_gap": 0.25, "format_choice_gap": None, "format_match": 0.9}
+    line = said("full", "calm-softmax", **told, model="m")
+    assert line.startswith("squad (m; int8 against float32: 0.25 nats")
+
+
 def test_names_are_told_without_control_characters(said: Callable[..., str]) -> None:
     assert "(a\\x1b[2J)" in said("full", "calm-softmax", model="a\x1b[2J")
 

@@ -100,6 +100,18 @@ def test_a_reader_needs_a_database(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_path_with_a_question_mark_is_refused(path: Path, tmp_path: Path, read_only: bool) -> None:
+    folder = tmp_path / "what?"
+    folder.mkdir()
+    if read_only:
+        shutil.copy(path, folder / "x.duckdb")
+    before = sorted(folder.iterdir())
+    with pytest.raises(UserError, match=r"what\?/x\.duckdb: DuckDB keeps no database at a path with \? in it"):
+        open_database(folder / "x.duckdb", read_only=read_only)
+    assert sorted(folder.iterdir()) == before
+
+
 ADVICE = r"`exitbench db rebuild` makes it anew from its spool\. .* by the version that made the database"
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.ingest.ingest import ingest
+from exitbench.results.statistics.speed import speedup_interval
 
 
 def _make(example: ModuleType, root: Path) -> None:
@@ -117,3 +118,70 @@ def test_gain_is_positive_where_a_run_is_better_whichever_way_that_is(database: 
         )
         worse = _frontier(errors)[name]
         assert (worse["lower_is_better"], worse["delta"], worse["gain"]) == (True, row["delta"], -row["delta"])
+
+
+SPEEDS = (
+    *("speedup", "speedup_low", "speedup_high", "aa_low", "aa_high"),
+    *("speedup_per_token", "speedup_decode", "realised_fraction"),
+)
+
+
+@pytest.fixture
+def changed(database: Database, tmp_path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    with duckdb.connect(str(tmp_path / "changed.duckdb")) as connection:
+        connection.execute(f"ATTACH '{database.path}' AS here (READ_ONLY)")
+        connection.execute("COPY FROM DATABASE here TO changed")
+        yield connection
+
+
+def _statuses(connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
+    return dict(connection.execute("SELECT method || label, speed_status FROM frontier").fetchall())
+
+
+def test_a_row_says_whether_it_was_timed(changed: duckdb.DuckDBPyConnection) -> None:
+    statuses = _statuses(changed)
+    assert {status for name, status in statuses.items() if name != "fullusual"} == {"timed"}
+    assert statuses["fullusual"] == "not timed"
+
+
+@pytest.mark.parametrize("metric", ["speedup", "aa_speedup"])
+def test_of_what_is_not_measurable_no_speed_up_is_left(metric: str, changed: duckdb.DuckDBPyConnection) -> None:
+    changed.execute(f"UPDATE metric SET ci_high = 10.1 * ci_low WHERE metric = '{metric}'")
+    rows = changed.execute(f"SELECT {', '.join(SPEEDS)} FROM frontier WHERE speed_status = 'not measurable'").fetchall()
+    assert len(rows) == 4 and set(rows) == {(None,) * len(SPEEDS)}
+    assert changed.execute("SELECT count(*) FROM frontier WHERE timed_documents IS NULL").fetchall() == [(1,)]
+
+
+def test_of_decoding_that_is_not_measurable_whole_requests_stay(changed: duckdb.DuckDBPyConnection) -> None:
+    changed.execute("UPDATE metric SET ci_high = 10.1 * ci_low WHERE metric = 'speedup_decode'")
+    query = (
+        "SELECT count(speedup), count(speedup_per_token), count(speedup_decode) FROM frontier WHERE NOT is_full_depth"
+    )
+    assert changed.execute(query).fetchall() == [(4, 0, 0)]
+
+
+def test_an_interval_of_ten_times_is_measurable(changed: duckdb.DuckDBPyConnection) -> None:
+    changed.execute("UPDATE metric SET ci_low = 1, ci_high = 10 WHERE metric = 'speedup'")
+    assert "not measurable" not in _statuses(changed).values()
+
+
+def test_a_stalled_reading_is_in_no_time_of_the_view_and_sql_has_frontiers_speedup(
+    changed: duckdb.DuckDBPyConnection,
+) -> None:
+    """Ten readings a document and arm, of which one of the method's stalls."""
+    changed.execute("DELETE FROM timing_sample")
+    changed.execute("""
+        INSERT INTO timing_sample BY NAME
+        SELECT attempt_id, 'd' || d AS doc_key, r AS round, 0 AS position, arm, twin, 'total' AS phase, 5 AS n_tokens,
+            CASE WHEN arm = 'full' THEN 1000 * d + r ELSE 400 * d + r END * CASE WHEN r = 3 AND arm = 'method' THEN 20 ELSE 1 END AS wall_ns,
+            100 * d AS cpu_ns
+        FROM (SELECT attempt_id FROM run_names SEMI JOIN metric USING (attempt_id) WHERE method = 'gate') AS a,
+            range(1, 9) AS docs(d), range(10) AS rounds(r),
+            (VALUES ('full', false), ('full', true), ('method', false)) AS arms(arm, twin)
+    """)
+    rows = changed.execute("SELECT doc_key, arm, wall_ns FROM timing_sample WHERE NOT twin").fetchall()
+    full, method = ([(doc, ns) for doc, arm, ns in rows if arm == name] for name in ("full", "method"))
+    (found,) = changed.execute("SELECT sum(full_ms) / sum(ms) FROM timings WHERE arm = 'method'").fetchall()[0]
+    assert found == pytest.approx(speedup_interval(full, method, seed=0).value, rel=1e-12)
+    assert found == pytest.approx(36 * 1000 / 36 / 400, rel=0.01)
+    assert changed.execute("SELECT DISTINCT cpu_ms FROM timings WHERE doc_key = 'd8'").fetchall() == [(800 / 1e6,)]

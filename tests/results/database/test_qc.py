@@ -23,10 +23,10 @@ Rows = Mapping[str, list[Json]]
 MS = 1_000_000
 
 
-def timing(wall_ns: int, device_ns: int | None) -> Json:
+def timing(wall_ns: int, device_ns: int | None = None, *, cpu_ns: int | None = None, round_: int = 0) -> Json:
     return {
         "doc_key": "a",
-        "round": 0,
+        "round": round_,
         "position": 0,
         "arm": "full",
         "twin": False,
@@ -34,8 +34,13 @@ def timing(wall_ns: int, device_ns: int | None) -> Json:
         "n_tokens": 5,
         "wall_ns": wall_ns,
         "device_ns": device_ns,
-        "cpu_ns": wall_ns,
+        "cpu_ns": wall_ns if cpu_ns is None else cpu_ns,
     }
+
+
+def rounds(*wall_ms: float, ran: float = 1.0) -> list[Json]:
+    """Readings of one document, for which the process had a share of the time."""
+    return [timing(int(ms * MS), cpu_ns=int(ms * ran * MS), round_=round_) for round_, ms in enumerate(wall_ms)]
 
 
 def reading(round_: int = 0, moment: str = "end", **values: Any) -> Json:
@@ -71,9 +76,9 @@ def token(position: int, token_id: int = 7, key: str = "a") -> Json:
     }
 
 
-def noise(low: float, high: float) -> Json:
+def noise(low: float, high: float, metric: str = "aa_speedup") -> Json:
     return {
-        "metric": "aa_speedup",
+        "metric": metric,
         "metric_version": "1",
         "role": "speed",
         "value": (low + high) / 2,
@@ -132,11 +137,19 @@ def found(example: ModuleType, env: Json, tmp_path: Path) -> Callable[..., list[
     return write
 
 
-FINE: dict[str, tuple[str, Rows]] = {
+def load(average: float) -> Json:
+    return {**reading(load_average=average), "device": "cpu"}
+
+
+FINE: dict[str, tuple[str, Rows] | tuple[str, Rows, int]] = {
     "clocks that agree": ("timing", {"timings": [timing(100 * MS, 99 * MS), timing(MS, MS - 190_000)]}),
     "no device clock": ("timing", {"timings": [timing(100 * MS, None)]}),
     "fine counters of energy": ("timing", {"metrics": [count("energy_updates", 10)]}),
     "noise around 1": ("timing", {"metrics": [noise(0.99, 1.01)]}),
+    "a core of its own": ("timing", {"timings": rounds(*[10.0] * 28, 16.0, 200.0)}),
+    "a load of its own": ("timing", {"device": [load(2), load(2.8)]}),
+    "a load that held nothing up": ("timing", {"device": [load(30)], "timings": rounds(*[10.0] * 30)}, 1),
+    "a wide interval": ("timing", {"metrics": [noise(0.9, 8.9)]}),
     "an idle GPU": ("timing", {"device": [reading(0, "start", throttle="none", clock_mhz=345.0), reading(0)]}),
     "a steady clock": ("timing", {"device": [reading(n, clock_mhz=1980.0 - 20 * n) for n in range(3)]}),
     "a whole trace": ("quality", {"samples": [sample(2)], "tokens": [token(1), token(2)]}),
@@ -145,9 +158,11 @@ FINE: dict[str, tuple[str, Rows]] = {
 
 
 @pytest.mark.parametrize("what", FINE)
-def test_a_run_that_is_fine_has_no_findings(what: str, found: Callable[..., Any]) -> None:
-    kind, rows = FINE[what]
-    assert found(rows, kind=kind) == []
+def test_a_run_that_is_fine_has_no_findings(what: str, found: Callable[..., Any], env: Json) -> None:
+    kind, rows, *threads = FINE[what]
+    other = copy.deepcopy(env)
+    other["hardware"] |= {"threads": threads[0]} if threads else {}
+    assert found(rows, kind=kind, envs=[other]) == []
 
 
 BROKEN: dict[str, tuple[str, Rows, tuple[str, int, str]]] = {
@@ -174,6 +189,34 @@ BROKEN: dict[str, tuple[str, Rows, tuple[str, int, str]]] = {
         "timing",
         {"metrics": [noise(0.93, 0.95)]},
         ("noise_floor", 2, "full depth against itself is not 1: 0.9400, 95% interval 0.9300 to 0.9500"),
+    ),
+    "a load of others": (
+        "timing",
+        {"device": [load(4), load(6)]},
+        ("busy_machine", 2, "the machine was busy; load 5.0 on 2 cores"),
+    ),
+    "a process that waits for its core": (
+        "timing",
+        {"device": [load(2)], "timings": rounds(*[10.0] * 30, ran=0.44)},
+        (
+            "busy_machine",
+            2,
+            "the machine was busy; load 2.0 on 2 cores; the process ran for 44% of the time that was measured",
+        ),
+    ),
+    "readings that stall": (
+        "timing",
+        {"timings": rounds(*[10.0] * 26, *[40.0] * 4)},
+        (
+            "busy_machine",
+            2,
+            "the machine was busy; 13% of the readings took more than 1.5 times as long as their document usually does",
+        ),
+    ),
+    "a speed-up that nothing is known of": (
+        "timing",
+        {"metrics": [{**noise(0.73, 1.1e17, "speedup"), "n": 20}]},
+        ("busy_machine", 2, "the machine was busy; speedup is not measurable now (0.73 to 1.1e+17)"),
     ),
     "counters of energy that move seldom": (
         "timing",
@@ -216,7 +259,16 @@ BROKEN: dict[str, tuple[str, Rows, tuple[str, int, str]]] = {
     "prompts that are cut": (
         "probe",
         {"metrics": [count("prompts_truncated", 4)]},
-        ("prompts_truncated", 1, "4 of 20 prompts are cut to max_prompt_tokens"),
+        ("prompts_truncated", 1, "4 of 20 prompts are cut to what the model reads"),
+    ),
+    "a document that cannot be scored": (
+        "probe",
+        {"metrics": [count("documents_unscorable", 1)]},
+        (
+            "documents_unscorable",
+            2,
+            "1 of 20 documents are left out: a text of theirs has no token to be scored, or more than the model reads",
+        ),
     ),
     "no trace": (
         "quality",
@@ -230,6 +282,24 @@ BROKEN: dict[str, tuple[str, Rows, tuple[str, int, str]]] = {
 def test_what_is_wrong_is_found(what: str, found: Callable[..., Any]) -> None:
     kind, rows, finding = BROKEN[what]
     assert found(rows, kind=kind) == [finding]
+
+
+def decoding(low: float, high: float, ideal: float) -> list[Json]:
+    return [noise(low, high, "speedup_decode"), {**count("ideal_speedup_decode", 0), "value": ideal}]
+
+
+def test_more_time_saved_than_work_is_a_remark_where_the_whole_interval_says_so(found: Callable[..., Any]) -> None:
+    message = "decoding is 1.65 times as fast [1.60, 1.70], 110% of what its work allows (1.50): the cost model leaves something out here"
+    assert found({"metrics": decoding(1.6, 1.7, 1.5)}, kind="timing") == [("realised_above_ideal", 1, message)]
+
+
+def test_more_time_saved_than_work_is_none_where_the_interval_reaches_down_to_it(found: Callable[..., Any]) -> None:
+    assert found({"metrics": decoding(1.57, 5.0, 1.5)}, kind="timing") == []
+
+
+def test_a_busy_machine_explains_what_else_would_be_told_of_times(found: Callable[..., Any]) -> None:
+    rows = {"metrics": [*decoding(4, 7, 1.5), noise(1.4, 1.6)], "device": [load(20)]}
+    assert [rule for rule, _, _ in found(rows, kind="timing")] == ["busy_machine"]
 
 
 def speed(documents: int) -> Json:
@@ -461,6 +531,13 @@ def test_answers_that_are_mostly_cut_by_length_are_found(found: Callable[..., An
 def test_of_other_runs_it_is_not_told_that_answers_are_cut(found: Callable[..., Any], cell: Json) -> None:
     rows: Rows = {"samples": [{**sample(1), "stop_reason": "length"}], "tokens": [token(1)]}
     assert "cut_by_length" not in [rule for rule, *_ in found(rows, **cell)]
+
+
+def test_what_cut_prompts_is_the_suite_where_it_says_so(found: Callable[..., Any]) -> None:
+    generation = {"max_new_tokens": 4, "stop": [], "max_prompt_tokens": 9, "truncate": "left"}
+    rows = {**ONE, "metrics": [count("prompts_truncated", 4)]}
+    message = "4 of 20 prompts are cut to max_prompt_tokens"
+    assert found(rows, generation=generation) == [("prompts_truncated", 1, message)]
 
 
 @pytest.mark.parametrize(("kind", "n"), [("quality", 1), ("timing", 0)])

@@ -399,7 +399,8 @@ def test_conformal_risk_control_keeps_the_risk_on_average_and_the_naive_rule_doe
 
 @pytest.mark.parametrize("epsilon", [0.1, 0.1 / 3])
 @pytest.mark.parametrize(
-    ("mean_loss", "delta"), [(0.0, 0.02), (0.002, 0.02), (0.01, 0.02), (0.014, 0.02), (0.03, 0.1), (0.0, 0.9), (0.4, 0.9)]
+    ("mean_loss", "delta"),
+    [(0.0, 0.02), (0.002, 0.02), (0.01, 0.02), (0.014, 0.02), (0.03, 0.1), (0.0, 0.9), (0.4, 0.9)],
 )
 def test_from_so_many_documents_on_a_level_of_this_loss_passes(mean_loss: float, delta: float, epsilon: float) -> None:
     def passes(n: int) -> bool:

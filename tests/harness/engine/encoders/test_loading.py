@@ -15,8 +15,10 @@ from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints import encoder_loading
 from exitbench.harness.engine.checkpoints.encoder_loading import is_encoder, load_encoder
 from exitbench.harness.engine.checkpoints.files import OFF_RAMPS_FILE
+from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 from exitbench.harness.engine.checkpoints.off_ramp_files import new_off_ramps, save_off_ramps
 from exitbench.harness.engine.encoders.stack import EncoderStack
+from exitbench.harness.inspecting.inspection import inspect_folder
 
 Classifier = Callable[..., Any]
 FAMILIES = ("bert", "roberta", "albert", "electra", "distilbert", "deberta-v2", "modernbert")
@@ -86,6 +88,29 @@ def test_buffers_of_earlier_versions_are_left(saved: Callable[..., Path]) -> Non
     tensors = load_file(folder / "model.safetensors")
     save_file({**tensors, "bert.embeddings.position_ids": torch.arange(40)[None]}, folder / "model.safetensors")
     assert load_encoder(folder).model.n_blocks == 4
+
+
+@pytest.mark.parametrize(
+    ("architecture", "allowed"),
+    [("BertModel", "BertLMHeadModel, "), ("BertForMaskedLM", "BertLMHeadModel, "), ("DistilBertModel", "")],
+)
+def test_an_encoder_without_a_head_is_told_as_such(saved: Callable[..., Path], architecture: str, allowed: str) -> None:
+    """And not as a quantised decoder, for a buffer of whole numbers in its file."""
+    folder = saved("distilbert" if architecture.startswith("Distil") else "bert")
+    folder = changed(folder, architectures=[architecture])
+    tensors = {name.partition(".")[2]: tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file({**tensors, "embeddings.position_ids": torch.arange(40)[None]}, folder / "model.safetensors")
+    expected = (
+        f"{folder / 'config.json'}: architectures ['{architecture}']: an encoder, as of embeddings, without a head "
+        f"that generates text or classifies it. Allowed: {allowed}...ForSequenceClassification. `exitbench train` makes "
+        "a classifier of an encoder (docs/training.md)."
+    )
+    with pytest.raises(UserError) as told:
+        load_checkpoint(folder)
+    assert str(told.value) == expected
+    found = inspect_folder(folder)
+    assert expected in found.lacks and not any("quantised" in line or "I64" in line for line in found.lacks)
+    assert found.shape is None, "which would be a decoder's"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,38 @@
+"""How many threads a run takes, and that it says so where other processes make them fewer."""
+
+from argparse import Namespace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from exitbench.harness.cli.commands import run
+
+
+@pytest.mark.parametrize(
+    ("free", "device", "executor", "cells", "threads", "said"),
+    [
+        (4, "cpu", "local", 3, 4, ""),
+        (1, "cpu", "local", 3, 1, "1 thread of torch instead of 4"),
+        (2, "cpu", "local", 3, 2, "2 threads of torch instead of 4"),
+        (2, "cuda", "local", 3, 2, ""),  # of several GPUs' workers each has a share
+        (2, "cpu", "slurm", 3, 2, ""),
+        (2, "cpu", "local", 0, 1, ""),  # nothing runs: nothing is looked at
+    ],
+)
+def test_threads_are_no_more_than_the_free_cores_and_fewer_than_all_are_said(
+    free: int,
+    device: str,
+    executor: str,
+    cells: int,
+    threads: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(run, "available_cores", lambda: 4)
+    plan: Any = SimpleNamespace(device=device, to_run_count=lambda retry: cells)
+    local: Any = SimpleNamespace(threads=free)
+    assert run._free_threads(plan, local, Namespace(executor=executor, retry="failed")) == threads
+    told = "".join(capsys.readouterr())
+    assert said in told if said else not told

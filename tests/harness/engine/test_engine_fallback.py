@@ -1,0 +1,116 @@
+"""`engine = "auto"`: where the lean engine does not know a checkpoint's tensors the hosted one runs it, if it can."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from exitbench.errors import UserError
+from exitbench.harness.engine.checkpoints.loading import load_checkpoint
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Request
+from exitbench.harness.inspecting.inspection import inspect_folder
+from exitbench.methods.registry import baseline_method
+
+FULL = baseline_method()().parts(5)
+Tensors = Mapping[str, Tensor]
+
+
+def without_shared(tensors: Tensors) -> dict[str, Tensor]:
+    """T5 as MADLAD-400 is saved: the embedding under its decoder's name, and a head."""
+    embedding = tensors["shared.weight"]
+    left = {name: tensor for name, tensor in tensors.items() if name != "shared.weight"}
+    return {**left, "decoder.embed_tokens.weight": embedding, "lm_head.weight": embedding * embedding.shape[1] ** -0.5}
+
+
+def without_prefix(tensors: Tensors) -> dict[str, Tensor]:
+    """Llama as AutoModel saves it, less its head."""
+    return {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+
+
+OTHERS = {"t5": without_shared, "llama": without_prefix}
+MISSING = {"t5": "encoder.embed_tokens.weight", "llama": "model.embed_tokens.weight"}
+
+
+@pytest.fixture
+def changed(twin: Any, tmp_path: Path) -> Callable[..., Path]:
+    """A family's checkpoint with other tensors, and values of config.json."""
+
+    def change(family: str, change: Callable[[Tensors], Tensors], **config: Any) -> Path:
+        folder = tmp_path / "changed"
+        shutil.copytree(twin(family).folder, folder)
+        tensors = {name: tensor.clone() for name, tensor in change(load_file(folder / "model.safetensors")).items()}
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
+        return folder
+
+    return change
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_the_hosted_engine_runs_what_the_lean_one_does_not_read(
+    twin: Any, prompts: Any, changed: Callable[..., Path], family: str
+) -> None:
+    folder = changed(family, OTHERS[family], **({"tie_word_embeddings": False} if family == "t5" else {}))
+    checkpoint = load_checkpoint(folder)
+    assert checkpoint.engine == "hosted" and checkpoint.fallback is not None
+    assert f"tensor {MISSING[family]!r} is missing" in checkpoint.fallback
+    requests = [Request(prompt) for prompt in prompts[:3]]
+    expected, ours = (
+        [answer.token_ids for answer in decode(one, prefill(one.model, requests, 5), FULL)]
+        for one in (twin(family).checkpoint, checkpoint)
+    )
+    assert ours == expected
+    found = inspect_folder(folder)
+    assert [(one.engine, one.is_proved) for one in found.engines] == [("hosted", True), ("lean", False)]
+    assert found.engines[1].why_not == checkpoint.fallback
+    assert not [line for line in found.lacks if "tensor" in line]
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_the_lean_engine_asked_for_is_not_replaced(changed: Callable[..., Path], family: str) -> None:
+    folder = changed(family, OTHERS[family])
+    with pytest.raises(UserError, match=f"tensor '{MISSING[family]}' is missing"):
+        load_checkpoint(folder, engine="lean")
+    with pytest.raises(UserError, match=f"tensor '{MISSING[family]}' is missing"):
+        load_checkpoint(folder, torch.int8)  # which the hosted engine does not have
+    assert [one.engine for one in inspect_folder(folder, "lean").engines] == ["lean", "hosted"]
+
+
+def test_a_checkpoint_that_no_engine_reads_is_told_as_the_lean_one_does(changed: Callable[..., Path]) -> None:
+    folder = changed("llama", lambda tensors: {**tensors, "model.extra.weight": torch.ones(3)})
+    with pytest.raises(UserError, match=r"1 tensor is not part of the model .*: model\.extra\.weight\. The model"):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("engine", "prefix", "who"),
+    [
+        ("auto", "_orig_mod.", ", as torch.compile calls them"),
+        ("lean", "module.", ", as DistributedDataParallel calls them"),
+        ("hosted", "language_model.", ""),
+    ],
+)
+def test_a_prefix_is_named_and_the_command_takes_it_off(
+    changed: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, engine: Any, prefix: str, who: str
+) -> None:
+    folder = changed("llama", lambda tensors: {prefix + name: tensor for name, tensor in tensors.items()})
+    n = len(load_file(folder / "model.safetensors"))
+    with pytest.raises(UserError) as told:
+        load_checkpoint(folder, engine=engine)
+    message = str(told.value)
+    assert f"{n} of {n} names begin with {prefix!r}{who}. Take it off in a copy of the folder: `" in message
+    (code,) = re.findall(r'`python -c "(.*)"`', message)
+    monkeypatch.chdir(folder)
+    exec(code, {})
+    load_checkpoint(folder, engine=engine)

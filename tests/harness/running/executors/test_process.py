@@ -1,0 +1,33 @@
+"""A worker process: what it inherits."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from exitbench.harness.running.executors.process import WorkerProcess
+
+SAYS = "import os; print(*(os.environ.get(name) for name in ('GOMP_SPINCOUNT', 'OMP_WAIT_POLICY', 'CUDA_VISIBLE_DEVICES')))"
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, "10000 None 3"),
+        ({"GOMP_SPINCOUNT": "7"}, "7 None 3"),
+        ({"OMP_WAIT_POLICY": "passive"}, "None passive 3"),
+    ],
+)
+def test_threads_of_a_worker_spin_briefly_unless_the_user_has_said_how_they_wait(
+    asked: dict[str, str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in asked.items():
+        monkeypatch.setenv(name, value)
+    with (tmp_path / "log").open("w") as log:
+        process = WorkerProcess([sys.executable, "-c", SAYS], {"CUDA_VISIBLE_DEVICES": "3"}, log)
+        while process.next_line(None) is not None:
+            pass
+        assert process.end() == 0
+    assert (tmp_path / "log").read_text() == expected + "\n"

@@ -1,0 +1,128 @@
+"""What plug-ins are asked to declare is read: nothing public on a task, a method or a gate is without effect."""
+
+import ast
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PRODUCT = ("harness", "methods", "tasks", "results", "reports")
+CLASSES = {"Task": "tasks/base.py", "Method": "methods/base/method.py", "Gate": "methods/base/parts.py"}
+
+
+@dataclass(frozen=True)
+class Read:
+    """An attribute that is read somewhere.
+
+    Attributes:
+        package: The top-level folder.
+        inside: The innermost class around it, "" where there is none.
+        functions: The functions around it.
+        of: The last name of what it is read of: `task_object` of `item.data.task_object`, `get_task` of `get_task(x)`.
+        name: The attribute.
+    """
+
+    package: str
+    inside: str
+    functions: tuple[str, ...]
+    of: str
+    name: str
+
+
+@dataclass
+class Product(ast.NodeVisitor):
+    """All reads of attributes, and of each class the classes that it derives from, by name."""
+
+    reads: set[Read] = field(default_factory=set)
+    bases: dict[str, set[str]] = field(default_factory=dict)
+    package: str = ""
+    inside: str = ""
+    functions: tuple[str, ...] = ()
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self.bases.setdefault(node.name, set()).update(map(last_name, node.bases))
+        before, self.inside = self.inside, node.name
+        self.generic_visit(node)
+        self.inside = before
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        before, self.functions = self.functions, (*self.functions, node.name)
+        self.generic_visit(node)
+        self.functions = before
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if isinstance(node.ctx, ast.Load):
+            self.reads.add(Read(self.package, self.inside, self.functions, last_name(node.value), node.attr))
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        match node:
+            case ast.Call(func=ast.Name("getattr"), args=[of, ast.Constant(str(name)), *_]):
+                self.reads.add(Read(self.package, self.inside, self.functions, last_name(of), name))
+        self.generic_visit(node)
+
+    def family(self, name: str) -> set[str]:
+        """Names of a class and of all that derive from it."""
+        found = {name}
+        while more := {one for one, bases in self.bases.items() if bases & found} - found:
+            found |= more
+        return found
+
+
+def last_name(expression: ast.expr) -> str:
+    match expression:
+        case ast.Name(name) | ast.Attribute(attr=name):
+            return name
+        case ast.Call(func=ast.Name("type"), args=[of]):
+            return last_name(of)
+        case ast.Call(func=inner) | ast.Subscript(value=inner):
+            return last_name(inner)
+    return ""
+
+
+@cache
+def product() -> Product:
+    found = Product()
+    for found.package in PRODUCT:
+        for path in (ROOT / found.package).rglob("*.py"):
+            found.visit(ast.parse(path.read_text(encoding="utf-8")))
+    return found
+
+
+def declared(name: str) -> set[str]:
+    """Public attributes and functions of a class."""
+    tree = ast.parse((ROOT / CLASSES[name]).read_text(encoding="utf-8"))
+    (body,) = (node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    names = set()
+    for node in body:
+        match node:
+            case ast.FunctionDef(name=attribute) | ast.AnnAssign(target=ast.Name(attribute)):
+                names.add(attribute)
+            case ast.Assign(targets=targets):
+                names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return {attribute for attribute in names if not attribute.startswith("_")}
+
+
+def read_of(name: str) -> set[str]:
+    """Attributes that are read of objects of a class, as far as names tell: of what is called after it, and of `self`.
+
+    An override that hands on to the class it derives from reads nothing by that; `cls` is a class of its own room.
+    """
+    family = product().family(name)
+    return {
+        read.name
+        for read in product().reads
+        if not (read.inside in family and read.name in read.functions)
+        and (
+            name.lower() in read.of.lower()
+            or (read.inside in family and read.of in ("self", "super"))
+            or (read.of == "cls" and CLASSES[name].startswith(f"{read.package}/"))
+        )
+    }
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_public_attribute_is_read_by_the_product(name: str) -> None:
+    assert declared(name) - read_of(name) == set()
