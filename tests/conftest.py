@@ -3,8 +3,8 @@
 import functools
 import gc
 import importlib.util
-import os
 import json
+import os
 import shutil
 import signal
 import sys

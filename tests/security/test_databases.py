@@ -124,7 +124,10 @@ REFUSED = {
         "UPDATE cell SET cell_id = '../../outside' WHERE cell_id = (SELECT max(cell_id) FROM cell)",
         "cell.cell_id '../../outside' is no id that ExitBench gives",
     ),
-    "a status that none has": ("UPDATE attempt SET status = 'great'", "attempt.status has 'great'. Allowed: ok, failed"),
+    "a status that none has": (
+        "UPDATE attempt SET status = 'great'",
+        "attempt.status has 'great'. Allowed: ok, failed",
+    ),
     "an exit after the last block": (
         "UPDATE token_exit SET exit_layer = 30000 WHERE position = 2",
         "token_exit.exit_layer has '30000'. Allowed: 1 to the model's number of blocks",

@@ -68,7 +68,7 @@ def test_a_new_column_and_a_new_table_are_declared_at_one_place(
     Table(
         "coin",
         "One row per coin.",
-        (ATTEMPT_ID, DOC_KEY, _POSITION, Column("text", "VARCHAR", "heads or tails", left_out="''")),
+        (ATTEMPT_ID, DOC_KEY, _POSITION, Column("text", "VARCHAR", "what the coin says", left_out="''")),
         file="coins",
         indexed=False,
     ),
@@ -91,7 +91,7 @@ def test_a_new_column_and_a_new_table_are_declared_at_one_place(
         "| luck | FLOAT | how lucky it was |",
         "### coin",
         "One row per coin.",
-        "| text | VARCHAR NOT NULL | heads or tails |",
+        "| text | VARCHAR NOT NULL | what the coin says |",
         "| luck | FLOAT | how lucky it was |",
     ]
 
