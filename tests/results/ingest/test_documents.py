@@ -11,6 +11,7 @@ import pytest
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.ingest.documents import fill_sql
 from exitbench.results.queries import saved_query
+from exitbench.results.tables import TABLES
 
 MADE = ("document_exit", "document_probe")
 
@@ -164,10 +165,13 @@ def test_positions_with_a_gap_have_no_lists(tmp_path: Path) -> None:
 
 
 def test_probed_tokens_of_given_texts_are_no_document(tmp_path: Path) -> None:
-    scalars = "'a' AS doc_key, 1 AS position, 7 AS token_id, 7 AS full_token_id, 1 AS first_match, 1 AS stable_from"
+    values = {
+        column.name: "[1]" if column.type.endswith("[]") else "1"
+        for column in TABLES["probe_token"].columns
+        if column.name not in ("attempt_id", "choice")
+    }
     with open_database(tmp_path / "exitbench.duckdb", read_only=False) as database:
-        lists = "SELECT column_name FROM duckdb_columns() WHERE table_name = 'probe_token' AND data_type LIKE '%[]'"
-        rows = f"SELECT {scalars}, {', '.join(f'[1] AS {name}' for (name,) in database.rows(lists)[1])}"
+        rows = f"SELECT {', '.join(f'{value} AS {name}' for name, value in values.items())}"
         for attempt_id, choice in (("x", "NULL"), ("y", "0")):
             database.duck.execute(
                 f"INSERT INTO probe_token BY NAME SELECT '{attempt_id}' AS attempt_id, {choice}::INTEGER AS choice, *"
