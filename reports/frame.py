@@ -9,6 +9,7 @@ from typing import Any
 
 from exitbench.results.database.connection import Database
 from exitbench.results.files.comma_separated import csv_writer
+from exitbench.terminal import without_middle
 
 Row = Mapping[str, Any]
 
@@ -19,6 +20,10 @@ NAMING_VIEWS = ("settings", "run_names", "parameters", "runs")
 
 _DIGITS = 10
 """Significant digits of a number: the last of its sixteen depend on the order in which DuckDB's threads add."""
+
+
+_MOST_CHARACTERS = 1_000
+"""Of a text in a figure or a table: a name in a suite has 100 at most."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,10 @@ class Frame:
         columns, rows = database.rows(sql, parameters)
         return cls(columns, tuple(dict(zip(columns, map(rounded, row), strict=True)) for row in rows))
 
+    def bounded(self) -> "Frame":
+        """Return the frame with long texts cut in their middle: a database may have names of a megabyte."""
+        return Frame(self.columns, tuple({name: _cut(value) for name, value in row.items()} for row in self.rows))
+
     def groups(self, *names: str) -> Iterator[tuple[tuple[Any, ...], "Frame"]]:
         """Yield (values of the columns `names`, their rows), sorted by those values; rows keep their order."""
 
@@ -72,6 +81,10 @@ class Frame:
         writer.writerow(self.columns)
         writer.writerows([row[name] for name in self.columns] for row in self.rows)
         return text.getvalue()
+
+
+def _cut(value: Any) -> Any:
+    return without_middle(value, _MOST_CHARACTERS) if isinstance(value, str) else value
 
 
 def rounded(value: Any) -> Any:

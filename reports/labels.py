@@ -17,7 +17,10 @@ OTHER_LENGTH = "†"
 """Beside speed-ups of answers whose length is not full depth's."""
 
 NOT_MEASURABLE = "not measurable now"
-"""In place of a speed-up whose interval, or whose noise floor, is wider than 10 times: the machine was too busy."""
+"""In place of a speed-up whose interval, or whose noise floor, is wider than 10 times: of a busy machine, or of very
+few documents."""
+
+TOO_WIDE = "intervals are wider than 10 times"
 
 Setting = tuple[str, str, str]  # (method, parameters as JSON text, KV policy)
 

@@ -135,6 +135,6 @@ def _asked(database: Database, sources: Iterable[Source]) -> tuple[tuple[Source,
 
 def _ask(database: Database, source: Source) -> Frame:
     try:
-        return Frame.query(database, source.sql)
+        return Frame.query(database, source.sql).bounded()
     except UserError as error:
         raise UserError(f"{source.name}.sql: {error}") from error

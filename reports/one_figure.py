@@ -26,7 +26,7 @@ def one_figure(database: Database, name: str, *, draft: bool = False) -> ReportF
         raise UserError(f"{name!r} names {len(sources)} figures: {', '.join(one.name for one in sources)}. Name one.")
     (source,) = sources
     require_final(severe_findings(database), database.path, draft)
-    frame = Frame.query(database, source.sql)
+    frame = Frame.query(database, source.sql).bounded()
     if not frame.rows:
         raise UserError(f"Figure {source.name} has no rows here. {source.module.EMPTY}")
     figure, finding = plotted(source, frame)

@@ -9,7 +9,10 @@ and importing lm-eval here would take seconds of every command. The finder answe
 away when it is imported.
 """
 
+import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Final
@@ -25,6 +28,18 @@ def register_with_lm_eval() -> None:
         _register()
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
+
+
+@contextmanager
+def quiet_lm_eval() -> Iterator[None]:
+    """Log only lm-eval's errors while this project drives it: it warns of every task whose records we hand over."""
+    logger = logging.getLogger("lm_eval")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _register() -> None:

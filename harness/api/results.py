@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 
 from exitbench.errors import UserError, suggestion
-from exitbench.results.analysis.comparison import compare
+from exitbench.harness.service.comparing import compare_runs
 from exitbench.results.analysis.traces import named, traced_runs
 from exitbench.results.database.connection import Database, open_database
-from exitbench.results.lake.layout import is_lake
 from exitbench.results.queries import saved_query
-from exitbench.results.statistics.intervals import Aggregate
 
 if TYPE_CHECKING:
     from exitbench.harness.afterwards.replaying import Probe
@@ -87,7 +85,7 @@ class Results:
         Raises:
             UserError: A name fits no run or too many, or the runs are of different documents.
         """
-        return pa.Table.from_pylist([asdict(one) for one in compare(self.database, run_a, run_b, _aggregate).contrasts])
+        return pa.Table.from_pylist([asdict(one) for one in compare_runs(self.database, run_a, run_b).contrasts])
 
     def figure(self, name: str, *, draft: bool = False) -> ReportFigure:
         """Draw one figure of the report as a matplotlib figure: a notebook shows it, ``.savefig(path)`` writes it.
@@ -136,7 +134,7 @@ def open_results(path: str | Path = "runs") -> Results:
 
     Args:
         path: The folder or the file; or a lake: the folder that `exitbench export lake` filled, or s3://BUCKET/PREFIX,
-            for which s3fs finds the credentials.
+            for which deltalake finds the credentials.
 
     Raises:
         UserError: There is no database and no lake there, or it cannot be opened.
@@ -148,7 +146,7 @@ def open_results(path: str | Path = "runs") -> Results:
         >>> sorted(set(frame["method"]))
         ['full', 'static']
     """
-    if is_lake(str(path)):
+    if "://" in str(path) or any(Path(path).glob("schema=*/attempt/_delta_log")):
         from exitbench.results.lake.reading import open_lake
 
         return Results(open_lake(str(path)))
@@ -159,9 +157,3 @@ def open_results(path: str | Path = "runs") -> Results:
             f"{path}: there is no database. Allowed: a folder of runs, a DuckDB file of ExitBench, or a lake."
         )
     return Results(open_database(file))
-
-
-def _aggregate(task: str, metric: str) -> Aggregate:
-    from exitbench.tasks.registry import aggregation
-
-    return aggregation(task, metric)

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from exitbench.harness.cli.commands.folders import Runs
-from exitbench.harness.cli.commands.run import run as run_command
-from exitbench.harness.cli.main import parsed
-from exitbench.tasks.lm_eval.quiet import quiet_lm_eval
+from exitbench.harness.cells.cell import Kind
+from exitbench.harness.planning.retry import Retry
+from exitbench.harness.service.folders import Runs
+from exitbench.harness.service.options import RunOptions
+from exitbench.harness.service.outcome import print_outcome
+from exitbench.harness.service.running import run_suite
+from exitbench.lm_eval_registration import quiet_lm_eval
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,9 @@ def run(
     runs: str | Path = "runs",
     only: str | None = None,
     limit: int | None = None,
-    kinds: Sequence[str] = (),
+    kinds: Sequence[Kind] = (),
     data_dir: str | Path | None = None,
-    retry: str = "failed",
+    retry: Retry = "failed",
     threads: int | None = None,
     report: bool = True,
     hub: bool = False,
@@ -67,13 +70,19 @@ def run(
         >>> report.ok
         True
     """
-    options = {"--runs": runs, "--only": only, "--limit": limit, "--data-dir": data_dir, "--threads": threads}
-    words = ["run", f"--retry={retry}", *(f"{name}={value}" for name, value in options.items() if value is not None)]
-    words += [f"--kinds={','.join(kinds)}"] if kinds else []
-    words += [] if report else ["--no-report"]
-    words += ["--hub"] if hub else []
-    words += ["--", str(suite)]
+    options = RunOptions(
+        suite,
+        Path(runs),
+        only=only,
+        limit=limit,
+        kinds=tuple(kinds) or None,
+        data_dir=None if data_dir is None else Path(data_dir),
+        retry=retry,
+        threads=threads,
+        hub=hub,
+    )
     with quiet_lm_eval():
-        code = run_command(parsed(words))
-    folders = Runs(Path(runs))
-    return RunReport(code == 0, folders.database, folders.report / "index.html" if report else None)
+        done = run_suite(options)
+        print_outcome(done, options, report=report)
+    folders = Runs(options.runs)
+    return RunReport(done.ok, folders.database, folders.report / "index.html" if report else None)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from exitbench import __version__
 from exitbench.errors import UserError, no_room, suggestion
 from exitbench.harness.processes.interrupts import Interruptible
-from exitbench.tasks.lm_eval.quiet import quiet_lm_eval
+from exitbench.lm_eval_registration import quiet_lm_eval
 from exitbench.terminal import one_screen, tell, without_middle
 
 if TYPE_CHECKING:

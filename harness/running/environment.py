@@ -64,8 +64,9 @@ def environment() -> dict[str, Any]:
 def spinning() -> dict[str, str]:
     """Return the variables that bound how long a thread of torch spins while it waits for the others.
 
-    torch's wheels bring GNU's OpenMP, whose threads spin 300,000 times: some milliseconds, for which a thread whose core
-    another process holds keeps the rest busy with waiting (docs/measuring.md). Nothing where the user has said how to wait.
+    torch's wheels bring GNU's OpenMP, whose threads spin 300,000 times: some milliseconds, for which a thread whose
+    core another process holds keeps the rest busy with waiting (docs/measuring.md). Nothing where the user has said how
+    to wait.
     """
     return {} if "OMP_WAIT_POLICY" in os.environ else _SPINNING
 

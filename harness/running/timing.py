@@ -177,7 +177,11 @@ class Reading:
 
 @dataclass(frozen=True)
 class Timing(Generic[Made]):
-    """All readings of a cell, and why it stopped: ``precise``, ``seconds`` (of the budget) or ``rounds`` (as many as allowed)."""
+    """All readings of a cell.
+
+    Attributes:
+        stop_reason: ``precise``, ``seconds`` (the budget is spent) or ``rounds`` (no more are allowed).
+    """
 
     readings: list[Reading]
     device: list[DeviceReading]
@@ -288,7 +292,7 @@ def request_metrics(measured: Timing[Any], n_documents: int, n_units: int, seed:
 
 
 def token_metrics(measured: Timing[Any], n_units: int) -> dict[str, Interval]:
-    """Return the milliseconds a token takes to decode, of either arm: medians of documents, summed, over their tokens."""
+    """Return the milliseconds a token takes to decode, of either arm: medians of documents, summed, by token."""
     metrics = {}
     for prefix, arm in (("", "method"), ("full_", "full")):
         decode_ns = sum(typical(_readings_of(measured.readings, "decode", arm)).values())
@@ -360,7 +364,7 @@ class Clock:
         self.cpu_ns.append(time.process_time_ns())
 
     def between(self, first: int, last: int) -> tuple[int, int | None, int]:
-        """Return nanoseconds from one mark to another: of the wall, of the device if it has a clock, of the processor."""
+        """Return nanoseconds between two marks: of the wall, of the device if it has a clock, of the processor."""
         wall_ns = self.wall_ns[last] - self.wall_ns[first]
         cpu_ns = self.cpu_ns[last] - self.cpu_ns[first]
         if not self.on_device:

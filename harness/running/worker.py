@@ -26,10 +26,10 @@ from exitbench.harness.running.cell_lock import hold, holder, outcome
 from exitbench.harness.running.environment import environment_and_hardware
 from exitbench.harness.running.passes import PASSES, Session, Skip
 from exitbench.harness.running.passes.session import write_prompt_counts
+from exitbench.lm_eval_registration import quiet_lm_eval
 from exitbench.methods.base import Parts
 from exitbench.plugins import use_plugins
 from exitbench.results.spool.attempts import AttemptWriter, status_of
-from exitbench.tasks.lm_eval.quiet import quiet_lm_eval
 
 Emit = Callable[[dict[str, Any]], None]
 

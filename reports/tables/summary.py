@@ -28,14 +28,14 @@ CAPTION = (
     "Exit layer: where tokens leave; blocks run: executed for them, more where skipped blocks are run after all. Work "
     "saved: full depth's bytes read over the method's, of decoding all answers. A speed-up is measured in wall time "
     "against full depth in the same run, of whole requests; ≈ and grey mean that its interval overlaps the noise "
-    f"floor, full depth timed against itself; {NOT_MEASURABLE}: one of the two is wider than 10 times, and the machine "
-    f"was too busy. {LENGTH_NOTE} {DECODING_NOTE} Realised is the first over the second. "
+    f"floor, full depth timed against itself; {NOT_MEASURABLE}: one of the two is wider than 10 times, "
+    f"on a busy machine or of very few documents. {LENGTH_NOTE} {DECODING_NOTE} Realised is the first over the second. "
     "Tokens = full counts full depth's tokens that the method has at the same position. Simulated rows are replays: "
     "they have a cost, never a time. Against float32: what another number format changes of full depth, on 50 "
     "documents at most: mean difference of log-probabilities, of those between two choices, and the share of choices "
-    "or tokens that are the same; it is not measured where the weights do not fit into memory twice, nor of numbers in "
-    "place of labels. n counts documents; timed those that were timed, times rounds. Where "
-    "the machine counts energy, joules are those of a token, of whole requests and gross (net: without idle power), "
+    "or tokens that are the same; it is not measured where the weights do not fit into memory twice, of numbers in "
+    "place of labels. n counts documents; timed those that were timed, times rounds. Where the machine "
+    "counts energy, joules are those of a token, of whole requests and gross (net: without idle power), "
     "beside full depth's; energy: full depth's over the method's."
 )
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `quality` and `timing` cells."
@@ -67,7 +67,7 @@ def speedup(row: Row) -> Cell:
     """Return the measured speed-up with its interval, marked where it is inside the noise floor."""
     if row["is_full_depth"]:
         return Cell("1", 1.0)
-    if row["speed_status"] == "not measurable":
+    if row.get("speed_status") == "not measurable":  # rows of highlights are all measurable
         return Cell(NOT_MEASURABLE, None, muted=True)
     return _against_full_depth(row, "speedup", row["inside_noise_floor"])
 

@@ -163,8 +163,8 @@ def units(documents: int, *, levels: int = 0, timed: tuple[int, int] | None = No
     Args:
         documents: Of its task.
         levels: Of a calibration, each decoded on all documents, and the chosen one on others.
-        timed: Documents and rounds of a timing, at most. Rounds beyond the first five fill a budget of seconds, whatever
-            the documents take.
+        timed: Documents and rounds of a timing, at most. Rounds beyond the first five fill a budget of seconds,
+            whatever the documents take.
         recorded: Documents of which a probe records the inside of blocks, at most.
     """
     if timed is not None:

@@ -39,7 +39,7 @@ class Answer:
     batches: Iterator[pa.RecordBatch]
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """Go through the rows as Python values; a value that Python cannot hold is the text that DuckDB writes for it."""
+        """Go through the rows as Python values; what Python cannot hold is the text that DuckDB writes for it."""
         for batch in self.batches:
             yield from zip(*map(_values, batch.columns), strict=True)
 

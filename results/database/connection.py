@@ -23,10 +23,10 @@ import duckdb
 from exitbench.errors import UserError
 from exitbench.results.database.access_lock import POLL_S, AccessLock, acquire, has_waiters, holder
 from exitbench.results.database.current import is_up_to_date, version
-from exitbench.results.database.file_kind import is_ours, require_duckdb_file
 from exitbench.results.database.sandbox import NO_EXTENSIONS, attach_sql
 from exitbench.results.database.trouble import driver_error, is_damage, is_trouble
-from exitbench.results.database.verified import is_verified, leave_mark, remember
+from exitbench.results.database.verified import is_verified, leave_mark, remember, was_marked
+from exitbench.results.files.duckdb_file import is_ours, require_duckdb_file
 from exitbench.results.files.memory import in_file, in_memory, lock_settings
 from exitbench.terminal import tell
 
@@ -367,7 +367,7 @@ def _open_error(path: Path, error: BaseException) -> UserError:
 
 
 def _damaged(path: Path, message: str) -> UserError:
-    if not is_ours(path):
+    if not is_ours(path) and not was_marked(path):
         return UserError(
             f"{path} is damaged: {message}\nNothing in it shows that ExitBench made it; it is left as it is. "
             "Name another file, or move this one away."

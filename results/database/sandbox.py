@@ -48,12 +48,16 @@ def fresh_database(path: Path, readable: Iterable[Path]) -> Iterator[duckdb.Duck
         yield duck
 
 
-def sandbox(readable: Iterable[Path], folder: Path) -> duckdb.DuckDBPyConnection:
+def sandbox(
+    readable: Iterable[Path], folder: Path, folders: Iterable[Path] = (), settings: Iterable[str] = ()
+) -> duckdb.DuckDBPyConnection:
     """Return a connection that reaches some files and a folder of one's own, for good.
 
     Args:
         readable: Files of others, and of a database what DuckDB keeps beside it.
         folder: Where it may write, and does so when memory is short.
+        folders: Folders of others.
+        settings: Further settings, as NAME = VALUE.
     """
     # DuckDB asks first whether a pattern is allowed, and then each file that it matches.
     names = [name for path in map(str, readable) for name in (path, glob.escape(path))]
@@ -62,7 +66,8 @@ def sandbox(readable: Iterable[Path], folder: Path) -> duckdb.DuckDBPyConnection
     for setting in (
         f"temp_directory = {quoted_text(str(folder / 'spilled'))}",
         f"allowed_paths = [{', '.join(files)}]",
-        f"allowed_directories = [{quoted_text(str(folder))}]",
+        f"allowed_directories = [{', '.join(quoted_text(str(each)) for each in (folder, *folders))}]",
+        *settings,
         "enable_external_access = false",
         "lock_configuration = true",
     ):

@@ -407,6 +407,7 @@ loads AS (SELECT attempt_id, avg(load_average) AS load FROM device_sample WHERE 
 unmeasured AS (
     SELECT attempt_id, string_agg(printf('%s is not measurable now (%.3g to %.3g)', metric, ci_low, ci_high), ', ' ORDER BY metric) AS names
     FROM metric WHERE metric IN ('speedup', 'speedup_decode', 'aa_speedup') AND NOT is_measurable(ci_low, ci_high)
+        AND n >= 5  -- of fewer documents intervals are as wide on any machine
     GROUP BY attempt_id
 ),
 busy AS (
@@ -578,7 +579,7 @@ SELECT n.* EXCLUDE (params), c.kind, f.severity, f.rule, f.message, n.params
 FROM findings AS f JOIN run_names AS n USING (attempt_id) JOIN cell AS c ON c.cell_id = n.cell_id;
 COMMENT ON VIEW qc IS 'One row per finding about a run that its reader should know. Rules: busy_machine: other processes held the cores while it was timed, by a mean load above 1.25 times
 the cores (unless its one thread ran all the time), processor time below 90% of the time that passed, more than 10% of the readings above 1.5 times the median of their document and arm, or an interval of a speed-up
-whose ends are more than a factor of 10 apart; noise_floor, noise_floor_coverage and realised_above_ideal leave such a run out, since this explains them; clocks_disagree; not_repeatable, of severity 1 where the other attempt ran on another
+of 5 documents or more whose ends are more than a factor of 10 apart; noise_floor, noise_floor_coverage and realised_above_ideal leave such a run out, since this explains them; clocks_disagree; not_repeatable, of severity 1 where the other attempt ran on another
 machine, compares files of one version of their writer only; noise_floor: full depth against itself differs from 1 by more than twice its interval''s half width, severity 1 up to 5%;
 noise_floor_coverage: how many of a suite''s intervals of full depth against itself on one machine lack 1, told once, with the farthest that is not told as
 noise_floor: of 20 intervals of 95% one does by chance, and severity 2 where so many have a chance below 1%; few_timed_documents: fewer than 20, or batches of them; coarse_energy: counters of energy move less than 10 times in a timed decode;

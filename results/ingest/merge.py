@@ -14,12 +14,12 @@ import sqlalchemy as sa
 
 from exitbench.errors import UserError
 from exitbench.results.database.connection import copy_to, open_database
-from exitbench.results.database.file_kind import is_duckdb_file
 from exitbench.results.database.keys import key_rows
 from exitbench.results.database.tables import quoted
 from exitbench.results.database.trouble import driver_error
 from exitbench.results.files.arrow import driver_connection
 from exitbench.results.files.atomic_folder import read_json, sha256, unique_name
+from exitbench.results.files.duckdb_file import is_duckdb_file
 from exitbench.results.ingest.imports import IMPORTS, PERF, benchmark_rows
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.ingest.snapshot import MANIFEST, SCORES, is_snapshot, load_snapshot, write_snapshot

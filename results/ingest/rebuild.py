@@ -20,8 +20,8 @@ from exitbench.results.database.connection import (
     require_complete,
 )
 from exitbench.results.database.current import find
-from exitbench.results.database.file_kind import require_duckdb_file
 from exitbench.results.database.foreign import is_empty
+from exitbench.results.files.duckdb_file import require_duckdb_file
 from exitbench.results.ingest.load import IngestReport, load_spool
 from exitbench.terminal import number_of
 

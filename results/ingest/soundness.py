@@ -15,7 +15,10 @@ _IDS: Final = (
 """Ids of which folders of the spool have their names."""
 _POSITIONS_FROM_0: Final = ("timing_sample", "energy_sample")
 """Tables whose position is a place in the order of arms, not that of a token."""
-_BLOCKS: Final = "(SELECT attempt_id, blocks FROM ({attempt}) JOIN ({cell}) USING (cell_id) JOIN ({model_artifact}) USING (model_id))"
+_BLOCKS: Final = (
+    "(SELECT attempt_id, blocks FROM ({attempt}) JOIN ({cell}) USING (cell_id) "
+    "JOIN ({model_artifact}) USING (model_id))"
+)
 
 
 def require_sound(duck: Any, sources: Mapping[str, str], where: str) -> None:

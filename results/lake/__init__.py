@@ -1,9 +1,14 @@
-"""A lake: results of many machines as immutable Parquet files in one folder or bucket, asked like the database.
+"""Lake: results of many machines as Delta Lake tables in one directory or bucket, queried like the database.
 
-    ROOT/schema=N/manifests/KIND/NAME.json                                                        what is there
-    ROOT/schema=N/table=T/model=M/task=L/method=X/attempt_id=A/SHA256.parquet                     rows, a file a table
+    ROOT/schema=N/token_exit/attempt_id=A/part-....parquet    one Delta table per table of the database
 
-Files are written first and the manifest that names them last, each at one stroke, and nothing is written twice: a
-reader sees all of an attempt or nothing of it, whoever else writes and whatever is killed. A file that no manifest
-names is never opened.
+Each exporter appends the rows of an attempt to every table, and last to `attempt`. A reader takes the attempts listed
+there first and ignores rows of all others, so an attempt is visible as a whole or not at all.
 """
+
+from exitbench.errors import UserError
+
+try:
+    import deltalake as deltalake
+except ImportError as missing:
+    raise UserError(f"A lake needs deltalake: `pip install 'exitbench[lake]'` ({missing}).") from None

@@ -1,206 +1,101 @@
-"""Lake export: copy what a database has and a lake has not, a file a table and the manifest last.
+"""Lake export: append the rows that a database has and a lake has not.
 
-What quotes data of others is left out as in a snapshot (`results/ingest/snapshot.py`).
+What quotes third-party data is left out as in a snapshot (`results/ingest/snapshot.py`).
 """
 
-import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Final
 
+import deltalake
 import duckdb
 import pyarrow as pa
-import pyarrow.parquet as pq
+from deltalake.exceptions import CommitFailedError
 
-from exitbench.results.database.tables import declared_tables, quoted
-from exitbench.results.files.atomic_folder import sha256
+from exitbench.errors import UserError
+from exitbench.results.database.tables import declared_tables, quoted, quoted_text
+from exitbench.results.files.canonical import canonical_json
 from exitbench.results.ingest.snapshot import licensed_labels, select_rows, without_paths
-from exitbench.results.lake.layout import Kind, file_name, kinds, manifest_name, manifests, partition_column
-from exitbench.results.lake.manifest import LakeFile, Manifest, Row, partition_of
-from exitbench.results.lake.places import Place
+from exitbench.results.lake import tables
 
+_BATCH: Final = 25
+"""Attempts per commit: more would take more memory, fewer more commits."""
 _BATCH_ROWS: Final = 30_720
-_KEYS: Final = {
-    "attempt": "SELECT attempt_id FROM attempt",
-    "rescore": "SELECT DISTINCT attempt_id, metric_version FROM metric JOIN attempt USING (attempt_id) WHERE {later}",
-    "tag": "SELECT DISTINCT attempt_id, tagger FROM token_tag",
-    "training": "SELECT weights_sha256 FROM training_run",
-    "vocabulary": "SELECT DISTINCT tokenizer_sha256 FROM token_text",
-    "perf": "SELECT DISTINCT perf_run_id FROM perf_sample",
-}
-_LATER: Final = "scored_at > ended_at"
+_CONFLICTS: Final = 50
+"""Conflicts with exporters of the same attempts, after which one gives up."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What became of a database's results.
-
-    Attributes:
-        added: Attempts that the lake did not have.
-        there: Attempts that it had.
-        beside: Manifests of other kinds that it did not have: scores, tags, trainings, vocabularies.
-        files: Files of rows that were written.
-        bytes: Their size.
-        texts_left_out_of: Labels of the data sets whose texts were left out.
-    """
+    """Numbers of attempts that a lake did not have and had, and data sets whose texts were left out."""
 
     added: int
     there: int
-    beside: int
-    files: int
-    bytes: int
     texts_left_out_of: tuple[str, ...]
 
 
-def export_lake(
-    duck: duckdb.DuckDBPyConnection,
-    place: Place,
-    redistributable: Collection[str] | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> Exported:
-    """Write what a lake lacks of a database; may be killed, repeated, and run beside others at any moment.
+def export_lake(duck: duckdb.DuckDBPyConnection, lake: str, redistributable: Collection[str] | None = None) -> Exported:
+    """Append what a lake lacks of a database; may be killed, repeated, and run next to others at any moment.
 
     Args:
         duck: An open, up-to-date database.
-        place: The lake; what is above it is created.
-        redistributable: Tasks whose records may be handed on; None leaves nothing out.
-        progress: Called with (manifests written, manifests to write) after each.
+        lake: A directory or s3://BUCKET/PREFIX; created if it does not exist.
+        redistributable: Tasks whose records may be passed on; None leaves nothing out.
 
     Raises:
-        UserError: The place cannot be read or written. What was written before stays, and counts.
+        UserError: The lake cannot be read or written, or is not one. Attempts appended before stay.
     """
-    there = place.sizes(manifests())
-    exporter = _Exporter(duck, place, licensed_labels(duck, redistributable))
-    wanted = [(kind, key) for kind in kinds().values() for key in exporter.keys(kind)]
-    missing = [(kind, key) for kind, key in wanted if manifest_name(kind, key) not in there]
-    for done, (kind, key) in enumerate(missing, 1):
-        exporter.write(kind, key)
-        if progress is not None:
-            progress(done, len(missing))
-    attempts, new = (sum(kind.name == "attempt" for kind, _ in of) for of in (wanted, missing))
-    return Exported(
-        added=new,
-        there=attempts - new,
-        beside=len(missing) - new,
-        files=exporter.files,
-        bytes=exporter.bytes,
-        texts_left_out_of=tuple(sorted(exporter.licensed)),
-    )
+    tables.require_lake(lake)
+    licensed = licensed_labels(duck, redistributable)
+    known = listed.known() if (listed := tables.open_table(lake, "attempt")) is not None else set()
+    attempts = duck.execute("SELECT attempt_id FROM attempt ORDER BY ALL").fetchall()
+    new = [attempt for attempt in attempts if attempt not in known]
+    of_attempts = [name for name, key in tables.key_columns().items() if key == ("attempt_id",) and name != "attempt"]
+    for name in sorted(set(tables.key_columns()) - {*of_attempts, "attempt"}):
+        _append(duck, lake, name, select_rows(name, licensed))
+    for start in range(0, len(new), _BATCH):
+        batch = ", ".join(quoted_text(attempt) for (attempt,) in new[start : start + _BATCH])
+        for name in (*of_attempts, "attempt"):
+            _append(duck, lake, name, f"FROM ({select_rows(name, licensed)}) WHERE attempt_id IN ({batch})")
+    return Exported(len(new), len(attempts) - len(new), tuple(sorted(licensed)))
 
 
-def parquet_schema(duck: duckdb.DuckDBPyConnection, table: str) -> pa.Schema:
-    """Return the columns of a table's files in a lake: of a database of this schema, but for the one in their names."""
-    reader = duck.sql(f"SELECT {_columns(table)} FROM {quoted(table)} LIMIT 0").to_arrow_reader(1)
-    try:
-        return reader.schema
-    finally:
-        reader.close()
+def _append(duck: duckdb.DuckDBPyConnection, lake: str, name: str, rows: str) -> None:
+    """Append, in one commit, those rows of a query whose keys a table does not have.
 
-
-class _Exporter:
-    """Writes one thing after the other, and counts."""
-
-    def __init__(self, duck: duckdb.DuckDBPyConnection, place: Place, licensed: Collection[str]) -> None:
-        self.licensed = licensed
-        self.files = self.bytes = 0
-        self._duck, self._place = duck, place
-        self._with_rows: dict[str, set[str]] = {}
-
-    def keys(self, kind: Kind) -> Iterator[tuple[str, ...]]:
-        """Yield the keys of all of a kind that the database has; no spelling where texts are left out."""
-        if kind.name == "vocabulary" and self.licensed:
+    Each key is an application transaction of Delta Lake: if two exporters append the same key at once, the second one's
+    commit fails, and it looks again.
+    """
+    columns = tables.key_columns()[name]
+    found = set(duck.execute(f"SELECT DISTINCT {', '.join(columns)} FROM ({rows})").fetchall())
+    for _ in range(_CONFLICTS):
+        table = tables.open_table(lake, name) if found else None
+        if not (new := sorted(found - table.known() if table is not None else found)):
             return
-        yield from sorted(self._duck.execute(_KEYS[kind.name].format(later=_LATER)).fetchall())
-
-    def write(self, kind: Kind, key: tuple[str, ...]) -> None:
-        """Write the files of one thing, then its manifest."""
-        rows = {table: tuple(self._rows(table, kind, key)) for table in kind.within}
-        partition = partition_of(kind, key, rows, str(key))
-        with TemporaryDirectory(prefix="exitbench-") as folder:
-            files = tuple(
-                self._write_file(table, kind, key, partition, Path(folder) / f"{table}.parquet")
-                for table in kind.files
-                if key[0] in self._keys_with_rows(table)
+        if table is None:
+            tables.create_table(lake, name)
+            continue
+        duck.register("new", pa.table([*map(list, zip(*new, strict=True))], names=list(columns)))
+        transactions = [deltalake.Transaction(canonical_json(key), 1) for key in new]
+        with tables.explained(table.url), suppress(CommitFailedError):
+            deltalake.write_deltalake(
+                *(table.delta, _reader(duck, name, f"FROM ({rows}) SEMI JOIN new USING ({', '.join(columns)})")),
+                mode="append",
+                writer_properties=deltalake.WriterProperties(compression="ZSTD", max_row_group_size=4 * _BATCH_ROWS),
+                commit_properties=deltalake.CommitProperties(None, _CONFLICTS, transactions),
+                post_commithook_properties=deltalake.PostCommitHookProperties(False, cleanup_expired_logs=False),
             )
-        self._place.add(manifest_name(kind, key), Manifest(kind, key, rows, files).to_json())
-
-    def _write_file(
-        self, table: str, kind: Kind, key: Sequence[str], partition: Mapping[str, str], path: Path
-    ) -> LakeFile:
-        query = f"SELECT {_columns(table)} FROM ({select_rows(table, self.licensed)}) WHERE {_where(kind.keys)}"
-        reader = self._duck.sql(query, params=list(key)).to_arrow_reader(_BATCH_ROWS)
-        count = 0
-        try:
-            texts = [
-                field.name for field in reader.schema if pa.types.is_string(field.type)
-            ]  # else numbers read slowly
-            with pq.ParquetWriter(path, reader.schema, compression="zstd", use_dictionary=texts) as writer:
-                for batch in reader:
-                    writer.write_batch(batch)
-                    count += batch.num_rows
-        finally:
-            reader.close()
-        file = LakeFile(table, file_name(table, partition, digest := sha256(path)), count, path.stat().st_size, digest)
-        self._place.add(file.name, path)
-        self.files, self.bytes = self.files + 1, self.bytes + file.bytes
-        return file
-
-    def _keys_with_rows(self, table: str) -> set[str]:
-        if table not in self._with_rows:
-            found = self._duck.execute(f"SELECT DISTINCT {partition_column(table)} FROM {quoted(table)}").fetchall()
-            self._with_rows[table] = {key for (key,) in found}
-        return self._with_rows[table]
-
-    def _rows(self, table: str, kind: Kind, key: Sequence[str]) -> Iterator[Row]:
-        """Yield the rows of a table that belong to a key, as JSON has values."""
-        columns = declared_tables()[table]
-        source = f"({select_rows(table, self.licensed)})"
-        names = ", ".join(
-            f"{quoted(name)}::VARCHAR AS {quoted(name)}" if column.type == "JSON" else quoted(name)
-            for name, column in columns.items()
-        )
-        found = self._duck.execute(f"SELECT {names} FROM {source} AS t WHERE {_found_by(table, kind)}", list(key))
-        for values in found.fetchall():
-            row = {name: _plain(value) for name, value in zip(columns, values, strict=True)}
-            yield without_paths(table, row)
+            return
+    raise UserError(f"{tables.table_url(lake, name)}: {_CONFLICTS} conflicts with other exporters. Try again.")
 
 
-def _found_by(table: str, kind: Kind) -> str:
-    """SQL that says which rows of a table with few of them belong to a key."""
-    if kind.name != "attempt":
-        return _where(kind.keys)
-    if table == "metric":  # those of later scores are the rescore's
-        return f"attempt_id = $1 AND NOT EXISTS (FROM attempt AS a WHERE a.attempt_id = $1 AND t.{_LATER})"
-    of_attempt, of_cell = "FROM attempt WHERE attempt_id = $1", "FROM cell WHERE cell_id = "
-    cell = f"{of_cell}(SELECT cell_id {of_attempt})"
-    return {
-        "environment": f"env_id = (SELECT env_id {of_attempt})",
-        "hardware": f"hw_id = (SELECT hw_id {of_attempt})",
-        "cell": f"cell_id = (SELECT cell_id {of_attempt})",
-        "model_artifact": f"model_id = (SELECT model_id {cell})",
-        "dataset_artifact": f"data_id = (SELECT data_id {cell})",
-    }.get(table, "attempt_id = $1")
-
-
-def _where(keys: Sequence[str]) -> str:
-    return " AND ".join(f"{quoted(name)} = ${number}" for number, name in enumerate(keys, 1))
-
-
-def _columns(table: str) -> str:
-    """The columns of a file: JSON as the text that it is, in Parquet of whatever program."""
-    columns = declared_tables()[table]
-    return ", ".join(
-        f"{quoted(name)}::VARCHAR AS {quoted(name)}" if column.type == "JSON" else quoted(name)
-        for name, column in columns.items()
-        if name != partition_column(table)
-    )
-
-
-def _plain(value: Any) -> Any:
-    """As JSON can say it; numbers that are none as text, which becomes the same number again."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value.isoformat() if isinstance(value, datetime) else value
+def _reader(duck: duckdb.DuckDBPyConnection, name: str, source: str) -> pa.RecordBatchReader:
+    """Return rows as a lake has them: JSON as text, and messages of attempts without paths of this machine."""
+    types = {column: of.type.replace("JSON", "VARCHAR") for column, of in declared_tables()[name].items()}
+    columns = ", ".join(f"{quoted(column)}::{duck_type} AS {quoted(column)}" for column, duck_type in types.items())
+    reader = duck.sql(f"SELECT {columns} {source}").to_arrow_reader(_BATCH_ROWS)
+    if name != "attempt":
+        return reader
+    rows = [without_paths(name, row) for batch in reader for row in batch.to_pylist()]
+    return pa.Table.from_pylist(rows, reader.schema).to_reader()

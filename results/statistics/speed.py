@@ -1,9 +1,9 @@
-"""Speed-ups from repeated readings: of each document the median of an arm's readings, then the ratio of sums over documents.
+"""Speed-ups from repeated readings: of each document an arm's median reading, then the ratio of sums over documents.
 
 A process that loses its core for a moment makes one reading 2 to 20 times as long. A mean takes all of that in, and so
-does a sum; the median of ten readings hardly moves. The median is taken within a document, so that the ratio stays one
-of times that were spent, and long documents count for as much as they take. Simulated with and without such stalls in
-`tests/results/statistics/test_speed.py`; `python tests/benchmarks/interval_coverage.py speed` prints the table of docs/measuring.md.
+does a sum; the median of ten readings hardly moves. The median is taken within a document, so that the ratio stays
+one of times that were spent, and long documents count for as much as they take. Simulated with and without such stalls
+in `tests/results/statistics/test_speed.py`; `python tests/benchmarks/interval_coverage.py speed` prints the table.
 """
 
 from collections import defaultdict

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from exitbench.errors import UserError
+from exitbench.tasks import confined
 
 CPU_SECONDS: Final = 3
 """As long as lm-eval gives a solution."""
@@ -121,7 +122,7 @@ def _command() -> tuple[str, ...]:
     path = shutil.which("unshare")
     why = "there is no `unshare` (Linux, util-linux)"
     if path is not None:
-        script = str(Path(__file__).with_name("confined.py"))
+        script = str(Path(confined.__file__))
         command = (path, *_APART, sys.executable, "-I", "-S", script)
         given = json.dumps({"limits": _LIMITS, "disk_bytes": _DISK_BYTES})
         with tempfile.TemporaryDirectory(prefix="exitbench-code-") as folder:

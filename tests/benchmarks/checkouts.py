@@ -4,7 +4,6 @@ import io
 import shutil
 import subprocess
 import tarfile
-import tomllib
 from pathlib import Path
 
 from exitbench.errors import UserError
@@ -49,13 +48,10 @@ def copy_work_tree(folder: Path) -> None:
 def import_path(copy: Path) -> Path:
     """Make and return a folder beside a copy, from which Python imports that copy's `exitbench` and no other."""
     path = copy.with_name(f"{copy.name}-packages")
-    settings = tomllib.loads((copy / "pyproject.toml").read_text(encoding="utf-8"))
-    packages: dict[str, str] = settings["tool"]["setuptools"]["package-dir"]
     root = path / "exitbench"
-    shutil.copytree(copy / packages["exitbench"], root)
-    for package, folder in packages.items():
-        if package.count(".") == 1:  # deeper ones lie within
-            (root / package.partition(".")[2]).symlink_to(copy / folder)
+    shutil.copytree(copy / "harness" / "_root", root)
+    for top in copy.glob("*/__init__.py"):
+        (root / top.parent.name).symlink_to(top.parent)
     (path / "sitecustomize.py").write_text(FORGET, encoding="utf-8")
     return path
 

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_models import Line, Setting, Way
+from gpu_models import Line, Setting
 from torch import Tensor
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
-from exitbench.harness.engine.decoding.block_runner import BlockRunner, RunnerFactory
 from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.planning.suite import load_suite
@@ -114,23 +113,16 @@ class Case:
 
 
 def correctness(setting: Setting) -> Iterator[Line]:
-    """Every way against the CPU, one line a way; a way that is wrong is not timed afterwards."""
+    """The device against the CPU; where it is wrong, nothing is timed afterwards."""
     cases = list(_cases(setting))
-    for way in list(setting.ways):
-        try:
-            partings = [parting for case in cases for parting in case.partings(_answers_of(case, setting, way))]
-        except Exception as error:
-            setting.ways.remove(way)
-            yield f"correct, {way.name}", _told(0.0, f"{type(error).__name__}: {error}")
-            continue
-        wrong = [parting for parting in partings if not parting.margin < NEAR_TIE]
-        if wrong:
-            setting.ways.remove(way)
-        answers = sum(len(case.requests) for case in cases)
-        near = max((parting.margin for parting in partings if parting not in wrong), default=0.0)
-        note = f"of {answers} answers; {len(partings) - len(wrong)} part at near-ties, margins up to {near:.1e}"
-        first = f"; wrong first: {wrong[0].where}, margin {wrong[0].margin:.1e}" if wrong else ""
-        yield f"correct, {way.name}", _told(1 - len(wrong) / answers, note + first)
+    partings = [parting for case in cases for parting in case.partings(_answers_of(case))]
+    wrong = [parting for parting in partings if not parting.margin < NEAR_TIE]
+    setting.is_wrong = bool(wrong)
+    answers = sum(len(case.requests) for case in cases)
+    near = max((parting.margin for parting in partings if parting not in wrong), default=0.0)
+    note = f"of {answers} answers; {len(partings) - len(wrong)} part at near-ties, margins up to {near:.1e}"
+    first = f"; wrong first: {wrong[0].where}, margin {wrong[0].margin:.1e}" if wrong else ""
+    yield "correct", _told(1 - len(wrong) / answers, note + first)
 
 
 def _told(share: float, note: str) -> dict[str, Any]:
@@ -173,16 +165,9 @@ def _prompts(folder: Path, n_documents: int) -> list[list[int]]:
     return [tokenizer(text).input_ids for text in texts]
 
 
-def _answers(
-    checkpoint: Checkpoint,
-    requests: Sequence[Request],
-    new_tokens: int,
-    parts: Parts,
-    runner_of: RunnerFactory = BlockRunner,
-) -> list[Generation]:
-    return decode(checkpoint, prefill(checkpoint.model, requests, new_tokens), parts, runner_of=runner_of)
+def _answers(checkpoint: Checkpoint, requests: Sequence[Request], new_tokens: int, parts: Parts) -> list[Generation]:
+    return decode(checkpoint, prefill(checkpoint.model, requests, new_tokens), parts)
 
 
-def _answers_of(case: Case, setting: Setting, way: Way) -> list[Generation]:
-    runner_of = setting.runner_of(way, case.on_device.model)
-    return _answers(case.on_device, case.requests, case.new_tokens, case.parts, runner_of)
+def _answers_of(case: Case) -> list[Generation]:
+    return _answers(case.on_device, case.requests, case.new_tokens, case.parts)

@@ -1,4 +1,4 @@
-"""What `gpu.py` measures with: models on a device, the ways to run their blocks there, and times taken in turn."""
+"""What `gpu.py` measures with: models on a device, and times taken in turn."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from ratios import Comparison, Timed, rounds_within
 from exitbench.harness.engine.checkpoints.families import FAMILIES
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
 from exitbench.harness.engine.checkpoints.tensor_files import Tensors
-from exitbench.harness.engine.decoding.block_runner import BlockRunner, RunnerFactory
 from exitbench.harness.engine.model.model import Transformer
-from exitbench.harness.engine.static.step import StaticSteps
 from exitbench.methods.base import Parts
 
 TINY = dict(vocab_size=96, d_model=32, d_kv=8, d_ff=64, num_heads=4, num_layers=2, num_decoder_layers=6)
@@ -46,53 +44,28 @@ SHAPES |= {
 }
 
 
-@dataclass(frozen=True)
-class Way:
-    """How blocks are run while all rows of a batch do."""
-
-    name: str
-    static: bool = False
-    graphs: bool = False
-    one_ahead: bool = False
-
-
-ORDINARY = Way("ordinary")
-STATIC, STATIC_AHEAD = Way("static", static=True), Way("static, one ahead", static=True, one_ahead=True)
-GRAPHS = Way("graphs", static=True, graphs=True)
-GRAPHS_AHEAD = Way("graphs, one ahead", static=True, graphs=True, one_ahead=True)
-
-
 @dataclass
 class Setting:
-    """Where, how long, and what has been found right so far.
+    """Where, how long, and whether the device answers as the CPU does.
 
     Attributes:
         device: ``cuda`` or ``cpu``.
         quick: Tiny shapes and few repetitions, to try the script itself.
         folder: For models.
         ends_at: When all must have ended, on the clock of `time.monotonic`.
-        ways: What may be timed: ways that were found wrong are dropped.
+        is_wrong: Answers differ from the CPU's: then nothing is timed.
     """
 
     device: str
     quick: bool
     folder: Path
     ends_at: float
-    ways: list[Way] = field(default_factory=list)
+    is_wrong: bool = False
     _t5: dict[torch.dtype, OnDevice] = field(default_factory=dict)
-    _steps: dict[Transformer, dict[Way, StaticSteps]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.ways = [ORDINARY, STATIC, *([GRAPHS, GRAPHS_AHEAD] if self.on_gpu else [STATIC_AHEAD])]
 
     @property
     def on_gpu(self) -> bool:
         return self.device != "cpu"
-
-    @property
-    def best(self) -> Way:
-        """The way of which most is expected, of those that are right."""
-        return next(way for way in (GRAPHS, *([] if self.on_gpu else [STATIC]), ORDINARY) if way in self.ways)
 
     def left_s(self) -> float:
         return self.ends_at - time.monotonic()
@@ -112,19 +85,6 @@ class Setting:
             self._t5[dtype] = OnDevice(label, folder, self, dtype)
         return self._t5[dtype]
 
-    def runner_of(self, way: Way, model: Transformer) -> RunnerFactory:
-        """What runs a model's blocks that way; what was captured is kept until it is forgotten."""
-        if not way.static:
-            return BlockRunner
-        made = self._steps.setdefault(model, {})
-        if way not in made:
-            made[way] = StaticSteps(model, graphs=way.graphs, one_ahead=way.one_ahead)
-        return made[way]
-
-    def forget(self) -> None:
-        """Free what was captured."""
-        self._steps.clear()
-
     def wait(self) -> None:
         if self.on_gpu:
             torch.cuda.synchronize()
@@ -133,7 +93,7 @@ class Setting:
         """Time two things in turn, from base to base."""
         budget_s = 0.05 if self.quick else 3.0
         for one in (base, measured):
-            one.once()  # captures, and whatever else comes once
+            one.once()  # whatever comes once
         base_s, measured_s = [], []
         for _ in range(rounds_within(budget_s, base, measured)):
             base_s.append(base.seconds())
@@ -160,10 +120,9 @@ class OnDevice(Pair):
     def inputs(self, prompts: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
         return {name: value.to(self.setting.device) for name, value in super().inputs(prompts).items()}
 
-    def going(self, way: Way, parts: Parts, prompts: Sequence[Sequence[int]], new_tokens: int | None = None) -> Timed:
-        """Decoding a way, after a prefill that has ended on the device."""
-        runner_of = self.setting.runner_of(way, self.checkpoint.model)
-        decoding = self.decoding(parts, prompts, new_tokens, runner_of=runner_of)
+    def going(self, parts: Parts, prompts: Sequence[Sequence[int]], new_tokens: int | None = None) -> Timed:
+        """Decoding after a prefill that has ended on the device."""
+        decoding = self.decoding(parts, prompts, new_tokens)
 
         def prepare() -> Any:
             batch = decoding.prepare()

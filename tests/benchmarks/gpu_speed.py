@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from gpu_checks import CERTIFIED
-from gpu_models import ORDINARY, Line, OnDevice, Setting, Unsaved, Way
+from gpu_models import Line, OnDevice, Setting, Unsaved
 from ideals import at_full_depth, ideal_over_full, share_of_a_block, total
 from models import PROMPT_TOKENS
 from ratios import Comparison, Timed
@@ -39,16 +39,12 @@ def _told(found: Comparison, unit: str, note: str, over: float = 1.0, **goal: An
 
 
 def _first(setting: Setting, decoding: Timed) -> tuple[Any, float]:
-    """What decoding gives the first time, and the seconds that took: what has to be captured is captured then."""
+    """What decoding gives the first time, and the seconds that took."""
     prepared = decoding.prepare()
     started = time.perf_counter()
     answers = decoding.run(prepared)
     setting.wait()
     return answers, time.perf_counter() - started
-
-
-def _first_time(way: Way, first_s: float) -> str:
-    return f"the first time {first_s:.2f} s" + (", captures included" if way.graphs else "")
 
 
 def full_depth(setting: Setting) -> Iterator[Line]:
@@ -59,16 +55,14 @@ def full_depth(setting: Setting) -> Iterator[Line]:
         inputs = pair.inputs(prompts)
         theirs = Timed(lambda _, pair=pair, inputs=inputs: pair.transformers(inputs, pair.shape.new_tokens))
         (expected,) = theirs.once()
-        for way in setting.ways:
-            ours = pair.going(way, pair.full(), prompts)
-            (answer,), first_s = _first(setting, ours)
-            same = sum(map(int.__eq__, answer.token_ids, expected))
-            found = setting.in_turn(theirs, Timed(lambda _, ours=ours: ours.once()))
-            tokens_per_s = new_tokens / statistics.median(found.measured_s)
-            note = f"{tokens_per_s:.0f} tokens/s; {_first_time(way, first_s)}; {same} of {new_tokens} tokens the same"
-            goal = setting.goal(10.0) if way == setting.best else {}
-            name = str(dtype).removeprefix("torch.")
-            yield f"full depth, {name}, {way.name}", _told(found, BASELINE, note, first_s=first_s, **goal)
+        ours = pair.going(pair.full(), prompts)
+        (answer,), first_s = _first(setting, ours)
+        same = sum(map(int.__eq__, answer.token_ids, expected))
+        found = setting.in_turn(theirs, Timed(lambda _, ours=ours: ours.once()))
+        tokens_per_s = new_tokens / statistics.median(found.measured_s)
+        note = f"{tokens_per_s:.0f} tokens/s; the first time {first_s:.2f} s; {same} of {new_tokens} tokens the same"
+        name = str(dtype).removeprefix("torch.")
+        yield f"full depth, {name}", _told(found, BASELINE, note, first_s=first_s, **setting.goal(10.0))
         del pair.reference
 
 
@@ -80,25 +74,25 @@ def realised_fraction(setting: Setting) -> Iterator[Line]:
 
 
 def _realised(setting: Setting, pair: OnDevice, exit_layer: int) -> Line:
-    prompts, way, early = pair.prompts(), setting.best, pair.parts("static", exit_layer=exit_layer)
-    full, method = (pair.going(way, parts, prompts) for parts in (pair.full(), early))
+    prompts, early = pair.prompts(), pair.parts("static", exit_layer=exit_layer)
+    full, method = (pair.going(parts, prompts) for parts in (pair.full(), early))
     ideal = ideal_over_full(pair, early, method.told(), PROMPT_TOKENS).by_bytes
     found = setting.in_turn(full, method)
     note = f"speed-up {found.ratio:.2f} of {ideal:.2f}"
-    return f"realised at exit {exit_layer}, {way.name}", _told(found, "%", note, ideal, **setting.goal(0.9))
+    return f"realised at exit {exit_layer}", _told(found, "%", note, ideal, **setting.goal(0.9))
 
 
 def gates(setting: Setting) -> Iterator[Line]:
     """Batch 1: gates that are asked and never open, over full depth; and whether time ranks methods as bytes do."""
-    pair, way = setting.t5(torch.bfloat16), setting.best
+    pair = setting.t5(torch.bfloat16)
     prompts = pair.prompts()
-    full = pair.going(way, pair.full(), prompts)
+    full = pair.going(pair.full(), prompts)
     exits = {f"exit {at}": ("static", {"exit_layer": at}) for at in (pair.n_blocks // 3, pair.n_blocks * 2 // 3)}
     ranked: list[tuple[float, Comparison]] = []  # ideal and measured
     for name, (method, params) in {**RANKED, **exits}.items():
         parts = pair.parts(method, **params)
         parts = parts.certified() if name.endswith(CERTIFIED) else parts
-        timed = pair.going(way, parts, prompts)
+        timed = pair.going(parts, prompts)
         answers = timed.told()
         ideal = ideal_over_full(pair, parts, answers, PROMPT_TOKENS).by_bytes
         found = setting.in_turn(full, timed)
@@ -107,7 +101,7 @@ def gates(setting: Setting) -> Iterator[Line]:
             share = share_of_a_block(pair, answers[0], PROMPT_TOKENS)
             blocks = (1 / found.ratio - 1) / len(parts.asked(pair.n_blocks)) / share
             note = f"{blocks:.2f} blocks a time asked; ideal {ideal:.1%} by bytes"
-            yield f"gate {name}, {way.name}", _told(found, "%", f"of full depth; {note}")
+            yield f"gate {name}", _told(found, "%", f"of full depth; {note}")
     yield "methods ranked by time as by bytes", _ranking(ranked, **setting.goal(1.0))
 
 
@@ -132,14 +126,12 @@ def batches(setting: Setting) -> Iterator[Line]:
     prompts = pair.prompts(rows, BATCH_SOURCE_TOKENS)
     inputs = pair.inputs(prompts)
     theirs = Timed(lambda _: pair.transformers(inputs, new_tokens))
-    for way in setting.ways:
-        ours = pair.going(way, pair.full(), prompts, new_tokens)
-        _, first_s = _first(setting, ours)
-        found = setting.in_turn(theirs, Timed(lambda _, ours=ours: ours.once()))
-        tokens_per_s = rows * new_tokens / statistics.median(found.measured_s)
-        note = f"{tokens_per_s:.0f} tokens/s; {_first_time(way, first_s)}"
-        goal = setting.goal(1.0) if way == setting.best else {}
-        yield f"batch of {rows}, {way.name}", _told(found, BASELINE, note, first_s=first_s, **goal)
+    ours = pair.going(pair.full(), prompts, new_tokens)
+    _, first_s = _first(setting, ours)
+    found = setting.in_turn(theirs, Timed(lambda _: ours.once()))
+    tokens_per_s = rows * new_tokens / statistics.median(found.measured_s)
+    note = f"{tokens_per_s:.0f} tokens/s; the first time {first_s:.2f} s"
+    yield f"batch of {rows}", _told(found, BASELINE, note, first_s=first_s, **setting.goal(1.0))
     del pair.reference
 
 
@@ -152,19 +144,16 @@ def tracing(setting: Setting) -> Iterator[Line]:
 
 
 def llama(setting: Setting) -> Iterator[Line]:
-    """Llama-7B's shape in bf16, batch 1: bytes read a second, the ways over the ordinary one, and an exit at half."""
+    """Llama-7B's shape in bf16, batch 1: bytes read per second, and an exit at half."""
     if setting.on_gpu and (free := torch.cuda.mem_get_info()[0]) < LLAMA_BYTES:
         yield "llama", {"note": f"left out: {free / 2**30:.0f} GiB are free, {LLAMA_BYTES / 2**30:.0f} needed"}
         return
     label = "llama-tiny-random" if setting.quick else "llama-7b-random"
     pair = Unsaved(label, setting.folder / label, setting, torch.bfloat16)
-    prompts = pair.prompts()
-    ordinary = pair.going(ORDINARY, pair.full(), prompts)
-    read_bytes = 2 * total(pair, pair.full(), at_full_depth(pair, ordinary.once()), PROMPT_TOKENS).read_numel
-    for way in setting.ways:
-        found = setting.in_turn(ordinary, pair.going(way, pair.full(), prompts))
-        took_s = statistics.median(found.measured_s)
-        note = f"{pair.shape.new_tokens / took_s:.0f} tokens/s, {read_bytes / took_s / 1e9:.0f} GB/s"
-        yield f"{label}, {way.name}", _told(found, "x ordinary", note)
     name, told = _realised(setting, pair, pair.n_blocks // 2)
+    answers = pair.going(pair.full(), pair.prompts()).once()
+    read_bytes = 2 * total(pair, pair.full(), at_full_depth(pair, answers), PROMPT_TOKENS).read_numel
+    took_s = statistics.median(told["base_s"])
+    note = f"at full depth; {pair.shape.new_tokens / took_s:.0f} tokens/s"
+    yield label, {"measured": read_bytes / took_s / 1e9, "unit": "GB/s", "note": note}
     yield f"{label}, {name}", told

@@ -34,7 +34,6 @@ from exitbench.reports.render import write_report
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.lake.export import export_lake
-from exitbench.results.lake.places import place_of
 from exitbench.results.lake.reading import open_lake
 from exitbench.results.queries import SavedQuery, query_names, saved_query
 
@@ -162,10 +161,8 @@ def compare_with_lake(path: Path, folder: Path, only: str) -> None:
     """Export what is missing, then print CPU seconds of each saved query in the database and in the lake."""
     with open_database(path) as database:
         started = time.process_time()
-        done = export_lake(database.duck, place_of(str(folder)))
-        print(
-            f"{done.added} attempts, {done.bytes / 1e6:.0f} MB exported in {time.process_time() - started:.1f} s of CPU"
-        )
+        done = export_lake(database.duck, str(folder))
+        print(f"{done.added} attempts exported in {time.process_time() - started:.1f} s of CPU")
         started = time.process_time()
         with open_lake(str(folder)) as lake:
             print(f"opened in {time.process_time() - started:.1f} s of CPU\n   database      lake   ratio")

@@ -183,19 +183,15 @@ class Pair:
         prompts: Sequence[Sequence[int]],
         new_tokens: int | None = None,
         checkpoint: Checkpoint | None = None,
-        **how: Any,
     ) -> Timed:
-        """The engine's decoding, after its prefill, as timing cells decode; each row has a seed of its own.
-
-        ``how`` are further arguments of `decode`.
-        """
+        """The engine's decoding, after its prefill, as timing cells decode; each row has a seed of its own."""
         requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts)]
         used = checkpoint or self.checkpoint
         length = new_tokens or self.shape.new_tokens
         return Timed(
-            lambda batch: decode(used, batch, parts, **UNTRACED, **how),
+            lambda batch: decode(used, batch, parts, **UNTRACED),
             lambda: prefill(used.model, requests, length),
-            lambda batch: decode(used, batch, parts, **how),
+            lambda batch: decode(used, batch, parts),
         )
 
     def full(self) -> Parts:

@@ -23,7 +23,7 @@ from against import MOST_ROUNDS, TOLERANCE, compare
 from checkouts import ROOT
 
 from exitbench.errors import UserError
-from exitbench.harness.cli.commands.folders import Runs
+from exitbench.harness.service.folders import Runs
 
 
 def main() -> int:

@@ -52,6 +52,7 @@ POINT: dict[str, Any] = {
     "speedup": 1.5,
     "speedup_low": 1.4,
     "speedup_high": 1.6,
+    "speed_status": "timed",
     "aa_low": 0.98,
     "aa_high": 1.02,
     "speedup_per_token": 1.3,
@@ -71,6 +72,9 @@ POINT: dict[str, Any] = {
     "attainable": True,
     "is_recommended": False,
 }
+
+
+NO_SPEED = dict.fromkeys(("speedup", "speedup_low", "speedup_high", "aa_low", "aa_high", "speedup_per_token"))
 
 
 def frame(*changes: dict[str, Any]) -> Frame:
@@ -195,9 +199,25 @@ def test_a_setting_inside_the_noise_floor_is_grey() -> None:
 
 def test_a_task_that_was_not_timed_names_the_command_instead_of_an_empty_axis() -> None:
     full = {"is_full_depth": True, "speedup": 1.0, "aa_low": None}
-    drawn = frontier.plot(frame({"speedup": None, "speedup_low": None, "speedup_high": None, "aa_low": None}, full))
+    drawn = frontier.plot(frame({**NO_SPEED, "speed_status": "not timed"}, full))
     assert "nox -s bench" in written(drawn)
     assert not drawn.axes[1].axison
+
+
+def test_a_task_whose_speed_ups_are_not_measurable_says_so_and_has_no_axis() -> None:
+    full = {"is_full_depth": True, "speedup": 1.0, "aa_low": None}
+    rows = frame({**NO_SPEED, "speed_status": "not measurable"}, full)
+    drawn = frontier.plot(rows)
+    assert "not measurable now" in written(drawn) and "nox -s bench" not in written(drawn)
+    assert not drawn.axes[1].axison
+    assert frontier.finding(rows) == "Quality against depth; speed-ups are not measurable now."
+
+
+def test_what_is_not_measurable_is_no_point_beside_what_is() -> None:
+    one, both = (
+        frontier.plot(frame(*rows)).axes[1] for rows in ([{}], [{}, {**NO_SPEED, "speed_status": "not measurable"}])
+    )
+    assert len(points(one)) == len(points(both)) and one.get_xlim() == both.get_xlim()
 
 
 def test_an_interval_that_was_not_computed_is_not_drawn() -> None:

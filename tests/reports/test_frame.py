@@ -43,3 +43,10 @@ def test_numbers_have_no_digits_that_depend_on_the_order_of_a_sum(small_database
         assert row["a"] != row["b"]
         (row,) = Frame.query(database, sums).rows
         assert row["a"] == row["b"] == 0.6
+
+
+def test_a_name_of_a_megabyte_is_cut_in_its_middle() -> None:
+    rows = ({"name": "a" * 500_000 + "b" * 500_000, "n": 10**6}, {"name": "short", "n": None})
+    (long, short) = Frame(("name", "n"), rows).bounded().rows
+    assert (len(long["name"]), long["name"][0], long["name"][-1], long["n"]) == (1000, "a", "b", 10**6)
+    assert short == rows[1]

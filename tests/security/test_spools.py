@@ -502,6 +502,29 @@ def _matches(says: str, problem: str) -> bool:
     return re.search(says, problem) is not None
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "allowed"),
+    [
+        ("exit_layer", 30_000, r"1 to \d"),
+        ("exit_layer", -5, r"1 to \d"),
+        ("exit_layer", 0, r"1 to \d"),
+        ("position", 0, "1 and more"),
+        ("position", -1, "1 and more"),
+    ],
+)
+def test_a_value_that_no_token_has_is_named_and_its_attempt_left_out(
+    theirs: Path, ours: Path, column: str, value: int, allowed: str
+) -> None:
+    path = first(theirs) / "tokens.parquet"
+    rows = pq.read_table(path).to_pylist()
+    schema = pq.read_schema(path)
+    pq.write_table(pa.Table.from_pylist([*rows[:-1], {**rows[-1], column: value}], schema=schema), path)
+    seal(path.parent)
+    ours.mkdir(parents=True)
+    (problem,) = import_spool(theirs, ours, {}).problems
+    assert re.search(rf"tokens\.parquet: column '{column}' has {value}; allowed: {allowed}", problem)
+
+
 def test_a_good_spool_with_records_of_every_kind_is_taken_whole(theirs: Path, ours: Path) -> None:
     training(theirs, log=LOG + "20,,=1+1\x00,3\n")
     record_vocabulary(theirs, ID, ["a", "\x1b[31m", "\u202e", "</script>", "\x00"], ())

@@ -10,11 +10,10 @@ from exitbench.errors import UserError
 from exitbench.harness.cells.cell import KINDS
 from exitbench.harness.planning.retry import RETRIED
 from exitbench.harness.running.shard import Shard
+from exitbench.harness.service.options import MOST_DOCUMENTS, MOST_THREADS
 
 HIDDEN: Final = "_"
 """What begins so is for other programs: it works, but is not listed."""
-MOST_DOCUMENTS: Final = 10**9
-_MOST_THREADS: Final = 4096
 _SHARD_DIGITS: Final = 4
 
 
@@ -142,7 +141,7 @@ def add_lake(parser: Parser, help_text: str) -> None:
 def add_threads(parser: Parser, default: str = "all available cores") -> None:
     """Add the number of threads."""
     about = f"threads of torch (default: {default})"
-    parser.add_argument("--threads", type=up_to(_MOST_THREADS), metavar="N", help=about)
+    parser.add_argument("--threads", type=up_to(MOST_THREADS), metavar="N", help=about)
 
 
 def up_to(most: int) -> Callable[[str], int]:

@@ -4,7 +4,6 @@ import argparse
 from pathlib import Path
 
 from exitbench.harness.cli.arguments.common import (
-    MOST_DOCUMENTS,
     Commands,
     Parser,
     add_data_dir,
@@ -17,6 +16,7 @@ from exitbench.harness.cli.arguments.common import (
     command,
     up_to,
 )
+from exitbench.harness.service.options import MOST_DOCUMENTS
 
 
 def add_commands(commands: Commands) -> None:

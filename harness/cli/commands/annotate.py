@@ -5,7 +5,7 @@ from argparse import Namespace
 from exitbench.errors import UserError
 from exitbench.harness.afterwards.annotating import annotate
 from exitbench.harness.afterwards.taggers import load_tagger
-from exitbench.harness.cli.commands.folders import existing_runs
+from exitbench.harness.service.folders import existing_runs
 from exitbench.progress import counting
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest

@@ -4,7 +4,7 @@ from argparse import Namespace
 from itertools import groupby
 from textwrap import fill
 
-from exitbench.harness.cli.commands.folders import existing_database
+from exitbench.harness.cli.commands.database import existing_database
 
 _MEANING = {3: "do not cite", 2: "look before you cite", 1: "remark"}
 _WIDTH = 118

@@ -5,7 +5,7 @@ from argparse import Namespace
 from typing import Final
 
 from exitbench.errors import UserError, suggestion
-from exitbench.harness.cli.commands.folders import existing_database
+from exitbench.harness.cli.commands.database import existing_database
 from exitbench.harness.cli.commands.rows import FORMATS
 from exitbench.reports.claims import VERDICTS, Verdict, check_claims
 from exitbench.reports.claims.claim import KINDS, Claim

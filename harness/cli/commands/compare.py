@@ -4,11 +4,11 @@ import sys
 from argparse import Namespace
 from dataclasses import asdict
 
-from exitbench.harness.cli.commands.folders import existing_database
+from exitbench.harness.cli.commands.database import existing_database
 from exitbench.harness.cli.commands.rows import FORMATS
-from exitbench.results.analysis.comparison import Comparison, compare
+from exitbench.harness.service import comparing
+from exitbench.results.analysis.comparison import Comparison
 from exitbench.results.database.connection import open_database
-from exitbench.results.statistics.intervals import Aggregate
 from exitbench.terminal import tell
 
 
@@ -19,18 +19,11 @@ def compare_runs(arguments: Namespace) -> int:
         UserError: A name fits no run or too many, or the runs are of different documents.
     """
     with open_database(existing_database(arguments)) as database:
-        found = compare(database, arguments.a, arguments.b, _aggregate)
+        found = comparing.compare_runs(database, arguments.a, arguments.b)
     for warning in found.warnings:
         tell(f"warning: {warning}")
     _print(found, arguments.format)
     return 0
-
-
-def _aggregate(task: str, metric: str) -> Aggregate:
-    # Imported here: the tasks are looked up when the runs are known to be comparable.
-    from exitbench.tasks.registry import aggregation
-
-    return aggregation(task, metric)
 
 
 def _print(found: Comparison, form: str) -> None:

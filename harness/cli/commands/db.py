@@ -4,7 +4,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from exitbench.errors import UserError
-from exitbench.harness.cli.commands.folders import existing_runs
+from exitbench.harness.service.folders import existing_runs
 from exitbench.progress import counting
 from exitbench.results.ingest.rebuild import rebuild
 from exitbench.results.maintenance.integrity import check, require_whole_spool

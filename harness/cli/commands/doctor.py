@@ -13,9 +13,9 @@ from typing import Final
 from packaging.requirements import Requirement
 
 from exitbench.errors import UserError, told
-from exitbench.harness.cli.commands.folders import Runs
 from exitbench.harness.running.energy.meter import energy_told
 from exitbench.harness.running.environment import PROJECT, hardware
+from exitbench.harness.service.folders import Runs
 from exitbench.results.database.connection import DatabaseInUse, open_database
 from exitbench.terminal import number_of, tell, visible
 

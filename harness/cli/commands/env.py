@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from exitbench.errors import UserError
-from exitbench.harness.cli.commands.folders import Runs, existing_database
+from exitbench.harness.cli.commands.database import existing_database
+from exitbench.harness.service.folders import Runs
 from exitbench.results.analysis.environments import Described, Difference, differences, find
 from exitbench.terminal import number_of, tell
 

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from exitbench.errors import UserError
-from exitbench.harness.cli.commands.folders import existing_database
-from exitbench.harness.cli.commands.words import data_size
+from exitbench.harness.cli.commands.database import existing_database
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.snapshot import left_out, write_snapshot
 from exitbench.results.maintenance.every_eval_ever import write_every_eval_ever
@@ -45,17 +44,14 @@ def export(arguments: Namespace) -> int:
 def _export_lake(arguments: Namespace) -> int:
     """Add to a lake what it lacks of the database."""
     from exitbench.results.lake.export import export_lake
-    from exitbench.results.lake.places import place_of
 
     if arguments.folder != Path(LAKE):
         raise UserError(f"{arguments.lake}: one folder is written. Only `export {LAKE} DIR|URL` takes another word.")
     if arguments.format != "parquet" or arguments.organization or arguments.relationship:
         raise UserError(f"export {LAKE}: takes --with-texts and no other format's options.")
-    place = place_of(arguments.lake)
     with open_database(existing_database(arguments)) as database:
-        done = export_lake(database.duck, place, _redistributable(arguments))
-    files = f"{number_of(done.files, 'file')}, {data_size(done.bytes)}"
-    print(f"{place.where}: {number_of(done.added, 'attempt')} added, {done.there} there already; {files}.")
+        done = export_lake(database.duck, arguments.lake, _redistributable(arguments))
+    print(f"{arguments.lake}: {number_of(done.added, 'attempt')} added, {done.there} there already.")
     if done.texts_left_out_of:
         print(f"{left_out(done.texts_left_out_of)} --with-texts keeps all of it.")
     return 0

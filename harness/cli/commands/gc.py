@@ -4,8 +4,8 @@ import sys
 from argparse import Namespace
 from collections import Counter
 
-from exitbench.harness.cli.commands.folders import existing_runs
 from exitbench.harness.cli.commands.words import data_size
+from exitbench.harness.service.folders import existing_runs
 from exitbench.progress import counting
 from exitbench.results.maintenance.gc import find_garbage, free
 from exitbench.terminal import tell

@@ -10,10 +10,10 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Final
 
 from exitbench.errors import UserError, suggestion
-from exitbench.harness.cli.commands.folders import Runs
 from exitbench.harness.cli.commands.inspect_classifier import classifier_lines
 from exitbench.harness.cli.commands.inspect_lines import WIDTH, item, labelled, reasons
 from exitbench.harness.cli.commands.words import data_size
+from exitbench.harness.service.folders import Runs
 from exitbench.terminal import number_of, one_screen, tell
 
 if TYPE_CHECKING:

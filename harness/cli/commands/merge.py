@@ -3,7 +3,7 @@
 import sys
 from argparse import Namespace
 
-from exitbench.harness.cli.commands.folders import Runs
+from exitbench.harness.service.folders import Runs
 from exitbench.results.ingest.merge import merge
 from exitbench.terminal import number_of, tell
 

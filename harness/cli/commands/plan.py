@@ -4,49 +4,30 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 
-from exitbench.harness.cli.commands.folders import Runs
+from exitbench.harness.cli.commands.options import run_options
 from exitbench.harness.cli.commands.words import data_size, duration
 from exitbench.harness.planning.contracts import tried
 from exitbench.harness.planning.estimate import estimate_plan, of_group
 from exitbench.harness.planning.memory import shortages
 from exitbench.harness.planning.passes import passes
-from exitbench.harness.planning.plan import Group, Plan, make_plan
+from exitbench.harness.planning.plan import Group, Plan
 from exitbench.harness.planning.retry import Retry
-from exitbench.harness.planning.suite import Suite, load_suite
-from exitbench.harness.running.shard import part, require_apart
+from exitbench.harness.service.folders import Runs
+from exitbench.harness.service.planning import plan_suite
 from exitbench.harness.training.store import SHIPPED
 from exitbench.results.analysis.history import Estimate, total
 from exitbench.terminal import number_of, tell
 
 
-def planned(arguments: Namespace, suite: Suite | None = None) -> Plan:
-    """Make the plan that the arguments ask for, of the suite that they name or of this one.
-
-    Raises:
-        UserError: The suite, its data or its models are not usable.
-    """
-    runs = Runs(arguments.runs)
-    require_apart(arguments.shard)
-    whole = make_plan(
-        load_suite(arguments.suite) if suite is None else suite,
-        runs.spool,
-        runs.models,
-        arguments.data_dir,
-        only=arguments.only,
-        limit=arguments.limit,
-        kinds=arguments.kinds,
-    )
-    return part(whole, arguments.shard)
-
-
 def plan(arguments: Namespace) -> int:
     """Print every cell and its state, and what a run would take."""
-    made, runs = planned(arguments), Runs(arguments.runs)
-    estimates = estimate_plan(made, runs.spool, arguments.retry)
-    tell("\n".join(_lines(made, arguments.retry, estimates)), sys.stdout)
-    for line in shortages(made, arguments.retry):
+    options = run_options(arguments)
+    made, retry = plan_suite(options), options.retry
+    estimates = estimate_plan(made, Runs(options.runs).spool, retry)
+    tell("\n".join(_lines(made, retry, estimates)), sys.stdout)
+    for line in shortages(made, retry):
         tell(f"On this machine: {line}", sys.stdout)
-    for line in tried(made, arguments.retry, runs.root):
+    for line in tried(made, retry, options.runs):
         tell(f"Contracts: {line}", sys.stdout)
     return 0
 

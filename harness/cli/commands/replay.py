@@ -5,7 +5,7 @@ from argparse import Namespace
 from typing import TYPE_CHECKING, Any, Final
 
 from exitbench.errors import UserError
-from exitbench.harness.cli.commands.folders import existing_database
+from exitbench.harness.cli.commands.database import existing_database
 from exitbench.harness.cli.commands.rows import FORMATS
 from exitbench.results.database.connection import open_database
 from exitbench.terminal import tell

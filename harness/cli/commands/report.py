@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exitbench.errors import UserError, suggestion
-from exitbench.harness.cli.commands.folders import existing_database, existing_runs
+from exitbench.harness.cli.commands.database import existing_database
 from exitbench.harness.running.environment import available_cores
+from exitbench.harness.service.folders import existing_runs
+from exitbench.harness.service.outcome import print_broken
 from exitbench.terminal import tell
 
 if TYPE_CHECKING:  # matplotlib is not loaded to print tables
     from exitbench.reports.drawing import DrawnFigure
-    from exitbench.reports.summary import ReportSummary
 
 
 def report(arguments: Namespace) -> int:
@@ -44,13 +45,7 @@ def report(arguments: Namespace) -> int:
         print("A draft: see `exitbench check`.")
     if summary.empty:
         print(f"Without data: {', '.join(summary.empty)}")
-    return print_broken(summary)
-
-
-def print_broken(summary: "ReportSummary") -> int:
-    """Say which figures could not be drawn; return 1 if there is one."""
-    for name, error in summary.broken.items():
-        tell(f"{name} could not be drawn: {error}")
+    print_broken(summary)
     return 1 if summary.broken else 0
 
 

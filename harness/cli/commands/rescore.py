@@ -4,7 +4,7 @@ from argparse import Namespace
 
 from exitbench.errors import UserError
 from exitbench.harness.afterwards.rescoring import rescore
-from exitbench.harness.cli.commands.folders import existing_runs
+from exitbench.harness.service.folders import existing_runs
 from exitbench.progress import counting
 from exitbench.results.ingest.ingest import ingest
 from exitbench.terminal import number_of, tell

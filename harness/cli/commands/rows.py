@@ -33,7 +33,8 @@ def save(answer: "Answer", path: Path, form: str, force: bool = False) -> int:
         force: Whether a file that is there may be replaced.
 
     Raises:
-        UserError: The file is there already or is no regular file, its folder cannot be written, or Parquet has no such type.
+        UserError: The file is there already or is no regular file, its folder cannot be written, or Parquet has no
+            such type.
     """
     from pyarrow import ArrowException
 

@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 
-from exitbench.harness.cli.commands.folders import existing_database
+from exitbench.harness.cli.commands.database import existing_database
 from exitbench.results.database.connection import open_database
 
 

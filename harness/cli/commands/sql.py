@@ -11,7 +11,7 @@ import duckdb
 
 from exitbench.errors import UserError, suggestion
 from exitbench.harness.cli.commands.ask import listed, saved_queries
-from exitbench.harness.cli.commands.folders import existing_database
+from exitbench.harness.cli.commands.database import existing_database
 from exitbench.harness.cli.commands.rows import FORMATS, save
 from exitbench.results.database.answers import Answer, answer
 from exitbench.results.database.connection import WAIT_S, Database, DatabaseInUse, open_database

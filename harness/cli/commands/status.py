@@ -7,8 +7,8 @@ from collections.abc import Iterator, Set
 from typing import Any
 
 from exitbench.errors import UserError
-from exitbench.harness.cli.commands.folders import Runs, existing_runs
 from exitbench.harness.cli.commands.words import data_size, duration
+from exitbench.harness.service.folders import Runs, existing_runs
 from exitbench.reports.labels import describe, shorten
 from exitbench.results.analysis.status import Running, SpoolStatus, spool_status
 from exitbench.terminal import number_of, tell
@@ -54,13 +54,12 @@ def status(arguments: Namespace) -> int:
 
 def _status_of_lake(arguments: Namespace) -> int:
     """Print what a lake has, of a suite or at all."""
-    from exitbench.results.lake.places import place_of
     from exitbench.results.lake.standing import lake_lines
 
     if arguments.watch:
         raise UserError("--watch: follows the spool of this machine; a lake is looked at once.")
     labels = None if arguments.suite is None else _labels(arguments)
-    tell("\n".join(lake_lines(place_of(arguments.lake), labels)), sys.stdout)
+    tell("\n".join(lake_lines(arguments.lake, labels)), sys.stdout)
     return 0
 
 

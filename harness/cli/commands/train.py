@@ -5,10 +5,10 @@ from argparse import Namespace
 from pathlib import Path
 
 from exitbench.errors import UserError, suggestion
-from exitbench.harness.cli.commands.folders import Runs
 from exitbench.harness.planning.suite import load_suite, suite_names
 from exitbench.harness.reading.toml import Table
 from exitbench.harness.running.environment import available_cores
+from exitbench.harness.service.folders import Runs
 from exitbench.harness.training import Recipe, ensure_all_trained, load_recipe, recipe_names
 from exitbench.results.beside.trainings import record_training
 from exitbench.results.spool.schema import CARD_FILE

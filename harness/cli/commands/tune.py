@@ -1,222 +1,28 @@
 """``exitbench tune``: one recommended method and threshold for a model and a task, and a suite that repeats it."""
 
-from __future__ import annotations
-
-import os
 from argparse import Namespace
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Final
 
-from exitbench.errors import UserError, suggestion
-from exitbench.harness.afterwards.tuning import (
-    Candidate,
-    Choice,
-    Row,
-    Tuning,
-    certified,
-    choose,
-    find_candidates,
-    full_score,
-    require_tunable,
-    results_of,
-    tunable_methods,
-    why_not_certified,
-)
-from exitbench.harness.cli.commands.failures import failure_lines
-from exitbench.harness.cli.commands.folders import Runs
-from exitbench.harness.cli.commands.run import measure
-from exitbench.harness.planning.suite import Point, Suite, load_suite
-from exitbench.reports.tables.gist import conclusion
-from exitbench.results.database.connection import open_database
-from exitbench.results.files.whole_file import write_whole_file
-from exitbench.terminal import number_of, tell, visible
-
-_PROMISED: Final = "with probability {share:.0%} over draws of {documents}"
-
-
-class _Failed(Exception):
-    """Cells of a stage did not end well; what there is to say has been said."""
+from exitbench.harness.cli.commands.options import run_options
+from exitbench.harness.service.tuning import TuneOptions
+from exitbench.harness.service.tuning import tune as tune_setting
 
 
 def tune(arguments: Namespace) -> int:
-    """Search thresholds by replay, confirm the best by decoding, time what is left, and recommend one setting.
-
-    Returns:
-        0: there is an answer, which may be that nothing beats full depth; 1: cells failed.
+    """Tune; returns 0 if there is an answer, which may be that nothing beats full depth, and 1 if cells failed.
 
     Raises:
         UserError: Names, methods or documents are not usable; nothing has been measured then.
         KeyboardInterrupt: What is finished is kept; the same command goes on.
     """
-    tuning, runs = _tuning(arguments), Runs(arguments.runs)
-    try:
-        return _tune(tuning, runs, arguments)
-    except _Failed:
-        return 1
-
-
-def _tuning(arguments: Namespace) -> Tuning:
-    suite = load_suite(arguments.suite)
-    models, tasks = {model.name: model for model in suite.models}, {task.label: task for task in suite.tasks}
-    for word, known, what in ((arguments.model, models, "model"), (arguments.task, tasks, "task")):
-        if word not in known:
-            raise UserError(f"suite {suite.name!r} has no {what} {word!r}.{suggestion(word, known)}")
-    task = tasks[arguments.task]
-    if task.is_likelihood:
-        raise UserError(f"{task.where}: {arguments.task!r} scores given texts; thresholds are tuned for answers only.")
-    for name in arguments.methods:
-        require_tunable(name)
-    is_taken = arguments.out is not None and os.path.lexists(arguments.out)
-    if arguments.out is not None and (is_taken or not arguments.out.parent.is_dir()):
-        why = "is there already" if is_taken else "its folder is not there"
-        raise UserError(f"--out {arguments.out}: {why}. Allowed: a new file in a folder that is there.")
-    tuning = Tuning(
-        suite=suite,
-        model=replace(models[arguments.model], tasks=None),  # it is asked what is named here
-        task=task,
-        methods=tuple(arguments.methods) or tunable_methods(),
-        max_loss_percent=arguments.max_loss,
+    options = TuneOptions(
+        model=arguments.model,
+        task=arguments.task,
+        run=run_options(arguments),
+        max_loss=arguments.max_loss,
+        methods=arguments.methods,
         documents=arguments.documents,
         finalists=arguments.finalists,
-        epsilon=arguments.guarantee,
+        guarantee=arguments.guarantee,
+        out=arguments.out,
     )
-    tuning.require_enough_documents()
-    return tuning
-
-
-def _tune(tuning: Tuning, runs: Runs, arguments: Namespace) -> int:
-    _stage(f"1. Probing full depth on {number_of(tuning.documents, 'document')} it is not reported on")
-    _measured(tuning.search(), runs, arguments)
-    with open_database(runs.database) as database:
-        candidates = find_candidates(database, tuning)
-    _stage(f"2. Decoding {number_of(len(candidates), 'candidate')} of {number_of(len(tuning.methods), 'method')}")
-    choice = choose(tuning, _decoded(tuning.confirm(candidates), candidates, runs, arguments))
-    _say_confirmed(tuning, choice)
-    if not choice.kept:
-        print(f"Nothing to recommend: no method loses as little as {tuning.max_loss_percent:g} % here.")
-        return 0
-    finalists, full_share = choice.kept, 1.0
-    if tuning.epsilon is not None:
-        with open_database(runs.database) as database:
-            cells = [row["cell_id"] for _, row in choice.rows]
-            full_share = tuning.share_of(full_score(database, cells, tuning.certified_metric))
-        tuning.require_enough_documents(full_share)
-        _stage("3. Calibrating the finalists on documents that nothing was chosen on")
-        finalists = _certified(tuning, finalists, candidates, full_share, runs, arguments)
-        if not finalists:
-            print(
-                "Nothing to recommend: no threshold passed its calibration. Try a larger --max-loss, or more --documents."
-            )
-            return 0
-    timed = [*finalists, *([choice.depth] if choice.depth is not None else [])]
-    _stage(f"{4 if tuning.epsilon else 3}. Timing {number_of(len(timed), 'setting')} on the task's own documents")
-    cells = _measured(tuning.final(timed), runs, arguments, arguments.limit)
-    with open_database(runs.database) as database:
-        text, cell_id = conclusion(database, cells, tuning.max_loss_percent)
-    print(f"\n{text}")
-    if tuning.epsilon is not None:
-        _say_bound(tuning, tuning.points_of(full_share))
-    if cell_id is not None:
-        _write_suite(tuning, cell_id, runs, arguments.out)
-    return 0
-
-
-def _stage(text: str) -> None:
-    tell(f"\n{text}")
-
-
-def _measured(suite: Suite, runs: Runs, arguments: Namespace, limit: int | None = None) -> dict[str, str]:
-    """Run a stage; returns the label of every cell by its id.
-
-    Raises:
-        _Failed: A cell did not end well.
-    """
-    asked = {**vars(arguments), "only": None, "kinds": None, "shard": [], "retry": "failed", "limit": limit}
-    measured = measure(Namespace(**asked), suite)
-    bad = [cell_id for cell_id, status in measured.statuses.items() if status != "ok"]
-    if bad or measured.left_out:
-        for line in failure_lines(runs.database, bad):
-            tell(f"  {line}")
-        raise _Failed
-    cells = [planned.item for group in measured.plan.groups for planned in group.cells]
-    return {item.cell.cell_id: item.label for item in cells}
-
-
-def _decoded(
-    suite: Suite, candidates: Sequence[Candidate], runs: Runs, arguments: Namespace
-) -> list[tuple[Candidate, Row]]:
-    """Run a stage that decodes candidates; returns what was measured of each."""
-    (task,) = suite.tasks
-    labels = {f"{suite.models[0].name}/{task.label}/{_label(one.point)}/quality": one for one in candidates}
-    cells = _measured(suite, runs, arguments)
-    with open_database(runs.database) as database:
-        return results_of(database, {cell: labels[label] for cell, label in cells.items() if label in labels})
-
-
-def _label(point: Point) -> str:
-    return point.label(point.method.name)
-
-
-def _certified(
-    tuning: Tuning,
-    finalists: Sequence[Candidate],
-    candidates: Sequence[Candidate],
-    full_share: float,
-    runs: Runs,
-    arguments: Namespace,
-) -> tuple[Candidate, ...]:
-    cells = _measured(tuning.certify(finalists, candidates, full_share), runs, arguments)
-    with open_database(runs.database) as database:
-        thresholds = certified(database, list(cells))
-        for line in why_not_certified(database, list(cells)):
-            tell(f"  {line}")
-    return tuple(
-        one
-        for one in candidates
-        if any(one.point.method.name == finalist.point.method.name for finalist in finalists)
-        and dict(one.point.params)["threshold"] == thresholds.get(one.point.method.name)
-    )
-
-
-def _say_confirmed(tuning: Tuning, choice: Choice) -> None:
-    for one, row in choice.rows:
-        mark = "*" if one in (*choice.kept, choice.depth) else " "
-        bound = "" if row["loss_high_percent"] is None else f", may lose {row['loss_high_percent']:.1f} %"
-        depth = f"{row['mean_blocks_run']:.2f} of {row['blocks']} blocks"
-        tell(f"  {mark} {_label(one.point)}: {depth}, {_delta(row)}{bound}")
-    if choice.kept and not choice.is_shown:
-        tell(
-            f"  None is shown to lose at most {tuning.max_loss_percent:g} % by its interval on "
-            f"{number_of(tuning.documents, 'document')}; * do on these. More --documents make intervals narrower."
-        )
-
-
-def _say_bound(tuning: Tuning, bound_points: float) -> None:
-    assert tuning.epsilon is not None
-    drawn = _PROMISED.format(share=1 - tuning.epsilon, documents=number_of(tuning.documents, "calibration document"))
-    most = f"{bound_points:.2f} points of {tuning.certified_metric}"
-    print(f"Thresholds lose at most {most} on average, {drawn} (Learn then Test).")
-
-
-def _delta(row: Row) -> str:
-    if row["delta"] is None:
-        return "not compared"
-    interval = "" if row["delta_low"] is None else f" [{row['delta_low']:+.1f}, {row['delta_high']:+.1f}]"
-    return f"{row['delta']:+.1f}{interval} {visible(row['metric'])}"
-
-
-def _write_suite(tuning: Tuning, cell_id: str, runs: Runs, out: Path | None) -> None:
-    from exitbench.reports.front.suite_toml import stored_suite
-
-    with open_database(runs.database) as database:
-        text = stored_suite(database, cell_id, f"tuned-{tuning.model.name}-{tuning.task.label}", tuning.model.path)
-    if text is None:
-        tell("The database does not say which documents these were: there is no suite that repeats it.")
-        return
-    path = out or runs.root / "tuned" / f"{tuning.model.name}-{tuning.task.label}.toml"
-    path.parent.mkdir(parents=True, exist_ok=True)  # of RUNS, which was written to before
-    write_whole_file(path, text)
-    print(f"\nSuite     {path}\n          exitbench run {path} --runs {runs.root}")
-    print(f"Database  {runs.database}")
+    return 0 if tune_setting(options) else 1

@@ -6,7 +6,7 @@ from argparse import Namespace
 from exitbench.errors import UserError
 from exitbench.harness.afterwards.rerun import Verdict, find_checkpoint, find_stored, verify
 from exitbench.harness.cli.commands.env import difference_lines, this_machine
-from exitbench.harness.cli.commands.folders import existing_runs
+from exitbench.harness.service.folders import existing_runs
 from exitbench.results.analysis.environments import Described, differences
 from exitbench.results.analysis.repeats import Compared
 from exitbench.terminal import number_of, tell

@@ -50,7 +50,7 @@ class WeightFiles:
 
 def not_a_checkpoint(path: Path) -> str:
     """Say what a path without config.json lacks, and what to do with a file of llama.cpp, or a folder of such."""
-    return f"{path}: not a Hugging Face checkpoint folder (no {CONFIG}).{gguf_note(path)}"
+    return f"{path}: not a Hugging Face checkpoint folder (no config.json).{gguf_note(path)}"
 
 
 def gguf_note(path: Path) -> str:

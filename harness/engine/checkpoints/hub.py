@@ -27,14 +27,9 @@ from exitbench.harness.engine.checkpoints.files import (
     listed,
     read_index,
 )
-from exitbench.harness.engine.checkpoints.hub_responses import (
-    LISTED_FILES,
-    checked_responses,
-    is_commit,
-    require_size,
-)
 from exitbench.harness.engine.checkpoints.tokenizer_files import PATTERNS, tokenizer_files
 from exitbench.harness.reading.config_values import shortened
+from exitbench.harness.reading.hub_responses import LISTED_FILES, checked_responses, is_commit, require_size
 from exitbench.harness.reading.regular_files import read_json
 from exitbench.terminal import number_of
 
@@ -265,7 +260,8 @@ def _download(
             if needed > free:
                 raise UserError(
                     f"{name}: {number_of(len(lacking), 'file')} of {needed / 1e9:,.1f} GB do not fit on the disk of "
-                    f"the hub's cache ({constants.HF_HUB_CACHE}), where {free / 1e9:,.1f} GB are free. Nothing was fetched."
+                    f"the hub's cache ({constants.HF_HUB_CACHE}), where {free / 1e9:,.1f} GB are free. Nothing was "
+                    "fetched."
                 )
             say(f"Fetching {number_of(len(lacking), 'file')}, {needed / 1e6:,.1f} MB, of {_source(name, commit)}")
         # They are patterns to it, in which a bracket would mean something else.

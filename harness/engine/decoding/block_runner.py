@@ -11,8 +11,7 @@ model width.
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -86,18 +85,6 @@ class BlockRunner:
             return self.model.block(block, hidden_AD, self._context, rows_A)
         self._filled = block
         return self.model.block(block, hidden_AD, self._context, rows_A, left_BD=self._left_BD)
-
-    def above(self, score_A: Tensor, level: float | Tensor, block: int) -> list[bool]:
-        """Which scores after a block are above a level, compared in their own precision, on the host."""
-        if isinstance(level, float) and score_A.dtype == torch.float32 and score_A.device.type == "cpu":
-            rounded = ctypes.c_float(level).value  # and compared here, which is less than an operation of torch
-            return [score > rounded for score in score_A.tolist()]
-        return self.on_host(score_A > level, block)
-
-    def on_host(self, leaves_A: Tensor, block: int) -> list[bool]:
-        """A decision after a block, on the host: the one look at the device that it needs."""
-        leaves: list[bool] = leaves_A.tolist()
-        return leaves
 
     def read_drafts_too(self, view: BlockView) -> None:
         """Read a view out after the last block, and in the same product the drafts that have run all blocks by now."""
@@ -253,7 +240,3 @@ class _Beside:
                 token.ran(block, states_ATD, (index, slot))
         self._states_ATD, self._newest_AD, self._waiting = states_ATD, states_ATD[:, -1], waiting
         return self._newest_AD
-
-
-RunnerFactory = Callable[[Any, Any, "Parts"], BlockRunner]
-"""Makes what runs the blocks of a batch with a method: given a model, its cache and the method."""

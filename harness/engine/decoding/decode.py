@@ -9,6 +9,7 @@ Shape suffixes: B rows of the batch, A rows still running at a block, D model wi
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from exitbench.harness.cells.cell import GenerationSettings
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
-from exitbench.harness.engine.decoding.block_runner import BlockRunner, RunnerFactory
+from exitbench.harness.engine.decoding.block_runner import BlockRunner
 from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.logit_rules import LogitRules
 from exitbench.harness.engine.decoding.speculation import verify_drafts
@@ -123,7 +124,6 @@ def decode(
     *,
     traced: bool = True,
     observer: Observer | None = None,
-    runner_of: RunnerFactory = BlockRunner,
 ) -> list[Generation]:
     """Generate until every row has ended; the arguments are those of `Decoding`.
 
@@ -133,9 +133,7 @@ def decode(
     Raises:
         ArithmeticError: Traced, and a logit or a score is not finite.
     """
-    decoding = Decoding(
-        checkpoint, batch, parts, is_stopped, asked, traced=traced, observer=observer, runner_of=runner_of
-    )
+    decoding = Decoding(checkpoint, batch, parts, is_stopped, asked, traced=traced, observer=observer)
     generations = [row.generation for row in decoding.rows]
     while decoding.rows:
         decoding.step()
@@ -161,7 +159,6 @@ class Decoding:
         asked: Whose rules change logits before tokens are chosen from them.
         traced: Record exits and check that all numbers are finite. The tokens are the same without.
         observer: Untraced: told of what happens in place of nobody.
-        runner_of: Makes what runs the blocks.
 
     Attributes:
         rows: Those that have not ended, as they stand in the cache.
@@ -177,12 +174,11 @@ class Decoding:
         *,
         traced: bool = True,
         observer: Observer | None = None,
-        runner_of: RunnerFactory = BlockRunner,
     ) -> None:
         self.rows = [Row(request, Generation()) for request in batch.requests]
         self._checkpoint, self._parts, self._is_stopped = checkpoint, parts, is_stopped
         self._max_new_tokens, self._cache, self._thresholds = batch.max_new_tokens, batch.cache, batch.thresholds
-        self._runner = runner_of(checkpoint.model, batch.cache, parts)
+        self._runner = BlockRunner(checkpoint.model, batch.cache, parts)
         self._observer = Trace(checkpoint.model) if traced else observer or Observer()
         self._prompt_state_BD = batch.prompt_state_BD if batch.fed_B is None else None
         self._token_B = batch.fed_B
@@ -371,14 +367,23 @@ def _decided(runner: BlockRunner, view: BlockView) -> tuple[Tensor, list[bool]]:
             if bool((leaves_A | (high_A <= level)).all()):
                 score_A = (low_A + high_A) / 2
                 view.half_width_A = torch.maximum(high_A - score_A, score_A - low_A)
-                return score_A, runner.on_host(leaves_A, view.block)
+                return score_A, leaves_A.tolist()
             if may_sharpen:
                 bounds.sharpen()
         view.fallbacks += 1
     score_A = parts.gate.score(view)
     if level is None:
         level = _level(parts.threshold, view, score_A)
-    return score_A, runner.above(score_A, level, view.block)
+    return score_A, exceeds_threshold(score_A, level)
+
+
+def exceeds_threshold(score_A: Tensor, level: float | Tensor) -> list[bool]:
+    """Compare scores with a threshold in their own precision; return host booleans."""
+    if isinstance(level, float) and score_A.dtype == torch.float32 and score_A.device.type == "cpu":
+        rounded = ctypes.c_float(level).value  # and compared here, which is less than an operation of torch
+        return [score > rounded for score in score_A.tolist()]
+    leaves: list[bool] = (score_A > level).tolist()
+    return leaves
 
 
 def _level(threshold: Threshold, view: BlockView, score_A: Tensor) -> float | Tensor:

@@ -240,7 +240,7 @@ class Session:
         return self.fitting(item.data, item.cell.generation).documents
 
     def units(self, item: CellJob) -> int:
-        """What progress counts up to: documents (over all levels of a calibration), or timed units over the rounds that are timed at least."""
+        """What progress counts up to: documents (over all levels of a calibration), or units over the least rounds."""
         try:
             documents = len(self.answered(item))
         except UserError:  # nothing has begun yet that could fail with it: the pass does

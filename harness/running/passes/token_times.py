@@ -48,7 +48,7 @@ class TokenClock(Observer):
 def token_times_pass(
     session: Session, item: CellJob, settings: RecordSettings, writer: AttemptWriter, on_progress: Progress
 ) -> None:
-    """Decode one document after the other, by the method and at full depth in turn, in as many rounds as a timing has at least."""
+    """Decode one document after the other, by the method and at full depth in turn, in a timing's least rounds."""
     cell, timing = item.cell, item.cell.timing
     if timing is None:
         raise ValueError("a timing cell has timing settings")

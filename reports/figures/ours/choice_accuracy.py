@@ -9,7 +9,7 @@ from matplotlib.ticker import PercentFormatter
 
 from exitbench.reports.figures.ours.choice_parts import LEFT_OUT, NO_CHOICES, join, lines_of, panels_of, rows_of
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import NOT_MEASURABLE, count, labels
+from exitbench.reports.labels import NOT_MEASURABLE, TOO_WIDE, count, labels
 from exitbench.reports.plotting.panels import (
     FLOOR_NOTE,
     MOST_PANELS,
@@ -111,12 +111,8 @@ def _work_panel(axes: Axes, methods: Frame, styles: Mapping[str, SeriesStyle]) -
 def _speed_panel(axes: Axes, methods: Frame, styles: Mapping[str, SeriesStyle]) -> None:
     timed = Frame(methods.columns, tuple(row for row in methods.rows if row["speedup"] is not None))
     if not timed.rows:
-        too_busy = "not measurable" in methods.values("speed_status")
-        why = (
-            f"{NOT_MEASURABLE}:\nthe machine was too busy"
-            if too_busy
-            else "not timed yet: run a suite\nwith `timing` cells"
-        )
+        too_wide = "not measurable" in methods.values("speed_status")
+        why = f"{NOT_MEASURABLE}:\n{TOO_WIDE}" if too_wide else "not timed yet: run a suite\nwith `timing` cells"
         return _say(axes, why)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     draw_floors(axes, timed.values("accuracy"), timed.rows, along="x")

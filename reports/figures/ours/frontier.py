@@ -13,7 +13,7 @@ from matplotlib.transforms import offset_copy
 
 from exitbench.reports.figures.ours.frontier_parts import envelope, recommended, series_of
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import NOT_MEASURABLE, OTHER_LENGTH, Setting, count, labels, setting
+from exitbench.reports.labels import NOT_MEASURABLE, OTHER_LENGTH, TOO_WIDE, Setting, count, labels, setting
 from exitbench.reports.plotting.panels import (
     FLOOR_NOTE,
     LENGTH_NOTE,
@@ -77,7 +77,7 @@ def finding(frame: Frame) -> str:
         elif any(row["speed_status"] == "timed" and not row["is_full_depth"] for row in rows.rows):
             told.append(f"on {called(task)} none is shown")
     if not told:
-        why = f"speed-ups are {NOT_MEASURABLE}" if _is_too_busy(frame) else "no setting was timed"
+        why = f"speed-ups are {NOT_MEASURABLE}" if _is_too_wide(frame) else "no setting was timed"
         return f"Quality against depth; {why}."
     return f"Fastest of those shown to lose at most 1 % of full depth's quality: {listed(told[:_NAMED])}."
 
@@ -127,7 +127,7 @@ def _speed_panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by
     timed = Frame(frame.columns, tuple(row for row in frame.rows if row["speedup"] is not None))
     if all(row["is_full_depth"] for row in timed.rows):
         axes.axis("off")
-        text = f"{NOT_MEASURABLE}: the machine was too busy" if _is_too_busy(frame) else _NOT_TIMED
+        text = f"{NOT_MEASURABLE}: {TOO_WIDE}" if _is_too_wide(frame) else _NOT_TIMED
         axes.text(0.5, 0.5, text, ha="center", va="center", color=quiet(), transform=axes.transAxes)
         return
     draw_floors(axes, timed.values("quality"), timed.rows, along="x")
@@ -154,7 +154,7 @@ def _speed_panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by
         axes.plot(x, y, "o", markersize=11, markerfacecolor="none", markeredgecolor=ink, zorder=4)
 
 
-def _is_too_busy(frame: Frame) -> bool:
+def _is_too_wide(frame: Frame) -> bool:
     return "not measurable" in frame.values("speed_status")
 
 

@@ -1,6 +1,7 @@
 """`exitbench.run` from Python; that it runs is in its example."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,13 +12,21 @@ import exitbench as eb
     ("suite", "options", "says"),
     [
         ("builtin", {"only": "--limit"}, "--limit"),
-        ("--version", {}, "--version"),
-        ("builtin", {"kinds": ["qality"]}, "qality"),
-        ("builtin", {"retry": "-all"}, "-all"),
+        ("--version", {}, "no suite '--version'"),
+        ("builtin", {"kinds": ["qality"]}, "kinds has 'qality'. Did you mean 'quality'? Allowed: calibration, fit,"),
+        ("builtin", {"kinds": "quality"}, "kinds has 'q'. Allowed"),
+        ("builtin", {"retry": "-all"}, "retry has '-all'. Did you mean 'all'? Allowed: all, failed, none, stale."),
+        ("builtin", {"limit": 0}, "limit is 0. Allowed: a whole number from 1 to 1000000000."),
+        ("builtin", {"limit": 2.5}, "limit is 2.5. Allowed: a whole number"),
+        ("builtin", {"limit": True}, "limit is True. Allowed: a whole number"),
+        ("builtin", {"threads": 4097}, "threads is 4097. Allowed: a whole number from 1 to 4096."),
+        ("builtin", {"data_dir": "no/where"}, "data_dir: there is no folder 'no/where'."),
     ],
 )
-def test_a_value_is_never_taken_for_an_option(
-    suite: str, options: dict[str, object], says: str, tmp_path: Path
+def test_bad_values_are_told_before_anything_runs(
+    suite: str, options: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(eb.UserError, match=says):
-        eb.run(suite, runs=tmp_path, **options)
+    with pytest.raises(eb.UserError) as told:
+        eb.run(suite, runs=tmp_path / "runs", **options)
+    assert says in str(told.value)
+    assert not (tmp_path / "runs").exists()

@@ -284,8 +284,12 @@ def test_the_version_of_identities_is_part_of_them(monkeypatch: pytest.MonkeyPat
 # If one of these fails, stored results are no longer found: raise ID_VERSION and say why in CHANGELOG.md, or undo it.
 GOLDEN = {
     "quality": (CELL, "d2effe41862bd0475ade5ae9589d9bc5a532d2835f28a15f530fb9026da0a176"),
-    "timing": (
+    "timing for some seconds": (
         replace(CELL, kind="timing", timing=TimingSettings()),
+        "c66274987dbe96914bfd8a78c2635ea3880a5ac06bc14dc05e567d9c6924f608",
+    ),
+    "timing of before there were seconds": (
+        replace(CELL, kind="timing", timing=TimingSettings(20, None, max_rounds=5)),
         "70005b83e0820318209c599f15d6f72ff577e81cc99e96510891926524e24757",
     ),
     "calibration": (

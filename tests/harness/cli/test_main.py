@@ -231,7 +231,8 @@ def test_a_database_of_another_version_is_refused_before_any_work(
     (runs / "exitbench.duckdb").write_bytes(example_database.read_bytes())
     with duckdb.connect(str(runs / "exitbench.duckdb")) as connection:
         connection.execute("INSERT INTO schema_version VALUES (?, now(), 'future')", [NEWER_THAN_ANY])
-    assert_refused(exitbench("run", str(suite), "--data-dir", "data"), f"another version of ExitBench (schema {NEWER_THAN_ANY}, ")
+    says = f"another version of ExitBench (schema {NEWER_THAN_ANY}, "
+    assert_refused(exitbench("run", str(suite), "--data-dir", "data"), says)
     assert [path.name for path in runs.iterdir() if not path.name.startswith(".")] == ["exitbench.duckdb"]
 
 

@@ -103,7 +103,7 @@ def test_a_confirmed_setting_is_written_as_a_suite(
     tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell = final_cells(tuned)[0]
-    monkeypatch.setattr("exitbench.harness.cli.commands.tune.conclusion", lambda *_: ("use it", cell["cell_id"]))
+    monkeypatch.setattr("exitbench.harness.service.tuning.conclusion", lambda *_: ("use it", cell["cell_id"]))
     assert main([*WORDS, "--runs", str(tuned), "--out", str(tmp_path / "out.toml")]) == 0
     assert "use it" in capsys.readouterr().out
     assert [sweep.method for sweep in load_suite(tmp_path / "out.toml").sweeps if sweep.method != "full"] == [

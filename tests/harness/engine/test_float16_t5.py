@@ -14,11 +14,9 @@ from exitbench.harness.cells.cell import EngineName
 from exitbench.harness.engine.checkpoints.exit_head_files import new_exit_heads, save_exit_heads
 from exitbench.harness.engine.checkpoints.files import EXIT_HEADS_FILE
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
-from exitbench.harness.engine.decoding.block_runner import BlockRunner, RunnerFactory
 from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.decoding.probe import states_of
-from exitbench.harness.engine.static.step import StaticSteps
 from exitbench.methods.registry import get_method
 
 FAMILIES = ("t5", "t5-gated-untied", "mt5", "umt5")
@@ -50,17 +48,11 @@ ROWS = 4
 ENGINES: tuple[EngineName, ...] = ("lean", "hosted")
 
 
-def answers(
-    checkpoint: Checkpoint,
-    prompts: list[list[int]],
-    method: str = "full",
-    runner_of: RunnerFactory = BlockRunner,
-    **params: Any,
-) -> list[Any]:
+def answers(checkpoint: Checkpoint, prompts: list[list[int]], method: str = "full", **params: Any) -> list[Any]:
     """Answers of a method to a batch."""
     parts = get_method(method).from_params(params).parts(checkpoint.model.n_blocks)
     requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts)]
-    return decode(checkpoint, prefill(checkpoint.model, requests, NEW), parts, runner_of=runner_of)
+    return decode(checkpoint, prefill(checkpoint.model, requests, NEW), parts)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -95,20 +87,15 @@ def test_something_overflows_before_the_first_wo_and_after_it(overflowing: Any, 
 def test_rows_that_leave_early_answer_the_same_on_both_engines(
     twin: Any, prompts: Any, family: str, kv_policy: str
 ) -> None:
-    """Whatever keeps or moves states takes them in fp32, static buffers too."""
+    """Whatever keeps or moves states takes them in fp32."""
     lean, hosted = (load_checkpoint(twin(family).folder, torch.float16, engine=engine) for engine in ENGINES)
-    ours, static, theirs = (
-        answers(checkpoint, prompts[:ROWS], "random", runner_of, mean_exit=3.0, kv_policy=kv_policy)
-        for checkpoint, runner_of in (
-            (lean, BlockRunner),
-            (lean, StaticSteps(lean.model, graphs=False)),
-            (hosted, BlockRunner),
-        )
+    ours, theirs = (
+        answers(checkpoint, prompts[:ROWS], "random", mean_exit=3.0, kv_policy=kv_policy)
+        for checkpoint in (lean, hosted)
     )
     assert [(answer.token_ids, answer.exit_layers) for answer in ours] == [
         (answer.token_ids, answer.exit_layers) for answer in theirs
     ]
-    assert ours == static
     assert len({layer for answer in ours for layer in answer.exit_layers}) == lean.model.n_blocks
 
 

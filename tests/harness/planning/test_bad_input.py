@@ -89,6 +89,7 @@ OF_SUITES = {
     "exit layer true": ("[1, 2]", "[true]", 17, "static.exit_layer must be of type int, not True"),
     "warm-up": ("[defaults]", "[timing]\nwarm_up = -1\n[defaults]", 6, "warm_up: is -1; it must be 0 or more"),
     "half width inf": ("[defaults]", "[timing]\ntarget_half_width = inf\n[defaults]", 6, "it must be a finite number"),
+    "no seconds": ("[defaults]", "[timing]\nseconds = 0\n[defaults]", 6, "seconds: is 0.0; it must be above 0"),
     "rounds": ("[defaults]", f"[timing]\nmax_rounds = {MANY}\n[defaults]", 6, "it must lie between -2^63"),
     # places
     "[default]": ("[defaults]", "[default]", 5, "default: unknown key. Did you mean 'defaults'?"),

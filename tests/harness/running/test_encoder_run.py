@@ -158,7 +158,7 @@ def test_the_frontier_tells_depth_cost_and_speed(database: Database) -> None:
     (oracle,) = (row for row in rows if row["method"] == "oracle")
     assert static["mean_exit_layer"] == 2.0
     assert 1.9 < static["ideal_speedup_flops"] <= 2.0  # the classifier is read once either way
-    assert static["speedup"] > 0 and static["realised_fraction"] > 0
+    assert static["speed_status"] != "not timed" and static["timed_documents"] > 0
     assert oracle["mean_blocks_run"] == 4.0 and oracle["token_match"] == 1.0
 
 

@@ -438,7 +438,7 @@ def test_a_database_has_choices_and_questions_about_them_have_answers(
         assert probed == [{"n": len(trace), "told": len(trace)}]
         assert ask("SELECT count(*) AS n FROM probe_trace WHERE task_label = 'choice'") == [{"n": 0}]
         (static,) = ask("FROM frontier WHERE method = 'static' AND task_label = 'choice'")
-        assert static["metric"] == "acc" and static["speedup"] > 0
+        assert static["metric"] == "acc" and static["speed_status"] != "not timed"
         assert static["mean_exit_layer"] == 2
 
 

@@ -14,11 +14,11 @@ from transformers import AutoTokenizer, GPT2LMHeadModel
 from exitbench.harness.cells.cell import Cell
 from exitbench.harness.cells.corpus import Corpora
 from exitbench.harness.cells.job import CellJob, DataRequest, WorkerSpec
-from exitbench.harness.cli.commands.run import print_left_out
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
 from exitbench.harness.running.passes.session import Session
+from exitbench.harness.service.outcome import print_left_out
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.attempts import attempt_status
@@ -71,7 +71,8 @@ class Run:
 
     def findings(self) -> list[tuple[str, str, int, str]]:
         ingest(self.folder / "spool", self.folder / "x.duckdb")
-        query = "SELECT kind, rule, severity, message FROM qc WHERE rule <> 'dirty_commit' ORDER BY ALL"
+        others = "('dirty_commit', 'busy_machine')"
+        query = f"SELECT kind, rule, severity, message FROM qc WHERE rule NOT IN {others} ORDER BY ALL"
         with open_database(self.folder / "x.duckdb") as database:
             return [tuple(row.values()) for row in database.query(query).to_pylist()]  # type: ignore[misc]
 

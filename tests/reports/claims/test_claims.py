@@ -22,7 +22,8 @@ from exitbench.results.ingest.ingest import ingest
 MADE_UP = Claim(
     claim_id="made-up", ledger="mee", kind=CLAIM, paper="MEE", place="nowhere", shown_in=None, quotation="It is so.",
     unquoted=None, text="A claim.", conditions="None.", unit="points", direction="at_least", bound=1.0, tolerance=0.1,
-    published=2.0, n_of="runs", limits=None, simulated=False, exact=False, suite="builtin", then=None, caveat="None.", reason=None,
+    published=2.0, n_of="runs", limits=None, simulated=False, exact=False, suite="builtin",
+    then=None, caveat="None.", reason=None,
     evidence_sql="SELECT 1",
 )  # fmt: skip
 PRINTED = replace(MADE_UP, kind=CONSISTENCY, quotation=None, suite=None, exact=True)

@@ -1,5 +1,6 @@
 """Our own figures and tables: their queries against slow computations in Python, and that everything is drawn."""
 
+import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -123,6 +124,16 @@ def test_random_is_interpolated_at_the_depth_of_the_setting(small_database: Path
         assert row["share"] == (None if share is None else pytest.approx(share))
     panels = between_random_and_oracle.plot(frame).axes
     assert sorted(drawn_x(panels[0]) + drawn_x(panels[2])) == sorted(frame.values("token_match"))
+
+
+def test_a_realised_speedup_that_is_not_measurable_is_no_row(
+    small_database: Path, rows_of: Rows, tmp_path: Path
+) -> None:
+    shutil.copy(small_database, tmp_path / "wide.duckdb")
+    with duckdb.connect(str(tmp_path / "wide.duckdb")) as connection:
+        connection.execute("UPDATE metric SET ci_high = 11 * ci_low WHERE metric = 'speedup_decode'")
+    assert rows_of(small_database, figures, "realised_speedup").rows
+    assert not rows_of(tmp_path / "wide.duckdb", figures, "realised_speedup").rows
 
 
 def test_the_realised_speedup_is_of_the_tokens_that_were_timed(small_database: Path, rows_of: Rows) -> None:

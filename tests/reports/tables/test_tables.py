@@ -53,6 +53,7 @@ ROW: dict[str, Any] = {
     "speedup": 1.456,
     "speedup_low": 1.4,
     "speedup_high": 1.5,
+    "speed_status": "timed",
     "inside_noise_floor": False,
     "is_full_depth": False,
     "tokens_per_request": 2.8,
@@ -197,6 +198,13 @@ def test_a_speedup_inside_the_noise_floor_is_grey_and_marked() -> None:
     assert (speedup(ROW).text, speedup(ROW).muted) == ("1.46 [1.40, 1.50]", False)
     inside = speedup({**ROW, "inside_noise_floor": True})
     assert (inside.text, inside.muted) == ("≈ 1.46 [1.40, 1.50]", True)
+
+
+def test_a_speedup_that_is_not_measurable_is_called_that_and_sorts_last() -> None:
+    gone = dict.fromkeys(("speedup", "speedup_low", "speedup_high"))
+    cell = speedup({**ROW, **gone, "speed_status": "not measurable"})
+    assert (cell.text, cell.key, cell.muted) == ("not measurable now", None, True)
+    assert speedup({**ROW, "is_full_depth": True, "speedup": 1.0, "speed_status": "not measurable"}).text == "1"
 
 
 def test_energy_against_full_depth_is_marked_as_speed_ups_are() -> None:

@@ -275,7 +275,7 @@ def test_a_damaged_database_of_another_program_is_left_alone(tmp_path: Path) -> 
     os.truncate(path, path.stat().st_size // 2)
     content = path.read_bytes()
     for action in WAYS_TO_OPEN:
-        with pytest.raises(UserError, match="is damaged(.|\n)*left as it is") as refused:
+        with pytest.raises(UserError, match=r"is damaged(.|\n)*left as it is") as refused:
             action(path)
         assert "rebuild" not in str(refused.value)
     assert path.read_bytes() == content

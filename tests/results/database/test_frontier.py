@@ -173,7 +173,8 @@ def test_a_stalled_reading_is_in_no_time_of_the_view_and_sql_has_frontiers_speed
     changed.execute("""
         INSERT INTO timing_sample BY NAME
         SELECT attempt_id, 'd' || d AS doc_key, r AS round, 0 AS position, arm, twin, 'total' AS phase, 5 AS n_tokens,
-            CASE WHEN arm = 'full' THEN 1000 * d + r ELSE 400 * d + r END * CASE WHEN r = 3 AND arm = 'method' THEN 20 ELSE 1 END AS wall_ns,
+            CASE WHEN arm = 'full' THEN 1000 * d + r ELSE 400 * d + r END
+                * CASE WHEN r = 3 AND arm = 'method' THEN 20 ELSE 1 END AS wall_ns,
             100 * d AS cpu_ns
         FROM (SELECT attempt_id FROM run_names SEMI JOIN metric USING (attempt_id) WHERE method = 'gate') AS a,
             range(1, 9) AS docs(d), range(10) AS rounds(r),

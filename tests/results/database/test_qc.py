@@ -150,6 +150,7 @@ FINE: dict[str, tuple[str, Rows] | tuple[str, Rows, int]] = {
     "a load of its own": ("timing", {"device": [load(2), load(2.8)]}),
     "a load that held nothing up": ("timing", {"device": [load(30)], "timings": rounds(*[10.0] * 30)}, 1),
     "a wide interval": ("timing", {"metrics": [noise(0.9, 8.9)]}),
+    "a wide interval of four documents": ("timing", {"metrics": [{**noise(0.1, 8.9), "n": 4}]}),
     "an idle GPU": ("timing", {"device": [reading(0, "start", throttle="none", clock_mhz=345.0), reading(0)]}),
     "a steady clock": ("timing", {"device": [reading(n, clock_mhz=1980.0 - 20 * n) for n in range(3)]}),
     "a whole trace": ("quality", {"samples": [sample(2)], "tokens": [token(1), token(2)]}),
@@ -289,7 +290,10 @@ def decoding(low: float, high: float, ideal: float) -> list[Json]:
 
 
 def test_more_time_saved_than_work_is_a_remark_where_the_whole_interval_says_so(found: Callable[..., Any]) -> None:
-    message = "decoding is 1.65 times as fast [1.60, 1.70], 110% of what its work allows (1.50): the cost model leaves something out here"
+    message = (
+        "decoding is 1.65 times as fast [1.60, 1.70], 110% of what its work allows (1.50): "
+        "the cost model leaves something out here"
+    )
     assert found({"metrics": decoding(1.6, 1.7, 1.5)}, kind="timing") == [("realised_above_ideal", 1, message)]
 
 

@@ -8,33 +8,42 @@ import signal
 import sys
 from pathlib import Path
 
+import deltalake
+import pyarrow as pa
+
 from exitbench.results.database.connection import open_database
-from exitbench.results.lake import places
-from exitbench.results.lake.export import export_lake
+from exitbench.results.lake import export as module
 
 
 def export(database: Path, lake: str) -> None:
-    """Export once."""
+    """Export once, a few attempts per commit."""
+    module._BATCH = 4
     with open_database(database) as opened:
-        export_lake(opened.duck, places.place_of(lake))
+        module.export_lake(opened.duck, lake)
 
 
 def killed_before(step: int) -> None:
-    """Have this process killed before its n-th step of writing: a file written beside, or put in its place."""
+    """Have this process killed before its n-th step: before, within or after the writing of a table's rows."""
     steps = 0
+    write = deltalake.write_deltalake
 
-    def counted(function):  # type: ignore[no-untyped-def]
-        def call(*arguments, **named):  # type: ignore[no-untyped-def]
-            nonlocal steps
-            steps += 1
-            if steps == step:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*arguments, **named)
+    def count() -> None:
+        nonlocal steps
+        steps += 1
+        if steps == step:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-        return call
+    def counted(table, rows, **named):  # type: ignore[no-untyped-def]
+        def batches():  # type: ignore[no-untyped-def]
+            for batch in rows:
+                yield batch
+                count()
 
-    places._put_in_place = counted(places._put_in_place)
-    os.fsync = counted(os.fsync)
+        count()
+        write(table, pa.RecordBatchReader.from_batches(rows.schema, batches()), **named)
+        count()
+
+    deltalake.write_deltalake = counted
 
 
 def main(how: str, database: str, lake: str, count: str) -> None:
@@ -44,7 +53,7 @@ def main(how: str, database: str, lake: str, count: str) -> None:
         child = os.fork()
         if child == 0:
             if how == "killed":
-                killed_before(2 * number + 1)
+                killed_before(3 * number + 1)
             export(Path(database), lake)
             os._exit(0)
         children.append(child)

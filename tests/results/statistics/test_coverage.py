@@ -4,7 +4,8 @@ What is asserted is a band of three standard errors around what 4,000 samples a 
 `SIZES`: 93 to 97 but for a few. More: full depth against itself, scores, losses and equal tokens of 5 documents, equal
 tokens of 10, and exact intervals of all or nothing, which hold 95% at worst and therefore more mostly. Less: times that
 a few long documents decide, 88 to 91 up to 20 documents (percentiles of a bootstrap: 67 to 82), means of numbers with
-a skewness of 6, 91 and 92 up to 10, and losses of which most are nothing, 92 of 20 documents (percentiles: 82): no other interval that was tried did better at the same width.
+a skewness of 6, 91 and 92 up to 10, and losses of which most are nothing, 92 of 20 documents (percentiles: 82): no
+other interval that was tried did better at the same width.
 `python tests/results/statistics/test_coverage.py 4000` gives the numbers again.
 """
 

@@ -1,4 +1,4 @@
-"""Speed-ups from readings of which some stall: the estimate stays, and the interval holds the truth as often as it says.
+"""Speed-ups from readings of which some stall: the estimate stays, and intervals hold the truth as often as they say.
 
 A reading is the document's time with a twentieth of noise; where readings stall, one of twenty takes 2 to 20 times as
 long. `python tests/benchmarks/interval_coverage.py speed` prints the whole table.

@@ -102,7 +102,8 @@ def test_an_encoder_without_a_head_is_told_as_such(saved: Callable[..., Path], a
     save_file({**tensors, "embeddings.position_ids": torch.arange(40)[None]}, folder / "model.safetensors")
     expected = (
         f"{folder / 'config.json'}: architectures ['{architecture}']: an encoder, as of embeddings, without a head "
-        f"that generates text or classifies it. Allowed: {allowed}...ForSequenceClassification. `exitbench train` makes "
+        f"that generates text or classifies it. Allowed: {allowed}...ForSequenceClassification. "
+        "`exitbench train` makes "
         "a classifier of an encoder (docs/training.md)."
     )
     with pytest.raises(UserError) as told:

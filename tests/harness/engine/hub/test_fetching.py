@@ -16,10 +16,10 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints import hub as hub_module
-from exitbench.harness.engine.checkpoints import hub_responses
 from exitbench.harness.engine.checkpoints.digest import inspect_checkpoint
 from exitbench.harness.engine.checkpoints.hub import HubName, fetch, find, locate, read_name
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
+from exitbench.harness.reading import hub_responses
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
 
@@ -368,7 +368,7 @@ def test_a_header_that_is_no_digest_names_no_file(hub: Any, tmp_path: Path, file
     before = set(tmp_path.rglob("*"))
     value = value.format(folder=tmp_path)
     hub.headers[file] = {header: f'"{value}"' if header != "X-Repo-Commit" else value}
-    with pytest.raises(UserError, match="which is (no digest|none)"):
+    with pytest.raises(UserError, match=r"which is (no digest|none)"):
         fetch(MODEL, silent)
     made = set(tmp_path.rglob("*")) - before
     assert all(path.is_relative_to(tmp_path / "cache") and "pwned" not in path.name for path in made)

@@ -7,7 +7,8 @@ import pytest
 
 from exitbench.harness.running.executors.process import WorkerProcess
 
-SAYS = "import os; print(*(os.environ.get(name) for name in ('GOMP_SPINCOUNT', 'OMP_WAIT_POLICY', 'CUDA_VISIBLE_DEVICES')))"
+NAMES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES")
+SAYS = f"import os; print(*(os.environ.get(name) for name in {NAMES}))"
 
 
 @pytest.mark.parametrize(

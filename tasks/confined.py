@@ -277,6 +277,7 @@ class Proxy:
         self.__dict__.update(channel=channel, number=number)
 
     def __call__(self, *given: Any, **named: Any) -> Any:
+        """Call the program's object with plain values, and return the plain value it answers."""
         return _ask(self.channel, "call", self.number, encode(list(given), _number), encode(named, _number))
 
     def __getattr__(self, name: str) -> Any:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Final
 
 from exitbench.errors import UserError
-from exitbench.results.database.verified import was_marked
 
 _MAGIC_AT, _MAGIC = 8, b"DUCK"
 _HEADER_BYTES: Final = 3 * 4096
@@ -54,8 +53,8 @@ def require_duckdb_file(path: Path) -> None:
 
 
 def is_ours(path: Path) -> bool:
-    """Return whether a damaged DuckDB file was one of ExitBench, by its mark or content, or is too short for a row."""
-    if path.stat().st_size <= _HEADER_BYTES or was_marked(path):
+    """Return whether a damaged DuckDB file was one of ExitBench, by its content, or is too short for a row."""
+    if path.stat().st_size <= _HEADER_BYTES:
         return True
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return all(content.find(name) >= 0 for name in _OUR_NAMES)

@@ -1,19 +1,15 @@
-"""The decision after a block: which scores are above a level, wherever it is made."""
+"""The decision after a block: which scores are above a level."""
 
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exitbench.harness.engine.decoding.block_runner import BlockRunner
-
-RUNNER = BlockRunner(cast(Any, None), cast(Any, None), cast(Any, SimpleNamespace(kv_policy=None)))
+from exitbench.harness.engine.decoding.decode import exceeds_threshold
 
 
 @given(st.lists(st.floats(width=32), min_size=1, max_size=5), st.floats())
@@ -22,15 +18,15 @@ RUNNER = BlockRunner(cast(Any, None), cast(Any, None), cast(Any, SimpleNamespace
 @example([3.4e38], 1e39)
 def test_scores_are_compared_in_their_own_precision(scores: list[float], level: float) -> None:
     score_A = torch.tensor(scores, dtype=torch.float32)
-    assert RUNNER.above(score_A, level, block=1) == (score_A > level).tolist()
+    assert exceeds_threshold(score_A, level) == (score_A > level).tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_scores_of_other_number_formats_too(dtype: torch.dtype) -> None:
     score_A = torch.tensor([0.1, 0.9, float("nan")], dtype=dtype)
     for level in (0.1, 0.9, float(score_A[0])):
-        assert RUNNER.above(score_A, level, block=1) == (score_A > level).tolist()
+        assert exceeds_threshold(score_A, level) == (score_A > level).tolist()
 
 
 def test_a_level_of_each_row_s_own() -> None:
-    assert RUNNER.above(torch.tensor([0.3, 0.3]), torch.tensor([0.2, 0.4]), block=1) == [True, False]
+    assert exceeds_threshold(torch.tensor([0.3, 0.3]), torch.tensor([0.2, 0.4])) == [True, False]

@@ -1,7 +1,6 @@
 """Layout of the runs folder: where spool, database, report, models and logs lie."""
 
 import os
-from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -81,13 +80,3 @@ def existing_runs(root: Path) -> Runs:
     if not root.is_dir():
         raise UserError(f"--runs {root}: there is no such folder. `exitbench run` and `exitbench import` make it.")
     return Runs(root)
-
-
-def existing_database(arguments: Namespace) -> Path:
-    """Return the path of ``--database``, or else of the database in the folder of ``--runs``.
-
-    Raises:
-        UserError: No database is named, and there is no such folder.
-    """
-    named: Path | None = arguments.database
-    return named or existing_runs(arguments.runs).database

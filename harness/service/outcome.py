@@ -1,0 +1,108 @@
+"""Print what a run of a suite gave, and draw its report."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exitbench.harness.running.environment import available_cores
+from exitbench.harness.service.failures import failure_lines
+from exitbench.harness.service.folders import Runs
+from exitbench.terminal import number_of, tell
+
+if TYPE_CHECKING:  # `exitbench report`, which says what is broken, loads no torch
+    from exitbench.harness.service.options import RunOptions
+    from exitbench.harness.service.running import SuiteRun
+    from exitbench.reports.summary import ReportSummary
+
+EXAMPLE_QUERY = "SELECT model, task_label, method, params, round(value, 1) AS value FROM frontier ORDER BY ALL"
+LEFT_OUT_QUERY = """
+    SELECT DISTINCT model, task_label, value AS dropped, n, metric FROM metric_values
+    WHERE metric IN ('documents_dropped', 'documents_unscorable') AND kind = 'quality' AND suite = ? ORDER BY ALL
+"""
+_NO_GIST = "No method's quality was measured on trained weights: nothing to recommend (--table has every setting)."
+FAILURES_QUERY = "SELECT model, task_label, method, params, kind, status, reason FROM failures"
+
+
+def print_outcome(done: SuiteRun, options: RunOptions, *, every_setting: bool = False, report: bool = True) -> None:
+    """Print one sentence per task, where everything lies, and why cells failed.
+
+    Args:
+        done: What has run.
+        options: Those that it ran with.
+        every_setting: Print a table of every setting, too.
+        report: Draw the report.
+    """
+    runs = Runs(options.runs)
+    _print_results(runs, done.plan.suite.name, every_setting=every_setting)
+    if report:
+        _print_report(runs)
+    print(f"Database  {runs.database}")
+    print(f'Query     exitbench sql --database {runs.database} "{EXAMPLE_QUERY}"')
+    _print_failures(done, runs, options)
+
+
+def print_broken(summary: ReportSummary) -> None:
+    """Say which figures could not be drawn."""
+    for name, error in summary.broken.items():
+        tell(f"{name} could not be drawn: {error}")
+
+
+def print_left_out(path: Path, suite: str) -> None:
+    """Say of which results documents were left out, and why."""
+    from exitbench.results.database.connection import open_database
+
+    with open_database(path) as database:
+        rows = database.query(LEFT_OUT_QUERY, [suite]).to_pylist()
+    for row in rows:
+        where, dropped = f"{row['model']} on {row['task_label']}", f"{row['dropped']:.0f} of {row['n']} documents"
+        why = "prompts are too long" if row["metric"] == "documents_dropped" else "texts cannot be scored"
+        tell(f"{where}: {dropped} left out, whose {why}", sys.stdout)
+
+
+def _print_results(runs: Runs, suite: str, *, every_setting: bool) -> None:
+    """Print a sentence a task, and every setting where that is asked."""
+    from exitbench.results.database.patience import patiently
+
+    if every_setting:
+        from exitbench.reports.tables.text import calibration_text, summary_text
+
+        print(patiently(lambda: summary_text(runs.database), tell))
+        if calibrations := patiently(lambda: calibration_text(runs.database), tell):
+            print(calibrations)
+    print("\n".join(patiently(lambda: _gist(runs.database, suite), tell)) + "\n")
+    print_left_out(runs.database, suite)
+
+
+def _gist(path: Path, suite: str) -> list[str]:
+    from exitbench.reports.tables.gist import gist_lines
+    from exitbench.results.database.connection import open_database
+
+    with open_database(path) as database:
+        return gist_lines(database, suite) or [_NO_GIST]
+
+
+def _print_report(runs: Runs) -> None:
+    from exitbench.reports.current import current_report
+    from exitbench.results.database.patience import patiently
+
+    asked: dict[str, Any] = {"draft": True, "workers": available_cores(), "progress": True}
+    report = patiently(lambda: current_report(runs.database, runs.report, **asked), tell)
+    print(f"Report    {report.index_html}{' (a draft: see `exitbench check`)' if report.is_draft else ''}")
+    print("          each setting beside the others: #frontier; every number: #results")
+    print_broken(report)
+
+
+def _print_failures(done: SuiteRun, runs: Runs, options: RunOptions) -> None:
+    if bad := done.failed:
+        counts = Counter(done.statuses[cell_id] for cell_id in bad)
+        tell("\n" + ", ".join(f"{count} {status}" for status, count in sorted(counts.items())) + ":")
+        for line in failure_lines(runs.database, bad):
+            tell(f"  {line}")
+        tell(f'More: exitbench sql --database {runs.database} "{FAILURES_QUERY}"')
+    elif not done.statuses:
+        n_done = done.plan.states()["done"]
+        verb = "is" if n_done == 1 else "are"
+        tell(f"\nNothing to run: {number_of(n_done, 'cell')} {verb} done (--retry {options.retry}).")

@@ -1,0 +1,242 @@
+"""Run a suite: train what is missing, run what is not done, fill the database."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from exitbench.errors import UserError
+from exitbench.harness.cells.corpus import keep
+from exitbench.harness.cells.job import WorkerSpec
+from exitbench.harness.engine.checkpoints.device_maps import require_gpus
+from exitbench.harness.engine.checkpoints.hub import fetch, not_here
+from exitbench.harness.planning.contracts import failing, with_verdicts
+from exitbench.harness.planning.memory import ROOM, shortages
+from exitbench.harness.planning.plan import Group, Plan, resolve_device
+from exitbench.harness.running.environment import available_cores
+from exitbench.harness.running.executors.base import Executor
+from exitbench.harness.running.executors.gpus import visible_gpus
+from exitbench.harness.running.executors.local import LocalExecutor
+from exitbench.harness.service.folders import Runs
+from exitbench.harness.service.options import RunOptions
+from exitbench.harness.service.planning import plan_suite
+from exitbench.harness.training import ensure_all_trained
+from exitbench.plugins import plugins_folder
+from exitbench.progress import Progress, progress
+from exitbench.results.beside.trainings import record_training
+from exitbench.terminal import number_of, tell
+
+
+@dataclass(frozen=True)
+class SuiteRun:
+    """What is known once the cells of a plan have run.
+
+    Attributes:
+        statuses: How each cell that ran ended, by its id.
+        left_out: What no database takes, and why.
+    """
+
+    plan: Plan
+    statuses: Mapping[str, str]
+    left_out: tuple[str, ...]
+
+    @property
+    def failed(self) -> list[str]:
+        """Ids of cells that did not end well."""
+        return [cell_id for cell_id, status in self.statuses.items() if status != "ok"]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every cell that ran ended well and is in the database."""
+        return not self.failed and not self.left_out
+
+
+def run_suite(options: RunOptions) -> SuiteRun:
+    """Train what is missing, run the cells that are not done and fill the database.
+
+    Raises:
+        UserError: Anything that can be known before work begins, or data that turns out damaged.
+        KeyboardInterrupt: The user interrupted; finished cells are in the spool and in the database.
+    """
+    runs = Runs(options.runs)
+    # Before the plan: what jobs left undone while nobody looked becomes rows, which the plan then finds.
+    slurm = _slurm(options, runs)
+    plan = plan_suite(options)
+    if slurm is not None and plan.suite.device == "auto":
+        raise UserError(
+            '--executor slurm: device = "auto" of the suite means this machine; name "cuda" or "cpu" there.'
+        )
+    if not options.confirm_run_unsafe_code and (unsafe := unsafe_tasks(plan)):
+        raise UserError(
+            f"{', '.join(unsafe)}: scoring runs what the model wrote. Allowed with --confirm-run-unsafe-code, which "
+            "runs it in a process with limits and without a network."
+        )
+    executor = slurm or _local(plan, runs)
+    runs.require_writable()
+    keep(runs.root)
+    if _ingest(runs):  # what is damaged has left the spool: those cells are to be run again
+        plan = plan_suite(options)
+    if plan.unfetched or options.hub:
+        plan = _with_fetched(plan, options)
+    if plan.untrained:
+        cores = options.threads or available_cores()
+        ensure_all_trained(plan.untrained, runs.models, options.data_dir, cores)
+        plan = plan_suite(options)
+    for remark in plan.remarks:
+        tell(remark)
+    for group in plan.groups:
+        for remark in group.remarks:
+            tell(f"{group.model.name}: {remark}")
+        if group.folder is not None and group.cells:
+            record_training(runs.spool, group.cells[0].item.cell.model.weights_sha256, group.folder)
+    if slurm is None and (short := list(shortages(plan, options.retry))):
+        raise UserError("\n".join([*short, ROOM]))
+    plan = with_verdicts(plan, options.retry, runs.root, _say_tried)
+    for method in failing(plan):
+        tell(f"Breaks its contract, so that its runs are not to be cited: {method}")
+    left_out: list[str] = []
+    try:
+        statuses = _run_groups(plan, runs, executor, options, left_out)
+    except KeyboardInterrupt:
+        _ingest_meanwhile(runs)
+        print("Interrupted. What is finished is kept; the same command goes on from there.", file=sys.stderr)
+        raise
+    left_out += _ingest(runs)
+    return SuiteRun(plan, statuses, tuple(left_out))
+
+
+def unsafe_tasks(plan: Plan) -> list[str]:
+    """Return the labels of tasks whose scores come of running what a model wrote."""
+    requests = {(planned.item.cell.task.label, planned.item.data) for group in plan.groups for planned in group.cells}
+    return sorted({label for label, data in requests if getattr(data.task_object, "is_unsafe", False)})
+
+
+def _with_fetched(plan: Plan, options: RunOptions) -> Plan:
+    """Fetch the plan's models of the hub where that is asked for, and plan again.
+
+    Raises:
+        UserError: It is not asked for and one is not here, or one cannot be fetched.
+    """
+    if not options.hub:
+        raise not_here(plan.unfetched[0])
+    for group in plan.groups:
+        if group.model.hub is not None:
+            fetch(group.model.hub, tell)
+    return plan_suite(options)
+
+
+def _say_tried(number: int) -> None:
+    print(f"Trying whether methods keep their contracts: {number} settings.", file=sys.stderr)
+
+
+def _slurm(options: RunOptions, runs: Runs) -> Executor | None:
+    """The Slurm executor, if that is what the options name."""
+    if options.executor == "slurm":
+        from exitbench.harness.running.executors.slurm import SlurmExecutor
+        from exitbench.harness.running.executors.slurm_options import read_options
+
+        return SlurmExecutor(runs.slurm.resolve(), read_options(options.slurm))
+    if options.slurm:
+        raise UserError(f"--slurm {options.slurm[0]}: only goes with --executor slurm.")
+    return None
+
+
+def _local(plan: Plan, runs: Runs) -> Executor:
+    if plan.device == "cuda" and resolve_device("auto") != "cuda":
+        raise UserError(
+            f'{plan.suite.path}: [defaults] device is "cuda", but torch sees no GPU here. Allowed: "cpu", or "auto", '
+            "which takes a GPU where there is one."
+        )
+    gpus = visible_gpus() if plan.device == "cuda" else ()
+    for group in plan.groups:
+        for device_map in {cell.item.cell.device_map for cell in group.cells}:
+            require_gpus(group.model.where, device_map or (), len(gpus))
+    return LocalExecutor(runs.logs, gpus)
+
+
+def _run_groups(plan: Plan, runs: Runs, executor: Executor, options: RunOptions, left_out: list[str]) -> dict[str, str]:
+    """Run what is to be run; returns how each cell ended, by its id. What no database takes is added to `left_out`."""
+    threads = options.threads or _free_threads(plan, executor, options)
+    specs = [_spec(group, plan, runs, threads, options) for group in plan.groups]
+    with progress(plan.to_run_count(options.retry)) as bars:
+        standing = _Standing(runs, plan.suite.name, bars)
+
+        def ingest() -> None:
+            left_out.extend(_ingest_meanwhile(runs))
+            standing.tell()
+
+        return executor.run([spec for spec in specs if spec.cells], bars, ingest)
+
+
+def _free_threads(plan: Plan, executor: Executor, options: RunOptions) -> int:
+    """The executor's own number of threads, which is said where other processes make it fewer than the cores."""
+    if not plan.to_run_count(options.retry):
+        return 1
+    threads = executor.threads
+    if plan.device == "cpu" and options.executor != "slurm" and threads < available_cores():
+        tell(
+            f"Other processes hold cores of this machine: {number_of(threads, 'thread')} of torch instead of "
+            f"{available_cores()}, so that times are not of waiting for them (--threads N takes another number)."
+        )
+    return threads
+
+
+class _Standing:
+    """The best setting so far of each task, said when it becomes another."""
+
+    def __init__(self, runs: Runs, suite: str, bars: Progress) -> None:
+        self._runs, self._suite, self._bars = runs, suite, bars
+        self._said: set[str] = set()
+
+    def tell(self) -> None:
+        """Look into the database and say what is new; nothing where somebody else has it open."""
+        from exitbench.reports.tables.gist import best_so_far
+        from exitbench.results.database.connection import open_database
+
+        try:
+            with open_database(self._runs.database, wait_s=0) as database:
+                lines = best_so_far(database, self._suite)
+        except UserError:
+            return
+        for line in lines:
+            if line not in self._said:
+                self._bars.note(f"Best so far  {line}")
+        self._said = set(lines)
+
+
+def _spec(group: Group, plan: Plan, runs: Runs, threads: int, options: RunOptions) -> WorkerSpec:
+    if group.folder is None:
+        raise UserError(f"model {group.model.name!r} was trained but is not found in {runs.models}.")
+    return WorkerSpec(
+        cells=group.to_run(options.retry),
+        model_path=group.folder.resolve(),
+        data_dir=options.data_dir and options.data_dir.resolve(),
+        spool=runs.spool.resolve(),
+        device=plan.device,
+        threads=threads,
+        plugins=plugins_folder(),
+        confirm_run_unsafe_code=options.confirm_run_unsafe_code,
+    )
+
+
+def _ingest(runs: Runs, say: Callable[[str], None] | None = tell) -> tuple[str, ...]:
+    """Fill the database with what has ended; returns what was left out, and why.
+
+    Other runs that fill it are waited for; without `say`, not for long.
+    """
+    from exitbench.results.ingest.ingest import ingest
+
+    left_out = ingest(runs.spool, runs.database, say=say).quarantined
+    for message in left_out:
+        tell(f"left out of the database: {message}")
+    return left_out
+
+
+def _ingest_meanwhile(runs: Runs) -> tuple[str, ...]:
+    """The same while cells run, which do not end because somebody has the database open or the disk is full."""
+    try:
+        return _ingest(runs, say=None)
+    except UserError as error:
+        tell(f"The database is filled later: {error}")
+        return ()

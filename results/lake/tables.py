@@ -1,0 +1,161 @@
+"""Delta tables of a lake: their schemas, how to open them, and what is refused before a row is read."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from deltalake.fs import DeltaStorageHandler
+from deltalake.schema import ArrayType, Field, PrimitiveType, Schema
+from pyarrow import fs
+
+from exitbench.errors import UserError
+from exitbench.results.database.tables import declared_tables, spelled
+from exitbench.results.tables import ARTIFACTS, KEYS, SCHEMA_VERSION, TABLES
+
+SHARED: Final = {**{name: TABLES[name].key for name in ARTIFACTS}, "cell": ("cell_id", "described_by")}
+"""Tables whose rows many attempts share, with their keys; of a cell, a reader takes the newest description."""
+LOADED: Final = ("attempt", *SHARED, "attempt_file", "metric", "training_run")
+"""Tables that a reader loads; others have many rows per attempt and are queried in place."""
+_CONFIGURATION: Final = {"delta.dataSkippingNumIndexedCols": "0"}
+"""Column statistics would be most of the log."""
+_LOG_BYTES: Final = 256 << 20
+"""An attempt takes about 500 bytes of a table's log."""
+_LOG: Final = re.compile(r"[0-9]{20}\.json(#[0-9]+)?|_commit_[0-9a-f-]{36}\.json\.tmp")
+_FILE: Final = re.compile(
+    r"(?:([a-z0-9_]+)=([0-9A-Za-z-]{1,80})/)?part-[0-9]{5}-[0-9a-f-]{36}-c[0-9]{3}\.zstd\.parquet"
+)
+_BUCKET: Final = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?", re.DOTALL)
+_TYPES: Final = {
+    **{"VARCHAR": "string", "JSON": "string", "BOOLEAN": "boolean", "TIMESTAMP": "timestamp_ntz"},
+    **{"SMALLINT": "short", "INTEGER": "integer", "BIGINT": "long", "FLOAT": "float", "DOUBLE": "double"},
+}
+
+
+@dataclass(frozen=True)
+class LakeTable:
+    """Checked table of a lake at one version; `files` has the value of the partition column, if any, by file."""
+
+    name: str
+    url: str
+    delta: DeltaTable
+    files: Mapping[str, str | None]
+
+    def known(self) -> set[tuple[str, ...]]:
+        """Return the keys of its rows."""
+        if partitioned_by(self.name):
+            return {(value,) for value in self.files.values() if value is not None}
+        with explained(self.url):
+            columns = self.delta.to_pyarrow_table(columns=[*key_columns()[self.name]]).to_pydict().values()
+        return set(zip(*columns, strict=True))
+
+
+@cache
+def key_columns() -> Mapping[str, tuple[str, ...]]:
+    """Return the columns that identify what is appended at once, by table; tables that a reader loads come first."""
+    others = (name for name, table in TABLES.items() if name not in LOADED and not table.local)
+    return {name: {**SHARED, **KEYS}.get(name, ("attempt_id",)) for name in (*LOADED, *sorted(others))}
+
+
+def partitioned_by(name: str) -> list[str]:
+    """Return the partition column of a table, if it has one."""
+    return [] if name in LOADED or len(key_columns()[name]) > 1 else [*key_columns()[name]]
+
+
+def require_lake(lake: str) -> None:
+    """Raise UserError if a text cannot name a lake, or if a directory has links or special files."""
+    if not lake or ("://" in lake and not _BUCKET.fullmatch(lake)):
+        raise UserError(f"{lake!r} is not a lake. Allowed: a directory, s3://BUCKET or s3://BUCKET/PREFIX.")
+    for folder, folders, files in os.walk(lake) if "://" not in lake else ():
+        for path in (Path(folder, name) for name in (*folders, *files)):
+            if path.is_symlink() or not (path.is_dir() or path.is_file()):
+                raise UserError(f"{path}: is a link or a special file; a lake has neither.")
+
+
+def listing(url: str, folder: str) -> dict[str, int]:
+    """Return the sizes of files, and 0 for folders, by name in a folder of a lake; nothing if it does not exist."""
+    with explained(url):
+        if "://" in url:
+            store = fs.PyFileSystem(DeltaStorageHandler(url, options(url)))
+        else:
+            store = fs.SubTreeFileSystem(str(Path(url).absolute()), fs.LocalFileSystem())
+        found = store.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+    return {info.base_name: info.size or 0 for info in found}
+
+
+def options(url: str) -> dict[str, str]:
+    """Return storage options: plain HTTP only for an endpoint that the user names so."""
+    is_plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+    of_stores = {"max_retries": "4", "retry_timeout": "30s", "allow_http": str(is_plain).lower()}
+    return of_stores if "://" in url else {}
+
+
+def table_url(lake: str, name: str) -> str:
+    """Return where a table of this version's schema is."""
+    return f"{lake.rstrip('/')}/schema={SCHEMA_VERSION}/{name}"
+
+
+def create_table(lake: str, name: str) -> None:
+    """Create a table, unless another exporter has."""
+    url, by = table_url(lake, name), partitioned_by(name)
+    with explained(url), suppress(DeltaError):
+        DeltaTable.create(url, _schema(name), "error", by, configuration=_CONFIGURATION, storage_options=options(url))
+
+
+def open_table(lake: str, name: str) -> LakeTable | None:
+    """Open a table of a lake; return None if there is none.
+
+    Raises:
+        UserError: Its log is too large, its schema is not this version's, or its log names other files than ExitBench.
+    """
+    url, by = table_url(lake, name), partitioned_by(name)
+    logs = listing(url, "_delta_log")
+    if not logs:
+        return None
+    if sum(logs.values()) > _LOG_BYTES:
+        raise UserError(f"{url}: its log has more than {_LOG_BYTES} bytes.")
+    if strange := [log for log in logs if not _LOG.fullmatch(log)]:
+        raise UserError(f"{url}: its log has {spelled(strange[0])}; ExitBench writes no checkpoints.")
+    with explained(url):
+        table = DeltaTable(url, storage_options=options(url))
+        protocol, metadata, schema = table.protocol(), table.metadata(), table.schema()
+        files = {file: _FILE.fullmatch(file) for file in pa.table(table.get_add_actions())["path"].to_pylist()}
+    features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
+    others = {
+        "columns": schema != _schema(name),
+        "partitions": metadata.partition_columns != by,
+        "properties": metadata.configuration != _CONFIGURATION,
+        "features of Delta Lake": not features <= {"timestampNtz"},
+        **{f"files ({spelled(file)})": not parts or [parts[1]] != (by or [None]) for file, parts in files.items()},
+    }
+    if wrong := next((what for what, is_other in others.items() if is_other), None):
+        raise UserError(f"{url}: has other {wrong} than ExitBench writes in schema {SCHEMA_VERSION}.")
+    return LakeTable(name, url, table, {file: parts[2] for file, parts in files.items() if parts})
+
+
+@contextmanager
+def explained(where: str) -> Iterator[None]:
+    """Turn errors of deltalake, Arrow and the operating system into one sentence."""
+    try:
+        yield
+    except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
+        text = " ".join(re.sub(r"\x1b\[[0-9;]*m|↳", "", str(error)).split())
+        if "169.254.169.254" in text:
+            text = "no credentials were found in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or a role"
+        raise UserError(f"{where}: cannot be read or written: {text[:400]}") from None
+
+
+def _schema(name: str) -> Schema:
+    """Return the schema of a table in a lake."""
+    types = {column: of.type for column, of in declared_tables()[name].items()}
+    elements = {column: PrimitiveType(_TYPES[duck.removesuffix("[]")]) for column, duck in types.items()}
+    return Schema(
+        [Field(of, ArrayType(elements[of]) if duck.endswith("[]") else elements[of]) for of, duck in types.items()]
+    )
