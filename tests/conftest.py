@@ -3,6 +3,7 @@
 import functools
 import gc
 import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -18,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from exitbench.results.database import connection as database
-from exitbench.results.database.migrations import current
+from exitbench.results.database import current
 from exitbench.results.database.verified import remember
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.attempts import scan_spool
@@ -236,10 +237,13 @@ def errors_database(example_database: Path, as_errors: Callable[[Path], Path]) -
 
 @pytest.fixture(scope="session")
 def few_spool(example_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every fifth attempt of the example, some of each kind, for tests that copy or change it whole. Read only."""
+    """Every fifth attempt of each kind of the example, for tests that copy or change it whole. Read only."""
     root = tmp_path_factory.mktemp("few") / "spool"
-    for attempt in list(scan_spool(example_spool))[::5]:
-        shutil.copytree(attempt.path, root / attempt.path.relative_to(example_spool))
+    by_kind: dict[str, list[Path]] = {}
+    for attempt in scan_spool(example_spool):
+        by_kind.setdefault(json.loads((attempt.path / "cell.json").read_text())["kind"], []).append(attempt.path)
+    for path in (path for paths in by_kind.values() for path in paths[::5]):
+        shutil.copytree(path, root / path.relative_to(example_spool))
     return root
 
 

@@ -1,13 +1,12 @@
 """Reproducibility check: one stored cell run again as a new attempt, and compared with the old one."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from exitbench.errors import UserError
-from exitbench.harness.afterwards.rescoring import data_request, stored_task
 from exitbench.harness.cells.cell import Cell, ModelRef
 from exitbench.harness.cells.corpus import Corpora, Corpus
 from exitbench.harness.cells.job import CellJob, DataRequest, WorkerSpec
@@ -87,7 +86,6 @@ def verify(
     folder: Path,
     data_dir: Path | None,
     threads: int,
-    across_versions: bool = False,
     confirm_run_unsafe_code: bool = False,
 ) -> Verdict:
     """Run a stored cell again and compare.
@@ -99,14 +97,13 @@ def verify(
         folder: Its checkpoint.
         data_dir: Root of the local files that its documents were read from.
         threads: Of torch.
-        across_versions: Whether other versions of engine and method may answer.
         confirm_run_unsafe_code: What the model wrote may be run, where the task scores it so.
 
     Raises:
         UserError: What is here is not what was asked then: weights, documents, version of engine, method or metric.
             What the model wrote would be run, and nobody has confirmed that.
     """
-    item = _item(stored, repetitions, folder, data_dir, across_versions)
+    item = _item(stored, repetitions, folder, data_dir)
     if not confirm_run_unsafe_code and getattr(item.data.task_object, "is_unsafe", False):
         raise UserError(
             f"{item.label}: scoring runs what the model wrote. Allowed with --confirm-run-unsafe-code, which runs it "
@@ -198,20 +195,19 @@ def _json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _item(stored: Stored, repetitions: Path, folder: Path, data_dir: Path | None, across_versions: bool) -> CellJob:
+def _item(stored: Stored, repetitions: Path, folder: Path, data_dir: Path | None) -> CellJob:
     """The stored cell as it would be asked here and now, which must be the same cell.
 
     Raises:
         UserError: It is another; says what differs.
     """
-    data = data_request(stored.cell, {})
-    held_out = stored.cell.get("held_out") and DataRequest.from_json(stored.cell["held_out"])
+    data = DataRequest.from_json(stored.cell["data"])
+    held_out = stored.cell["held_out"] and DataRequest.from_json(stored.cell["held_out"])
     corpora = Corpora(repetitions.parent)
     corpus = corpora.describe(data, data_dir)
     held_out_sha256 = corpora.describe(held_out, data_dir).data_sha256 if held_out else ""
     cell = _as_of_now(stored.cell, describe_checkpoint(stored.cell["model"]["name"], folder), corpus, held_out_sha256)
-    asked = [stored.cell["identity"], cell.identity]
-    if changed := identity_differences(*(map(_without_versions, asked) if across_versions else asked)):
+    if changed := identity_differences(stored.cell["identity"], cell.identity):
         commit = stored.env["environment"]["git_commit"] or "unknown"
         raise UserError(
             f"attempt {stored.attempt.attempt_id} cannot be repeated here, something else would be asked "
@@ -220,13 +216,7 @@ def _item(stored: Stored, repetitions: Path, folder: Path, data_dir: Path | None
     status = attempt_status(repetitions, cell.cell_id)
     label = f"{cell.model.name}/{cell.task.label}/{cell.method.name}/{cell.kind}"
     seen = status.attempt_id if status else None
-    return CellJob(cell, label, data, held_out, seen, conformance=stored.cell.get("conformance"))
-
-
-def _without_versions(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """An identity without what says which version of engine and method is asked."""
-    method = {name: value for name, value in identity["method"].items() if name not in ("source_sha256", "revision")}
-    return {**identity, "method": method, "id_version": None, "engine_version": None}
+    return CellJob(cell, label, data, held_out, seen, conformance=stored.cell["conformance"])
 
 
 def _as_of_now(record: dict[str, Any], model: ModelRef, corpus: Corpus, held_out_sha256: str) -> Cell:
@@ -236,7 +226,7 @@ def _as_of_now(record: dict[str, Any], model: ModelRef, corpus: Corpus, held_out
         **record["task"],
         "data_sha256": corpus.data_sha256,
         "prompts_sha256": corpus.prompts_sha256[model.kind],
-        "metric_version": stored_task(record).metric_version,
+        "metric_version": DataRequest.from_json(record["data"]).task_object.metric_version,
     }
     calibration = record["calibration"] and {**record["calibration"], "held_out_sha256": held_out_sha256}
     content = {"weights_sha256", "config_sha256", "tokenizer_sha256"}

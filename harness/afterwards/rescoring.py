@@ -15,10 +15,9 @@ from exitbench.harness.running.scoring import metric_table, score_columns, task_
 from exitbench.results.analysis.selection import Run, RunIndex
 from exitbench.results.beside.rescores import Rescore, is_rescored, record_rescore
 from exitbench.results.spool.attempts import AttemptRecord, read_attempt, scan_spool
-from exitbench.tasks.base import Task, documents_sha256
+from exitbench.tasks.base import documents_sha256
 from exitbench.tasks.document import Document
 from exitbench.tasks.lm_eval.task import LmEvalTask
-from exitbench.tasks.registry import get_task
 from exitbench.terminal import number_of
 
 _SHOWN_DIGITS = 12
@@ -46,6 +45,11 @@ class _Stored:
     attempt_id: str
     path: Path
     cell: Mapping[str, Any]
+
+    @property
+    def request(self) -> DataRequest:
+        """The documents that were answered."""
+        return DataRequest.from_json(self.cell["data"])
 
     @property
     def run(self) -> Run:
@@ -81,8 +85,8 @@ def rescore(
     Raises:
         UserError: A name fits nothing, or the spool cannot be written.
     """
-    chosen, suites = _select(list(_stored_answers(spool_root)), names)
-    scorer = _Scorer(spool_root, data_dir, suites, confirm_run_unsafe_code)
+    chosen = _select(list(_stored_answers(spool_root)), names)
+    scorer = _Scorer(spool_root, data_dir, confirm_run_unsafe_code)
     problems: dict[str, list[str]] = {}
     to_do = []
     for stored in chosen:
@@ -121,10 +125,9 @@ def _json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _select(stored: Sequence[_Stored], names: Sequence[str]) -> tuple[list[_Stored], dict[str, Path]]:
-    """Return what is named, once, and the files of suites that were given as files, by the suite's name."""
+def _select(stored: Sequence[_Stored], names: Sequence[str]) -> list[_Stored]:
+    """Return the named runs, each once."""
     runs = RunIndex((one.run for one in stored), what="quality run")
-    suites: dict[str, Path] = {}
     wanted: set[str] = set()
     for name in names:
         suite = name
@@ -133,29 +136,26 @@ def _select(stored: Sequence[_Stored], names: Sequence[str]) -> tuple[list[_Stor
             from exitbench.harness.planning.suite import load_suite
 
             suite = load_suite(name).name
-            suites[suite] = Path(name)
         of_suite = {one.attempt_id for one in stored if one.cell["suite"] == suite}
         wanted |= of_suite or {run.attempt_id for run in runs.find(name)}
-    return [one for one in stored if not names or one.attempt_id in wanted], suites
+    return [one for one in stored if not names or one.attempt_id in wanted]
 
 
 class _Scorer:
-    def __init__(
-        self, spool_root: Path, data_dir: Path | None, suites: Mapping[str, Path], confirm_run_unsafe_code: bool
-    ) -> None:
-        self._spool_root, self._data_dir, self._suites = spool_root, data_dir, suites
+    def __init__(self, spool_root: Path, data_dir: Path | None, confirm_run_unsafe_code: bool) -> None:
+        self._spool_root, self._data_dir = spool_root, data_dir
         self._confirm_run_unsafe_code = confirm_run_unsafe_code
         self._load = cache(self._load_documents)
 
     def is_current(self, stored: _Stored) -> bool:
         """Return whether the run is scored under the task's current metric version."""
-        version = self._task(stored).metric_version
+        version = stored.request.task_object.metric_version
         known = stored.cell["task"]["metric_version"] == version
         return known or is_rescored(self._spool_root, stored.attempt_id, version)
 
     def score(self, stored: _Stored) -> None:
         """Score a run and write its scores into the spool."""
-        task, record = self._task(stored), read_attempt(stored.path)
+        task, record = stored.request.task_object, read_attempt(stored.path)
         rows = [row for batch in record.batches("samples") for row in batch.to_pylist()]
         documents = self._documents(stored)
         if unknown := sorted({row["doc_key"] for row in rows} - documents.keys()):
@@ -174,13 +174,10 @@ class _Scorer:
         new = Rescore(stored.attempt_id, task.metric_version, pa.Table.from_pylist(samples), metrics)
         record_rescore(self._spool_root, new)
 
-    def _task(self, stored: _Stored) -> Task:
-        return stored_task(stored.cell)
-
     def _documents(self, stored: _Stored) -> Mapping[str, Document]:
         """The documents that a run answered, by key; that they are the same is known by their digest."""
         told = stored.cell["task"]
-        request = data_request(stored.cell, self._suites)
+        request = stored.request
         if request.source == "local" and self._data_dir is None:
             paths = ", ".join(path for _, path in request.files) or "the files that its YAML names"
             raise UserError(f"{told['label']} was read from {paths}: name the folder that holds them by --data-dir.")
@@ -209,50 +206,3 @@ def _responses(task: LmEvalTask, record: AttemptRecord, rows: Sequence[Mapping[s
         response = row["logprob"] if is_whole else (row["logprob"], row["is_greedy"])
         found.setdefault(row["doc_key"], []).append(response)
     return found
-
-
-def stored_task(cell: Mapping[str, Any]) -> Task:
-    """Return the task of a cell.
-
-    Args:
-        cell: The content of cell.json.
-
-    Raises:
-        UserError: There is none of its name.
-    """
-    if "data" in cell:
-        return DataRequest.from_json(cell["data"]).task_object
-    return get_task(cell["task"]["name"])  # an earlier version wrote it
-
-
-def data_request(cell: Mapping[str, Any], suites: Mapping[str, Path]) -> DataRequest:
-    """Where a run's documents come from: as recorded, else as its suite says, else all that a task has.
-
-    Args:
-        cell: The content of cell.json.
-        suites: Files of suites that are not shipped, by the suite's name.
-
-    Raises:
-        UserError: An earlier version wrote it, and its suite is not known.
-    """
-    if "data" in cell:
-        return DataRequest.from_json(cell["data"])
-    told = cell["task"]
-    try:
-        return _of_suite(cell, suites)
-    except UserError:
-        if told["source"] != "local":
-            return DataRequest(told["name"], told["source"], told["split"], limit=told["documents"])
-        raise UserError(
-            f"an earlier version wrote it, which did not note the files of {told['label']!r}. "
-            f"Give the TOML file of suite {cell['suite']!r} instead of its name."
-        ) from None
-
-
-def _of_suite(cell: Mapping[str, Any], suites: Mapping[str, Path]) -> DataRequest:
-    from exitbench.harness.planning.suite import load_suite
-
-    told = cell["task"]
-    data = load_suite(suites.get(cell["suite"], cell["suite"])).task(told["label"]).data
-    # Of any limit the first documents by hash are kept, so that their number says which they are.
-    return DataRequest(data.task, data.source, data.split, data.files, told["documents"], data.seed)

@@ -202,13 +202,8 @@ class TimingSettings:
         return min(MIN_ROUNDS, self.max_rounds)
 
     def to_json(self) -> dict[str, Any]:
-        """Return its part of an identity; a cell without a budget keeps the id from before there were budgets."""
+        """Return its part of an identity; settings that are not asked for are left out."""
         return {name: value for name, value in asdict(self).items() if value is not None}
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> TimingSettings:
-        """Read what `to_json` returned, of this version or an earlier one."""
-        return cls(**{"seconds": None, **record})
 
 
 @dataclass(frozen=True)
@@ -258,7 +253,7 @@ class Cell:
     """One method with parameters on one model, one task, one seed, of one kind.
 
     Attributes:
-        engine_version: `harness.engine.ENGINE_VERSION`; 0 before there were versions.
+        engine_version: `harness.engine.ENGINE_VERSION`.
         engine: What runs the model's blocks: the engine's own forward pass, or transformers' (`harness.engine.hosted`).
         batch_size: Rows that are decoded together in what is timed.
         batch_rows: Rows that are decoded together in a cell that decodes and is not timed, at most; None where it is
@@ -361,11 +356,11 @@ class Cell:
             asked["calibration"] = {**asdict(self.calibration), "levels": list(self.calibration.levels)}
         if self.record is not None:
             asked["record"] = {**asdict(self.record), "what": list(self.record.what)}
-        if self.engine != "lean":  # that there is a choice changes no id of before
+        if self.engine != "lean":  # left out at its default, like every later setting, so that ids stay
             asked["engine"] = self.engine
         if self.device_map is not None:
             asked["device_map"] = [list(share) for share in self.device_map]
-        if self.head_precision != "exact":  # likewise
+        if self.head_precision != "exact":
             asked["head_precision"] = self.head_precision
         for name in ("batch_rows", *INPUTS):
             if (value := getattr(self, name)) is not None:
@@ -387,11 +382,7 @@ class Cell:
             record["calibration"]["levels"] = list(self.calibration.levels)
         if self.record is not None:
             record["record"]["what"] = list(self.record.what)
-        record.pop("device_map")
-        if self.device_map is not None:  # that there is a choice changes no file of before
-            record["device_map"] = [list(share) for share in self.device_map]
-        if self.head_precision == "exact":  # likewise
-            record.pop("head_precision")
+        record["device_map"] = self.device_map and [list(share) for share in self.device_map]
         return {
             "cell_id": self.cell_id,
             "id_version": ID_VERSION,
@@ -406,14 +397,12 @@ class Cell:
         """Rebuild a cell from ``cell.json``; derived keys (id, execution, identity) are computed anew."""
         generation, timing, calibration = record["generation"], record["timing"], record["calibration"]
         method = record["method"]
-        recorded = record.get("record")  # earlier versions did not ask
-        revision = method["revision"] if "revision" in method else method["source_sha256"]  # likewise
-        given = {name: method[name] for name in ("name", "params", "distribution", "version") if name in method}
+        recorded = record["record"]
         return cls(
             suite=record["suite"],
             kind=cast(Kind, record["kind"]),
-            method=MethodRef(**given, revision=revision, unused_params=tuple(method.get("unused_params", ()))),
-            engine_version=record.get("engine_version", 0),
+            method=MethodRef(**{**method, "unused_params": tuple(method["unused_params"])}),
+            engine_version=record["engine_version"],
             kv_policy=record["kv_policy"],
             model=ModelRef(**record["model"]),
             task=TaskRef(**record["task"]),
@@ -424,15 +413,15 @@ class Cell:
             seed=record["seed"],
             random_weights=record["random_weights"],
             limited=record["limited"],
-            timing=None if timing is None else TimingSettings.from_json(timing),
+            timing=None if timing is None else TimingSettings(**timing),
             calibration=calibration and CalibrationSettings(**{**calibration, "levels": tuple(calibration["levels"])}),
             record=recorded and RecordSettings(tuple(recorded["what"]), recorded["documents"]),
             full_depth_cell_id=record["full_depth_cell_id"],
             **{name: record[name] for name in INPUTS},
-            batch_rows=record.get("batch_rows"),  # likewise
-            engine=cast(EngineName, record.get("engine", "lean")),  # likewise
-            device_map=_device_map(record.get("device_map")),  # likewise
-            head_precision=cast(HeadPrecision, record.get("head_precision", "exact")),  # likewise
+            batch_rows=record["batch_rows"],
+            engine=cast(EngineName, record["engine"]),
+            device_map=_device_map(record["device_map"]),
+            head_precision=cast(HeadPrecision, record["head_precision"]),
         )
 
 

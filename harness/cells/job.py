@@ -108,10 +108,10 @@ class DataRequest:
     def from_json(cls, record: Mapping[str, Any]) -> "DataRequest":
         """Rebuild a request from its JSON."""
         files = tuple((role, path) for role, path in record["files"])
-        apart_from = tuple(map(cls.from_json, record.get("apart_from", ())))  # earlier versions did not ask
-        settings = record.get("settings")  # likewise
+        apart_from = tuple(map(cls.from_json, record["apart_from"]))
+        settings = record["settings"]
         rebuilt = settings and LmEvalSettings.from_json(settings)
-        declared = record.get("declaration")  # likewise
+        declared = record["declaration"]
         declaration = declared and Declaration.from_json(declared)
         given = {"files": files, "apart_from": apart_from, "settings": rebuilt, "declaration": declaration}
         return cls(**{**record, **given})
@@ -159,7 +159,7 @@ class CellJob:
         """Rebuild an item from its JSON."""
         held_out = record["held_out"] and DataRequest.from_json(record["held_out"])
         cell, data = Cell.from_json(record["cell"]), DataRequest.from_json(record["data"])
-        found, timeout_s = record.get("conformance"), record.get("timeout_s")
+        found, timeout_s = record["conformance"], record["timeout_s"]
         return cls(cell, record["label"], data, held_out, record["seen"], found, timeout_s)
 
 
@@ -206,7 +206,7 @@ class WorkerSpec:
     def from_json(cls, text: str) -> "WorkerSpec":
         """Read the text of SPEC.json."""
         record = json.loads(text)
-        plugins = record.get("plugins")  # earlier versions had none
+        plugins = record["plugins"]
         return cls(
             cells=tuple(CellJob.from_json(item) for item in record["cells"]),
             model_path=Path(record["model_path"]),
@@ -215,6 +215,6 @@ class WorkerSpec:
             device=record["device"],
             threads=record["threads"],
             plugins=None if plugins is None else Path(plugins),
-            confirm_run_unsafe_code=record.get("confirm_run_unsafe_code", False),
-            shares=record.get("shares", True),
+            confirm_run_unsafe_code=record["confirm_run_unsafe_code"],
+            shares=record["shares"],
         )

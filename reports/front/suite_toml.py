@@ -30,7 +30,7 @@ def suite_toml(row: Row, name: str) -> str | None:
 
     Returns:
         TOML; None where the database does not say which documents they were (tasks of lm-eval and declared ones, whose
-        texts are in files of their own, and results of earlier versions).
+        texts are in files of their own).
     """
     if row["data_asked"] is None:
         return None

@@ -85,7 +85,9 @@ def find(prefix: str, spool_root: Path, database: Path) -> Described:
         where = f"{spool_root} or {database}"
         if not found:
             raise UserError(f"No attempt, cell, environment or machine in {where} has an id that begins {prefix!r}.")
-        names = "".join(f"\n  {described.name}" for described in list(found.values())[:_SHOWN])
+        names = "".join(
+            f"\n  {described.name}" for described in sorted(found.values(), key=lambda one: one.name)[:_SHOWN]
+        )
         raise UserError(f"{len(found)} things in {where} have an id that begins {prefix!r}:{names}")
     return next(iter(found.values()))
 

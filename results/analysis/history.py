@@ -74,8 +74,8 @@ class Ask:
             task=task["label"],
             dtype=cell["dtype"],
             device=cell["device"],
-            engine=cell.get("engine", "lean"),
-            batch_size=cell.get("batch_rows") or cell["batch_size"],
+            engine=cell["engine"],
+            batch_size=cell["batch_rows"] or cell["batch_size"],
             units=units(
                 task["documents"],
                 levels=len(calibration["levels"]) if calibration else 0,

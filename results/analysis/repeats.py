@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import duckdb
-
 from exitbench.errors import UserError
 from exitbench.results.files.arrow import parquet_path
 from exitbench.results.files.memory import in_memory
@@ -94,7 +92,7 @@ def _tables(name: str, stored: Path, repeated: Path) -> Compared:
     with in_memory() as connection:
         for side, folder in (("old", stored), ("new", repeated)):
             connection.read_parquet(parquet_path(folder / name), hive_partitioning=False).create_view(side)
-        columns = _columns(connection, keys)
+        columns = sorted(set(connection.table("old").columns) - set(keys))
         differs = " OR ".join(
             _differs(column, is_near=(name, column) == ("tokens.parquet", "score")) for column in columns
         )
@@ -125,12 +123,6 @@ def _differs(column: str, *, is_near: bool) -> str:
         return distinct
     near = f"abs(o.score - n.score) <= {SCORE_TOLERANCE} * greatest(1, abs(o.score))"
     return f"({distinct} AND NOT coalesce({near}, false))"
-
-
-def _columns(connection: duckdb.DuckDBPyConnection, keys: Sequence[str]) -> list[str]:
-    """Columns that both have; an earlier version did not write all."""
-    old, new = (set(connection.table(side).columns) for side in ("old", "new"))
-    return sorted((old & new) - set(keys))
 
 
 def _first(row: Mapping[str, Any], keys: Sequence[str], columns: Sequence[str]) -> str:

@@ -14,15 +14,15 @@ import pyarrow.parquet as pq
 import sqlalchemy as sa
 
 from exitbench.results.beside.derived import Derived
-from exitbench.results.database.earlier import complete
 from exitbench.results.files.arrow import insert_rows
 from exitbench.results.files.bounded import read_table
 from exitbench.results.spool.attempts import conform
 from exitbench.results.spool.records import RESCORE
-from exitbench.results.spool.schema import METRICS, SAMPLES
+from exitbench.results.spool.schema import TABLES, arrow_schema
+from exitbench.results.tables import TABLES as DATABASE_TABLES
 
 RESCORES: Final = Derived(RESCORE, "metric_version", ("samples.parquet", "metrics.parquet"), "rescore again")
-_SAMPLES: Final = pa.schema([SAMPLES.field(name) for name in ("doc_key", "scores", "statistics")])
+_SAMPLES: Final = arrow_schema(DATABASE_TABLES["sample_rescore"])
 _KNOWN: Final = "SELECT DISTINCT attempt_id, metric_version FROM sample_rescore"
 
 
@@ -91,7 +91,7 @@ def _read(folder: Path, status: Mapping[str, Any]) -> tuple[Rescore, datetime]:
     scored_at = datetime.fromisoformat(status["scored_at"]).astimezone(UTC).replace(tzinfo=None)
     samples = read_table(folder / "samples.parquet", _SAMPLES)
     path = folder / "metrics.parquet"
-    metrics = conform("metrics", read_table(path, METRICS), where=str(path))
+    metrics = conform("metrics", read_table(path, TABLES["metrics"]), where=str(path))
     return Rescore(status["attempt_id"], status["metric_version"], samples, metrics), scored_at
 
 
@@ -103,7 +103,6 @@ def _insert(engine: sa.Engine, rescore: Rescore, scored_at: datetime) -> None:
         for table, rows in (("sample_rescore", samples), ("metric", metrics)):
             rows = _with(rows, "scored_at", [scored_at] * len(rows), pa.timestamp("us"))
             insert_rows(connection, table, rows, "attempt_id", rescore.attempt_id)
-        complete(connection, [rescore.attempt_id])
 
 
 def _with(rows: pa.Table, name: str, values: Sequence[object], kind: pa.DataType) -> pa.Table:

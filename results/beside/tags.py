@@ -15,16 +15,12 @@ from exitbench.results.beside.derived import Derived
 from exitbench.results.files.arrow import insert_rows
 from exitbench.results.files.bounded import read_table
 from exitbench.results.spool.records import TAG
+from exitbench.results.spool.schema import arrow_schema
+from exitbench.results.tables import TABLES
 
 _FILE: Final = "token_tag.parquet"
 TAGS: Final = Derived(TAG, "tagger", (_FILE,), "annotate again")
-SCHEMA: Final = pa.schema(
-    [
-        pa.field("doc_key", pa.string(), nullable=False),
-        pa.field("position", pa.int32(), nullable=False),
-        pa.field("upos", pa.string(), nullable=False),
-    ]
-)
+SCHEMA: Final = arrow_schema(TABLES["token_tag"])
 """One row a token that belongs to a word."""
 _KNOWN: Final = "SELECT DISTINCT attempt_id, tagger FROM token_tag"
 

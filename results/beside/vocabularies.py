@@ -21,18 +21,14 @@ from exitbench.results.files.arrow import insert_rows
 from exitbench.results.files.atomic_folder import DamagedFile, SpoolError, check_digested_folder, write_digested_folder
 from exitbench.results.files.bounded import read_table
 from exitbench.results.spool.records import VOCABULARY, records
+from exitbench.results.spool.schema import arrow_schema
+from exitbench.results.tables import TABLES
 
 _QUARANTINE: Final = "quarantine"
 FILE: Final = "token_text.parquet"
 _LONGEST_BYTES: Final = 1 << 16
 """Of a token's text; the longest that tokenizers have are some hundred spaces."""
-_SCHEMA: Final = pa.schema(
-    [
-        pa.field("token_id", pa.int32(), nullable=False),
-        pa.field("text", pa.string(), nullable=False),
-        pa.field("begins_word", pa.bool_()),
-    ]
-)
+_SCHEMA: Final = arrow_schema(TABLES["token_text"])
 _WORD_MARKS: Final = ("\u2581", "\u0120\u010a\u0109")
 """What begins a word: SentencePiece's space; byte-level BPE's space, line feed and tab."""
 _GOES_ON: Final = "##"

@@ -16,12 +16,10 @@ from exitbench.results.database.catalogue import (
     HARDWARE,
     MODEL_ARTIFACT,
 )
-from exitbench.results.files.atomic_folder import SpoolError
 from exitbench.results.files.canonical import canonical_json, content_id
 from exitbench.results.spool.attempts import AttemptRecord
 
-# Of the identity, what says how one cell differs from another that does the same work. `probe_cell_ids` is how the
-# first version of identities said `probe_cell_id`.
+# Of the identity, what says how one cell differs from another that does the same work.
 _NOT_SETTING: Final = (
     "id_version",
     "engine_version",
@@ -33,7 +31,6 @@ _NOT_SETTING: Final = (
     "record",
     "batch_rows",
     "probe_cell_id",
-    "probe_cell_ids",
     "scores_cell_id",
     "fit_cell_id",
 )
@@ -121,17 +118,17 @@ def _cell_row(record: AttemptRecord, model_id: str, data_id: str) -> dict[str, A
     return {
         **_columns_of(CELL, cell),
         "method": cell["method"]["name"],
-        "method_revision": _method_revision(record),
+        # What tells apart what a method computed: the engine's version and the method's own.
+        "method_revision": f"{cell['engine_version']}.{cell['method']['revision']}",
         "params": cell["method"]["params"],
-        "method_distribution": cell["method"].get("distribution"),
-        "method_version": cell["method"].get("version"),
-        # What earlier versions did not say.
-        "seeds": cell.get("seeds"),
+        "method_distribution": cell["method"]["distribution"],
+        "method_version": cell["method"]["version"],
+        "seeds": cell["seeds"],
         "conformance": cell.get("conformance"),
         "not_applied": cell.get("not_applied"),
         "cell_timeout_s": cell.get("cell_timeout_s"),
-        "unused_params": cell["method"].get("unused_params"),
-        "model_source": cell["model"].get("source"),
+        "unused_params": cell["method"]["unused_params"],
+        "model_source": cell["model"]["source"],
         "data_asked": _data_asked(cell.get("data")),
         "model_id": model_id,
         "data_id": data_id,
@@ -156,15 +153,6 @@ def comparable_id(setting_id: str, env_id: str, hw_id: str, products: Mapping[st
     """Return what attempts have in common whose times may be compared; of earlier ones no ``products`` were chosen."""
     asked: dict[str, Any] = {"setting": setting_id, "environment": env_id, "hardware": hw_id}
     return content_id(asked if products is None else {**asked, "products": products})
-
-
-def _method_revision(record: AttemptRecord) -> str:
-    method, engine_version = record.cell["method"], record.cell.get("engine_version")
-    if engine_version is not None and "revision" in method:
-        return f"{engine_version}.{method['revision']}"
-    if "source_sha256" in method:  # of earlier versions
-        return str(method["source_sha256"])
-    raise SpoolError(f"{record.attempt.path / 'cell.json'}: engine_version or method.revision is missing.")
 
 
 def _attempt_row(record: AttemptRecord, env_id: str, hw_id: str, comparable_id: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Open the DuckDB file (read-only by default), bring its schema and views up to date, rebuild it from a spool.
+"""Open the DuckDB file (read-only by default), its views brought up to date; one with other tables is refused.
 
-Whoever only reads never changes the file: one whose tables, views or macros are not exactly this version's is read from
-a copy that is (`results/database/foreign.py`). DuckDB allows many readers or one writer per file and holds a file lock
+Whoever only reads never changes the file: one whose views or macros are not exactly this version's is read from a copy
+that is (`results/database/foreign.py`). DuckDB allows many readers or one writer per file and holds a file lock
 to see to it; whoever comes second waits for a bounded time. The database is derived from the spool, so any trouble with
 it ends at `results/ingest/rebuild.py`.
 """
@@ -22,7 +22,7 @@ import duckdb
 
 from exitbench.errors import UserError
 from exitbench.results.database.access_lock import POLL_S, AccessLock, acquire, has_waiters, holder
-from exitbench.results.database.migrations.current import is_up_to_date, version
+from exitbench.results.database.current import is_up_to_date, version
 from exitbench.results.database.sandbox import NO_EXTENSIONS, attach_sql
 from exitbench.results.database.trouble import driver_error, is_damage, is_trouble
 from exitbench.results.database.verified import is_verified, leave_mark, remember, was_marked
@@ -94,7 +94,7 @@ class Database:
     @cached_property
     def engine(self) -> sa.Engine:
         """SQLAlchemy over the one connection, for those who write."""
-        from exitbench.results.database.migrations.upgrade import engine_over
+        from exitbench.results.database.upgrade import engine_over
 
         return engine_over(self.duck)
 
@@ -161,7 +161,7 @@ class Database:
 
 
 def open_database(path: Path, read_only: bool = True, wait_s: float = WAIT_S) -> Database:
-    """Open the database at `path` for a writer, its schema and views brought up to date first; or what it says for a
+    """Open the database at `path` for a writer, created or its views brought up to date first; or what it says for a
     reader, who is given an up-to-date copy where the file itself is not.
 
     Args:
@@ -170,8 +170,8 @@ def open_database(path: Path, read_only: bool = True, wait_s: float = WAIT_S) ->
         wait_s: How long to wait while another process has it open.
 
     Raises:
-        UserError: No such database, not a DuckDB file, not an ExitBench database, a newer schema than this version
-            knows, tables that are not those of its schema, locked by another process for longer than `wait_s`, or a
+        UserError: No such database, not a DuckDB file, not an ExitBench database, one with tables of another version,
+            locked by another process for longer than `wait_s`, or a
             folder that cannot be written.
     """
     if read_only:
@@ -183,7 +183,7 @@ def open_database(path: Path, read_only: bool = True, wait_s: float = WAIT_S) ->
 
 
 def _bring_up_to_date(database: Database) -> None:
-    from exitbench.results.database.migrations.upgrade import bring_up_to_date
+    from exitbench.results.database.upgrade import bring_up_to_date
 
     bring_up_to_date(database.engine, str(database.path))
 
@@ -254,7 +254,7 @@ def copy_to(source: Path, target: Path, wait_s: float = WAIT_S) -> None:
         wait_s: How long to wait while another process has the source open.
 
     Raises:
-        UserError: As `open_database`; or the source has tables that no database of its schema has, or there is no room
+        UserError: As `open_database`; or the source has tables that no result database has, or there is no room
             for the copy.
     """
     from exitbench.results.database.foreign import copy_database

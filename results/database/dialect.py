@@ -15,18 +15,8 @@ import duckdb_engine
 import sqlalchemy as sa
 from sqlalchemy.engine.reflection import ReflectionDefaults
 
-_TYPES: Final[dict[str, type[sa.types.TypeEngine[Any]]]] = {
-    "VARCHAR": sa.Text,
-    "JSON": sa.JSON,
-    "BOOLEAN": sa.Boolean,
-    "SMALLINT": sa.SmallInteger,
-    "INTEGER": sa.Integer,
-    "BIGINT": sa.BigInteger,
-    "HUGEINT": sa.Numeric,
-    "FLOAT": sa.Float,
-    "DOUBLE": sa.Double,
-    "TIMESTAMP": sa.DateTime,
-}
+from exitbench.results.database.catalogue import sql_type
+
 _COLUMNS: Final = """
     SELECT table_name, column_name, data_type, is_nullable, comment FROM duckdb_columns()
     WHERE database_name = current_database() AND schema_name = coalesce($schema, 'main')
@@ -107,7 +97,7 @@ class ExitBenchDialect(duckdb_engine.Dialect):  # type: ignore[misc]
                 found.setdefault((schema, table), []).append(
                     {
                         "name": column,
-                        "type": _sql_type(type_),
+                        "type": sql_type(type_),
                         "nullable": nullable,
                         "default": None,
                         "comment": comment,
@@ -126,9 +116,3 @@ class ExitBenchDialect(duckdb_engine.Dialect):  # type: ignore[misc]
         for _key, columns in self.get_multi_columns(connection, schema, [table_name]):
             return columns
         raise sa.exc.NoSuchTableError(table_name)
-
-
-def _sql_type(name: str) -> sa.types.TypeEngine[Any]:
-    if name.endswith("[]"):
-        return sa.ARRAY(_sql_type(name[:-2]))
-    return _TYPES.get(name, sa.types.NullType)()

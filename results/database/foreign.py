@@ -1,8 +1,8 @@
 """Copy untrusted databases row by row into a new one: nothing but rows comes along, nothing of theirs is run.
 
 A DuckDB file may carry views, macros, triggers, expressions of columns and a log that is replayed when it is opened.
-So a file is attached for reading where nothing else can be reached, and of it only tables and columns that our
-migrations create are selected, by our names.
+So a file is attached for reading where nothing else can be reached, and of it only declared tables and columns are
+selected, by our names.
 """
 
 from pathlib import Path
@@ -11,12 +11,12 @@ from typing import Final
 import duckdb
 
 from exitbench.errors import UserError
-from exitbench.results.database import migrations
 from exitbench.results.database.sandbox import fresh_database
 from exitbench.results.database.tables import (
     Catalogue,
     Column,
     Columns,
+    declared_tables,
     quoted,
     quoted_text,
     read_catalogue,
@@ -24,9 +24,9 @@ from exitbench.results.database.tables import (
     require_known,
     require_plausible,
     require_tables,
-    schema_version,
-    tables_of,
+    spelled,
 )
+from exitbench.results.tables import SCHEMA_VERSION, TABLES, schema_sql
 
 _THEIRS: Final = "theirs"
 _VERSION_COLUMNS: Final = {
@@ -34,10 +34,10 @@ _VERSION_COLUMNS: Final = {
     "applied_at": Column("TIMESTAMP", False, None, False),
     "tool": Column("VARCHAR", False, None, False),
 }
-"""Of the table that says of which schema a database is, in every schema."""
+"""Of the table that says of which schema a database is, in every version of ExitBench."""
 _SCHEMA_VERSION: Final = "schema_version"
 _ALWAYS_THERE: Final = frozenset({_SCHEMA_VERSION, "cell", "attempt"})
-"""What every schema has; other programs too call a table `schema_version`."""
+"""What every result database has; other programs too call a table `schema_version`."""
 _ANYTHING: Final = """
     SELECT schema_name FROM system.main.duckdb_schemas()
     WHERE database_name = $database AND schema_name NOT IN ('main', 'information_schema', 'pg_catalog')
@@ -47,39 +47,39 @@ _ANYTHING: Final = """
     UNION ALL SELECT type_name FROM system.main.duckdb_types() WHERE database_name = $database AND NOT internal
 """
 """Names of what a database may have besides tables and views of the schema `main`."""
-_MADE_HERE: Final = ("view_source", "published_source", "published_result")
-"""Tables that a database is given when it is opened to be written."""
+_ADVICE: Final = (
+    "`exitbench db rebuild` makes it anew from its spool. Results whose spool is elsewhere can be exported by the "
+    "version that made the database (`exitbench export`)."
+)
 
 
 def copy_database(source: Path, target: Path) -> None:
-    """Write the rows of a database into a new one of the same schema, without views.
+    """Write the rows of a database into a new one, without views.
 
     Args:
         source: The database; is only read.
         target: In a folder of one's own; must not exist.
 
     Raises:
-        UserError: It is not a database of ExitBench, or of a newer version, or has other tables than the schema that
-            it claims: names the first.
+        UserError: As `has_these_tables`; or it has a table that no result database has: names the first.
         duckdb.Error: It is damaged or in use, or there is no room.
     """
     with fresh_database(target, [source]) as duck:
         duck.execute(f"ATTACH {quoted_text(str(source))} AS {_THEIRS} (READ_ONLY, TYPE duckdb)")
         catalogue = read_catalogue(duck, _THEIRS)
-        version = read_version(duck, _THEIRS, catalogue, str(source))
-        require_known(catalogue.tables, version, str(source))
-        require_tables(catalogue.tables, version, str(source))
+        if not has_these_tables(duck, _THEIRS, catalogue, str(source)):
+            return  # whoever opens it to be written fills it
+        require_known(catalogue.tables, str(source))
         for table, rows in catalogue.sizes.items():
             require_plausible(rows, source.stat().st_size, f"{source}: table {table}")
-        for script in migrations.migration_scripts()[:version]:
-            duck.execute(script)
-        for table, columns in tables_of(version).items():
-            if table not in _MADE_HERE:
+        duck.execute(schema_sql())
+        for table, columns in declared_tables().items():
+            if table == _SCHEMA_VERSION or not TABLES[table].local:
                 _copy_table(duck, table, columns)
 
 
-def read_version(duck: duckdb.DuckDBPyConnection, database: str, catalogue: Catalogue, where: str) -> int:
-    """Return the schema that an attached database says it is of, 0 for an empty one.
+def has_these_tables(duck: duckdb.DuckDBPyConnection, database: str, catalogue: Catalogue, where: str) -> bool:
+    """Return whether an attached database has the tables of this version; False if it is empty.
 
     Args:
         duck: A connection.
@@ -88,25 +88,29 @@ def read_version(duck: duckdb.DuckDBPyConnection, database: str, catalogue: Cata
         where: Its file, for messages.
 
     Raises:
-        UserError: It is not one of ExitBench, or of a schema that this version does not know.
+        UserError: It is not one of ExitBench, or of another version: says of which, and what to do.
     """
     if is_empty(duck, database, catalogue, where):
-        return 0
-    table, newest = _SCHEMA_VERSION, schema_version()
+        return False
+    table = _SCHEMA_VERSION
     require_columns(catalogue.tables[table], _VERSION_COLUMNS, f"{where}: table {table}")
     # Sorted, since max may be a macro of theirs.
     latest = duck.execute(
-        f"SELECT version FROM {quoted(database)}.main.{table} ORDER BY version DESC LIMIT 1"
+        f"SELECT version, tool FROM {quoted(database)}.main.{table} ORDER BY version DESC LIMIT 1"
     ).fetchone()
     if latest is None or latest[0] < 1:
         raise UserError(f"{where}: table {table} does not say of which schema the database is.")
-    version: int = latest[0]
-    if version > newest:
+    version, tool = latest
+    if version != SCHEMA_VERSION:
         raise UserError(
-            f"{where} has schema {version}; this version of ExitBench knows up to {newest}. "
-            "Use the newer version, or rebuild the database from its spool."
+            f"{where} is a result database of another version of ExitBench (schema {version}, made by "
+            f"{spelled(tool)}); this one reads schema {SCHEMA_VERSION} only. {_ADVICE}"
         )
-    return version
+    try:
+        require_tables(catalogue.tables, where)
+    except UserError as fault:
+        raise UserError(f"{fault} It was made by another version of ExitBench, or changed. {_ADVICE}") from fault
+    return True
 
 
 def is_empty(duck: duckdb.DuckDBPyConnection, database: str, catalogue: Catalogue, where: str) -> bool:

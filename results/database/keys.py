@@ -1,25 +1,11 @@
 """Natural keys of rows: which rows of a table belong together and come from elsewhere as one."""
 
-from typing import Final
-
 import pyarrow as pa
 import sqlalchemy as sa
 
 from exitbench.results.database.tables import quoted
 from exitbench.results.files.arrow import driver_connection
-
-KEYED: Final = {
-    "training_run": ("weights_sha256",),
-    "training_log": ("weights_sha256",),
-    "token_text": ("tokenizer_sha256",),
-    "perf_sample": ("perf_run_id",),
-    "metric": ("attempt_id", "metric_version"),
-    "sample_rescore": ("attempt_id", "metric_version"),
-    "token_tag": ("attempt_id", "tagger"),
-}
-"""Tables that hang on something else than an attempt, or on more, and what on."""
-KEYS: Final = {"attempt": ("attempt_id",), **KEYED}
-"""What tells whether a row of a snapshot is new, by table; what hangs on an attempt is as new as that."""
+from exitbench.results.tables import KEYS
 
 
 def key_rows(engine: sa.Engine, table: str) -> pa.Table:

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from exitbench.results.database.connection import open_database
-from exitbench.results.database.migrations import migration_scripts
+from exitbench.results.tables import REFERENCES, TABLES
 
 _PACKAGE: Final = "exitbench.results.database"
 _SHARED: Final = "run_names"
@@ -19,42 +19,9 @@ _VIEW: Final = re.compile(r"^CREATE VIEW (\w+) AS\n.*?;$(?=\nCOMMENT)", re.MULTI
 _MACRO: Final = re.compile(
     r"^CREATE OR REPLACE MACRO (\w+\(.*?\)) AS\n.*?^COMMENT ON MACRO \w+ IS '(.*?[^'])';$", re.MULTILINE | re.DOTALL
 )
-_TABLE: Final = re.compile(r"((?:^--.*\n)*)^CREATE TABLE (\w+) \(", re.MULTILINE)
-_ABOUT: Final = {
-    "schema_version": "One row per migration that was applied.",
-    "view_source": "One row.",
-    "published_source": "One row.",
-    "environment": "One row per software environment: interpreter, packages, commit, variables.",
-    "hardware": "One row per machine.",
-    "model_artifact": "One row per model: digests of weights, configuration and tokenizer, and its shape.",
-    "dataset_artifact": "One row per task on one set of documents.",
-    "cell": "One row per cell: what was asked.",
-    "attempt": "One row per attempt at a cell, whatever became of it.",
-    "attempt_file": "Digests of spool files.",
-    "sample": "One row per attempt and document: the answer and its scores.",
-    "metric": "One row per attempt, metric and metric version.",
-    "timing_sample": "One row per document, round, arm and phase of a timing attempt: raw times.",
-    "token_exit": "One row per attempt, document and token: where it was emitted.",
-    "document_exit": "One row per attempt and document with generated tokens.",
-    "document_probe": "One row per attempt and document with probed tokens.",
-    "quality_difference": "One row per attempt and part of its documents: the paired difference to full depth.",
-    "sequence_block": "One row per attempt, document and block asked, of encoders: what it said.",
-    "choice_token": "One row per attempt, document, choice and token: where it was scored.",
-    "probe_token": "One row per attempt, document and probed token.",
-    "score_token": "One row per attempt, document and probed token of a scores attempt.",
-    "fit_curve": "One row per attempt and epoch of a fit.",
-    "calibration_step": "One row per attempt and level tried.",
-    "training_run": "One row per trained model: its recipe and training card.",
-    "token_text": "One row per tokenizer and token id.",
-    "training_log": "One row per step, block (NULL: the whole model) and metric of a training.",
-}
 _COLUMNS: Final = """
-    SELECT
-        c.column_name, c.data_type, c.is_nullable, list_contains(k.constraint_column_names, c.column_name) AS is_key,
-        coalesce(c.comment, '') AS comment
-    FROM duckdb_columns() AS c
-    LEFT JOIN duckdb_constraints() AS k ON k.table_name = c.table_name AND k.constraint_type = 'PRIMARY KEY'
-    WHERE c.table_name = ? ORDER BY c.column_index
+    SELECT column_name, data_type, is_nullable, false AS is_key, coalesce(comment, '') AS comment
+    FROM duckdb_columns() WHERE table_name = ? ORDER BY column_index
 """
 
 
@@ -67,7 +34,7 @@ class Column:
         type: DuckDB's type.
         nullable: Whether it may be NULL; of a view it is not known and said to be.
         key: Whether it is part of the primary key.
-        comment: What a view's column is; empty for a table's.
+        comment: What it is.
     """
 
     name: str
@@ -111,15 +78,18 @@ def described_macros() -> dict[str, str]:
 
 @cache
 def described_tables() -> tuple[Relation, ...]:
-    """Return every table, by name; its comment is what is known below and what stands above it in the migrations."""
-    above: dict[str, str] = {}
-    for script in migration_scripts():
-        for match in _TABLE.finditer(script):
-            above[match[2]] = " ".join(line.removeprefix("--").strip() for line in match[1].splitlines())
-    relations = _relations("SELECT table_name, NULL FROM duckdb_tables()", {})
+    """Return every table, by name."""
     return tuple(
-        Relation(name, f"{_ABOUT.get(name, '')} {above.get(name, '')}".strip(), relation.columns, "")
-        for name, relation in sorted(relations.items())
+        Relation(
+            table.name,
+            table.about,
+            tuple(
+                Column(column.name, column.type, column.is_nullable, column.key, column.about)
+                for column in table.columns
+            ),
+            "",
+        )
+        for table in sorted(TABLES.values(), key=lambda table: table.name)
     )
 
 
@@ -130,9 +100,11 @@ def schema_markdown() -> str:
     parts = [
         "# The result database",
         "Made by `exitbench sql --schema`; do not edit. Ask the views: a view's name and columns stay, tables may\n"
-        "change with a migration. Any DuckDB reads the file; `exitbench sql` cannot change it.",
+        "change with a version. Any DuckDB reads the file; `exitbench sql` cannot change it.",
         "## How the tables hang together",
-        "```mermaid\nerDiagram\n" + "\n".join(f"    {line}" for line in _references(tables)) + "\n```",
+        "```mermaid\nerDiagram\n"
+        + "".join(f"    {owner} ||--o{{ {table} : {column}\n" for table, column, owner in sorted(REFERENCES))
+        + "```",
         "## Views",
         *(_chapter(view, shared) for view in views),
         "## Macros",
@@ -141,23 +113,6 @@ def schema_markdown() -> str:
         *(_chapter(table, []) for table in tables),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _references(tables: Sequence[Relation]) -> list[str]:
-    """Return the references between tables: columns that are the whole key of another table of rows."""
-    keys = {table.name: [column.name for column in table.columns if column.key] for table in tables}
-    # Tables of one row have no key by which another refers to them.
-    owners = {key[0]: name for name, key in keys.items() if len(key) == 1 < len(_column_names(tables, name))}
-    return [
-        f"{owners[column.name]} ||--o{{ {table.name} : {column.name}"
-        for table in tables
-        for column in table.columns
-        if owners.get(column.name, table.name) != table.name
-    ]
-
-
-def _column_names(relations: Sequence[Relation], name: str) -> list[str]:
-    return [column.name for relation in relations if relation.name == name for column in relation.columns]
 
 
 def _chapter(relation: Relation, shared: Sequence[str]) -> str:
@@ -171,8 +126,8 @@ def _chapter(relation: Relation, shared: Sequence[str]) -> str:
         lines += [f"Beside the columns of `{_SHARED}`:", ""]
     lines += ["| column | type | |", "|---|---|---|"]
     for column in columns[len(shared) - 1 : -1] if inherits else columns:
-        mark = "key" if column.key else "" if column.nullable or relation.sql else "never NULL"
-        lines.append(f"| {column.name} | {column.type} | {column.comment or mark} |")
+        mark = "" if relation.sql else " key" if column.key else "" if column.nullable else " NOT NULL"
+        lines.append(f"| {column.name} | {column.type}{mark} | {column.comment} |")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Tables, views and macros of each schema version, as this version's migrations make them.
+"""Tables, views and macros that a database has, beside those that it should have.
 
 Names of tables and columns in SQL come from here, never from a file: what others made may be called anything.
 """
@@ -14,13 +14,13 @@ from typing import Any, Final, NamedTuple
 import duckdb
 
 from exitbench.errors import UserError
-from exitbench.results.database import migrations
 from exitbench.results.files.memory import in_memory
+from exitbench.results.tables import TABLES, schema_sql
 
 _SHOWN: Final = 60
 _ROWS_PER_BYTE: Final = 100
 _FEW_ROWS: Final = 1_000_000
-_EXCLUDED: Final = re.compile(r"EXCLUDE \(([^()]*)\)")
+_SETS: Final = re.compile(r"\b(?:EXCLUDE|REPLACE) \(")
 # Asked by their full names, and compared without a function: a macro of the database may be called like any.
 _OF: Final = "WHERE database_name = $database AND schema_name = 'main'"
 _TABLES: Final = f"SELECT table_name, estimated_size FROM system.main.duckdb_tables() {_OF}"
@@ -95,24 +95,23 @@ def spelled(name: str) -> str:
     return ascii(name if len(name) <= _SHOWN else f"{name[:_SHOWN]}...")
 
 
-def schema_version() -> int:
-    """Return the schema of this version."""
-    return len(migrations.migration_scripts())
-
-
-def tables_of(version: int) -> Mapping[str, Columns]:
-    """Return the columns of every table of a schema, by name."""
-    return _tables_of(tuple(migrations.migration_scripts()[:version]))
+@cache
+def declared_tables() -> Mapping[str, Columns]:
+    """Return the columns of every table that a database should have, by name."""
+    return {
+        table.name: {column.name: Column(column.type, column.is_nullable, None, False) for column in table.columns}
+        for table in TABLES.values()
+    }
 
 
 def catalogue_with(views: str, storage: str) -> Catalogue:
-    """Return what a database of this version's schema has, with the views and macros of a script.
+    """Return what a database with the declared tables has, with the views and macros of a script.
 
     Args:
         views: The script.
         storage: The version of DuckDB that the database is stored for, on which the text of a stored view depends.
     """
-    return _catalogue_with(tuple(migrations.migration_scripts()), views, storage)
+    return _catalogue_with(schema_sql(), views, storage)
 
 
 def read_catalogue(duck: duckdb.DuckDBPyConnection, database: str) -> Catalogue:
@@ -141,19 +140,42 @@ def read_catalogue(duck: duckdb.DuckDBPyConnection, database: str) -> Catalogue:
 
 
 def _sorted(sql: str) -> str:
-    """Text of a view, with sets of names in one order: DuckDB writes them in another each time it stores them."""
-    return _EXCLUDED.sub(lambda match: f"EXCLUDE ({', '.join(sorted(match[1].split(', ')))})", sql)
+    """Return a view's text with its sets of columns in one order: DuckDB writes them in another each time."""
+    parts, end = [], 0
+    for match in _SETS.finditer(sql):
+        if match.start() >= end:  # else within one that is sorted as a whole
+            entries, closing = _entries(sql, match.end())
+            parts += [sql[end : match.end()], ", ".join(sorted(entries))]
+            end = closing
+    return "".join((*parts, sql[end:]))
 
 
-def require_tables(tables: Mapping[str, Columns], version: int, where: str) -> None:
-    """Check that every table of a schema is there and has its columns.
+def _entries(sql: str, start: int) -> tuple[list[str], int]:
+    """Return what stands between commas from a place behind an opening parenthesis on, and where that is closed."""
+    entries, depth, is_quoted = [], 0, False
+    for at in range(start, len(sql)):
+        character = sql[at]
+        if character == "'":
+            is_quoted = not is_quoted
+        elif not is_quoted:
+            depth += (character == "(") - (character == ")")
+            if depth < 0 or (character == "," and depth == 0):
+                entries.append(sql[start:at].strip())
+                start = at + 1
+            if depth < 0:
+                return entries, at
+    return [*entries, sql[start:]], len(sql)
+
+
+def require_tables(tables: Mapping[str, Columns], where: str) -> None:
+    """Check that every declared table is there and has its columns.
 
     Raises:
-        UserError: One is missing or other than the migrations make it; names it.
+        UserError: One is missing or other than it is declared; names it.
     """
-    for table, expected in tables_of(version).items():
+    for table, expected in declared_tables().items():
         if table not in tables:
-            raise UserError(f"{where} is of schema {version} and has no table {table}.")
+            raise UserError(f"{where} has no table {table}.")
         require_columns(tables[table], expected, f"{where}: table {table}")
 
 
@@ -175,18 +197,17 @@ def require_columns(columns: Columns, expected: Columns, where: str) -> None:
             raise UserError(f"{where}: column {name} is {spelled(columns[name].type)}, not {column.type}.")
 
 
-def require_known(tables: Mapping[str, object], version: int, where: str) -> None:
-    """Check that there is no table but those of a schema.
+def require_known(tables: Mapping[str, object], where: str) -> None:
+    """Check that there is no table but those that are declared.
 
     Raises:
         UserError: There is; names it.
     """
-    allowed = tables_of(version)
     for name in tables:
-        if name not in allowed:
+        if name not in TABLES:
             raise UserError(
-                f"{where} has a table {spelled(name)}, which no database of schema {version} has. "
-                f"Allowed: {', '.join(sorted(allowed))}."
+                f"{where} has a table {spelled(name)}, which no result database has. "
+                f"Allowed: {', '.join(sorted(TABLES))}."
             )
 
 
@@ -201,21 +222,13 @@ def require_plausible(rows: int, size_bytes: int, where: str) -> None:
 
 
 @cache
-def _tables_of(scripts: tuple[str, ...]) -> Mapping[str, Columns]:
-    with in_memory() as duck:
-        for script in scripts:
-            duck.execute(script)
-        return read_catalogue(duck, "memory").tables
-
-
-@cache
-def _catalogue_with(scripts: tuple[str, ...], views: str, storage: str) -> Catalogue:
+def _catalogue_with(tables: str, views: str, storage: str) -> Catalogue:
     with TemporaryDirectory(prefix="exitbench-") as folder:
         path = quoted_text(str(Path(folder) / "expected.duckdb"))
         with in_memory() as duck:
             duck.execute(f"ATTACH {path} AS expected (STORAGE_VERSION {quoted_text(storage)})")
             duck.execute("USE expected; BEGIN")  # a commit takes longer than all of it
-            for script in (*scripts, views):
+            for script in (tables, views):
                 duck.execute(script)
             duck.execute("COMMIT")
         with in_memory() as duck:

@@ -25,7 +25,7 @@ def remember(path: Path, version: str) -> None:
 
     Args:
         path: The file; nobody may be able to write it at this moment.
-        version: Digest of migrations and views.
+        version: Digest of tables and views.
     """
     state = file_state(path)
     if state is None:

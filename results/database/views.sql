@@ -1,4 +1,4 @@
--- The views: what people and reports query. Tables may change with a migration; a view's name and columns do not.
+-- The views: what people and reports query. Tables may change with a version; a view's name and columns do not.
 -- Every view shows the latest successful attempt at each cell, except `failures`. Blocks and exit layers are numbered
 -- 1..L, positions from 1, logarithms are natural.
 
@@ -626,7 +626,7 @@ COMMENT ON VIEW answers IS 'One row per document of a quality run.';
 CREATE VIEW token_trace AS
 SELECT
     n.* EXCLUDE (params), t.* EXCLUDE (attempt_id), own.text, its.text AS full_text,
-    -- Traces of older versions do not say what full depth emitted.
+    -- A trace that has no token of full depth says nothing of it.
     CASE WHEN d.is_known THEN coalesce(t.token_id = t.full_token_id, false) END AS equal_full,
     CASE WHEN d.is_known THEN coalesce(t.position >= d.first_divergence, false) END AS diverged, n.params
 FROM token_exit AS t

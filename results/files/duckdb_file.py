@@ -15,7 +15,7 @@ _START_BYTES: Final = 4096
 _PROGRAMS: Final = {b"SQLite format 3\0": "a SQLite database", b"PAR1": "a Parquet file", b"\x1f\x8b": "a gzip file"}
 _SEPARATED: Final = {".csv": "a CSV file", ".tsv": "a TSV file"}
 _OUR_NAMES: Final = (b"schema_version", b"spool_sha256")
-"""A table and a column that every version of the schema has; DuckDB stores their names as they are."""
+"""A table and a column that every result database has; DuckDB stores their names as they are."""
 
 
 def is_duckdb_file(path: Path) -> bool:

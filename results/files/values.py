@@ -18,7 +18,7 @@ class Value:
     Attributes:
         words: What it should be, for messages.
         allows: Whether a value is that.
-        needed: Whether the key must be there; earlier versions did not write every one.
+        needed: Whether the key must be there.
     """
 
     words: str

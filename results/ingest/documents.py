@@ -1,14 +1,10 @@
-"""Tables of one row a document, made of the rows of its tokens: what questions about whole documents are asked of.
-
-A column of the rows that they are made of may be missing, as in files of earlier versions: it is NULL then.
-"""
+"""Tables of one row a document, made of the rows of its tokens: what questions about whole documents are asked of."""
 
 from typing import Final
 
 _IN_ORDER: Final = "min(position) = 1 AND max(position) = count(*)"
 """Whether a place in a list is a position; every version of ExitBench has written positions 1..n."""
 
-# As migration 0019 has it for rows of before.
 _FILL: Final = {
     "token_exit": f"""
         INSERT INTO document_exit BY NAME
@@ -18,13 +14,13 @@ _FILL: Final = {
             arg_min_null(score, position) FILTER (token_id IS DISTINCT FROM full_token_id) AS divergence_score,
             CASE WHEN {_IN_ORDER} THEN list(exit_layer ORDER BY position) END AS exit_layer,
             CASE WHEN {_IN_ORDER} THEN list(coalesce(token_id = full_token_id, false) ORDER BY position) END AS is_equal
-        FROM (FROM token_exit WHERE false UNION ALL BY NAME {{rows}}) GROUP BY attempt_id, doc_key
+        FROM ({{rows}}) GROUP BY attempt_id, doc_key
     """,
     "probe_token": f"""
         INSERT INTO document_probe BY NAME
         SELECT
             attempt_id, doc_key, CASE WHEN {_IN_ORDER} THEN list(first_match ORDER BY position) END AS first_match
-        FROM (FROM probe_token WHERE false UNION ALL BY NAME {{rows}}) WHERE choice IS NULL
+        FROM ({{rows}}) WHERE choice IS NULL
         GROUP BY attempt_id, doc_key
     """,
 }
@@ -35,7 +31,7 @@ def fill_sql(table: str, rows: str) -> str | None:
 
     Args:
         table: Where the rows belong.
-        rows: SQL that selects them; the columns that may be NULL may be missing.
+        rows: SQL that selects them.
     """
     fill = _FILL.get(table)
     return None if fill is None else fill.format(rows=rows)

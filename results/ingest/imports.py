@@ -26,24 +26,12 @@ from exitbench.results.files.regular import open_regular
 from exitbench.results.ingest.manifest import Manifest
 from exitbench.results.ingest.snapshot import is_loaded, load_snapshot
 from exitbench.results.spool.records import BENCHMARK, IMPORT, records
+from exitbench.results.spool.schema import arrow_schema
+from exitbench.results.tables import TABLES
 
 IMPORTS: Final = IMPORT.folder
 PERF: Final = BENCHMARK.folder
-_BENCHMARKS: Final = pa.schema(
-    [
-        ("benchmark", pa.string()),
-        ("measured_at", pa.timestamp("us")),
-        ("git_commit", pa.string()),
-        ("git_dirty", pa.bool_()),
-        ("machine", pa.string()),
-        ("params", pa.string()),
-        ("extra", pa.string()),
-        ("median_s", pa.float64()),
-        ("data", pa.list_(pa.float64())),
-    ]
-)
-
-
+_BENCHMARKS: Final = arrow_schema(TABLES["perf_sample"])
 _ODD: Final = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 """What comes of a file that has other things where numbers, texts and objects should be."""
 

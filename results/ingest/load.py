@@ -16,7 +16,6 @@ from exitbench.results.beside.trainings import load_trainings
 from exitbench.results.beside.vocabularies import load_vocabularies
 from exitbench.results.database.catalogue import ATTEMPT
 from exitbench.results.database.catalogue_rows import insert_catalogue
-from exitbench.results.database.earlier import complete
 from exitbench.results.database.trouble import driver_error, is_damage, is_trouble
 from exitbench.results.files.arrow import driver_connection, parquet_path
 from exitbench.results.files.atomic_folder import DamagedFile, SpoolError
@@ -34,29 +33,7 @@ from exitbench.results.spool.attempts import (
 )
 from exitbench.results.spool.records import linked
 from exitbench.results.spool.schema import TABLES
-from exitbench.results.statistics.stability import FILL_SQL
-
-DATABASE_TABLE: Final = {
-    "samples": "sample",
-    "tokens": "token_exit",
-    "sequence_trace": "sequence_block",
-    "choices": "choice_answer",
-    "choice_tokens": "choice_token",
-    "probe": "probe_token",
-    "sublayers": "sublayer_token",
-    "layer_pairs": "layer_pair",
-    "prompts": "prompt_token",
-    "scores": "score_token",
-    "fit_curve": "fit_curve",
-    "calibration": "calibration_step",
-    "metrics": "metric",
-    "timings": "timing_sample",
-    "token_times": "token_time",
-    "device": "device_sample",
-    "energy": "energy_sample",
-    "energy_domains": "energy_domain",
-}
-
+from exitbench.results.tables import FILES
 
 _GROUP_ATTEMPTS: Final = 100
 _GROUP_BYTES: Final = 32_000_000
@@ -248,7 +225,6 @@ def _load_records(engine: sa.Engine, records: Sequence[AttemptRecord], artifacts
             successes = [record for record in records if record.status["status"] == "ok"]
             for table in TABLES:
                 _insert_files(connection, table, [record for record in successes if table in record.tables])
-            complete(connection, [record.attempt.attempt_id for record in successes])
     except (duckdb.Error, sa.exc.StatementError, KeyError, TypeError, ValueError) as error:
         cause = driver_error(error)
         if is_trouble(cause):
@@ -293,12 +269,9 @@ def _insert_files(connection: sa.Connection, table: str, records: Sequence[Attem
     files = [parquet_path(record.attempt.path / f"{table}.parquet") for record in records]
     rows = f"""
         SELECT string_split(filename, '/')[-2] AS attempt_id, * EXCLUDE (filename, file_row_number) {more}
-        FROM read_parquet($1, filename=true, file_row_number=true, union_by_name=true, hive_partitioning=false)
+        FROM read_parquet($1, filename=true, file_row_number=true, hive_partitioning=false)
     """
     duck = driver_connection(connection)
-    duck.execute(f"INSERT INTO {DATABASE_TABLE[table]} BY NAME {rows}", [files])
-    if (fill := fill_sql(DATABASE_TABLE[table], rows)) is not None:
+    duck.execute(f"INSERT INTO {FILES[table].name} BY NAME {rows}", [files])
+    if (fill := fill_sql(FILES[table].name, rows)) is not None:
         duck.execute(fill, [files])
-    if table == "probe":
-        ids = [record.attempt.attempt_id for record in records]
-        duck.execute(FILL_SQL, [ids])

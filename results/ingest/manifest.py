@@ -18,21 +18,19 @@ from exitbench.errors import UserError
 from exitbench.results.database.sandbox import sandbox
 from exitbench.results.database.tables import (
     Column,
+    declared_tables,
     quoted_text,
     require_columns,
     require_known,
     require_plausible,
-    schema_version,
     spelled,
-    tables_of,
 )
 from exitbench.results.files.arrow import parquet_path
 from exitbench.results.files.atomic_folder import check_digest, read_json
+from exitbench.results.tables import SCHEMA_VERSION, TABLES
 
 MANIFEST: Final = "manifest.json"
 FORMAT: Final = "exitbench-snapshot-1"
-OF_EVERY_DATABASE: Final = ("schema_version", "view_source", "published_source", "published_result")
-"""Tables that no database has from another."""
 _LARGEST_BYTES: Final = 1_000_000
 _SHOWN: Final = 200
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
@@ -43,13 +41,11 @@ class Manifest:
     """What a snapshot says of itself.
 
     Attributes:
-        schema_version: Schema of the database that it is of.
         tables: Digest of every table's file.
         rows: Rows of every table.
         texts_left_out_of: Labels of the data sets whose texts it does not have. If there is one, no token is spelled.
     """
 
-    schema_version: int
     tables: dict[str, str]
     rows: dict[str, int]
     texts_left_out_of: tuple[str, ...]
@@ -67,8 +63,8 @@ class Manifest:
         record = read_json(path)
         if record.get("format") != FORMAT:
             raise UserError(f"{path}: format is {spelled(str(record.get('format')))}, not {FORMAT!r}.")
-        version = _version(path, record.get("schema_version"))
-        tables = _tables(path, record.get("tables"), version)
+        _require_version(path, record.get("schema_version"))
+        tables = _tables(path, record.get("tables"))
         labels = record.get("texts_left_out_of")
         if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
             raise UserError(f"{path}: texts_left_out_of is not a list of labels.")
@@ -76,7 +72,7 @@ class Manifest:
         for name, count in rows.items():
             file = _file(folder, name)
             require_plausible(count, _size_of(file), str(file))
-        return cls(version, {name: table["sha256"] for name, table in tables.items()}, rows, tuple(labels))
+        return cls({name: table["sha256"] for name, table in tables.items()}, rows, tuple(labels))
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
@@ -111,27 +107,21 @@ def _file(folder: Path, table: str) -> Path:
     return folder / f"{table}.parquet"
 
 
-def _version(path: Path, version: Any) -> int:
-    newest = schema_version()
-    if type(version) is not int or version < 1:
+def _require_version(path: Path, version: Any) -> None:
+    if type(version) is not int or version != SCHEMA_VERSION:
         raise UserError(
-            f"{path}: schema_version is {spelled(str(version))}. Allowed: a whole number from 1 to {newest}."
+            f"{path}: schema_version is {spelled(str(version))}; this version of ExitBench reads {SCHEMA_VERSION} "
+            "only. Read it with the version that wrote it, or export the rebuilt database again."
         )
-    if version > newest:
-        raise UserError(
-            f"{path}: of schema {spelled(str(version)) if version > 10**9 else version}; this version of "
-            f"ExitBench knows up to {newest}. Use the newer version."
-        )
-    return version
 
 
-def _tables(path: Path, tables: Any, version: int) -> Mapping[str, Mapping[str, Any]]:
+def _tables(path: Path, tables: Any) -> Mapping[str, Mapping[str, Any]]:
     """Return what a manifest says of tables, each known and complete."""
     if not isinstance(tables, dict):
         raise UserError(f"{path}: tables is not an object of tables by name.")
-    require_known(tables, version, str(path))
-    if missing := sorted(tables_of(version).keys() - tables.keys() - set(OF_EVERY_DATABASE)):
-        raise UserError(f"{path}: lacks {', '.join(missing)}, which every snapshot of schema {version} has.")
+    require_known(tables, str(path))
+    if missing := sorted(name for name, table in TABLES.items() if not table.local and name not in tables):
+        raise UserError(f"{path}: lacks {', '.join(missing)}, which every snapshot has.")
     for name, table in tables.items():
         if not isinstance(table, dict):
             raise UserError(f"{path}: tables.{name} is not an object with rows and sha256.")
@@ -166,7 +156,7 @@ def _columns(duck: duckdb.DuckDBPyConnection, folder: Path, table: str, manifest
     columns = {name: Column(_in_parquet(kind), True, None, False) for name, kind, *_ in described}
     expected = {
         name: column._replace(type=_in_parquet(column.type))
-        for name, column in tables_of(manifest.schema_version)[table].items()
+        for name, column in declared_tables()[table].items()
         if name in columns or not column.nullable
     }
     require_columns(columns, expected, str(path))

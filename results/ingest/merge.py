@@ -14,8 +14,8 @@ import sqlalchemy as sa
 
 from exitbench.errors import UserError
 from exitbench.results.database.connection import copy_to, open_database
-from exitbench.results.database.keys import KEYS, key_rows
-from exitbench.results.database.tables import quoted, schema_version, tables_of
+from exitbench.results.database.keys import key_rows
+from exitbench.results.database.tables import quoted
 from exitbench.results.database.trouble import driver_error
 from exitbench.results.files.arrow import driver_connection
 from exitbench.results.files.atomic_folder import read_json, sha256, unique_name
@@ -23,9 +23,10 @@ from exitbench.results.files.duckdb_file import is_duckdb_file
 from exitbench.results.ingest.imports import IMPORTS, PERF, benchmark_rows
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.ingest.snapshot import MANIFEST, SCORES, is_snapshot, load_snapshot, write_snapshot
-from exitbench.results.ingest.soundness import require_sound, tables_by_attempt
+from exitbench.results.ingest.soundness import require_sound
 from exitbench.results.ingest.spool_import import has_records, import_spool, require_equal
 from exitbench.results.spool.attempts import scan_spool
+from exitbench.results.tables import KEYS, TABLES, tables_of_attempts
 
 Kind = Literal["spool", "snapshot", "database", "benchmarks"]
 
@@ -158,7 +159,7 @@ def _merge_rows(
 
 @contextmanager
 def _as_database(source: Path, kind: Kind, spool_root: Path) -> Iterator[sa.Engine]:
-    """Yield a database of this schema with the rows of a source, which may be changed."""
+    """Yield a database with the rows of a source, which may be changed."""
     with TemporaryDirectory(dir=spool_root, prefix=".import-") as folder:
         copy = Path(folder) / "source.duckdb"
         try:
@@ -168,7 +169,7 @@ def _as_database(source: Path, kind: Kind, spool_root: Path) -> Iterator[sa.Engi
                 if kind == "snapshot":
                     load_snapshot(database.engine, source)
                 with database.engine.connect() as connection:
-                    rows = {table: quoted(table) for table in tables_of(schema_version())}
+                    rows = {table: quoted(table) for table in TABLES}
                     require_sound(driver_connection(connection), rows, str(source))
                 yield database.engine
         except UserError as error:
@@ -181,7 +182,7 @@ def _delete_known(engine: sa.Engine, keys: Mapping[str, pa.Table]) -> None:
     """Delete what is known elsewhere, and the cells that are left without attempts."""
     with engine.begin() as connection:
         duck = driver_connection(connection)
-        owners = {**dict.fromkeys(tables_by_attempt(), "attempt"), **{table: table for table in KEYS}}
+        owners = {**dict.fromkeys(tables_of_attempts(), "attempt"), **{table: table for table in KEYS}}
         for table, keyed in owners.items():
             equal = " AND ".join(f"known_keys.{quoted(key)} = {quoted(table)}.{quoted(key)}" for key in KEYS[keyed])
             duck.register("known_keys", keys[keyed])

@@ -19,8 +19,8 @@ from exitbench.results.database.connection import (
     open_database,
     require_complete,
 )
+from exitbench.results.database.current import find
 from exitbench.results.database.foreign import is_empty
-from exitbench.results.database.migrations.current import find
 from exitbench.results.files.duckdb_file import require_duckdb_file
 from exitbench.results.ingest.load import IngestReport, load_spool
 from exitbench.terminal import number_of
@@ -39,7 +39,7 @@ def rebuild(
 
     Args:
         spool_root: The spool.
-        path: The database; need not exist, and may be of a newer schema.
+        path: The database; need not exist, and may be of another version.
         progress: Called with (attempts seen, attempts in the spool).
         forget: Whether the new database may lack attempts that the old one has.
 

@@ -3,14 +3,12 @@
     FOLDER/{manifest.json, TABLE.parquet ..}
 
 A snapshot is what is handed on (`export`) and what an import keeps in the spool, so that a rebuilt database has it:
-it says of which schema it is, and one of an earlier schema is migrated when it is loaded.
+it says of which schema it is, and one of another schema is refused.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import pyarrow as pa
@@ -19,42 +17,29 @@ import sqlalchemy as sa
 
 from exitbench import __version__
 from exitbench.errors import UserError
-from exitbench.results.database import migrations
-from exitbench.results.database.earlier import complete
-from exitbench.results.database.keys import KEYS
-from exitbench.results.database.sandbox import fresh_database
-from exitbench.results.database.tables import quoted, quoted_text, schema_version, tables_of
+from exitbench.results.database.tables import quoted, quoted_text
 from exitbench.results.files.arrow import driver_connection
 from exitbench.results.files.atomic_folder import sha256, write_folder, write_json
 from exitbench.results.files.paths import without_home
 from exitbench.results.ingest.manifest import FORMAT, table_rows
 from exitbench.results.ingest.manifest import MANIFEST as MANIFEST
-from exitbench.results.ingest.manifest import OF_EVERY_DATABASE as OF_EVERY_DATABASE
 from exitbench.results.ingest.manifest import Manifest as Manifest
-from exitbench.results.ingest.soundness import LATER, require_sound
+from exitbench.results.ingest.soundness import require_sound
+from exitbench.results.tables import ARTIFACTS, KEYS, SCHEMA_VERSION, TABLES
 from exitbench.terminal import number_of
 
 _BATCH_ROWS: Final = 65_536
-_ARTIFACTS: Final = ("environment", "hardware", "model_artifact", "dataset_artifact")
 SCORES: Final = ("metric", "sample_rescore")
 """Tables with a known attempt's scores under another metric version."""
 _QUOTING: Final = {
-    "sample": {
-        "output_text": "''",
-        "output_ids": "[]::INTEGER[]",
-        "input_text": "NULL::VARCHAR",
-        "gold_text": "NULL::VARCHAR",
-    },
-    "choice_answer": {"text": "NULL::VARCHAR"},
-    "choice_token": {"token_id": "NULL::INTEGER"},
-    "probe_token": {"gold_token_id": "NULL::INTEGER"},
-    "prompt_token": {"token_id": "NULL::INTEGER"},
-    "attempt": {"log_tail": "NULL::VARCHAR"},
+    table.name: {one.name: f"{one.left_out}::{one.type}" for one in table.columns if one.left_out is not None}
+    for table in TABLES.values()
 }
 """What quotes records of a data set, or may: prompts, answers, references, what a failing cell printed; and what stands
 there instead."""
-_NAMES_PATHS: Final = {"attempt": ("reason", "log_tail")}
-"""What may say where files lie on somebody's machine; earlier versions stored it as it was."""
+_NAMES_PATHS: Final = {
+    table.name: tuple(column.name for column in table.columns if column.names_paths) for table in TABLES.values()
+}
 _SPELLING: Final = "token_text"
 """With it, the ids in traces of tokens are texts."""
 
@@ -110,8 +95,9 @@ def load_snapshot(engine: sa.Engine, folder: Path) -> int:
         UserError: As `Manifest.read` and `Manifest.columns`; rows refer to what is not there; or an attempt that both
             have is not the same in both.
     """
-    manifest = Manifest.read(folder)
-    with _of_this_schema(engine, folder, manifest) as tables, engine.begin() as connection:
+    columns_of = Manifest.read(folder).columns(folder)
+    tables = {table: _Rows(table_rows(folder.absolute(), table), columns) for table, columns in columns_of.items()}
+    with engine.begin() as connection:
         sources = {name: rows.source for name, rows in tables.items()}
         require_sound(driver_connection(connection), sources, str(folder))
         theirs, ours = (_digests(connection, table) for table in (sources["attempt"], "attempt"))
@@ -122,9 +108,8 @@ def load_snapshot(engine: sa.Engine, folder: Path) -> int:
                 "One of the two was changed; nothing is merged."
             )
         for table in sorted(tables, key=_turn):
-            if table not in OF_EVERY_DATABASE:
+            if not TABLES[table].local:
                 connection.exec_driver_sql(_insert(table, tables[table]))
-        complete(connection)
     return len(theirs.keys() - ours.keys())
 
 
@@ -150,7 +135,7 @@ def _new_rows(table: str, rows: str) -> str:
     by, known = (KEYS[table], table) if table in KEYS else (("attempt_id",), "attempt")
     keys = _names(by)
     # What was made later of attempts that are not here (any more) stays out.
-    placed = "SEMI JOIN attempt USING (attempt_id)" if table in LATER else ""
+    placed = "SEMI JOIN attempt USING (attempt_id)" if TABLES[table].grows_later else ""
     return (
         f"FROM {rows} AS incoming ANTI JOIN (SELECT DISTINCT {keys} FROM {quoted(known)}) AS known USING ({keys}) "
         f"{placed}"
@@ -159,18 +144,18 @@ def _new_rows(table: str, rows: str) -> str:
 
 def _turn(table: str) -> int:
     """Attempts say which of their rows are new until they are in, and whose later ones have a place from then on."""
-    return 2 if table in LATER else int(table == "attempt")
+    return 2 if TABLES[table].grows_later else int(table == "attempt")
 
 
 def _insert(table: str, rows: _Rows) -> str:
     """SQL that adds what a table does not have."""
     names = _names(rows.columns)
     into = f"INSERT INTO {quoted(table)} ({names}) SELECT {names}"
-    if table in _ARTIFACTS:
+    if table in ARTIFACTS:
         return f"{into} FROM {rows.source} ON CONFLICT DO NOTHING"
     if table == "cell":
         # As with attempts of the spool, the latest attempt gives a cell its names.
-        columns = (quoted(name) for name in tables_of(schema_version())[table] if name != "cell_id")
+        columns = (quoted(column.name) for column in TABLES[table].columns if not column.key)
         renamed = ", ".join(f"{name} = excluded.{name}" for name in columns)
         return (
             f"{into} FROM {rows.source} ON CONFLICT (cell_id) DO UPDATE SET {renamed} "
@@ -187,57 +172,19 @@ def _digests(connection: sa.Connection, attempts: str) -> dict[str, str]:
     return dict(driver_connection(connection).execute(f"SELECT attempt_id, spool_sha256 FROM {attempts}").fetchall())
 
 
-@contextmanager
-def _of_this_schema(engine: sa.Engine, folder: Path, manifest: Manifest) -> Iterator[dict[str, _Rows]]:
-    """Yield what to select every table's rows from, at the schema of this version."""
-    columns_of = manifest.columns(folder)
-    files = {table: _Rows(table_rows(folder.absolute(), table), columns) for table, columns in columns_of.items()}
-    if manifest.schema_version == schema_version():
-        yield files
-        return
-    scripts = migrations.migration_scripts()
-    with TemporaryDirectory(prefix="exitbench-snapshot-") as beside:
-        path = Path(beside) / "snapshot.duckdb"
-        readable = [folder.absolute() / f"{table}.parquet" for table in files]
-        with fresh_database(path, readable) as old:
-            for script in scripts[: manifest.schema_version]:
-                old.execute(script)
-            for table, rows in files.items():
-                names = _names(rows.columns)
-                old.execute(f"INSERT INTO {quoted(table)} ({names}) SELECT {names} FROM {rows.source}")
-            for script in scripts[manifest.schema_version :]:
-                old.execute(script)
-        with _attached(engine, path):
-            yield {
-                table: _Rows(f"incoming.main.{quoted(table)}", tuple(columns))
-                for table, columns in tables_of(schema_version()).items()
-            }
-
-
-@contextmanager
-def _attached(engine: sa.Engine, path: Path) -> Iterator[None]:
-    with engine.connect() as connection:
-        driver_connection(connection).execute(f"ATTACH {quoted_text(str(path))} AS incoming (READ_ONLY, TYPE duckdb)")
-    try:
-        yield
-    finally:
-        with engine.connect() as connection:
-            driver_connection(connection).execute("DETACH incoming")
-
-
 def _write_tables(engine: sa.Engine, folder: Path, redistributable: Collection[str] | None) -> None:
     with engine.connect() as connection:
         duck = driver_connection(connection)
         licensed = licensed_labels(duck, redistributable)
         tables = {}
-        for name in sorted(tables_of(schema_version())):
+        for name in sorted(TABLES):
             path = folder / f"{name}.parquet"
-            rows = _write_table(duck, select_rows(name, licensed), path, _NAMES_PATHS.get(name, ()))
+            rows = _write_table(duck, select_rows(name, licensed), path, _NAMES_PATHS[name])
             tables[name] = {"rows": rows, "sha256": sha256(path)}
     manifest = {
         "format": FORMAT,
         "exitbench": __version__,
-        "schema_version": schema_version(),
+        "schema_version": SCHEMA_VERSION,
         "texts_left_out_of": sorted(licensed),
         "left_out": left_out(licensed) if licensed else None,
         "tables": tables,
@@ -260,7 +207,7 @@ def licensed_labels(duck: Any, redistributable: Collection[str] | None) -> froze
 
 def select_rows(table: str, licensed: Collection[str]) -> str:
     """Return SQL that selects a table's rows, without what quotes records of data sets with these labels."""
-    columns, replaced = tables_of(schema_version())[table], _QUOTING.get(table, {})
+    columns, replaced = [column.name for column in TABLES[table].columns], _QUOTING[table]
     if not licensed or not replaced:
         nothing = "WHERE false" if licensed and table == _SPELLING else ""
         return f"SELECT {_names(columns)} FROM {quoted(table)} {nothing}"
@@ -280,7 +227,7 @@ def select_rows(table: str, licensed: Collection[str]) -> str:
 
 def without_paths(table: str, row: dict[str, Any]) -> dict[str, Any]:
     """Return a row of a table without homes in the columns that may say where files lie on somebody's machine."""
-    texts = {name: row[name] and without_home(row[name]) for name in _NAMES_PATHS.get(table, ())}
+    texts = {name: row[name] and without_home(row[name]) for name in _NAMES_PATHS[table]}
     return {**row, **texts}
 
 

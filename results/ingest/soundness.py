@@ -4,39 +4,21 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from exitbench.errors import UserError
-from exitbench.results.database.tables import quoted, schema_version, spelled, tables_of
+from exitbench.results.database.tables import declared_tables, quoted, spelled
 from exitbench.results.spool.schema import STATUSES
+from exitbench.results.tables import REFERENCES, TABLES
 
-REFERENCES: Final = (
-    ("attempt", "cell_id", "cell"),
-    ("attempt", "env_id", "environment"),
-    ("attempt", "hw_id", "hardware"),
-    ("cell", "model_id", "model_artifact"),
-    ("cell", "data_id", "dataset_artifact"),
-    ("training_log", "weights_sha256", "training_run"),
-)
-"""Columns that name a row of another table by its key."""
-LATER: Final = ("metric", "sample_rescore", "token_tag")
-"""Tables to which an attempt may get more rows after it ended, and of which a snapshot may have only these."""
 _IDS: Final = (
     ("attempt", "attempt_id", "[0-9]{8}T[0-9]{12}Z-[0-9a-f]{8}"),
     ("cell", "cell_id", "[0-9a-f]{64}"),
 )
 """Ids of which folders of the spool have their names."""
-
-
 _POSITIONS_FROM_0: Final = ("timing_sample", "energy_sample")
 """Tables whose position is a place in the order of arms, not that of a token."""
 _BLOCKS: Final = (
     "(SELECT attempt_id, blocks FROM ({attempt}) JOIN ({cell}) USING (cell_id) "
     "JOIN ({model_artifact}) USING (model_id))"
 )
-
-
-def tables_by_attempt() -> list[str]:
-    """Return the names of this schema's tables whose rows are of attempts, but for the attempts themselves."""
-    tables = tables_of(schema_version()).items()
-    return sorted(name for name, columns in tables if "attempt_id" in columns and name != "attempt")
 
 
 def require_sound(duck: Any, sources: Mapping[str, str], where: str) -> None:
@@ -58,9 +40,9 @@ def require_sound(duck: Any, sources: Mapping[str, str], where: str) -> None:
         ).fetchone()
         if bad_id is not None:
             raise UserError(f"{where}: {table}.{column} {spelled(bad_id[0])} is no id that ExitBench gives.")
-    to_attempt = ((table, "attempt_id", "attempt") for table in tables_by_attempt() if table not in LATER)
-    for table, column, owner in (*REFERENCES, *to_attempt):
-        if table not in sources or owner not in sources:
+    for table, column, owner in REFERENCES:
+        # An attempt may get more rows after it ended, and a snapshot may have only these.
+        if TABLES[table].grows_later or table not in sources or owner not in sources:
             continue
         key = quoted(column)
         n, example = duck.execute(
@@ -79,7 +61,7 @@ def _require_values(duck: Any, sources: Mapping[str, str], where: str) -> None:
     """Check that statuses are known, exit layers are blocks of the model, and positions count from 1."""
     selected = {table: f"SELECT * FROM {source}" for table, source in sources.items()}
     statuses = ", ".join(f"'{status}'" for status in STATUSES)
-    for table, columns in tables_of(schema_version()).items():
+    for table, columns in declared_tables().items():
         if table not in sources:
             continue
         faults: list[tuple[str, str, str]] = []

@@ -14,7 +14,7 @@ import pyarrow as pa
 from deltalake.exceptions import CommitFailedError
 
 from exitbench.errors import UserError
-from exitbench.results.database.tables import quoted, quoted_text, schema_version, tables_of
+from exitbench.results.database.tables import declared_tables, quoted, quoted_text
 from exitbench.results.files.canonical import canonical_json
 from exitbench.results.ingest.snapshot import licensed_labels, select_rows, without_paths
 from exitbench.results.lake import tables
@@ -92,7 +92,7 @@ def _append(duck: duckdb.DuckDBPyConnection, lake: str, name: str, rows: str) ->
 
 def _reader(duck: duckdb.DuckDBPyConnection, name: str, source: str) -> pa.RecordBatchReader:
     """Return rows as a lake has them: JSON as text, and messages of attempts without paths of this machine."""
-    types = {column: of.type.replace("JSON", "VARCHAR") for column, of in tables_of(schema_version())[name].items()}
+    types = {column: of.type.replace("JSON", "VARCHAR") for column, of in declared_tables()[name].items()}
     columns = ", ".join(f"{quoted(column)}::{duck_type} AS {quoted(column)}" for column, duck_type in types.items())
     reader = duck.sql(f"SELECT {columns} {source}").to_arrow_reader(_BATCH_ROWS)
     if name != "attempt":

@@ -16,10 +16,11 @@ from exitbench.errors import UserError, told
 from exitbench.results.database.access_lock import AccessLock
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.database.sandbox import sandbox
-from exitbench.results.database.tables import quoted, quoted_text, schema_version, spelled, tables_of
+from exitbench.results.database.tables import declared_tables, quoted, quoted_text, spelled
 from exitbench.results.ingest.soundness import require_sound
 from exitbench.results.lake import tables
 from exitbench.results.lake.tables import LOADED, SHARED, LakeTable
+from exitbench.results.tables import SCHEMA_VERSION
 
 _PLANNING: Final = ("disabled_optimizers = 'join_order'", "dynamic_or_filter_threshold = 100000")
 """Keep the order of joins in views, so that files of other attempts are skipped, also for more than 50 attempts."""
@@ -36,7 +37,7 @@ def open_lake(lake: str) -> Database:
     if attempts is None or not attempts.files:
         others = sorted(name for name in tables.listing(lake, "") if name.startswith("schema="))
         has = f"; it has {', '.join(map(spelled, others))}" if others else ""
-        raise UserError(f"{lake}: no lake of schema {schema_version()}{has}. `exitbench export lake` makes one.")
+        raise UserError(f"{lake}: no lake of schema {SCHEMA_VERSION}{has}. `exitbench export lake` makes one.")
     names = [name for name in tables.key_columns() if name != "attempt"]
     with ThreadPoolExecutor() as pool:
         found = pool.map(lambda name: tables.open_table(lake, name), names)
@@ -78,7 +79,7 @@ def _fill(duck: duckdb.DuckDBPyConnection, opened: list[LakeTable]) -> set[str]:
 
 def _select(duck: duckdb.DuckDBPyConnection, table: LakeTable, complete: Collection[str]) -> str:
     """Return SQL that selects the rows of complete attempts; of a table in a bucket it reads an Arrow data set."""
-    types = tables_of(schema_version())[table.name]
+    types = declared_tables()[table.name]
     columns = ", ".join(f"{quoted(name)}::{column.type} AS {quoted(name)}" for name, column in types.items())
     is_by_attempt = tables.partitioned_by(table.name) == ["attempt_id"]
     if "://" in table.url:

@@ -17,14 +17,10 @@ from deltalake.schema import ArrayType, Field, PrimitiveType, Schema
 from pyarrow import fs
 
 from exitbench.errors import UserError
-from exitbench.results.database.keys import KEYED
-from exitbench.results.database.tables import schema_version, spelled, tables_of
-from exitbench.results.ingest.manifest import OF_EVERY_DATABASE
+from exitbench.results.database.tables import declared_tables, spelled
+from exitbench.results.tables import ARTIFACTS, KEYS, SCHEMA_VERSION, TABLES
 
-SHARED: Final = {
-    **{"environment": ("env_id",), "hardware": ("hw_id",), "model_artifact": ("model_id",)},
-    **{"dataset_artifact": ("data_id",), "cell": ("cell_id", "described_by")},
-}
+SHARED: Final = {**{name: TABLES[name].key for name in ARTIFACTS}, "cell": ("cell_id", "described_by")}
 """Tables whose rows many attempts share, with their keys; of a cell, a reader takes the newest description."""
 LOADED: Final = ("attempt", *SHARED, "attempt_file", "metric", "training_run")
 """Tables that a reader loads; others have many rows per attempt and are queried in place."""
@@ -64,8 +60,8 @@ class LakeTable:
 @cache
 def key_columns() -> Mapping[str, tuple[str, ...]]:
     """Return the columns that identify what is appended at once, by table; tables that a reader loads come first."""
-    names = (*LOADED, *sorted(set(tables_of(schema_version())) - {*LOADED, *OF_EVERY_DATABASE}))
-    return {name: {**SHARED, **KEYED}.get(name, ("attempt_id",)) for name in names}
+    others = (name for name, table in TABLES.items() if name not in LOADED and not table.local)
+    return {name: {**SHARED, **KEYS}.get(name, ("attempt_id",)) for name in (*LOADED, *sorted(others))}
 
 
 def partitioned_by(name: str) -> list[str]:
@@ -103,7 +99,7 @@ def options(url: str) -> dict[str, str]:
 
 def table_url(lake: str, name: str) -> str:
     """Return where a table of this version's schema is."""
-    return f"{lake.rstrip('/')}/schema={schema_version()}/{name}"
+    return f"{lake.rstrip('/')}/schema={SCHEMA_VERSION}/{name}"
 
 
 def create_table(lake: str, name: str) -> None:
@@ -143,7 +139,7 @@ def open_table(lake: str, name: str) -> LakeTable | None:
         },
     }
     if wrong := next((what for what, is_other in others.items() if is_other), None):
-        raise UserError(f"{url}: has other {wrong} than ExitBench writes in schema {schema_version()}.")
+        raise UserError(f"{url}: has other {wrong} than ExitBench writes in schema {SCHEMA_VERSION}.")
     return LakeTable(name, url, table, {file: parts[2] for file, parts in files.items() if parts})
 
 
@@ -161,7 +157,7 @@ def explained(where: str) -> Iterator[None]:
 
 def _schema(name: str) -> Schema:
     """Return the schema of a table in a lake."""
-    types = {column: of.type for column, of in tables_of(schema_version())[name].items()}
+    types = {column: of.type for column, of in declared_tables()[name].items()}
     elements = {column: PrimitiveType(_TYPES[duck.removesuffix("[]")]) for column, duck in types.items()}
     return Schema(
         [Field(of, ArrayType(elements[of]) if duck.endswith("[]") else elements[of]) for of, duck in types.items()]

@@ -155,7 +155,7 @@ def _result(run: Mapping[str, Any], metric: Mapping[str, Any]) -> dict[str, Any]
             "evaluation_description": f"{metric['metric']} of {run['task']}, version {metric['metric_version']}",
             "lower_is_better": metric["lower_is_better"],
             "score_type": "continuous",
-            # null says that an end is not known, which is so without a scale and where an older version ran
+            # null says that an end is not known, which is so without a scale
             "min_score": metric["scale_low"],
             "max_score": metric["scale_high"],
         },

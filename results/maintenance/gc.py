@@ -18,8 +18,6 @@ from exitbench.results.database.tables import quoted
 from exitbench.results.files.arrow import driver_connection
 from exitbench.results.files.atomic_folder import SpoolError
 from exitbench.results.ingest.imports import imported_attempts
-from exitbench.results.ingest.load import DATABASE_TABLE
-from exitbench.results.ingest.soundness import tables_by_attempt
 from exitbench.results.maintenance.integrity import counted_rows, stored_rows
 from exitbench.results.spool.attempts import (
     QUARANTINE,
@@ -32,6 +30,7 @@ from exitbench.results.spool.attempts import (
     scan_spool,
 )
 from exitbench.results.spool.heartbeat import owner_of
+from exitbench.results.tables import FILES, tables_of_attempts
 
 Kind = Literal["killed attempt", "quarantined attempt", "leftover", "superseded attempt", "traces"]
 
@@ -211,14 +210,14 @@ def _traces(finished: Sequence[Attempt], stored: _Stored) -> Iterator[Garbage]:
 def _trace_rows(path: Path) -> dict[str, int]:
     record = read_attempt(path)
     rows = counted_rows(record)
-    return {table: rows.get(DATABASE_TABLE[table], 0) for table in TRACES if table in record.tables}
+    return {table: rows.get(FILES[table].name, 0) for table in TRACES if table in record.tables}
 
 
 def _forget(path: Path, attempt_ids: Sequence[str]) -> None:
     """Remove every row of attempts, in one transaction."""
     with open_database(path, read_only=False) as database, database.engine.begin() as connection:
         duck = driver_connection(connection)
-        for table in (*tables_by_attempt(), "attempt"):
+        for table in (*tables_of_attempts(), "attempt"):
             duck.execute(f"DELETE FROM {quoted(table)} WHERE list_contains($1, attempt_id)", [list(attempt_ids)])
         for table, key in (("environment", "env_id"), ("hardware", "hw_id")):
             duck.execute(f"DELETE FROM {table} WHERE {key} NOT IN (SELECT {key} FROM attempt)")

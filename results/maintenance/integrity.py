@@ -17,12 +17,10 @@ from exitbench.results.beside.trainings import check_trainings
 from exitbench.results.beside.vocabularies import check_vocabularies
 from exitbench.results.database.catalogue import ATTEMPT, ATTEMPT_FILE
 from exitbench.results.database.connection import DamagedDatabase, Database, DatabaseInUse, open_database
-from exitbench.results.database.tables import quoted, schema_version, tables_of
+from exitbench.results.database.tables import quoted
 from exitbench.results.files.atomic_folder import DamagedFile, SpoolError
 from exitbench.results.ingest.imports import imported_attempts
-from exitbench.results.ingest.load import DATABASE_TABLE
 from exitbench.results.ingest.snapshot import Manifest
-from exitbench.results.ingest.soundness import REFERENCES, tables_by_attempt
 from exitbench.results.spool.attempts import (
     QUARANTINE,
     Attempt,
@@ -33,33 +31,12 @@ from exitbench.results.spool.attempts import (
     scan_spool,
 )
 from exitbench.results.spool.records import IMPORT, linked, records
+from exitbench.results.tables import FILES, REFERENCES, TABLES
 from exitbench.terminal import number_of
 
 _INDEX_ROWS: Final = 1_000
 """DuckDB asks an index for up to 2,048 rows, and reads the table for more."""
 _REBUILD: Final = "`exitbench db rebuild` builds the database anew."
-_KEYS: Final = {
-    "token_exit": "attempt_id, doc_key, position",
-    "document_exit": "attempt_id, doc_key",
-    "document_probe": "attempt_id, doc_key",
-    "quality_difference": "attempt_id, part",
-    "sequence_block": "attempt_id, doc_key, block",
-    "choice_answer": "attempt_id, doc_key, choice",
-    "choice_token": "attempt_id, doc_key, choice, position",
-    "probe_token": "attempt_id, doc_key, choice, position",
-    "sublayer_token": "attempt_id, doc_key, position, block, read_out",
-    "layer_pair": "attempt_id, doc_key, block_a, block_b",
-    "prompt_token": "attempt_id, doc_key, position",
-    "token_time": "attempt_id, doc_key, round, arm, position",
-    "token_tag": "attempt_id, doc_key, position, tagger",
-    "score_token": "attempt_id, doc_key, choice, position",
-    "timing_sample": "attempt_id, doc_key, round, position, twin, phase",
-    "device_sample": "attempt_id, round, moment, device",
-    "energy_sample": "attempt_id, doc_key, round, position, twin, domain",
-    "energy_domain": "attempt_id, domain",
-    "training_log": "weights_sha256, step, block, metric",
-}
-"""What tells rows apart where no primary key sees to it."""
 
 
 @dataclass(frozen=True)
@@ -142,11 +119,11 @@ def counted_rows(record: AttemptRecord) -> dict[str, int]:
     """
     if record.status["status"] != "ok":
         return {}
-    counts = {DATABASE_TABLE[table]: rows for table, rows in record.freed.items()}
+    counts = {FILES[table].name: rows for table, rows in record.freed.items()}
     for table in record.tables:
         path = record.attempt.path / f"{table}.parquet"
         try:
-            counts[DATABASE_TABLE[table]] = pq.read_metadata(path).num_rows
+            counts[FILES[table].name] = pq.read_metadata(path).num_rows
         except (OSError, pa.ArrowException) as error:
             raise SpoolError(f"{path}: cannot be read as Parquet: {error}") from error
     return {table: rows for table, rows in counts.items() if rows}
@@ -155,7 +132,7 @@ def counted_rows(record: AttemptRecord) -> dict[str, int]:
 def stored_rows(database: Database) -> dict[str, dict[str, int]]:
     """Return how many rows of each attempt the database has, by attempt and table; rescored metrics do not count."""
     counts: dict[str, dict[str, int]] = {}
-    for table in DATABASE_TABLE.values():
+    for table in (filled.name for filled in FILES.values()):
         own = "JOIN attempt USING (attempt_id) WHERE scored_at = ended_at" if table == "metric" else ""
         query = f"SELECT attempt_id, count(*) AS n FROM {table} {own} GROUP BY attempt_id"
         for row in database.query(query).to_pylist():
@@ -166,7 +143,7 @@ def stored_rows(database: Database) -> dict[str, dict[str, int]]:
 def _read_all(database: Database) -> _Stored:
     """Read every value, since a block that was changed shows when it is read."""
     stored = _Stored(rows=stored_rows(database))
-    for table in sorted(tables_of(schema_version())):
+    for table in sorted(TABLES):
         row = database.query(f"SELECT count(*) AS n, bit_xor(hash(t)) FROM {quoted(table)} AS t").to_pylist()[0]
         stored.total += row["n"]
     _read_indexes(database)
@@ -205,9 +182,8 @@ def _differences(record: AttemptRecord, stored: _Stored) -> Iterator[str]:
         return
     if stored.done[attempt_id] != record.done_sha256:
         yield f"{where / 'DONE'}: is not what the database was filled from. {_REBUILD}"
-    known = stored.files.get(attempt_id)
-    # Attempts that were ingested before the database listed files have none.
-    if known is not None and known != record.digests:
+    known = stored.files.get(attempt_id, {})
+    if known != record.digests:
         names = sorted(name for name in known.keys() | record.digests if known.get(name) != record.digests.get(name))
         yield f"{where}: attempt_file has other digests of {', '.join(names)}. {_REBUILD}"
     try:
@@ -225,8 +201,7 @@ def _differences(record: AttemptRecord, stored: _Stored) -> Iterator[str]:
 
 
 def _rows_without_owner(database: Database) -> Iterator[str]:
-    references = (*((table, "attempt_id", "attempt") for table in tables_by_attempt()), *REFERENCES)
-    for table, column, owner in references:
+    for table, column, owner in REFERENCES:
         query = f"SELECT min({column}) AS id, count(*) AS n FROM {quoted(table)} ANTI JOIN {owner} USING ({column})"
         row = database.query(query).to_pylist()[0]
         if row["n"]:
@@ -235,13 +210,13 @@ def _rows_without_owner(database: Database) -> Iterator[str]:
 
 
 def _rows_twice(database: Database) -> Iterator[str]:
-    for table, key in _KEYS.items():
-        repeated = f"SELECT {key} FROM {table} GROUP BY ALL HAVING count(*) > 1"
+    for table in (one for one in TABLES.values() if not one.indexed):
+        repeated = f"SELECT {', '.join(table.key)} FROM {table.name} GROUP BY ALL HAVING count(*) > 1"
         rows = database.query(f"SELECT *, count(*) OVER () AS n FROM ({repeated}) LIMIT 1").to_pylist()
         if rows:
             n = rows[0].pop("n")
             which = ", ".join(f"{name} {value}" for name, value in rows[0].items())
-            yield f"{table}: {number_of(n, 'row')} more than once, such as {which}. {_REBUILD}"
+            yield f"{table.name}: {number_of(n, 'row')} more than once, such as {which}. {_REBUILD}"
 
 
 def _nowhere_else(attempt_ids: Set[str], spool_root: Path, path: Path) -> Iterator[str]:

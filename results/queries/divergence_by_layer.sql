@@ -16,7 +16,7 @@ tokens AS (
         attempt_id, first_divergence, exit_layer[:coalesce(first_divergence, len(exit_layer))] AS followed,
         unnest(followed) AS exit_layer, generate_subscripts(followed, 1) AS position
     FROM documents
-    WHERE is_known -- traces of older versions do not say what full depth emitted
+    WHERE is_known -- a trace that has no token of full depth says nothing of it
 )
 SELECT
     model, task_label, method, label, kv_policy, seed, exit_layer, count(*) AS tokens,

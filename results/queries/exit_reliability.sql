@@ -16,7 +16,7 @@ grouped AS (
         t.attempt_id, t.exit_layer, t.score, t.token_id = t.full_token_id AS agrees,
         ntile(10) OVER (PARTITION BY t.attempt_id ORDER BY t.score, t.doc_key, t.position) AS tenth
     FROM token_exit AS t JOIN chosen AS c ON c.attempt_id = t.attempt_id AND c.doc_key = t.doc_key
-    -- Traces of older versions do not say what full depth emitted.
+    -- A trace that has no token of full depth says nothing of it.
     WHERE c.is_known AND t.reason = 'threshold' AND t.score IS NOT NULL AND coalesce(t.position <= c.first_divergence, true)
     WINDOW run AS (PARTITION BY t.attempt_id)
     QUALIFY min(t.score) OVER run < max(t.score) OVER run

@@ -28,7 +28,7 @@ tokens AS (
         min(t.position) FILTER (t.token_id IS DISTINCT FROM t.full_token_id) OVER document AS differs_at
     FROM token_exit AS t JOIN lost AS l ON l.attempt_id = t.attempt_id AND l.doc_key = t.doc_key
     WINDOW document AS (PARTITION BY t.attempt_id, t.doc_key)
-    -- Traces of older versions do not say what full depth emitted.
+    -- A trace that has no token of full depth says nothing of it.
     QUALIFY count(t.full_token_id) OVER document > 0
 ),
 errors AS (

@@ -23,7 +23,7 @@ first_difference AS (
     SEMI JOIN chosen USING (attempt_id, doc_key)
     JOIN beside USING (attempt_id)
     GROUP BY attempt_id, doc_key
-    -- Traces of older versions do not say what full depth emitted.
+    -- A trace that has no token of full depth says nothing of it.
     HAVING count(full_token_id) > 0 AND count_if(differs) > 0
 ),
 probed AS (

@@ -24,7 +24,7 @@ emitted AS (
         min(t.position) FILTER (t.token_id IS DISTINCT FROM t.full_token_id) OVER document AS differs_at
     FROM token_exit AS t SEMI JOIN chosen USING (attempt_id, doc_key) JOIN beside AS b USING (attempt_id)
     WINDOW document AS (PARTITION BY t.attempt_id, t.doc_key)
-    -- Traces of older versions do not say what full depth emitted.
+    -- A trace that has no token of full depth says nothing of it.
     QUALIFY count(t.full_token_id) OVER document > 0
 )
 SELECT

@@ -10,7 +10,6 @@ years later. Where tables were freed, because a database has their rows, FREED s
 import json
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,14 +24,12 @@ import pyarrow.parquet as pq
 
 from exitbench.errors import UserError, is_out_of_memory, suggestion
 from exitbench.results.files.atomic_folder import (
-    SEAL,
     DamagedFile,
     SpoolError,
     check_digest,
     read_digests,
     read_json,
     sha256,
-    write_digested_folder,
     write_json,
 )
 from exitbench.results.files.paths import without_home
@@ -250,30 +247,6 @@ class AttemptWriter:
             self.finish(status_of(error), f"{type(error).__name__}: {error}")
 
 
-def copy_attempt(attempt: Attempt, spool_root: Path, cell: Mapping[str, Any]) -> Path:
-    """Write a finished attempt once more, for another cell; whole or not at all. Returns its folder.
-
-    Args:
-        attempt: With all its tables.
-        spool_root: The spool.
-        cell: The content of cell.json in place of its own.
-
-    Raises:
-        SpoolError: A key is missing, or of the wrong kind.
-        UserError: The folder cannot be written.
-    """
-    _require(cell, CELL_KEYS, "cell.json")
-    path = attempt_path(spool_root, cell["cell_id"], _following_id(spool_root, cell["cell_id"]))
-
-    def fill(folder: Path) -> None:
-        for name in read_digests(attempt.path / SEAL).keys() - {"cell.json"}:
-            shutil.copyfile(attempt.path / name, folder / name)
-        write_json(folder / "cell.json", dict(cell))
-
-    write_digested_folder(path, fill)
-    return path
-
-
 def new_attempt_id() -> str:
     """Return a new attempt id: UTC time to the microsecond, then 32 random bits; ids sort by time."""
     return _id_of(datetime.now(UTC))
@@ -372,7 +345,9 @@ def read_status(attempt: Attempt) -> AttemptStatus:
     if attempt.finished:
         try:
             content = read_json(attempt.path / "status.json")
-            _require(content, _OUTCOME if _is_newer(content) else STATUS_KEYS, str(attempt.path / "status.json"))
+            _require(
+                content, _OUTCOME if _is_of_another_version(content) else STATUS_KEYS, str(attempt.path / "status.json")
+            )
             status, reason = content["status"], content["reason"]
         except SpoolError as error:
             status, reason = DAMAGED, str(error)
@@ -384,7 +359,7 @@ def read_attempt(path: Path) -> AttemptRecord:
 
     Raises:
         DamagedFile: DONE is missing or unreadable, a file is missing, no regular file or was changed; names the file.
-        SpoolError: A key is missing or of the wrong kind, or a newer version wrote the files; names the file.
+        SpoolError: A key is missing or of the wrong kind, or another version wrote the files; names the file.
     """
     digests = read_digests(path / "DONE")
     missing = set(_JSON_FILES) - digests.keys()
@@ -451,7 +426,7 @@ def conform(table: str, rows: pa.Table, *, where: str) -> pa.Table:
     Args:
         table: A name in `schema.TABLES`.
         rows: The schema's columns, in any order, of types that cast without loss of range; those that may be null may
-            be missing, and are null then (an earlier version of the spool did not have them).
+            be missing, and are null then.
         where: What to name in errors.
 
     Raises:
@@ -470,7 +445,7 @@ def conform(table: str, rows: pa.Table, *, where: str) -> pa.Table:
         _check_list_lengths(conformed, where)
     if table == "metrics" and not pc.all(pc.is_finite(conformed["value"]), min_count=0).as_py():
         raise SpoolError(f"{where}: column 'value' has entries that are not finite; leave undefined metrics out.")
-    if table == "metrics" and (unknown := set(conformed["role"].to_pylist()) - {None, *ROLES}):
+    if table == "metrics" and (unknown := set(conformed["role"].to_pylist()) - set(ROLES)):
         raise SpoolError(f"{where}: unknown role {min(unknown)!r}.{suggestion(min(unknown), ROLES)}")
     return conformed
 
@@ -541,18 +516,18 @@ def _read_status(path: Path) -> dict[str, Any]:
     """Return status.json of an attempt."""
     where = path / "status.json"
     status = read_json(where)
-    if _is_newer(status):
+    if _is_of_another_version(status):
         raise SpoolError(
-            f"{where}: written by a newer version (spool schema {status['schema_version']}, this one reads up to "
-            f"{SCHEMA_VERSION})."
+            f"{where}: written by another version of ExitBench (spool schema {status['schema_version']}); this one "
+            f"reads {SCHEMA_VERSION} only."
         )
     _require(status, STATUS_KEYS, str(where))
     return status
 
 
-def _is_newer(status: Mapping[str, Any]) -> bool:
+def _is_of_another_version(status: Mapping[str, Any]) -> bool:
     version = status.get("schema_version")
-    return type(version) is int and version > SCHEMA_VERSION
+    return type(version) is int and version != SCHEMA_VERSION
 
 
 def _read(path: Path, keys: Keys) -> dict[str, Any]:

@@ -11,21 +11,6 @@ SIMILAR: Final = 0.9
 TOLERANCE: Final = 0.01
 """By how much, in all, a probability or a cosine may fall where it counts as nearly growing: more than rounding."""
 
-FILL_SQL: Final = f"""
-    UPDATE probe_token SET
-        tolerance = {TOLERANCE},
-        nearly_monotone_from = 1 + coalesce(list_max([
-            CASE WHEN p_final[k]::DOUBLE - list_min(p_final[k + 1:])::DOUBLE > {TOLERANCE} THEN k ELSE 0 END
-            for k in range(1, len(p_final))
-        ]), 0),
-        nearly_grows_from = 1 + coalesce(list_max([
-            CASE WHEN cosine_last[k]::DOUBLE - list_min(cosine_last[k + 1:-2])::DOUBLE > {TOLERANCE} THEN k ELSE 0 END
-            for k in range(1, len(cosine_last) - 1)
-        ]), 0)
-    WHERE tolerance IS NULL AND list_contains($1, attempt_id)
-"""
-"""What `stability` says within the tolerance, of attempts ($1) whose files are of a version that did not store it."""
-
 
 def stability(p_final_NL: NDArray[np.floating], cosine_last_NL: NDArray[np.floating]) -> dict[str, NDArray[np.number]]:
     """Return the probe's columns that follow from two of its lists.

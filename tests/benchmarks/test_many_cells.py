@@ -26,7 +26,7 @@ from exitbench.harness.running import worker
 from exitbench.harness.running.environment import environment_and_hardware
 from exitbench.results.analysis.status import spool_status
 from exitbench.results.spool.attempts import AttemptWriter
-from exitbench.results.spool.schema import METRICS
+from exitbench.results.spool.schema import TABLES
 from exitbench.tasks.builtin.tokenizer import build_tokenizer
 
 THRESHOLDS, WORKED = 1_000, 50
@@ -68,8 +68,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 METRIC = pa.Table.from_pylist(
-    [{"metric": "f1", "metric_version": "1", "value": 50.0, "ci_low": 1.0, "ci_high": 99.0, "ci_method": "b", "n": 4}],
-    schema=METRICS,
+    [
+        {"metric": "f1", "metric_version": "1", "role": "headline", "value": 50.0, "n": 4}
+        | {"ci_low": 1.0, "ci_high": 99.0, "ci_method": "b"}
+    ],
+    schema=TABLES["metrics"],
 )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from exitbench.results.database.migrations import migration_scripts
+from exitbench.results.tables import SCHEMA_VERSION, schema_sql
 
 DISK_BYTES = 64 << 20
 KILOBYTE = 1 << 10
@@ -98,11 +98,11 @@ def test_a_rebuild_that_finds_no_room_leaves_the_database_as_it_was(
 
 
 @pytest.mark.parametrize("free_kilobytes", [0, 100, 400])
-def test_a_migration_that_finds_no_room_is_done_later(bench: Any, disk: Path, whole: Path, free_kilobytes: int) -> None:
+def test_views_that_find_no_room_are_made_later(bench: Any, disk: Path, whole: Path, free_kilobytes: int) -> None:
     path = disk / "exitbench.duckdb"
     with duckdb.connect(path) as connection:
-        connection.execute(migration_scripts()[0])
-        connection.execute("INSERT INTO schema_version VALUES (1, now()::TIMESTAMP, 'earlier')")
+        connection.execute(schema_sql())
+        connection.execute("INSERT INTO schema_version VALUES (?, now()::TIMESTAMP, 'test')", [SCHEMA_VERSION])
     ballast = fill(disk, free_kilobytes * KILOBYTE)
     query = ("import", whole / "spool", "--runs", disk)  # a reader would leave the file as it is
     done = bench.do(*query)

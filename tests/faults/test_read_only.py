@@ -10,12 +10,12 @@ from typing import Any
 import duckdb
 import pytest
 
-from exitbench.results.database.migrations import migration_scripts
+from exitbench.results.tables import SCHEMA_VERSION, schema_sql
 
 
 @pytest.fixture(scope="module")
 def runs(bench: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A runs folder where the suite has run, on a file system that is then read-only; an old database beside it."""
+    """A runs folder where the suite has run, then read-only; a database without views beside it."""
     folder = tmp_path_factory.mktemp("read-only")
     mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
@@ -23,8 +23,8 @@ def runs(bench: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
     assert bench.run(folder / "runs").returncode == 0
     shutil.rmtree(folder / "runs" / "report")
     with duckdb.connect(folder / "old.duckdb") as connection:
-        connection.execute(migration_scripts()[0])
-        connection.execute("INSERT INTO schema_version VALUES (1, now()::TIMESTAMP, 'earlier')")
+        connection.execute(schema_sql())
+        connection.execute("INSERT INTO schema_version VALUES (?, now()::TIMESTAMP, 'test')", [SCHEMA_VERSION])
     (folder / "runs" / "spool" / "aa" / "a" / "20260102T030405000000Z-00000000").mkdir(parents=True)
     os.utime(folder / "runs" / "spool" / "aa" / "a" / "20260102T030405000000Z-00000000", (0, 0))
     subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)

@@ -20,7 +20,7 @@ import pyarrow as pa
 from exitbench.results.files.canonical import content_id
 from exitbench.results.spool import attempts as spool
 from exitbench.results.spool.attempts import AttemptWriter
-from exitbench.results.spool.schema import FITTED_FILE, PROBE_FLOAT_LISTS, PROBE_ID_LISTS
+from exitbench.results.spool.schema import FITTED_FILE
 from exitbench.results.statistics.intervals import (
     PERCENT,
     Interval,
@@ -143,12 +143,12 @@ def cell_json(
     documents: int = DOCUMENTS,
     random_weights: bool = False,
 ) -> dict[str, Any]:
-    """cell.json; `source` stands for the text of the method's source."""
+    """cell.json; `source` stands for what the method computes."""
     weights = {f"{part}_sha256": content_id([model.name, part]) for part in ("weights", "config", "tokenizer")}
     method_part = {
         "name": method.name,
         "params": dict(method.params),
-        "source_sha256": content_id(method.name + source),
+        "revision": content_id(method.name + source),
     }
     # The first token leaves early too, of either model.
     first = {"first_token": "gated"} if model.kind == "causal" else {}
@@ -161,9 +161,10 @@ def cell_json(
     }
     data = {"name": task.name, "data_sha256": content_id([task.name, "data"]), "metric_version": "1"}
     identity = {
-        "id_version": 1,
+        "id_version": 3,
         "kind": kind,
         "method": method_part,
+        "engine_version": 1,
         "kv_policy": method.kv_policy,
         "model": weights,
         "task": data,
@@ -175,13 +176,19 @@ def cell_json(
     }
     return {
         "cell_id": content_id(identity),
-        "id_version": 1,
+        "id_version": 3,
         "suite": "example",
         "kind": kind,
         "execution": "simulated" if kind == "replay" else "real",
         "random_weights": random_weights,
         "limited": False,
-        "method": method_part,
+        "method": {**method_part, "distribution": None, "version": None, "unused_params": []},
+        "engine_version": 1,
+        "engine": "lean",
+        "device_map": None,
+        "head_precision": "exact",
+        "batch_rows": None,
+        "seeds": None,
         "kv_policy": method.kv_policy,
         "model": {
             "name": model.name,
@@ -190,13 +197,16 @@ def cell_json(
             "blocks": model.blocks,
             "encoder_blocks": model.encoder_blocks,
             "parameters": 1_000_000 * model.blocks,
+            "source": None,
         },
         "task": {**data, "label": task.label, "split": "test", "source": "builtin", "documents": documents},
         **asked,
         "data": {
             **{"task": data["name"], "source": "builtin", "split": "test", "limit": documents},
             **{"seed": 0, "level": 2, "files": []},
+            **{"apart_from": [], "settings": None, "declaration": None},
         },
+        "held_out": None,
         "full_depth_cell_id": full_id,
         "depends_on": list(depends_on),
         "identity": identity,
@@ -458,7 +468,7 @@ class World:
             "first_match": first_match,
             "stable_from": beliefs.stable_from,
             **stability(signals["p_final"], signals["cosine_last"]),
-            **{name: lists(signals[name]) for name in (*PROBE_ID_LISTS, *PROBE_FLOAT_LISTS)},
+            **{name: lists(signals[name]) for name in signals},
         }
         with AttemptWriter(root, cell, ENV) as writer:
             writer.write("probe", pa.table(rows))
@@ -552,6 +562,7 @@ class World:
                                 "n_tokens": length,
                                 "wall_ns": int(ns),
                                 "device_ns": None,
+                                "cpu_ns": int(ns),
                             }
                         )
         metrics = {

@@ -12,14 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from exitbench.results.database.connection import open_database
-from exitbench.results.database.migrations import migration_scripts
+from exitbench.results.tables import SCHEMA_VERSION
 
 pytest.importorskip("deltalake", reason="deltalake is not installed (pip install 'exitbench[lake]')")
 
 Ask = Callable[..., tuple[int, str, str]]
 Change = Callable[[dict[str, Any]], Any]
 
-VERSION = len(migration_scripts())
 COUNT = "SELECT count(*), count(score) FROM token_exit"
 PART = "part-00000-00000000-0000-0000-0000-000000000000-c000.zstd.parquet"
 
@@ -44,7 +43,7 @@ def lake(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def table_of(lake: Path, table: str = "token_exit") -> Path:
     """A table's folder."""
-    return lake / f"schema={VERSION}" / table
+    return lake / f"schema={SCHEMA_VERSION}" / table
 
 
 def files_of(lake: Path, table: str = "token_exit") -> list[Path]:
@@ -253,9 +252,9 @@ def test_python_writes_nothing_either(lake: Path) -> None:
     assert not (lake.parent / "x.csv").exists()
 
 
-@pytest.mark.parametrize("version", [VERSION + 3, VERSION - 1])
+@pytest.mark.parametrize("version", [SCHEMA_VERSION + 3, 24])
 def test_a_lake_of_another_schema_is_told(lake: Path, ask: Ask, version: int) -> None:
-    (lake / f"schema={VERSION}").rename(lake / f"schema={version}")
+    (lake / f"schema={SCHEMA_VERSION}").rename(lake / f"schema={version}")
     code, _, error = ask("sql", COUNT, "--lake", lake)
     assert code == 2
-    assert f"no lake of schema {VERSION}; it has 'schema={version}'" in error
+    assert f"no lake of schema {SCHEMA_VERSION}; it has 'schema={version}'" in error

@@ -1,20 +1,15 @@
-"""Commands that look after what there is: db, gc, rescore, annotate, carry-over, export, import."""
+"""Commands that look after what there is: db, gc, rescore, annotate, export, import."""
 
 from pathlib import Path
-from typing import Final
 
 from exitbench.harness.cli.arguments.common import (
     Commands,
     add_data_dir,
     add_database,
     add_plugins,
-    add_runs,
     add_unsafe_code,
     command,
-    up_to,
 )
-
-_MOST_REPEATED: Final = 1000
 
 
 def add_commands(commands: Commands) -> None:
@@ -23,7 +18,6 @@ def add_commands(commands: Commands) -> None:
     _add_gc(commands)
     _add_rescore(commands)
     _add_annotate(commands)
-    _add_carry_over(commands)
     _add_export(commands)
     _add_import(commands)
 
@@ -90,16 +84,6 @@ def _add_annotate(commands: Commands) -> None:
     of = "the library's model, in the language of the answers (English: en_core_web_sm, en)"
     parser.add_argument("--model", metavar="NAME", help=of)
     add_database(parser)
-
-
-def _add_carry_over(commands: Commands) -> None:
-    examples = "  exitbench carry-over\n  exitbench carry-over --sample 5 --data-dir ../data"
-    about = "Keep results of an older version, where a repeated sample agrees: they get today's ids."
-    parser = command(commands, "carry-over", "carry_over:carry_over", about, examples)
-    about = "results to repeat for each method and model (2)"
-    parser.add_argument("--sample", type=up_to(_MOST_REPEATED), default=2, metavar="N", help=about)
-    add_data_dir(parser, "that were answered")
-    add_runs(parser)
 
 
 def _add_export(commands: Commands) -> None:

@@ -9,7 +9,7 @@ PURPOSES: Final[Mapping[str, tuple[str, ...]]] = {
     "Run": ("plan", "run", "status", "lm-eval"),
     "Ask and compare": ("report", "show", "compare", "ask", "sql", "replay", "claims"),
     "Models and training": ("list", "inspect", "show-prompts", "new", "train", "fit", "calibrate", "tune"),
-    "Keep and share": ("export", "import", "rescore", "annotate", "carry-over", "db", "gc"),
+    "Keep and share": ("export", "import", "rescore", "annotate", "db", "gc"),
     "Check": ("check", "verify", "doctor", "env"),
 }
 """Headings, and the commands below each in the order in which they are needed."""

@@ -25,10 +25,7 @@ CAPTION = (
     "speed-up at batch size 1. A gate that only computes on logits reads nothing of its own; oracles are taken as if "
     "they knew without looking."
 )
-EMPTY = (
-    "Not measured: no `quality` cell of a model with trained weights tells its cost by part. Run `nox -s bench`, or, "
-    "where an older version ran, the suite again into another folder (`exitbench run SUITE --runs DIR`)."
-)
+EMPTY = "Not measured: no `quality` cell of a model with trained weights tells its cost by part. Run `nox -s bench`."
 
 _PARTS = {"blocks": "blocks", "heads": "LM heads", "gates": "gates", "kv": "keys and values", "verification": "drafts"}
 _HATCHES = ("", "///", "xxx", "...", "\\\\\\")  # parts differ in grey print too

@@ -16,7 +16,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from exitbench.results.database.catalogue import PUBLISHED_RESULT, PUBLISHED_SOURCE
-from exitbench.results.database.migrations.current import publications_are_current
+from exitbench.results.database.current import publications_are_current
 from exitbench.results.database.published import ROWS, RULES, digest, text
 from exitbench.results.files.arrow import driver_connection
 from exitbench.results.files.canonical import canonical_json, content_id

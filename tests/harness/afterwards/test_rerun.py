@@ -95,16 +95,6 @@ def test_what_differs_in_software_is_told_beside_it(runs: Path, show: Show) -> N
     assert "  environment.packages.torch: 1.0.0 -> 2" in shown
 
 
-def test_of_an_earlier_version_the_documents_are_those_of_the_task(runs: Path, show: Show) -> None:
-    attempt = stored(runs, "quality", "full")
-    cell = json.loads((attempt.path / "cell.json").read_text())
-    (attempt.path / "cell.json").write_text(
-        json.dumps({key: cell[key] for key in cell if key not in ("data", "held_out")})
-    )
-    _seal(attempt.path)
-    assert show(attempt.attempt_id)[0] == 0
-
-
 def test_another_revision_of_the_method_is_refused_before_anything_runs(
     runs: Path, show: Show, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,9 +38,7 @@ Write = Callable[..., str]
 def write(runs: Path, example: ModuleType) -> Write:
     """Write a quality run scored by an old version, which gave every answer 1; every second answer is right."""
 
-    def run(
-        exit_layer: int = 1, data: DataRequest = DATA, data_dir: Path | None = None, *, note: bool = True, **told: Any
-    ) -> str:
+    def run(exit_layer: int = 1, data: DataRequest = DATA, data_dir: Path | None = None, **told: Any) -> str:
         documents = data.load(data_dir)
         task = get_task(data.task)
         method = example.Method("static", {"exit_layer": exit_layer})
@@ -62,9 +60,8 @@ def write(runs: Path, example: ModuleType) -> Write:
             }
             for number, document in enumerate(documents)
         ]
-        metric = {"metric": task.metrics[0], "metric_version": "old", "value": 1.0, "n": len(rows)}
-        del cell["data"]
-        with AttemptWriter(runs / "spool", cell | ({"data": asdict(data)} if note else {}), example.ENV) as writer:
+        metric = {"metric": task.metrics[0], "metric_version": "old", "role": "headline", "value": 1.0, "n": len(rows)}
+        with AttemptWriter(runs / "spool", cell | {"data": asdict(data)}, example.ENV) as writer:
             writer.write("samples", pa.Table.from_pylist(rows))
             writer.write("metrics", pa.Table.from_pylist([metric]))
             writer.finish("ok")
@@ -174,24 +171,6 @@ def test_local_files_are_found_below_the_data_folder(
     assert [row[:1] + row[3:] for row in ask(runs, CURRENT)] == [("bleu", 3), ("chrf", 3)]
     statistics = ask(runs, "SELECT statistics FROM sample_rescore")
     assert all(set(json.loads(text)) == {"bleu", "chrf"} for (text,) in statistics)
-
-
-def test_attempts_that_do_not_say_what_they_read_are_scored_where_a_suite_or_the_source_tells(
-    write: Write, runs: Path, lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    generated = DataRequest("squad", "builtin", "test", limit=6)
-    write(1, generated, note=False)
-    assert main(["rescore", "--runs", str(runs)]) == 0
-    write(2, LOCAL, lines, note=False)
-    command = ["rescore", "--runs", str(runs), "--data-dir", str(lines)]
-    assert main(command) == 1
-    assert "Give the TOML file of suite 'example'" in capsys.readouterr().err
-    (tmp_path / "my.toml").write_text(
-        'schema = 1\nname = "example"\nseed = 7\n[models.tiny]\nrecipe = "builtin-vanilla"\n'
-        '[tasks.wmt-en-fr]\ntask = "wmt-en-fr"\nsource = "local"\nsplit = "test"\n'
-        'files = { en = "text.en", fr = "text.fr" }\n[[sweep]]\nmethod = "static"\ngrid = { exit_layer = [1] }\n'
-    )
-    assert main([*command, str(tmp_path / "my.toml")]) == 0
 
 
 def test_a_damaged_record_is_set_aside_and_scored_again(

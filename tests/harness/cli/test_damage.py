@@ -29,7 +29,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 }
 FILES = ("DONE", "cell.json", "env.json", "status.json", "metrics.parquet")
 SUITE = '[[sweep]]\nmethod = "static"\ngrid = { exit_layer = [1] }\nkinds = ["quality"]\n'
-METRIC = {"metric": "f1", "metric_version": "1", "value": 1.0, "n": 4}
+METRIC = {"metric": "f1", "metric_version": "1", "role": "headline", "value": 1.0, "n": 4}
 
 
 @pytest.fixture

@@ -223,7 +223,7 @@ def test_an_output_folder_that_cannot_be_used_is_refused_before_any_work(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", suite.name]
 
 
-def test_a_database_of_a_newer_version_is_refused_before_any_work(
+def test_a_database_of_another_version_is_refused_before_any_work(
     suite: Path, example_database: Path, tmp_path: Path, exitbench: Command
 ) -> None:
     runs = tmp_path / "runs"
@@ -231,7 +231,8 @@ def test_a_database_of_a_newer_version_is_refused_before_any_work(
     (runs / "exitbench.duckdb").write_bytes(example_database.read_bytes())
     with duckdb.connect(str(runs / "exitbench.duckdb")) as connection:
         connection.execute("INSERT INTO schema_version VALUES (?, now(), 'future')", [NEWER_THAN_ANY])
-    assert_refused(exitbench("run", str(suite), "--data-dir", "data"), f"has schema {NEWER_THAN_ANY}")
+    says = f"another version of ExitBench (schema {NEWER_THAN_ANY}, "
+    assert_refused(exitbench("run", str(suite), "--data-dir", "data"), says)
     assert [path.name for path in runs.iterdir() if not path.name.startswith(".")] == ["exitbench.duckdb"]
 
 

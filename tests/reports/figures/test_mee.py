@@ -29,7 +29,7 @@ from exitbench.reports.plotting.print_rules import print_faults
 from exitbench.reports.plotting.style import LIGHT, MUTED, lay_out, series_styles, theme
 from exitbench.reports.registry import discover
 from exitbench.results.ingest.ingest import ingest
-from exitbench.results.spool.schema import PROBE_FLOAT_LISTS, PROBE_ID_LISTS
+from exitbench.results.spool.schema import TABLES
 from exitbench.results.statistics.stability import stability
 
 Rows = Callable[[Path, ModuleType, str], Frame]
@@ -63,7 +63,8 @@ class Probed:
         final = self.signals["top1_id"][:, -1]
         n, blocks = self.agrees.shape
         zeros = np.zeros((n, blocks))
-        lists = {name: self.signals.get(name, zeros) for name in (*PROBE_ID_LISTS, *PROBE_FLOAT_LISTS)}
+        names = [field.name for field in TABLES["probe"] if pa.types.is_list(field.type) and not field.nullable]
+        lists = {name: self.signals.get(name, zeros) for name in names}
         return pa.table(
             {
                 "doc_key": self.doc_key,

@@ -38,7 +38,10 @@ BLOCKS = 4
 DRAFTS = {
     "name": "self-speculation",
     "params": {"exit_layer": 1},
-    "source_sha256": "0" * 64,
+    "revision": "1",
+    "distribution": None,
+    "version": None,
+    "unused_params": [],
 }
 
 

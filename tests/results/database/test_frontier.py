@@ -8,23 +8,14 @@ from types import ModuleType
 from typing import Any
 
 import duckdb
-import pyarrow as pa
 import pytest
 
 from exitbench.results.database.connection import Database, open_database
-from exitbench.results.database.migrations import migration_scripts
 from exitbench.results.ingest.ingest import ingest
-from exitbench.results.spool.attempts import AttemptWriter
-from exitbench.results.spool.schema import METRICS
 from exitbench.results.statistics.speed import speedup_interval
 
-LATER = ("mean_blocks_run", "ideal_speedup_decode", "timed_documents", "timed_rounds")
-"""Metrics that earlier versions did not write."""
-BEFORE = 8
-"""The schema before metrics had roles."""
 
-
-def _make(example: ModuleType, root: Path, unused: dict[str, Any]) -> None:
+def _make(example: ModuleType, root: Path) -> None:
     """Full depth, and on the same documents: short answers, all blocks run, a large batch, and an ignored threshold."""
     model, task = example.MODELS[1], example.TASKS[0]
     world, full = example.WORLD.beliefs(model, task), example.cell_json(model, task, example.FULL, "quality")
@@ -46,33 +37,13 @@ def _make(example: ModuleType, root: Path, unused: dict[str, Any]) -> None:
     write(example.Method("static", {"exit_layer": 2}, "exact"), tokens=5)
     write(example.Method("static", {"exit_layer": 3}), tokens=5, batch_size=4)
     ruled = {"threshold": 0.9, "rule": "epsilon", "epsilon": 0.95, "levels": []}
-    write(example.Method("gate", ruled), tokens=5, **unused)
+    write(example.Method("gate", ruled), tokens=5, unused_params=["levels", "threshold"])
 
 
 @pytest.fixture(scope="module")
 def database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     folder = tmp_path_factory.mktemp("frontier")
-    _make(example, folder / "spool", {"unused_params": ["levels", "threshold"]})
-    assert ingest(folder / "spool", folder / "exitbench.duckdb").quarantined == ()
-    with open_database(folder / "exitbench.duckdb") as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def earlier(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    """The same as an earlier version wrote it: no roles, fewer metrics, nothing of parameters without effect."""
-    folder = tmp_path_factory.mktemp("earlier")
-    write = AttemptWriter.write
-
-    def write_less(self: AttemptWriter, table: str, rows: pa.Table) -> None:
-        if table == "metrics":
-            kept = [row for row in rows.drop_columns("role").to_pylist() if row["metric"] not in LATER]
-            rows = pa.Table.from_pylist(kept, schema=METRICS.remove(METRICS.get_field_index("role")))
-        write(self, table, rows)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(AttemptWriter, "write", write_less)
-        _make(example, folder / "spool", {})
+    _make(example, folder / "spool")
     assert ingest(folder / "spool", folder / "exitbench.duckdb").quarantined == ()
     with open_database(folder / "exitbench.duckdb") as opened:
         yield opened
@@ -147,73 +118,6 @@ def test_gain_is_positive_where_a_run_is_better_whichever_way_that_is(database: 
         )
         worse = _frontier(errors)[name]
         assert (worse["lower_is_better"], worse["delta"], worse["gain"]) == (True, row["delta"], -row["delta"])
-
-
-@pytest.mark.parametrize(
-    ("metric", "lower_is_better"),
-    [("ter,none", True), ("word_perplexity", True), ("brier_score", True), ("logprob_gap", True), ("water", False)],
-)
-def test_scores_of_earlier_attempts_have_the_direction_that_their_name_tells(
-    example: ModuleType, tmp_path: Path, metric: str, lower_is_better: bool
-) -> None:
-    cell = example.cell_json(example.MODELS[1], example.TASKS[0], example.FULL, "quality")
-    rows = [{"metric": name, "metric_version": "1", "value": 1.0, "n": 1} for name in (metric, "mean_exit_layer")]
-    with AttemptWriter(tmp_path / "spool", cell, example.ENV) as writer:
-        writer.write("metrics", pa.Table.from_pylist(rows))
-        writer.finish("ok")
-    assert ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb").quarantined == ()
-    with open_database(tmp_path / "exitbench.duckdb") as database:
-        found = database.query("SELECT metric, lower_is_better FROM metric").to_pylist()
-    assert {row["metric"]: row["lower_is_better"] for row in found} == {
-        metric: lower_is_better,
-        "mean_exit_layer": None,
-    }
-
-
-COMPLETED = """
-    SELECT metric, role, lower_is_better, value FROM metric JOIN attempt USING (attempt_id) JOIN cell USING (cell_id)
-    WHERE NOT (batch_size > 1 AND metric IN ('timed_documents', 'ideal_speedup_decode')) ORDER BY ALL
-"""
-PARAMETERS = "SELECT params FROM runs ORDER BY ALL"
-
-
-def test_what_earlier_attempts_do_not_say_is_filled_in_from_what_they_do(database: Database, earlier: Database) -> None:
-    _require_equal(earlier, database)
-    large = {batch: earlier.query(f"FROM frontier WHERE batch_size {batch}").to_pylist() for batch in ("= 1", "> 1")}
-    assert [row["ideal_speedup_decode"] is None for row in large["> 1"]] == [True]
-    assert not any(row["ideal_speedup_decode"] is None for row in large["= 1"])
-    (alone,) = large["> 1"]  # by bytes, of no meaning there, and what units had documents is not known
-    assert (alone["realised_fraction"], alone["timed_documents"], alone["timed_rounds"]) == (None, None, 1)
-
-
-def test_a_database_of_an_earlier_schema_is_filled_in_too(
-    database: Database, earlier: Database, tmp_path: Path
-) -> None:
-    path = tmp_path / "exitbench.duckdb"
-    with duckdb.connect(str(path)) as old:
-        for number, script in enumerate(migration_scripts()[:BEFORE], start=1):
-            old.execute(script)
-            old.execute("INSERT INTO schema_version VALUES ($1, now()::TIMESTAMP, 'earlier')", [number])
-        old.execute(f"ATTACH '{earlier.path}' AS now (READ_ONLY)")
-        columns = "SELECT table_name, list(column_name) FROM duckdb_columns() WHERE database_name = $1 GROUP BY ALL"
-        for table, names in old.execute(columns, [path.stem]).fetchall():
-            if table not in ("schema_version", "view_source", "published_source", "published_result"):
-                named = ", ".join(names)
-                said = named.replace("method_sha256", "method_revision")
-                own = "WHERE metric NOT IN $1" if table == "metric" else ""
-                old.execute(
-                    f"INSERT INTO {table} ({named}) SELECT {said} FROM now.{table} {own}", [LATER] if own else []
-                )
-    with open_database(path, read_only=False) as migrated:
-        _require_equal(migrated, database)
-
-
-def _require_equal(found: Database, expected: Database) -> None:
-    for query in (COMPLETED, PARAMETERS):
-        pairs = zip(found.query(query).to_pylist(), expected.query(query).to_pylist(), strict=True)
-        for one, other in pairs:
-            assert one.pop("value", 0) == pytest.approx(other.pop("value", 0))
-            assert one == other
 
 
 SPEEDS = (

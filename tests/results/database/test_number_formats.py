@@ -60,8 +60,11 @@ def _write(
         for key, (score, ids) in answers.items()
     ]
     metrics = [
-        {"metric": name, "metric_version": version, "value": each, "n": len(answers)}
-        for name, each in (("f1", value), ("mean_exit_layer", exit_layer))
+        {"metric": name, "metric_version": version, "value": each, "n": len(answers), **about}
+        for name, each, about in (
+            ("f1", value, {"role": "headline", "lower_is_better": False}),
+            ("mean_exit_layer", exit_layer, {"role": "depth"}),
+        )
     ]
     with AttemptWriter(root, cell, example.ENV) as writer:
         writer.write("samples", pa.Table.from_pylist(samples, schema=TABLES["samples"]))

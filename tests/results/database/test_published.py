@@ -123,6 +123,7 @@ def _ours(example: Any, folder: Path, **changes: Any) -> Database:
     cell = example.cell_json(example.MODELS[0], example.TASKS[0], example.FULL, "quality")
     cell["task"] = {**cell["task"], "source": "huggingface"} | changes.pop("task", {})
     metrics = [{"metric": "f1", "metric_version": "1", "value": 80.0, "ci_low": 70.0, "ci_high": 90.0, "n": 8}]
+    metrics[0] |= {"role": "headline", "lower_is_better": False}
     with AttemptWriter(folder / "spool", {**cell, **changes}, example.ENV) as writer:
         writer.write("metrics", pa.Table.from_pylist(metrics, schema=TABLES["metrics"]))
         writer.finish("ok")
@@ -222,9 +223,8 @@ def test_earliest_exits_and_depths_compare_as_shares_of_the_blocks(
     asked = {"min_exit": ours, "head": "full", "rule": "constant", "threshold": 0.9, "decay": "none", "every": 1}
     asked |= {"k_first": 35000, "k_min": 250, "kv_policy": "state-copy", "levels": []}
     cell = example.cell_json(example.MODELS[0], example.TASKS[0], example.Method("calm-softmax", asked), "quality")
-    metrics = [
-        {"metric": "mean_exit_layer", "metric_version": "1", "value": 4.5, "ci_low": 4.0, "ci_high": 5.0, "n": 8}
-    ]
+    metric = {"metric": "mean_exit_layer", "metric_version": "1", "role": "depth", "value": 4.5, "n": 8}
+    metrics = [{**metric, "ci_low": 4.0, "ci_high": 5.0}]
     with AttemptWriter(tmp_path / "spool", cell, example.ENV) as writer:
         writer.write("metrics", pa.Table.from_pylist(metrics, schema=TABLES["metrics"]))
         writer.finish("ok")

@@ -34,7 +34,7 @@ def timing(wall_ns: int, device_ns: int | None = None, *, cpu_ns: int | None = N
         "n_tokens": 5,
         "wall_ns": wall_ns,
         "device_ns": device_ns,
-        "cpu_ns": cpu_ns,
+        "cpu_ns": wall_ns if cpu_ns is None else cpu_ns,
     }
 
 
@@ -80,6 +80,7 @@ def noise(low: float, high: float, metric: str = "aa_speedup") -> Json:
     return {
         "metric": metric,
         "metric_version": "1",
+        "role": "speed",
         "value": (low + high) / 2,
         "ci_low": low,
         "ci_high": high,
@@ -92,6 +93,7 @@ def count(metric: str, value: int) -> Json:
     return {
         "metric": metric,
         "metric_version": "1",
+        "role": "data",
         "value": value,
         "ci_low": None,
         "ci_high": None,

@@ -107,6 +107,7 @@ def _write_quality(
         for i, score in enumerate(scores)
     ]
     metric = {"metric": "f1", "metric_version": "1", "value": sum(scores) / len(scores), "n": len(scores)}
+    metric |= {"role": "headline", "lower_is_better": False}
     with AttemptWriter(root, cell, example.ENV) as writer:
         writer.write("samples", pa.Table.from_pylist(samples, schema=TABLES["samples"]))
         writer.write("metrics", pa.Table.from_pylist([metric], schema=TABLES["metrics"]))

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from exitbench.results.database.comments import ROWS_OF, SHARED, described, sections, shown_tables
 from exitbench.results.database.connection import open_database
-from exitbench.results.database.migrations.column_comments import SHARED, told_columns
 from exitbench.results.database.schema_doc import described_macros, described_tables, described_views, schema_markdown
+from exitbench.results.tables import TABLES
 
 
 def test_every_table_and_view_of_a_database_is_described(tmp_path: Path) -> None:
@@ -51,12 +52,29 @@ def test_every_macro_is_described(tmp_path: Path) -> None:
 def test_every_column_of_a_view_is_explained_and_nothing_else_is() -> None:
     views = {view.name: {column.name: column.comment for column in view.columns} for view in described_views()}
     assert not [(name, column) for name, columns in views.items() for column, told in columns.items() if not told]
-    told = dict(told_columns())
-    shared = told.pop(SHARED)
+    told = dict(sections())
+    shared, rows_of = told.pop(SHARED), told.pop(ROWS_OF)
     everywhere = {column for columns in views.values() for column in columns}
     assert not shared.keys() - everywhere
+    assert rows_of.keys() <= views.keys()
     assert not [(view, column) for view, columns in told.items() for column in columns if column not in views[view]]
     assert not [
         (view, column) for view, columns in told.items() for column in columns if columns[column] == shared.get(column)
     ]
+    assert not [
+        (view, column)
+        for view, columns in told.items()
+        for column, text in columns.items()
+        if column not in shared and text in _of_tables(view, column)
+    ]
     assert "| speedup | DOUBLE | full depth's time over the method's" in schema_markdown()
+
+
+def _of_tables(view: str, column: str) -> list[str]:
+    return [one.about for table in shown_tables(view) for one in TABLES[table].columns if one.name == column]
+
+
+def test_a_view_says_what_the_table_says_whose_rows_it_shows() -> None:
+    (head_rows,) = (column.about for column in TABLES["token_exit"].columns if column.name == "head_rows_int8")
+    assert described("token_trace", "head_rows_int8") == head_rows
+    assert f"| head_rows_int8 | INTEGER | {head_rows} |" in schema_markdown().partition("### token_trace")[2]

@@ -247,6 +247,7 @@ def test_frontier_takes_all_speeds_of_a_setting_from_the_machine_timed_last(
         full_id = None if method is full else reference
         with AttemptWriter(tmp_path / "spool", example.cell_json(model, task, method, kind, full_id), used) as writer:
             row = {"metric": metric, "metric_version": "1", "value": value, "ci_low": value, "ci_high": value, "n": 8}
+            row |= {"role": "speed"} if metric == "speedup" else {"role": "headline", "lower_is_better": False}
             writer.write("metrics", pa.Table.from_pylist([row], schema=TABLES["metrics"]))
             writer.finish("ok")
 
@@ -280,6 +281,7 @@ def test_frontier_keeps_the_newest_of_runs_that_differ_in_source_or_in_what_they
         metric = "speedup" if kind == "timing" else "f1"
         with AttemptWriter(tmp_path / "spool", cell, env) as writer:
             row = {"metric": metric, "metric_version": "1", "value": value, "ci_low": value, "ci_high": value, "n": 8}
+            row |= {"role": "speed"} if metric == "speedup" else {"role": "headline", "lower_is_better": False}
             writer.write("metrics", pa.Table.from_pylist([row], schema=TABLES["metrics"]))
             writer.finish(status)
         return str(writer.attempt_id)

@@ -9,10 +9,9 @@ import duckdb
 import pytest
 
 from exitbench.results.database.connection import Database, open_database
-from exitbench.results.database.migrations import migration_scripts
-from exitbench.results.database.tables import schema_version
 from exitbench.results.ingest.documents import fill_sql
 from exitbench.results.queries import saved_query
+from exitbench.results.tables import TABLES
 
 MADE = ("document_exit", "document_probe")
 
@@ -95,34 +94,29 @@ REPLAY = """
 
 
 @pytest.fixture(scope="module")
-def earlier(example_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example as of the schema before. One run's trace does not say what full depth emitted, one lacks a token of
-    each document, and first tokens of causal models are read from the prompt's own pass.
+def edited(example_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    """The example, edited, its documents made again. One run's trace does not say what full depth emitted, one lacks a
+    token of each document, and first tokens of causal models are read from the prompt's own pass.
     """
-    path = tmp_path_factory.mktemp("earlier") / "exitbench.duckdb"
+    path = tmp_path_factory.mktemp("edited") / "exitbench.duckdb"
     shutil.copyfile(example_database, path)
     runs = "SELECT attempt_id FROM runs WHERE method = 'calm-softmax' AND kind = 'quality' ORDER BY 1"
     with duckdb.connect(path) as duck:
         duck.execute(f"UPDATE token_exit SET full_token_id = NULL WHERE attempt_id = ({runs} LIMIT 1)")
         duck.execute(f"DELETE FROM token_exit WHERE position = 5 AND attempt_id = ({runs} LIMIT 1 OFFSET 1)")
         duck.execute("""UPDATE cell SET generation = json_merge_patch(generation, '{"first_token": "full"}')""")
-        for (view,) in duck.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall():
-            duck.execute(f"DROP VIEW {view}")
-        for table in MADE:
-            duck.execute(f"DROP TABLE {table}")
-        for column in ("lower_is_better", "scale_low", "scale_high"):  # a later schema's
-            duck.execute(f"ALTER TABLE metric DROP COLUMN {column}")
-        number = 1 + next(n for n, script in enumerate(migration_scripts()) if "CREATE TABLE document_exit" in script)
-        duck.execute("DELETE FROM schema_version WHERE version >= ?", [number])
-    return path
-
-
-@pytest.fixture(scope="module")
-def migrated(earlier: Path) -> Iterator[Database]:
-    open_database(earlier, read_only=False).close()
-    with open_database(earlier) as opened:
-        assert opened.query("SELECT max(version) AS v FROM schema_version")["v"].to_pylist() == [schema_version()]
+        for table, made in (("token_exit", "document_exit"), ("probe_token", "document_probe")):
+            duck.execute(f"DELETE FROM {made}")
+            duck.execute(fill(table))
+    with open_database(path) as opened:
         yield opened
+
+
+def fill(table: str) -> str:
+    """SQL that makes the documents of a table's rows."""
+    sql = fill_sql(table, f"FROM {table}")
+    assert sql is not None
+    return sql
 
 
 def _close(rows: list[tuple[Any, ...]]) -> list[Any]:
@@ -133,23 +127,7 @@ def _by_key(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return sorted(rows, key=lambda row: [str(value) for value in row])
 
 
-def test_an_ingest_makes_the_documents_that_a_migration_makes(example_database: Path, tmp_path: Path) -> None:
-    path = tmp_path / "exitbench.duckdb"
-    with open_database(path, read_only=False) as ours:
-        script = next(script for script in migration_scripts() if "CREATE TABLE document_exit" in script)
-        ours.duck.execute(f"ATTACH '{example_database}' AS example (READ_ONLY)")
-        for table in ("token_exit", "probe_token"):
-            ours.duck.execute(f"INSERT INTO {table} FROM example.{table}")
-        for statement in script.split(";"):
-            if "INSERT INTO" in statement:
-                ours.duck.execute(statement)
-        for table in MADE:
-            made, expected = (ours.rows(f"FROM {of}{table} ORDER BY ALL")[1] for of in ("example.", ""))
-            assert made == expected
-            assert made
-
-
-def test_lists_of_a_document_are_its_tokens_in_order(migrated: Database) -> None:
+def test_lists_of_a_document_are_its_tokens_in_order(edited: Database) -> None:
     tokens = """
         SELECT attempt_id, doc_key, position, exit_layer, coalesce(token_id = full_token_id, false) FROM token_exit
     """
@@ -163,17 +141,16 @@ def test_lists_of_a_document_are_its_tokens_in_order(migrated: Database) -> None
         SELECT attempt_id, doc_key, unnest(range(1, len(first_match) + 1)), unnest(first_match) FROM document_probe
     """
     for stored, made in ((tokens, unnested), (probes, matches)):
-        assert migrated.rows(f"{stored} ORDER BY ALL")[1] == migrated.rows(f"{made} ORDER BY ALL")[1]
+        assert edited.rows(f"{stored} ORDER BY ALL")[1] == edited.rows(f"{made} ORDER BY ALL")[1]
 
 
-def test_a_trace_of_before_is_not_known_to_differ(migrated: Database) -> None:
-    found = migrated.rows("SELECT DISTINCT diverged, equal_full FROM token_trace WHERE full_token_id IS NULL")[1]
+def test_a_trace_that_does_not_say_full_depths_tokens_is_not_known_to_differ(edited: Database) -> None:
+    found = edited.rows("SELECT DISTINCT diverged, equal_full FROM token_trace WHERE full_token_id IS NULL")[1]
     assert found == [(None, None)]
 
 
 def test_positions_with_a_gap_have_no_lists(tmp_path: Path) -> None:
     path = tmp_path / "exitbench.duckdb"
-    script = next(script for script in migration_scripts() if "CREATE TABLE document_exit" in script)
     with open_database(path, read_only=False) as database:
         for position in (1, 3):
             database.duck.execute(
@@ -181,44 +158,40 @@ def test_positions_with_a_gap_have_no_lists(tmp_path: Path) -> None:
                 "7 AS token_id, 7 AS full_token_id, 2 AS exit_layer, 2 AS blocks_run, 'threshold' AS reason",
                 [position],
             )
-        database.duck.execute(script[script.index("INSERT INTO document_exit") :])
+        database.duck.execute(fill("token_exit"))
         assert database.rows("SELECT is_known, first_divergence, exit_layer, is_equal FROM document_exit")[1] == [
             (True, None, None, None)
         ]
 
 
-@pytest.mark.parametrize("how", ["migrated", "ingested"])
-def test_probed_tokens_of_given_texts_are_no_document(tmp_path: Path, how: str) -> None:
-    scalars = "'a' AS doc_key, 1 AS position, 7 AS token_id, 7 AS full_token_id, 1 AS first_match, 1 AS stable_from"
+def test_probed_tokens_of_given_texts_are_no_document(tmp_path: Path) -> None:
+    values = {
+        column.name: "[1]" if column.type.endswith("[]") else "1"
+        for column in TABLES["probe_token"].columns
+        if column.name not in ("attempt_id", "choice")
+    }
     with open_database(tmp_path / "exitbench.duckdb", read_only=False) as database:
-        lists = "SELECT column_name FROM duckdb_columns() WHERE table_name = 'probe_token' AND data_type LIKE '%[]'"
-        rows = f"SELECT {scalars}, {', '.join(f'[1] AS {name}' for (name,) in database.rows(lists)[1])}"
+        rows = f"SELECT {', '.join(f'{value} AS {name}' for name, value in values.items())}"
         for attempt_id, choice in (("x", "NULL"), ("y", "0")):
             database.duck.execute(
                 f"INSERT INTO probe_token BY NAME SELECT '{attempt_id}' AS attempt_id, {choice}::INTEGER AS choice, *"
                 f" FROM ({rows})"
             )
-        if how == "migrated":
-            script = next(script for script in migration_scripts() if "CREATE TABLE document_exit" in script)
-            database.duck.execute(script[script.index("INSERT INTO document_exit") :])
-        else:
-            filled = fill_sql("probe_token", "FROM probe_token")
-            assert filled is not None
-            database.duck.execute(filled)
+        database.duck.execute(fill("probe_token"))
         assert database.rows("SELECT attempt_id, first_match FROM document_probe")[1] == [("x", [1])]
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_a_query_over_documents_answers_as_over_tokens(migrated: Database, name: str) -> None:
+def test_a_query_over_documents_answers_as_over_tokens(edited: Database, name: str) -> None:
     query = saved_query(name)
-    answer = migrated.rows(query.sql, query.defaults or None)[1]
-    expected = migrated.rows(f"{TOKENS} {PLAIN[name]}")[1]
+    answer = edited.rows(query.sql, query.defaults or None)[1]
+    expected = edited.rows(f"{TOKENS} {PLAIN[name]}")[1]
     assert answer
     assert _by_key(answer) == _close(_by_key(expected))
 
 
 @pytest.mark.parametrize("name", ["threshold_replay", "threshold_for_agreement"])
-def test_replays_of_some_documents_leave_as_token_by_token(migrated: Database, name: str) -> None:
+def test_replays_of_some_documents_leave_as_token_by_token(edited: Database, name: str) -> None:
     query = saved_query(name)
     plain = REPLAY.format(kept="NOT random_weights" if name == "threshold_replay" else "true")
     smallest = f"""
@@ -228,7 +201,7 @@ def test_replays_of_some_documents_leave_as_token_by_token(migrated: Database, n
     chosen = plain if name == "threshold_replay" else smallest
     asked = {**query.defaults, "documents": 4} | ({"agreement": 0.9} if "agreement" in query.defaults else {})
     columns = "model, task_label, threshold, mean_exit_layer, token_match, n"
-    answer = migrated.rows(f"SELECT {columns} FROM ({query.sql.rstrip().rstrip(';')})", asked)[1]
-    expected = migrated.rows(f"SELECT model, task_label, threshold, depth, matched, n FROM ({chosen})")[1]
+    answer = edited.rows(f"SELECT {columns} FROM ({query.sql.rstrip().rstrip(';')})", asked)[1]
+    expected = edited.rows(f"SELECT model, task_label, threshold, depth, matched, n FROM ({chosen})")[1]
     assert answer
     assert _by_key(answer) == _close(_by_key(expected))

@@ -17,12 +17,12 @@ from exitbench.results.beside.tags import SCHEMA as TAG_SCHEMA
 from exitbench.results.beside.tags import record_tags
 from exitbench.results.database.catalogue import ATTEMPT, CELL
 from exitbench.results.database.connection import open_database
-from exitbench.results.database.migrations import migration_scripts
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.ingest.merge import kind_of, merge
 from exitbench.results.ingest.rebuild import rebuild
-from exitbench.results.ingest.snapshot import OF_EVERY_DATABASE, Manifest, write_snapshot
+from exitbench.results.ingest.snapshot import Manifest, write_snapshot
 from exitbench.results.spool.attempts import free_tables, scan_spool
+from exitbench.results.tables import TABLES as DECLARED
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def rows(path: Path) -> dict[str, list[str]]:
         return {
             name: [str(row) for row in database.query(f"SELECT * FROM {name} ORDER BY ALL").to_pylist()]
             for name in names
-            if name not in OF_EVERY_DATABASE
+            if not DECLARED[name].local
         }
 
 
@@ -257,26 +257,7 @@ def test_records_beside_the_attempts_come_along(few_spool: Path, spool: Path, pa
     assert len(rows(path)["training_log"]) == 1
 
 
-def test_a_database_of_an_earlier_schema_is_migrated_in_a_copy(
-    tmp_path: Path, spool: Path, path: Path, few_database: Path
-) -> None:
-    old = tmp_path / "old.duckdb"
-    with duckdb.connect(str(old)) as connection:
-        for version, script in enumerate(migration_scripts()[:4], start=1):
-            connection.execute(script)
-            connection.execute("INSERT INTO schema_version VALUES (?, now()::TIMESTAMP, 'test')", [version])
-        connection.execute(f"ATTACH '{few_database}' AS now (READ_ONLY)")
-        for table in ("environment", "hardware", "model_artifact", "dataset_artifact", "cell", "attempt"):
-            names = [name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})").fetchall()]
-            said = ", ".join(names).replace("method_sha256", "method_revision AS method_sha256")
-            connection.execute(f"INSERT INTO {table} BY NAME SELECT {said} FROM now.{table}")
-    before = old.read_bytes()
-    assert merge(old, spool, path).added == len(rows(few_database)["attempt"])
-    assert rows(path)["attempt"] == rows(few_database)["attempt"]
-    assert old.read_bytes() == before
-
-
-def test_a_database_that_is_not_ours_or_newer_is_refused_by_its_own_name(
+def test_a_database_that_is_not_ours_or_of_another_version_is_refused_by_its_own_name(
     tmp_path: Path, spool: Path, path: Path, few_database: Path
 ) -> None:
     foreign, newer = tmp_path / "foreign.duckdb", tmp_path / "newer.duckdb"
@@ -285,7 +266,7 @@ def test_a_database_that_is_not_ours_or_newer_is_refused_by_its_own_name(
     shutil.copyfile(few_database, newer)
     with duckdb.connect(str(newer)) as connection:
         connection.execute("INSERT INTO schema_version VALUES (10000, now()::TIMESTAMP, 'test')")
-    for other, says in ((foreign, "not one of ExitBench"), (newer, "has schema 10000")):
+    for other, says in ((foreign, "not one of ExitBench"), (newer, "another version of ExitBench .schema 10000")):
         with pytest.raises(UserError, match=says) as told:
             merge(other, spool, path)
         assert str(other) in str(told.value)

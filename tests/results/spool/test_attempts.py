@@ -23,7 +23,7 @@ from exitbench.results.spool.attempts import (
     read_attempt,
     scan_spool,
 )
-from exitbench.results.spool.schema import FITTED_FILE, METRICS, PROBE, TABLES
+from exitbench.results.spool.schema import FITTED_FILE, TABLES
 
 Json = dict[str, Any]
 
@@ -212,11 +212,12 @@ def test_columns_of_other_integer_types_are_cast(tmp_path: Path, cell: Json, env
 
 def _refused_tables() -> Iterator[Any]:
     tokens = pa.Table.from_pylist([dict.fromkeys(TABLES["tokens"].names)])
-    probe = {name: [1] for name in PROBE.names if not pa.types.is_list(PROBE.field(name).type)}
-    lists = {name: [[1, 2]] for name in PROBE.names if pa.types.is_list(PROBE.field(name).type)}
+    probe = {name: [1] for name in TABLES["probe"].names if not pa.types.is_list(TABLES["probe"].field(name).type)}
+    lists = {name: [[1, 2]] for name in TABLES["probe"].names if pa.types.is_list(TABLES["probe"].field(name).type)}
     names = {"doc_key": ["a"], "token_kind": ["b"]}
     uneven = pa.table({**probe, **names, **lists, "entropy": [[0.5]]})
-    metric = {name: [1] for name in METRICS.names} | {"metric": ["f1"], "metric_version": ["1"], "ci_method": ["b"]}
+    metric = {name: [1] for name in TABLES["metrics"].names} | {"metric": ["f1"], "metric_version": ["1"]}
+    metric |= {"ci_method": ["b"], "role": ["task"]}
     token = {"doc_key": ["a"], "position": [1]}
     short = pa.table({**token, "score": [[0.5, float("nan")]], "emitted_id": [[7]]})
     yield pytest.param("scores", short, "'score' and 'emitted_id' differ in length", id="uneven scores")

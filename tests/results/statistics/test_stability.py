@@ -1,13 +1,11 @@
 """When blocks stop changing their mind: against a walk over each token's lists, written from the definitions."""
 
-import duckdb
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exitbench.results.database.migrations import migration_scripts
-from exitbench.results.statistics.stability import FILL_SQL, SIMILAR, TOLERANCE, stability
+from exitbench.results.statistics.stability import SIMILAR, TOLERANCE, stability
 
 VALUES = st.sampled_from([0.1, 0.5, 0.495, 0.485, 0.9, 0.95])
 LISTS = st.integers(1, 6).flatmap(
@@ -15,7 +13,6 @@ LISTS = st.integers(1, 6).flatmap(
         st.tuples(*[st.lists(VALUES, min_size=blocks, max_size=blocks)] * 2), min_size=1, max_size=4
     )
 )
-NEARLY = ("nearly_monotone_from", "nearly_grows_from", "tolerance")
 
 
 @given(LISTS)
@@ -51,33 +48,3 @@ def test_a_wiggle_of_rounding_size_is_no_fall_and_many_small_falls_are_one() -> 
     assert columns["monotone_from"].tolist() == [5, 5]
     assert columns["nearly_monotone_from"].tolist() == [1, 3]
     assert columns["tolerance"].tolist() == pytest.approx([TOLERANCE] * 2)
-
-
-@pytest.mark.parametrize("fill", ["of files without them", "of rows of an older schema"])
-def test_what_an_older_version_did_not_store_is_filled_from_the_lists(fill: str) -> None:
-    rng = np.random.default_rng(3)
-    with duckdb.connect() as connection:
-        connection.execute("CREATE TABLE probe_token (attempt_id TEXT, n INT, p_final FLOAT[], cosine_last FLOAT[])")
-        expected = {}
-        for blocks in (1, 2, 3, 7):
-            lists = (0.9 + rng.integers(-2, 3, (2, 20, blocks)) / 150).astype(np.float32)
-            columns = stability(*lists.copy())
-            for n in range(20):
-                connection.execute(
-                    "INSERT INTO probe_token VALUES ('a', ?, ?, ?)", [100 * blocks + n, *lists[:, n].tolist()]
-                )
-                expected[100 * blocks + n] = tuple(columns[name][n] for name in NEARLY)
-        if fill == "of files without them":
-            connection.execute("ALTER TABLE probe_token ADD COLUMN tolerance DOUBLE")
-            for name in NEARLY[:2]:
-                connection.execute(f"ALTER TABLE probe_token ADD COLUMN {name} SMALLINT")
-            connection.execute(FILL_SQL, [["b"]])
-            assert connection.execute("SELECT count(tolerance) FROM probe_token").fetchone() == (0,)
-            connection.execute(FILL_SQL, [["a"]])
-        else:
-            connection.execute("CREATE TABLE published_result (x INT); CREATE TABLE published_source (x INT)")
-            (script,) = [script for script in migration_scripts() if "nearly_monotone_from" in script]
-            connection.execute(script)
-        rows = connection.execute(f"SELECT n, {', '.join(NEARLY)} FROM probe_token").fetchall()
-    assert len(expected) == 80 and {n: tuple(row) for n, *row in rows} == expected
-    assert len({row[1] for row in rows}) > 3

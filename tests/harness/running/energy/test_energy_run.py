@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pytest
 
 from exitbench.harness.cells.job import WorkerSpec
@@ -20,7 +19,6 @@ from exitbench.harness.running.energy.meter import Idle, Moment
 from exitbench.harness.running.passes import timing as timing_pass
 from exitbench.harness.running.timing import ORDER
 from exitbench.results.database.connection import Database, open_database
-from exitbench.results.database.migrations import migration_scripts
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.attempts import latest_status
 
@@ -197,19 +195,3 @@ def test_without_counters_everything_is_null(worded_model: Path, tmp_path: Path)
     folders = [status.path for status in latest_status(tmp_path / "spool").values()]
     assert not [file.name for folder in folders for file in folder.glob("energy*")]
     assert energy_logged(tmp_path / "spool") == ["energy: no counters here"]
-
-
-def test_a_database_of_before_is_migrated_and_has_no_energy(few_database: Path, tmp_path: Path) -> None:
-    (number,) = (at for at, script in enumerate(migration_scripts()) if "CREATE TABLE energy_sample" in script)
-    path = tmp_path / "before.duckdb"
-    with duckdb.connect(str(path)) as old:
-        for version, script in enumerate(migration_scripts()[:number], start=1):
-            old.execute(script)
-            old.execute("INSERT INTO schema_version VALUES ($1, now()::TIMESTAMP, 'earlier')", [version])
-        old.execute(f"ATTACH '{few_database}' AS now (READ_ONLY)")
-        columns = "SELECT table_name, list(column_name) FROM duckdb_columns() WHERE database_name = $1 GROUP BY ALL"
-        for table, names in old.execute(columns, [path.stem]).fetchall():
-            if table not in ("schema_version", "view_source", "published_source", "published_result"):
-                old.execute(f"INSERT INTO {table} ({', '.join(names)}) SELECT {', '.join(names)} FROM now.{table}")
-    with open_database(path, read_only=False) as migrated:
-        require_no_energy(migrated)

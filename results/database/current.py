@@ -5,22 +5,26 @@ from importlib.resources import files
 
 import duckdb
 
-from exitbench.results.database import migrations
-from exitbench.results.database.foreign import read_version
-from exitbench.results.database.migrations.column_comments import comments_script
+from exitbench.results.database.comments import comments_source
+from exitbench.results.database.foreign import has_these_tables
 from exitbench.results.database.published import digest as publications_digest
-from exitbench.results.database.tables import Catalogue, catalogue_with, read_catalogue, schema_version
+from exitbench.results.database.tables import Catalogue, catalogue_with, declared_tables, read_catalogue
 from exitbench.results.files.canonical import content_id
+from exitbench.results.tables import schema_sql
 
 _PACKAGE = "exitbench.results.database"
 
 
 def is_up_to_date(duck: duckdb.DuckDBPyConnection, where: str) -> bool:
-    """Whether views, macros and the tables beneath them are exactly this version's; more tables or views do no harm."""
+    """Whether views, macros and the tables beneath them are exactly this version's; more tables or views do no harm.
+
+    Raises:
+        UserError: As `has_these_tables`.
+    """
     name, found = find(duck)
     return (
-        read_version(duck, name, found, where) == schema_version()
-        and catalogue_with(views_script(), found.storage).tables.items() <= found.tables.items()
+        has_these_tables(duck, name, found, where)
+        and declared_tables().items() <= found.tables.items()
         and views_are_current(duck, found)
         and publications_are_current(duck)
     )
@@ -61,9 +65,9 @@ def views_script() -> str:
 
 def views_digest() -> str:
     """Return what the table `view_source` says where the views and their comments are this version's."""
-    return hashlib.sha256((views_script() + comments_script()).encode()).hexdigest()
+    return hashlib.sha256("".join((views_script(), *comments_source())).encode()).hexdigest()
 
 
 def version() -> str:
     """Return a digest of all that makes tables, views, and the rows of publications."""
-    return content_id([*migrations.migration_scripts(), views_script(), comments_script(), publications_digest()])
+    return content_id([schema_sql(), views_script(), *comments_source(), publications_digest()])

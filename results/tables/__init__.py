@@ -1,0 +1,51 @@
+"""Every table of the result database, declared once: name, columns, types, keys, references and descriptions.
+
+From here come the DDL (`schema_sql`), SQLAlchemy's tables, the schemas of the spool's Parquet files, what ingest fills
+from which file, what `db check` and imports check, what exports leave out, and the tables in docs/schema.md. A new
+column is declared here, and named in views that show it; a new table likewise. Times are UTC; ids that end in _id are
+SHA-256 of canonical JSON, except attempt_id, which sorts by time.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from exitbench.results.tables.answers import ANSWERS
+from exitbench.results.tables.catalogue import CATALOGUE
+from exitbench.results.tables.declared import Column as Column
+from exitbench.results.tables.declared import Table as Table
+from exitbench.results.tables.preparation import PREPARATION
+from exitbench.results.tables.readings import READINGS
+from exitbench.results.tables.traces import TRACES
+from exitbench.results.tables.upkeep import UPKEEP
+
+SCHEMA_VERSION: Final = 1
+"""Version of the tables. A database or snapshot of any other version is refused."""
+
+_EVERY: Final = (*CATALOGUE, *ANSWERS, *TRACES, *READINGS, *PREPARATION, *UPKEEP)
+TABLES: Final[Mapping[str, Table]] = {table.name: table for table in _EVERY}
+"""By name."""
+FILES: Final[Mapping[str, Table]] = {table.file: table for table in _EVERY if table.file is not None}
+"""Tables that are filled from an attempt's Parquet files, by the file's name without its ending."""
+REFERENCES: Final = tuple(
+    (table.name, column.name, column.references)
+    for table in _EVERY
+    for column in table.columns
+    if column.references is not None
+)
+"""Table and column that names a row of another table by its key, and that table."""
+ARTIFACTS: Final = tuple(
+    dict.fromkeys(owner for name, _, owner in REFERENCES if name in ("attempt", "cell") and owner != "cell")
+)
+"""Tables of what attempts and cells share: machines, environments, models, data."""
+KEYS: Final[Mapping[str, tuple[str, ...]]] = {table.name: table.arrives_by for table in _EVERY if table.arrives_by}
+"""What tells whether rows from elsewhere are new, by table; what comes with its attempt is as new as that."""
+
+
+def schema_sql() -> str:
+    """Return SQL that creates every table."""
+    return "\n\n".join(table.sql for table in _EVERY)
+
+
+def tables_of_attempts() -> list[str]:
+    """Return the names of tables whose rows are of attempts."""
+    return sorted(table.name for table in _EVERY if table.is_of_attempts)
