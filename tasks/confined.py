@@ -240,7 +240,7 @@ def serve(program: str, channel: Channel) -> NoReturn:
 
     while True:
         asked, number, *content = channel.receive()
-        thing = things[number] if number is not None else None
+        thing: Any = things[number] if number is not None else None
         try:
             if asked == "name":
                 if content[0] not in scope:
