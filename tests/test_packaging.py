@@ -194,7 +194,7 @@ STOREYS = {
     ),
     "exitbench.harness.engine": ("model", "products", "hosted", "encoders", "checkpoints", "decoding"),
     "exitbench.results": (
-        *("files", "statistics", "spool", "queries", "database", "beside"),
+        *("files", "tables", "statistics", "spool", "queries", "database", "beside"),
         *("ingest", "lake", "analysis", "maintenance"),
     ),
 }

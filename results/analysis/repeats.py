@@ -10,18 +10,14 @@ from exitbench.results.files.arrow import parquet_path
 from exitbench.results.files.memory import in_memory
 from exitbench.results.spool.attempts import read_attempt
 from exitbench.results.spool.schema import FITTED_FILE
+from exitbench.results.tables import FILES
 
+_REPEATABLE: Final = (
+    *("samples", "tokens", "sequence_trace", "probe", "sublayers", "layer_pairs", "prompts", "scores"),
+    *("fit_curve", "calibration"),
+)
 KEYS: Final[Mapping[str, tuple[str, ...]]] = {
-    "samples": ("doc_key",),
-    "tokens": ("doc_key", "position"),
-    "sequence_trace": ("doc_key", "block"),
-    "probe": ("doc_key", "position"),
-    "sublayers": ("doc_key", "position", "block", "read_out"),
-    "layer_pairs": ("doc_key", "block_a", "block_b"),
-    "prompts": ("doc_key", "position"),
-    "scores": ("doc_key", "position"),
-    "fit_curve": ("epoch",),
-    "calibration": ("step",),
+    file: tuple(name for name in FILES[file].key if name != "attempt_id") for file in _REPEATABLE
 }
 """What is repeatable, and what names a row of it: times are not, and metrics follow from these."""
 
@@ -96,21 +92,22 @@ def _tables(name: str, stored: Path, repeated: Path) -> Compared:
         differs = " OR ".join(
             _differs(column, is_near=(name, column) == ("tokens.parquet", "score")) for column in columns
         )
-        matched = ", ".join(keys)
+        named = ", ".join(f'coalesce(o."{key}", n."{key}") AS "{key}"' for key in keys)
+        matched = " AND ".join(f'o."{key}" IS NOT DISTINCT FROM n."{key}"' for key in keys)  # `choice` may be NULL
         connection.execute(
             f"""
             CREATE TABLE compared AS
-            SELECT {matched}, o.here IS NULL AS missing_old, n.here IS NULL AS missing_new,
+            SELECT {named}, o.here IS NULL AS missing_old, n.here IS NULL AS missing_new,
                    o.here IS NULL OR n.here IS NULL OR {differs or "false"} AS differs,
                    {", ".join(f'o."{c}" AS "old_{c}", n."{c}" AS "new_{c}"' for c in columns) or "NULL AS nothing"}
             FROM (SELECT *, true AS here FROM old) AS o
-            FULL JOIN (SELECT *, true AS here FROM new) AS n USING ({matched})
+            FULL JOIN (SELECT *, true AS here FROM new) AS n ON {matched}
             """
         )
         rows, differing, documents = connection.execute(
             f"SELECT count(*), count(*) FILTER (differs), count(DISTINCT {keys[0]}) FILTER (differs) FROM compared"
         ).fetchall()[0]
-        cursor = connection.execute(f"SELECT * FROM compared WHERE differs ORDER BY {matched} LIMIT 1")
+        cursor = connection.execute(f"SELECT * FROM compared WHERE differs ORDER BY {', '.join(keys)} LIMIT 1")
         names = [column[0] for column in cursor.description or ()]
         found = cursor.fetchone()
     first = None if found is None else _first(dict(zip(names, found, strict=True)), keys, columns)
@@ -126,7 +123,7 @@ def _differs(column: str, *, is_near: bool) -> str:
 
 
 def _first(row: Mapping[str, Any], keys: Sequence[str], columns: Sequence[str]) -> str:
-    where = ", ".join(f"{_KEY_WORDS.get(key, key)} {row[key]}" for key in keys)
+    where = ", ".join(f"{_KEY_WORDS.get(key, key)} {row[key]}" for key in keys if row[key] is not None)
     if row["missing_old"] or row["missing_new"]:
         return f"{where}: only in the {'repetition' if row['missing_old'] else 'stored attempt'}"
     changed = [column for column in columns if not _same(row[f"old_{column}"], row[f"new_{column}"])]

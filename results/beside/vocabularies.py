@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import sqlalchemy as sa
 
-from exitbench.results.database.keys import known_keys
+from exitbench.results.database.catalogue import known_keys
 from exitbench.results.database.trouble import is_trouble
 from exitbench.results.files.arrow import insert_rows
 from exitbench.results.files.atomic_folder import DamagedFile, SpoolError, check_digested_folder, write_digested_folder

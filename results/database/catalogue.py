@@ -1,10 +1,13 @@
-"""SQLAlchemy Core tables of what is written row by row; all else is only ever written through Arrow."""
+"""SQLAlchemy Core tables of what is written row by row (all else is written through Arrow), and keys of stored rows."""
 
 from typing import Any, Final
 
+import pyarrow as pa
 import sqlalchemy as sa
 
-from exitbench.results.tables import TABLES
+from exitbench.results.database.tables import quoted
+from exitbench.results.files.arrow import driver_connection
+from exitbench.results.tables import KEYS, TABLES
 
 METADATA: Final = sa.MetaData()
 
@@ -54,3 +57,19 @@ ATTEMPT: Final = _table("attempt")
 ATTEMPT_FILE: Final = _table("attempt_file")
 PUBLISHED_RESULT: Final = _table("published_result")
 PUBLISHED_SOURCE: Final = _table("published_source")
+
+
+def key_rows(engine: sa.Engine, table: str) -> pa.Table:
+    """Return the keys (`KEYS`) of a table's rows, each once."""
+    with engine.connect() as connection:
+        duck = driver_connection(connection)
+        keys: pa.Table = duck.sql(
+            f"SELECT DISTINCT {', '.join(map(quoted, KEYS[table]))} FROM {quoted(table)}"
+        ).to_arrow_table()
+    return keys
+
+
+def known_keys(engine: sa.Engine, table: str) -> frozenset[str]:
+    """Return the keys of the rows of a table that has one column of them."""
+    (column,) = KEYS[table]
+    return frozenset(key_rows(engine, table)[column].to_pylist())

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import sqlalchemy as sa
 
 from exitbench.errors import UserError
-from exitbench.results.database.keys import known_keys
+from exitbench.results.database.catalogue import known_keys
 from exitbench.results.database.trouble import driver_error, is_trouble
 from exitbench.results.files.arrow import insert_rows
 from exitbench.results.files.atomic_folder import read_json

@@ -13,8 +13,8 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from exitbench.errors import UserError
+from exitbench.results.database.catalogue import key_rows
 from exitbench.results.database.connection import copy_to, open_database
-from exitbench.results.database.keys import key_rows
 from exitbench.results.database.tables import quoted
 from exitbench.results.database.trouble import driver_error
 from exitbench.results.files.arrow import driver_connection

@@ -52,6 +52,21 @@ def test_equal_attempts_are_equal_in_any_order_of_rows(attempt: Callable[..., Pa
     assert compared.equal
 
 
+def test_tokens_of_several_given_texts_are_told_apart_and_those_of_answers_have_none(
+    attempt: Callable[..., Path],
+) -> None:
+    given = [{**score(1, 0.1 * choice), "choice": choice} for choice in (1, 2, 3)]
+    (compared,) = compare_attempts(attempt({"scores": given}), attempt({"scores": given[::-1]}))
+    assert compared == Compared("scores.parquet", 3, 0, 0, None)
+    (compared,) = compare_attempts(
+        attempt({"scores": given}), attempt({"scores": [*given[:2], {**given[2], "score": [1.0]}]})
+    )
+    assert (compared.rows, compared.differing_rows) == (3, 1)
+    assert (compared.first or "").startswith("document a, position 1, choice 3: score[1]")
+    (compared,) = compare_attempts(attempt({"scores": [score(1, 0.5)]}), attempt({"scores": [score(1, 0.5)]}))
+    assert compared.equal
+
+
 @pytest.mark.parametrize(("score", "equal"), [(0.50004, True), (0.5002, False), (None, False)])
 def test_scores_of_exits_may_differ_in_their_last_digits(
     score: float | None, equal: bool, attempt: Callable[..., Path]
