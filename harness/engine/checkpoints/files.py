@@ -49,7 +49,7 @@ class WeightFiles:
 
 
 def not_a_checkpoint(path: Path) -> str:
-    """Say what a path without config.json lacks, and what to do with a file of llama.cpp, or a folder of such."""
+    """Say what a path without config.json lacks, and what to do with a GGUF file, or a folder with one."""
     return f"{path}: not a Hugging Face checkpoint folder (no config.json).{gguf_note(path)}"
 
 

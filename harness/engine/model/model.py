@@ -70,7 +70,7 @@ class _Normed(NamedTuple):
 
 
 def clamped(x_ND: Tensor) -> Tensor:
-    """Clamp float16 states as transformers clamps T5's, each by itself so that a batch gives what a row alone does."""
+    """Clamp float16 states as transformers does, each by itself so that a batch gives what a row alone does."""
     most = torch.finfo(x_ND.dtype).max
     limit_N1 = torch.where(x_ND.isinf().any(-1, keepdim=True), most - 1000, most)
     return x_ND.clamp(-limit_N1, limit_N1)
@@ -232,8 +232,8 @@ class Transformer(Headed):
     ) -> Tensor:
         """Return the stream plus a projection of x.
 
-        In float16 transformers keeps T5's ``wo`` in fp32, so that every sum from the first ``wo`` on is in fp32. The
-        sums before it, ``rounds``, are in float16 and clamped.
+        In float16 transformers keeps ``wo`` of some families in fp32, so that every sum from the first ``wo`` on is in
+        fp32. The sums before it, ``rounds``, are in float16 and clamped.
         """
         if not self.arch.wide_stream:
             return projection.onto(stream_ND, x)
