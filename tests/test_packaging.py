@@ -154,7 +154,16 @@ def imported(path: Path, for_types: bool = True) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-BENEATH_ALL = {"__version__", "errors", "plugins", "progress", "provenance", "terminal", "user_cache"}
+BENEATH_ALL = {
+    "__version__",
+    "errors",
+    "lm_eval_registration",
+    "plugins",
+    "progress",
+    "provenance",
+    "terminal",
+    "user_cache",
+}
 MAY_IMPORT = {
     "harness": {"harness", "methods", "tasks", "results"},
     "harness/service": {"harness", "methods", "tasks", "results", "reports"},

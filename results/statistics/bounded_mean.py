@@ -64,7 +64,7 @@ def upper_bound(values: ArrayLike, greatest: float, tail: float = TAIL) -> float
 
 def least_upper_bound(n: int, tail: float = TAIL) -> float:
     """Return the bound, 0..1, of n documents of which none loses anything: no smaller loss can be shown with so few."""
-    return 1 - tail ** (1 / n)
+    return 1.0 - float(tail ** (1 / n))
 
 
 def documents_to_bound(loss: float, tail: float = TAIL) -> int:
