@@ -59,7 +59,7 @@ def gguf_note(path: Path) -> str:
     if file is None:
         return ""
     return (
-        f" {file.name} is GGUF: llama.cpp's own file of weights, quantised ones mostly, which is not read. Take the "
+        f" {file.name} is GGUF: a file of mostly quantised weights for another program, which is not read. Take the "
         "safetensors checkpoint that it was made of, which its page on the hub names, or make one: `python -c "
         f"\"import transformers as t; [c.from_pretrained('{file.parent}', gguf_file='{file.name}')"
         f".save_pretrained('{file.stem}-safetensors') for c in (t.AutoModelForCausalLM, t.AutoTokenizer)]\"`."
