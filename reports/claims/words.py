@@ -20,9 +20,9 @@ _NARROW: Final = 72
 _GAP: Final = "  "
 _SCOPE: Final = ("parameters_low", "parameters_high", "blocks_low", "blocks_high", "data")
 COLUMNS: Final = (
-    *("claim_id", "kind", "paper", "place", "quotation", "text", "conditions", "verdict", "value", "low", "high"),
-    *("unit", "n", "n_of", *_SCOPE, "simulated", "direction", "bound", "tolerance", "published", "suite", "caveat"),
-    "reason",
+    *("claim_id", "kind", "paper", "place", "quotation", "unquoted", "text", "conditions", "verdict", "value", "low"),
+    *("high", "unit", "n", "n_of", *_SCOPE, "simulated", "direction", "bound", "tolerance", "published", "suite"),
+    *("caveat", "reason"),
 )
 """Columns of a verdict as a row."""
 

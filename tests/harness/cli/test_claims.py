@@ -39,7 +39,8 @@ def test_kinds_are_chosen(claims: Claims) -> None:
     for kind in KINDS:
         rows = json.loads(claims("--kind", kind, "--format", "json")[1])
         assert {row["kind"] for row in rows} == {kind}
-        assert {row["quotation"] is None for row in rows} == {kind != "claim"}
+        # A claim without a quotation says why: the source's text is not at hand.
+        assert all((row["quotation"] is None and row["unquoted"] is None) == (kind != "claim") for row in rows)
 
 
 def test_verdicts_are_chosen_with_or_without_hyphens_and_come_as_json_and_csv(claims: Claims) -> None:
