@@ -44,8 +44,10 @@ def fill_columns(
     """Return the columns to show, what those that collapse agree on, and the cells of every row."""
     makers = {column: column.among(rows) if column.among else column.cell for column in columns}
     cells = [{column: make(row) for column, make in makers.items()} for row in rows]
-    agreed = {c: cells[0][c].text for c in columns if c.collapses and len({row[c] for row in cells}) == 1}
     unknown = {c for c in columns if c.where_known and all(row[c].key is None for row in cells)}
+    agreed = {
+        c: cells[0][c].text for c in columns if c.collapses and c not in unknown and len({row[c] for row in cells}) == 1
+    }
     shown = tuple(column for column in columns if column not in agreed and column not in unknown)
     said = "; ".join(f"{column.heading}: {text}" for column, text in agreed.items())
     return shown, said, tuple(tuple(row[column] for column in shown) for row in cells)

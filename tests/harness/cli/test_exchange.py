@@ -33,7 +33,9 @@ def test_texts_of_files_stay_unless_asked_for(
     with open_database(runs / "exitbench.duckdb", read_only=False) as database, database.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE dataset_artifact SET source = 'hub' WHERE label = 'samsum'")
     assert main(["export", str(tmp_path / "out"), "--runs", str(runs), *options]) == 0
-    told = "Texts left out, since samsum may not be handed on: sample.output_text, sample.output_ids, "
+    told = (
+        "Texts left out, since samsum may not be handed on: attempt.log_tail, sample.output_text, sample.output_ids, "
+    )
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert (told in capsys.readouterr().out) == left_out
     assert (manifest["left_out"] or "").startswith(told) == left_out

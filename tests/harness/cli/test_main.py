@@ -130,7 +130,7 @@ def test_a_suite_from_plan_to_query(
     assert run.returncode == 0, run.stderr
     assert "[3/3] tiny/lines/static:exit_layer=2/quality (4 documents): ok" in run.stderr
     assert "tiny on lines" in run.stdout
-    assert "No method's quality was measured on trained weights" in run.stdout
+    assert "the weights are random, so nothing is recommended." in run.stdout
     assert (tmp_path / "runs" / "report" / "index.html").is_file()
     (query,) = [line.split('"')[1] for line in run.stdout.splitlines() if line.startswith("Query")]
 
