@@ -1,12 +1,11 @@
 """How many threads a run takes, and that it says so where other processes make them fewer."""
 
-from argparse import Namespace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from exitbench.harness.cli.commands import run
+from exitbench.harness.service import running
 
 
 @pytest.mark.parametrize(
@@ -30,9 +29,10 @@ def test_threads_are_no_more_than_the_free_cores_and_fewer_than_all_are_said(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(run, "available_cores", lambda: 4)
+    monkeypatch.setattr(running, "available_cores", lambda: 4)
     plan: Any = SimpleNamespace(device=device, to_run_count=lambda retry: cells)
     local: Any = SimpleNamespace(threads=free)
-    assert run._free_threads(plan, local, Namespace(executor=executor, retry="failed")) == threads
+    options: Any = SimpleNamespace(executor=executor, retry="failed")
+    assert running._free_threads(plan, local, options) == threads
     told = "".join(capsys.readouterr())
     assert said in told if said else not told
