@@ -161,7 +161,7 @@ def test_device_cuda_needs_a_gpu_to_run_here(
 
 LONG = "a" * 5000
 OF_ARGUMENTS = {
-    "rnu": (["rnu"], "there is no command 'rnu'. Did you mean 'run'? Allowed: annotate, ask, calibrate, cell"),
+    "rnu": (["rnu"], "there is no command 'rnu'. Did you mean 'run'? Allowed: annotate, ask, calibrate, check"),
     "RUN": (["RUN"], "there is no command 'RUN'"),
     "nothing": ([], "the following arguments are required: COMMAND"),
     "option": (["--verbose"], "See `exitbench --help`"),

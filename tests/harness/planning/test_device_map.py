@@ -75,7 +75,6 @@ def test_a_map_is_planned_said_and_asked(planned: Planned) -> None:
     )
     assert spread.engine == "hosted", "the lean engine has one device"
     assert spread.identity == {**usual.identity, "device_map": [["cuda:0", first], ["cuda:1", 1]]}
-    assert "device_map" not in usual.to_json()
     assert Cell.from_json(json.loads(json.dumps(spread.to_json()))) == spread
 
 

@@ -88,7 +88,7 @@ def test_what_decodes_with_a_gate_that_decides_is_another_cell(ran: Any) -> None
     assert asked == other == softmax | {label for label in certified if label.endswith("/calibration")}
     for item in certified.values():
         assert Cell.from_json(item.cell.to_json()) == item.cell
-        assert ("head_precision" in item.cell.to_json()) == ("head_precision" in item.cell.identity)
+        assert ("head_precision" in item.cell.identity) == (item.cell.head_precision == "certified")
 
 
 def test_answers_exit_layers_and_scores_are_those_of_exact_heads(ran: Any) -> None:

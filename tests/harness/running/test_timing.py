@@ -141,7 +141,7 @@ def test_reading_stops_after_five_rounds_when_precise_or_out_of_seconds_and_at_l
     work = Generating(checkpoint, GenerationSettings(5))
     timing = measure(work, full, static, units, settings, 0, counts.append)
     assert timing.stop_reason == reason
-    assert counts == [min(count, 3 * MIN_ROUNDS) for count in range(1, 3 * rounds + 1)]
+    assert counts == [min(count, 3 * MIN_ROUNDS) // MIN_ROUNDS for count in range(1, 3 * rounds + 1)]
     assert len(timing.readings) == 3 * rounds * len(ORDER) * 3  # units, rounds, arms, phases
     for total, prefill, decode in zip(
         *([r for r in timing.readings if r.phase == phase] for phase in ("total", "prefill", "decode")), strict=True
