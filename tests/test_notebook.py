@@ -37,6 +37,6 @@ def test_its_cells_run_in_order(snippets: ModuleType, tmp_path: Path) -> None:
     python, apart = snippets.Python(tmp_path), f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}"
     try:
         python.said(snippets.Block("temporary files", "python", None, apart))
-        assert "\nwmt-en-fr: " in python.said(snippets.Block(NOTEBOOK.name, "python", None, code))
+        assert "\nwmt-en-fr (vanilla): " in python.said(snippets.Block(NOTEBOOK.name, "python", None, code))
     finally:
         python.end()

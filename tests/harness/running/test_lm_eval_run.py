@@ -23,10 +23,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.job import WorkerSpec
-from exitbench.harness.cli.commands.run import print_left_out
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
+from exitbench.harness.service.outcome import print_left_out
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest
 
