@@ -118,6 +118,11 @@ class Plan:
             f"fewer than {enough} are wide ([timing] documents; limit of a task).",
         )
 
+    @property
+    def cell_ids(self) -> frozenset[str]:
+        """Ids of all its cells."""
+        return frozenset(planned.item.cell.cell_id for group in self.groups for planned in group.cells)
+
     def states(self) -> Counter[State]:
         """Return how many cells have each state; those of untrained models are new."""
         states = Counter(planned.state for group in self.groups for planned in group.cells)

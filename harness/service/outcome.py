@@ -13,6 +13,7 @@ from exitbench.harness.service.folders import Runs
 from exitbench.terminal import number_of, tell
 
 if TYPE_CHECKING:  # `exitbench report`, which says what is broken, loads no torch
+    from exitbench.harness.planning.plan import Plan
     from exitbench.harness.service.options import RunOptions
     from exitbench.harness.service.running import SuiteRun
     from exitbench.reports.summary import ReportSummary
@@ -22,7 +23,7 @@ LEFT_OUT_QUERY = """
     SELECT DISTINCT model, task_label, value AS dropped, n, metric FROM metric_values
     WHERE metric IN ('documents_dropped', 'documents_unscorable') AND kind = 'quality' AND suite = ? ORDER BY ALL
 """
-_NO_GIST = "No method's quality was measured on trained weights: nothing to recommend (--table has every setting)."
+_NO_GIST = "No quality was measured: nothing to recommend."
 FAILURES_QUERY = "SELECT model, task_label, method, params, kind, status, reason FROM failures"
 
 
@@ -36,7 +37,7 @@ def print_outcome(done: SuiteRun, options: RunOptions, *, every_setting: bool = 
         report: Draw the report.
     """
     runs = Runs(options.runs)
-    _print_results(runs, done.plan.suite.name, every_setting=every_setting)
+    _print_results(runs, done.plan, every_setting=every_setting)
     if report:
         _print_report(runs)
     print(f"Database  {runs.database}")
@@ -62,7 +63,7 @@ def print_left_out(path: Path, suite: str) -> None:
         tell(f"{where}: {dropped} left out, whose {why}", sys.stdout)
 
 
-def _print_results(runs: Runs, suite: str, *, every_setting: bool) -> None:
+def _print_results(runs: Runs, plan: Plan, *, every_setting: bool) -> None:
     """Print a sentence a task, and every setting where that is asked."""
     from exitbench.results.database.patience import patiently
 
@@ -72,16 +73,16 @@ def _print_results(runs: Runs, suite: str, *, every_setting: bool) -> None:
         print(patiently(lambda: summary_text(runs.database), tell))
         if calibrations := patiently(lambda: calibration_text(runs.database), tell):
             print(calibrations)
-    print("\n".join(patiently(lambda: _gist(runs.database, suite), tell)) + "\n")
-    print_left_out(runs.database, suite)
+    print("\n".join(patiently(lambda: _gist(runs.database, plan), tell)) + "\n")
+    print_left_out(runs.database, plan.suite.name)
 
 
-def _gist(path: Path, suite: str) -> list[str]:
+def _gist(path: Path, plan: Plan) -> list[str]:
     from exitbench.reports.tables.gist import gist_lines
     from exitbench.results.database.connection import open_database
 
     with open_database(path) as database:
-        return gist_lines(database, suite) or [_NO_GIST]
+        return gist_lines(database, plan.cell_ids) or [_NO_GIST]
 
 
 def _print_report(runs: Runs) -> None:

@@ -160,7 +160,7 @@ def _run_groups(plan: Plan, runs: Runs, executor: Executor, options: RunOptions,
     threads = options.threads or _free_threads(plan, executor, options)
     specs = [_spec(group, plan, runs, threads, options) for group in plan.groups]
     with progress(plan.to_run_count(options.retry)) as bars:
-        standing = _Standing(runs, plan.suite.name, bars)
+        standing = _Standing(runs, plan.cell_ids, bars)
 
         def ingest() -> None:
             left_out.extend(_ingest_meanwhile(runs))
@@ -185,8 +185,8 @@ def _free_threads(plan: Plan, executor: Executor, options: RunOptions) -> int:
 class _Standing:
     """The best setting so far of each task, said when it becomes another."""
 
-    def __init__(self, runs: Runs, suite: str, bars: Progress) -> None:
-        self._runs, self._suite, self._bars = runs, suite, bars
+    def __init__(self, runs: Runs, cell_ids: frozenset[str], bars: Progress) -> None:
+        self._runs, self._cell_ids, self._bars = runs, cell_ids, bars
         self._said: set[str] = set()
 
     def tell(self) -> None:
@@ -196,7 +196,7 @@ class _Standing:
 
         try:
             with open_database(self._runs.database, wait_s=0) as database:
-                lines = best_so_far(database, self._suite)
+                lines = best_so_far(database, self._cell_ids)
         except UserError:
             return
         for line in lines:

@@ -161,7 +161,11 @@ def _is_allowed(row: Row, percent: float) -> bool:
 
 
 def _is_untimed(row: Row) -> bool:
-    return row["speedup"] is None and row["conforms"] is not False and row["method"] not in ("random", "oracle")
+    return (
+        row["speed_status"] == "not timed"
+        and row["conforms"] is not False
+        and row["method"] not in ("random", "oracle")
+    )
 
 
 def _blocks(row: Row) -> float:
@@ -170,8 +174,13 @@ def _blocks(row: Row) -> float:
     return blocks
 
 
+def is_method(row: Row) -> bool:
+    """Return whether it is a run of an early-exit method, and not of a baseline."""
+    return row["method"] not in BASELINES and not row["is_full_depth"]
+
+
 def _is_timed_method(row: Row) -> bool:
-    return row["speedup"] is not None and row["method"] not in BASELINES and not row["is_full_depth"]
+    return row["speedup"] is not None and is_method(row)
 
 
 def _chosen(answer: Answer) -> tuple[str | None, ...]:

@@ -6,7 +6,7 @@ Every sentence names what was run. What was not run, not timed or not confirmed 
 from collections.abc import Callable
 
 from exitbench.reports.frame import Row
-from exitbench.reports.front.cards import BASELINES, DEFAULT_PERCENT, Answer, Card, is_confirmed
+from exitbench.reports.front.cards import DEFAULT_PERCENT, Answer, Card, is_confirmed, is_method
 from exitbench.results.statistics.bounded_mean import documents_to_bound, least_upper_bound
 from exitbench.terminal import number_of, visible
 
@@ -22,22 +22,22 @@ def verdict(card: Card, answer: Answer, name: Name) -> str:
         answer: Its answer at the allowed loss.
         name: Spells a setting.
     """
-    if not any(map(_is_method, card.rows)) and answer.static is None:
-        return _joined(caution(card), "Only full depth and baselines were run: nothing to recommend.")
+    if not any(map(is_method, card.rows)) and answer.static is None:
+        return _joined(_caution(card), "Only full depth and baselines were run: nothing to recommend.")
     if answer.shown is None:
-        return _joined(caution(card), _why_full_depth(card, answer, name))
+        return _joined(_caution(card), _why_full_depth(card, answer, name))
     if answer.shown["speedup"] is None:
-        return _joined(caution(card), "No method was timed (add --kinds timing), so nothing is recommended.")
-    return _joined(caution(card), against_static(card, answer, name), _random(answer))
+        return _joined(_caution(card), f"{_why_untimed(card)} So nothing is recommended.")
+    return _joined(_caution(card), _against_static(card, answer, name), _random(answer))
 
 
-def caution(card: Card) -> str:
+def _caution(card: Card) -> str:
     """Return what puts every comparison of the card in doubt: a score near its floor, answers cut by length."""
     found = card.full["caution"]
     return f"Caution: {found}." if found else ""
 
 
-def against_static(card: Card, answer: Answer, name: Name) -> str:
+def _against_static(card: Card, answer: Answer, name: Name) -> str:
     """Return how the recommended method compares with the static depths that were run."""
     static, shown = answer.static, answer.shown
     if static is not None and static is shown:
@@ -84,12 +84,15 @@ def _why_full_depth(card: Card, answer: Answer, name: Name) -> str:
     chosen = [row for row in (answer.method, answer.static) if row is not None]
     if chosen:
         return " ".join(_not_confirmed(row, percent, name) for row in chosen)
-    unsteady = [row for row in card.rows if row["speed_status"] == "not measurable"]
-    if not card.timed and unsteady:
-        return "Times vary too much to be measured now: the machine was busy. Run the timings again."
     if not card.timed:
-        return "No method was timed: add --kinds timing."
+        return _why_untimed(card)
     return f"No timed setting is shown to lose so little.{_too_few(card, answer)}"
+
+
+def _why_untimed(card: Card) -> str:
+    if any(row["speed_status"] == "not measurable" for row in card.rows if is_method(row)):
+        return "Times vary too much to be measured now: the machine was busy. Run the timings again."
+    return "No method was timed: add --kinds timing."
 
 
 def _not_confirmed(row: Row, percent: float, name: Name) -> str:
@@ -127,10 +130,6 @@ def _random(answer: Answer) -> str:
 
 def _speed(row: Row) -> str:
     return f"{row['confirming_speedup']:.2f}×"
-
-
-def _is_method(row: Row) -> bool:
-    return row["method"] not in BASELINES and not row["is_full_depth"]
 
 
 def _joined(*sentences: str) -> str:

@@ -5,7 +5,7 @@ from typing import Final
 
 from exitbench.reports import tables
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.front.cards import BASELINES, DEFAULT_PERCENT, Answer, Card, cards
+from exitbench.reports.front.cards import DEFAULT_PERCENT, Answer, Card, cards, is_method
 from exitbench.reports.front.verdict import verdict
 from exitbench.reports.labels import Setting, labels, number_format, setting, spoken
 from exitbench.reports.registry import discover
@@ -13,33 +13,34 @@ from exitbench.results.database.connection import Database
 from exitbench.terminal import visible
 
 MOST_LINES: Final = 5
+_SETTINGS: Final = "SELECT DISTINCT setting_id FROM cell WHERE list_contains(?::VARCHAR[], cell_id)"
 
 
-def gist_lines(database: Database, suite: str | None = None) -> list[str]:
+def gist_lines(database: Database, cell_ids: Collection[str] | None = None) -> list[str]:
     """Return a sentence per model and task, `MOST_LINES` at most: what to use, what it gains and costs, or why not.
 
     Args:
         database: Open.
-        suite: Whose runs; None for all.
+        cell_ids: Cells whose models and tasks are told of, with all runs that compare with them; None for all.
     """
-    rows = _read(database, suite)
+    rows = _read(database, cell_ids)
     lines = [*_compared(cards(rows), labels(rows), DEFAULT_PERCENT), *_not_compared(rows)]
     more = len(lines) - MOST_LINES
     return [*lines[:MOST_LINES], *([f"… and {more} more: see the report"] if more > 0 else [])]
 
 
 def conclusion(database: Database, cell_ids: Collection[str], percent: float) -> tuple[str, str | None]:
-    """Return what cells of one model and task say where a loss is allowed.
+    """Return what is known of one model and task where a loss is allowed.
 
     Args:
         database: Open.
-        cell_ids: Quality cells, full depth's among them.
+        cell_ids: Cells of the model and task.
         percent: Loss allowed, of full depth's quality.
 
     Returns:
         A paragraph, and the cell of the setting to use: what is confirmed at this loss, or at the least one above.
     """
-    rows = tuple(row for row in _read(database, None) if row["cell_id"] in cell_ids)
+    rows = _read(database, cell_ids)
     made = cards(rows)
     (line,) = [*_compared(made, labels(rows), percent), *_not_compared(rows)]
     timed = [answer.shown for card in made for answer in (card.at(percent), *_above(card, percent))]
@@ -47,9 +48,9 @@ def conclusion(database: Database, cell_ids: Collection[str], percent: float) ->
     return line, use
 
 
-def best_so_far(database: Database, suite: str | None = None) -> list[str]:
-    """Return the confirmed settings in a few words."""
-    rows = _read(database, suite)
+def best_so_far(database: Database, cell_ids: Collection[str] | None = None) -> list[str]:
+    """Return the confirmed settings in a few words; arguments as for `gist_lines`."""
+    rows = _read(database, cell_ids)
     names = labels(rows)
     return [
         f"{_where(card.full)}: {_name(shown, names)}, {shown['confirming_speedup']:.2f}x as fast as full depth, "
@@ -59,9 +60,14 @@ def best_so_far(database: Database, suite: str | None = None) -> list[str]:
     ]
 
 
-def _read(database: Database, suite: str | None) -> tuple[Row, ...]:
+def _read(database: Database, cell_ids: Collection[str] | None) -> tuple[Row, ...]:
+    """Rows of the results table, as the page has them: also of runs that another suite asked for first."""
     (summary,) = (source for source in discover(tables) if source.name == "summary")
-    return tuple(row for row in Frame.query(database, summary.sql).rows if suite is None or row["suite"] == suite)
+    rows = Frame.query(database, summary.sql).rows
+    if cell_ids is None:
+        return rows
+    settings = set(database.query(_SETTINGS, [list(cell_ids)])["setting_id"].to_pylist())
+    return tuple(row for row in rows if row["setting_id"] in settings)
 
 
 def _compared(made: tuple[Card, ...], names: dict[Setting, str], percent: float) -> Iterator[str]:
@@ -113,8 +119,8 @@ def _why_not(rows: list[Row]) -> str:
         return "the weights are random, so nothing is recommended."
     if not any(row["is_full_depth"] for row in rows):
         return "full depth was not run, so nothing is compared with it."
-    if not any(row["method"] not in BASELINES and not row["is_full_depth"] for row in rows):
-        return "only full depth and baselines were run; nothing to recommend."
+    if not any(map(is_method, rows)):
+        return "only full depth and baselines were run: nothing to recommend."
     metric = visible(rows[0]["metric"] or "the metric")
     return (
         f"{metric} has no scale or no scores of full depth to bound a loss by; `exitbench compare` tests differences."

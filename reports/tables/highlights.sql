@@ -17,6 +17,7 @@ WITH timed AS (
         LEFT JOIN metric AS a ON a.attempt_id = f.timing_attempt_id AND a.metric = 'speedup_choosing'
         LEFT JOIN metric AS b ON b.attempt_id = f.timing_attempt_id AND b.metric = 'speedup_confirming'
     WHERE f.execution = 'real' AND NOT f.random_weights AND f.speedup IS NOT NULL
+        AND (f.is_full_depth OR is_measurable(b.ci_low, b.ci_high))
 ),
 chosen AS (
     SELECT model, task_label, setting, limited

@@ -23,7 +23,7 @@ SELECT f.model, f.task_label AS task, f.conditions AS setting,
        coalesce(f.energy_ratio_low <= f.aa_energy_high AND f.energy_ratio_high >= f.aa_energy_low, false) AS inside_energy_floor,
        f.ideal_speedup_bytes, f.n, f.timed_documents, f.timed_rounds,
        g.delta AS promised_delta, g.epsilon AS promised_epsilon, g.consistency AS promised_consistency,
-       r.parameters, d.source = 'builtin' AS is_generated, f.limited, f.seed, f.suite, r.setting_id, f.conforms, f.cell_id
+       r.parameters, d.source = 'builtin' AS is_generated, f.limited, f.seed, r.setting_id, f.conforms, f.cell_id
 FROM frontier AS f
 JOIN runs AS r USING (attempt_id)
 JOIN cell AS c ON c.cell_id = f.cell_id

@@ -924,6 +924,7 @@ WITH candidates AS (
     JOIN cell AS c ON c.cell_id = p.cell_id
     JOIN metric AS a ON a.attempt_id = f.timing_attempt_id AND a.metric = 'speedup_choosing'
     LEFT JOIN metric AS b ON b.attempt_id = f.timing_attempt_id AND b.metric = 'speedup_confirming'
+        AND is_measurable(b.ci_low, b.ci_high)
     WHERE NOT f.random_weights AND f.conforms IS DISTINCT FROM false AND f.method NOT IN ('random', 'oracle')
         AND p.choosing_loss_high_percent IS NOT NULL AND f.speedup IS NOT NULL AND a.value > 1
 ),

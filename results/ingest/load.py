@@ -123,8 +123,8 @@ class SpoolLoader:
             added, left_out = load_imports(engine, self.spool_root)
             derived = (*load_rescores(engine, self.spool_root), *load_tags(engine, self.spool_root))
             self._count(added=added, quarantined=(*left_out, *derived))
-        with engine.begin() as connection:
-            fill_differences(connection)
+            with engine.begin() as connection:
+                fill_differences(connection)
 
     def _checked_groups(
         self, known: Set[str]

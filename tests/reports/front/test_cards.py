@@ -79,7 +79,7 @@ def test_where_nothing_was_timed_what_runs_fewest_blocks_is_told_and_not_recomme
         *("speedup", "speedup_low", "speedup_high", "is_static_step", "next_percent", "confirmed_percent"),
         *("choosing_speedup", "confirming_speedup", "confirming_speedup_low", "confirming_speedup_high"),
     )
-    untimed = dict.fromkeys(of_speed)
+    untimed = {**dict.fromkeys(of_speed), "speed_status": "not timed"}
     (card,) = cards([{**row, **untimed} for row in results if row["task"] == "squad"])
     assert card.timed == 0
     for percent in (0, 8, 19):
@@ -93,7 +93,7 @@ def test_where_nothing_was_timed_what_runs_fewest_blocks_is_told_and_not_recomme
         best = min(allowed, key=lambda row: row["mean_blocks_run"], default=None)
         assert (card.at(percent).shown, card.at(percent).untimed) == (best, best)
     said = worded(card).answers
-    assert said[-1].verdict == "No method was timed (add --kinds timing), so nothing is recommended."
+    assert said[-1].verdict == "No method was timed: add --kinds timing. So nothing is recommended."
     assert said[-1].about == "blocks run; not timed"
     assert said[0].verdict == "No method was timed: add --kinds timing."
 

@@ -33,7 +33,7 @@ def said(rows: tuple[Row, ...], monkeypatch: pytest.MonkeyPatch) -> Callable[...
             for row in rows
             if row["method"] in methods
         ]
-        monkeypatch.setattr(gist, "_read", lambda database, suite: tuple(kept))
+        monkeypatch.setattr(gist, "_read", lambda database, cell_ids: tuple(kept))
         (line,) = gist_lines(None)  # type: ignore[arg-type]
         return line
 
@@ -50,19 +50,37 @@ def test_what_is_recommended_is_told_with_what_it_gains_and_costs_and_of_how_man
 
 
 def test_a_run_without_static_depths_or_times_says_so_and_calls_nothing_real(said: Callable[..., str]) -> None:
-    untimed = {name: None for name in ("speedup", "choosing_speedup", "confirmed_percent", "is_static_step")}
+    untimed: dict[str, Any] = dict.fromkeys(("speedup", "choosing_speedup", "confirmed_percent", "is_static_step"))
+    untimed["speed_status"] = "not timed"
     loss = {"choosing_loss_high_percent": 0.5}
     for line in (said("full", "calm-softmax"), said("full", "calm-softmax", **untimed, **loss)):
         assert "real" not in line and "no static depth is shown" not in line
-    assert "No method was timed (add --kinds timing)" in line
+    assert "No method was timed: add --kinds timing. So nothing is recommended." in line
     assert "No method was timed: add --kinds timing." in said("full", "calm-softmax", **untimed)
     chosen = {"choosing_loss_high_percent": 0.5, "confirmed_percent": 0.5, "is_static_step": False}
     assert "No static depth was run to compare it with." in said("full", "calm-softmax", **chosen)
 
 
+def test_times_that_could_not_be_measured_are_not_called_missing(said: Callable[..., str]) -> None:
+    unsteady: dict[str, Any] = dict.fromkeys(("speedup", "choosing_speedup", "confirmed_percent", "is_static_step"))
+    unsteady["speed_status"] = "not measurable"
+    for loss in (0.5, 50.0):
+        line = said("full", "calm-softmax", **unsteady, choosing_loss_high_percent=loss)
+        assert "Times vary too much to be measured now: the machine was busy." in line
+        assert "timed" not in line.partition("Times")[0] and "--kinds timing" not in line
+
+
+def test_runs_that_another_suite_asked_for_first_are_told_of_too(small_database: Path) -> None:
+    """A suite that times what an older one scored has cells of its own for the times alone."""
+    with open_database(small_database) as database:
+        timing = database.query("SELECT cell_id FROM cell WHERE kind = 'timing' ORDER BY ALL LIMIT 1")["cell_id"]
+        (line,) = gist_lines(database, set(timing.to_pylist()))
+        assert line in gist_lines(database)
+
+
 def test_what_cannot_be_compared_says_why(said: Callable[..., str]) -> None:
-    assert said("full", "static").endswith("only full depth and baselines were run: nothing to recommend.") or (
-        "Only full depth and baselines" in said("full", "static", is_static_step=None)
+    assert "Only full depth and baselines were run: nothing to recommend." in said(
+        "full", "static", is_static_step=None
     )
     assert said("calm-softmax").endswith("full depth was not run, so nothing is compared with it.")
     unscaled = dict.fromkeys(("loss_high_percent", "choosing_loss_high_percent"))
@@ -87,13 +105,13 @@ def test_a_run_has_a_line_for_each_model_and_task(small_database: Path) -> None:
             (row["task_label"], row["model"])
             for row in Frame.query(database, "SELECT task_label, model FROM frontier").rows
         }
-        assert gist_lines(database, "another suite") == []
+        assert gist_lines(database, {"no cell of this database"}) == []
     assert {line.partition(":")[0] for line in lines} == {f"{task} ({model})" for task, model in pairs}
     assert all(len(line) < 120 for line in short)
 
 
 def test_of_many_tasks_five_are_told(rows: tuple[Row, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     many = tuple({**row, "task": f"task-{number}"} for number in range(MOST_LINES + 2) for row in rows)
-    monkeypatch.setattr(gist, "_read", lambda database, suite: many)
+    monkeypatch.setattr(gist, "_read", lambda database, cell_ids: many)
     lines = gist_lines(None)  # type: ignore[arg-type]
     assert len(lines) == MOST_LINES + 1 and lines[-1] == "… and 2 more: see the report"

@@ -205,6 +205,7 @@ def made_up() -> list[dict[str, Any]]:
                 "method": rng.choice(methods),
                 "speedup": speedup,
                 "confirming_low": rng.choice([None, (speedup or 1) - 0.2]),
+                "confirming_high": (speedup or 1) * rng.choice([1, 1, 1, 20]),
                 "aa_high": rng.choice([None, 0.9, 1.3, 2.5]),
                 "random_weights": rng.random() < 0.1,
                 "conforms": rng.choice([None, True, True, False]),
@@ -223,10 +224,10 @@ def test_what_to_use_is_the_fastest_run_of_one_part_and_is_confirmed_by_the_othe
     database = duckdb.connect()
     database.execute(
         "CREATE TABLE given (attempt_id TEXT, cell_id TEXT, setting_id TEXT, method TEXT, speedup DOUBLE, "
-        "confirming_low DOUBLE, aa_high DOUBLE, random_weights BOOLEAN, conforms BOOLEAN, choosing_loss DOUBLE, "
+        "confirming_low DOUBLE, confirming_high DOUBLE, aa_high DOUBLE, random_weights BOOLEAN, conforms BOOLEAN, choosing_loss DOUBLE, "
         "confirming_loss DOUBLE, delta DOUBLE)"
     )
-    database.executemany(f"INSERT INTO given VALUES ({', '.join('?' * 12)})", [list(row.values()) for row in made_up])
+    database.executemany(f"INSERT INTO given VALUES ({', '.join('?' * 13)})", [list(row.values()) for row in made_up])
     database.execute(
         "CREATE VIEW frontier AS SELECT *, attempt_id AS timing_attempt_id, speedup AS speedup_low, "
         "speedup AS speedup_high FROM given"
@@ -235,13 +236,14 @@ def test_what_to_use_is_the_fastest_run_of_one_part_and_is_confirmed_by_the_othe
     database.execute(
         "CREATE VIEW metric AS SELECT attempt_id, 'speedup_choosing' AS metric, speedup AS value, NULL AS ci_low, "
         "NULL AS ci_high FROM given WHERE speedup IS NOT NULL UNION ALL "
-        "SELECT attempt_id, 'speedup_confirming', speedup, confirming_low, speedup FROM given"
+        "SELECT attempt_id, 'speedup_confirming', speedup, confirming_low, confirming_high FROM given"
     )
     database.execute(
         "CREATE VIEW paired AS SELECT attempt_id, cell_id, method, 'f1' AS metric, NULL AS full_value, delta, "
         "choosing_loss AS choosing_loss_high_percent, confirming_loss AS confirming_loss_high_percent, "
         "0 AS gained, 0 AS lost, 0 AS n, NULL AS params FROM given"
     )
+    database.execute("CREATE MACRO is_measurable(low, high) AS coalesce(high <= 10 * low, true)")
     database.execute(pareto)
     steps = database.sql("FROM pareto").fetchall()
     names = [column[0] for column in database.sql("FROM pareto LIMIT 0").description]
@@ -280,9 +282,9 @@ def test_what_to_use_is_the_fastest_run_of_one_part_and_is_confirmed_by_the_othe
                 told += best is not None
                 for row in found:
                     own = by_cell[row["cell_id"]]
-                    is_faster = own["confirming_low"] is not None and own["confirming_low"] > max(
-                        1, own["aa_high"] or 1
-                    )
+                    low, high = own["confirming_low"], own["confirming_high"]
+                    is_measured = low is not None and high <= 10 * low
+                    is_faster = is_measured and low > max(1, own["aa_high"] or 1)
                     assert (row["confirmed_percent"] is not None) == is_faster
                     if is_faster:
                         is_confirmed = row["confirmed_percent"] <= allowed
