@@ -224,7 +224,8 @@ def test_what_to_use_is_the_fastest_run_of_one_part_and_is_confirmed_by_the_othe
     database = duckdb.connect()
     database.execute(
         "CREATE TABLE given (attempt_id TEXT, cell_id TEXT, setting_id TEXT, method TEXT, speedup DOUBLE, "
-        "confirming_low DOUBLE, confirming_high DOUBLE, aa_high DOUBLE, random_weights BOOLEAN, conforms BOOLEAN, choosing_loss DOUBLE, "
+        "confirming_low DOUBLE, confirming_high DOUBLE, aa_high DOUBLE, random_weights BOOLEAN, "
+        "conforms BOOLEAN, choosing_loss DOUBLE, "
         "confirming_loss DOUBLE, delta DOUBLE)"
     )
     database.executemany(f"INSERT INTO given VALUES ({', '.join('?' * 13)})", [list(row.values()) for row in made_up])
