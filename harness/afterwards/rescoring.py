@@ -11,10 +11,11 @@ import pyarrow as pa
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.job import DataRequest
-from exitbench.harness.running.scoring import metric_table, score_columns, task_metrics
+from exitbench.harness.work.kinds import work_class
+from exitbench.harness.work.metrics import metric_table, score_columns, task_metrics
 from exitbench.results.analysis.selection import Run, RunIndex
 from exitbench.results.beside.rescores import Rescore, is_rescored, record_rescore
-from exitbench.results.spool.attempts import AttemptRecord, read_attempt, scan_spool
+from exitbench.results.spool.attempts import read_attempt, scan_spool
 from exitbench.tasks.base import documents_sha256
 from exitbench.tasks.document import Document
 from exitbench.tasks.lm_eval.task import LmEvalTask
@@ -164,7 +165,7 @@ class _Scorer:
             )
         if isinstance(task, LmEvalTask):
             answered = [documents[row["doc_key"]] for row in rows]
-            responses = _responses(task, record, rows)
+            responses = work_class(task).responses(task, record, rows)
             by_key = task.score_responses(answered, responses, self._confirm_run_unsafe_code)
             scores = [by_key[row["doc_key"]] for row in rows]
         else:
@@ -193,16 +194,3 @@ class _Scorer:
     def _load_documents(self, request: DataRequest) -> tuple[Mapping[str, Document], str]:
         documents = request.load(self._data_dir)
         return {document.key: document for document in documents}, documents_sha256(documents)
-
-
-def _responses(task: LmEvalTask, record: AttemptRecord, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """What lm-eval was answered about each document, by its key."""
-    if task.output_type == "generate_until":
-        return {row["doc_key"]: [row["output_text"]] for row in rows}
-    choices = [row for batch in record.batches("choices") for row in batch.to_pylist()]
-    found: dict[str, list[Any]] = {}
-    for row in sorted(choices, key=lambda row: int(row["choice"])):
-        is_whole = task.output_type == "loglikelihood_rolling"
-        response = row["logprob"] if is_whole else (row["logprob"], row["is_greedy"])
-        found.setdefault(row["doc_key"], []).append(response)
-    return found

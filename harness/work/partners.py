@@ -1,25 +1,21 @@
 """Which cells one pass can see to: sweeps decode together, and replays of a probe read it once.
 
 Cells that decode share a pass where they ask the same of the same documents, and their methods differ in nothing but
-what scores are compared with. That is not taken from the names of parameters: gate, head and KV policy of both are
-built and compared, attribute by attribute, so that a gate that looks at its threshold shares with nobody. Replays, of
-whatever methods, share a pass where they read the same probe, or the same scores.
+what scores are compared with (`sharing.differ_in_threshold_alone`). Replays, of whatever methods, share a pass where
+they read the same probe, or the same scores.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
-import torch
-from torch import Tensor, nn
-
 from exitbench.harness.cells.job import CellJob
-from exitbench.methods.base import Gate, Head, KVPolicy, Parts
-
-PASS_ROWS: Final = 64
-"""Rows that cells sharing a pass decode together, at most, where a single one may not have more (`Cell.rows`)."""
+from exitbench.harness.work.base import Work
+from exitbench.harness.work.kinds import work_class, work_of
+from exitbench.harness.work.sharing import PASS_ROWS, differ_in_threshold_alone
+from exitbench.methods.base import Parts
 
 KEPT_TOKENS: Final = 2**22
 """Tokens that wait for their cells, at most: 100 bytes each or so."""
@@ -38,7 +34,7 @@ def asking_the_same(item: CellJob, others: Iterable[CellJob]) -> list[CellJob]:
 
 def may_share(item: CellJob) -> bool:
     """Whether a cell could share a pass with another at all."""
-    decodes = item.cell.kind == "quality" and item.data.task_object.output_type == "generate_until"
+    decodes = item.cell.kind == "quality" and work_class(item.data.task_object).generates
     return decodes or item.cell.kind == "replay"
 
 
@@ -46,33 +42,6 @@ def _asked(item: CellJob) -> dict[str, Any]:
     cell = item.cell
     asked = {name: value for name, value in cell.identity.items() if name not in _OF_A_METHOD}
     return asked if cell.kind == "replay" else {**asked, "method": cell.method.name, "kv_policy": cell.kv_policy}
-
-
-def differ_in_threshold_alone(one: Parts, other: Parts) -> bool:
-    """Whether two methods compute the same, but for what scores are compared with."""
-    return one.blocks == other.blocks and all(
-        _same(getattr(one, part), getattr(other, part)) for part in ("gate", "head", "kv_policy")
-    )
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two values are known to be the same; False of what cannot be compared."""
-    if one is other:
-        return True
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, Tensor):
-        return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, Mapping):
-        return list(one) == list(other) and all(_same(value, other[name]) for name, value in one.items())
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, (bool, int, float, str, frozenset)):
-        return bool(one == other)
-    if isinstance(one, (Gate, Head, KVPolicy, nn.Module)):
-        hides = any(getattr(cls, "__slots__", ()) for cls in type(one).__mro__)
-        return not hides and _same(vars(one), vars(other))
-    return False
 
 
 def sharing(
@@ -98,3 +67,15 @@ def sharing(
             if not decodes or differ_in_threshold_alone(parts, other_parts):
                 most -= 1
                 yield other, other_parts
+
+
+def partners(work: Work[Any], others: Iterable[CellJob]) -> Iterator[tuple[CellJob, Parts]]:
+    """Yield the cells that one pass can see to with a cell on a loaded model, and their methods."""
+    item, model = work.item, work.model
+    if not may_share(item):
+        return
+    with contextlib.suppress(Exception):  # its own pass says what is wrong
+        parts, is_replay = work.parts(), item.cell.kind == "replay"
+        n_tokens = work.replayed_tokens() if is_replay else work.units() * work.settings.max_new_tokens
+        if is_replay or model.model.why_not(parts, PASS_ROWS) is None:
+            yield from sharing(item, others, n_tokens, lambda other: work_of(model, other).parts())

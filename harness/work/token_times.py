@@ -10,20 +10,22 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import torch
 
-from exitbench.harness.cells.cell import RecordSettings
-from exitbench.harness.cells.job import CellJob
 from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.trace import Observer
-from exitbench.harness.running.passes.session import Progress, Session, Skip
-from exitbench.harness.running.timing import Generating, Unit
+from exitbench.harness.work.base import Progress, Skip
+from exitbench.harness.work.timed import Unit
 from exitbench.methods.base import Parts
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import TABLES
+
+if TYPE_CHECKING:
+    from exitbench.harness.work.generation import GenerationWork, TimedGeneration
 
 
 class TokenClock(Observer):
@@ -45,23 +47,18 @@ class TokenClock(Observer):
         return [after - before for before, after in zip(self.read_ns, self.read_ns[1:], strict=False)]
 
 
-def token_times_pass(
-    session: Session, item: CellJob, settings: RecordSettings, writer: AttemptWriter, on_progress: Progress
-) -> None:
+def time_tokens(asked: GenerationWork, writer: AttemptWriter, on_progress: Progress) -> None:
     """Decode one document after the other, by the method and at full depth in turn, in a timing's least rounds."""
-    cell, timing = item.cell, item.cell.timing
-    if timing is None:
-        raise ValueError("a timing cell has timing settings")
-    if item.data.task_object.output_type != "generate_until":
-        raise Skip("times of tokens are recorded of tokens that a model generates")
+    cell, timing, settings = asked.cell, asked.cell.timing, asked.cell.record
+    assert timing is not None and settings is not None, "a timing cell has timing settings"
     if cell.batch_size > 1:
         raise Skip("in a batch a token takes as long as the step that it shares with others: ask for batch size 1")
-    full, method = session.full_parts(), session.parts(item)
+    full, method = asked.full_parts, asked.parts()
     if method.kv_policy.verifies:
         raise Skip("drafts are taken back or kept together: no time is one token's")
-    work = Generating(session.checkpoint, cell.generation)
-    documents = session.answered(item)[: settings.documents]
-    units = [Unit(document.key, (session.request(item, document),)) for document in documents]
+    work = asked.timed_work()
+    documents = asked.documents[: settings.documents]
+    units = [Unit(document.key, (asked.request(document),)) for document in documents]
     made = {name: [work.run(parts, unit)[0] for unit in units] for name, parts in (("full", full), ("method", method))}
     arms = {"full": full, "method": method}
     if method.gate.looks_ahead:
@@ -84,18 +81,18 @@ def token_times_pass(
         on_progress(done + 1)
 
 
-def _timed(work: Generating, parts: Parts, unit: Unit[Request]) -> list[int]:
+def _timed(work: TimedGeneration, parts: Parts, unit: Unit[Request]) -> list[int]:
     """Nanoseconds of each token of one decode, untraced; its prefill is over before the clock is read first."""
-    asked = work.asked
+    settings = work.settings
     batch = prefill(
-        work.checkpoint.model, unit.requests, asked.max_new_tokens, gates_first_token=asked.gates_first_token
+        work.checkpoint.model, unit.requests, settings.max_new_tokens, gates_first_token=settings.gates_first_token
     )
     if work.device.type == "cuda":
         torch.cuda.synchronize(work.device)
     gc.disable()
     try:
         clock = TokenClock()
-        decode(work.checkpoint, batch, parts, asked=asked, traced=False, observer=clock)
+        decode(work.checkpoint, batch, parts, asked=settings, traced=False, observer=clock)
     finally:
         gc.enable()
     return clock.token_ns()

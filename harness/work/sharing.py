@@ -2,22 +2,30 @@
 
 Each cell is written in its turn, as an attempt of its own. One whose part is not here, because the pass failed or
 another process ran it, sees to it itself.
+
+Whether methods may share a decode is not taken from the names of parameters: gate, head and KV policy of both are built
+and compared, attribute by attribute, so that a gate that looks at its threshold shares with nobody.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
+import torch
+from torch import Tensor, nn
 
-from exitbench.harness.running.lm import Beside, Known
-from exitbench.methods.base import Parts
+from exitbench.harness.work.lm import Beside, Known
+from exitbench.methods.base import Gate, Head, KVPolicy, Parts
+
+PASS_ROWS: Final = 64
+"""Rows that cells sharing a pass decode together, at most, where a single one may not have more (`Cell.rows`)."""
 
 
 @dataclass
-class Passes:
+class SharedPasses:
     """Which cells share a pass, and what waits for their turn.
 
     Attributes:
@@ -67,3 +75,30 @@ class Passes:
         kept: tuple[dict[str, Any], ...] = (self._others, self._known, self._exits, self.cells)
         for of_cells in kept:
             of_cells.pop(cell_id, None)
+
+
+def differ_in_threshold_alone(one: Parts, other: Parts) -> bool:
+    """Whether two methods compute the same, but for what scores are compared with."""
+    return one.blocks == other.blocks and all(
+        _same(getattr(one, part), getattr(other, part)) for part in ("gate", "head", "kv_policy")
+    )
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are known to be the same; False of what cannot be compared."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, Mapping):
+        return list(one) == list(other) and all(_same(value, other[name]) for name, value in one.items())
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, (bool, int, float, str, frozenset)):
+        return bool(one == other)
+    if isinstance(one, (Gate, Head, KVPolicy, nn.Module)):
+        hides = any(getattr(cls, "__slots__", ()) for cls in type(one).__mro__)
+        return not hides and _same(vars(one), vars(other))
+    return False

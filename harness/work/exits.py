@@ -6,14 +6,16 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from exitbench.harness.cells.job import CellJob
-from exitbench.harness.running.passes.session import Session
 from exitbench.methods.base import Parts
 from exitbench.results.files.arrow import parquet_path
 from exitbench.results.files.memory import in_memory
+
+if TYPE_CHECKING:
+    from exitbench.harness.work.base import Work
 
 
 @dataclass(frozen=True)
@@ -66,19 +68,18 @@ def rows_of(parameter: str) -> str:
     return f"read_parquet(${parameter}, hive_partitioning=false)"
 
 
-def exits(session: Session, item: CellJob, recorded: Recorded, rule_of: Callable[[Parts], str]) -> pa.Table:
+def exits(work: Work[Any], recorded: Recorded, rule_of: Callable[[Parts], str]) -> pa.Table:
     """Return what `Recorded.exits` does of a cell's rule; if the cell is the first of a pass, of all of them.
 
     Args:
-        session: Where what is found for the others waits.
-        item: The cell.
+        work: Of the cell.
         recorded: What it reads.
         rule_of: The exit layer of one row as SQL, of a method.
     """
-    passes, cell_id = session.passes, item.cell.cell_id
+    passes, cell_id = work.model.passes, work.cell.cell_id
     if (known := passes.exits(cell_id)) is not None:
         return known
-    own, others = {cell_id: session.parts(item)}, passes.others(cell_id)
+    own, others = {cell_id: work.parts()}, passes.others(cell_id)
     if others:
         try:
             found = recorded.exits({name: rule_of(parts) for name, parts in (own | {**others}).items()})

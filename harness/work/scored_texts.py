@@ -12,8 +12,8 @@ from exitbench.harness.cells.cell import GenerationSettings
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
 from exitbench.harness.engine.decoding.branches import Context
 from exitbench.harness.engine.decoding.likelihood import Scored, score
-from exitbench.harness.running.batches import in_batches
-from exitbench.harness.running.encoding import Encoding, Pair
+from exitbench.harness.work.batches import in_batches
+from exitbench.harness.work.encoding import Encoding, Pair
 from exitbench.methods.base import Parts
 
 

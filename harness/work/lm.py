@@ -20,8 +20,8 @@ from exitbench.harness.cells.prompts import Prompt, Prompts, render_turns
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
 from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.stream import Stream
-from exitbench.harness.running.encoding import Encoding
-from exitbench.harness.running.scored_texts import ScoredText, TextRequest, score_texts
+from exitbench.harness.work.encoding import Encoding
+from exitbench.harness.work.scored_texts import ScoredText, TextRequest, score_texts
 from exitbench.methods.base import Parts, Threshold
 
 

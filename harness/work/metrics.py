@@ -1,4 +1,6 @@
-"""Aggregate metrics from per-document scores, the same whether a model has just answered or stored outputs are read."""
+"""Metrics of a cell: of its task, from per-document scores just made or stored; and those made here, by role."""
+
+from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,12 +8,23 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import ArrayLike
 
+from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import TABLES
 from exitbench.results.statistics.columns import as_sums
-from exitbench.results.statistics.intervals import Interval, aggregate_interval
+from exitbench.results.statistics.intervals import (
+    NONE_DIFFERS,
+    Interval,
+    aggregate_interval,
+    bounded_ratio_interval,
+    point,
+)
 from exitbench.tasks.base import Task
 from exitbench.tasks.document import DocumentScore
+
+METRIC_VERSION = "2"
+"""Version of the metrics made here (depth, faithfulness, cost, speed); tasks version their own."""
 
 
 class Metric(NamedTuple):
@@ -72,3 +85,32 @@ def metric_table(metrics: Mapping[str, Metric]) -> pa.Table:
         for name, metric in metrics.items()
     ]
     return pa.Table.from_pylist(rows, schema=TABLES["metrics"])
+
+
+def depth_interval(blocks: ArrayLike, tokens: ArrayLike, n_blocks: int, *, is_fixed: bool) -> Interval:
+    """Return the mean blocks of a token with its interval.
+
+    Args:
+        blocks: Blocks of all tokens of a document, [n].
+        tokens: Tokens of a document, [n].
+        n_blocks: Decoder blocks, L.
+        is_fixed: The method gives every token the same depth, whatever the documents: where it did, the mean is known
+            and has no interval.
+    """
+    found = bounded_ratio_interval(blocks, tokens, (1, n_blocks))
+    return point(found.value, found.n) if is_fixed and found.method == NONE_DIFFERS else found
+
+
+def with_role(role: str, metrics: Mapping[str, Interval], lower_is_better: bool | None = None) -> dict[str, Metric]:
+    """Return metrics made here, by name, which are all about one thing (`results.schema.ROLES`)."""
+    return {name: Metric(METRIC_VERSION, role, interval, lower_is_better) for name, interval in metrics.items()}
+
+
+def agreement_metrics(metrics: Mapping[str, Interval], *, lower_is_better: bool = False) -> dict[str, Metric]:
+    """Return metrics made here, by name, which are all about agreement with full depth."""
+    return with_role("agreement", metrics, lower_is_better)
+
+
+def write_metrics(writer: AttemptWriter, metrics: Mapping[str, Metric]) -> None:
+    """Write metric rows: role, value, interval and how it was found."""
+    writer.write("metrics", metric_table(metrics))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from exitbench.harness.running.scored_texts import ScoredText
+from exitbench.harness.work.scored_texts import ScoredText
 from exitbench.tasks.document import Document
 from exitbench.tasks.lm_eval.task import LmEvalTask
 

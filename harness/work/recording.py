@@ -3,41 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from exitbench.harness.cells.cell import RecordSettings
-from exitbench.harness.cells.job import CellJob
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
 from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.sublayers import layer_pairs, sublayer_read_outs
-from exitbench.harness.running.passes.session import Progress, Session, Skip
+from exitbench.harness.work.base import Progress, Skip
 from exitbench.results.spool.attempts import AttemptWriter
 
+if TYPE_CHECKING:
+    from exitbench.harness.work.generation import GenerationWork
 
-def recording_pass(
-    session: Session, item: CellJob, settings: RecordSettings, writer: AttemptWriter, on_progress: Progress
+
+def record_insides(
+    work: GenerationWork, settings: RecordSettings, writer: AttemptWriter, on_progress: Progress
 ) -> None:
     """Decode one document after the other at full depth, and look into the blocks that did it."""
-    if "sublayers" in settings.what and session.checkpoint.engine != "lean":
+    checkpoint, generation = work.model.checkpoint, work.settings
+    if "sublayers" in settings.what and checkpoint.engine != "lean":
         raise Skip("what the parts of a block add is known to the lean engine only; this model runs on the hosted one")
-    documents = session.answered(item)[: settings.documents]
-    requests = [session.request(item, document) for document in documents]
-    asked = item.cell.generation
+    documents = work.documents[: settings.documents]
+    requests = [work.request(document) for document in documents]
     if "prompt-ids" in settings.what:
         for document, request in zip(documents, requests, strict=True):
             writer.write("prompts", prompt_table(document.key, request.prompt_ids))
     if not {"sublayers", "layer-pairs"} & set(settings.what):
         return
     for done, (document, request) in enumerate(zip(documents, requests, strict=True), start=1):
-        gates_first = asked.gates_first_token
-        batch = prefill(session.checkpoint.model, [request], asked.max_new_tokens, gates_first_token=gates_first)
-        output = decode(session.checkpoint, batch, session.full_parts())[0].token_ids
+        gates_first = generation.gates_first_token
+        batch = prefill(checkpoint.model, [request], generation.max_new_tokens, gates_first_token=gates_first)
+        output = decode(checkpoint, batch, work.full_parts)[0].token_ids
         if "sublayers" in settings.what:
-            writer.write("sublayers", sublayer_table(session.checkpoint, document.key, request.prompt_ids, output))
+            writer.write("sublayers", sublayer_table(checkpoint, document.key, request.prompt_ids, output))
         if "layer-pairs" in settings.what:
-            writer.write("layer_pairs", pair_table(session.checkpoint, document.key, request.prompt_ids, output))
+            writer.write("layer_pairs", pair_table(checkpoint, document.key, request.prompt_ids, output))
         on_progress(done)
 
 
