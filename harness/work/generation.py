@@ -392,20 +392,8 @@ class GenerationWork(LmEvalWork[Answer]):
 
     def losses(self, settings: CalibrationSettings, full: Sequence[Answer], early: Sequence[Answer]) -> np.ndarray:
         """Return the loss of each document; 0 where the text is the same."""
-        task, metric = self.task, self.task.consistency_metric
-
-        def score(document: Document, text: str) -> float:
-            return task.score(document, text).values[metric]
-
-        values = []
-        for document, whole, cut in zip(self.documents, full, early, strict=True):
-            if whole.text == cut.text:
-                values.append(0.0)
-            elif settings.consistency == "textual":
-                values.append(task.shortfall(metric, score(task.with_reference(document, whole.text), cut.text)))
-            else:
-                values.append(task.shortfall(metric, score(document, cut.text), score(document, whole.text)))
-        return np.clip(values, 0, 1)
+        texts = zip(self.documents, (one.text for one in full), (one.text for one in early), strict=True)
+        return np.array([text_loss(self.task, settings, *each) for each in texts])
 
     # --- Timing and fitting
 
@@ -491,6 +479,20 @@ class TimedGeneration:
         return prefill(
             self.checkpoint.model, unit.requests, self.settings.max_new_tokens, gates_first_token=gates_first
         )
+
+
+def text_loss(task: Task, settings: CalibrationSettings, document: Document, full: str, early: str) -> float:
+    """Return the loss of an early answer beside full depth's, in [0, 1]; see `Work.losses`."""
+    metric = task.consistency_metric
+    if full == early:
+        return 0.0
+    if settings.consistency == "textual":
+        score = task.score(task.with_reference(document, full), early).values[metric]
+        loss = task.shortfall(metric, score)
+    else:
+        scores = (task.score(document, text).values[metric] for text in (early, full))
+        loss = task.shortfall(metric, *scores)
+    return min(1.0, max(0.0, loss))
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Generation, Request
-from exitbench.harness.running.passes.session import answer_costs, answer_costs_by_part
+from exitbench.harness.work.generation import answer_costs, answer_costs_by_part
 from exitbench.methods.base import Method
 from exitbench.methods.calm_softmax import CalmSoftmax
 from exitbench.methods.full import Full

@@ -16,6 +16,7 @@ from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.trace import Trace
 from exitbench.harness.running import timing
+from exitbench.harness.work.generation import TimedGeneration
 from exitbench.methods.base import Method
 from exitbench.methods.calm_softmax import CalmSoftmax
 from exitbench.methods.entropy import Entropy
@@ -103,7 +104,7 @@ def test_nothing_is_recorded_while_the_clock_runs(
 ) -> None:
     units = [timing.Unit(str(n), requests(prompts, n, 2)) for n in (0, 2)]
     full, settings = Full().parts(L), TimingSettings(documents=2, max_rounds=1, target_half_width=0.0, warm_up=1)
-    work = timing.Generating(family.checkpoint, GenerationSettings(N_NEW))
+    work = TimedGeneration(family.checkpoint, GenerationSettings(N_NEW))
     measured = timing.measure(work, full, method.parts(L), units, settings, 0, lambda n: None)
     assert len(measured.readings) == 2 * len(timing.ORDER) * 3
     assert all(len(g.exit_layers) == len(g.token_ids) for g in measured.method), "told by a decode before"

@@ -25,7 +25,7 @@ from exitbench.harness.engine.decoding.decode import Batch, decode, prefill
 from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.model.cache import Cache
 from exitbench.harness.engine.model.model import Transformer
-from exitbench.harness.running.passes.session import answer_costs
+from exitbench.harness.work.generation import answer_costs
 from exitbench.methods.base import Method, Parts
 from exitbench.methods.free import Free
 from exitbench.methods.full import Full

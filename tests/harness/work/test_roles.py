@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.harness.running.passes.session import agreement_metrics, with_role
-from exitbench.harness.running.scoring import metric_table, task_metrics
+from exitbench.harness.work.metrics import agreement_metrics, metric_table, task_metrics, with_role
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.attempts import AttemptWriter

@@ -17,8 +17,9 @@ from exitbench.harness.cells.job import CellJob, DataRequest, WorkerSpec
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
-from exitbench.harness.running.passes.session import Session
 from exitbench.harness.service.outcome import print_left_out
+from exitbench.harness.work.kinds import work_of
+from exitbench.harness.work.loaded import LoadedModel
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.attempts import attempt_status
@@ -154,10 +155,12 @@ def test_what_the_suite_asks_to_drop_is_a_remark(run: Callable[..., Run]) -> Non
 
 def test_a_decoder_only_model_reads_the_question_last_in_every_kind_of_cell(run: Callable[..., Run]) -> None:
     made = run(ALL_KINDS, "max_prompt_tokens = 47", 'truncate = "drop"')
-    session = Session(WorkerSpec(made.items, made.model, None, made.folder / "other", "cpu", 1))
+    model = LoadedModel(WorkerSpec(made.items, made.model, None, made.folder / "other", "cpu", 1))
     tokenizer, item = AutoTokenizer.from_pretrained(made.model), made.items[0]
-    for document in session.answered(item):
-        assert session.request(item, document).prompt_ids == tokenizer(Squad().causal_prompt(document))["input_ids"]
+    work = work_of(model, item)
+    for document in work.documents:
+        (request,) = work.requests([document])
+        assert request.prompt_ids == tokenizer(Squad().causal_prompt(document))["input_ids"]
     (config,) = {item.cell.task.prompts_sha256 for item in made.items if item.data == made.items[0].data}
     described = Corpora(made.folder / "other").describe(item.data, None).prompts_sha256
     assert config == described["causal"] != described["seq2seq"]

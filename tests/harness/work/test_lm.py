@@ -13,7 +13,7 @@ from exitbench.errors import UserError
 from exitbench.harness.cells.cell import GenerationSettings
 from exitbench.harness.cells.prompts import Prompts
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
-from exitbench.harness.running.lm import EarlyExitLM
+from exitbench.harness.work.lm import EarlyExitLM
 from exitbench.methods.registry import get_method
 
 PROMPTS = {

@@ -12,8 +12,8 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast
 
 from exitbench.errors import UserError
-from exitbench.harness.running.encoding import Encoding
-from exitbench.harness.running.scored_texts import TextRequest, contexts_of
+from exitbench.harness.work.encoding import Encoding
+from exitbench.harness.work.scored_texts import TextRequest, contexts_of
 
 TEXT = "the dog sees the cat  and the cat sees the dog . a dog reads"
 CONTEXTS = ["the dog", "the dog ", "the dog  \n", "", "<s>the dog", "the c"]

@@ -14,11 +14,11 @@ import pytest
 from exitbench.errors import UserError
 from exitbench.harness.cells import sharing
 from exitbench.harness.cells.job import CellJob, WorkerSpec
-from exitbench.harness.cells.sharing import asking_the_same
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
-from exitbench.harness.running.passes.exits import Recorded
+from exitbench.harness.work.exits import Recorded
+from exitbench.harness.work.partners import asking_the_same
 from exitbench.methods.registry import get_method, method_names
 from exitbench.methods.thresholds import Constant
 from exitbench.results.spool.attempts import latest_status, read_attempt

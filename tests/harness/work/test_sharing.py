@@ -17,14 +17,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from exitbench.harness.cells import sharing
 from exitbench.harness.cells.job import CellJob, WorkerSpec
-from exitbench.harness.cells.sharing import asking_the_same
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
 from exitbench.harness.running.cell_lock import hold
-from exitbench.harness.running.passes.session import Session
+from exitbench.harness.work import partners
+from exitbench.harness.work.kinds import work_of
+from exitbench.harness.work.loaded import LoadedModel
+from exitbench.harness.work.partners import asking_the_same
 from exitbench.methods.base import BlockView, Gate
 from exitbench.methods.registry import get_method
 from exitbench.methods.thresholds import Constant
@@ -242,11 +243,11 @@ CHANGES: list[dict[str, Any]] = [
 
 def test_answers_that_wait_and_rows_that_decode_are_bounded(spec: WorkerSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     one, *others = swept(spec)
-    asked = Session(spec)
-    assert [item for item, _ in asked.sharing(one, others)] == others
+    work = work_of(LoadedModel(spec), one)
+    assert [item for item, _ in partners.partners(work, others)] == others
     with monkeypatch.context() as patched:
-        patched.setattr(sharing, "PASS_ROWS", 2)
-        assert [item for item, _ in asked.sharing(one, others)] == others[:1]
+        patched.setattr(partners, "PASS_ROWS", 2)
+        assert [item for item, _ in partners.partners(work, others)] == others[:1]
     for cells in (1, 3):
-        monkeypatch.setattr(sharing, "KEPT_TOKENS", cells * one.cell.task.documents * 6)
-        assert [item for item, _ in asked.sharing(one, others)] == others[: cells - 1]
+        monkeypatch.setattr(partners, "KEPT_TOKENS", cells * one.cell.task.documents * 6)
+        assert [item for item, _ in partners.partners(work, others)] == others[: cells - 1]

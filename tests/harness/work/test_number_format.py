@@ -22,8 +22,9 @@ from exitbench.harness.engine.encoders.classify import pooled_states
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
-from exitbench.harness.running.passes import number_format
-from exitbench.harness.running.passes.session import Session
+from exitbench.harness.work import number_format
+from exitbench.harness.work.kinds import work_of
+from exitbench.harness.work.loaded import LoadedModel
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.attempts import latest_status
@@ -156,12 +157,12 @@ def test_labels_are_compared_as_choices(
     item, metrics = ran(dtype, model, POLARITY, toy_texts)
     lm = BertForSequenceClassification.from_pretrained(model).eval()
     encoder = load_encoder(model, getattr(torch, dtype)).model
-    session = Session(WorkerSpec((item,), model, toy_texts, toy_texts, "cpu", 1))
+    work = work_of(LoadedModel(WorkerSpec((item,), model, toy_texts, toy_texts, "cpu", 1)), item)
     gaps: list[float] = []
     apart: list[float] = []
     same: list[bool] = []
     with torch.inference_mode():
-        for text in session.encoded(item, session.answered(item)):
+        for text in work.requests(work.documents):
             types = None if text.types is None else torch.tensor([text.types])
             other = lm(input_ids=torch.tensor([text.ids]), token_type_ids=types).logits[0].log_softmax(-1)
             own = encoder.logits(pooled_states(encoder, [text])[-1])[0].float().log_softmax(-1)
@@ -186,10 +187,10 @@ def test_tokens_match_that_are_the_most_probable_in_both_formats_or_in_neither(
 
     own = [[scored([-1.0, -2.0, -3.0], [True, True, False])], [scored([-1.0], [False])]]
     other = [[scored([-1.5, -2.0, -2.75], [True, False, False])], [scored([-1.0], [True])]]
-    found = number_format._of_tokens(item, zip(own, other, strict=True))
+    found = number_format.token_gaps(zip(own, other, strict=True), 0)
     assert found["format_token_match"].value == 2 / 4
     assert found["format_logprob_gap"].value == pytest.approx(0.75 / 4)
-    assert number_format._of_tokens(item, []) == {}
+    assert number_format.token_gaps([], 0) == {}
 
 
 def test_float32_is_not_compared_with_itself(ran: Callable[..., Ran], model: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from exitbench.harness.cells.sharing import differ_in_threshold_alone
+from exitbench.harness.work.sharing import differ_in_threshold_alone
 from exitbench.methods.base import BlockView, Gate
 from exitbench.methods.registry import get_method
 
