@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.job import DataRequest
-from exitbench.harness.work.kinds import work_class
 from exitbench.harness.work.metrics import metric_table, score_columns, task_metrics
 from exitbench.results.analysis.selection import Run, RunIndex
 from exitbench.results.beside.rescores import Rescore, is_rescored, record_rescore
@@ -165,7 +164,8 @@ class _Scorer:
             )
         if isinstance(task, LmEvalTask):
             answered = [documents[row["doc_key"]] for row in rows]
-            responses = work_class(task).responses(task, record, rows)
+            choices = [row for batch in record.batches("choices") for row in batch.to_pylist()]
+            responses = task.stored_responses(rows, choices)
             by_key = task.score_responses(answered, responses, self._confirm_run_unsafe_code)
             scores = [by_key[row["doc_key"]] for row in rows]
         else:

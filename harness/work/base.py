@@ -20,7 +20,7 @@ from exitbench.harness.cells.seeds import seed_for
 from exitbench.harness.work.metrics import Metric
 from exitbench.methods.base import FitData, Method, Parts
 from exitbench.methods.registry import baseline_method, get_method
-from exitbench.results.spool.attempts import AttemptRecord, AttemptWriter
+from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.statistics.intervals import Interval
 from exitbench.tasks.base import ModelKind, OutputType, Task
 from exitbench.tasks.document import Document, DocumentScore
@@ -133,13 +133,6 @@ class Work(ABC, Generic[Answer]):
             is_same = len(set(texts.values())) == 1
             prompts = [(MODEL_READS, next(iter(texts.values())))] if is_same else list(texts.items())
             yield [*prompts, ("target", task.target(document))]
-
-    @classmethod
-    def responses(
-        cls, task: Task, attempt: AttemptRecord, samples: Sequence[Mapping[str, Any]]
-    ) -> dict[str, list[Any]]:
-        """Return what was answered about each document, by its key, as `LmEvalTask.score_responses` takes it."""
-        return {row["doc_key"]: [row["output_text"]] for row in samples}
 
     # --- Documents
 

@@ -31,10 +31,9 @@ from exitbench.harness.work.lm import Answer, EarlyExitLM, stops
 from exitbench.harness.work.lm_eval_work import LmEvalWork
 from exitbench.harness.work.metrics import Metric, agreement_metrics, depth_interval, with_role
 from exitbench.harness.work.number_format import sampled, token_gaps
-from exitbench.harness.work.recording import record_insides
+from exitbench.harness.work.recording import record_insides, time_tokens
 from exitbench.harness.work.sharing import differ_in_threshold_alone
 from exitbench.harness.work.timed import Clock, Unit
-from exitbench.harness.work.token_times import time_tokens
 from exitbench.methods.base import Cost, FitData, Parts, argmax_token
 from exitbench.methods.gates import Scheduled
 from exitbench.methods.offline import score_states

@@ -24,16 +24,6 @@ from exitbench.harness.engine.decoding.scoring_cost import scoring_cost
 from exitbench.harness.engine.model.engine import Engine
 from exitbench.harness.work.base import MODEL_READS, Progress, Skip
 from exitbench.harness.work.batches import in_batches
-from exitbench.harness.work.choice_tables import (
-    Full,
-    choice_rows,
-    chosen_place,
-    full_choices,
-    gap_nats,
-    n_choices,
-    read_choices,
-    token_rows,
-)
 from exitbench.harness.work.encoding import Unscorable
 from exitbench.harness.work.exits import Recorded, exits, rows_of
 from exitbench.harness.work.generation import fit_data
@@ -42,18 +32,26 @@ from exitbench.harness.work.lm_eval_work import LmEvalWork
 from exitbench.harness.work.metrics import Metric, agreement_metrics, depth_interval, task_metrics, with_role
 from exitbench.harness.work.number_format import Choices, choice_gaps, sampled, token_gaps
 from exitbench.harness.work.scored_texts import (
+    Full,
     ScoredText,
     Shared,
     TextRequest,
+    choice_rows,
+    chosen_place,
     contexts_of,
+    full_choices,
+    gap_nats,
     longest_of,
+    n_choices,
+    read_choices,
     score_texts,
     scored_contexts,
+    token_rows,
 )
 from exitbench.harness.work.timed import Clock, Unit
 from exitbench.methods.base import Cost, FitData, Parts
 from exitbench.results.files.arrow import lists
-from exitbench.results.spool.attempts import AttemptRecord, AttemptWriter
+from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import TABLES
 from exitbench.results.statistics.intervals import Interval, bounded_ratio_interval, ratio_interval
 from exitbench.tasks.base import Task
@@ -114,19 +112,6 @@ class LikelihoodWork(LmEvalWork[Answer]):
                     texts.append((MODEL_READS, str(before)))
                 texts.append((f"choice {number + 1}{' (right)' if number in right else ''}", str(one.args[1])))
             yield texts
-
-    @classmethod
-    def responses(
-        cls, task: Task, attempt: AttemptRecord, samples: Sequence[Mapping[str, Any]]
-    ) -> dict[str, list[Any]]:
-        """Return what was answered about each text of a document."""
-        choices = [row for batch in attempt.batches("choices") for row in batch.to_pylist()]
-        is_whole = task.output_type == "loglikelihood_rolling"
-        found: dict[str, list[Any]] = {}
-        for row in sorted(choices, key=lambda row: int(row["choice"])):
-            response = row["logprob"] if is_whole else (row["logprob"], row["is_greedy"])
-            found.setdefault(row["doc_key"], []).append(response)
-        return found
 
     @property
     def _has_choices(self) -> bool:

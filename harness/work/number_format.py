@@ -26,6 +26,7 @@ from exitbench.errors import UserError, is_out_of_memory
 from exitbench.harness.engine.checkpoints.sizes import gib, weights_bytes
 from exitbench.harness.engine.decoding.likelihood import Scored
 from exitbench.harness.engine.model.available import available_bytes
+from exitbench.harness.work.loaded import load_model
 from exitbench.harness.work.metrics import Metric, with_role
 from exitbench.results.statistics.intervals import Interval, bounded_ratio_interval, ratio_interval
 from exitbench.tasks.base import take_by_hash
@@ -49,8 +50,6 @@ def sampled(documents: Sequence[Document]) -> list[Document]:
 
 def format_metrics(work: Work[Any], answers: Mapping[str, Any]) -> dict[str, Metric]:
     """Load the reference and compare; empty for float32, for early exits, and where there is no memory for it."""
-    from exitbench.harness.work.loaded import load_model
-
     cell, path = work.cell, work.model.path
     if cell.dtype == REFERENCE or cell.full_depth_cell_id is not None:
         return {}

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.harness.cells import sharing
 from exitbench.harness.cells.job import CellJob, WorkerSpec
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
+from exitbench.harness.work import partners
 from exitbench.harness.work.exits import Recorded
 from exitbench.harness.work.partners import asking_the_same
 from exitbench.methods.registry import get_method, method_names
@@ -168,7 +168,7 @@ def test_what_waits_is_bounded(
 ) -> None:
     one, two, three, *_ = by_probe(spec)
     rows = expected[one.cell.cell_id]["tokens"].num_rows
-    monkeypatch.setattr(sharing, "KEPT_TOKENS", 2 * rows)
+    monkeypatch.setattr(partners, "KEPT_TOKENS", 2 * rows)
     run(replace(spec, spool=tmp_path, cells=(one, two, three)))
     assert readings == [2, 1]
 
