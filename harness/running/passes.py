@@ -5,6 +5,7 @@ Nothing here depends on the kind of task: that is what `harness.work` is for.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import count
@@ -12,13 +13,18 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import torch
 from safetensors.torch import save_file
 
+from exitbench.errors import UserError, is_out_of_memory
 from exitbench.harness.cells.cell import Kind
+from exitbench.harness.engine.checkpoints.sizes import gib, weights_bytes
+from exitbench.harness.engine.model.available import available_bytes
 from exitbench.harness.running import timing
 from exitbench.harness.running.energy.meter import open_meter
 from exitbench.harness.running.energy.readings import energy_metrics
 from exitbench.harness.work.base import Progress, Work
+from exitbench.harness.work.loaded import load_model
 from exitbench.harness.work.metrics import (
     Metric,
     depth_interval,
@@ -27,7 +33,6 @@ from exitbench.harness.work.metrics import (
     with_role,
     write_metrics,
 )
-from exitbench.harness.work.number_format import format_metrics
 from exitbench.harness.work.timed import Unit
 from exitbench.methods.base import Parts
 from exitbench.results.spool.attempts import AttemptWriter
@@ -38,6 +43,10 @@ from exitbench.tasks.base import Task
 from exitbench.tasks.document import DocumentScore
 
 _TOLERANCE: Final = 1e-6
+REFERENCE: Final = "float32"
+"""The number format that others are compared with."""
+_ROOM: Final = 1.25
+"""Times the weights' bytes that must be free: activations and a document's keys and values need some too."""
 
 Pass = Callable[[Work[Any], AttemptWriter, Progress], None]
 
@@ -69,6 +78,40 @@ def checked_metrics(task: Task, scores: Sequence[DocumentScore], aggregated: Map
         if abs(said - stored.interval.value) > _TOLERANCE * max(1.0, abs(said)):
             raise RuntimeError(f"lm-eval says {metric} = {said}, the stored scores say {stored.interval.value}")
     return metrics
+
+
+def format_metrics(work: Work[Any], answers: Mapping[str, Any]) -> dict[str, Metric]:
+    """Return what the number format changes at full depth: a few documents are read with float32 weights too.
+
+    Empty for float32, for early exits, and where there is no memory for the weights a second time. Documents are read
+    one by one, so that little memory is needed beside them.
+    """
+    cell, path = work.cell, work.model.path
+    if cell.dtype == REFERENCE or cell.full_depth_cell_id is not None:
+        return {}
+    try:
+        devices = [cell.device] if cell.device_map is None else list(dict(cell.device_map))
+        _require_room(round(_ROOM * weights_bytes(path, torch.float32)), devices)
+        reference = load_model(path, torch.float32, cell.device, cell.engine, cell.device_map)
+        return with_role("format", work.compare_formats(reference, answers))
+    except Exception as error:
+        if not (isinstance(error, UserError) or is_out_of_memory(error)):
+            raise
+        print(f"{work.item.label}: {cell.dtype} was not compared with {REFERENCE}: {error}", file=sys.stderr)
+        return {}
+
+
+def _require_room(needed_bytes: int, devices: Sequence[str]) -> None:
+    """Check that the weights fit into memory a second time, in float32.
+
+    Raises:
+        UserError: They do not; has the numbers.
+    """
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # what torch keeps of the pass before counts as used
+    available = available_bytes(*devices)
+    if available is not None and needed_bytes > available:
+        raise UserError(f"that needs {gib(needed_bytes)}, and {gib(available)} are available on {', '.join(devices)}.")
 
 
 def replay_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progress) -> None:

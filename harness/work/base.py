@@ -252,7 +252,7 @@ class Work(ABC, Generic[Answer]):
 
     @abstractmethod
     def compare_formats(self, reference: Any, answers: Mapping[str, Answer]) -> dict[str, Interval]:
-        """Compare full depth with the same checkpoint in float32; see `number_format` for the metrics."""
+        """Compare full depth with the same checkpoint in float32; see `metrics` for what is compared."""
 
     # --- Offline: what every block says
 

@@ -20,10 +20,17 @@ from exitbench.harness.engine.checkpoints.encoder_loading import EncoderCheckpoi
 from exitbench.harness.engine.encoders.classify import Classified, classify, pooled_states, text_cost
 from exitbench.harness.engine.encoders.model import EncoderClassifier
 from exitbench.harness.engine.encoders.model import why_not as why_no_labels
+from exitbench.harness.engine.model.batches import in_batches
 from exitbench.harness.work.base import Evaluated, Progress, Work
-from exitbench.harness.work.batches import in_batches
-from exitbench.harness.work.metrics import Metric, agreement_metrics, depth_interval, with_role
-from exitbench.harness.work.number_format import Choices, choice_gaps, sampled
+from exitbench.harness.work.metrics import (
+    Choices,
+    Metric,
+    agreement_metrics,
+    choice_gaps,
+    depth_interval,
+    sampled,
+    with_role,
+)
 from exitbench.harness.work.timed import Clock, Unit
 from exitbench.methods.base import Cost, FitData, Method, Parts, argmax_token
 from exitbench.methods.gates import Scheduled

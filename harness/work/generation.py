@@ -22,17 +22,15 @@ from exitbench.harness.engine.decoding.decode import Batch, decode, prefill
 from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.likelihood import score as score_given
 from exitbench.harness.engine.decoding.probe import probe_table, states_of
+from exitbench.harness.engine.model.batches import in_batches
 from exitbench.harness.engine.model.cost import TokenPlace, answer_cost, answer_parts, ideal_speedup
 from exitbench.harness.engine.model.engine import Engine
 from exitbench.harness.work.base import MODEL_READS, Progress
-from exitbench.harness.work.batches import in_batches
-from exitbench.harness.work.exits import Recorded, exits, rows_of
 from exitbench.harness.work.lm import Answer, EarlyExitLM, stops
 from exitbench.harness.work.lm_eval_work import LmEvalWork
-from exitbench.harness.work.metrics import Metric, agreement_metrics, depth_interval, with_role
-from exitbench.harness.work.number_format import sampled, token_gaps
+from exitbench.harness.work.metrics import Metric, agreement_metrics, depth_interval, sampled, token_gaps, with_role
 from exitbench.harness.work.recording import record_insides, time_tokens
-from exitbench.harness.work.sharing import differ_in_threshold_alone
+from exitbench.harness.work.sharing import Recorded, differ_in_threshold_alone, exits, rows_of
 from exitbench.harness.work.timed import Clock, Unit
 from exitbench.methods.base import Cost, FitData, Parts, argmax_token
 from exitbench.methods.gates import Scheduled

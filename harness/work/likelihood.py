@@ -21,16 +21,24 @@ from exitbench.harness.engine.decoding.likelihood import Scored
 from exitbench.harness.engine.decoding.likelihood import score as score_contexts
 from exitbench.harness.engine.decoding.likelihood import why_not as why_no_likelihood
 from exitbench.harness.engine.decoding.scoring_cost import scoring_cost
+from exitbench.harness.engine.model.batches import in_batches
 from exitbench.harness.engine.model.engine import Engine
 from exitbench.harness.work.base import MODEL_READS, Progress, Skip
-from exitbench.harness.work.batches import in_batches
 from exitbench.harness.work.encoding import Unscorable
-from exitbench.harness.work.exits import Recorded, exits, rows_of
 from exitbench.harness.work.generation import fit_data
 from exitbench.harness.work.lm import EarlyExitLM
 from exitbench.harness.work.lm_eval_work import LmEvalWork
-from exitbench.harness.work.metrics import Metric, agreement_metrics, depth_interval, task_metrics, with_role
-from exitbench.harness.work.number_format import Choices, choice_gaps, sampled, token_gaps
+from exitbench.harness.work.metrics import (
+    Choices,
+    Metric,
+    agreement_metrics,
+    choice_gaps,
+    depth_interval,
+    sampled,
+    task_metrics,
+    token_gaps,
+    with_role,
+)
 from exitbench.harness.work.scored_texts import (
     Full,
     ScoredText,
@@ -48,6 +56,7 @@ from exitbench.harness.work.scored_texts import (
     scored_contexts,
     token_rows,
 )
+from exitbench.harness.work.sharing import Recorded, exits, rows_of
 from exitbench.harness.work.timed import Clock, Unit
 from exitbench.methods.base import Cost, FitData, Parts
 from exitbench.results.files.arrow import lists

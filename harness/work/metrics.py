@@ -1,15 +1,26 @@
-"""Metrics of a cell: of its task, from per-document scores just made or stored; and those made here, by role."""
+"""Metrics of a cell: of its task, from per-document scores just made or stored; and those made here, by role.
+
+Of role ``format``, beside the same checkpoint in float32:
+    format_logprob_gap: Mean absolute difference of log-probabilities, nats: of choices, labels, or tokens.
+    format_choice_gap: The same of the differences between two choices (or labels), over all pairs of a document.
+    format_choice_match: Share of documents with the same choice or label.
+    format_token_match: Share of tokens that are the most probable ones in both formats or in neither; of generated
+        answers these are full depth's tokens, each behind those before it.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike
 
+from exitbench.harness.engine.decoding.likelihood import Scored
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import TABLES
 from exitbench.results.statistics.columns import as_sums
@@ -19,9 +30,10 @@ from exitbench.results.statistics.intervals import (
     aggregate_interval,
     bounded_ratio_interval,
     point,
+    ratio_interval,
 )
-from exitbench.tasks.base import Task
-from exitbench.tasks.document import DocumentScore
+from exitbench.tasks.base import Task, take_by_hash
+from exitbench.tasks.document import Document, DocumentScore
 
 METRIC_VERSION = "2"
 """Version of the metrics made here (depth, faithfulness, cost, speed); tasks version their own."""
@@ -114,3 +126,58 @@ def agreement_metrics(metrics: Mapping[str, Interval], *, lower_is_better: bool 
 def write_metrics(writer: AttemptWriter, metrics: Mapping[str, Metric]) -> None:
     """Write metric rows: role, value, interval and how it was found."""
     writer.write("metrics", metric_table(metrics))
+
+
+# --- What a number format changes
+
+FORMAT_DOCUMENTS: Final = 50
+"""Documents that are read in both formats, at most: those whose keys sort first."""
+
+
+def sampled(documents: Sequence[Document]) -> list[Document]:
+    """Return the documents that are read in both formats."""
+    return take_by_hash(documents, FORMAT_DOCUMENTS)
+
+
+def token_gaps(pairs: Iterable[tuple[Sequence[Scored], Sequence[Scored]]], seed: int) -> dict[str, Interval]:
+    """Compare tokens, given what was scored of each document in both formats."""
+    gaps: list[float] = []
+    same: list[int] = []
+    counts: list[int] = []
+    for own, other in pairs:
+        tokens = [
+            (abs(a - b), is_greedy == is_other_greedy)
+            for one, two in zip(own, other, strict=True)
+            for a, b, is_greedy, is_other_greedy in zip(one.logprobs, two.logprobs, one.greedy, two.greedy, strict=True)
+        ]
+        gaps.append(sum(gap for gap, _ in tokens))
+        same.append(sum(is_same for _, is_same in tokens))
+        counts.append(len(tokens))
+    if not sum(counts):
+        return {}
+    return {
+        "format_logprob_gap": ratio_interval(gaps, counts, seed=seed),
+        "format_token_match": bounded_ratio_interval(same, counts),
+    }
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Log-probabilities of a document's choices in both formats, and whether both choose the same."""
+
+    own: Sequence[float]
+    other: Sequence[float]
+    is_same: bool
+
+
+def choice_gaps(documents: Sequence[Choices], seed: int) -> dict[str, Interval]:
+    """Compare choices, one entry per document."""
+    moved = [[a - b for a, b in zip(one.own, one.other, strict=True)] for one in documents]
+    apart = [[abs(a - b) for a, b in combinations(each, 2)] for each in moved]
+    intervals = {
+        "format_logprob_gap": ratio_interval([sum(map(abs, each)) for each in moved], list(map(len, moved)), seed=seed),
+        "format_choice_match": bounded_ratio_interval([one.is_same for one in documents], [1] * len(documents)),
+    }
+    if any(apart):
+        intervals["format_choice_gap"] = ratio_interval(list(map(sum, apart)), list(map(len, apart)), seed=seed)
+    return intervals

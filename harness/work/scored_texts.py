@@ -17,7 +17,7 @@ from exitbench.harness.engine.checkpoints.loading import Checkpoint
 from exitbench.harness.engine.decoding.branches import Context
 from exitbench.harness.engine.decoding.likelihood import Scored
 from exitbench.harness.engine.decoding.likelihood import score as score_contexts
-from exitbench.harness.work.batches import in_batches
+from exitbench.harness.engine.model.batches import in_batches
 from exitbench.harness.work.encoding import Encoding, Pair
 from exitbench.methods.base import Parts
 from exitbench.tasks.document import Document
@@ -297,7 +297,9 @@ def read_choices(choices: Path, tokens: Path) -> Full:
     return found
 
 
-def choice_rows(task: LmEvalTask, documents: Sequence[Document], scored: ScoredTexts, full: Full) -> list[dict[str, Any]]:
+def choice_rows(
+    task: LmEvalTask, documents: Sequence[Document], scored: ScoredTexts, full: Full
+) -> list[dict[str, Any]]:
     """Return one row a text."""
     rows = []
     for document in documents:

@@ -17,8 +17,8 @@ from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
 from exitbench.harness.work import partners
-from exitbench.harness.work.exits import Recorded
 from exitbench.harness.work.partners import asking_the_same
+from exitbench.harness.work.sharing import Recorded
 from exitbench.methods.registry import get_method, method_names
 from exitbench.methods.thresholds import Constant
 from exitbench.results.spool.attempts import latest_status, read_attempt

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from exitbench.harness.cells.job import WorkerSpec
+from exitbench.harness.engine.model.batches import in_batches
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
-from exitbench.harness.work.batches import in_batches
 from exitbench.methods.registry import method_names
 from exitbench.results.spool.attempts import latest_status
 

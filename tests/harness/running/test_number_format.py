@@ -21,8 +21,8 @@ from exitbench.harness.engine.decoding.probe import states_of
 from exitbench.harness.engine.encoders.classify import pooled_states
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
-from exitbench.harness.running import worker
-from exitbench.harness.work import number_format
+from exitbench.harness.running import passes, worker
+from exitbench.harness.work import metrics as metrics_module
 from exitbench.harness.work.kinds import work_of
 from exitbench.harness.work.loaded import LoadedModel
 from exitbench.results.database.connection import open_database
@@ -187,10 +187,10 @@ def test_tokens_match_that_are_the_most_probable_in_both_formats_or_in_neither(
 
     own = [[scored([-1.0, -2.0, -3.0], [True, True, False])], [scored([-1.0], [False])]]
     other = [[scored([-1.5, -2.0, -2.75], [True, False, False])], [scored([-1.0], [True])]]
-    found = number_format.token_gaps(zip(own, other, strict=True), 0)
+    found = metrics_module.token_gaps(zip(own, other, strict=True), 0)
     assert found["format_token_match"].value == 2 / 4
     assert found["format_logprob_gap"].value == pytest.approx(0.75 / 4)
-    assert number_format.token_gaps([], 0) == {}
+    assert metrics_module.token_gaps([], 0) == {}
 
 
 def test_float32_is_not_compared_with_itself(ran: Callable[..., Ran], model: Path) -> None:
@@ -199,7 +199,7 @@ def test_float32_is_not_compared_with_itself(ran: Callable[..., Ran], model: Pat
 
 
 def test_few_documents_are_read_twice(ran: Callable[..., Ran], model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(number_format, "DOCUMENTS", 2)
+    monkeypatch.setattr(metrics_module, "FORMAT_DOCUMENTS", 2)
     _, metrics = ran("bfloat16", model, SQUAD)
     assert {row["n"] for row in metrics.values()} == {2}
 
@@ -207,7 +207,7 @@ def test_few_documents_are_read_twice(ran: Callable[..., Ran], model: Path, monk
 def test_without_memory_for_both_the_quality_is_measured_alone(
     ran: Callable[..., Ran], model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(number_format, "available_bytes", lambda *devices: 1000)
+    monkeypatch.setattr(passes, "available_bytes", lambda *devices: 1000)
     _, metrics = ran("bfloat16", model, SQUAD)
     assert not metrics
     told = capsys.readouterr().err
@@ -220,7 +220,7 @@ def test_a_reference_for_which_memory_runs_out_costs_no_answer(
     def fail(*arguments: Any) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(number_format, "load_model", fail)
+    monkeypatch.setattr(passes, "load_model", fail)
     _, metrics = ran("bfloat16", model, SQUAD)
     assert not metrics and "no room" in capsys.readouterr().err
 
