@@ -14,7 +14,7 @@ from exitbench.harness.cells.job import DataRequest
 from exitbench.harness.work.metrics import metric_table, score_columns, task_metrics
 from exitbench.results.analysis.selection import Run, RunIndex
 from exitbench.results.beside.rescores import Rescore, is_rescored, record_rescore
-from exitbench.results.spool.attempts import read_attempt, scan_spool
+from exitbench.results.spool.attempts import AttemptRecord, read_attempt, scan_spool
 from exitbench.tasks.base import documents_sha256
 from exitbench.tasks.document import Document
 from exitbench.tasks.lm_eval.task import LmEvalTask
@@ -156,7 +156,7 @@ class _Scorer:
     def score(self, stored: _Stored) -> None:
         """Score a run and write its scores into the spool."""
         task, record = stored.request.task_object, read_attempt(stored.path)
-        rows = [row for batch in record.batches("samples") for row in batch.to_pylist()]
+        rows = _rows(record, "samples")
         documents = self._documents(stored)
         if unknown := sorted({row["doc_key"] for row in rows} - documents.keys()):
             raise UserError(
@@ -164,8 +164,7 @@ class _Scorer:
             )
         if isinstance(task, LmEvalTask):
             answered = [documents[row["doc_key"]] for row in rows]
-            choices = [row for batch in record.batches("choices") for row in batch.to_pylist()]
-            responses = task.stored_responses(rows, choices)
+            responses = task.stored_responses(rows, _rows(record, "choices"))
             by_key = task.score_responses(answered, responses, self._confirm_run_unsafe_code)
             scores = [by_key[row["doc_key"]] for row in rows]
         else:
@@ -194,3 +193,8 @@ class _Scorer:
     def _load_documents(self, request: DataRequest) -> tuple[Mapping[str, Document], str]:
         documents = request.load(self._data_dir)
         return {document.key: document for document in documents}, documents_sha256(documents)
+
+
+def _rows(record: AttemptRecord, table: str) -> list[dict[str, Any]]:
+    """Rows of a table of an attempt; none where it has no such table."""
+    return [row for batch in record.batches(table) for row in batch.to_pylist()] if table in record.tables else []
