@@ -206,10 +206,10 @@ class GenerationWork(LmEvalWork[Answer]):
     def _metrics(
         self, answers: Mapping[str, Answer], full: Mapping[str, FullOutput], parts: Parts
     ) -> dict[str, Metric]:
-        """Mean exit layer and blocks run, agreement with full depth, cost by part and, of verified drafts, the share kept.
+        """Mean exit layer and blocks run, agreement with full depth, cost by part and the share of drafts kept.
 
-        Costs are ideal speed-ups of answers, and bytes of a token as shares of full depth's. Each is a ratio of sums over
-        documents.
+        Costs are ideal speed-ups of answers, and bytes of a token as shares of full depth's. Each is a ratio of sums
+        over documents.
         """
         made = [answer.generation for answer in answers.values()]
         outputs = [full[key] for key in answers]

@@ -226,7 +226,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
         return read_choices(choices, tokens)
 
     def _metrics(self, answers: Mapping[str, Answer], full: Full, parts: Parts) -> dict[str, Metric]:
-        """Mean exit layer and blocks run of scored tokens; agreement with full depth in choices and log-probabilities."""
+        """Mean exit layer and blocks run of scored tokens; agreement with full depth in choices and log-probs."""
         n_blocks, texts = self.model.model.n_blocks, [answers[document.key] for document in self.documents]
         tokens = [sum(len(text.token_ids) for text in own) for own in texts]
         exits = [sum(sum(text.exit_layers) for text in own) for own in texts]
@@ -345,7 +345,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
         in_batches(shared, self.cell.rows, score, lambda done: on_progress(_n_documents(shared, done)))
 
     def replay(self, writer: AttemptWriter) -> dict[str, Metric]:
-        """Find where the method would have left at each token, and score the choices by what it would have read there."""
+        """Find where the method would have left at each token, and score the choices by what is read there."""
         cell, depth, parts = self.cell, self.model.model.n_blocks, self.parts()
         if self.settings.scope == "context":
             raise Skip('scope = "context" keeps one depth for a context, which a replay of single tokens cannot tell')

@@ -1,4 +1,4 @@
-"""Work that lm-eval asks for: our tasks through the bridge, its own by themselves. What it says must be what is kept."""
+"""Work that lm-eval asks for: our tasks through the bridge, its own by themselves."""
 
 from __future__ import annotations
 

@@ -14,13 +14,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike
 
-from exitbench.harness.engine.decoding.likelihood import Scored
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import TABLES
 from exitbench.results.statistics.columns import as_sums
@@ -34,6 +33,9 @@ from exitbench.results.statistics.intervals import (
 )
 from exitbench.tasks.base import Task, take_by_hash
 from exitbench.tasks.document import Document, DocumentScore
+
+if TYPE_CHECKING:
+    from exitbench.harness.engine.decoding.likelihood import Scored
 
 METRIC_VERSION = "2"
 """Version of the metrics made here (depth, faithfulness, cost, speed); tasks version their own."""

@@ -177,11 +177,7 @@ def test_labels_are_compared_as_choices(
     assert metrics["format_choice_match"]["value"] == pytest.approx(np.mean(same))
 
 
-def test_tokens_match_that_are_the_most_probable_in_both_formats_or_in_neither(
-    ran: Callable[..., Ran], model: Path
-) -> None:
-    item, _ = ran("float32", model, SQUAD)
-
+def test_tokens_match_that_are_the_most_probable_in_both_formats_or_in_neither() -> None:
     def scored(logprobs: list[float], greedy: list[bool]) -> Scored:
         return Scored([5] * len(greedy), logprobs=logprobs, greedy=greedy)
 
