@@ -366,11 +366,11 @@ def _decided(runner: BlockRunner, view: BlockView) -> tuple[Tensor, list[bool]]:
             leaves_A = low_A > level
             if bool((leaves_A | (high_A <= level)).all()):
                 score_A = (low_A + high_A) / 2
-                view.half_width_A = torch.maximum(high_A - score_A, score_A - low_A)
+                view.score_half_width_A = torch.maximum(high_A - score_A, score_A - low_A)
                 return score_A, leaves_A.tolist()
             if may_sharpen:
                 bounds.sharpen()
-        view.fallbacks += 1
+        view.head_fallbacks += 1
     score_A = parts.gate.score(view)
     if level is None:
         level = _level(parts.threshold, view, score_A)

@@ -12,6 +12,7 @@ from exitbench.harness.cells.job import CellJob
 from exitbench.harness.cells.seeds import seed_for
 from exitbench.harness.engine.decoding.choice_probe import choice_probe_table, choice_scores
 from exitbench.harness.engine.decoding.likelihood import Scored
+from exitbench.harness.engine.model.token_record import TokenRecord
 from exitbench.harness.running.batches import in_batches
 from exitbench.harness.running.passes.choices import choice_metrics, lm_eval_task, write_choices
 from exitbench.harness.running.passes.exits import Recorded, exits, rows_of
@@ -86,23 +87,31 @@ def choice_replay_pass(session: Session, item: CellJob, writer: AttemptWriter, o
         session, item, recorded, lambda method: method.exit_layer_sql(depth, longest, "score[l]", first_position)
     )
     columns = (found[name].to_pylist() for name in ("doc_key", "choice", "exit_layer", *recorded.at_exit))
-    read: dict[tuple[str, int], Scored] = {}
-    for doc_key, choice, layer, score, logprob, is_greedy in zip(*columns, strict=True):
-        own = read.setdefault((doc_key, choice), Scored([]))
-        own.exit_layers.append(layer)
-        own.blocks_run.append(depth if parts.runs_all_blocks else layer)
-        own.scores.append(None if layer == depth else score)
-        own.logprobs.append(logprob)
-        own.greedy.append(is_greedy)
+    exited: dict[tuple[str, int], list[tuple[int, float, float, bool]]] = {}
+    for doc_key, choice, *values in zip(*columns, strict=True):
+        exited.setdefault((doc_key, choice), []).append(tuple(values))
     scored: dict[str, list[ScoredText]] = {}
     for text in texts:
-        of_document = scored.setdefault(text.doc_key, [])
-        own, (pair,) = read[text.doc_key, len(of_document) + 1], text.pairs
-        own.token_ids = list(pair.continuation_ids)
+        of_document, (pair,) = scored.setdefault(text.doc_key, []), text.pairs
+        own = Scored(list(pair.continuation_ids))
+        for token_id, token in zip(own.token_ids, exited[text.doc_key, len(of_document) + 1], strict=True):
+            layer, score, logprob, is_greedy = token
+            own.logprobs.append(logprob)
+            own.greedy.append(is_greedy)
+            own.records.append(
+                TokenRecord(
+                    token_id,
+                    layer,
+                    depth if parts.runs_all_blocks else layer,
+                    score=None if layer == depth else score,
+                    logprob=logprob,
+                    is_greedy=is_greedy,
+                )
+            )
         of_document.append(ScoredText(text.text, len(pair.context_ids), pair.n_cut, (own,)))
     responses = {key: [(text.logprob, text.is_greedy) for text in own] for key, own in scored.items()}
     scores = task.score_responses(documents, responses, session.confirms_unsafe_code)
-    write_choices(session, item, writer, documents, scored, parts)
+    write_choices(session, item, writer, documents, scored, None)
     metrics = task_metrics(task, [scores[document.key] for document in documents])
     write_metrics(writer, metrics | choice_metrics(session, item, documents, scored, parts))
     on_progress(session.units(item))

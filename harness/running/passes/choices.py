@@ -11,6 +11,7 @@ from exitbench.harness.cells.seeds import seed_for
 from exitbench.harness.engine.decoding.likelihood import Scored
 from exitbench.harness.engine.decoding.scoring_cost import scoring_cost
 from exitbench.harness.engine.model.engine import Engine
+from exitbench.harness.engine.model.token_record import full_depth_records
 from exitbench.harness.running.choice_tables import (
     FullChoice,
     choice_rows,
@@ -85,13 +86,13 @@ def write_choices(
     writer: AttemptWriter,
     documents: Sequence[Document],
     scored: Mapping[str, Sequence[ScoredText]],
-    parts: Parts,
+    parts: Parts | None,
 ) -> None:
-    """Write every text and every token that was scored, beside full depth's."""
+    """Write every text and every token that was scored, next to full depth's; ``parts`` as of `TokenRecord.to_row`."""
     task, full = lm_eval_task(item), full_of(session, item, documents, scored)
     for name, rows in (
         ("choices", choice_rows(task, documents, scored, full)),
-        ("choice_tokens", token_rows(documents, scored, full, session.checkpoint.model.n_blocks)),
+        ("choice_tokens", token_rows(documents, scored, full, parts)),
     ):
         writer.write(name, pa.Table.from_pylist(rows, schema=TABLES[name]))
 
@@ -181,5 +182,4 @@ def _work(
 
 
 def _at_full_depth(scored: Scored, model: Engine) -> Scored:
-    n = len(scored.token_ids)
-    return Scored(scored.token_ids, [model.n_blocks] * n, [model.n_blocks] * n, [model.vocab_size] * n)
+    return Scored(scored.token_ids, records=full_depth_records(scored.token_ids, model))

@@ -12,6 +12,7 @@ from exitbench.harness.cells.seeds import seed_for
 from exitbench.harness.cells.sharing import differ_in_threshold_alone
 from exitbench.harness.engine.decoding.generation import Generation
 from exitbench.harness.engine.model.engine import Engine
+from exitbench.harness.engine.model.token_record import full_depth_records
 from exitbench.harness.running.lm import Answer
 from exitbench.harness.running.passes.choices import choices_pass
 from exitbench.harness.running.passes.evaluating import checked_metrics, evaluate_documents
@@ -86,43 +87,20 @@ def _token_table(
     full: Mapping[str, FullOutput],
     parts: Parts,
 ) -> pa.Table:
-    depth, is_certified = session.checkpoint.model.n_blocks, item.cell.head_precision == "certified"
     rows: list[dict[str, Any]] = []
     for document, answer in zip(documents, answers, strict=True):
         kinds = session.kinds(item, document)
         full_ids = full[document.key].token_ids
-        made = answer.generation
-        columns = zip(
-            made.token_ids,
-            made.exit_layers,
-            made.blocks_run,
-            made.head_rows,
-            made.scores,
-            made.rejected if parts.kv_policy.verifies else [None] * len(made.token_ids),
-            strict=True,
-        )
-        for index, (token_id, exit_layer, blocks_run, head_rows, score, rejected) in enumerate(columns):
-            bounded = {
-                "score_half_width": made.half_widths[index],
-                "head_rows_int8": made.int8_rows[index],
-                "head_fallbacks": made.fallbacks[index],
+        rows += [
+            {
+                **record.to_row(parts),
+                "doc_key": document.key,
+                "position": index + 1,
+                "token_kind": kinds[index] if index < len(kinds) else None,
+                "full_token_id": full_ids[index] if index < len(full_ids) else None,
             }
-            rows.append(
-                {
-                    "doc_key": document.key,
-                    "position": index + 1,
-                    "token_id": token_id,
-                    "token_kind": kinds[index] if index < len(kinds) else None,
-                    "exit_layer": exit_layer,
-                    "blocks_run": blocks_run,
-                    "head_rows": head_rows,
-                    "score": score,
-                    "reason": "last" if exit_layer == depth else "threshold",
-                    "rejected": rejected,
-                    "full_token_id": full_ids[index] if index < len(full_ids) else None,
-                    **(bounded if is_certified else {}),
-                }
-            )
+            for index, record in enumerate(answer.generation.records)
+        ]
     return pa.Table.from_pylist(rows, schema=TABLES["tokens"])
 
 
@@ -179,7 +157,8 @@ def _decode_metrics(
     work["cost_total_bytes"] = ratio_interval([cost.read_numel for cost in costs], as_full, seed=seed)
     if parts.kv_policy.verifies:
         accepted = [
-            sum(layer < n_blocks == run for layer, run in zip(g.exit_layers, g.blocks_run, strict=True)) for g in made
+            sum(record.exit_layer < n_blocks == record.blocks_run for record in generation.records)
+            for generation in made
         ]
         drafts = [kept + sum(generation.rejected) for kept, generation in zip(accepted, made, strict=True)]
         if sum(drafts):
@@ -188,5 +167,4 @@ def _decode_metrics(
 
 
 def _at_full_depth(output: FullOutput, model: Engine) -> Generation:
-    n = len(output.token_ids)
-    return Generation(output.token_ids, [model.n_blocks] * n, [model.n_blocks] * n, [model.vocab_size] * n)
+    return Generation(output.token_ids, full_depth_records(output.token_ids, model))

@@ -32,6 +32,7 @@ from exitbench.harness.engine.decoding.likelihood import why_not as why_no_likel
 from exitbench.harness.engine.encoders.model import EncoderClassifier
 from exitbench.harness.engine.model.cost import TokenPlace, answer_cost, answer_parts
 from exitbench.harness.engine.model.engine import Engine
+from exitbench.harness.engine.model.token_record import TokenRecord
 from exitbench.harness.engine.products.choosing import use_fastest
 from exitbench.harness.running.encoding import Encoding, Unscorable, reads_up_to
 from exitbench.harness.running.lm import Answer, EarlyExitLM
@@ -531,7 +532,9 @@ def answer_costs_by_part(
     ]
 
 
-def _work(checkpoint: Checkpoint, made: Generation, n_prompt: int, first_token: FirstToken) -> tuple[Any, ...]:
+def _work(
+    checkpoint: Checkpoint, made: Generation, n_prompt: int, first_token: FirstToken
+) -> tuple[Sequence[TokenRecord], Sequence[TokenPlace]]:
     """What the cost of an answer depends on, in the order of `answer_cost`.
 
     A first token read from the prompt's own pass is no step of decoding: only its read-out is.
@@ -541,6 +544,4 @@ def _work(checkpoint: Checkpoint, made: Generation, n_prompt: int, first_token: 
         places = [TokenPlace(context=position, source=n_prompt) for position in positions]
     else:  # the first token is chosen where the last one of the prompt is fed
         places = [TokenPlace(context=n_prompt + position - 1, source=0) for position in positions]
-    first = 1 if first_token == "full" else 0
-    layers, rejected, wasted = made.exit_layers[first:], made.rejected[first:], made.wasted[first:]
-    return layers, made.head_rows, places[first:], rejected, wasted, made.int8_rows
+    return made.records, places[1 if first_token == "full" else 0 :]

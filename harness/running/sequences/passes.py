@@ -43,15 +43,14 @@ def sequence_quality_pass(session: Session, item: CellJob, writer: AttemptWriter
     """Classify every document; write answers, what each block asked said, and metrics."""
     work = _Work.of(session, item)
     parts = session.parts(item)
-    made: list[Classified] = [Classified()] * len(work.documents)
+    answers: dict[int, Classified] = {}
 
     def run(chosen: Sequence[int]) -> None:
-        answers = classify(session.classifier, [work.texts[index] for index in chosen], parts)
-        for index, answer in zip(chosen, answers, strict=True):
-            made[index] = answer
+        answers.update(zip(chosen, classify(session.classifier, [work.texts[at] for at in chosen], parts), strict=True))
 
     by_length = sorted(range(len(work.texts)), key=lambda index: len(work.texts[index].ids))
     in_batches(by_length, item.cell.rows, run, on_progress)
+    made = [answers[index] for index in range(len(work.texts))]
     outputs = [work.task.spelled(work.prediction(answer)) for answer in made]
     scores = [work.task.score(document, output) for document, output in zip(work.documents, outputs, strict=True)]
     is_full = item.cell.full_depth_cell_id is None  # the others' texts are the same
@@ -72,7 +71,7 @@ def sequence_quality_pass(session: Session, item: CellJob, writer: AttemptWriter
     ]
     writer.write("samples", pa.Table.from_pylist(samples, schema=TABLES["samples"]))
     full = _full_outputs(session, item, work, made, outputs)
-    writer.write("tokens", _token_table(work, made, full))
+    writer.write("tokens", _token_table(work, made, full, parts))
     writer.write("sequence_trace", _trace_table(work, made))
     metrics = task_metrics(work.task, scores) | _depth_and_cost(session, item, work, parts, made, outputs, full)
     write_metrics(writer, metrics | label_gaps(session, item, work.documents))
@@ -95,7 +94,10 @@ def sequence_timing_pass(
     speedup = metrics["speedup_decode"] = metrics["speedup"]  # nothing comes before the blocks
     full_cost, own_cost = (
         sum(
-            (text_cost(session.classifier, who, len(text.ids), one) for text, one in zip(texts, made, strict=True)),
+            (
+                text_cost(session.classifier, who, len(text.ids), answer.record.exit_layer, answer.blocks_read)
+                for text, answer in zip(texts, made, strict=True)
+            ),
             Cost(),
         )
         for who, made in ((full, measured.full), (parts, measured.method))
@@ -143,7 +145,7 @@ class Classifying:
     def knowing(self, parts: Parts, units: Sequence[timing.Unit[EncodedText]], made: Sequence[Classified]) -> Parts:
         """The blocks behind the exits of an oracle are really skipped."""
         texts = [text for unit in units for text in unit.requests]
-        known = {text.seed: [answer.exit_layer] for text, answer in zip(texts, made, strict=True)}
+        known = {text.seed: [answer.record.exit_layer] for text, answer in zip(texts, made, strict=True)}
         return Parts(Scheduled(known), parts.threshold, parts.head, parts.kv_policy, parts.blocks)
 
     def timed(self, parts: Parts, unit: timing.Unit[EncodedText], clock: timing.Clock) -> tuple[tuple[str, ...], int]:
@@ -191,20 +193,16 @@ def _full_outputs(
     return {row["doc_key"]: (row["output_ids"][0], row["output_text"]) for row in rows}
 
 
-def _token_table(work: _Work, made: Sequence[Classified], full: Mapping[str, tuple[int, str]]) -> pa.Table:
-    """One row a document: a label is its only token."""
+def _token_table(
+    work: _Work, made: Sequence[Classified], full: Mapping[str, tuple[int, str]], parts: Parts
+) -> pa.Table:
+    """One row per document: a label is its only token."""
     rows = [
         {
+            **answer.record.to_row(parts),
             "doc_key": document.key,
             "position": 1,
             "token_id": work.places[answer.label],
-            "token_kind": None,
-            "exit_layer": answer.exit_layer,
-            "blocks_run": answer.blocks_run,
-            "head_rows": len(answer.read) * len(work.places),
-            "score": answer.asked[-1].score,
-            "reason": "last" if answer.asked[-1].score is None else "threshold",
-            "rejected": None,
             "full_token_id": full[document.key][0],
         }
         for document, answer in zip(work.documents, made, strict=True)
@@ -213,22 +211,22 @@ def _token_table(work: _Work, made: Sequence[Classified], full: Mapping[str, tup
 
 
 def _trace_table(work: _Work, made: Sequence[Classified]) -> pa.Table:
-    """One row a document and block asked."""
+    """One row per document and block reading."""
     rows: list[dict[str, Any]] = []
     for document, answer in zip(work.documents, made, strict=True):
         gold = work.task.gold(document)
-        for asked in answer.asked:
-            label = None if work.task.is_regression else work.places[asked.label]
+        for reading in answer.readings:
+            label = None if work.task.is_regression else work.places[reading.label]
             rows.append(
                 {
                     "doc_key": document.key,
-                    "block": asked.block,
+                    "block": reading.block,
                     "label_id": label,
-                    "prediction": asked.value if label is None else float(label),
-                    "probability": None if label is None else asked.value,
+                    "prediction": reading.value if label is None else float(label),
+                    "probability": None if label is None else reading.value,
                     "gold": float(gold),
-                    "score": asked.score,
-                    "exited": asked.exited,
+                    "score": reading.score,
+                    "exited": reading.exited,
                 }
             )
     return pa.Table.from_pylist(rows, schema=TABLES["sequence_trace"])
@@ -247,10 +245,10 @@ def _depth_and_cost(
     model, seed, ones = session.classifier, seed_for("bootstrap", item.cell.seed), np.ones(len(made))
     depth = {
         "mean_exit_layer": depth_interval(
-            [answer.exit_layer for answer in made], ones, model.n_blocks, is_fixed=not parts.gate.decides
+            [answer.record.exit_layer for answer in made], ones, model.n_blocks, is_fixed=not parts.gate.decides
         ),
         "mean_blocks_run": depth_interval(
-            [answer.blocks_run for answer in made], ones, model.n_blocks, is_fixed=parts.runs_fixed_blocks
+            [answer.record.blocks_run for answer in made], ones, model.n_blocks, is_fixed=parts.runs_fixed_blocks
         ),
     }
     agreement = {}
@@ -258,9 +256,11 @@ def _depth_and_cost(
         same = [full[document.key][1] == output for document, output in zip(work.documents, outputs, strict=True)]
         agreement["token_match"] = bounded_ratio_interval(np.array(same, dtype=float), ones)
     lengths, at_full = [len(text.ids) for text in work.texts], session.full_parts()
-    own = [text_cost(model, parts, length, answer) for length, answer in zip(lengths, made, strict=True)]
-    deepest = Classified(exit_layer=model.n_blocks, read=[model.n_blocks])
-    whole = [text_cost(model, at_full, length, deepest) for length in lengths]
+    own = [
+        text_cost(model, parts, length, answer.record.exit_layer, answer.blocks_read)
+        for length, answer in zip(lengths, made, strict=True)
+    ]
+    whole = [text_cost(model, at_full, length, model.n_blocks, [model.n_blocks]) for length in lengths]
     cost = {
         "ideal_speedup_bytes": ratio_interval(
             [one.read_numel for one in whole], [one.read_numel for one in own], seed=seed
