@@ -135,7 +135,7 @@ class BlockRunner:
     def _places(
         self, rows: Sequence[int], rows_A: Tensor | None, waiting: list[list[DeferredToken]], n_beside: int
     ) -> Any:
-        """Positions of deferred tokens and, as often as there are fewer of them, of the new one."""
+        """Return the positions of deferred tokens, padded with the newest position."""
         newest = self.cache.length
         where = [
             [row, *(token.place for token in tokens), *[newest] * (n_beside + 1 - len(tokens))]

@@ -2,7 +2,7 @@
 
 `prefill` runs once a prompt, `decode` generates, `decode_step` makes one token for every row. Skipped blocks
 are not computed; rows that have finished leave the batch. Where nothing is timed, `Decoding` also takes rows in
-(`engine.decoding.stream`), and rows may have thresholds of their own (`spread`).
+(`engine.decoding.stream`), and rows may have thresholds of their own (`repeat_rows`).
 
 Shape suffixes: B rows of the batch, A rows still running at a block, D model width, L blocks.
 """
@@ -93,15 +93,15 @@ def prefill(
 
 
 @torch.inference_mode()
-def spread(batch: Batch, thresholds: Sequence[Sequence[Threshold]]) -> Batch:
-    """Give each prompt as many rows as it is answered with thresholds; what prefill made of it is made once.
+def repeat_rows(batch: Batch, thresholds: Sequence[Sequence[Threshold]]) -> Batch:
+    """Give each prompt one row per threshold that it is answered with; its rows share the prefill.
 
     Args:
         batch: Prompts after `prefill`; used up by this call.
         thresholds: Of each prompt.
     """
     rows = [row for row, own in enumerate(thresholds) for _ in own]
-    batch.cache.spread(rows)
+    batch.cache.repeat_rows(rows)
     rows_B = torch.tensor(rows, device=batch.cache.device)
     state_BD, fed_B = batch.prompt_state_BD, batch.fed_B
     return Batch(
@@ -194,7 +194,7 @@ class Decoding:
         rows, parts, rules = self.rows, self._parts, self._rules
         generations = [row.generation for row in rows]
         seeds_B = tuple(row.request.seed for row in rows)
-        choose = parts.gate.choose if rules is None else _under(rules, parts.gate)
+        choose = parts.gate.choose if rules is None else _choose_with_rules(rules, parts.gate)
         if self._token_B is not None:
             step = decode_step(
                 self._runner,
@@ -240,7 +240,7 @@ class Decoding:
         return "length" if len(generation.token_ids) == self._max_new_tokens else None
 
     def _keep(self, going: Sequence[int]) -> None:
-        """Keep only these rows; of the last ones nothing is dropped but their names."""
+        """Keep only these rows. When none are left, the cache is not touched."""
         if len(going) == len(self.rows):
             return
         self.rows = [self.rows[row] for row in going]
@@ -479,6 +479,6 @@ def prompt_step(
     return step
 
 
-def _under(rules: LogitRules, gate: Gate) -> Choose:
-    """The gate's choice from changed logits."""
+def _choose_with_rules(rules: LogitRules, gate: Gate) -> Choose:
+    """Return the gate's choice, from logits that the rules have changed."""
     return lambda view: gate.choose(rules.applied(view))

@@ -17,7 +17,7 @@ import torch
 from exitbench.errors import is_out_of_memory
 from exitbench.harness.cells.cell import GenerationSettings
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
-from exitbench.harness.engine.decoding.decode import Decoding, IsStopped, Row, prefill, spread
+from exitbench.harness.engine.decoding.decode import Decoding, IsStopped, Row, prefill, repeat_rows
 from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.methods.base import Parts, Threshold
 
@@ -144,7 +144,7 @@ class Stream:
         requests = [self.requests[one.prompt] for one in taken]
         batch = prefill(self.checkpoint.model, requests, self.max_new_tokens, gates_first_token=gates_first)
         if len(self.thresholds) > 1:
-            batch = spread(batch, [[self.thresholds[number] for number in one.thresholds] for one in taken])
+            batch = repeat_rows(batch, [[self.thresholds[number] for number in one.thresholds] for one in taken])
         else:
             batch.thresholds = tuple(self.thresholds) * len(requests)
         return Decoding(self.checkpoint, batch, self.parts, self.is_stopped, self.asked)

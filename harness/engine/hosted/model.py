@@ -22,8 +22,7 @@ from exitbench.harness.engine.hosted.read_out import ReadOut
 from exitbench.harness.engine.hosted.stack import Stack, longest_text
 from exitbench.harness.engine.model.cost import TokenPlace
 from exitbench.harness.engine.model.engine import Skipped
-from exitbench.harness.engine.model.exit_heads import ExitHeads
-from exitbench.harness.engine.model.heads import Headed
+from exitbench.harness.engine.model.exit_heads import ExitHeads, Headed
 from exitbench.harness.engine.model.positions import padded
 from exitbench.methods.base import Cost, Parts
 

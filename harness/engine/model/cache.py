@@ -135,7 +135,7 @@ class DecodingCache(ABC):
         else:  # nothing to look up, so the rows need not be known on the host
             self.waiting = [[] for _ in range(len(rows))]
 
-    def spread(self, rows: Sequence[int]) -> None:
+    def repeat_rows(self, rows: Sequence[int]) -> None:
         """Become a batch of copies of these rows, in which nothing waits; a row may be named more than once."""
         assert not any(self.waiting), "what waits belongs to one row"
         self.keep(torch.tensor(rows, device=self.device))
@@ -302,10 +302,10 @@ class Cache(DecodingCache):
         places = {source: place for place, source in enumerate(used)}
         self.shared = SharedSources([places[source] for source in sources_B], self.device)
 
-    def spread(self, rows: Sequence[int]) -> None:
+    def repeat_rows(self, rows: Sequence[int]) -> None:
         """Become a batch of copies of these rows, ascending, those of one prompt with one source."""
         if self.cross_kv is None:
-            return super().spread(rows)
+            return super().repeat_rows(rows)
         self._by_block.clear()
         assert self.length == 0, "a decoder that has an encoder begins with nothing"
         self.self_kv = self.self_kv.new_empty((self.self_kv.shape[0], len(rows), *self.self_kv.shape[2:]))

@@ -28,8 +28,7 @@ from exitbench.harness.cells.cell import EngineName
 from exitbench.harness.engine.model.cache import KV, Cache, SharedSources, halves
 from exitbench.harness.engine.model.cost import TokenPlace, block_cost
 from exitbench.harness.engine.model.engine import Skipped
-from exitbench.harness.engine.model.exit_heads import ExitHeads
-from exitbench.harness.engine.model.heads import Headed
+from exitbench.harness.engine.model.exit_heads import ExitHeads, Headed
 from exitbench.harness.engine.model.int8_head import Int8Head, LogitIntervals
 from exitbench.harness.engine.model.positions import (
     Places,
@@ -43,7 +42,7 @@ from exitbench.harness.engine.model.positions import (
     rows_of,
     unpadded,
 )
-from exitbench.harness.engine.model.step_context import Running, StepContext
+from exitbench.harness.engine.model.step_context import RowSubset, StepContext
 from exitbench.harness.engine.model.weights import (
     ACTIVATIONS,
     Architecture,
@@ -56,7 +55,7 @@ from exitbench.harness.engine.model.weights import (
 from exitbench.methods.base import Cost, Parts
 
 GATHERED_NUMEL = 2**14
-"""Up to so many numbers in a row's keys and values of a block, one copy of the running rows beats a call a stretch."""
+"""Up to this many numbers in a row's keys and values of a block, gathering the rows is faster than a call per stretch."""
 
 
 class _Normed(NamedTuple):
@@ -255,7 +254,7 @@ class Transformer(Headed):
             )
         return mixed.transpose(1, 2).reshape(n_rows * n_new, n_heads * size)
 
-    def _attend_rows(self, q: Tensor, kv: Tensor, bias: Tensor | None, running: Running) -> Tensor:
+    def _attend_rows(self, q: Tensor, kv: Tensor, bias: Tensor | None, running: RowSubset) -> Tensor:
         """Attention of running rows q [A, T, H, K], with their bias, over keys and values of all, [B, 2G, S, K]."""
         if kv.device.type != "cpu" or kv[0].numel() <= GATHERED_NUMEL:
             return self._attend(q, halves(kv.index_select(0, running.rows_A)), bias)
@@ -478,7 +477,7 @@ class Transformer(Headed):
             own_bias = of_block(block, n_heads, places.bias)
             return self._attend(q, (k, v) if rows_A is None else (k[rows_A], v[rows_A]), own_bias)
         start, end = context.start, context.start + heads.shape[1]
-        running = None if rows_A is None else context.running(rows_A)
+        running = None if rows_A is None else context.subset(rows_A)
         bias = context.bias if running is None else running.bias
         bias = None if bias is None else of_block(block, n_heads, bias)
         of_batch = cache.self_kv[block - 1].narrow(2, 0, end)
@@ -504,7 +503,7 @@ class Transformer(Headed):
             return self._attend_shared(q, block, cache, cache.shared, rows_A)
         if rows_A is None:
             return self._attend(q, cache.source_keys_and_values(block), cache.source_mask)
-        running = context.running(rows_A)
+        running = context.subset(rows_A)
         return self._attend_rows(q, cache.cross_kv[block - 1], running.source_mask, running)
 
     def feed_forward(self, weights: BlockWeights, hidden_ND: Tensor) -> Tensor:

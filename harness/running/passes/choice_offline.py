@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from exitbench.harness.cells.job import CellJob
 from exitbench.harness.cells.seeds import seed_for
-from exitbench.harness.engine.decoding.choice_probe import choice_probe_table, choice_scores
 from exitbench.harness.engine.decoding.likelihood import Scored
+from exitbench.harness.engine.decoding.probe import choice_probe_table, choice_scores
 from exitbench.harness.engine.model.token_record import TokenRecord
 from exitbench.harness.running.batches import in_batches
 from exitbench.harness.running.passes.choices import choice_metrics, lm_eval_task, write_choices

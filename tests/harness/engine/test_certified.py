@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from exitbench.harness.cells.cell import GenerationSettings
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
-from exitbench.harness.engine.decoding.decode import decode, prefill, spread
+from exitbench.harness.engine.decoding.decode import decode, prefill, repeat_rows
 from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.training import find_trained, load_recipe
@@ -119,7 +119,7 @@ def test_rows_with_thresholds_of_their_own_decide_as_with_the_exact_head(
 
     def swept(parts: Parts) -> list[Generation]:
         batch = prefill(checkpoint.model, [Request(prompt) for prompt in prompts[:2]], NEW_TOKENS)
-        return decode(checkpoint, spread(batch, [rules, rules]), parts)
+        return decode(checkpoint, repeat_rows(batch, [rules, rules]), parts)
 
     assert decisions(swept(parts.certified())) == decisions(swept(parts))
 

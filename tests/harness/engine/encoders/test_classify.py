@@ -16,8 +16,7 @@ from torch import Tensor
 from exitbench.harness.cells.texts import EncodedText
 from exitbench.harness.engine.checkpoints.off_ramp_files import new_off_ramps
 from exitbench.harness.engine.encoders.classify import Classified, classify, pooled_states, text_cost
-from exitbench.harness.engine.encoders.model import EncoderClassifier
-from exitbench.harness.engine.encoders.off_ramps import OffRamps, RampKind
+from exitbench.harness.engine.encoders.model import EncoderClassifier, OffRamps, RampKind
 from exitbench.harness.engine.encoders.stack import find_encoder_stack
 from exitbench.methods.base import Parts
 from exitbench.methods.offline import score_states
