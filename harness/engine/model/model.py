@@ -55,7 +55,7 @@ from exitbench.harness.engine.model.weights import (
 from exitbench.methods.base import Cost, Parts
 
 GATHERED_NUMEL = 2**14
-"""Up to this many numbers in a row's keys and values of a block, gathering the rows is faster than a call per stretch."""
+"""Up to this many numbers in a row's keys and values of a block, gathering rows is faster than a call per stretch."""
 
 
 class _Normed(NamedTuple):
