@@ -37,7 +37,7 @@ DEQUANTISE = (
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """Where a checkpoint's weights lie.
+    """Files of a checkpoint's weights.
 
     Attributes:
         paths: The files, sorted by name.

@@ -41,7 +41,7 @@ class Checkpoint:
 
     @property
     def engine(self) -> EngineName:
-        """Which engine runs it."""
+        """Name of the engine that runs it."""
         return self.model.engine
 
     @property

@@ -129,7 +129,7 @@ class BlockRunner:
         return self._beside.ran(block, hidden_ATD, waiting)
 
     def _are_newest(self, tokens: Sequence[DeferredToken]) -> bool:
-        """Whether a row's deferred tokens, ascending, are at the positions right before the new one."""
+        """Return whether a row's deferred tokens, ascending, are at the positions right before the new one."""
         return tokens[0].place == self.cache.length - len(tokens)
 
     def _places(

@@ -28,7 +28,7 @@ from exitbench.harness.engine.model.engine import Engine
 from exitbench.methods.base import ActiveRows, BlockView, Gate, Parts, Threshold
 
 Choose = Callable[[BlockView], Tensor]
-"""What a step makes of a view of rows that leave: a token for each, [A]."""
+"""Token chooser: from a view of rows that leave, a token for each, [A]."""
 
 IsStopped = Callable[[list[int]], bool]
 """Whether new tokens spell a string at which an answer ends."""
@@ -40,7 +40,7 @@ class Step:
     Attributes:
         token_B: The tokens.
         choose: What chooses them.
-        observer: Told of scores, exits and read-outs.
+        observer: Receives scores, exits and read-outs.
         unread: Views of rows that have left and are to be read out together.
     """
 
@@ -158,7 +158,7 @@ class Decoding:
         is_stopped: Told the new tokens of a row after each token; True ends the row (stop strings).
         asked: Whose rules change logits before tokens are chosen from them.
         traced: Record exits and check that all numbers are finite. The tokens are the same without.
-        observer: Untraced: told of what happens in place of nobody.
+        observer: Untraced: receives scores, exits and read-outs.
 
     Attributes:
         rows: Those that have not ended, as they stand in the cache.
@@ -257,7 +257,7 @@ class Decoding:
 
     @property
     def holds_first_token(self) -> bool:
-        """Whether the first token is read from the prompt's own pass and has not been: nobody can be joined before."""
+        """Whether the first token is yet to be read from the prompt's own pass: no batch can be joined before."""
         return self._token_B is None
 
     @property
@@ -287,7 +287,7 @@ def decode_step(
     observer: Observer | None = None,
     thresholds_B: tuple[Threshold, ...] = (),
 ) -> Step:
-    """Feed one token a row through as many blocks as the method wants, and choose the next ones.
+    """Feed one token per row through as many blocks as the method wants, and choose the next tokens.
 
     Args:
         runner: Model, batch and method; the batch's cache grows by one position.
@@ -295,8 +295,8 @@ def decode_step(
         positions_B: 1 for the first generated token of a row.
         max_new_tokens: Longest answer allowed.
         seeds_B: One seed a row.
-        choose: What becomes of the rows that leave; None: the method's gate chooses their tokens.
-        observer: Told of scores, exits and read-outs; None: nobody is.
+        choose: Token chooser of the rows that leave; None: the method's gate.
+        observer: Receives scores, exits and read-outs; None: nothing does.
         thresholds_B: What each row's scores are compared with; () means the method's own rule.
     """
     model, parts = runner.model, runner.parts
@@ -387,7 +387,7 @@ def exceeds_threshold(score_A: Tensor, level: float | Tensor) -> list[bool]:
 
 
 def _level(threshold: Threshold, view: BlockView, score_A: Tensor) -> float | Tensor:
-    """What the rows' scores are compared with: one number, or [A] where rules or positions differ."""
+    """Return the threshold of the rows' scores: one number, or [A] if rules or positions differ."""
     positions_A, rules_A = view.active.positions_A, view.active.thresholds_A
     if not rules_A and len(set(positions_A)) == 1:
         return threshold.value(view.block, positions_A[0], view.max_new_tokens)
@@ -398,7 +398,7 @@ def _level(threshold: Threshold, view: BlockView, score_A: Tensor) -> float | Te
 
 
 def _leave(step: Step, runner: BlockRunner, view: BlockView) -> None:
-    """Rows end at an early block: the KV policy sees to the skipped ones and may know a deeper state to emit from."""
+    """Let rows leave at an early block: the KV policy handles the skipped ones and may return a state to emit from."""
     parts = runner.parts
     deep_AD = parts.kv_policy.on_exit(runner, view.block, view.hidden_AD, view.active.rows_A)
     _emit(step, parts, view if deep_AD is None else view.at_full_depth(deep_AD))
@@ -453,7 +453,7 @@ def prompt_step(
     choose: Choose,
     observer: Observer,
 ) -> Step:
-    """The token that the prompt's full-depth pass already holds.
+    """Read the token that the prompt's full-depth pass already holds.
 
     Args:
         model: The model.
@@ -461,8 +461,8 @@ def prompt_step(
         parts: The method.
         max_new_tokens: Longest answer allowed.
         seeds_B: One seed a row.
-        choose: What becomes of the rows.
-        observer: Told of the read-out.
+        choose: Token chooser of the rows.
+        observer: Receives the read-out.
     """
     n_rows = len(state_BD)
     step = Step(model, n_rows, choose, observer)

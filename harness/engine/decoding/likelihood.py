@@ -115,7 +115,7 @@ def score(
 
 
 def why_not(parts: Parts) -> str | None:
-    """Why a method gives no log-probabilities of given tokens; None if it does."""
+    """Return why a method gives no log-probabilities of given tokens; None if it does."""
     if parts.kv_policy.verifies:
         return (
             "verifies its drafts: where the full model rejects one, its own choice takes the draft's place, and a "
@@ -135,7 +135,7 @@ def fixed_depth(parts: Parts, n_blocks: int) -> int | None:
 
 
 def keeping(parts: Parts, depth: int) -> Parts:
-    """The method where every token leaves after so many blocks, which has been decided."""
+    """Return the method with its depth decided: every token leaves after this number of blocks."""
     return replace(parts, gate=_Kept(parts.gate), threshold=Constant(0.5), blocks=frozenset({depth}))
 
 
@@ -194,7 +194,7 @@ class _Kept(Gate):
 
 
 class _Exits(Observer):
-    """Where the rows of a step left; all that a decision for a context needs."""
+    """Observer of the exit layers of a step, which a decision for a whole context needs."""
 
     def __init__(self, n_blocks: int) -> None:
         self.n_blocks = n_blocks
@@ -320,7 +320,7 @@ class _Scorer:
     def _decoded(
         self, cache: DecodingCache, branches: Sequence[Branch], firsts: Sequence[_Place], parts: Parts
     ) -> None:
-        """One token a row and step; rows that have ended leave the batch."""
+        """Decode one token per row and step; rows that have ended leave the batch."""
         runner = BlockRunner(self.model, cache, parts)
         alive = [(branch, self._places(branch, firsts)) for branch in branches]
         for step in count():
@@ -363,13 +363,13 @@ class _Scorer:
         parts: Parts,
         depth: int,
     ) -> None:
-        """All positions of a step that has begun in one pass of so many blocks; their branches in order."""
+        """Run all positions of a step that has begun through ``depth`` blocks in one pass; their branches in order."""
         states = self._pass(begun, depth, keeps_all=parts.gate.needs_history)
         flat = [state.flatten(0, 1) if mask_BT is None else state[mask_BT] for state in states]
         self._read_out(parts, depth, flat, [place for branch in branches for place in self._places(branch, firsts)])
 
     def _places(self, branch: Branch, firsts: Sequence[_Place]) -> list[_Place]:
-        """Of the tokens that follow what is fed."""
+        """Return the places of the tokens that follow what is fed."""
         first = firsts[branch.context]
         chosen = [first.of[choice] for choice in branch.choices]
         return [_Place(chosen, position, first.seed) for position in range(2, len(branch.fed) + 2)]

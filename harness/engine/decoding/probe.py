@@ -54,7 +54,7 @@ def probe(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Seq
 
 
 def signals_of(model: Engine, states_LND: Tensor, given_N: Tensor | None = None) -> dict[str, Any]:
-    """What `probe` returns, from states after the embedding and every block; ``logprob`` too of given tokens."""
+    """Return a probe's signals from states after embedding and every block; with ``logprob`` if tokens are given."""
     chunk = max(1, LOGITS_BUDGET_BYTES // (len(states_LND) * model.vocab_size * 4))
     pieces = torch.split(states_LND, chunk, dim=1)
     given = [None] * len(pieces) if given_N is None else torch.split(given_N, chunk)
@@ -120,7 +120,7 @@ def states_of(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs:
 
 @dataclass(frozen=True)
 class Fed:
-    """What the decoder is given to see all of its own output at once.
+    """Teacher-forced input of the decoder: all of its own output at once.
 
     Attributes:
         tokens_BT: Tokens fed.

@@ -175,14 +175,14 @@ class _Batch:
         )
 
     def _state(self, block: int) -> Tensor:
-        """What classifiers read after the block that has just run, [A, D]."""
+        """Return the state that classifiers read after the block that has just run, [A, D]."""
         return self._pooled() if self._ahead_LAD is None else self._ahead_LAD[block - 1]
 
     def _pooled(self) -> Tensor:
         return self._model.stack.pooled(self._hidden_ATD, self._context)
 
     def _run_ahead(self) -> Tensor:
-        """States that classifiers read after every block, [L, A, D]."""
+        """Return the states that classifiers read after every block, [L, A, D]."""
         states = []
         for block in range(1, self._model.n_blocks + 1):
             self._hidden_ATD = self._model.stack.block(block, self._hidden_ATD, self._context)

@@ -123,7 +123,7 @@ class EncoderClassifier:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What the checkpoint calls its labels."""
+        """Names of the labels in the checkpoint."""
         named = self.stack.lm.config.id2label
         return tuple(str(named[index]) for index in range(self.stack.n_labels))
 
@@ -143,7 +143,7 @@ class EncoderClassifier:
         return () if self.off_ramps is None else self.off_ramps.blocks
 
     def exit_logits(self, block: int, hidden_AD: Tensor) -> Tensor:
-        """What the off-ramp of a block says, [A, C]."""
+        """Return the logits of a block's off-ramp, [A, C]."""
         assert self.off_ramps is not None, "asked of blocks that have one"
         return self.off_ramps.logits(block, hidden_AD)
 
@@ -158,7 +158,7 @@ class EncoderClassifier:
         return hidden
 
     def logits(self, hidden_AD: Tensor) -> Tensor:
-        """What the model's own classifier says of states [..., D]."""
+        """Return the logits of the model's own classifier, of states [..., D]."""
         flat = hidden_AD.reshape(-1, hidden_AD.shape[-1])
         return self.stack.classify(flat).view(*hidden_AD.shape[:-1], -1)
 
@@ -191,7 +191,7 @@ class EncoderClassifier:
         return self.work.cost(n_tokens)
 
     def why_not(self, parts: Parts, n_rows: int) -> str | None:
-        """Why a method cannot be run on this model; None where it can."""
+        """Return why a method cannot be run on this model; None if it can."""
         return why_not(parts, is_regression=self.is_regression)
 
 

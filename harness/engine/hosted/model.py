@@ -122,7 +122,7 @@ class HostedTransformer(Headed):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are; of a model on several devices, where all but blocks is."""
+        """Device of the weights; of a model on several devices, of all but the blocks."""
         device: torch.device = self.stack.head.weight.device
         return device
 
@@ -134,7 +134,7 @@ class HostedTransformer(Headed):
     # -------------------------------------------------------------- read-outs
 
     def final_normed(self, hidden: Tensor) -> Tensor:
-        """What the decoder does after its last block, of [..., D]."""
+        """Return the states [..., D] as the decoder changes them after its last block."""
         return self.read_out.ended(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ class HostedTransformer(Headed):
         return torch.bmm(weights_AKD, ended[:, :, None])[:, :, 0]
 
     def why_not(self, parts: Parts, n_rows: int) -> str | None:
-        """Why a method cannot be run in batches of so many rows; None where it can."""
+        """Return why a method cannot be run in batches of this number of rows; None if it can."""
         if parts.head.reads_part and self.read_out.way != "direct":
             return (
                 "the method reads single rows of the LM head, and this model's logits are not those of its head alone "

@@ -27,7 +27,7 @@ POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "
 
 @dataclass(frozen=True)
 class Stack:
-    """Where the parts of a language model lie.
+    """Parts of a language model.
 
     Attributes:
         lm: The whole, with its LM head.

@@ -111,7 +111,7 @@ class DecodingCache(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where its tensors are."""
+        """Device of its tensors."""
 
     @abstractmethod
     def _twin(self) -> Self:
@@ -235,7 +235,7 @@ class Cache(DecodingCache):
 
     @property
     def device(self) -> torch.device:
-        """Where its tensors are."""
+        """Device of its tensors."""
         return self.self_kv.device
 
     def make_cross_kv(self, n_source: int) -> Tensor:
@@ -245,12 +245,12 @@ class Cache(DecodingCache):
         return self.cross_kv
 
     def keys_and_values(self, block: int, end: int) -> KV:
-        """Those of a block at positions 0..end-1."""
+        """Return keys and values of a block at positions 0..end-1."""
         k, v = self._views("self", self.self_kv)[block - 1]
         return k.narrow(2, 0, end), v.narrow(2, 0, end)
 
     def source_keys_and_values(self, block: int) -> KV:
-        """Those of a block's cross-attention."""
+        """Return keys and values of a block's cross-attention."""
         assert self.cross_kv is not None, "there is an encoder"
         return self._views("cross", self.cross_kv)[block - 1]
 

@@ -19,7 +19,7 @@ from exitbench.methods.base import Cost, Parts
 
 @dataclass(frozen=True)
 class TokenPlace:
-    """Where a token stands: keys its self-attention sees, itself included, and source positions (0 if decoder-only)."""
+    """Place of a token: keys its self-attention sees, itself included, and source positions (0 if decoder-only)."""
 
     context: int
     source: int
@@ -38,7 +38,7 @@ def block_cost(arch: Architecture, place: TokenPlace) -> Cost:
 
 
 def answer_cost(model: Engine, parts: Parts, records: Sequence[TokenRecord], places: Sequence[TokenPlace]) -> Cost:
-    """Work of decoding one answer: blocks, gates, read-outs, skipped caches, and what verification threw away.
+    """Return the work of decoding one answer: blocks, gates, read-outs, skipped caches, and discarded drafts.
 
     Args:
         model: The model.
@@ -69,7 +69,7 @@ def _int8_cost(model: Engine, records: Sequence[TokenRecord]) -> Cost:
 def answer_parts(
     model: Engine, parts: Parts, records: Sequence[TokenRecord], places: Sequence[TokenPlace]
 ) -> dict[str, Cost]:
-    """Where the work of `answer_cost` goes: blocks, heads, gates, kv and, of methods that verify, verification.
+    """Return the work of `answer_cost` by part: blocks, heads, gates, kv and, of methods that verify, verification.
 
     Verification is what drafts thrown away cost, less what reading drafts out together saves: it may be below zero.
     """

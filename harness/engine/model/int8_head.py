@@ -37,7 +37,7 @@ _PART: Final = 63
 
 
 def sum_rounding(width: int) -> float:
-    """Relative error of a sum of so many products in float32, in whatever order."""
+    """Return the relative error of a sum of ``width`` products in float32, in any order."""
     return 2 * (width + 8) * UNIT
 
 
@@ -157,7 +157,7 @@ def product_of(weight_VD: Tensor, scale_V: Tensor) -> Int8Product:
 
 
 def _holds(product: Int8Product, weight_VD: Tensor, scale_V: Tensor) -> bool:
-    """Whether a product keeps within the error that it is taken to have, on a few states."""
+    """Return whether a product keeps within its assumed error, on a few states."""
     width = weight_VD.shape[1]
     some_AD = torch.randn(3, width, generator=torch.Generator().manual_seed(0))
     # All as large as they come: where sums of two products do not fit, they do not fit here.

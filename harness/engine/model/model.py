@@ -59,7 +59,7 @@ GATHERED_NUMEL = 2**14
 
 
 class _Normed(NamedTuple):
-    """What a block gave, and its norm: gate, LM head, skipped blocks and the next block all read that.
+    """Output of a block, and its norm: gate, LM head, skipped blocks and the next block all read that.
 
     Nobody writes into what a block gave.
     """
@@ -135,7 +135,7 @@ class Transformer(Headed):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.weights.token_embedding_VD.device
 
     # ---------------------------------------------------------------- pieces
@@ -155,7 +155,7 @@ class Transformer(Headed):
         return newest.normed if newest.hidden is hidden else self.normalise(hidden)
 
     def block_input(self, hidden: Tensor) -> Tensor:
-        """What the projections of a block read of the stream, [..., D]."""
+        """Return the input of a block's projections, from the stream [..., D]."""
         return self._normalised(hidden) if self.arch.norms_inputs else hidden
 
     def final_normed(self, hidden: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ class Transformer(Headed):
         return normed if norm.bias is None else normed + norm.bias
 
     def head_input(self, hidden: Tensor) -> Tensor:
-        """What the LM head is given: final norm and scale, of [..., D]."""
+        """Return the input of the LM head: final norm and scale, of [..., D]."""
         normed = self.final_normed(hidden)
         return normed if self.arch.logit_scale == 1.0 else normed * self.arch.logit_scale
 
@@ -382,7 +382,7 @@ class Transformer(Headed):
         return self._context(cache, cache.length + 1 - n_positions, cache.length + 1)
 
     def _context(self, cache: Cache, start: int, end: int) -> StepContext:
-        """What blocks share at positions start..end-1."""
+        """Return the context of blocks at positions start..end-1."""
         bias, is_causal = self._step_mask(cache, start, end)
         rotary = None
         if self.weights.inverse_frequencies is not None:

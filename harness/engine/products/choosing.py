@@ -101,7 +101,7 @@ def _choice(rounds: Sequence[Mapping[str, float]], names: Sequence[str]) -> str:
 
 
 def rows_to_multiply(numbers: Sequence[int], width: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """So many rows at a time, each [rows, in]."""
+    """Return inputs with these numbers of rows, each [rows, in]."""
     return tuple(torch.ones(rows, width, dtype=dtype) for rows in numbers)
 
 
@@ -137,7 +137,7 @@ class _Product:
 
     @property
     def place(self) -> str:
-        """What shares a choice: the role and the shape, such as ``block 2304x768``."""
+        """Key of a choice: the role and the shape, such as ``block 2304x768``."""
         return f"{self.role} {'x'.join(map(str, self.projection.weight.shape))}"
 
     @property
@@ -192,7 +192,7 @@ def _is_asked() -> bool:
 
 
 def _asked(model: Transformer) -> dict[str, Any]:
-    """What a choice depends on."""
+    """Return all that a choice depends on."""
     products = list(_products(model))
     counts = Counter(product.place for product in products)
     forms = {product.place: list(product.forms) for product in products}
@@ -205,7 +205,7 @@ def _asked(model: Transformer) -> dict[str, Any]:
 
 
 def _has_room(model: Transformer) -> bool:
-    """Whether weights may be there once more, packed for few rows: in a small part of the machine's memory."""
+    """Return whether packed copies for few rows fit into a small part of the machine's memory."""
     if not can_pack(model.lm_head.weight.dtype):
         return False
     copied = sum(_bytes(product.projection) for product in _products(model) if product.role != "skipped")
@@ -240,7 +240,7 @@ def _step(model: Transformer) -> list[Timed]:
 
 
 def _step_of_few_rows(model: Transformer, chosen: Choices) -> list[Timed]:
-    """The same at few rows: each product in the form chosen for one, and packed for few."""
+    """Return a sample of a step at few rows: each product in the form chosen for one, and packed for few."""
     step = []
     for product, sample in _sample(model):
         if product.role != "skipped":
@@ -268,7 +268,7 @@ def _bytes(projection: Linear) -> int:
 
 
 def _last_rows(projection: Linear) -> Linear:
-    """As many outputs as a sample has room for."""
+    """Return the last outputs of a projection, as many as a sample has room for."""
     rows = SAMPLE_BYTES * len(projection.weight) // _bytes(projection)
     return projection.outputs(max(0, len(projection.weight) - rows))
 

@@ -44,7 +44,7 @@ class ByMatrix(Linear):
         return stream_ND + self(x)
 
     def outputs(self, first: int) -> ByMatrix:
-        """The same for its outputs from one on; nothing is copied."""
+        """Return the projection to the outputs from ``first`` on; nothing is copied."""
         return ByMatrix(self.weight[first:], None if self.bias is None else self.bias[first:])
 
 
@@ -67,7 +67,7 @@ class Packed(Linear):
         return stream_ND + self(x)
 
     def outputs(self, first: int) -> Linear:
-        """The same for its outputs from one on, copied and no longer packed."""
+        """Return the projection to the outputs from ``first`` on, copied and no longer packed."""
         return Linear(self.weight.to_dense()[first:].clone(), self.bias if self.bias is None else self.bias[first:])
 
 
@@ -126,7 +126,7 @@ class PackedForFew(Linear):
         return self._form(x).onto(stream_ND, x)
 
     def outputs(self, first: int) -> Linear:
-        """The same for its outputs from one on, few rows like one."""
+        """Return the projection to the outputs from ``first`` on, which multiplies few rows like one."""
         return self.one.outputs(first)
 
 
@@ -180,7 +180,7 @@ def offered(dtype: torch.dtype, role: Role, shape: Sequence[int]) -> tuple[str, 
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether weights can be packed: torch was built with oneDNN, has its products under the names that it uses itself.
+    """Return whether weights can be packed: torch has oneDNN, and its products under the names that torch itself uses.
 
     In bf16 oneDNN needs instructions that not every processor has.
     """
