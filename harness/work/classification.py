@@ -129,16 +129,15 @@ class ClassificationWork(Work[Classified]):
     def answer(self, parts: Parts, on_progress: Progress) -> list[Classified]:
         """Classify every document, texts of alike length together."""
         texts = self.requests(self.documents)
-        answers: list[Classified] = [Classified()] * len(texts)
+        answers: dict[int, Classified] = {}
 
         def run(chosen: Sequence[int]) -> None:
             made = classify(self.model.classifier, [texts[index] for index in chosen], parts)
-            for index, answer in zip(chosen, made, strict=True):
-                answers[index] = answer
+            answers.update(zip(chosen, made, strict=True))
 
         by_length = sorted(range(len(texts)), key=lambda index: len(texts[index].ids))
         in_batches(by_length, self.cell.rows, run, on_progress)
-        return answers
+        return [answers[index] for index in range(len(texts))]
 
     def sample(self, document: Document, answer: Classified) -> dict[str, Any]:
         """Return the label; of full depth the text too, which is the same for all others."""
@@ -157,7 +156,7 @@ class ClassificationWork(Work[Classified]):
     def record(self, writer: AttemptWriter, answers: Mapping[str, Classified], parts: Parts) -> dict[str, Metric]:
         """Write labels and what each block asked said; returns metrics of depth, agreement and cost."""
         full = self._full_outputs(answers)
-        writer.write("tokens", self._token_table(answers, full))
+        writer.write("tokens", self._token_table(answers, full, parts))
         writer.write("sequence_trace", self._trace_table(answers))
         return self._metrics(answers, full, parts)
 
@@ -169,20 +168,16 @@ class ClassificationWork(Work[Classified]):
         rows = pq.read_table(path, columns=["doc_key", "output_ids", "output_text"]).to_pylist()
         return {row["doc_key"]: (row["output_ids"][0], row["output_text"]) for row in rows}
 
-    def _token_table(self, answers: Mapping[str, Classified], full: Mapping[str, tuple[int, str]]) -> pa.Table:
-        """One row a document: a label is its only token."""
+    def _token_table(
+        self, answers: Mapping[str, Classified], full: Mapping[str, tuple[int, str]], parts: Parts
+    ) -> pa.Table:
+        """One row per document: a label is its only token."""
         rows = [
             {
+                **answer.record.to_row(parts),
                 "doc_key": key,
                 "position": 1,
                 "token_id": self.label_ids[answer.label],
-                "token_kind": None,
-                "exit_layer": answer.exit_layer,
-                "blocks_run": answer.blocks_run,
-                "head_rows": len(answer.read) * len(self.label_ids),
-                "score": answer.asked[-1].score,
-                "reason": "last" if answer.asked[-1].score is None else "threshold",
-                "rejected": None,
                 "full_token_id": full[key][0],
             }
             for key, answer in answers.items()
@@ -190,22 +185,22 @@ class ClassificationWork(Work[Classified]):
         return pa.Table.from_pylist(rows, schema=TABLES["tokens"])
 
     def _trace_table(self, answers: Mapping[str, Classified]) -> pa.Table:
-        """One row a document and block asked."""
+        """One row per document and block reading."""
         rows: list[dict[str, Any]] = []
         for document in self.documents:
             gold = self.task.gold(document)
-            for asked in answers[document.key].asked:
-                label = None if self.task.is_regression else self.label_ids[asked.label]
+            for reading in answers[document.key].readings:
+                label = None if self.task.is_regression else self.label_ids[reading.label]
                 rows.append(
                     {
                         "doc_key": document.key,
-                        "block": asked.block,
+                        "block": reading.block,
                         "label_id": label,
-                        "prediction": asked.value if label is None else float(label),
-                        "probability": None if label is None else asked.value,
+                        "prediction": reading.value if label is None else float(label),
+                        "probability": None if label is None else reading.value,
                         "gold": float(gold),
-                        "score": asked.score,
-                        "exited": asked.exited,
+                        "score": reading.score,
+                        "exited": reading.exited,
                     }
                 )
         return pa.Table.from_pylist(rows, schema=TABLES["sequence_trace"])
@@ -218,10 +213,10 @@ class ClassificationWork(Work[Classified]):
         made = list(answers.values())
         depth = {
             "mean_exit_layer": depth_interval(
-                [answer.exit_layer for answer in made], ones, model.n_blocks, is_fixed=not parts.gate.decides
+                [answer.record.exit_layer for answer in made], ones, model.n_blocks, is_fixed=not parts.gate.decides
             ),
             "mean_blocks_run": depth_interval(
-                [answer.blocks_run for answer in made], ones, model.n_blocks, is_fixed=parts.runs_fixed_blocks
+                [answer.record.blocks_run for answer in made], ones, model.n_blocks, is_fixed=parts.runs_fixed_blocks
             ),
         }
         agreement = {}
@@ -229,9 +224,11 @@ class ClassificationWork(Work[Classified]):
             same = [full[key][1] == self._output(answer) for key, answer in answers.items()]
             agreement["token_match"] = bounded_ratio_interval(np.array(same, dtype=float), ones)
         lengths = [len(text.ids) for text in self.requests(self.documents)]
-        own = [text_cost(model, parts, length, answer) for length, answer in zip(lengths, made, strict=True)]
-        deepest = Classified(exit_layer=model.n_blocks, read=[model.n_blocks])
-        whole = [text_cost(model, self.full_parts, length, deepest) for length in lengths]
+        own = [
+            text_cost(model, parts, length, answer.record.exit_layer, answer.blocks_read)
+            for length, answer in zip(lengths, made, strict=True)
+        ]
+        whole = [text_cost(model, self.full_parts, length, model.n_blocks, [model.n_blocks]) for length in lengths]
         cost = {
             "ideal_speedup_bytes": ratio_interval(
                 [one.read_numel for one in whole], [one.read_numel for one in own], seed=seed
@@ -255,7 +252,7 @@ class ClassificationWork(Work[Classified]):
 
     def exit_layers(self, answer: Classified) -> Sequence[int]:
         """Return the one exit layer."""
-        return [answer.exit_layer]
+        return [answer.record.exit_layer]
 
     def losses(
         self, settings: CalibrationSettings, full: Sequence[Classified], early: Sequence[Classified]
@@ -275,7 +272,13 @@ class ClassificationWork(Work[Classified]):
         """Return the ratio of the products computed."""
         lengths, model = [len(text.ids) for text in self.requests(documents)], self.model.classifier
         full_cost, own_cost = (
-            sum((text_cost(model, arm, length, one) for length, one in zip(lengths, made, strict=True)), Cost())
+            sum(
+                (
+                    text_cost(model, arm, length, answer.record.exit_layer, answer.blocks_read)
+                    for length, answer in zip(lengths, made, strict=True)
+                ),
+                Cost(),
+            )
             for arm, made in ((self.full_parts, full), (parts, method))
         )
         return full_cost.flops / own_cost.flops
@@ -317,7 +320,7 @@ class TimedClassification:
     def knowing(self, parts: Parts, units: Sequence[Unit[EncodedText]], made: Sequence[Classified]) -> Parts:
         """The blocks behind the exits of an oracle are really skipped."""
         texts = [text for unit in units for text in unit.requests]
-        known = {text.seed: [answer.exit_layer] for text, answer in zip(texts, made, strict=True)}
+        known = {text.seed: [answer.record.exit_layer] for text, answer in zip(texts, made, strict=True)}
         return Parts(Scheduled(known), parts.threshold, parts.head, parts.kv_policy, parts.blocks)
 
     def timed(self, parts: Parts, unit: Unit[EncodedText], clock: Clock) -> tuple[tuple[str, ...], int]:

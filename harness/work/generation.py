@@ -25,6 +25,7 @@ from exitbench.harness.engine.decoding.probe import probe_table, states_of
 from exitbench.harness.engine.model.batches import in_batches
 from exitbench.harness.engine.model.cost import TokenPlace, answer_cost, answer_parts, ideal_speedup
 from exitbench.harness.engine.model.engine import Engine
+from exitbench.harness.engine.model.token_record import TokenRecord, full_depth_records
 from exitbench.harness.work.base import MODEL_READS, Progress
 from exitbench.harness.work.lm import Answer, EarlyExitLM, stops
 from exitbench.harness.work.lm_eval_work import LmEvalWork
@@ -164,43 +165,19 @@ class GenerationWork(LmEvalWork[Answer]):
         return {row["doc_key"]: FullOutput(row["n_prompt"], row["output_ids"]) for row in rows}
 
     def _token_table(self, answers: Mapping[str, Answer], full: Mapping[str, FullOutput], parts: Parts) -> pa.Table:
-        depth, is_certified = self.model.model.n_blocks, self.cell.head_precision == "certified"
         rows: list[dict[str, Any]] = []
         for document in self.documents:
-            answer, kinds = answers[document.key], self.token_kinds(document)
-            full_ids = full[document.key].token_ids
-            made = answer.generation
-            columns = zip(
-                made.token_ids,
-                made.exit_layers,
-                made.blocks_run,
-                made.head_rows,
-                made.scores,
-                made.rejected if parts.kv_policy.verifies else [None] * len(made.token_ids),
-                strict=True,
-            )
-            for index, (token_id, exit_layer, blocks_run, head_rows, score, rejected) in enumerate(columns):
-                bounded = {
-                    "score_half_width": made.half_widths[index],
-                    "head_rows_int8": made.int8_rows[index],
-                    "head_fallbacks": made.fallbacks[index],
+            kinds, full_ids = self.token_kinds(document), full[document.key].token_ids
+            rows += [
+                {
+                    **record.to_row(parts),
+                    "doc_key": document.key,
+                    "position": index + 1,
+                    "token_kind": kinds[index] if index < len(kinds) else None,
+                    "full_token_id": full_ids[index] if index < len(full_ids) else None,
                 }
-                rows.append(
-                    {
-                        "doc_key": document.key,
-                        "position": index + 1,
-                        "token_id": token_id,
-                        "token_kind": kinds[index] if index < len(kinds) else None,
-                        "exit_layer": exit_layer,
-                        "blocks_run": blocks_run,
-                        "head_rows": head_rows,
-                        "score": score,
-                        "reason": "last" if exit_layer == depth else "threshold",
-                        "rejected": rejected,
-                        "full_token_id": full_ids[index] if index < len(full_ids) else None,
-                        **(bounded if is_certified else {}),
-                    }
-                )
+                for index, record in enumerate(answers[document.key].generation.records)
+            ]
         return pa.Table.from_pylist(rows, schema=TABLES["tokens"])
 
     def _metrics(
@@ -251,8 +228,8 @@ class GenerationWork(LmEvalWork[Answer]):
         work["cost_total_bytes"] = ratio_interval([cost.read_numel for cost in costs], as_full, seed=seed)
         if parts.kv_policy.verifies:
             accepted = [
-                sum(layer < n_blocks == run for layer, run in zip(g.exit_layers, g.blocks_run, strict=True))
-                for g in made
+                sum(record.exit_layer < n_blocks == record.blocks_run for record in generation.records)
+                for generation in made
             ]
             drafts = [kept + sum(generation.rejected) for kept, generation in zip(accepted, made, strict=True)]
             if sum(drafts):
@@ -536,8 +513,7 @@ def _block_scores(
 
 
 def _at_full_depth(output: FullOutput, model: Engine) -> Generation:
-    n = len(output.token_ids)
-    return Generation(output.token_ids, [model.n_blocks] * n, [model.n_blocks] * n, [model.vocab_size] * n)
+    return Generation(output.token_ids, full_depth_records(output.token_ids, model))
 
 
 def answer_costs(
@@ -568,7 +544,9 @@ def answer_costs_by_part(
     ]
 
 
-def _work(checkpoint: Checkpoint, made: Generation, n_prompt: int, first_token: FirstToken) -> tuple[Any, ...]:
+def _work(
+    checkpoint: Checkpoint, made: Generation, n_prompt: int, first_token: FirstToken
+) -> tuple[Sequence[TokenRecord], Sequence[TokenPlace]]:
     """What the cost of an answer depends on, in the order of `answer_cost`.
 
     A first token read from the prompt's own pass is no step of decoding: only its read-out is.
@@ -578,6 +556,4 @@ def _work(checkpoint: Checkpoint, made: Generation, n_prompt: int, first_token: 
         places = [TokenPlace(context=position, source=n_prompt) for position in positions]
     else:  # the first token is chosen where the last one of the prompt is fed
         places = [TokenPlace(context=n_prompt + position - 1, source=0) for position in positions]
-    first = 1 if first_token == "full" else 0
-    layers, rejected, wasted = made.exit_layers[first:], made.rejected[first:], made.wasted[first:]
-    return layers, made.head_rows, places[first:], rejected, wasted, made.int8_rows
+    return made.records, places[1 if first_token == "full" else 0 :]

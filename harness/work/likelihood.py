@@ -16,13 +16,14 @@ from exitbench.harness.cells.cell import CalibrationSettings, GenerationSettings
 from exitbench.harness.cells.prompts import Fitting
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
 from exitbench.harness.engine.decoding.branches import Context
-from exitbench.harness.engine.decoding.choice_probe import choice_probe_table, choice_scores
 from exitbench.harness.engine.decoding.likelihood import Scored
 from exitbench.harness.engine.decoding.likelihood import score as score_contexts
 from exitbench.harness.engine.decoding.likelihood import why_not as why_no_likelihood
+from exitbench.harness.engine.decoding.probe import choice_probe_table, choice_scores
 from exitbench.harness.engine.decoding.scoring_cost import scoring_cost
 from exitbench.harness.engine.model.batches import in_batches
 from exitbench.harness.engine.model.engine import Engine
+from exitbench.harness.engine.model.token_record import TokenRecord, full_depth_records
 from exitbench.harness.work.base import MODEL_READS, Progress, Skip
 from exitbench.harness.work.encoding import Unscorable
 from exitbench.harness.work.generation import fit_data
@@ -203,14 +204,23 @@ class LikelihoodWork(LmEvalWork[Answer]):
 
     def record(self, writer: AttemptWriter, answers: Mapping[str, Answer], parts: Parts) -> dict[str, Metric]:
         """Write choices and their tokens; returns metrics of depth, agreement and cost."""
-        return self._record_choices(writer, answers, parts) | self._cost_metrics(answers, parts)
+        return self._record_choices(writer, answers, parts, parts) | self._cost_metrics(answers, parts)
 
-    def _record_choices(self, writer: AttemptWriter, answers: Mapping[str, Answer], parts: Parts) -> dict[str, Metric]:
-        """Write choices and their tokens; returns metrics of depth and agreement."""
+    def _record_choices(
+        self, writer: AttemptWriter, answers: Mapping[str, Answer], parts: Parts, ran: Parts | None
+    ) -> dict[str, Metric]:
+        """Write choices and their tokens; returns metrics of depth and agreement.
+
+        Args:
+            writer: Of the attempt.
+            answers: The scored texts, by document key.
+            parts: The method.
+            ran: The same, where it ran; None for a replay.
+        """
         full = self._full(answers)
         tables = {
             "choices": choice_rows(self.task, self.documents, answers, full),
-            "choice_tokens": token_rows(self.documents, answers, full, self.model.model.n_blocks),
+            "choice_tokens": token_rows(self.documents, answers, full, ran),
         }
         for name, rows in tables.items():
             writer.write(name, pa.Table.from_pylist(rows, schema=TABLES[name]))
@@ -362,24 +372,32 @@ class LikelihoodWork(LmEvalWork[Answer]):
         longest = longest_of(texts)
         found = exits(self, recorded, lambda method: method.exit_layer_sql(depth, longest, "score[l]", first_position))
         columns = (found[name].to_pylist() for name in ("doc_key", "choice", "exit_layer", *recorded.at_exit))
-        read: dict[tuple[str, int], Scored] = {}
-        for doc_key, choice, layer, score, logprob, is_greedy in zip(*columns, strict=True):
-            own = read.setdefault((doc_key, choice), Scored([]))
-            own.exit_layers.append(layer)
-            own.blocks_run.append(depth if parts.runs_all_blocks else layer)
-            own.scores.append(None if layer == depth else score)
-            own.logprobs.append(logprob)
-            own.greedy.append(is_greedy)
+        exited: dict[tuple[str, int], list[tuple[int, float, float, bool]]] = {}
+        for doc_key, choice, *values in zip(*columns, strict=True):
+            exited.setdefault((doc_key, choice), []).append(tuple(values))
         scored: dict[str, list[ScoredText]] = {}
         for text in texts:
-            of_document = scored.setdefault(text.doc_key, [])
-            own, (pair,) = read[text.doc_key, len(of_document) + 1], text.pairs
-            own.token_ids = list(pair.continuation_ids)
+            of_document, (pair,) = scored.setdefault(text.doc_key, []), text.pairs
+            own = Scored(list(pair.continuation_ids))
+            for token_id, token in zip(own.token_ids, exited[text.doc_key, len(of_document) + 1], strict=True):
+                layer, score, logprob, is_greedy = token
+                own.logprobs.append(logprob)
+                own.greedy.append(is_greedy)
+                own.records.append(
+                    TokenRecord(
+                        token_id,
+                        layer,
+                        depth if parts.runs_all_blocks else layer,
+                        score=None if layer == depth else score,
+                        logprob=logprob,
+                        is_greedy=is_greedy,
+                    )
+                )
             of_document.append(ScoredText(text.text, len(pair.context_ids), pair.n_cut, (own,)))
         responses = {key: [(text.logprob, text.is_greedy) for text in own] for key, own in scored.items()}
         scores = self.task.score_responses(self.documents, responses, self.model.confirms_unsafe_code)
         metrics = task_metrics(self.task, [scores[document.key] for document in self.documents])
-        return metrics | self._record_choices(writer, scored, parts)
+        return metrics | self._record_choices(writer, scored, parts, None)
 
     # --- Calibration
 
@@ -500,5 +518,4 @@ def _n_documents(shared: Sequence[Shared], done: int) -> int:
 
 
 def _at_full_depth(scored: Scored, model: Engine) -> Scored:
-    n = len(scored.token_ids)
-    return Scored(scored.token_ids, [model.n_blocks] * n, [model.n_blocks] * n, [model.vocab_size] * n)
+    return Scored(scored.token_ids, records=full_depth_records(scored.token_ids, model))

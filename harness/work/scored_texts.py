@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, repeat
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -328,44 +328,25 @@ def choice_rows(
     return rows
 
 
-def token_rows(documents: Sequence[Document], scored: ScoredTexts, full: Full, n_blocks: int) -> list[dict[str, Any]]:
-    """Return one row a token of a text."""
+def token_rows(
+    documents: Sequence[Document], scored: ScoredTexts, full: Full, parts: Parts | None
+) -> list[dict[str, Any]]:
+    """Return one row per token of a text; ``parts`` as of `TokenRecord.to_row`."""
     rows = []
     for document in documents:
         for choice, text in enumerate(scored[document.key], start=1):
             whole = full[document.key, choice]
-            made = [
-                token
-                for part in text.parts
-                for token in zip(
-                    part.token_ids,
-                    part.exit_layers,
-                    part.blocks_run,
-                    part.head_rows or repeat(None, len(part.token_ids)),
-                    part.scores or repeat(None, len(part.token_ids)),
-                    part.logprobs,
-                    part.greedy,
-                    strict=True,
-                )
+            rows += [
+                {
+                    **record.to_row(parts),
+                    "doc_key": document.key,
+                    "choice": choice,
+                    "position": index + 1,
+                    "full_logprob": whole.logprobs[index],
+                    "full_is_greedy": whole.greedy[index],
+                }
+                for index, record in enumerate(record for part in text.parts for record in part.records)
             ]
-            for position, (token_id, layer, blocks, head_rows, score, logprob, greedy) in enumerate(made, start=1):
-                rows.append(
-                    {
-                        "doc_key": document.key,
-                        "choice": choice,
-                        "position": position,
-                        "token_id": token_id,
-                        "exit_layer": layer,
-                        "blocks_run": blocks,
-                        "head_rows": head_rows,
-                        "score": score,
-                        "reason": "last" if layer == n_blocks else "threshold",
-                        "logprob": logprob,
-                        "full_logprob": whole.logprobs[position - 1],
-                        "is_greedy": greedy,
-                        "full_is_greedy": whole.greedy[position - 1],
-                    }
-                )
     return rows
 
 
