@@ -1,4 +1,4 @@
-"""Rows of the spool's choices and choice_tokens, and full depth's beside them."""
+"""Rows of the spool's choices and of their tokens, and full depth's beside them."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def full_of(
     if item.cell.full_depth_cell_id is None:
         return full_choices(lm_eval_task(item), documents, scored)
     choices, tokens = (
-        session.file_of(item.cell.full_depth_cell_id, f"{name}.parquet") for name in ("choices", "choice_tokens")
+        session.file_of(item.cell.full_depth_cell_id, f"{name}.parquet") for name in ("choices", "tokens")
     )
     return read_choices(choices, tokens)
 
@@ -91,7 +91,7 @@ def write_choices(
     task, full = lm_eval_task(item), full_of(session, item, documents, scored)
     for name, rows in (
         ("choices", choice_rows(task, documents, scored, full)),
-        ("choice_tokens", token_rows(documents, scored, full, session.checkpoint.model.n_blocks)),
+        ("tokens", token_rows(documents, scored, full, session.checkpoint.model.n_blocks)),
     ):
         writer.write(name, pa.Table.from_pylist(rows, schema=TABLES[name]))
 

@@ -62,7 +62,7 @@ def test_tokens_of_several_given_texts_are_told_apart_and_those_of_answers_have_
         attempt({"scores": given}), attempt({"scores": [*given[:2], {**given[2], "score": [1.0]}]})
     )
     assert (compared.rows, compared.differing_rows) == (3, 1)
-    assert (compared.first or "").startswith("document a, position 1, choice 3: score[1]")
+    assert (compared.first or "").startswith("document a, choice 3, position 1: score[1]")
     (compared,) = compare_attempts(attempt({"scores": [score(1, 0.5)]}), attempt({"scores": [score(1, 0.5)]}))
     assert compared.equal
 
