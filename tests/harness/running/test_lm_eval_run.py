@@ -345,9 +345,7 @@ def test_a_number_format_says_how_far_it_moves_choices_from_lm_evals_in_float32(
         attempt = attempts[f"{name}/full/quality"]
         told = {row["metric"]: row["value"] for row in rows(attempt, "metrics") if row["role"] == "format"}
         if name == "rolling":
-            pairs = zip(
-                rows(attempt, "tokens"), rows(runs[kind][f"{name}/full/quality"], "tokens"), strict=True
-            )
+            pairs = zip(rows(attempt, "tokens"), rows(runs[kind][f"{name}/full/quality"], "tokens"), strict=True)
             tokens = [(abs(a["logprob"] - b["logprob"]), a["is_greedy"] == b["is_greedy"]) for a, b in pairs]
             gaps, same = zip(*tokens, strict=True)
             assert told == pytest.approx(
@@ -431,7 +429,8 @@ def test_a_database_has_choices_and_questions_about_them_have_answers(
         runs_of = ask(f"{counted} GROUP BY ALL ORDER BY ALL")
         assert runs_of == [{"method": "calm-softmax", "n": 4}, {"method": "full", "n": 1}, {"method": "static", "n": 1}]
         trace = rows(attempts["choice/static:exit_layer=2/quality"], "tokens")
-        found = ask("FROM token_trace WHERE method = 'static' AND choice IS NOT NULL ORDER BY doc_key, choice, position")
+        of_static = "method = 'static' AND choice IS NOT NULL"
+        found = ask(f"FROM token_trace WHERE {of_static} ORDER BY doc_key, choice, position")
         expected = sorted(trace, key=lambda row: (row["doc_key"], row["choice"], row["position"]))
         assert [{name: row[name] for name in expected[0]} for row in found] == expected
         assert ask("SELECT * FROM qc WHERE severity = 3") == []
