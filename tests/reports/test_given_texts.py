@@ -1,4 +1,4 @@
-"""Tokens of given texts lie beside those of answers: who asks about answers gets no other, who counts exits gets both."""
+"""Given texts lie beside answers: queries about answers do not see them, those about exits see both."""
 
 import re
 import shutil
