@@ -705,7 +705,7 @@ FROM run_names AS n JOIN runs AS r USING (attempt_id)
 WHERE r.kind = 'probe' AND r.record IS NULL AND n.attempt_id NOT IN (
     SELECT attempt_id FROM probe_token WHERE choice IS NOT NULL
 );
-COMMENT ON VIEW plain_probes IS 'One row per probe run with tokens: those asked to record what is inside blocks have none.';
+COMMENT ON VIEW plain_probes IS 'One row per probe run with tokens of answers: those of given texts, and those asked to record what is inside blocks, have none.';
 
 CREATE VIEW probe_trace AS
 SELECT n.* EXCLUDE (params), p.* EXCLUDE (attempt_id), n.params FROM probe_token AS p JOIN run_names AS n USING (attempt_id);
