@@ -20,7 +20,7 @@ _RUNS: Final = """
 """
 _TOKENS: Final = """
     SELECT doc_key, list(token_id ORDER BY position) AS token_ids
-    FROM token_trace WHERE attempt_id = $attempt GROUP BY doc_key ORDER BY doc_key
+    FROM token_trace WHERE attempt_id = $attempt AND choice IS NULL GROUP BY doc_key ORDER BY doc_key
 """
 _NO_TEXT: Final = """
     SELECT token_id FROM vocabulary WHERE tokenizer_sha256 = $tokenizer AND begins_word IS NULL

@@ -33,6 +33,7 @@ _PROBES: Final = """
     JOIN model_artifact AS m USING (model_id)
     JOIN dataset_artifact AS d USING (data_id)
     WHERE a.status = 'ok' AND c.kind = 'probe' AND (c.identity -> 'record') IS NULL
+        AND a.attempt_id NOT IN (SELECT attempt_id FROM probe_token WHERE choice IS NOT NULL)
     QUALIFY row_number() OVER (PARTITION BY model, task_label ORDER BY a.attempt_id DESC) = 1
 """
 _SCORES: Final = """
@@ -127,7 +128,7 @@ def replay(probe: Probe, method: str, thresholds: Sequence[float], **params: Any
 
 
 def stored_probe(database: Database, name: str, method: Method | None = None) -> Probe:
-    """Return the newest probe of a model on a task from the database.
+    """Return the newest probe of a model's answers to a task from the database; of given texts none is replayed here.
 
     Args:
         database: An open database.

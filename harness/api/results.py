@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _TOKENS = """
     SELECT * FROM token_trace WHERE attempt_id IN (SELECT unnest($attempts::VARCHAR[]))
-    ORDER BY attempt_id, doc_key, position
+    ORDER BY attempt_id, doc_key, choice, position
 """
 
 
@@ -40,7 +40,7 @@ class Results:
         return self.database.query("FROM frontier ORDER BY model, task_label, method, params")
 
     def tokens(self, run: str) -> pa.Table:
-        """Every generated token of the runs that a text names (the view `token_trace`).
+        """Every generated or scored token of the runs that a text names (the view `token_trace`).
 
         Args:
             run: An attempt or cell id, or a glob over MODEL/TASK/METHOD.

@@ -220,7 +220,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
         full = self._full(answers)
         tables = {
             "choices": choice_rows(self.task, self.documents, answers, full),
-            "choice_tokens": token_rows(self.documents, answers, full, ran),
+            "tokens": token_rows(self.documents, answers, full, ran),
         }
         for name, rows in tables.items():
             writer.write(name, pa.Table.from_pylist(rows, schema=TABLES[name]))
@@ -231,7 +231,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
         if self.cell.full_depth_cell_id is None:
             return full_choices(self.task, self.documents, answers)
         choices, tokens = (
-            self.model.file_of(self.cell.full_depth_cell_id, f"{name}.parquet") for name in ("choices", "choice_tokens")
+            self.model.file_of(self.cell.full_depth_cell_id, f"{name}.parquet") for name in ("choices", "tokens")
         )
         return read_choices(choices, tokens)
 

@@ -34,7 +34,7 @@ _LENGTHS: Final = """
 _DEPTHS: Final = """
     SELECT place, doc_key, avg(exit_layer) AS depth FROM token_exit
     JOIN (SELECT unnest($attempts::VARCHAR[]) AS attempt_id, unnest($places::USMALLINT[]) AS place) USING (attempt_id)
-    GROUP BY ALL
+    WHERE choice IS NULL GROUP BY ALL
 """
 
 

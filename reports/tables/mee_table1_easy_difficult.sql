@@ -12,7 +12,7 @@ WITH settled AS (
            count_if(nearly_grows_from <= 1 + round(blocks / 6)) AS nearly_grows_after_sixth,
            count_if(nearly_grows_from <= 1 + round(blocks / 3)) AS nearly_grows_after_third, any_value(tolerance) AS tolerance
     FROM probe_trace JOIN (SELECT attempt_id, blocks FROM runs) USING (attempt_id)
-    WHERE NOT random_weights AND blocks > 1 AND first_similar IS NOT NULL
+    WHERE choice IS NULL AND NOT random_weights AND blocks > 1 AND first_similar IS NOT NULL
     GROUP BY ALL
 ),
 chosen AS (

@@ -23,8 +23,10 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 SCORE_TOLERANCE: Final = 1e-4
-"""By how much the score of an exit may differ, relative where it is above 1: cells that share a pass run in batches of
+"""By how much numbers of an exit may differ, relative where they are above 1: cells that share a pass run in batches of
 other rows, whose products add up in another order (docs/measuring.md)."""
+_NEAR: Final = ("score", "logprob", "full_logprob")
+"""Which of a token's columns."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def _tables(name: str, stored: Path, repeated: Path) -> Compared:
             connection.read_parquet(parquet_path(folder / name), hive_partitioning=False).create_view(side)
         columns = sorted(set(connection.table("old").columns) - set(keys))
         differs = " OR ".join(
-            _differs(column, is_near=(name, column) == ("tokens.parquet", "score")) for column in columns
+            _differs(column, is_near=name == "tokens.parquet" and column in _NEAR) for column in columns
         )
         named = ", ".join(f'coalesce(o."{key}", n."{key}") AS "{key}"' for key in keys)
         matched = " AND ".join(f'o."{key}" IS NOT DISTINCT FROM n."{key}"' for key in keys)  # `choice` may be NULL
@@ -118,7 +120,7 @@ def _differs(column: str, *, is_near: bool) -> str:
     distinct = f'o."{column}" IS DISTINCT FROM n."{column}"'
     if not is_near:
         return distinct
-    near = f"abs(o.score - n.score) <= {SCORE_TOLERANCE} * greatest(1, abs(o.score))"
+    near = f'abs(o."{column}" - n."{column}") <= {SCORE_TOLERANCE} * greatest(1, abs(o."{column}"))'
     return f"({distinct} AND NOT coalesce({near}, false))"
 
 

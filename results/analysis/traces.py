@@ -73,7 +73,7 @@ _ANSWERS: Final = """
 _ONLY: Final = "attempt_id IN (SELECT unnest($attempts::VARCHAR[])) AND doc_key IN (SELECT unnest($keys::VARCHAR[]))"
 _TOKENS: Final = f"""
     SELECT attempt_id, doc_key, position, token_id, exit_layer, score, reason FROM token_exit
-    WHERE {_ONLY} ORDER BY attempt_id, doc_key, position
+    WHERE {_ONLY} AND choice IS NULL ORDER BY attempt_id, doc_key, position
 """
 _PROBED: Final = f"""
     SELECT

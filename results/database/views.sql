@@ -326,6 +326,8 @@ outputs AS (
     JOIN attempt_file AS f USING (attempt_id)
     JOIN environment AS e USING (env_id)
     WHERE a.status = 'ok' AND f.name IN ('samples.parquet', 'tokens.parquet', 'probe.parquet', 'scores.parquet')
+        -- Log-probabilities of given texts differ in their last bits where other rows share their batch.
+        AND NOT (f.name = 'tokens.parquet' AND attempt_id IN (SELECT attempt_id FROM attempt_file WHERE name = 'choices.parquet'))
 ),
 repeated AS (
     SELECT l.attempt_id, l.hw_id = o.hw_id AS same_machine, string_agg(DISTINCT l.name, ', ' ORDER BY l.name) AS names,
@@ -361,9 +363,9 @@ untraced AS (
         SELECT attempt_id, doc_key, sum(tokens) AS tokens FROM (
             SELECT attempt_id, doc_key, len(exit_layer) AS tokens FROM document_exit
             UNION ALL
-            SELECT attempt_id, doc_key, count(*) FROM choice_token
+            SELECT attempt_id, doc_key, count(*) FROM token_exit
             SEMI JOIN (FROM choice_answer WHERE is_chosen) AS chosen USING (attempt_id, doc_key, choice)
-            GROUP BY ALL
+            WHERE choice IS NOT NULL GROUP BY ALL
         ) GROUP BY ALL
     ) AS t USING (attempt_id, doc_key)
     WHERE coalesce(t.tokens, 0) <> s.n_output GROUP BY s.attempt_id
@@ -628,7 +630,8 @@ SELECT
     n.* EXCLUDE (params), t.* EXCLUDE (attempt_id), own.text, its.text AS full_text,
     -- A trace that has no token of full depth says nothing of it.
     CASE WHEN d.is_known THEN coalesce(t.token_id = t.full_token_id, false) END AS equal_full,
-    CASE WHEN d.is_known THEN coalesce(t.position >= d.first_divergence, false) END AS diverged, n.params
+    CASE WHEN d.is_known THEN coalesce(t.position >= d.first_divergence, false) END AS diverged,
+    a.is_right, a.is_chosen, a.full_is_chosen, n.params
 FROM token_exit AS t
 JOIN run_names AS n ON n.attempt_id = t.attempt_id
 JOIN cell AS c ON c.cell_id = n.cell_id
@@ -636,12 +639,18 @@ JOIN model_artifact AS m ON m.model_id = c.model_id
 -- What an encoder says are labels, of which the tokenizer knows nothing.
 LEFT JOIN token_text AS own ON own.tokenizer_sha256 = m.tokenizer_sha256 AND own.token_id = t.token_id AND m.kind <> 'encoder'
 LEFT JOIN token_text AS its ON its.tokenizer_sha256 = m.tokenizer_sha256 AND its.token_id = t.full_token_id AND m.kind <> 'encoder'
--- The last, and grouped by what it is joined on: then a query that does not ask for it does not make it.
+-- The last, and grouped by what they are joined on: then a query that does not ask for one does not make it.
 LEFT JOIN (
     SELECT attempt_id, doc_key, any_value(is_known) AS is_known, any_value(first_divergence) AS first_divergence
     FROM document_exit GROUP BY attempt_id, doc_key
-) AS d ON d.attempt_id = t.attempt_id AND d.doc_key = t.doc_key;
-COMMENT ON VIEW token_trace IS 'One row per generated token of a quality run, or probed token of a replay.';
+) AS d ON d.attempt_id = t.attempt_id AND d.doc_key = t.doc_key
+LEFT JOIN (
+    SELECT
+        attempt_id, doc_key, choice, any_value(is_right) AS is_right, any_value(is_chosen) AS is_chosen,
+        any_value(full_is_chosen) AS full_is_chosen
+    FROM choice_answer GROUP BY attempt_id, doc_key, choice
+) AS a ON a.attempt_id = t.attempt_id AND a.doc_key = t.doc_key AND a.choice = t.choice;
+COMMENT ON VIEW token_trace IS 'One row per token of a quality run or a replay: generated (choice is NULL) or, of a given text, scored (choice is its number).';
 
 CREATE VIEW sequence_trace AS
 SELECT n.* EXCLUDE (params), t.* EXCLUDE (attempt_id), CASE WHEN t.label_id IS NOT NULL THEN t.label_id = t.gold END AS is_right, n.params
@@ -681,13 +690,6 @@ CREATE VIEW choice_answers AS
 SELECT n.* EXCLUDE (params), a.* EXCLUDE (attempt_id), n.params FROM choice_answer AS a JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW choice_answers IS 'One row per text whose log-likelihood a task asked for, of a quality run or a replay.';
 
-CREATE VIEW choice_trace AS
-SELECT n.* EXCLUDE (params), t.* EXCLUDE (attempt_id), a.is_right, a.is_chosen, a.full_is_chosen, n.params
-FROM choice_token AS t
-JOIN choice_answer AS a USING (attempt_id, doc_key, choice)
-JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW choice_trace IS 'One row per scored token of a choice, of a quality run (forced decode) or a replay.';
-
 CREATE VIEW vocabulary AS
 SELECT tokenizer_sha256, token_id, text, begins_word FROM token_text;
 COMMENT ON VIEW vocabulary IS 'One row per tokenizer and token id: the texts of token_trace, and of other ids by the tokenizer_sha256 of runs.';
@@ -703,16 +705,15 @@ FROM run_names AS n JOIN runs AS r USING (attempt_id)
 WHERE r.kind = 'probe' AND r.record IS NULL AND n.attempt_id NOT IN (
     SELECT attempt_id FROM probe_token WHERE choice IS NOT NULL
 );
-COMMENT ON VIEW plain_probes IS 'One row per probe run with tokens: those asked to record what is inside blocks have none.';
+COMMENT ON VIEW plain_probes IS 'One row per probe run with tokens of answers: those of given texts, and those asked to record what is inside blocks, have none.';
 
 CREATE VIEW probe_trace AS
-SELECT n.* EXCLUDE (params), p.* EXCLUDE (attempt_id, choice, logprob), n.params FROM probe_token AS p JOIN run_names AS n USING (attempt_id)
-WHERE p.choice IS NULL;
-COMMENT ON VIEW probe_trace IS 'One row per probed token of full depth''s answers; lists have one entry per block 1..L.';
+SELECT n.* EXCLUDE (params), p.* EXCLUDE (attempt_id), n.params FROM probe_token AS p JOIN run_names AS n USING (attempt_id);
+COMMENT ON VIEW probe_trace IS 'One row per probed token of full depth''s answers (choice is NULL) or of given texts; lists have one entry per block 1..L.';
 
 CREATE VIEW token_probe AS
 SELECT
-    t.* EXCLUDE (params), b.attempt_id AS probe_attempt_id, p.gold_token_id, p.first_match, p.stable_from,
+    t.* EXCLUDE (choice, logprob, full_logprob, is_greedy, full_is_greedy, is_right, is_chosen, full_is_chosen, params), b.attempt_id AS probe_attempt_id, p.gold_token_id, p.first_match, p.stable_from,
     p.rank_final[t.exit_layer] AS rank_final, p.p_final[t.exit_layer]::DOUBLE AS p_final, p.p1[t.exit_layer]::DOUBLE AS p1,
     (p.p1[t.exit_layer] - p.p2[t.exit_layer])::DOUBLE AS gap, p.p1[-1]::DOUBLE AS full_p1,
     (p.p1[-1] - p.p2[-1])::DOUBLE AS full_gap, t.params
@@ -721,13 +722,12 @@ JOIN runs AS r ON r.attempt_id = t.attempt_id
 JOIN document_exit AS c ON c.attempt_id = t.attempt_id AND c.doc_key = t.doc_key AND c.is_known
 JOIN plain_probes AS b ON b.full_depth_cell_id = r.full_depth_cell_id AND b.is_latest
 JOIN probe_token AS p ON p.attempt_id = b.attempt_id AND p.doc_key = t.doc_key AND p.position = t.position
-WHERE p.choice IS NULL AND t.position <= coalesce(c.first_divergence, t.position);
+WHERE p.choice IS NULL AND t.choice IS NULL AND t.position <= coalesce(c.first_divergence, t.position);
 COMMENT ON VIEW token_probe IS 'token_trace beside the newest probe of full depth''s answers: one row per token of a quality or replay run up to the first that differs
 from full depth''s (diverged is true there alone): behind it the probe read another text.';
 
 CREATE VIEW score_trace AS
-SELECT n.* EXCLUDE (params), t.* EXCLUDE (attempt_id, choice, logprob), n.params FROM score_token AS t JOIN run_names AS n USING (attempt_id)
-WHERE t.choice IS NULL;
+SELECT n.* EXCLUDE (params), t.* EXCLUDE (attempt_id), n.params FROM score_token AS t JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW score_trace IS 'One row per probed token of a scores run: the method''s gate asked at every block as if the token had not left before; lists
 have one entry per block 1..L.';
 
@@ -765,35 +765,23 @@ CREATE VIEW token_tags AS
 SELECT n.* EXCLUDE (params), t.* EXCLUDE (attempt_id), n.params FROM token_tag AS t JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW token_tags IS 'One row per token of full depth''s answers that belongs to a word, and tagger: `exitbench annotate upos` makes them.';
 
-CREATE VIEW choice_probe_trace AS
-SELECT n.* EXCLUDE (params), p.* EXCLUDE (attempt_id, gold_token_id, token_kind), a.is_right, a.is_chosen AS full_is_chosen, n.params
-FROM probe_token AS p
-JOIN run_names AS n USING (attempt_id)
-JOIN runs AS r USING (attempt_id)
-LEFT JOIN choice_answer AS a
-    ON a.attempt_id = r.full_depth_attempt_id AND a.doc_key = p.doc_key AND a.choice = p.choice
-WHERE p.choice IS NOT NULL;
-COMMENT ON VIEW choice_probe_trace IS 'One row per token of a choice of a probe run: probe_trace for given texts, at full depth; lists have one entry per block 1..L.';
-
 CREATE VIEW layer_trace AS
 SELECT
-    n.* EXCLUDE (params), p.doc_key, p.position, p.token_id, p.full_token_id, p.token_kind, p.first_match, p.stable_from, p.block,
+    n.* EXCLUDE (params), p.doc_key, p.choice, p.position, p.token_id, p.full_token_id, p.token_kind, p.first_match, p.stable_from, p.block,
     -- Lists are read by place and not unnested: then those that nobody asks for are not read at all.
     p.top1_id[p.block] AS top1_id, p.top2_id[p.block] AS top2_id, p.top3_id[p.block] AS top3_id, p.p1[p.block] AS p1,
     p.p2[p.block] AS p2, p.p3[p.block] AS p3, p.p_final[p.block] AS p_final, p.rank_final[p.block] AS rank_final,
     p.entropy[p.block] AS entropy, p.logsumexp[p.block] AS logsumexp, p.cosine_previous[p.block] AS cosine_previous,
     p.cosine_previous_normed[p.block] AS cosine_previous_normed, p.cosine_last[p.block] AS cosine_last,
     p.jsd_previous[p.block] AS jsd_previous, p.jsd_last[p.block] AS jsd_last, n.params
-FROM (SELECT *, unnest(range(1, len(p1) + 1))::SMALLINT AS block FROM probe_token WHERE choice IS NULL) AS p
+FROM (SELECT *, unnest(range(1, len(p1) + 1))::SMALLINT AS block FROM probe_token) AS p
 JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW layer_trace IS 'One row per probed token and block: probe_trace without lists.';
 
 CREATE VIEW exit_histogram AS
 SELECT n.* EXCLUDE (params), t.exit_layer, t.tokens, t.tokens / sum(t.tokens) OVER (PARTITION BY t.attempt_id) AS share, n.params
 FROM (
-    SELECT attempt_id, exit_layer, count(*) AS tokens
-    FROM (SELECT attempt_id, exit_layer FROM token_exit UNION ALL SELECT attempt_id, exit_layer FROM choice_token)
-    GROUP BY ALL
+    SELECT attempt_id, exit_layer, count(*) AS tokens FROM token_exit GROUP BY ALL
 ) AS t
 JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW exit_histogram IS 'One row per quality or replay run and exit layer that occurred.';

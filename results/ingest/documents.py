@@ -1,4 +1,4 @@
-"""Tables of one row a document, made of the rows of its tokens: what questions about whole documents are asked of."""
+"""Tables of one row per document, made of the tokens of its answer: what questions about whole documents read."""
 
 from typing import Final
 
@@ -14,7 +14,7 @@ _FILL: Final = {
             arg_min_null(score, position) FILTER (token_id IS DISTINCT FROM full_token_id) AS divergence_score,
             CASE WHEN {_IN_ORDER} THEN list(exit_layer ORDER BY position) END AS exit_layer,
             CASE WHEN {_IN_ORDER} THEN list(coalesce(token_id = full_token_id, false) ORDER BY position) END AS is_equal
-        FROM ({{rows}}) GROUP BY attempt_id, doc_key
+        FROM ({{rows}}) WHERE choice IS NULL GROUP BY attempt_id, doc_key
     """,
     "probe_token": f"""
         INSERT INTO document_probe BY NAME

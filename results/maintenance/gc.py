@@ -38,7 +38,8 @@ TRACES: Final = (
     *("tokens", "sequence_trace", "probe", "sublayers", "layer_pairs", "prompts", "scores", "timings", "token_times"),
     *("device", "energy", "energy_domains"),
 )
-"""Tables whose files are large and that only a database needs. Outputs and fitted tensors serve other cells."""
+"""Tables whose files are large and that only a database needs. Outputs and fitted tensors serve other cells, and so do
+tokens of given texts: full depth's are what every method's are compared with."""
 _BEGINNING_S: Final = 10.0
 _LEFT_S: Final = 3600.0
 """Something half-written of which nothing is younger than this is of a process that was killed."""
@@ -201,16 +202,22 @@ def _superseded(finished: Sequence[Attempt], stored: _Stored, imported: Set[str]
 def _traces(finished: Sequence[Attempt], stored: _Stored) -> Iterator[Garbage]:
     for attempt in finished:
         record = stored.good(attempt)
-        here = [table for table in TRACES if record and table in record.tables]
+        here = _trace_tables(record) if record else []
         if here:
             size = sum((attempt.path / f"{table}.parquet").stat().st_size for table in here)
             yield Garbage("traces", attempt.path, size)
 
 
+def _trace_tables(record: AttemptRecord) -> list[str]:
+    """Return the tables of an attempt that are traces and serve no other cell."""
+    scored = {"tokens"} if "choices" in record.tables else set()
+    return [table for table in TRACES if table in record.tables and table not in scored]
+
+
 def _trace_rows(path: Path) -> dict[str, int]:
     record = read_attempt(path)
     rows = counted_rows(record)
-    return {table: rows.get(FILES[table].name, 0) for table in TRACES if table in record.tables}
+    return {table: rows.get(FILES[table].name, 0) for table in _trace_tables(record)}
 
 
 def _forget(path: Path, attempt_ids: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ tokens AS (
         t.attempt_id, t.token_id, avg(t.exit_layer) AS mean_exit_layer,
         count_if(t.token_id = t.full_token_id) / count(*) AS share_equal_full, count(*) AS n
     FROM token_exit AS t SEMI JOIN chosen USING (attempt_id, doc_key)
-    GROUP BY t.attempt_id, t.token_id
+    WHERE t.choice IS NULL GROUP BY t.attempt_id, t.token_id
     HAVING count(*) >= $times
     QUALIFY row_number() OVER (PARTITION BY t.attempt_id ORDER BY mean_exit_layer, n DESC, t.token_id) <= $rows
 )

@@ -16,7 +16,7 @@ counted AS (
         t.attempt_id, t.token_id, sum(t.exit_layer) AS depth, count_if(t.token_id = t.full_token_id) AS equal,
         count(*) AS times
     FROM token_exit AS t SEMI JOIN chosen USING (attempt_id, doc_key)
-    GROUP BY ALL
+    WHERE t.choice IS NULL GROUP BY ALL
 )
 SELECT
     model, task_label, method, label, kv_policy, seed,

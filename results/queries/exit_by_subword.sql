@@ -31,6 +31,7 @@ pieces AS (
     FROM token_exit AS t
     JOIN chosen AS c ON c.attempt_id = t.attempt_id AND c.doc_key = t.doc_key
     LEFT JOIN spelled AS v ON v.tokenizer_sha256 = c.tokenizer_sha256 AND v.token_id = t.token_id
+    WHERE t.choice IS NULL
 )
 SELECT
     model, task_label, method, label, kv_policy, seed, piece, avg(exit_layer) AS mean_exit_layer,

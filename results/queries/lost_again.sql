@@ -8,5 +8,6 @@ SELECT
     avg(p.stable_from - p.first_match) FILTER (p.first_match < p.stable_from) AS blocks_between,
     count_if(p.stable_from = r.blocks) / count(*) AS share_only_last, count(*) AS n
 FROM probe_trace AS p JOIN runs AS r USING (attempt_id)
+WHERE p.choice IS NULL
 GROUP BY p.model, p.task_label, p.cell_id
 ORDER BY p.model, p.task_label, p.cell_id;

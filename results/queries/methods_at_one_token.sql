@@ -7,6 +7,6 @@ SELECT
     model, task_label, doc_key, position, method, label, kv_policy, seed, execution, exit_layer, token_id, text, full_text,
     equal_full, diverged, score
 FROM token_trace
-WHERE position = $position AND doc_key GLOB $document
+WHERE choice IS NULL AND position = $position AND doc_key GLOB $document
 QUALIFY doc_key = min(doc_key) OVER (PARTITION BY model, task_label)
 ORDER BY model, task_label, exit_layer, method, label, kv_policy, seed, execution, cell_id;

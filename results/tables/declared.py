@@ -16,7 +16,8 @@ class Column:
         required: Whether whoever writes a row must say it.
         references: Table that has a row with this value as its key; None for most columns.
         added: Whether it is added where the database is filled, and no file of the spool has it.
-        left_out: SQL of what an export has instead where texts of data sets are left out; None for what quotes none.
+        left_out: SQL over the row of what an export has instead where texts of data sets are left out; None for what
+            quotes none.
         names_paths: Whether it may say where files lie on somebody's machine.
     """
 
@@ -33,7 +34,7 @@ class Column:
     @property
     def is_nullable(self) -> bool:
         """Whether a row of a database may have NULL here."""
-        return not self.required or self.left_out == "NULL"
+        return not self.required or "NULL" in (self.left_out or "")
 
 
 @dataclass(frozen=True)

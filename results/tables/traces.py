@@ -4,28 +4,23 @@ from typing import Final
 
 from exitbench.results.tables.declared import ATTEMPT_ID, DOC_KEY, Column, Table
 
+_CHOICE: Final = Column(
+    "choice",
+    "INTEGER",
+    "number of the given text, 1 = the first that the task lists (behind a document's choices its further requests, "
+    "such as choices without their context); NULL for tokens of answers",
+    key=True,
+    required=False,
+)
 _POSITION: Final = Column("position", "INTEGER", "of the token in the answer, 1 = first generated", key=True)
-_TOKEN_ID: Final = Column("token_id", "INTEGER", "token that was generated")
+_TRACED_POSITION: Final = Column(
+    "position", "INTEGER", "of the token in the answer, or in the given text behind its context, from 1", key=True
+)
 _TOKEN_KIND: Final = Column(
     "token_kind", "VARCHAR", "kind of word in generated data, as in token_kinds; NULL for other data", required=False
 )
-_EXIT_LAYER: Final = Column("exit_layer", "SMALLINT", "block after which the token was emitted")
-_BLOCKS_RUN: Final = Column(
-    "blocks_run",
-    "SMALLINT",
-    "blocks executed for it (of a replay, which runs none: up to its exit, or all where KV policy or oracle runs all)",
-)
-_SCORE: Final = Column("score", "FLOAT", "the gate's confidence where the token left", required=False)
-_REASON: Final = Column("reason", "VARCHAR", "threshold (the gate said so) or last (no block was left)")
-_HEAD_ROWS: Final = Column(
-    "head_rows", "INTEGER", "rows of the LM head multiplied for it, NULL for a replay", required=False
-)
-_PROBED_POSITION: Final = Column(
-    "position", "INTEGER", "of the token in the answer or in the given text, from 1", key=True
-)
-_GIVEN_CHOICE: Final = Column(
-    "choice", "INTEGER", "number of the given text, NULL for tokens of answers", key=True, required=False
-)
+_GIVEN_TOKEN_LEFT_OUT: Final = "CASE WHEN choice IS NOT NULL THEN NULL ELSE token_id END"
+"""Texts of data sets are given texts; an answer's tokens are the model's own."""
 _GIVEN_LOGPROB: Final = Column(
     "logprob", "FLOAT[]", "log-probability of the given token by block, NULL for tokens of answers", required=False
 )
@@ -33,18 +28,29 @@ _GIVEN_LOGPROB: Final = Column(
 TRACES: Final = (
     Table(
         "token_exit",
-        "One row per attempt, document and token: where it was emitted.",
+        "One row per attempt, document and token that was generated or, in a given text, scored: where it left.",
         (
             ATTEMPT_ID,
             DOC_KEY,
-            _POSITION,
-            _TOKEN_ID,
+            _CHOICE,
+            _TRACED_POSITION,
+            Column(
+                "token_id",
+                "INTEGER",
+                "token that was generated or given, NULL where an export left given ones out",
+                left_out=_GIVEN_TOKEN_LEFT_OUT,
+            ),
             _TOKEN_KIND,
-            _EXIT_LAYER,
-            _BLOCKS_RUN,
-            _SCORE,
-            _REASON,
-            _HEAD_ROWS,
+            Column("exit_layer", "SMALLINT", "block after which the token was emitted or scored"),
+            Column(
+                "blocks_run",
+                "SMALLINT",
+                "blocks executed for it (of a replay, which runs none: up to its exit, or all where KV policy or "
+                "oracle runs all)",
+            ),
+            Column("score", "FLOAT", "the gate's confidence where the token left", required=False),
+            Column("reason", "VARCHAR", "threshold (the gate said so) or last (no block was left)"),
+            Column("head_rows", "INTEGER", "rows of the LM head multiplied for it, NULL for a replay", required=False),
             Column(
                 "rejected",
                 "INTEGER",
@@ -53,7 +59,10 @@ TRACES: Final = (
                 required=False,
             ),
             Column(
-                "full_token_id", "INTEGER", "token of full depth at this position, NULL behind its end", required=False
+                "full_token_id",
+                "INTEGER",
+                "token of full depth's answer at this position, NULL behind its end and of given texts",
+                required=False,
             ),
             Column(
                 "score_half_width",
@@ -74,6 +83,20 @@ TRACES: Final = (
                 "are read exactly",
                 required=False,
             ),
+            Column(
+                "logprob",
+                "FLOAT",
+                "natural logarithm of the given token's probability at the exit, NULL for tokens of answers",
+                required=False,
+            ),
+            Column("full_logprob", "FLOAT", "at full depth, NULL where full depth was not scored", required=False),
+            Column(
+                "is_greedy",
+                "BOOLEAN",
+                "the given token is the most probable at the exit, NULL for tokens of answers",
+                required=False,
+            ),
+            Column("full_is_greedy", "BOOLEAN", "at full depth, NULL where full depth was not scored", required=False),
         ),
         file="tokens",
         indexed=False,
@@ -115,34 +138,6 @@ TRACES: Final = (
         indexed=False,
     ),
     Table(
-        "choice_token",
-        "One row per attempt, document, choice and scored token.",
-        (
-            ATTEMPT_ID,
-            DOC_KEY,
-            Column(
-                "choice",
-                "INTEGER",
-                "number of the text: 1 = the first that the task lists (behind a document's choices its further "
-                "requests, such as choices without their context)",
-                key=True,
-            ),
-            Column("position", "INTEGER", "1 = first behind the context", key=True),
-            Column("token_id", "INTEGER", "token that was given, NULL where an export left it out", left_out="NULL"),
-            _EXIT_LAYER,
-            _BLOCKS_RUN,
-            _HEAD_ROWS,
-            _SCORE,
-            _REASON,
-            Column("logprob", "FLOAT", "natural logarithm of its probability at the exit"),
-            Column("full_logprob", "FLOAT", "at full depth", required=False),
-            Column("is_greedy", "BOOLEAN", "it is the most probable token at the exit"),
-            Column("full_is_greedy", "BOOLEAN", "at full depth", required=False),
-        ),
-        file="choice_tokens",
-        indexed=False,
-    ),
-    Table(
         "prompt_token",
         "One row per attempt, document and token of a prompt as it was fed, of probes asked to record prompt-ids.",
         (
@@ -165,8 +160,14 @@ TRACES: Final = (
         (
             ATTEMPT_ID,
             DOC_KEY,
-            _PROBED_POSITION,
-            Column("token_id", "INTEGER", "token of full depth, or of the given text"),
+            _CHOICE,
+            _TRACED_POSITION,
+            Column(
+                "token_id",
+                "INTEGER",
+                "token of full depth, or of the given text, NULL where an export left given ones out",
+                left_out=_GIVEN_TOKEN_LEFT_OUT,
+            ),
             Column("full_token_id", "INTEGER", "most probable token after block L"),
             Column(
                 "gold_token_id",
@@ -213,7 +214,6 @@ TRACES: Final = (
                 "block from which cosine_last of blocks 1..L-1 falls by no more than tolerance below any earlier "
                 "block since",
             ),
-            _GIVEN_CHOICE,
             _GIVEN_LOGPROB,
         ),
         file="probe",
@@ -242,10 +242,10 @@ TRACES: Final = (
         (
             ATTEMPT_ID,
             DOC_KEY,
-            _PROBED_POSITION,
+            _CHOICE,
+            _TRACED_POSITION,
             Column("score", "FLOAT[]", "of the gate after each block, NaN where it is not asked and at block L"),
             Column("emitted_id", "INTEGER[]", "token that would be emitted there, -1 where the gate is not asked"),
-            _GIVEN_CHOICE,
             _GIVEN_LOGPROB,
         ),
         file="scores",
@@ -259,7 +259,7 @@ TRACES: Final = (
             ATTEMPT_ID,
             DOC_KEY,
             _POSITION,
-            _TOKEN_ID,
+            Column("token_id", "INTEGER", "token that was generated"),
             Column("block", "SMALLINT", "1..L", key=True),
             Column(
                 "read_out",

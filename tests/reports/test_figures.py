@@ -60,7 +60,8 @@ POINT: dict[str, Any] = {
     "timed_documents": 20,
     "inside_noise_floor": False,
     "n": 1200,
-    "token_match": 0.8,
+    "match": 0.8,
+    "of_choices": False,
     "match_low": 0.75,
     "match_high": 0.85,
     "origin": "ours",
@@ -234,7 +235,7 @@ def test_simulated_points_are_hollow(plot: Callable[[Frame], Figure]) -> None:
 
 
 def test_a_real_setting_is_joined_to_its_replay() -> None:
-    drawn = agreement.plot(frame({"depth": 0.5}, {"execution": "simulated", "depth": 0.4, "token_match": 0.9}))
+    drawn = agreement.plot(frame({"depth": 0.5}, {"execution": "simulated", "depth": 0.4, "match": 0.9}))
     (thin,) = (line for line in drawn.axes[0].lines if line.get_linewidth() == 0.5)
     assert (list(thin.get_xdata()), list(thin.get_ydata())) == ([0.5, 0.4], [0.8, 0.9])
 

@@ -38,8 +38,8 @@ def test_it_loads_no_torch(small_database: Path) -> None:
     ("name", "message"),
     [
         ("fronteir", r"No figure is called 'fronteir'\. Did you mean 'frontier'"),
-        ("choice_*", r"'choice_\*' names 3 figures: choice_accuracy, .* Name one\."),
-        ("choice_exits", r"Figure choice_exits has no rows here\. No data yet: run "),
+        ("heads_*", r"'heads_\*' names 4 figures: heads_fig1_training, .* Name one\."),
+        ("encoder_confidence", r"Figure encoder_confidence has no rows here\. No data yet: run "),
     ],
 )
 def test_what_cannot_be_drawn_is_told(small_database: Path, name: str, message: str) -> None:

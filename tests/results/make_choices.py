@@ -128,11 +128,16 @@ def _write(example: Any, root: Path, cell: dict[str, Any], tokens: Tokens, full:
     with AttemptWriter(root, cell, example.ENV) as writer:
         writer.write("samples", pa.Table.from_pylist(samples, schema=TABLES["samples"]))
         writer.write("choices", pa.Table.from_pylist(rows, schema=TABLES["choices"]))
-        writer.write("choice_tokens", pa.Table.from_pylist(list(tokens.values()), schema=TABLES["choice_tokens"]))
+        writer.write("tokens", pa.Table.from_pylist(list(tokens.values()), schema=TABLES["tokens"]))
         accuracy = float(np.mean([100.0 * (row["is_chosen"] and row["is_right"]) for row in rows])) * CHOICES
-        metrics = {"acc": example.plain(accuracy)}
+        blocks = sum(token["exit_layer"] for token in tokens.values())
+        same = sum(row["is_chosen"] and row["full_is_chosen"] for row in rows) / DOCUMENTS
+        metrics = {
+            "acc": example.plain(accuracy),
+            "mean_exit_layer": example.plain(blocks / len(tokens), DOCUMENTS),
+            "choice_match": example.plain(same, DOCUMENTS),
+        }
         if cell["kind"] == "quality":
-            blocks = sum(token["exit_layer"] for token in tokens.values())
             metrics["ideal_speedup_bytes"] = example.plain(BLOCKS * len(tokens) / blocks)
         example.write_metrics(writer, metrics)
         writer.finish("ok")

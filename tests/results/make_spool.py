@@ -38,7 +38,7 @@ NS_PER_BLOCK = 1_000_000
 PREFILL_NS = 2 * NS_PER_BLOCK
 ROLES = {
     **dict.fromkeys(("mean_exit_layer", "mean_blocks_run", "held_out_mean_exit_layer"), "depth"),
-    **dict.fromkeys(("token_match", "acceptance_rate"), "agreement"),
+    **dict.fromkeys(("token_match", "choice_match", "acceptance_rate"), "agreement"),
     **dict.fromkeys(("ideal_speedup_bytes", "ideal_speedup_flops", "ideal_speedup_decode"), "cost"),
     **{f"cost_{part}_bytes": "cost" for part in ("blocks", "heads", "gates", "kv", "verification", "total")},
     **dict.fromkeys(("threshold", "held_out_loss", "held_out_accuracy"), "preparation"),

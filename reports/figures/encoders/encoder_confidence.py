@@ -5,14 +5,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from exitbench.reports.figures.encoders.encoder_parts import EMPTY, LEFT_OUT, panels_of
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count
-from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_above, title_panel
+from exitbench.reports.labels import count, shorten
+from exitbench.reports.plotting.panels import MOST_PANELS, draw_intervals, grid_of_panels, legend_above, title_panel
 from exitbench.reports.plotting.style import COLOURS
 from exitbench.reports.sentences import between
-
-__all__ = ["CAPTION", "EMPTY", "ORDER", "TITLE", "finding", "plot"]
 
 ORDER = 42
 TITLE = "Encoders: confidence and patience by correctness"
@@ -23,8 +20,9 @@ CAPTION = (
     "run that asked most is shown; documents that have left are no more asked, so that later blocks have fewer, and "
     "harder ones. P: the chance that of two documents at one block, one labelled right and one wrong, the right one "
     "has the higher score (0.5: the gate knows nothing), over all blocks. Bars are 95 % intervals over documents. "
-    f"{LEFT_OUT}"
+    "Of many panels those with the most documents are drawn (all: the CSV). Random weights are left out."
 )
+EMPTY = "No data yet: run `exitbench run builtin-encoder`, or any suite with `quality` cells of trained encoders."
 
 _COLUMNS = 4  # a line is one method, or two, where there are a few models
 _RIGHT, _WRONG = COLOURS[0], COLOURS[1]
@@ -51,11 +49,14 @@ def chance_right_is_higher(frame: Frame) -> float | None:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw a panel a task, model and method; frame: mean score by block and is_right, half_width, texts."""
+    """Draw one panel per task, model and method; frame: mean score by block and is_right, half_width, texts."""
     several = len(frame.distinct("task")) > 1
-    panels = panels_of(frame, *(["task"] if several else []), "method", "model")
+    panels = list(frame.groups(*(["task"] if several else []), "method", "model"))
+    panels = sorted(
+        sorted(panels, key=lambda panel: -max(panel[1].values("n")))[:MOST_PANELS], key=lambda panel: panel[0]
+    )
     figure, grid = grid_of_panels(len(panels), _COLUMNS)
-    for axes, (title, rows) in zip(grid, panels, strict=True):
+    for axes, (key, rows) in zip(grid, panels, strict=True):
         for (is_right,), line in rows.groups("is_right"):
             _line(axes, line, is_right=is_right)
         axes.set_xlim(0.5, max(rows.values("blocks")) - 0.5)
@@ -64,7 +65,7 @@ def plot(frame: Frame) -> Figure:
         axes.set_ylabel("gate's score")
         chance = chance_right_is_higher(rows)
         told = count(rows.values("n"), "").strip() + ("" if chance is None else f" · P = {chance:.2f}")
-        title_panel(axes, title, told, below=True)
+        title_panel(axes, " · ".join(shorten(part, 30) for part in key), told, below=True)
     legend_above(figure, [_entry("label right", _RIGHT, "o"), _entry("label wrong", _WRONG, "s")])
     return figure
 

@@ -1,17 +1,15 @@
 -- Encoders: score of the gate, by block and by whether the block's label is right, over the documents that it was asked of:
--- of each method the run that asked most. pairs: of a right and a wrong label at one block; wins: those of them in which the
+-- of each method the run that asked most, of equals the newest. pairs: of a right and a wrong label at one block; wins: those of them in which the
 -- right one has the higher score, ties count half. Regressions have no labels. The last block is not asked.
-WITH
--- continues in shared/encoder_runs.sql
-asked AS (
+WITH asked AS (
     SELECT
-        s.attempt_id, s.model, s.task_label, s.method, s.params, s.kv_policy, s.blocks, s.n, t.block, t.is_right, t.score::DOUBLE AS score
-    FROM shown AS s JOIN (SELECT attempt_id, block, is_right, score FROM sequence_trace) AS t USING (attempt_id)
-    WHERE t.is_right IS NOT NULL AND isfinite(t.score) AND s.method NOT IN ('static', 'random', 'oracle')
+        f.attempt_id, f.model, f.task_label, f.method, f.params, f.kv_policy, f.blocks, f.n, t.block, t.is_right, t.score::DOUBLE AS score
+    FROM frontier AS f JOIN (SELECT attempt_id, block, is_right, score FROM sequence_trace) AS t USING (attempt_id)
+    WHERE NOT f.random_weights AND t.is_right IS NOT NULL AND isfinite(t.score) AND f.method NOT IN ('static', 'random', 'oracle')
 ),
 chosen AS (
     SELECT attempt_id FROM asked GROUP BY attempt_id, model, task_label, method, params
-    QUALIFY row_number() OVER (PARTITION BY model, task_label, method ORDER BY count(*) DESC, params) = 1
+    QUALIFY row_number() OVER (PARTITION BY model, task_label, method ORDER BY count(*) DESC, params, attempt_id DESC) = 1
 ),
 ranked AS (
     SELECT

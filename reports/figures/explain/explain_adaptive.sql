@@ -18,7 +18,7 @@ vocabulary AS (  -- full depth reads the whole head once a token
 ),
 trace AS (
     SELECT attempt_id, doc_key, position, token_id, exit_layer, head_rows
-    FROM token_exit WHERE attempt_id IN (SELECT attempt_id FROM asked)
+    FROM token_exit WHERE choice IS NULL AND attempt_id IN (SELECT attempt_id FROM asked)
 ),
 documents AS (
     SELECT a.attempt_id, t.doc_key, count(*) AS tokens, sum(t.head_rows - v.vocabulary) AS later_rows,

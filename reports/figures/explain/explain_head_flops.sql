@@ -17,7 +17,7 @@ vocabulary AS (  -- full depth reads the whole head once a token
 ),
 documents AS (
     SELECT attempt_id, doc_key, count(*) AS tokens, sum(head_rows) AS rows FROM token_exit
-    WHERE head_rows IS NOT NULL GROUP BY ALL
+    WHERE choice IS NULL AND head_rows IS NOT NULL GROUP BY ALL
 ),
 pairs AS (  -- rows a token of both read-outs, document by document
     SELECT p.*, v.vocabulary, d.doc_key, d.tokens, d.rows, d.rows - v.vocabulary * d.tokens AS later_rows,

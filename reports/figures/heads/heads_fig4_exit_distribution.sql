@@ -28,11 +28,7 @@ named AS (
 ),
 of_documents AS (
     SELECT attempt_id, doc_key, exit_layer, count(*) AS tokens
-    FROM (
-        SELECT attempt_id, doc_key, exit_layer FROM token_exit
-        UNION ALL SELECT attempt_id, doc_key, exit_layer FROM choice_token
-    )
-    SEMI JOIN named USING (attempt_id)
+    FROM token_exit SEMI JOIN named USING (attempt_id)
     GROUP BY ALL
 ),
 layers AS (  -- every layer at which any setting of the series emits

@@ -9,7 +9,7 @@ WITH late AS (
         WHERE NOT random_weights AND first_matches > 0
         GROUP BY model
     ) USING (model, first_match)
-    WHERE NOT random_weights
+    WHERE choice IS NULL AND NOT random_weights
     QUALIFY rank() OVER (PARTITION BY model ORDER BY sureness DESC) = 1
 ),
 first_of_equals AS (

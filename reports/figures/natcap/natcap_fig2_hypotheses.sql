@@ -4,9 +4,9 @@
 WITH late AS (
     SELECT model, task_label, attempt_id, doc_key, position, p_final[-1] AS sureness
     FROM probe_trace
-    JOIN (SELECT model, max(first_match) AS first_match FROM probe_trace WHERE NOT random_weights GROUP BY model)
+    JOIN (SELECT model, max(first_match) AS first_match FROM probe_trace WHERE choice IS NULL AND NOT random_weights GROUP BY model)
         USING (model, first_match)
-    WHERE NOT random_weights
+    WHERE choice IS NULL AND NOT random_weights
     QUALIFY rank() OVER (PARTITION BY model ORDER BY sureness DESC) = 1
 ),
 first_of_equals AS (

@@ -45,7 +45,7 @@ distances AS (
         JOIN probes AS probe ON probe.setting_id = r.setting_id
         JOIN probe_trace AS p
             ON p.attempt_id = probe.attempt_id AND p.doc_key = t.doc_key AND p.position = t.position
-        WHERE t.position > 1 OR r.first_token = 'gated'  -- else no gate is asked there
+        WHERE t.choice IS NULL AND (t.position > 1 OR r.first_token = 'gated')  -- else no gate is asked there
         GROUP BY ALL
     ) AS x
     GROUP BY ALL

@@ -26,7 +26,8 @@ from exitbench.reports.sentences import between, percent
 ORDER = 20
 TITLE = "Agreement with full depth"
 CAPTION = (
-    "Share of full depth's tokens that the method has at the same position, against the mean exit layer. Filled "
+    "Share of full depth's tokens that the method has at the same position, against the mean exit layer; of tasks that "
+    "score given texts the share of documents whose most probable choice is full depth's, right or wrong. Filled "
     "markers are real decodes, compared "
     "position by position with full depth's output, so that one early difference can shift everything after it. "
     "Hollow markers are simulated: an exit rule replayed over a full-depth pass, in which each token is judged alone "
@@ -45,20 +46,26 @@ def finding(frame: Frame) -> str:
     real = [row for row in frame.rows if row["execution"] == "real" and row["depth"] < 1]
     replays = {(row["task"], row["model"], *setting(row)): row for row in frame.rows if row["execution"] != "real"}
     lost = [
-        replay["token_match"] - row["token_match"]
+        replay["match"] - row["match"]
         for row in real
         if (replay := replays.get((row["task"], row["model"], *setting(row)))) is not None
     ]
     if not real:
         return "No real decode exits; replays judge each token alone."
-    kept = f"Real decodes have {between(real, 'token_match', percent, ('model', 'task'))} of full depth's tokens"
+    kept = f"Real decodes have {between(real, 'match', percent, ('model', 'task'))} of full depth's {_compared(frame)}"
     if not lost:
         return f"{kept}."
     return f"{kept}; replays of the same {len(lost)} settings promise {100 * fmean(lost):.1f} points more on average."
 
 
+def _compared(frame: Frame) -> str:
+    """Return what is compared with full depth."""
+    kinds = {True: "choices", False: "tokens"}
+    return " or ".join(kinds[of_choices] for of_choices in sorted(frame.distinct("of_choices")))
+
+
 def plot(frame: Frame) -> Figure:
-    """Draw one panel a task; frame: token_match (0..1) with its interval, depth (share of blocks), execution."""
+    """Draw one panel per task; frame: match (0..1) and its interval, depth (share of blocks), execution, of_choices."""
     by = series_of(frame)
     styles = series_styles(frame.distinct(by))
     simulated = [simulated_entry()] if "simulated" in frame.values("execution") else []
@@ -77,14 +84,14 @@ def plot(frame: Frame) -> Figure:
 def _panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str) -> None:
     _join_what_is_one_setting(axes, frame, styles, by)
     for (series, _, execution), rows in frame.groups(by, "method", "execution"):
-        x, y, style = rows.values("depth"), rows.values("token_match"), styles[series]
+        x, y, style = rows.values("depth"), rows.values("match"), styles[series]
         intervals = list(zip(rows.values("match_low"), rows.values("match_high"), strict=True))
         draw_intervals(axes, x, intervals, style.colour, along="y")
         joined = by == "method" and is_sweep(rows.rows)
         draw_points(axes, x, y, style, simulated=execution == "simulated", connect=joined)
     share_of_blocks_axis(axes, "mean exit layer")
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    label_y(axes, "tokens equal to full depth's")
+    label_y(axes, f"{_compared(frame)} equal to full depth's")
 
 
 def _join_what_is_one_setting(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str) -> None:
@@ -93,5 +100,5 @@ def _join_what_is_one_setting(axes: Axes, frame: Frame, styles: Mapping[str, Ser
         replay = replays.get((row["model"], *setting(row)))
         if row["execution"] == "real" and replay is not None:
             ends = [row, replay]
-            x, y = ([end[name] for end in ends] for name in ("depth", "token_match"))
+            x, y = ([end[name] for end in ends] for name in ("depth", "match"))
             axes.plot(x, y, color=styles[row[by]].colour, linewidth=0.5, alpha=0.6, zorder=1.8)

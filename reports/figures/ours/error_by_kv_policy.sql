@@ -26,7 +26,7 @@ tokens AS (
            coalesce(t.token_id = t.full_token_id, false)::INT AS equal,  -- behind full depth's end nothing is equal
            greatest(1, ceil(max(t.position) OVER (PARTITION BY m.setting_id) / 8)) AS width
     FROM members AS m JOIN token_exit AS t ON t.attempt_id = m.attempt_id
-    WHERE t.position <= 64
+    WHERE t.choice IS NULL AND t.position <= 64
 ),
 by_document AS (
     SELECT attempt_id, doc_key, ceil(position / width) AS place, sum(equal) AS equal, count(*) AS n,

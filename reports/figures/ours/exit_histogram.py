@@ -16,7 +16,8 @@ from exitbench.reports.plotting.style import LETTERS, SMALL_POINTS
 ORDER = 30
 TITLE = "Where tokens exit"
 CAPTION = (
-    "Share of generated tokens that exit after each block, in real decodes. One line is one setting of a method; "
+    "Share of generated tokens, or of tokens of scored texts, that exit after each block, in real decodes. One line is "
+    "one setting of a method; "
     "numbers are per cent, shares below 5 % are left without one. Of an encoder a whole document is one token, its "
     "label. Empty lines were not run on that task. A setting run several times (on other documents, in other "
     "batches or number formats) is shown once, as it was run beside most others. A heat map has no room for "

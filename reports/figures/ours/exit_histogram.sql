@@ -1,4 +1,4 @@
--- Share of generated tokens that exit at each layer, for every setting of every method that was really run; n: documents.
+-- Share of generated or scored tokens that exit at each layer, for every setting of every method that was really run; n: documents.
 -- A setting that was run several times (on other documents, in other batches or number formats, with other seeds) is
 -- shown by one run: the newest where most settings of the model were run on the task, of these by the most documents.
 WITH ran AS (

@@ -97,7 +97,7 @@ def test_a_worker_that_runs_the_suite_gets_the_same_tokens_and_exits(toys: Toys,
         assert first is not None and second is not None and (first.status, second.status) == ("ok", "ok")
         assert all(compared.equal for compared in compare_attempts(first.path, second.path)), item.label
     path = attempts(trace)[next(label for label in attempts(trace) if label.startswith("toy_choice/random"))]
-    assert len(set(pq.read_table(path / "choice_tokens.parquet")["exit_layer"].to_pylist())) > 1
+    assert len(set(pq.read_table(path / "tokens.parquet")["exit_layer"].to_pylist())) > 1
 
 
 def test_it_is_imported(traced: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +105,7 @@ def test_it_is_imported(traced: tuple[Path, Any], tmp_path: Path, capsys: pytest
     assert main(["import", str(traced[0] / "spool"), "--runs", str(runs)]) == 0
     assert "6 attempts are new" in capsys.readouterr().out
     with open_database(runs / "exitbench.duckdb") as database:
-        rows = database.query("SELECT DISTINCT task FROM choice_trace ORDER BY ALL").to_pylist()
+        rows = database.query("SELECT DISTINCT task FROM token_trace WHERE choice IS NOT NULL ORDER BY ALL").to_pylist()
     assert [row["task"] for row in rows] == ["lm-eval:toy_choice", "lm-eval:toy_rolling"]
 
 

@@ -2,9 +2,11 @@
 
 import csv
 import io
+import shutil
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import duckdb
 import pytest
 
 import exitbench as eb
@@ -90,3 +92,16 @@ def test_bad_input_says_what_is_allowed(
 ) -> None:
     code, _, said = asked(capsys, example_database, *(word.format(probe="/".join(probed)) for word in words))
     assert (code, says in said) == (2, True), said
+
+
+def test_a_probe_of_given_texts_is_none_of_answers(
+    few_database: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(shutil.copy(few_database, tmp_path / "given.duckdb"))
+    sql = "SELECT model || '/' || task_label AS place FROM runs WHERE kind = 'probe' ORDER BY attempt_id"
+    with eb.open_results(path) as results:
+        place = results.sql(sql)["place"][0].as_py()
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("UPDATE probe_token SET choice = 1")
+    code, _, said = asked(capsys, path, place, "calm-softmax")
+    assert (code, f"'{place}' fits no probe" in said) == (2, True), said

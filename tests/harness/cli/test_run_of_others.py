@@ -263,7 +263,7 @@ def test_a_group_is_one_task_whose_documents_count_alike(finished: Path) -> None
     assert len(rows) == len(RECORDS["red"]) + len(RECORDS["blue"])
     scores = [json.loads(row["scores"])["acc"] for row in rows]
     assert metrics(attempt)["acc"] == pytest.approx(sum(scores) / len(scores))
-    assert {row["exit_layer"] for row in pq.read_table(attempt / "choice_tokens.parquet").to_pylist()} == {2}
+    assert {row["exit_layer"] for row in pq.read_table(attempt / "tokens.parquet").to_pylist()} == {2}
 
 
 def test_an_answer_that_is_asked_three_times_is_given_once_and_filtered_thrice(finished: Path) -> None:
@@ -313,7 +313,7 @@ def test_tasks_of_every_kind_are_in_the_database(finished: Path) -> None:
         ("shouted", "shouted", "f1"),
         ("lm-eval:vote", "vote", "exact_match,three"),
     ]
-    sql = "SELECT DISTINCT method, exit_layer FROM choice_trace ORDER BY ALL"
+    sql = "SELECT DISTINCT method, exit_layer FROM token_trace WHERE choice IS NOT NULL ORDER BY ALL"
     assert ask(finished / "runs", sql) == [("full", 4), ("halfway", 2)]
 
 

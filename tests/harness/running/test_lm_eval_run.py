@@ -305,7 +305,7 @@ def test_full_depth_is_lm_evals_own_backend_to_the_last_digit(
 def test_choices_say_what_is_chosen_at_the_exit_and_at_full_depth(runs: dict[str, dict[str, Path]]) -> None:
     full = {(r["doc_key"], r["choice"]): r for r in rows(runs["causal"]["choice/full/quality"], "choices")}
     attempt = runs["causal"]["choice/static:exit_layer=2/quality"]
-    own, tokens = rows(attempt, "choices"), rows(attempt, "choice_tokens")
+    own, tokens = rows(attempt, "choices"), rows(attempt, "tokens")
     assert {row["exit_layer"] for row in tokens} == {2}
     for row in own:
         whole = full[row["doc_key"], row["choice"]]
@@ -345,9 +345,7 @@ def test_a_number_format_says_how_far_it_moves_choices_from_lm_evals_in_float32(
         attempt = attempts[f"{name}/full/quality"]
         told = {row["metric"]: row["value"] for row in rows(attempt, "metrics") if row["role"] == "format"}
         if name == "rolling":
-            pairs = zip(
-                rows(attempt, "choice_tokens"), rows(runs[kind][f"{name}/full/quality"], "choice_tokens"), strict=True
-            )
+            pairs = zip(rows(attempt, "tokens"), rows(runs[kind][f"{name}/full/quality"], "tokens"), strict=True)
             tokens = [(abs(a["logprob"] - b["logprob"]), a["is_greedy"] == b["is_greedy"]) for a, b in pairs]
             gaps, same = zip(*tokens, strict=True)
             assert told == pytest.approx(
@@ -389,9 +387,9 @@ def test_letters_replayed_are_letters_decoded(runs: dict[str, dict[str, Path]], 
     )
     assert status(real)[0] == "ok" and status(replayed)[0] == "ok", (status(real), status(replayed))
     assert {row["n_tokens"] for row in rows(real, "choices")} == {1}
-    layers = {row["exit_layer"] for row in rows(real, "choice_tokens")}
+    layers = {row["exit_layer"] for row in rows(real, "tokens")}
     assert threshold != "0.02" or len(layers) > 1, "or nothing leaves early"
-    for table in ("choices", "choice_tokens"):
+    for table in ("choices", "tokens"):
         for one, other in zip(rows(real, table), rows(replayed, table), strict=True):
             for name in ("choice", "exit_layer", "logprob", "full_logprob", "is_chosen", "is_greedy"):
                 if name in one:
@@ -427,16 +425,20 @@ def test_a_database_has_choices_and_questions_about_them_have_answers(
             found: list[dict[str, Any]] = opened.query(sql).to_pylist()
             return found
 
-        runs_of = ask("SELECT method, count(DISTINCT attempt_id) AS n FROM choice_trace GROUP BY ALL ORDER BY ALL")
+        counted = "SELECT method, count(DISTINCT attempt_id) AS n FROM token_trace WHERE choice IS NOT NULL"
+        runs_of = ask(f"{counted} GROUP BY ALL ORDER BY ALL")
         assert runs_of == [{"method": "calm-softmax", "n": 4}, {"method": "full", "n": 1}, {"method": "static", "n": 1}]
-        trace = rows(attempts["choice/static:exit_layer=2/quality"], "choice_tokens")
-        found = ask("FROM choice_trace WHERE method = 'static' ORDER BY doc_key, choice, position")
+        trace = rows(attempts["choice/static:exit_layer=2/quality"], "tokens")
+        of_static = "method = 'static' AND choice IS NOT NULL"
+        found = ask(f"FROM token_trace WHERE {of_static} ORDER BY doc_key, choice, position")
         expected = sorted(trace, key=lambda row: (row["doc_key"], row["choice"], row["position"]))
         assert [{name: row[name] for name in expected[0]} for row in found] == expected
         assert ask("SELECT * FROM qc WHERE severity = 3") == []
-        probed = ask("SELECT count(*) AS n, count(logprob) AS told FROM choice_probe_trace")
+        probed = ask("SELECT count(*) AS n, count(logprob) AS told FROM probe_trace WHERE choice IS NOT NULL")
         assert probed == [{"n": len(trace), "told": len(trace)}]
-        assert ask("SELECT count(*) AS n FROM probe_trace WHERE task_label = 'choice'") == [{"n": 0}]
+        assert ask("SELECT DISTINCT choice IS NULL AS of_answers FROM probe_trace WHERE task_label = 'text'") == [
+            {"of_answers": True}
+        ]
         (static,) = ask("FROM frontier WHERE method = 'static' AND task_label = 'choice'")
         assert static["metric"] == "acc" and static["speed_status"] != "not timed"
         assert static["mean_exit_layer"] == 2
@@ -498,7 +500,7 @@ def test_a_context_has_one_depth_where_that_is_asked(models: dict[str, Path], da
     depths: dict[str, dict[str, set[int]]] = {}
     for label, attempt in attempts.items():
         if label.endswith("/quality"):
-            for row in rows(attempt, "choice_tokens"):
+            for row in rows(attempt, "tokens"):
                 depths.setdefault(label, defaultdict(set))[row["doc_key"]].add(row["exit_layer"])
         elif label.endswith("/replay"):
             assert told[label][0] == "skipped", told[label]
@@ -564,7 +566,7 @@ def test_replays_of_choices_are_stored_as_if_each_had_read_for_itself(
     )
     replays = [label for label in together if label.endswith("/replay")]
     for label in replays:
-        for table in ("choices", "choice_tokens", "metrics"):
+        for table in ("choices", "tokens", "metrics"):
             assert rows(together[label], table) == rows(alone[label], table), (label, table)
     told = [
         json.loads((own[label] / "status.json").read_text())["pass_cells"]

@@ -176,7 +176,14 @@ def test_an_ideal_exit_of_a_causal_models_first_token_is_held_against_no_gate(da
     for kind, first in (("seq2seq", 2), ("causal", 2), ("causal", 8)):
         runs = [{"attempt_id": it["attempt_id"], "setting_id": "s", "model_kind": kind, "blocks": 8} for it in frontier]
         tokens = [
-            {"attempt_id": "ideal", "method": "oracle", "execution": "simulated", "position": 1, "exit_layer": first}
+            {
+                "attempt_id": "ideal",
+                "method": "oracle",
+                "execution": "simulated",
+                "choice": None,
+                "position": 1,
+                "exit_layer": first,
+            }
         ]
         with shadowed(database, {"frontier": frontier, "runs": runs, "token_trace": tokens}):
             verdicts[kind, first] = check_claim(database, CLAIMS["natcap-gates-exit-later-than-ideal"]).value
@@ -191,7 +198,8 @@ def test_rounding_makes_no_model_less_monotone_and_a_sixth_of_eight_blocks_is_on
         columns = {name: int(values[0]) for name, values in stability(np.array([p_final]), np.ones((1, 8))).items()}
         trainings.append({"model": model, "loss": loss})
         for key in "abcd":
-            row = {"attempt_id": model, "model": model, "task_label": "t", "doc_key": key, "position": 1}
+            row = {"attempt_id": model, "model": model, "task_label": "t", "doc_key": key, "choice": None}
+            row |= {"position": 1}
             probed.append(row | {"p1": p_final, "random_weights": False, "stable_from": 2} | columns)
     with shadowed(database, {"probe_trace": probed, "trainings": trainings}):
         monotone = check_claim(database, CLAIMS["mee-weighted-confidence-most-monotone"])

@@ -14,16 +14,11 @@ from matplotlib.axes import Axes
 from exitbench.reports import figures, tables
 from exitbench.reports.claims import check_claim
 from exitbench.reports.claims.ledger import read_claims
-from exitbench.reports.figures.encoders import (
-    encoder_confidence,
-    encoder_saving,
-    encoder_score_by_block,
-    encoder_speed,
-)
+from exitbench.reports.figures.encoders import encoder_confidence
 from exitbench.reports.frame import Frame
+from exitbench.reports.plotting.panels import MOST_PANELS
 from exitbench.reports.plotting.print_rules import print_faults
-from exitbench.reports.plotting.style import LIGHT, MUTED, lay_out, theme
-from exitbench.reports.registry import discover
+from exitbench.reports.plotting.style import LIGHT, lay_out, theme
 from exitbench.results.database.connection import open_database
 from exitbench.results.files.canonical import content_id
 from exitbench.results.ingest.ingest import ingest
@@ -33,7 +28,6 @@ from exitbench.results.spool.schema import TABLES
 Rows = Callable[[Path, ModuleType, str], Frame]
 
 BLOCKS, DOCUMENTS = 4, 40
-NAMES = ("encoder_saving", "encoder_score_by_block", "encoder_confidence", "encoder_speed")
 RNG = np.random.default_rng(5)
 RIGHT_DB = RNG.random((DOCUMENTS, BLOCKS)) < np.array([0.5, 0.7, 0.85, 1.0])  # [documents, blocks]
 SCORE_DB = np.round(0.4 * RNG.random((DOCUMENTS, BLOCKS)) + 0.5 * RIGHT_DB, 1)  # with ties
@@ -141,74 +135,47 @@ def markers(axes: Axes) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for line in drawn for x, y in zip(*line.get_data(), strict=True)]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_nothing_is_drawn_of_models_that_generate(name: str, small_database: Path, rows_of: Rows) -> None:
-    assert rows_of(small_database, figures, name).rows == ()
+def test_nothing_is_drawn_of_models_that_generate(small_database: Path, rows_of: Rows) -> None:
+    assert rows_of(small_database, figures, "encoder_confidence").rows == ()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_each_figure_can_be_printed_and_says_what_it_shows(name: str, database: Path, rows_of: Rows) -> None:
-    module = next(source.module for source in discover(figures) if source.name == name)
-    frame = rows_of(database, figures, name)
-    assert module.finding(frame).endswith(".")
+def test_the_figure_can_be_printed_and_says_what_it_shows(database: Path, rows_of: Rows) -> None:
+    frame = rows_of(database, figures, "encoder_confidence")
+    assert encoder_confidence.finding(frame).endswith(".")
     with theme(LIGHT):
-        drawn = module.plot(frame)
+        drawn = encoder_confidence.plot(frame)
         lay_out(drawn)
         drawn.draw_without_rendering()
         assert print_faults(drawn) == []
 
 
-def test_the_control_is_static_depth_at_the_same_saving(database: Path, rows_of: Rows) -> None:
-    frame = rows_of(database, figures, "encoder_saving")
-    depths = (*STATIC, BLOCKS)
-    scores = [100 * RIGHT_DB[:, block - 1].mean() for block in depths]
-    gated = [row for row in frame.rows if row["method"] == "max-prob"]
-    assert len(gated) == 3
-    for row in gated:
-        exits = exits_of("max-prob", {"threshold": float(row["params"].split(":")[1].rstrip("}"))})
-        assert row["mean_exit_layer"] == pytest.approx(exits.mean())
-        assert row["saving"] == pytest.approx(1 - exits.mean() / BLOCKS)
-        assert row["static_value"] == pytest.approx(np.interp(exits.mean(), depths, scores))
-    assert all(row["static_value"] is None for row in frame.rows if row["method"] in ("static", "full"))
-    saving = [row for row in gated if row["saving"] > 0]
-    above = sum(row["value"] > row["static_value"] for row in saving)
-    assert f"Of {len(saving)} settings" in encoder_saving.finding(frame)
-    assert f" {above} score better than static" in encoder_saving.finding(frame)
+def test_of_too_many_tasks_those_with_the_most_documents_are_drawn(database: Path, rows_of: Rows) -> None:
+    frame = rows_of(database, figures, "encoder_confidence")
+    many = [{**row, "task": f"{n:02}", "n": n} for n in range(1, MOST_PANELS + 4) for row in frame.rows]
+    panels = encoder_confidence.plot(Frame(frame.columns, tuple(many))).axes
+    assert [axes.get_title()[:2] for axes in panels] == [f"{n:02}" for n in range(4, MOST_PANELS + 4)]
 
 
-@pytest.mark.parametrize("name", ["encoder_saving", "encoder_score_by_block"])
-def test_errors_are_compared_as_scores_are(
-    database: Path, as_errors: Callable[[Path], Path], rows_of: Rows, name: str
-) -> None:
-    module = next(source.module for source in discover(figures) if source.name == name)
-    scores, errors = (rows_of(one, figures, name) for one in (database, as_errors(database)))
-    assert set(errors.values("lower_is_better")) == {True}
-    assert module.finding(errors) == module.finding(scores)
-
-
-def test_every_setting_is_drawn_once_and_thresholds_are_joined(database: Path, rows_of: Rows) -> None:
-    frame = rows_of(database, figures, "encoder_saving")
-    assert len(frame.rows) == 7, "a setting run in batches of two sizes is shown once"
-    (axes,) = encoder_saving.plot(frame).axes
-    assert sorted(markers(axes)) == sorted((row["saving"], row["value"]) for row in frame.rows)
-    lengths = {len(line.get_xdata()) for line in axes.lines if line.get_linestyle() == "-"}
-    assert lengths == {len(STATIC) + 1, 3}
-
-
-def test_blocks_without_a_static_run_are_read_from_what_asked_all_documents(database: Path, rows_of: Rows) -> None:
-    frame = rows_of(database, figures, "encoder_score_by_block")
-    assert [row["block"] for row in frame.rows] == [1, 2, 3, 4]
-    assert frame.values("value") == [pytest.approx(100 * share) for share in RIGHT_DB.mean(axis=0)]
-    widths = [row["ci_high"] - row["ci_low"] for row in frame.rows]
-    assert [width == pytest.approx(20) for width in widths] == [True, False, True, True], "block 2: by half_width"
-    (axes,) = encoder_score_by_block.plot(frame).axes
-    assert markers(axes) == [(row["block"], row["value"]) for row in frame.rows]
-
-
-def test_a_block_that_only_some_documents_reached_has_no_score(gated_only: Path, rows_of: Rows) -> None:
-    assert 1 < exits_of("max-prob", {"threshold": 0.6}).mean() < BLOCKS
-    frame = rows_of(gated_only, figures, "encoder_score_by_block")
-    assert [row["block"] for row in frame.rows] == [1, BLOCKS]
+def test_ordinary_figures_have_the_settings_of_encoders(database: Path, rows_of: Rows) -> None:
+    scores = rows_of(database, figures, "frontier")
+    gated = [row for row in scores.rows if row["method"] == "max-prob"]
+    exits = {threshold: exits_of("max-prob", {"threshold": threshold}) for threshold in (0.3, 0.6, 1.0)}
+    right = {threshold: RIGHT_DB[np.arange(DOCUMENTS), own - 1].mean() for threshold, own in exits.items()}
+    assert sorted({(row["depth"], row["quality"]) for row in gated}) == [
+        (pytest.approx(exits[threshold].mean() / BLOCKS), pytest.approx(right[threshold]))
+        for threshold in sorted(exits)
+    ], "at full depth all labels are right"
+    blocks = {row["depth"]: row["quality"] for row in scores.rows if row["method"] in ("static", "full")}
+    assert blocks == {block / BLOCKS: pytest.approx(RIGHT_DB[:, block - 1].mean()) for block in (*STATIC, BLOCKS)}
+    timed = [row for row in scores.rows if row["method"] == "max-prob" and row["speedup"] is not None]
+    assert sorted((row["setting"], row["speedup"], row["inside_noise_floor"]) for row in timed) == [
+        ("float32, cpu, batch 1", 2.0, False),
+        ("float32, cpu, batch 32", 1.0, True),
+    ]
+    leaving = rows_of(database, figures, "exit_histogram")
+    for threshold, own in exits.items():
+        found = {row["exit_layer"]: row["tokens"] for row in leaving.rows if f":{threshold}" in row["params"]}
+        assert found == {int(block): int((own == block).sum()) for block in np.unique(own)}
 
 
 def test_a_right_label_is_compared_with_each_wrong_one_of_its_block(database: Path, rows_of: Rows) -> None:
@@ -226,22 +193,6 @@ def test_a_right_label_is_compared_with_each_wrong_one_of_its_block(database: Pa
     assert encoder_confidence.chance_right_is_higher(frame) == pytest.approx(wins / pairs)
     (axes,) = encoder_confidence.plot(frame).axes
     assert sorted(markers(axes)) == sorted((row["block"], row["mean"]) for row in frame.rows)
-
-
-def test_speed_is_beside_the_ratio_of_layers_and_grey_within_the_noise(database: Path, rows_of: Rows) -> None:
-    frame = rows_of(database, figures, "encoder_speed")
-    exits = exits_of("max-prob", {"threshold": 0.6})
-    assert [(row["batch_size"], row["speedup"], row["inside_noise_floor"]) for row in frame.rows] == [
-        (1, 2.0, False),
-        (32, 1.0, True),
-    ]
-    assert frame.values("layer_ratio") == [pytest.approx(BLOCKS / exits.mean())] * 2
-    alone, batched = encoder_speed.plot(frame).axes
-    assert markers(alone) == [(pytest.approx(1 - exits.mean() / BLOCKS), 2.0)]
-    colours = [[line.get_color() for line in axes.lines if line.get_marker() == "o"] for axes in (alone, batched)]
-    assert colours[0] != [MUTED] and colours[1] == [MUTED]
-    (curve,) = (line for line in alone.lines if line.get_linestyle() == "--")
-    assert list(curve.get_ydata()) == pytest.approx([1 / (1 - x) for x in curve.get_xdata()])
 
 
 def test_an_oracles_exits_stand_beside_the_published_ones_of_the_task(database: Path, rows_of: Rows) -> None:

@@ -38,7 +38,7 @@ def query(sql: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     )
     connection.execute(
         "CREATE TABLE token_exit "
-        "(attempt_id INT, doc_key TEXT, position INT, token_id INT, exit_layer INT, head_rows INT)"
+        "(attempt_id INT, doc_key TEXT, position INT, token_id INT, exit_layer INT, head_rows INT, choice INT)"
     )
     connection.execute("CREATE TABLE runs (attempt_id INT, full_depth_attempt_id INT)")
     connection.execute(
@@ -70,7 +70,7 @@ def query(sql: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for position, (document, layer, rows) in enumerate(tokens):
             token_id = run.get("token_id", 7)
             connection.execute(
-                "INSERT INTO token_exit VALUES (?, ?, ?, ?, ?, ?)",
+                "INSERT INTO token_exit VALUES (?, ?, ?, ?, ?, ?, NULL)",
                 [attempt, document, position, token_id, layer, rows],
             )
     return connection.sql(sql).to_arrow_table().to_pylist()

@@ -148,7 +148,7 @@ def test_tokens_of_choices_leave_at_heads_too(choice_database: Path, tmp_path: P
         connection.execute(f"UPDATE cell SET method = 'heads', params = {asked} WHERE method <> 'full'")
     with open_database(path) as opened:
         told = opened.query(
-            "SELECT params ->> 'epsilon' AS epsilon, exit_layer FROM choice_trace WHERE method = 'heads'"
+            "SELECT params ->> 'epsilon' AS epsilon, exit_layer FROM token_trace WHERE method = 'heads'"
         )
     layers: dict[float, list[int]] = {}
     for row in told.to_pylist():

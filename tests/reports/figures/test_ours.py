@@ -2,7 +2,7 @@
 
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -16,11 +16,9 @@ from matplotlib.colors import to_hex
 
 from exitbench.reports import figures, tables
 from exitbench.reports.figures.ours import (
+    agreement,
     between_random_and_oracle,
     calibration,
-    choice_accuracy,
-    choice_agreement,
-    choice_exits,
     cost_breakdown,
     depth_by_kind,
     error_by_kv_policy,
@@ -28,10 +26,9 @@ from exitbench.reports.figures.ours import (
     frontier,
     realised_speedup,
 )
-from exitbench.reports.figures.ours.choice_parts import MOST_PANELS, panels_of
 from exitbench.reports.frame import Frame
 from exitbench.reports.plotting.setting_grid import thinned
-from exitbench.reports.plotting.style import COLOURS, MUTED
+from exitbench.reports.plotting.style import COLOURS
 from exitbench.reports.registry import discover
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest
@@ -421,154 +418,35 @@ def chosen_by_run(database: Path) -> dict[tuple[str, str], dict[str, Found]]:
     return found
 
 
-def interval_of(outcomes: Sequence[bool]) -> tuple[float, float]:
-    """Student's t on the logit of the share of nine documents that differ, its farther end on both sides."""
-    share = np.mean(outcomes)
-    steps = 2.306 * np.std(outcomes, ddof=1) / 3 / (share * (1 - share))
-    ends = [1 / (1 + np.exp(-(np.log(share / (1 - share)) + sign * steps))) for sign in (-1, 1)]
-    half = max(share - ends[0], ends[1] - share)
-    return max(0, share - half), min(1, share + half)
-
-
-def intervals_of(axes: Axes, colour: str) -> list[tuple[float, ...]]:
-    """Ends of all intervals along y that are drawn in a colour: x, low, high."""
-    of_colour = [lines for lines in axes.collections if to_hex(lines.get_color()[0]) == colour.lower()]
-    found = [line for lines in of_colour for line in lines.get_segments()]
-    return sorted((float(line[0, 0]), float(line[0, 1]), float(line[1, 1])) for line in found)
-
-
-def test_accuracy_of_choices_is_what_a_slow_count_finds(choices: Path, rows_of: Rows) -> None:
-    frame = rows_of(choices, figures, "choice_accuracy")
+def test_agreement_of_given_texts_is_that_of_their_choices(choices: Path, rows_of: Rows) -> None:
+    frame = rows_of(choices, figures, "agreement")
     expected = chosen_by_run(choices)
     assert {(row["params"], row["execution"]) for row in frame.rows} == expected.keys()
-    tokens = asked(choices, "SELECT * FROM choice_trace")
+    tokens = asked(choices, "SELECT * FROM token_trace")
     for row in frame.rows:
         key = row["params"], row["execution"]
-        own = expected[key].values()
-        right = [any(choice["is_chosen"] and choice["is_right"] for choice in document) for document in own]
-        assert row["accuracy"] == pytest.approx(np.mean(right))
-        assert (row["accuracy_low"], row["accuracy_high"]) == pytest.approx(interval_of(right), abs=1e-3)
-        assert (row["chance"], row["n"]) == (pytest.approx(1 / 3), 9)
+        same = [any(one["is_chosen"] and one["full_is_chosen"] for one in own) for own in expected[key].values()]
         layers = [token["exit_layer"] for token in tokens if (token["params"], token["execution"]) == key]
-        assert row["mean_exit_layer"] == pytest.approx(np.mean(layers))
-    assert [row["speedup"] for row in frame.rows if not row["is_full_depth"]] == [1.3, None, None, None]
+        assert (row["match"], row["of_choices"]) == (pytest.approx(np.mean(same)), True)
+        assert row["depth"] == pytest.approx(np.mean(layers) / 4)
+    assert len({row["match"] for row in frame.rows}) > 2, "or nothing is told apart"
+    (axes,) = agreement.plot(frame).axes
+    assert axes.get_ylabel() == "choices equal to full depth's"
+    assert " of full depth's choices; replays" in agreement.finding(frame)
 
 
-def test_accuracy_is_drawn_beside_full_depth_and_chance(choices: Path, rows_of: Rows) -> None:
-    frame = rows_of(choices, figures, "choice_accuracy")
-    depth, work, speed = choice_accuracy.plot(frame).axes
-    (full,) = (row["accuracy"] for row in frame.rows if row["is_full_depth"])
-    for axes in (depth, work, speed):
-        levels = {line.get_linestyle(): line.get_ydata() for line in axes.lines if list(line.get_xdata()) == [0, 1]}
-        assert levels[":"] == [full, full]
-        assert levels["-"] == pytest.approx([1 / 3, 1 / 3])
-    runs = [row for row in frame.rows if not row["is_full_depth"]]
-    markers = [line for line in depth.lines if line.get_marker() != "None"]
-    drawn = sorted((line.get_xdata()[0], line.get_ydata()[0], line.get_markersize() > 5) for line in markers)
-    assert drawn == sorted((row["mean_exit_layer"], row["accuracy"], row["execution"] == "simulated") for row in runs)
-    assert intervals_of(depth, COLOURS[0]) == [
-        pytest.approx(ends)
-        for ends in sorted((row["mean_exit_layer"], row["accuracy_low"], row["accuracy_high"]) for row in runs)
-    ]
-    joined = [line for line in depth.lines if line.get_marker() == "None" and line.get_color() == COLOURS[0]]
-    assert {line.get_linestyle(): tuple(line.get_xdata()) for line in joined} == {
-        style: tuple(row["mean_exit_layer"] for row in runs if row["execution"] == execution)
-        for style, execution in (("-", "real"), ("--", "simulated"))
-    }
-    assert drawn_x(speed) == [1.3]
-    counted = [row["ideal_speedup_bytes"] for row in runs if row["execution"] == "real"]
-    assert sorted(drawn_x(work)) == sorted(counted)
-    assert [row["ideal_speedup_bytes"] for row in runs if row["execution"] == "simulated"] == [None, None]
+def test_scored_tokens_are_in_the_histogram_of_exits(choices: Path, rows_of: Rows) -> None:
+    expected: dict[tuple[str, int], int] = defaultdict(int)
+    for token in asked(choices, "SELECT * FROM token_trace WHERE execution = 'real'"):
+        expected[token["params"], token["exit_layer"]] += 1
+    frame = rows_of(choices, figures, "exit_histogram")
+    assert {(row["params"], row["exit_layer"]): row["tokens"] for row in frame.rows} == expected
 
 
-def test_what_was_not_timed_says_so_and_what_may_be_as_fast_is_grey(choices: Path, rows_of: Rows) -> None:
-    frame = rows_of(choices, figures, "choice_accuracy")
-    untimed = tuple({**row, "speedup": None} for row in frame.rows)
-    _, _, speed = choice_accuracy.plot(replace(frame, rows=untimed)).axes
-    assert [text.get_text() for text in speed.texts] == ["not timed yet: run a suite\nwith `timing` cells"]
-    _, _, speed = choice_accuracy.plot(frame).axes
-    assert {line.get_color() for line in speed.lines if line.get_marker() == "o"} == {COLOURS[0]}
-    near = tuple({**row, "inside_noise_floor": row["speedup"] == 1.3} for row in frame.rows)
-    _, _, speed = choice_accuracy.plot(replace(frame, rows=near)).axes
-    assert {line.get_color() for line in speed.lines if line.get_marker() == "o"} == {MUTED}
-    uncounted = tuple({**row, "ideal_speedup_bytes": None} for row in frame.rows)
-    _, work, _ = choice_accuracy.plot(replace(frame, rows=uncounted)).axes
-    assert [text.get_text() for text in work.texts] == ["no work is counted\n(encoder-decoders, replays)"]
-
-
-def test_lines_join_thresholds_and_nothing_else(choices: Path, rows_of: Rows) -> None:
-    frame = rows_of(choices, figures, "choice_accuracy")
-    real = [row for row in frame.rows if row["execution"] == "real" and not row["is_full_depth"]]
-    patient = [{**row, "params": row["params"].replace('"min_exit":1', '"min_exit":2'), "line": "2"} for row in real]
-    depth, _, _ = choice_accuracy.plot(Frame(frame.columns, (*real, *patient))).axes
-    lines = [line for line in depth.lines if line.get_marker() == "None" and line.get_color() == COLOURS[0]]
-    assert [len(line.get_xdata()) for line in lines] == [2, 2]
-
-
-def test_choices_that_are_full_depths_are_what_a_slow_count_finds(choices: Path, rows_of: Rows) -> None:
-    frame = rows_of(choices, figures, "choice_agreement")
-    expected = {key: runs for key, runs in chosen_by_run(choices).items() if key[0] != "{}"}
-    assert {(row["params"], row["execution"]) for row in frame.rows} == expected.keys()
-    for row in frame.rows:
-        own = expected[row["params"], row["execution"]].values()
-        same = [any(choice["is_chosen"] and choice["full_is_chosen"] for choice in document) for document in own]
-        assert row["same_choice"] == pytest.approx(np.mean(same))
-        assert (row["same_low"], row["same_high"]) == pytest.approx(interval_of(same), abs=1e-3)
-        assert f'"threshold":{row["threshold"]}' in row["params"]
-    (axes,) = choice_agreement.plot(frame).axes
-    points = {
-        (x, y, line.get_markersize() > 5)
-        for line in axes.lines
-        if line.get_marker() != "None"
-        for x, y in zip(*line.get_data(), strict=True)
-    }
-    assert points == {(row["threshold"], row["same_choice"], row["execution"] == "simulated") for row in frame.rows}
-    assert len(intervals_of(axes, COLOURS[0])) == 4
-
-
-def test_tokens_of_choices_exit_where_a_slow_count_finds_them(choices: Path, rows_of: Rows) -> None:
-    frame = rows_of(choices, figures, "choice_exits")
-    expected: dict[tuple[Any, ...], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    names = ("params", "execution", "is_right", "is_chosen")
-    for token in asked(choices, "SELECT * FROM choice_trace WHERE method <> 'full'"):
-        expected[tuple(token[name] for name in names)][token["doc_key"]].append(token["exit_layer"])
-    assert {tuple(row[name] for name in names) for row in frame.rows} == expected.keys()
-    quantiles = {2: 12.706, 3: 4.303, 6: 2.571, 7: 2.447, 9: 2.306}
-    for row in frame.rows:
-        documents = list(expected[tuple(row[name] for name in names)].values())
-        layers = [layer for document in documents for layer in document]
-        mean, n = np.mean(layers), len(documents)
-        off = [sum(document) - mean * len(document) for document in documents]
-        half = quantiles[n] * np.sqrt(n / (n - 1) * np.sum(np.square(off))) / len(layers)
-        assert (row["mean_exit_layer"], row["tokens"], row["n"]) == (pytest.approx(mean), len(layers), n)
-        assert (row["low"], row["high"]) == pytest.approx((max(1, mean - half), min(4, mean + half)), abs=1e-3)
-    (axes,) = choice_exits.plot(frame).axes
-    assert sorted(drawn_x(axes)) == sorted(frame.values("mean_exit_layer"))
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["calm-softmax 0.3", "calm-softmax 0.6"]
-    for colour, kind in zip((0, 5, 1, 3), ((True, True), (True, False), (False, True), (False, False)), strict=True):
-        marks = [line.get_xdata()[0] for line in axes.lines if line.get_color() == COLOURS[colour]]
-        means = [row["mean_exit_layer"] for row in frame.rows if (row["is_right"], row["is_chosen"]) == kind]
-        assert sorted(marks) == sorted(means)
-
-
-def test_tokens_that_all_leave_at_one_block_have_no_interval(choices: Path) -> None:
-    sql = next(source.sql for source in discover(figures) if source.name == "choice_exits")
-    at_first = sql.replace("sum(exit_layer)", "count(*)").replace("(exit_layer)", "(1)")
-    with open_database(choices) as opened:
-        rows = Frame.query(opened, at_first).rows
-    assert {(row["mean_exit_layer"], row["low"], row["high"]) for row in rows} == {(1.0, None, None)}
-
-
-def test_choices_of_random_weights_are_left_out(
+def test_figures_leave_choices_of_random_weights_out(
     example: ModuleType, choice_example: ModuleType, rows_of: Rows, tmp_path: Path
 ) -> None:
     database = choices_of(tmp_path, example, choice_example, random_weights=True)
     assert asked(database, "SELECT count(*) AS n FROM choice_answers")[0]["n"] == 5 * 27
-    for name in ("choice_accuracy", "choice_exits", "choice_agreement"):
+    for name in ("agreement", "exit_histogram", "frontier"):
         assert rows_of(database, figures, name).rows == ()
-
-
-def test_of_too_many_tasks_those_with_the_most_documents_are_drawn() -> None:
-    rows = [{"task": f"{task:02}", "model": "m", "setting": "", "n": task} for task in range(MOST_PANELS + 3)]
-    panels = panels_of(Frame(tuple(rows[0]), tuple(rows)))
-    assert [key[0] for key, _ in panels] == [f"{task:02}" for task in range(3, MOST_PANELS + 3)]

@@ -46,6 +46,18 @@ def score(position: int, *scores: float) -> Json:
 THREE = [token(1), token(2), token(1, key="b")]
 
 
+@pytest.mark.parametrize(
+    ("column", "is_near"), [("logprob", True), ("full_logprob", True), ("score_half_width", False)]
+)
+def test_log_probabilities_of_given_tokens_may_differ_in_their_last_bits(
+    attempt: Callable[..., Path], column: str, is_near: bool
+) -> None:
+    given = token(1, choice=1, is_greedy=True, **{column: -2.0})
+    for other, equal in ((-2.0 - 1e-5, is_near), (-2.1, False)):
+        (compared,) = compare_attempts(attempt({"tokens": [given]}), attempt({"tokens": [{**given, column: other}]}))
+        assert compared.equal is equal, other
+
+
 def test_equal_attempts_are_equal_in_any_order_of_rows(attempt: Callable[..., Path]) -> None:
     (compared,) = compare_attempts(attempt({"tokens": THREE}), attempt({"tokens": THREE[::-1]}))
     assert compared == Compared("tokens.parquet", 3, 0, 0, None)
@@ -62,7 +74,7 @@ def test_tokens_of_several_given_texts_are_told_apart_and_those_of_answers_have_
         attempt({"scores": given}), attempt({"scores": [*given[:2], {**given[2], "score": [1.0]}]})
     )
     assert (compared.rows, compared.differing_rows) == (3, 1)
-    assert (compared.first or "").startswith("document a, position 1, choice 3: score[1]")
+    assert (compared.first or "").startswith("document a, choice 3, position 1: score[1]")
     (compared,) = compare_attempts(attempt({"scores": [score(1, 0.5)]}), attempt({"scores": [score(1, 0.5)]}))
     assert compared.equal
 

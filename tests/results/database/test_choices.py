@@ -26,7 +26,7 @@ def _cells(spool: Path) -> dict[str, tuple[Rows, Rows]]:
     found = {}
     for done in spool.glob("??/*/*/DONE"):
         params = json.loads((done.parent / "cell.json").read_text())["method"]["params"]
-        tables = (pq.read_table(done.parent / f"{name}.parquet").to_pylist() for name in ("choices", "choice_tokens"))
+        tables = (pq.read_table(done.parent / f"{name}.parquet").to_pylist() for name in ("choices", "tokens"))
         found[json.dumps(params.get("threshold"))] = tuple(tables)
     return found  # type: ignore[return-value]
 
@@ -37,7 +37,7 @@ def test_views_have_every_choice_and_token_and_what_is_right(choice_spool: Path,
         answers = _answer(choice_database, f"FROM choice_answers WHERE {where}")
         assert [{name: row[name] for name in choices[0]} for row in answers] == choices
         right = {(row["doc_key"], row["choice"]): row["is_right"] for row in choices}
-        trace = _answer(choice_database, f"FROM choice_trace WHERE {where}, position")
+        trace = _answer(choice_database, f"FROM token_trace WHERE {where}, position")
         assert [{name: row[name] for name in tokens[0]} for row in trace] == tokens
         assert [row["is_right"] for row in trace] == [right[row["doc_key"], row["choice"]] for row in tokens]
 
@@ -64,21 +64,15 @@ def test_accuracy_depth_and_agreement_are_those_of_plain_loops(choice_spool: Pat
         for row in _answer(choice_database, saved_query("accuracy_against_depth").with_defaults())
     }
     assert found.keys() == cells.keys()
-    agreement = {
-        row["threshold"]: row for row in _answer(choice_database, saved_query("choice_agreement").with_defaults())
-    }
-    assert {json.dumps(threshold) for threshold in agreement} == cells.keys() - {"null"}
     for threshold, (choices, tokens) in cells.items():
         chosen = [row for row in choices if row["is_chosen"]]
         row = found[threshold]
         assert row["accuracy"] == pytest.approx(mean(one["is_right"] for one in chosen))
         assert row["same_choice"] == pytest.approx(mean(one["full_is_chosen"] for one in chosen))
         assert row["mean_exit_layer"] == pytest.approx(mean(one["exit_layer"] for one in tokens))
-        if threshold != "null":
-            other = agreement[json.loads(threshold)]
-            assert other["same_choice"] == pytest.approx(row["same_choice"])
-            gaps = [abs(one["logprob"] - one["full_logprob"]) for one in choices]
-            assert other["logprob_gap"] == pytest.approx(mean(gaps))
+        gaps = [abs(one["logprob"] - one["full_logprob"]) for one in choices]
+        assert row["logprob_gap"] == pytest.approx(mean(gaps))
+        assert (json.dumps(row["threshold"]), row["chance"]) == (threshold, pytest.approx(1 / 3))
     assert 0 < found["0.3"]["same_choice"] < 1
 
 

@@ -466,13 +466,11 @@ def choosing(scores: tuple[float, ...], low: float, right: int = 1) -> Rows:
         for own in samples
         for number in range(1, 5)
     ]
-    for row in tokens:
-        del row["token_kind"], row["rejected"]
     mean = sum(scores) / len(scores)
     return {
         "samples": samples,
         "choices": choices,
-        "choice_tokens": tokens,
+        "tokens": tokens,
         "metrics": [scored(mean, low, min(100.0, 2 * mean - low))],
     }
 

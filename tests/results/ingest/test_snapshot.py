@@ -150,6 +150,32 @@ def test_texts_of_data_that_may_be_licensed_are_left_out(
     assert logs["n"].to_pylist() == [0 if "squad" in without else 1]  # the failing cell of the example is SQuAD's
 
 
+@pytest.mark.parametrize("redistributable", [(), None])
+def test_of_texts_that_are_left_out_no_given_token_is_told(
+    redistributable: tuple[str, ...] | None, licensed: Database, empty: Database, tmp_path: Path
+) -> None:
+    kept = redistributable is None
+    with licensed:
+        with licensed.engine.begin() as connection:  # as of texts that a task gives
+            connection.exec_driver_sql("UPDATE token_exit SET choice = 1 WHERE position > 1")
+            connection.exec_driver_sql("UPDATE probe_token SET choice = 1 WHERE position > 1")
+        write_snapshot(licensed.engine, tmp_path / "taken", redistributable)
+    with empty:
+        load_snapshot(empty.engine, tmp_path / "taken")
+        for table in ("token_exit", "probe_token"):
+            _, rows = empty.rows(
+                "SELECT task IN ('samsum', 'squad'), choice IS NOT NULL, count(token_id) > 0, "
+                f"count(token_id) IN (0, count(*)) FROM {table} JOIN attempt USING (attempt_id) "
+                "JOIN cell USING (cell_id) JOIN dataset_artifact USING (data_id) GROUP BY 1, 2 ORDER BY 1, 2"
+            )
+            assert rows == [
+                (False, False, True, True),
+                (False, True, True, True),
+                (True, False, True, True),
+                (True, True, kept, True),
+            ], table
+
+
 def test_a_folder_that_exists_is_not_written_over(taken: Path, few_database: Path) -> None:
     with open_database(few_database) as database, pytest.raises(UserError, match="exists already"):
         write_snapshot(database.engine, taken)

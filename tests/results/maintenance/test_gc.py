@@ -218,6 +218,14 @@ def test_traces_that_are_not_safely_in_stay(runs: Path, change: str) -> None:
     assert kinds(find(runs, traces=True))["traces"] == 0
 
 
+def test_tokens_of_given_texts_stay_since_other_cells_are_compared_with_them(
+    choice_spool: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(choice_spool, tmp_path / "spool")
+    assert ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb").quarantined == ()
+    assert kinds(find(tmp_path, traces=True))["traces"] == 0
+
+
 def test_damaged_traces_stay(runs: Path) -> None:
     for path in (runs / "spool").glob("??/*/*/tokens.parquet"):
         path.write_bytes(path.read_bytes()[:-1])

@@ -203,7 +203,7 @@ def test_a_changed_attempt_is_refused_naming_the_file(finished: Path, corrupt: A
 
 
 def test_columns_of_other_integer_types_are_cast(tmp_path: Path, cell: Json, env: Json, tokens: pa.Table) -> None:
-    wide = tokens.set_column(1, "position", pa.array([1, 2, 3], pa.int64()))
+    wide = tokens.set_column(tokens.column_names.index("position"), "position", pa.array([1, 2, 3], pa.int64()))
     with AttemptWriter(tmp_path, cell, env) as writer:
         writer.write("tokens", wide.select(wide.column_names[::-1]))
         writer.finish("ok")

@@ -73,7 +73,7 @@ def test_a_new_column_and_a_new_table_are_declared_at_one_place(
         indexed=False,
     ),
 """
-    text = text.replace("            _HEAD_ROWS,\n", f"            _HEAD_ROWS,\n{column}", 1)
+    text = text.replace("            _TRACED_POSITION,\n", f"            _TRACED_POSITION,\n{column}", 1)
     traces.write_text(text.replace("TRACES: Final = (\n", table))
     cell["task"]["source"] = "local"
     words = [sys.executable, "-c", BEYOND, str(tmp_path / "more"), str(tmp_path), json.dumps([cell, env])]
@@ -127,9 +127,8 @@ def test_a_file_has_what_its_table_has_but_for_what_ingest_adds() -> None:
         *("metric", "metric_version", "value", "ci_low", "ci_high", "ci_method", "n"),
         *("role", "lower_is_better", "scale_low", "scale_high"),
     ]
-    assert [field.name for field in SPOOL["choice_tokens"] if field.nullable] == [
-        *("head_rows", "score", "full_logprob"),
-        "full_is_greedy",
+    assert [field.name for field in SPOOL["tokens"] if not field.nullable] == [
+        *("doc_key", "position", "token_id", "exit_layer", "blocks_run", "reason"),
     ]
     assert SPOOL.keys() == FILES.keys()
 

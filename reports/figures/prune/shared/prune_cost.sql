@@ -34,7 +34,7 @@ chosen AS (
 tokens AS (
     SELECT attempt_id, doc_key, exit_layer, count(*) AS tokens, sum(head_rows) AS head_rows
     FROM token_trace
-    WHERE attempt_id IN (SELECT attempt_id FROM chosen UNION SELECT full_depth_attempt_id FROM chosen)
+    WHERE choice IS NULL AND attempt_id IN (SELECT attempt_id FROM chosen UNION SELECT full_depth_attempt_id FROM chosen)
     GROUP BY ALL
 ),
 full_depth AS (

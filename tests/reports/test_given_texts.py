@@ -1,0 +1,77 @@
+"""Given texts lie beside answers: queries about answers do not see them, those about exits see both."""
+
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from exitbench.reports import figures, tables
+from exitbench.reports.claims.ledger import read_claims
+from exitbench.reports.registry import discover
+from exitbench.results.database.connection import Database, open_database
+from exitbench.results.queries import query_names, saved_query
+
+TOKENS = ("token_exit", "probe_token", "score_token")
+READS_TOKENS = re.compile(
+    r"\b(token_exit|token_trace|token_probe|probe_token|probe_trace|layer_trace|score_token|score_trace|exit_histogram)\b"
+)
+OF_BOTH = {"exit_by_position", "gate_never_opens", "head_work", "work_caught_up", "exit_histogram"}
+"""What asks where tokens leave, and what that costs: of tokens that are scored as of those that are generated."""
+
+
+def sources() -> Iterator[tuple[str, str]]:
+    for name in query_names():
+        yield name, saved_query(name).with_defaults()
+    for package in (figures, tables):
+        for source in discover(package):
+            yield source.name, source.sql
+    for claim in read_claims():
+        yield claim.claim_id, claim.evidence_sql or ""
+
+
+@pytest.fixture(scope="module")
+def databases(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Database]]:
+    """The example with its tokens, as if all were of given texts, and without tokens."""
+    folder = tmp_path_factory.mktemp("given")
+    changes = {
+        "answers": "SELECT 1",
+        "given": "; ".join(
+            [
+                "UPDATE token_exit SET full_token_id = NULL, token_kind = NULL",
+                "UPDATE probe_token SET token_kind = NULL",
+                *(f"UPDATE {table} SET choice = 1" for table in TOKENS),
+            ]
+        ),
+        "none": "; ".join(f"DELETE FROM {table}" for table in TOKENS),
+    }
+    opened = {}
+    for name, change in changes.items():
+        path = Path(shutil.copy(few_database, folder / f"{name}.duckdb"))
+        with duckdb.connect(str(path)) as connection:
+            connection.execute(change)
+            if name != "answers":  # ingest makes these of answers
+                connection.execute("DELETE FROM document_exit; DELETE FROM document_probe")
+        opened[name] = open_database(path)
+        opened[name].duck.execute(  # claims are of trained models
+            "CREATE TEMP VIEW trainings AS SELECT DISTINCT name AS model, NULL::VARCHAR AS recipe, loss, "
+            "weights_sha256 FROM model_artifact, (VALUES ('last'), ('weighted')) AS losses(loss)"
+        )
+    yield opened
+    for database in opened.values():
+        database.close()
+
+
+def rows_of(database: Database, sql: str) -> list[Any]:
+    return sorted(map(repr, database.rows(sql)[1]))
+
+
+def test_only_what_is_about_both_sees_tokens_of_given_texts(databases: Mapping[str, Database]) -> None:
+    asked = {name: sql for name, sql in sources() if READS_TOKENS.search(sql)}
+    assert len(asked) > 50
+    given, none = ({name: rows_of(databases[of], sql) for name, sql in asked.items()} for of in ("given", "none"))
+    assert {name for name in asked if given[name] != none[name]} == OF_BOTH
+    assert all(given[name] == rows_of(databases["answers"], asked[name]) for name in OF_BOTH)
