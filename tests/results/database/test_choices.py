@@ -42,6 +42,12 @@ def test_views_have_every_choice_and_token_and_what_is_right(choice_spool: Path,
         assert [row["is_right"] for row in trace] == [right[row["doc_key"], row["choice"]] for row in tokens]
 
 
+def test_of_given_texts_no_document_says_how_far_an_answer_is_full_depths(choice_database: Path) -> None:
+    assert _answer(choice_database, "FROM document_exit") == []
+    found = _answer(choice_database, "SELECT DISTINCT equal_full, diverged, full_text FROM token_trace")
+    assert found == [{"equal_full": None, "diverged": None, "full_text": None}]
+
+
 def test_a_trace_of_the_chosen_choice_is_complete(choice_database: Path) -> None:
     assert _answer(choice_database, "FROM qc WHERE rule = 'trace_incomplete'") == []
 

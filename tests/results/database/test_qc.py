@@ -486,6 +486,12 @@ def test_choices_that_are_no_better_than_chance_are_found(
     assert "num_fewshot" in message
 
 
+def test_last_bits_of_log_probabilities_of_given_texts_may_differ(found: Callable[..., Any]) -> None:
+    rows = choosing((100, 0, 100, 0), 25.1)
+    other = {**rows, "tokens": [{**one, "logprob": -1.0000001} for one in rows["tokens"]]}
+    assert found(rows, other) == []
+
+
 def test_choices_that_are_better_than_chance_are_fine(found: Callable[..., Any]) -> None:
     assert found(choosing((100, 0, 100, 0), 25.1)) == []
 
