@@ -36,7 +36,7 @@ BOUNDS, DRAFTS = {"head_rows_int8": 40, "head_fallbacks": 1}, {"rejected": 2}
 
 
 def test_every_stored_field_is_a_column_and_no_column_of_a_token_is_left_out() -> None:
-    columns = {column.name for table in TRACES if table.file in ("tokens", "choice_tokens") for column in table.columns}
+    columns = {column.name for table in TRACES if table.file == "tokens" for column in table.columns}
     of_the_document = {"attempt_id", "doc_key", "choice", "position", "token_kind"}
     of_full_depth = {"full_token_id", "full_logprob", "full_is_greedy"}
     assert set(RECORD.to_row(None)) == columns - of_the_document - of_full_depth
