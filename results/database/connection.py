@@ -1,7 +1,7 @@
 """Open the DuckDB file (read-only by default), its views brought up to date; one with other tables is refused.
 
-Whoever only reads never changes the file: one whose views or macros are not exactly this version's is read from a copy
-that is (`results/database/foreign.py`). DuckDB allows many readers or one writer per file and holds a file lock
+Whoever only reads never changes the file: one whose views or macros are not exactly this version's is refused, and
+nothing that another program left in it is run. DuckDB allows many readers or one writer per file and holds a file lock
 to see to it; whoever comes second waits for a bounded time. The database is derived from the spool, so any trouble with
 it ends at `results/ingest/rebuild.py`.
 """
@@ -28,7 +28,6 @@ from exitbench.results.database.trouble import driver_error, is_damage, is_troub
 from exitbench.results.database.verified import is_verified, leave_mark, remember, was_marked
 from exitbench.results.files.duckdb_file import is_ours, require_duckdb_file
 from exitbench.results.files.memory import in_file, in_memory, lock_settings
-from exitbench.terminal import tell
 
 if TYPE_CHECKING:  # half a second that whoever only reads does without
     import pyarrow as pa
@@ -79,7 +78,7 @@ class Database:
         path: The file.
         duck: The one connection.
         lock: Released when the database is closed.
-        copy: Folder of the copy that is read in its place, if one is.
+        folder: Temporary folder that the connection reads, if it has one; deleted when the database is closed.
         is_ours: Whether tables and views are known to be this version's.
         fault: What to say of an error of DuckDB's.
     """
@@ -87,7 +86,7 @@ class Database:
     path: Path
     duck: duckdb.DuckDBPyConnection
     lock: AccessLock
-    copy: TemporaryDirectory[str] | None = None
+    folder: TemporaryDirectory[str] | None = None
     is_ours: bool = False
     fault: Callable[[BaseException], str] = str
 
@@ -144,8 +143,8 @@ class Database:
             remember(self.path, version())
             leave_mark(self.path, version())
         self.lock.release()
-        if self.copy is not None:
-            self.copy.cleanup()
+        if self.folder is not None:
+            self.folder.cleanup()
 
     def __enter__(self) -> Self:
         return self
@@ -161,8 +160,7 @@ class Database:
 
 
 def open_database(path: Path, read_only: bool = True, wait_s: float = WAIT_S) -> Database:
-    """Open the database at `path` for a writer, created or its views brought up to date first; or what it says for a
-    reader, who is given an up-to-date copy where the file itself is not.
+    """Open the database at `path`; for a writer it is created or its views are brought up to date first.
 
     Args:
         path: The file. A reader needs it to exist, and leaves it as it is; a writer creates it.
@@ -171,8 +169,8 @@ def open_database(path: Path, read_only: bool = True, wait_s: float = WAIT_S) ->
 
     Raises:
         UserError: No such database, not a DuckDB file, not an ExitBench database, one with tables of another version,
-            locked by another process for longer than `wait_s`, or a
-            folder that cannot be written.
+            for a reader one with other views, locked by another process for longer than `wait_s`, or a folder that
+            cannot be written.
     """
     if read_only:
         return _open_reader(path, wait_s)
@@ -225,59 +223,10 @@ def _open_reader(path: Path, wait_s: float) -> Database:
         remember(path, version())
         return database
     database.close()
-    return _open_copy(path, wait_s)
-
-
-def _open_copy(path: Path, wait_s: float) -> Database:
-    """Open a copy that is up to date, which is gone when it is closed."""
-    tell(
-        f"{path} is not as this version of ExitBench makes it: a copy is read. The next run or import into it, or "
-        "`exitbench db rebuild`, brings it up to date.",
+    raise UserError(
+        f"{path} has other views than this version of ExitBench makes. `exitbench db rebuild` makes it again from its "
+        "spool, and so does the next run or import into it. Of somebody else's, have a snapshot (`exitbench export`)."
     )
-    folder = TemporaryDirectory(prefix="exitbench-")
-    try:
-        beside = Path(folder.name) / path.name
-        copy_to(path, beside, wait_s)
-        copy = connect(beside, read_only=True, wait_s=wait_s)
-    except BaseException:
-        folder.cleanup()
-        raise
-    return Database(path, copy.duck, copy.lock, folder)
-
-
-def copy_to(source: Path, target: Path, wait_s: float = WAIT_S) -> None:
-    """Write the rows of a database, somebody else's perhaps, into a new one of this version; the source is only read.
-
-    Args:
-        source: The database.
-        target: In a folder of one's own; must not exist.
-        wait_s: How long to wait while another process has the source open.
-
-    Raises:
-        UserError: As `open_database`; or the source has tables that no result database has, or there is no room
-            for the copy.
-    """
-    from exitbench.results.database.foreign import copy_database
-
-    deadline = time.monotonic() + wait_s
-    while True:
-        try:
-            copy_database(source.absolute(), target)
-            break
-        except duckdb.Error as error:
-            if not _is_locked(error):
-                raise _open_error(source, error) from error
-            if time.monotonic() >= deadline:
-                raise _in_use(source, error, wait_s) from error
-            target.unlink(missing_ok=True)
-            time.sleep(POLL_S)
-    try:
-        open_database(target, read_only=False).close()
-    except Exception as error:
-        if isinstance(driver_error(error), duckdb.Error) and not isinstance(error, UserError):
-            raise _open_error(source, error) from error
-        raise
-    require_complete(target)
 
 
 def check_path(path: Path) -> None:

@@ -1,8 +1,7 @@
 """Sandboxed DuckDB connections for untrusted files: they reach the named files and nothing else."""
 
 import glob
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,23 +28,6 @@ def attach_sql(path: Path, name: str) -> str:
     if not path.exists():  # one that exists keeps its version, which cannot be lowered
         stored += f", STORAGE_VERSION '{_STORAGE_VERSION}'"
     return f"ATTACH {quoted_text(str(path))} AS {name} (TYPE duckdb, {stored})"
-
-
-@contextmanager
-def fresh_database(path: Path, readable: Iterable[Path]) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Make an empty database, and give the connection that may fill it from files of others.
-
-    Args:
-        path: Its file, in a folder of one's own; must not exist.
-        readable: Files of others.
-
-    Raises:
-        duckdb.Error: There is no room for it.
-    """
-    with sandbox(readable, path.parent) as duck:
-        duck.execute(attach_sql(path, "ours"))
-        duck.execute("USE ours")
-        yield duck
 
 
 def sandbox(

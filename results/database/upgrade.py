@@ -11,8 +11,7 @@ from exitbench import __version__
 from exitbench.errors import UserError
 from exitbench.results.database.catalogue import SCHEMA_VERSION, VIEW_SOURCE
 from exitbench.results.database.comments import comment_on_everything
-from exitbench.results.database.current import find, views_are_current, views_digest, views_script
-from exitbench.results.database.foreign import has_these_tables
+from exitbench.results.database.current import find, has_these_tables, views_are_current, views_digest, views_script
 from exitbench.results.database.published.rows import refresh as refresh_publications
 from exitbench.results.database.tables import Catalogue, quoted, spelled
 from exitbench.results.files.arrow import driver_connection

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from exitbench.errors import UserError
 from exitbench.results.database.catalogue import key_rows
-from exitbench.results.database.connection import copy_to, open_database
+from exitbench.results.database.connection import open_database
 from exitbench.results.database.tables import quoted
 from exitbench.results.database.trouble import driver_error
 from exitbench.results.files.arrow import driver_connection
@@ -23,12 +23,11 @@ from exitbench.results.files.duckdb_file import is_duckdb_file
 from exitbench.results.ingest.imports import IMPORTS, PERF, benchmark_rows
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.ingest.snapshot import MANIFEST, SCORES, is_snapshot, load_snapshot, write_snapshot
-from exitbench.results.ingest.soundness import require_sound
 from exitbench.results.ingest.spool_import import has_records, import_spool, require_equal
 from exitbench.results.spool.attempts import scan_spool
-from exitbench.results.tables import KEYS, TABLES, tables_of_attempts
+from exitbench.results.tables import KEYS, tables_of_attempts
 
-Kind = Literal["spool", "snapshot", "database", "benchmarks"]
+Kind = Literal["spool", "snapshot", "benchmarks"]
 
 _DIGITS: Final = 16
 _START_BYTES: Final = 12
@@ -57,7 +56,7 @@ def kind_of(source: Path) -> Kind:
     """Return what a file or folder is, by its content.
 
     Raises:
-        UserError: It is nothing that can be imported.
+        UserError: It is nothing that can be imported, such as a database.
     """
     if source.is_dir():
         if is_snapshot(source):
@@ -66,7 +65,10 @@ def kind_of(source: Path) -> Kind:
             return "spool"
     elif source.is_file():
         if is_duckdb_file(source):
-            return "database"
+            raise UserError(
+                f"{source} is a database, and databases are not imported: each is one machine's. On its machine "
+                f"`exitbench export FOLDER --database {source.name}` writes a snapshot of it; import that folder."
+            )
         with source.open("rb") as file:
             start = file.read(_START_BYTES)
         if start.lstrip()[:1] == b"{" and read_json(source.resolve()).keys() >= {"benchmarks", "machine_info"}:
@@ -74,8 +76,8 @@ def kind_of(source: Path) -> Kind:
     what = "is nothing that can be imported" if source.exists() else "does not exist"
     hint = f" Did you mean {source / 'spool'}?" if (source / "spool").is_dir() else ""
     raise UserError(
-        f"{source} {what}.{hint} Allowed: a result database, a spool folder (RUNS/spool), a folder that "
-        "`exitbench export` wrote as Parquet, or a JSON file of pytest-benchmark."
+        f"{source} {what}.{hint} Allowed: a spool folder (RUNS/spool), a snapshot (a folder that "
+        "`exitbench export` wrote as Parquet), or a JSON file of pytest-benchmark."
     )
 
 
@@ -104,7 +106,7 @@ def merge(source: Path, spool_root: Path, database_path: Path) -> MergeReport:
     elif kind == "benchmarks":
         added, known, rescored = _merge_benchmarks(source, spool_root), 0, 0
     else:
-        added, known, rescored = _merge_rows(source, kind, spool_root, ours, keys)
+        added, known, rescored = _merge_snapshot(source, spool_root, ours, keys)
     left_out = ingest(spool_root, database_path).quarantined
     return MergeReport(kind, added, known, rescored, (*problems, *left_out))
 
@@ -134,11 +136,11 @@ def _merge_benchmarks(source: Path, spool_root: Path) -> int:
     return 1
 
 
-def _merge_rows(
-    source: Path, kind: Kind, spool_root: Path, ours: Mapping[str, str], keys: Mapping[str, pa.Table]
+def _merge_snapshot(
+    source: Path, spool_root: Path, ours: Mapping[str, str], keys: Mapping[str, pa.Table]
 ) -> tuple[int, int, int]:
-    """Keep what is new of a database or snapshot as a snapshot; return `added`, `known` and `rescored`."""
-    with _as_database(source, kind, spool_root) as engine:
+    """Keep what is new of a snapshot as another one; return `added`, `known` and `rescored`."""
+    with _as_database(source, spool_root) as engine:
         theirs = _digests(engine)
         require_equal(source, theirs, ours)
         _delete_known(engine, keys)
@@ -158,19 +160,13 @@ def _merge_rows(
 
 
 @contextmanager
-def _as_database(source: Path, kind: Kind, spool_root: Path) -> Iterator[sa.Engine]:
-    """Yield a database with the rows of a source, which may be changed."""
+def _as_database(source: Path, spool_root: Path) -> Iterator[sa.Engine]:
+    """Yield a database with the rows of a snapshot, which may be changed."""
     with TemporaryDirectory(dir=spool_root, prefix=".import-") as folder:
         copy = Path(folder) / "source.duckdb"
         try:
-            if kind == "database":
-                copy_to(source, copy, wait_s=0.0)
             with open_database(copy, read_only=False) as database:
-                if kind == "snapshot":
-                    load_snapshot(database.engine, source)
-                with database.engine.connect() as connection:
-                    rows = {table: quoted(table) for table in TABLES}
-                    require_sound(driver_connection(connection), rows, str(source))
+                load_snapshot(database.engine, source)
                 yield database.engine
         except UserError as error:
             raise UserError(str(error).replace(str(copy), str(source))) from error

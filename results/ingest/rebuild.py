@@ -19,8 +19,7 @@ from exitbench.results.database.connection import (
     open_database,
     require_complete,
 )
-from exitbench.results.database.current import find
-from exitbench.results.database.foreign import is_empty
+from exitbench.results.database.current import find, is_empty
 from exitbench.results.files.duckdb_file import require_duckdb_file
 from exitbench.results.ingest.load import IngestReport, load_spool
 from exitbench.terminal import number_of

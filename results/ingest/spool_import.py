@@ -155,7 +155,8 @@ def _import_attempt(source: Path, attempt: Attempt, target: Path, spool_root: Pa
         raise SpoolError(f"{target}: the attempt is here without DONE: still running, or its process was killed.")
     if freed := freed_tables(attempt.path):
         raise SpoolError(
-            f"{attempt.path}: its {', '.join(freed)} were removed by `exitbench gc`. Import the database that has them."
+            f"{attempt.path}: its {', '.join(freed)} were removed by `exitbench gc`. Import a snapshot of the "
+            "database that has them (`exitbench export`)."
         )
     with _staged(source, attempt.path, target, spool_root) as copy:
         with opened(source, *attempt.path.relative_to(source).parts) as folder:

@@ -124,11 +124,10 @@ def _add_export(commands: Commands) -> None:
 def _add_import(commands: Commands) -> None:
     examples = (
         "  exitbench import ../other/runs/spool\n"
-        "  exitbench import colleague.duckdb\n"
         "  exitbench import results-2026-03\n"
         "  exitbench import .benchmarks/Linux-CPython-3.11-64bit/0001_perf.json"
     )
-    about = "Add results from elsewhere: a spool, a database, a folder written by export, or pytest-benchmark's JSON."
+    about = "Add results from elsewhere: a spool, a snapshot (a folder written by export), or pytest-benchmark's JSON."
     parser = command(commands, "import", "merge:import_results", about, examples)
     parser.add_argument(
         "source", type=Path, metavar="SOURCE", help="file or folder; what it is, is recognised by its content"

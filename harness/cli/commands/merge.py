@@ -1,4 +1,4 @@
-"""``exitbench import``: results from another database, spool, export, or from pytest-benchmark."""
+"""``exitbench import``: results from another spool, a snapshot, or pytest-benchmark."""
 
 import sys
 from argparse import Namespace
@@ -7,7 +7,7 @@ from exitbench.harness.service.folders import Runs
 from exitbench.results.ingest.merge import merge
 from exitbench.terminal import number_of, tell
 
-_KINDS = {"spool": "a spool", "snapshot": "an export", "database": "a database", "benchmarks": "benchmark results"}
+_KINDS = {"spool": "a spool", "snapshot": "an export", "benchmarks": "benchmark results"}
 
 
 def import_results(arguments: Namespace) -> int:
