@@ -7,7 +7,7 @@ from collections.abc import Iterator, Set
 from typing import Any
 
 from exitbench.errors import UserError
-from exitbench.harness.cli.commands.words import data_size, duration
+from exitbench.harness.cli.commands.common import data_size, duration
 from exitbench.harness.service.folders import Runs, existing_runs
 from exitbench.reports.labels import describe, shorten
 from exitbench.results.analysis.status import Running, SpoolStatus, spool_status
