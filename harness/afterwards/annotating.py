@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from exitbench.harness.afterwards.taggers import Tagger, tags_of
 from exitbench.results.analysis.selection import Run, RunIndex
-from exitbench.results.analysis.spelling import spelled
+from exitbench.results.analysis.traces import spelled
 from exitbench.results.beside.tags import SCHEMA, TAGS, record_tags
 from exitbench.results.database.connection import Database
 

@@ -35,7 +35,7 @@ from exitbench.harness.running.scored_texts import ScoredText
 from exitbench.harness.training.recipe import recipe_names
 from exitbench.methods.base import Parts
 from exitbench.plugins import plugins_folder
-from exitbench.results.files.toml_text import toml_table
+from exitbench.results.files.formats import toml_table
 from exitbench.results.spool.attempts import attempt_status
 from exitbench.tasks.lm_eval.catalogue import catalogue
 from exitbench.tasks.lm_eval.data import FILE_FORMATS

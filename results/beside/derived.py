@@ -18,8 +18,7 @@ import sqlalchemy as sa
 
 from exitbench.errors import UserError
 from exitbench.results.database.catalogue import ATTEMPT
-from exitbench.results.database.trouble import is_trouble
-from exitbench.results.files.atomic_folder import (
+from exitbench.results.files.atomic import (
     DamagedFile,
     SpoolError,
     check_digested_folder,
@@ -27,7 +26,8 @@ from exitbench.results.files.atomic_folder import (
     write_digested_folder,
     write_json,
 )
-from exitbench.results.files.canonical import content_id
+from exitbench.results.files.duckdb_files import is_trouble
+from exitbench.results.files.formats import content_id
 from exitbench.results.files.values import COUNT, TEXT, TIME, first_fault
 from exitbench.results.spool.attempts import QUARANTINE
 from exitbench.results.spool.records import RecordKind, records

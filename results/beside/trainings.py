@@ -18,9 +18,9 @@ from pyarrow import csv
 from sqlalchemy.dialects.postgresql import insert
 
 from exitbench.results.database.catalogue import TRAINING_RUN
-from exitbench.results.database.trouble import is_trouble
 from exitbench.results.files.arrow import insert_rows
-from exitbench.results.files.atomic_folder import SpoolError, read_json, unique_name
+from exitbench.results.files.atomic import SpoolError, read_json, unique_name
+from exitbench.results.files.duckdb_files import is_trouble
 from exitbench.results.files.regular import read_regular
 from exitbench.results.files.values import OBJECT, TEXT, Keys, first_fault
 from exitbench.results.spool.records import TRAINING, records

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import sqlalchemy as sa
 
 from exitbench.results.database.catalogue import known_keys
-from exitbench.results.database.trouble import is_trouble
 from exitbench.results.files.arrow import insert_rows
-from exitbench.results.files.atomic_folder import DamagedFile, SpoolError, check_digested_folder, write_digested_folder
+from exitbench.results.files.atomic import DamagedFile, SpoolError, check_digested_folder, write_digested_folder
 from exitbench.results.files.bounded import read_table
+from exitbench.results.files.duckdb_files import is_trouble
 from exitbench.results.spool.records import VOCABULARY, records
 from exitbench.results.spool.schema import arrow_schema
 from exitbench.results.tables import TABLES

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from exitbench.errors import UserError
 from exitbench.results.database.connection import Database
-from exitbench.results.files.memory import in_memory
+from exitbench.results.files.duckdb_files import in_memory
 
 Result = TypeVar("Result")
 

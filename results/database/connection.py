@@ -3,7 +3,7 @@
 Whoever only reads never changes the file: one whose views or macros are not exactly this version's is refused, and
 nothing that another program left in it is run. DuckDB allows many readers or one writer per file and holds a file lock
 to see to it; whoever comes second waits for a bounded time. The database is derived from the spool, so any trouble with
-it ends at `results/ingest/rebuild.py`.
+it ends at `rebuild` of `results/ingest/ingest.py`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,30 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 import duckdb
 
 from exitbench.errors import UserError
-from exitbench.results.database.access_lock import POLL_S, AccessLock, acquire, has_waiters, holder
+from exitbench.results.database.access import (
+    POLL_S,
+    AccessLock,
+    DatabaseInUse,
+    acquire,
+    has_waiters,
+    holder,
+    is_verified,
+    leave_mark,
+    remember,
+    was_marked,
+)
 from exitbench.results.database.current import is_up_to_date, version
 from exitbench.results.database.sandbox import NO_EXTENSIONS, attach_sql
-from exitbench.results.database.trouble import driver_error, is_damage, is_trouble
-from exitbench.results.database.verified import is_verified, leave_mark, remember, was_marked
-from exitbench.results.files.duckdb_file import is_ours, require_duckdb_file
-from exitbench.results.files.memory import in_file, in_memory, lock_settings
+from exitbench.results.files.duckdb_files import (
+    driver_error,
+    in_file,
+    in_memory,
+    is_damage,
+    is_ours,
+    is_trouble,
+    lock_settings,
+    require_duckdb_file,
+)
 
 if TYPE_CHECKING:  # half a second that whoever only reads does without
     import pyarrow as pa
@@ -56,14 +73,6 @@ _READER_CONFIG: Final[dict[str, Any]] = {
     "enable_external_access": False,
     "python_enable_replacements": False,
 }
-
-
-class DatabaseInUse(UserError):
-    """Another process has the database open; `who` says which, `is_ours` whether it is known to be one of ExitBench."""
-
-    def __init__(self, path: Path, who: str, wait_s: float, *, is_ours: bool = False) -> None:
-        super().__init__(f"{path} is in use by {who}; waited {wait_s:g} s. Try again when it has ended.")
-        self.path, self.who, self.is_ours = path, who, is_ours
 
 
 class DamagedDatabase(UserError):

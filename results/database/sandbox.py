@@ -8,7 +8,7 @@ from typing import Any, Final
 import duckdb
 
 from exitbench.results.database.tables import quoted_text
-from exitbench.results.files.memory import in_memory
+from exitbench.results.files.duckdb_files import in_memory
 
 NO_EXTENSIONS: Final[dict[str, Any]] = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
 """Configuration of every connection: what DuckDB lacks is neither fetched nor loaded because a file asks for it."""

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import duckdb
 
 from exitbench.errors import UserError
-from exitbench.results.files.memory import in_memory
+from exitbench.results.files.duckdb_files import in_memory
 from exitbench.results.tables import TABLES, schema_sql
 
 _SHOWN: Final = 60

@@ -10,12 +10,18 @@ from sqlalchemy.pool import StaticPool
 from exitbench import __version__
 from exitbench.errors import UserError
 from exitbench.results.database.catalogue import SCHEMA_VERSION, VIEW_SOURCE
-from exitbench.results.database.comments import comment_on_everything
-from exitbench.results.database.current import find, has_these_tables, views_are_current, views_digest, views_script
+from exitbench.results.database.current import (
+    comment_on_everything,
+    find,
+    has_these_tables,
+    views_are_current,
+    views_digest,
+    views_script,
+)
 from exitbench.results.database.published.rows import refresh as refresh_publications
 from exitbench.results.database.tables import Catalogue, quoted, spelled
 from exitbench.results.files.arrow import driver_connection
-from exitbench.results.files.canonical import canonical_json
+from exitbench.results.files.formats import canonical_json
 from exitbench.results.tables import SCHEMA_VERSION as VERSION
 from exitbench.results.tables import schema_sql
 

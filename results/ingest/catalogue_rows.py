@@ -16,7 +16,7 @@ from exitbench.results.database.catalogue import (
     HARDWARE,
     MODEL_ARTIFACT,
 )
-from exitbench.results.files.canonical import canonical_json, content_id
+from exitbench.results.files.formats import canonical_json, content_id
 from exitbench.results.spool.attempts import AttemptRecord
 
 # Of the identity, what says how one cell differs from another that does the same work.

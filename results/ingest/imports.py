@@ -19,9 +19,9 @@ import sqlalchemy as sa
 
 from exitbench.errors import UserError
 from exitbench.results.database.catalogue import known_keys
-from exitbench.results.database.trouble import driver_error, is_trouble
 from exitbench.results.files.arrow import insert_rows
-from exitbench.results.files.atomic_folder import read_json
+from exitbench.results.files.atomic import read_json
+from exitbench.results.files.duckdb_files import driver_error, is_trouble
 from exitbench.results.files.regular import open_regular
 from exitbench.results.ingest.manifest import Manifest
 from exitbench.results.ingest.snapshot import is_loaded, load_snapshot

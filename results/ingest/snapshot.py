@@ -19,12 +19,11 @@ from exitbench import __version__
 from exitbench.errors import UserError
 from exitbench.results.database.tables import quoted, quoted_text
 from exitbench.results.files.arrow import driver_connection
-from exitbench.results.files.atomic_folder import sha256, write_folder, write_json
-from exitbench.results.files.paths import without_home
-from exitbench.results.ingest.manifest import FORMAT, table_rows
+from exitbench.results.files.atomic import sha256, write_folder, write_json
+from exitbench.results.files.formats import without_home
+from exitbench.results.ingest.manifest import FORMAT, require_sound, table_rows
 from exitbench.results.ingest.manifest import MANIFEST as MANIFEST
 from exitbench.results.ingest.manifest import Manifest as Manifest
-from exitbench.results.ingest.soundness import require_sound
 from exitbench.results.tables import ARTIFACTS, KEYS, SCHEMA_VERSION, TABLES
 from exitbench.terminal import number_of
 

@@ -16,7 +16,7 @@ from exitbench.results.beside.tags import TAGS
 from exitbench.results.database.connection import open_database
 from exitbench.results.database.tables import quoted
 from exitbench.results.files.arrow import driver_connection
-from exitbench.results.files.atomic_folder import SpoolError
+from exitbench.results.files.atomic import SpoolError
 from exitbench.results.ingest.imports import imported_attempts
 from exitbench.results.maintenance.integrity import counted_rows, stored_rows
 from exitbench.results.spool.attempts import (

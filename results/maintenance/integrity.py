@@ -15,10 +15,11 @@ from exitbench.results.beside.rescores import RESCORES
 from exitbench.results.beside.tags import TAGS
 from exitbench.results.beside.trainings import check_trainings
 from exitbench.results.beside.vocabularies import check_vocabularies
+from exitbench.results.database.access import DatabaseInUse
 from exitbench.results.database.catalogue import ATTEMPT, ATTEMPT_FILE
-from exitbench.results.database.connection import DamagedDatabase, Database, DatabaseInUse, open_database
+from exitbench.results.database.connection import DamagedDatabase, Database, open_database
 from exitbench.results.database.tables import quoted
-from exitbench.results.files.atomic_folder import DamagedFile, SpoolError
+from exitbench.results.files.atomic import DamagedFile, SpoolError
 from exitbench.results.ingest.imports import imported_attempts
 from exitbench.results.ingest.snapshot import Manifest
 from exitbench.results.spool.attempts import (

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from exitbench.results.files.locks import lock
+from exitbench.results.files.atomic import lock
 from exitbench.results.files.regular import open_regular
 
 OWNER_FILE: Final = "RUNNING"

@@ -11,8 +11,8 @@ from exitbench.harness.cli.commands.common import data_size, existing_database
 from exitbench.harness.service.folders import Runs, existing_runs
 from exitbench.progress import counting
 from exitbench.results.database.connection import open_database
-from exitbench.results.ingest.merge import merge
-from exitbench.results.ingest.rebuild import rebuild
+from exitbench.results.ingest.importing import merge
+from exitbench.results.ingest.ingest import rebuild
 from exitbench.results.ingest.snapshot import left_out, write_snapshot
 from exitbench.results.maintenance.every_eval_ever import write_every_eval_ever
 from exitbench.results.maintenance.gc import find_garbage, free

@@ -14,7 +14,7 @@ from exitbench.harness.cli.commands.show import entry_as_given, task_settings
 from exitbench.harness.scaffolds.files import method_files, python_task_files, task_files
 from exitbench.harness.scaffolds.names import check_new_name, module_name
 from exitbench.harness.service.folders import Runs
-from exitbench.results.files.toml_text import toml_value
+from exitbench.results.files.formats import toml_value
 from exitbench.terminal import tell
 
 

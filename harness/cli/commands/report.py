@@ -104,7 +104,7 @@ def _print_tables(arguments: Namespace) -> int:
     from exitbench.reports.material import read_only, require_named
     from exitbench.reports.tables.filled import fill
     from exitbench.reports.tables.writing import FORMATS
-    from exitbench.results.files.whole_file import write_whole_file
+    from exitbench.results.files.atomic import write_whole_file
 
     require_named(tables, arguments.only, arguments.paper)  # before a database is looked for
     chosen = {"paper": arguments.paper, "draft": arguments.draft}

@@ -25,7 +25,7 @@ from exitbench.harness.service.tuning import TuneOptions
 from exitbench.harness.service.tuning import tune as tune_setting
 from exitbench.harness.training import Recipe, ensure_all_trained, load_recipe, recipe_names
 from exitbench.harness.training.store import SHIPPED
-from exitbench.results.analysis.history import Estimate, total
+from exitbench.results.analysis.status import Estimate, total
 from exitbench.results.beside.trainings import record_training
 from exitbench.results.spool.schema import CARD_FILE
 from exitbench.terminal import number_of, tell

@@ -12,8 +12,9 @@ import duckdb
 from exitbench.errors import UserError, suggestion
 from exitbench.harness.cli.commands.common import existing_database
 from exitbench.harness.cli.commands.rows import FORMATS, save
+from exitbench.results.database.access import DatabaseInUse
 from exitbench.results.database.answers import Answer, answer
-from exitbench.results.database.connection import WAIT_S, Database, DatabaseInUse, open_database
+from exitbench.results.database.connection import WAIT_S, Database, open_database
 from exitbench.results.database.schema_doc import described_views, schema_markdown
 from exitbench.results.queries import SavedQuery, parameter_text, parameter_value, query_names, saved_query
 from exitbench.results.queries.cookbook import SECTIONS, cookbook_markdown

@@ -54,7 +54,7 @@ def status(arguments: Namespace) -> int:
 
 def _status_of_lake(arguments: Namespace) -> int:
     """Print what a lake has, of a suite or at all."""
-    from exitbench.results.lake.standing import lake_lines
+    from exitbench.results.lake.reading import lake_lines
 
     if arguments.watch:
         raise UserError("--watch: follows the spool of this machine; a lake is looked at once.")

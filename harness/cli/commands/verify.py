@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from exitbench.errors import UserError
 from exitbench.harness.cli.commands.common import existing_database
 from exitbench.harness.service.folders import Runs, existing_runs
-from exitbench.results.analysis.environments import Described, Difference, differences, find
-from exitbench.results.analysis.repeats import Compared
+from exitbench.results.analysis.repeats import Compared, Described, Difference, differences, find
 from exitbench.terminal import number_of, tell
 
 if TYPE_CHECKING:

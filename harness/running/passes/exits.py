@@ -13,7 +13,7 @@ from exitbench.harness.cells.job import CellJob
 from exitbench.harness.running.passes.session import Session
 from exitbench.methods.base import Parts
 from exitbench.results.files.arrow import parquet_path
-from exitbench.results.files.memory import in_memory
+from exitbench.results.files.duckdb_files import in_memory
 
 
 @dataclass(frozen=True)

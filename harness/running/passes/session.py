@@ -41,7 +41,7 @@ from exitbench.harness.running.sharing import Passes
 from exitbench.methods.base import NOTHING_FITTED, Cost, Method, Parts
 from exitbench.methods.registry import baseline_method, get_method
 from exitbench.results.beside.vocabularies import record_vocabulary
-from exitbench.results.files.atomic_folder import SpoolError
+from exitbench.results.files.atomic import SpoolError
 from exitbench.results.spool.attempts import AttemptWriter, attempt_status, read_attempt
 from exitbench.results.spool.schema import FITTED_FILE
 from exitbench.results.statistics.intervals import NONE_DIFFERS, Interval, bounded_ratio_interval, point

@@ -19,7 +19,7 @@ from exitbench.results.database.catalogue import PUBLISHED_RESULT, PUBLISHED_SOU
 from exitbench.results.database.current import publications_are_current
 from exitbench.results.database.published import ROWS, RULES, digest, text
 from exitbench.results.files.arrow import driver_connection
-from exitbench.results.files.canonical import canonical_json, content_id
+from exitbench.results.files.formats import canonical_json, content_id
 
 Row = dict[str, Any]
 

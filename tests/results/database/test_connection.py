@@ -11,11 +11,10 @@ import duckdb
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.results.database import current, upgrade, verified
+from exitbench.results.database import access, current, upgrade
 from exitbench.results.database.connection import open_database
 from exitbench.results.database.tables import read_catalogue
-from exitbench.results.ingest.ingest import ingest
-from exitbench.results.ingest.rebuild import rebuild
+from exitbench.results.ingest.ingest import ingest, rebuild
 from exitbench.results.tables import SCHEMA_VERSION, schema_sql
 
 VIEWS = {
@@ -364,7 +363,7 @@ import pathlib, sys, types
 shell = types.SimpleNamespace(config={"IPKernelApp": {}})
 sys.modules["IPython"] = types.SimpleNamespace(get_ipython=lambda: shell)
 from exitbench.results.database.connection import open_database
-from exitbench.results.files.memory import in_memory
+from exitbench.results.files.duckdb_files import in_memory
 in_memory().close()
 open_database(pathlib.Path(sys.argv[1]), read_only=False).close()
 """
@@ -378,7 +377,7 @@ def test_no_progress_bar_is_drawn_among_rows(tmp_path: Path) -> None:
 import duckdb, pathlib, sys
 from exitbench.results.database.connection import open_database
 from exitbench.results.database.sandbox import sandbox
-from exitbench.results.files.memory import in_memory
+from exitbench.results.files.duckdb_files import in_memory
 path, drawn = pathlib.Path(sys.argv[1]), "SELECT current_setting('enable_progress_bar')"
 print(duckdb.connect().execute(drawn).fetchone()[0])
 for read_only in (False, True):
@@ -406,12 +405,12 @@ def test_settings_are_locked(read_only: bool, tmp_path: Path) -> None:
 def marked(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A database that another process has filled: this one remembers nothing of it."""
     open_database(path, read_only=False).close()
-    monkeypatch.setattr(verified, "_verified", {})
+    monkeypatch.setattr(access, "_verified", {})
     return path
 
 
 def test_a_reader_does_not_look_again_at_what_a_writer_left_in_order(marked: Path) -> None:
-    assert verified.is_verified(marked, current.version())
+    assert access.is_verified(marked, current.version())
 
 
 @pytest.mark.parametrize("what", ["changed", "another version", "others may write it", "others may write the mark"])
@@ -423,15 +422,15 @@ def test_a_mark_counts_only_for_what_it_was_made_of_and_by(marked: Path, what: s
         version = "0" * 64
     elif what == "others may write it":
         marked.chmod(0o666)
-        verified.leave_mark(marked, version)
+        access.leave_mark(marked, version)
     else:
-        verified.mark_of(marked).chmod(0o622)
-    assert not verified.is_verified(marked, version)
+        access.mark_of(marked).chmod(0o622)
+    assert not access.is_verified(marked, version)
 
 
 def test_a_mark_that_is_torn_is_no_mark(marked: Path) -> None:
-    verified.mark_of(marked).write_bytes(b"[" * 100_000)
-    assert not verified.is_verified(marked, current.version())
+    access.mark_of(marked).write_bytes(b"[" * 100_000)
+    assert not access.is_verified(marked, current.version())
 
 
 def test_reading_needs_neither_sqlalchemy_nor_pandas(marked: Path) -> None:

@@ -12,8 +12,7 @@ import pytest
 
 from exitbench.results.beside.rescores import Rescore, record_rescore
 from exitbench.results.database.connection import DamagedDatabase, open_database
-from exitbench.results.ingest.ingest import ingest
-from exitbench.results.ingest.rebuild import rebuild
+from exitbench.results.ingest.ingest import ingest, rebuild
 
 HEADERS = 3 * 4096
 

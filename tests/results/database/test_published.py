@@ -12,7 +12,7 @@ import pytest
 
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.database.published import rows as published
-from exitbench.results.files.canonical import content_id
+from exitbench.results.files.formats import content_id
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import TABLES

@@ -12,9 +12,8 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.results.database.connection import open_database
-from exitbench.results.ingest.ingest import ingest
-from exitbench.results.ingest.merge import merge
-from exitbench.results.ingest.rebuild import rebuild
+from exitbench.results.ingest.importing import merge
+from exitbench.results.ingest.ingest import ingest, rebuild
 from exitbench.results.ingest.snapshot import write_snapshot
 from exitbench.results.maintenance.gc import TRACES, Garbage, find_garbage, free
 from exitbench.results.maintenance.integrity import check, require_whole_spool
