@@ -11,19 +11,18 @@ import shutil
 from pathlib import Path
 from typing import Any, Final
 
-import duckdb
 import pyarrow as pa
 import sqlalchemy as sa
 from pyarrow import csv
 from sqlalchemy.dialects.postgresql import insert
 
+from exitbench.results.beside.derived import check_records, load_records
 from exitbench.results.database.catalogue import TRAINING_RUN
 from exitbench.results.files.arrow import insert_rows
 from exitbench.results.files.atomic import SpoolError, read_json, unique_name
-from exitbench.results.files.duckdb_files import is_trouble
 from exitbench.results.files.regular import read_regular
 from exitbench.results.files.values import OBJECT, TEXT, Keys, first_fault
-from exitbench.results.spool.records import TRAINING, records
+from exitbench.results.spool.records import TRAINING
 from exitbench.results.spool.schema import CARD_FILE, TRAINING_LOG, TRAINING_LOG_FILE
 
 _LOG_BYTES: Final = 1 << 28
@@ -61,27 +60,14 @@ def load_trainings(engine: sa.Engine, spool_root: Path) -> list[str]:
     """Add every record that the database does not have, each whole or not at all; return what is wrong with others."""
     with engine.connect() as connection:
         known = set(connection.execute(sa.select(TRAINING_RUN.c.weights_sha256)).scalars())
-    found, problems = records(spool_root, TRAINING)
-    for folder in found:
-        if folder.name not in known:
-            try:
-                _load(engine, folder)
-            except (SpoolError, duckdb.Error, sa.exc.StatementError) as error:
-                if is_trouble(error):
-                    raise
-                problems.append(f"{folder}: {error}")
-    return problems
+    return load_records(
+        spool_root, TRAINING, lambda folder: folder.name not in known, lambda folder: _load(engine, folder)
+    )
 
 
 def check_trainings(spool_root: Path) -> list[str]:
     """Return what is wrong with records."""
-    found, problems = records(spool_root, TRAINING)
-    for folder in found:
-        try:
-            read_training(folder)
-        except SpoolError as error:
-            problems.append(str(error))
-    return problems
+    return check_records(spool_root, TRAINING, read_training)
 
 
 def read_training(folder: Path) -> tuple[dict[str, Any], pa.Table]:

@@ -4,13 +4,16 @@ Whoever only reads never changes the file: one whose views or macros are not exa
 nothing that another program left in it is run. DuckDB allows many readers or one writer per file and holds a file lock
 to see to it; whoever comes second waits for a bounded time. The database is derived from the spool, so any trouble with
 it ends at `rebuild` of `results/ingest/ingest.py`.
+
+Files of others are read in a sandbox, which reaches them and nothing else.
 """
 
 from __future__ import annotations
 
+import glob
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +37,7 @@ from exitbench.results.database.access import (
     was_marked,
 )
 from exitbench.results.database.current import is_up_to_date, version
-from exitbench.results.database.sandbox import NO_EXTENSIONS, attach_sql
+from exitbench.results.database.tables import quoted_text
 from exitbench.results.files.duckdb_files import (
     driver_error,
     in_file,
@@ -62,14 +65,25 @@ _STARVED_S: Final = 5.0
 _LAST_PATIENCE_S: Final = 2.0
 """How long it does so once it has waited for `_STARVED_S` itself, since readers of long queries leave no gap."""
 
+_NO_EXTENSIONS: Final[dict[str, Any]] = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
+"""Configuration of every connection: what DuckDB lacks is neither fetched nor loaded because a file asks for it."""
+# A probed token's lists make DuckDB's default of 122,880 rows a row group larger than most attempts; and what fills a
+# row group is written straight into the file. Everything else is written into its log first, then into the file, and
+# once more when row groups that are not full are joined.
+_ROW_GROUP_ROWS: Final = 8_192
+# The oldest DuckDB that can read a new database: people have older command lines than we have libraries.
+_STORAGE_VERSION: Final = "v1.2.0"
+_LOGS: Final = ("", ".wal", ".wal.checkpoint", ".wal.recovery")
+"""What DuckDB keeps beside a database, by the end of its name."""
+
 # Rows are found by their keys, so that threads need not wait for each other to keep an order.
 _WRITER_CONFIG: Final[dict[str, Any]] = {
-    **NO_EXTENSIONS,
+    **_NO_EXTENSIONS,
     "preserve_insertion_order": False,
 }
 # A reader can neither write files nor read others than the database, nor fetch or load extensions.
 _READER_CONFIG: Final[dict[str, Any]] = {
-    **NO_EXTENSIONS,
+    **_NO_EXTENSIONS,
     "enable_external_access": False,
     "python_enable_replacements": False,
 }
@@ -102,7 +116,7 @@ class Database:
     @cached_property
     def engine(self) -> sa.Engine:
         """SQLAlchemy over the one connection, for those who write."""
-        from exitbench.results.database.upgrade import engine_over
+        from exitbench.results.database.catalogue import engine_over
 
         return engine_over(self.duck)
 
@@ -190,7 +204,7 @@ def open_database(path: Path, read_only: bool = True, wait_s: float = WAIT_S) ->
 
 
 def _bring_up_to_date(database: Database) -> None:
-    from exitbench.results.database.upgrade import bring_up_to_date
+    from exitbench.results.database.catalogue import bring_up_to_date
 
     bring_up_to_date(database.engine, str(database.path))
 
@@ -351,3 +365,38 @@ def _or_close(database: Database, action: Callable[[Database], Result]) -> Resul
         if is_trouble(error):
             raise _open_error(database.path, error) from error
         raise
+
+
+def attach_sql(path: Path, name: str) -> str:
+    """Return SQL that makes a file a database of a connection's, to be written; only this can say how it is stored."""
+    stored = f"ROW_GROUP_SIZE {_ROW_GROUP_ROWS}"
+    if not path.exists():  # one that exists keeps its version, which cannot be lowered
+        stored += f", STORAGE_VERSION '{_STORAGE_VERSION}'"
+    return f"ATTACH {quoted_text(str(path))} AS {name} (TYPE duckdb, {stored})"
+
+
+def sandbox(
+    readable: Iterable[Path], folder: Path, folders: Iterable[Path] = (), settings: Iterable[str] = ()
+) -> duckdb.DuckDBPyConnection:
+    """Return a connection that reaches some files and a folder of one's own, for good.
+
+    Args:
+        readable: Files of others, and of a database what DuckDB keeps beside it.
+        folder: Where it may write, and does so when memory is short.
+        folders: Folders of others.
+        settings: Further settings, as NAME = VALUE.
+    """
+    # DuckDB asks first whether a pattern is allowed, and then each file that it matches.
+    names = [name for path in map(str, readable) for name in (path, glob.escape(path))]
+    files = [quoted_text(name + end) for name in names for end in _LOGS]
+    duck = in_memory(**_NO_EXTENSIONS, python_enable_replacements=False)
+    for setting in (
+        f"temp_directory = {quoted_text(str(folder / 'spilled'))}",
+        f"allowed_paths = [{', '.join(files)}]",
+        f"allowed_directories = [{', '.join(quoted_text(str(each)) for each in (folder, *folders))}]",
+        *settings,
+        "enable_external_access = false",
+        "lock_configuration = true",
+    ):
+        duck.execute(f"SET {setting}")
+    return duck

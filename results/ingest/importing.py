@@ -18,8 +18,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from exitbench.errors import UserError, no_room
-from exitbench.results.beside.rescores import RESCORES, check_rescore
-from exitbench.results.beside.tags import TAGS, check_tags
+from exitbench.results.beside.derived import RESCORES, TAGS, check_rescore, check_tags
 from exitbench.results.beside.trainings import read_training
 from exitbench.results.beside.vocabularies import FILE as VOCABULARY_FILE
 from exitbench.results.beside.vocabularies import read_vocabulary
@@ -41,9 +40,18 @@ from exitbench.results.files.bounded import check_table
 from exitbench.results.files.duckdb_files import driver_error, is_duckdb_file
 from exitbench.results.files.formats import content_id
 from exitbench.results.files.regular import Folder, NotRegular, TooLarge, opened
-from exitbench.results.ingest.imports import IMPORTS, PERF, benchmark_rows
 from exitbench.results.ingest.ingest import ingest
-from exitbench.results.ingest.snapshot import MANIFEST, SCORES, Manifest, is_snapshot, load_snapshot, write_snapshot
+from exitbench.results.ingest.snapshot import (
+    IMPORTS,
+    MANIFEST,
+    PERF,
+    SCORES,
+    Manifest,
+    benchmark_rows,
+    is_snapshot,
+    load_snapshot,
+    write_snapshot,
+)
 from exitbench.results.spool.attempts import (
     ATTEMPT_FILES,
     LOG_FILE,

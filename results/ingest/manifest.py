@@ -16,7 +16,7 @@ from typing import Any, Final
 import duckdb
 
 from exitbench.errors import UserError
-from exitbench.results.database.sandbox import sandbox
+from exitbench.results.database.connection import sandbox
 from exitbench.results.database.tables import (
     Column,
     declared_tables,

@@ -15,8 +15,7 @@ import duckdb
 
 from exitbench.errors import UserError, told
 from exitbench.results.database.access import AccessLock
-from exitbench.results.database.connection import Database, open_database
-from exitbench.results.database.sandbox import sandbox
+from exitbench.results.database.connection import Database, open_database, sandbox
 from exitbench.results.database.tables import declared_tables, quoted, quoted_text, spelled
 from exitbench.results.ingest.manifest import require_sound
 from exitbench.results.lake import tables

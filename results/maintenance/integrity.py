@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import sqlalchemy as sa
 
 from exitbench.errors import UserError
-from exitbench.results.beside.rescores import RESCORES
-from exitbench.results.beside.tags import TAGS
+from exitbench.results.beside.derived import RESCORES, TAGS
 from exitbench.results.beside.trainings import check_trainings
 from exitbench.results.beside.vocabularies import check_vocabularies
 from exitbench.results.database.access import DatabaseInUse
@@ -20,8 +19,7 @@ from exitbench.results.database.catalogue import ATTEMPT, ATTEMPT_FILE
 from exitbench.results.database.connection import DamagedDatabase, Database, open_database
 from exitbench.results.database.tables import quoted
 from exitbench.results.files.atomic import DamagedFile, SpoolError
-from exitbench.results.ingest.imports import imported_attempts
-from exitbench.results.ingest.snapshot import Manifest
+from exitbench.results.ingest.snapshot import Manifest, imported_attempts
 from exitbench.results.spool.attempts import (
     QUARANTINE,
     Attempt,

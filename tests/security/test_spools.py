@@ -19,8 +19,8 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.results.analysis.status import spool_status
-from exitbench.results.beside.tags import SCHEMA as TAGS
-from exitbench.results.beside.tags import record_tags
+from exitbench.results.beside.derived import TAG_SCHEMA as TAGS
+from exitbench.results.beside.derived import record_tags
 from exitbench.results.beside.vocabularies import record_vocabulary
 from exitbench.results.database.connection import open_database
 from exitbench.results.files.atomic import DamagedFile, SpoolError

@@ -11,7 +11,7 @@ import duckdb
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.results.database import access, current, upgrade
+from exitbench.results.database import access, catalogue, current
 from exitbench.results.database.connection import open_database
 from exitbench.results.database.tables import read_catalogue
 from exitbench.results.ingest.ingest import ingest, rebuild
@@ -162,7 +162,7 @@ def test_tables_without_views_are_given_them_by_a_writer_and_refused_to_a_reader
 def test_changed_views_are_created_anew_and_old_ones_dropped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = "CREATE VIEW answers AS SELECT 42 AS answer"
     monkeypatch.setattr(current, "views_script", lambda: script)
-    monkeypatch.setattr(upgrade, "views_script", lambda: script)
+    monkeypatch.setattr(catalogue, "views_script", lambda: script)
     with open_database(path, read_only=False) as opened:
         views = opened.query("SELECT view_name FROM duckdb_views() WHERE NOT internal")["view_name"].to_pylist()
         assert views == ["answers"]
@@ -376,7 +376,7 @@ def test_no_progress_bar_is_drawn_among_rows(tmp_path: Path) -> None:
     script = """
 import duckdb, pathlib, sys
 from exitbench.results.database.connection import open_database
-from exitbench.results.database.sandbox import sandbox
+from exitbench.results.database.connection import sandbox
 from exitbench.results.files.duckdb_files import in_memory
 path, drawn = pathlib.Path(sys.argv[1]), "SELECT current_setting('enable_progress_bar')"
 print(duckdb.connect().execute(drawn).fetchone()[0])

@@ -12,9 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from exitbench.errors import UserError
-from exitbench.results.beside.rescores import Rescore, record_rescore
-from exitbench.results.beside.tags import SCHEMA as TAG_SCHEMA
-from exitbench.results.beside.tags import record_tags
+from exitbench.results.beside.derived import TAG_SCHEMA, Rescore, record_rescore, record_tags
 from exitbench.results.database.catalogue import ATTEMPT, CELL
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.importing import kind_of, merge

@@ -8,7 +8,7 @@ import duckdb
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.results.beside.rescores import Rescore, record_rescore
+from exitbench.results.beside.derived import Rescore, record_rescore
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest, rebuild
 from exitbench.results.maintenance.integrity import check, require_whole_spool
