@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from exitbench.results.spool.schema import TABLES
-from exitbench.results.statistics.columns import as_sums
-from exitbench.results.statistics.intervals import Interval, aggregate_interval
+from exitbench.results.statistics.intervals import Interval, aggregate_interval, as_sums
 from exitbench.tasks.base import Task
 from exitbench.tasks.document import DocumentScore
 

@@ -57,10 +57,6 @@ class Compared:
 def compare_attempts(stored: Path, repeated: Path) -> list[Compared]:
     """Compare what two attempts left.
 
-    Args:
-        stored: Folder of a finished attempt.
-        repeated: Of a later one at the same cell.
-
     Raises:
         UserError: A file of one is missing or is not what was written, or nothing of theirs can be compared.
     """

@@ -247,13 +247,7 @@ _TEXTS: Final = """
 
 
 def spelled(database: Database, tokenizer_sha256: str, ids: Collection[int]) -> dict[int, str]:
-    """Return the text of each id, with a space in front where a word begins; `` #17`` where no spelling is recorded.
-
-    Args:
-        database: An open database.
-        tokenizer_sha256: As runs have it.
-        ids: Token ids.
-    """
+    """Return the text of each id, with a space in front where a word begins; `` #17`` where no spelling is recorded."""
     wanted = sorted(set(ids))
     (style,) = database.query(_STYLE, {"tokenizer": tokenizer_sha256})["style"].to_pylist()
     rows = database.query(_TEXTS, {"tokenizer": tokenizer_sha256, "ids": wanted}).to_pylist()

@@ -186,19 +186,12 @@ def load_records(
 def check_records(
     spool_root: Path, kind: RecordKind, read: Callable[[Path], object], again: str | None = None
 ) -> list[str]:
-    """Return what is wrong with the records of a kind, each of which is read.
-
-    Args:
-        spool_root: The spool.
-        kind: What they are.
-        read: Reads one.
-        again: As for `load_records`.
-    """
+    """Return what is wrong with the records of a kind, each of which is read."""
     found, problems = records(spool_root, kind)
     for folder in found:
         try:
             read(folder)
-        except SpoolError as error:
+        except UserError as error:
             moves = again is not None and isinstance(error, DamagedFile)
             then = f" The next ingest moves it to the quarantine; {again}." if moves else ""
             problems.append(f"{folder}: {error}{then}")

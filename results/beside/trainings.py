@@ -32,13 +32,7 @@ _LOG_COLUMNS = csv.ConvertOptions(column_types=TRAINING_LOG, include_columns=TRA
 
 
 def record_training(spool_root: Path, weights_sha256: str, model_folder: Path) -> None:
-    """Copy card and log of a trained model into the spool; nothing to do if it has none, or they are there.
-
-    Args:
-        spool_root: The spool.
-        weights_sha256: Digest of the model's weights, as cells have it.
-        model_folder: The model's folder.
-    """
+    """Copy card and log of a trained model into the spool; nothing to do if it has none, or they are there."""
     files = [model_folder / CARD_FILE, model_folder / TRAINING_LOG_FILE]
     final = spool_root / TRAINING.folder / weights_sha256
     if final.is_dir() or not all(path.is_file() for path in files):

@@ -165,12 +165,7 @@ _verified: dict[Path, tuple[str, tuple[int, ...]]] = {}
 
 
 def remember(path: Path, version: str) -> None:
-    """Note that a database is as `version` makes it.
-
-    Args:
-        path: The file; nobody may be able to write it at this moment.
-        version: Digest of tables and views.
-    """
+    """Note that a database, which no other process can write at this moment, is as `version` makes it."""
     state = file_state(path)
     if state is None:
         _verified.pop(path.absolute(), None)
@@ -179,12 +174,7 @@ def remember(path: Path, version: str) -> None:
 
 
 def leave_mark(path: Path, version: str) -> None:
-    """Note it for other processes too, in a file beside the database; for those who have written it.
-
-    Args:
-        path: As for `remember`.
-        version: Likewise.
-    """
+    """Note it for other processes too, in a file beside the database; for those who have written it."""
     with contextlib.suppress(OSError):  # who finds no mark looks for himself
         if (state := file_state(path)) is not None:
             write_whole_file(mark_of(path), json.dumps([version, state]))

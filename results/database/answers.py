@@ -48,11 +48,6 @@ class Answer:
 def answer(database: Database, sql: str, parameters: Mapping[str, Any]) -> Iterator[Answer]:
     """Run a query; its rows can be had until the context ends.
 
-    Args:
-        database: Where; open for reading.
-        sql: DuckDB SQL; `$name` stands for a parameter.
-        parameters: Their values.
-
     Raises:
         UserError: DuckDB does not accept the query, or fails at a row of it; carries DuckDB's message.
         KeyboardInterrupt: At once, however long the query would have taken.

@@ -142,10 +142,6 @@ class Database:
 
         DuckDB plans it once; for `query` twice, which takes longer than to run it where the database is small.
 
-        Args:
-            sql: As for `query`.
-            parameters: Likewise.
-
         Raises:
             UserError: As `query`.
         """

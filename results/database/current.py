@@ -131,12 +131,6 @@ def is_up_to_date(duck: duckdb.DuckDBPyConnection, where: str) -> bool:
 def has_these_tables(duck: duckdb.DuckDBPyConnection, database: str, catalogue: Catalogue, where: str) -> bool:
     """Return whether an attached database has the tables of this version; False if it is empty.
 
-    Args:
-        duck: A connection.
-        database: The name that the database is attached by.
-        catalogue: What it has.
-        where: Its file, for messages.
-
     Raises:
         UserError: It is not one of ExitBench, or of another version: says of which, and what to do.
     """
@@ -165,12 +159,6 @@ def has_these_tables(duck: duckdb.DuckDBPyConnection, database: str, catalogue: 
 
 def is_empty(duck: duckdb.DuckDBPyConnection, database: str, catalogue: Catalogue, where: str) -> bool:
     """Return whether an attached database holds nothing; if it holds anything, it is one of ExitBench.
-
-    Args:
-        duck: A connection.
-        database: The name that the database is attached by.
-        catalogue: What it has.
-        where: Its file, for messages.
 
     Raises:
         UserError: It holds something and is not one of ExitBench.

@@ -34,10 +34,6 @@ class DamagedFile(SpoolError):
 def write_digested_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     """Write a folder with a seal; one that is there already (another process was faster) stays as it is.
 
-    Args:
-        folder: Its place; what is above it is created.
-        fill: Writes the files into an empty folder.
-
     Raises:
         UserError: The folder cannot be written.
     """
@@ -81,10 +77,6 @@ def unique_name(stem: str) -> str:
 
 def check_digested_folder(folder: Path, files: Collection[str]) -> None:
     """Check every file of a sealed folder against its digest.
-
-    Args:
-        folder: The folder.
-        files: Names of the files that it has.
 
     Raises:
         DamagedFile: The seal lists others, or a file is missing or not what was written; names it.

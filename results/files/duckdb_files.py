@@ -31,10 +31,6 @@ def in_memory(**config: Any) -> duckdb.DuckDBPyConnection:
 def in_file(path: Path, **config: Any) -> duckdb.DuckDBPyConnection:
     """Return a connection that reads a file of DuckDB's, draws no progress bar and takes no more settings.
 
-    Args:
-        path: The file.
-        **config: Settings that DuckDB takes only when it starts.
-
     Raises:
         duckdb.Error: It cannot be opened.
     """

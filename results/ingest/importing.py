@@ -41,15 +41,14 @@ from exitbench.results.files.duckdb_files import driver_error, is_duckdb_file
 from exitbench.results.files.formats import content_id
 from exitbench.results.files.regular import Folder, NotRegular, TooLarge, opened
 from exitbench.results.ingest.ingest import ingest
+from exitbench.results.ingest.manifest import MANIFEST, Manifest
 from exitbench.results.ingest.snapshot import (
-    IMPORTS,
-    MANIFEST,
-    PERF,
     SCORES,
-    Manifest,
+    attempt_digests,
     benchmark_rows,
     is_snapshot,
     load_snapshot,
+    require_equal,
     write_snapshot,
 )
 from exitbench.results.spool.attempts import (
@@ -76,7 +75,6 @@ from exitbench.results.spool.records import (
 )
 from exitbench.results.spool.schema import CARD_FILE, TABLES, TRAINING_LOG_FILE
 from exitbench.results.tables import KEYS, tables_of_attempts
-from exitbench.terminal import number_of
 
 Kind = Literal["spool", "snapshot", "benchmarks"]
 
@@ -135,11 +133,6 @@ def kind_of(source: Path) -> Kind:
 def merge(source: Path, spool_root: Path, database_path: Path) -> MergeReport:
     """Bring a source into the spool, then fill the database from it.
 
-    Args:
-        source: What to import.
-        spool_root: The spool; created when missing.
-        database_path: The database; created when missing.
-
     Raises:
         UserError: The source is nothing that can be imported or is damaged, or has an attempt that is here with other
             files: then nothing is merged.
@@ -148,7 +141,8 @@ def merge(source: Path, spool_root: Path, database_path: Path) -> MergeReport:
     spool_root.mkdir(parents=True, exist_ok=True)
     ingest(spool_root, database_path)
     with open_database(database_path) as database:
-        ours = _digests(database.engine)
+        with database.engine.connect() as connection:
+            ours = attempt_digests(connection)
         keys = {table: key_rows(database.engine, table) for table in KEYS}
     problems: tuple[str, ...] = ()
     if kind == "spool":
@@ -162,17 +156,10 @@ def merge(source: Path, spool_root: Path, database_path: Path) -> MergeReport:
     return MergeReport(kind, added, known, rescored, (*problems, *left_out))
 
 
-def _digests(engine: sa.Engine) -> dict[str, str]:
-    """Digest of the DONE of every attempt."""
-    with engine.connect() as connection:
-        rows = driver_connection(connection).execute("SELECT attempt_id, spool_sha256 FROM attempt").fetchall()
-    return dict(rows)
-
-
 def _merge_benchmarks(source: Path, spool_root: Path) -> int:
     source = source.resolve()
     benchmark_rows(source)
-    target = spool_root / PERF / f"{sha256(source)[:_DIGITS]}.json"
+    target = spool_root / BENCHMARK.folder / f"{sha256(source)[:_DIGITS]}.json"
     if target.exists():
         return 0
     partial = spool_root / unique_name(".importing")
@@ -192,12 +179,13 @@ def _merge_snapshot(
 ) -> tuple[int, int, int]:
     """Keep what is new of a snapshot as another one; return `added`, `known` and `rescored`."""
     with _as_database(source, spool_root) as engine:
-        theirs = _digests(engine)
+        with engine.connect() as connection:
+            theirs = attempt_digests(connection)
         require_equal(source, theirs, ours)
         _delete_known(engine, keys)
         new_scores = {tuple(key.values()) for table in SCORES for key in key_rows(engine, table).to_pylist()}
         if any(len(key_rows(engine, table)) for table in KEYS):
-            folder = spool_root / IMPORTS
+            folder = spool_root / IMPORT.folder
             new = folder / unique_name(".new")
             write_snapshot(engine, new)
             target = folder / sha256(new / MANIFEST)[:_DIGITS]
@@ -261,12 +249,7 @@ def has_records(source: Path) -> bool:
 
 
 def import_spool(source: Path, spool_root: Path, ours: Mapping[str, str]) -> Imported:
-    """Bring what is new of a spool into another one.
-
-    Args:
-        source: The spool to import.
-        spool_root: The spool it goes to.
-        ours: Digest of DONE of every attempt that is known, by id.
+    """Bring into a spool what another one has besides `ours`, the digests of DONE of known attempts by id.
 
     Raises:
         UserError: An attempt is known with other files: then nothing is imported; or the spool cannot be written.
@@ -302,20 +285,6 @@ def import_spool(source: Path, spool_root: Path, ours: Mapping[str, str]) -> Imp
             else:
                 rescored += kind is RESCORE and path.parent.name in ours
     return Imported(added, known, rescored, tuple(problems))
-
-
-def require_equal(source: Path, theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
-    """Check that no attempt is known with other files.
-
-    Raises:
-        UserError: One is.
-    """
-    differ = sorted(key for key in theirs.keys() & ours.keys() if theirs[key] != ours[key])
-    if differ:
-        raise UserError(
-            f"{source}: here already with other files: {number_of(len(differ), 'attempt')}, such as {differ[0]}. "
-            "One of the two was changed; nothing is merged."
-        )
 
 
 def _finished(source: Path, problems: list[str]) -> Iterator[tuple[Attempt, str]]:

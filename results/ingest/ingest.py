@@ -117,7 +117,8 @@ def _require_all(old: Database, new: Path, report: IngestReport) -> None:
         why = "\n  ".join(report.quarantined[:_SHOWN])
         raise UserError(
             f"{old.path} is kept: it has {number_of(len(lost), 'attempt')} that cannot be read from the spool any "
-            f"more, such as {min(lost)}. Add --force to do without them." + (f"\n  {why}" if why else "")
+            f"more, such as {min(lost)}. `exitbench export` saves them; add --force to do without them."
+            + (f"\n  {why}" if why else "")
         )
 
 

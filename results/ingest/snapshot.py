@@ -11,7 +11,7 @@ spool is elsewhere and runs of benchmarks:
 """
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,9 +31,7 @@ from exitbench.results.files.atomic import read_json, sha256, write_folder, writ
 from exitbench.results.files.duckdb_files import driver_error, is_trouble
 from exitbench.results.files.formats import without_home
 from exitbench.results.files.regular import open_regular
-from exitbench.results.ingest.manifest import FORMAT, require_sound, table_rows
-from exitbench.results.ingest.manifest import MANIFEST as MANIFEST
-from exitbench.results.ingest.manifest import Manifest as Manifest
+from exitbench.results.ingest.manifest import FORMAT, MANIFEST, Manifest, require_sound, table_rows
 from exitbench.results.spool.records import BENCHMARK, IMPORT, records
 from exitbench.results.spool.schema import arrow_schema
 from exitbench.results.tables import ARTIFACTS, KEYS, SCHEMA_VERSION, TABLES
@@ -98,10 +96,6 @@ def write_snapshot(engine: sa.Engine, folder: Path, redistributable: Collection[
 def load_snapshot(engine: sa.Engine, folder: Path) -> int:
     """Add what the database does not have of a snapshot, in one transaction; return the number of attempts added.
 
-    Args:
-        engine: An open, writable, up-to-date database.
-        folder: The snapshot.
-
     Raises:
         UserError: As `Manifest.read` and `Manifest.columns`; rows refer to what is not there; or an attempt that both
             have is not the same in both.
@@ -111,13 +105,8 @@ def load_snapshot(engine: sa.Engine, folder: Path) -> int:
     with engine.begin() as connection:
         sources = {name: rows.source for name, rows in tables.items()}
         require_sound(driver_connection(connection), sources, str(folder))
-        theirs, ours = (_digests(connection, table) for table in (sources["attempt"], "attempt"))
-        differ = sorted(key for key in theirs.keys() & ours.keys() if theirs[key] != ours[key])
-        if differ:
-            raise UserError(
-                f"{folder}: here already with other files: {number_of(len(differ), 'attempt')}, such as {differ[0]}. "
-                "One of the two was changed; nothing is merged."
-            )
+        theirs, ours = (attempt_digests(connection, table) for table in (sources["attempt"], "attempt"))
+        require_equal(folder, theirs, ours)
         for table in sorted(tables, key=_turn):
             if not TABLES[table].local:
                 connection.exec_driver_sql(_insert(table, tables[table]))
@@ -179,7 +168,22 @@ def _names(columns: Iterable[str]) -> str:
     return ", ".join(map(quoted, columns))
 
 
-def _digests(connection: sa.Connection, attempts: str) -> dict[str, str]:
+def require_equal(source: Path, theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
+    """Check that no attempt is known with other files.
+
+    Raises:
+        UserError: One is.
+    """
+    differ = sorted(key for key in theirs.keys() & ours.keys() if theirs[key] != ours[key])
+    if differ:
+        raise UserError(
+            f"{source}: here already with other files: {number_of(len(differ), 'attempt')}, such as {differ[0]}. "
+            "One of the two was changed; nothing is merged."
+        )
+
+
+def attempt_digests(connection: sa.Connection, attempts: str = "attempt") -> dict[str, str]:
+    """Return the digest of DONE of every attempt in a table, or in what SQL selects as `attempts`."""
     return dict(driver_connection(connection).execute(f"SELECT attempt_id, spool_sha256 FROM {attempts}").fetchall())
 
 
@@ -260,8 +264,6 @@ def _write_table(duck: Any, query: str, path: Path, names_paths: Sequence[str]) 
         reader.close()  # what is still to come of it would be in the way of closing the connection
 
 
-IMPORTS: Final = IMPORT.folder
-PERF: Final = BENCHMARK.folder
 _BENCHMARKS: Final = arrow_schema(TABLES["perf_sample"])
 _ODD: Final = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 """What comes of a file that has other things where numbers, texts and objects should be."""

@@ -95,11 +95,6 @@ def find_garbage(spool_root: Path, path: Path, *, superseded: bool, traces: bool
 def free(garbage: Sequence[Garbage], path: Path, progress: Callable[[int, int], None] | None = None) -> None:
     """Remove what `find_garbage` found.
 
-    Args:
-        garbage: What to free.
-        path: The database, which forgets superseded attempts.
-        progress: Called with (done, total).
-
     Raises:
         UserError: The database is in use, or something cannot be removed.
     """

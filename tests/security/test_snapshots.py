@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from exitbench.results.database.connection import open_database
-from exitbench.results.ingest.snapshot import MANIFEST, write_snapshot
+from exitbench.results.ingest.manifest import MANIFEST
+from exitbench.results.ingest.snapshot import write_snapshot
 from exitbench.results.tables import SCHEMA_VERSION
 
 Ask = Callable[..., tuple[int, str, str]]

@@ -134,10 +134,6 @@ def _spelled(step: Sequence[str | Path]) -> str:
 def write_new_files(folder: Path, texts: Mapping[str, str]) -> None:
     """Write text files into a folder, which is made with those above it where they are missing.
 
-    Args:
-        folder: Where.
-        texts: UTF-8 text of each file, by its path within the folder.
-
     Raises:
         UserError: One of them is there already, as a file or anything else, or cannot be written; names it.
     """

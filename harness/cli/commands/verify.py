@@ -54,11 +54,7 @@ def said(value: Any) -> str:
 
 
 def this_machine(threads: int) -> Described:
-    """Return what an attempt would say here, now.
-
-    Args:
-        threads: Of torch, as in an attempt's hardware.
-    """
+    """Return what an attempt would say here, now."""
     from exitbench.harness.running.environment import environment_and_hardware
 
     return Described("this machine, now", environment_and_hardware(threads))
