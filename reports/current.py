@@ -10,11 +10,10 @@ from typing import Any, Final
 
 from exitbench import reports, results, terminal
 from exitbench.reports.summary import ReportSummary
-from exitbench.results.database.verified import file_state
-from exitbench.results.files.atomic_folder import sha256
-from exitbench.results.files.canonical import content_id, source_files
-from exitbench.results.files.duckdb_file import require_duckdb_file
-from exitbench.results.files.whole_file import write_whole_file
+from exitbench.results.database.access import file_state
+from exitbench.results.files.atomic import sha256, write_whole_file
+from exitbench.results.files.duckdb_files import require_duckdb_file
+from exitbench.results.files.formats import content_id, source_files
 
 NOTE: Final = ".report.json"
 """File beside the page that says what it was made from, and how."""

@@ -32,7 +32,7 @@ from exitbench.reports.frame import Frame
 from exitbench.reports.plotting import style
 from exitbench.reports.plotting.svg import themed
 from exitbench.reports.registry import Source, discover
-from exitbench.results.files.whole_file import write_whole_file
+from exitbench.results.files.atomic import write_whole_file
 from exitbench.terminal import visible
 
 _WORTH_A_PROCESS: Final = 2

@@ -12,8 +12,8 @@ from typing import Final
 
 from exitbench import reports
 from exitbench.reports.frame import Frame
-from exitbench.results.files.canonical import content_id, sources_sha256
-from exitbench.results.files.whole_file import write_whole_file
+from exitbench.results.files.atomic import write_whole_file
+from exitbench.results.files.formats import content_id, sources_sha256
 
 KINDS: Final = ("pdf", "svg", "png")
 """Of files for papers and slides. They take twice as long as what the page shows, and are drawn where asked for."""

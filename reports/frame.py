@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from exitbench.results.database.connection import Database
-from exitbench.results.files.comma_separated import csv_writer
+from exitbench.results.files.formats import csv_writer
 from exitbench.terminal import without_middle
 
 Row = Mapping[str, Any]

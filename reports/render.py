@@ -14,7 +14,7 @@ from exitbench.reports.material import read_material, read_only
 from exitbench.reports.page import page
 from exitbench.reports.summary import ReportSummary
 from exitbench.reports.tables.filled import FilledTable, fill
-from exitbench.results.files.whole_file import write_whole_file
+from exitbench.results.files.atomic import write_whole_file
 
 _ANSWERS: Final = ".answers"
 """Folder of packed answers beside the page, which are in it too; whoever sends the page leaves it behind."""

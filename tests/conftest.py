@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 
 from exitbench.results.database import connection as database
 from exitbench.results.database import current
-from exitbench.results.database.verified import remember
+from exitbench.results.database.access import remember
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.attempts import scan_spool
 from exitbench.tasks import builtin

@@ -281,7 +281,7 @@ def test_arguments_of_the_command_line_stay_in_the_command_line() -> None:
 def test_databases_in_memory_are_opened_in_one_place_where_their_progress_bar_is_off() -> None:
     paths = [path for folder in FOLDERS for path in modules(folder)]
     assert [str(path.relative_to(ROOT)) for path in paths if "duckdb.connect(" in path.read_text()] == [
-        "results/files/memory.py"
+        "results/files/duckdb_files.py"
     ]
 
 

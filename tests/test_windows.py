@@ -52,7 +52,7 @@ for package in (exitbench.results, exitbench.reports):
 print(exitbench.__version__)
 """
 TWO_READERS_THEN_A_WRITER = """
-from exitbench.results.files.locks import lock
+from exitbench.results.files.atomic import lock
 files = [open(sys.argv[1], "a") for _ in range(3)]
 print([lock(file.fileno(), shared=shared) for file, shared in zip(files, (True, True, False))])
 """

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from exitbench.harness.afterwards.taggers import Tagger, tags_of
 from exitbench.results.analysis.selection import Run, RunIndex
-from exitbench.results.analysis.spelling import spelled
-from exitbench.results.beside.tags import SCHEMA, TAGS, record_tags
+from exitbench.results.analysis.traces import spelled
+from exitbench.results.beside.derived import TAG_SCHEMA, TAGS, record_tags
 from exitbench.results.database.connection import Database
 
 _RUNS: Final = """
@@ -50,7 +50,7 @@ def annotate(
 
     Args:
         database: Open; has the answers.
-        spool_root: The spool; tags are written there (`results.beside.tags`).
+        spool_root: The spool; tags are written there (`results.beside.derived`).
         names: Runs as `results.analysis.selection` has them.
         tagger: Of the language of the answers.
         progress: Called with (runs done, runs to do).
@@ -99,4 +99,4 @@ def _tags(database: Database, attempt_id: str, tokenizer_sha256: str, tagger: Ta
         for position, upos in enumerate(tags_of(pieces, tagger.words("".join(pieces))), start=1):
             if upos is not None:
                 rows.append({"doc_key": answer["doc_key"], "position": position, "upos": upos})
-    return pa.Table.from_pylist(rows, schema=SCHEMA)
+    return pa.Table.from_pylist(rows, schema=TAG_SCHEMA)

@@ -18,7 +18,7 @@ from exitbench.methods.base import Method
 from exitbench.methods.registry import get_method
 from exitbench.results.analysis.replay import Sweep, sweep, thresholds_by_position
 from exitbench.results.database.connection import Database
-from exitbench.results.files.memory import in_memory
+from exitbench.results.files.duckdb_files import in_memory
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,7 +13,7 @@ from exitbench.errors import UserError
 from exitbench.harness.cells.job import DataRequest
 from exitbench.harness.work.metrics import metric_table, score_columns, task_metrics
 from exitbench.results.analysis.selection import Run, RunIndex
-from exitbench.results.beside.rescores import Rescore, is_rescored, record_rescore
+from exitbench.results.beside.derived import Rescore, is_rescored, record_rescore
 from exitbench.results.spool.attempts import AttemptRecord, read_attempt, scan_spool
 from exitbench.tasks.base import documents_sha256
 from exitbench.tasks.document import Document
@@ -76,7 +76,7 @@ def rescore(
     """Score what `names` name, and everything if there are none, as far as its scores are of another version.
 
     Args:
-        spool_root: The spool; scores are written there (`results.beside.rescores`).
+        spool_root: The spool; scores are written there (`results.beside.derived`).
         names: Suites (a name or TOML file), or runs as `results.analysis.selection` has them.
         data_dir: Root of the local files that documents were read from.
         progress: Called with (runs done, runs to do).

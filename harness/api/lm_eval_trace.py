@@ -35,7 +35,7 @@ from exitbench.harness.work.lm_eval_work import LmEvalWork
 from exitbench.harness.work.loaded import LoadedModel
 from exitbench.harness.work.scored_texts import ScoredText
 from exitbench.plugins import plugins_folder
-from exitbench.results.files.toml_text import toml_table
+from exitbench.results.files.formats import toml_table
 from exitbench.results.spool.attempts import attempt_status
 from exitbench.tasks.lm_eval.catalogue import catalogue
 from exitbench.tasks.lm_eval.data import FILE_FORMATS

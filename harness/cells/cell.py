@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from exitbench.harness.cells.seeds import derivations
-from exitbench.results.files.canonical import content_id
+from exitbench.results.files.formats import content_id
 
 if TYPE_CHECKING:  # numpy is not loaded to print help
     from exitbench.results.statistics.risk_control import Rule

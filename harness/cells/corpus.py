@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 import exitbench.tasks
 from exitbench.harness.cells.job import DataRequest
-from exitbench.results.files.canonical import content_id, sources_sha256
+from exitbench.results.files.formats import content_id, sources_sha256
 from exitbench.tasks.base import ModelKind, documents_sha256
 from exitbench.tasks.registry import brought_by
 from exitbench.tasks.self_scores import self_score_remarks

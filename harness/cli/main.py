@@ -19,7 +19,7 @@ from exitbench.lm_eval_registration import quiet_lm_eval
 from exitbench.terminal import one_screen, tell, without_middle
 
 if TYPE_CHECKING:
-    from exitbench.harness.cli.arguments.overview import Overview
+    from exitbench.harness.cli.arguments.common import Overview
 
 INTERRUPTED = 130
 HANDED_OVER = "lm-eval"
@@ -128,14 +128,13 @@ def parsed(given: Sequence[str]) -> argparse.Namespace:
 def whole_parser() -> "tuple[Overview, list[str]]":
     """Return what reads the arguments of every command, and the commands that people type."""
     # Imported here, where an interrupt is taken care of.
-    from exitbench.harness.cli.arguments import asking, keeping, making, running
-    from exitbench.harness.cli.arguments.common import HIDDEN, Parser
-    from exitbench.harness.cli.arguments.overview import Overview
+    from exitbench.harness.cli.arguments import asking, keeping, running
+    from exitbench.harness.cli.arguments.common import HIDDEN, Overview, Parser
 
     parser = Overview("exitbench")
     parser.add_argument("--version", action="version", version=f"exitbench {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
-    for group in (running, making, asking, keeping):
+    for group in (running, asking, keeping):
         group.add_commands(commands)
     parser.commands = commands.choices
     return parser, [name for name in parser.commands if not name.startswith(HIDDEN)]

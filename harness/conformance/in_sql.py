@@ -13,7 +13,7 @@ import torch
 from exitbench.harness.conformance.decoder import ANSWERED, ANSWERS, MAX_NEW_TOKENS, Trial
 from exitbench.harness.conformance.scoring import exit_layers
 from exitbench.harness.engine.decoding.probe import probe_table
-from exitbench.results.files.memory import in_memory
+from exitbench.results.files.duckdb_files import in_memory
 
 _TOLERANCE = 1e-3
 """Absolute and relative: signals are computed from the same states in another order."""

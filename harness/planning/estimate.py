@@ -7,7 +7,7 @@ from exitbench.harness.cells.cell import Cell
 from exitbench.harness.planning.passes import passes
 from exitbench.harness.planning.plan import Group, Plan
 from exitbench.harness.planning.retry import Retry
-from exitbench.results.analysis.history import Ask, Estimate, History, units
+from exitbench.results.analysis.status import Ask, Estimate, History, units
 
 
 def estimate_plan(plan: Plan, spool: Path, retry: Retry) -> dict[str, Estimate]:

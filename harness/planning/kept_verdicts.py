@@ -18,7 +18,7 @@ from exitbench.harness.conformance.process import examine_apart
 from exitbench.harness.conformance.shipped import conforming_sources
 from exitbench.harness.conformance.verdict import Verdict, checks_version
 from exitbench.methods.registry import get_method, syntax_sha256
-from exitbench.results.files.canonical import canonical_json, content_id
+from exitbench.results.files.formats import canonical_json, content_id
 
 CACHE = ".exitbench-conformance.json"
 

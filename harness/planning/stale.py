@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from exitbench.harness.cells.cell import Cell
-from exitbench.results.files.canonical import canonical_json
+from exitbench.results.files.formats import canonical_json
 from exitbench.results.spool.attempts import scan_spool
 
 _SHOWN_DIGITS = 8

@@ -17,7 +17,7 @@ from exitbench.harness.scaffolds.files import filled
 from exitbench.harness.work.base import Work
 from exitbench.methods.base import Method
 from exitbench.methods.registry import get_method, method_names
-from exitbench.results.files.toml_text import toml_table
+from exitbench.results.files.formats import toml_table
 from exitbench.terminal import visible
 
 _WIDTH: Final = 110

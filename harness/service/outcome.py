@@ -65,7 +65,7 @@ def print_left_out(path: Path, suite: str) -> None:
 
 def _print_results(runs: Runs, plan: Plan, *, every_setting: bool) -> None:
     """Print a sentence a task, and every setting where that is asked."""
-    from exitbench.results.database.patience import patiently
+    from exitbench.results.database.access import patiently
 
     if every_setting:
         from exitbench.reports.tables.text import calibration_text, summary_text
@@ -87,7 +87,7 @@ def _gist(path: Path, plan: Plan) -> list[str]:
 
 def _print_report(runs: Runs) -> None:
     from exitbench.reports.current import current_report
-    from exitbench.results.database.patience import patiently
+    from exitbench.results.database.access import patiently
 
     asked: dict[str, Any] = {"draft": True, "workers": available_cores(), "progress": True}
     report = patiently(lambda: current_report(runs.database, runs.report, **asked), tell)

@@ -30,7 +30,7 @@ from exitbench.harness.service.options import RunOptions
 from exitbench.harness.service.running import run_suite
 from exitbench.reports.tables.gist import conclusion
 from exitbench.results.database.connection import open_database
-from exitbench.results.files.whole_file import write_whole_file
+from exitbench.results.files.atomic import write_whole_file
 from exitbench.terminal import number_of, tell, visible
 
 _PROMISED: Final = "with probability {share:.0%} over draws of {documents}"

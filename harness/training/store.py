@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from exitbench.errors import UserError
 from exitbench.harness.training.recipe import TRAINING_VERSION, Recipe, StartRecipe
-from exitbench.results.files.canonical import content_id
+from exitbench.results.files.formats import content_id
 from exitbench.results.spool.schema import CARD_FILE
 from exitbench.tasks.sources import below
 

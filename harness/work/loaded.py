@@ -26,7 +26,7 @@ from exitbench.harness.work.lm import EarlyExitLM
 from exitbench.harness.work.sharing import SharedPasses
 from exitbench.methods.base import NOTHING_FITTED
 from exitbench.results.beside.vocabularies import record_vocabulary
-from exitbench.results.files.atomic_folder import SpoolError
+from exitbench.results.files.atomic import SpoolError
 from exitbench.results.spool.attempts import attempt_status, read_attempt
 from exitbench.results.spool.schema import FITTED_FILE
 from exitbench.tasks.document import Document

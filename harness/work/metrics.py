@@ -22,11 +22,11 @@ from numpy.typing import ArrayLike
 
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import TABLES
-from exitbench.results.statistics.columns import as_sums
 from exitbench.results.statistics.intervals import (
     NONE_DIFFERS,
     Interval,
     aggregate_interval,
+    as_sums,
     bounded_ratio_interval,
     point,
     ratio_interval,

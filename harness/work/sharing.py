@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from exitbench.harness.work.lm import Beside, Known
 from exitbench.methods.base import Gate, Head, KVPolicy, Parts
 from exitbench.results.files.arrow import parquet_path
-from exitbench.results.files.memory import in_memory
+from exitbench.results.files.duckdb_files import in_memory
 
 if TYPE_CHECKING:
     from exitbench.harness.work.base import Work

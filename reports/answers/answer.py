@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from exitbench.errors import UserError
 from exitbench.reports.labels import number_format
-from exitbench.results.analysis.spelling import spelled
 from exitbench.results.analysis.traces import (
     TracedRun,
     answers,
@@ -16,6 +15,7 @@ from exitbench.results.analysis.traces import (
     probed,
     scored,
     shared_prefix,
+    spelled,
     tokens,
     traced_runs,
 )

@@ -25,8 +25,7 @@ from exitbench.reports.answers.scores import document_scores, ranks
 from exitbench.reports.answers.whole_texts import packed_texts
 from exitbench.reports.labels import describe, labels, setting
 from exitbench.reports.plotting.exit_colours import shades
-from exitbench.results.analysis.spelling import spelled
-from exitbench.results.analysis.traces import TracedRun, answers, probed, read_once, scored, tokens
+from exitbench.results.analysis.traces import TracedRun, answers, probed, read_once, scored, spelled, tokens
 from exitbench.results.database.connection import Database
 
 Ints = NDArray[np.int64]

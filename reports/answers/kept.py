@@ -14,8 +14,8 @@ from exitbench.reports.answers.document_choice import Group
 from exitbench.results import analysis
 from exitbench.results.analysis.traces import TracedRun, content_digests
 from exitbench.results.database.connection import Database
-from exitbench.results.files.canonical import content_id, sources_sha256
-from exitbench.results.files.whole_file import write_whole_file
+from exitbench.results.files.atomic import write_whole_file
+from exitbench.results.files.formats import content_id, sources_sha256
 
 _MAKES: Final = ("duckdb", "numpy", "pyarrow")
 _NAME: Final = re.compile("[0-9a-f]{64}")

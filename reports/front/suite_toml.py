@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from exitbench.reports.frame import Frame, Row
 from exitbench.results.database.connection import Database
-from exitbench.results.files.toml_text import toml_key, toml_table, toml_value
+from exitbench.results.files.formats import toml_key, toml_table, toml_value
 
 EXPORTS: Final = Path(__file__).with_name("exports.sql")
 FOLDER: Final = "the folder of the checkpoint"

@@ -11,7 +11,6 @@ import numpy as np
 from exitbench.errors import UserError
 from exitbench.results.analysis.selection import Run, RunIndex
 from exitbench.results.database.connection import Database
-from exitbench.results.statistics.columns import paired_as_sums
 from exitbench.results.statistics.intervals import (
     SHARE,
     Aggregate,
@@ -19,6 +18,7 @@ from exitbench.results.statistics.intervals import (
     Interval,
     bounded_ratio_interval,
     mean_interval,
+    paired_as_sums,
     product_interval,
     ratio_interval,
 )
@@ -156,12 +156,6 @@ class _Samples:
 
 def compare(database: Database, name_a: str, name_b: str, aggregates: Aggregates) -> Comparison:
     """Compare the run `name_a` with the run, or every other run, that `name_b` names (`results.analysis.selection`).
-
-    Args:
-        database: An open database.
-        name_a: Names one run.
-        name_b: Names one or more.
-        aggregates: How metrics add up.
 
     Raises:
         UserError: A name fits no run or too many, or runs are of different documents or of no common metric version.

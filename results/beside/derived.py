@@ -1,25 +1,28 @@
-"""Derived records: made from stored attempts later on, kept in the spool beside them.
+"""Records made from stored attempts later on: rescores under another metric version, and part-of-speech tags.
 
-    <spool>/<folder>/<attempt_id>/<digest of what made it>/{files, status.json, DONE}
+    <spool>/rescores/<attempt_id>/<digest of the version>/{samples.parquet, metrics.parquet, status.json, DONE}
+    <spool>/tags/<attempt_id>/<digest of the tagger>/{token_tag.parquet, status.json, DONE}
 
 Complete or absent, as attempts are, and like them the source of truth: the database is filled from here. status.json
 has `format`, `attempt_id` and what made the record.
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 import sqlalchemy as sa
 
 from exitbench.errors import UserError
 from exitbench.results.database.catalogue import ATTEMPT
-from exitbench.results.database.trouble import is_trouble
-from exitbench.results.files.atomic_folder import (
+from exitbench.results.files.arrow import insert_rows
+from exitbench.results.files.atomic import (
     DamagedFile,
     SpoolError,
     check_digested_folder,
@@ -27,10 +30,15 @@ from exitbench.results.files.atomic_folder import (
     write_digested_folder,
     write_json,
 )
-from exitbench.results.files.canonical import content_id
+from exitbench.results.files.bounded import read_table
+from exitbench.results.files.duckdb_files import is_trouble
+from exitbench.results.files.formats import content_id
 from exitbench.results.files.values import COUNT, TEXT, TIME, first_fault
-from exitbench.results.spool.attempts import QUARANTINE
-from exitbench.results.spool.records import RecordKind, records
+from exitbench.results.spool.attempts import QUARANTINE, conform
+from exitbench.results.spool.records import RESCORE, TAG, RecordKind, records
+from exitbench.results.spool.schema import TABLES as FILE_TABLES
+from exitbench.results.spool.schema import arrow_schema
+from exitbench.results.tables import TABLES
 
 _FORMAT: Final = 1
 _DIGITS: Final = 16
@@ -94,48 +102,26 @@ class Derived:
     def load(
         self, engine: sa.Engine, spool_root: Path, known: str, add: Callable[[Path, Mapping[str, Any]], None]
     ) -> list[str]:
-        """Add every record whose attempt the database has, each whole or not at all.
+        """Add every record whose attempt the database has, each whole or not at all; return what is wrong with others.
 
         Args:
             engine: An open, writable database.
             spool_root: The spool.
             known: SQL of the attempts and makers that the database has.
             add: Adds one, given its folder, checked, and its status.
-
-        Returns:
-            What is wrong with others; a damaged one leaves the way of a new one.
         """
-        found, problems = records(spool_root, self.kind)
-        for folder in self._missing(engine, found, known):
-            try:
-                add(folder, self.status(folder))
-            except (duckdb.Error, sa.exc.DBAPIError) as error:
-                if is_trouble(error):
-                    raise
-                problems.append(f"{folder}: does not fit the database: {error}")
-            except (UserError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
-                problems.append(f"{folder}: {error}{self._aside(spool_root, folder, error)}")
-        return problems
-
-    def check(self, spool_root: Path) -> list[str]:
-        """Return what is wrong with records, each checked against its digests."""
-        found, problems = records(spool_root, self.kind)
-        for folder in found:
-            try:
-                self.status(folder)
-            except DamagedFile as error:
-                problems.append(f"{folder}: {error} The next ingest moves it to the quarantine; {self.again}.")
-            except SpoolError as error:
-                problems.append(f"{folder}: {error}")
-        return problems
-
-    def _missing(self, engine: sa.Engine, found: Sequence[Path], known: str) -> Iterator[Path]:
         with engine.connect() as connection:
             attempts: Set[str] = set(connection.execute(sa.select(ATTEMPT.c.attempt_id)).scalars())
             there = {(attempt_id, _digest(maker)) for attempt_id, maker in connection.exec_driver_sql(known)}
-        for folder in found:
-            if folder.parent.name in attempts and (folder.parent.name, folder.name) not in there:
-                yield folder
+
+        def is_new(folder: Path) -> bool:
+            return folder.parent.name in attempts and (folder.parent.name, folder.name) not in there
+
+        return load_records(spool_root, self.kind, is_new, lambda folder: add(folder, self.status(folder)), self.again)
+
+    def check(self, spool_root: Path) -> list[str]:
+        """Return what is wrong with records, each checked against its digests."""
+        return check_records(spool_root, self.kind, self.status, self.again)
 
     def status(self, folder: Path) -> dict[str, Any]:
         """Return what a record that is what was written says of itself.
@@ -157,15 +143,201 @@ class Derived:
             raise DamagedFile(f"{where}: its folder's name is not the digest of its {self.maker}.")
         return status
 
-    def _aside(self, spool_root: Path, folder: Path, error: Exception) -> str:
-        """Move a damaged record away and say so; nothing is wrong with one that cannot be read at the moment."""
-        if isinstance(error, SpoolError) and not isinstance(error, DamagedFile):
-            return ""
-        aside = spool_root / QUARANTINE / self.kind.folder / f"{folder.parent.name}-{folder.name}"
-        aside.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(aside, ignore_errors=True)
-        return f" Moved to {folder.rename(aside)}; {self.again}."
-
 
 def _digest(maker: str) -> str:
     return content_id(maker)[:_DIGITS]
+
+
+def load_records(
+    spool_root: Path,
+    kind: RecordKind,
+    is_new: Callable[[Path], bool],
+    add: Callable[[Path], None],
+    again: str | None = None,
+) -> list[str]:
+    """Add the records of a kind that a database does not have, each whole or not at all.
+
+    Args:
+        spool_root: The spool.
+        kind: What they are.
+        is_new: Whether the database lacks the record of a folder.
+        add: Reads one and adds it.
+        again: What writes a damaged one again, in words: such a record is moved to the quarantine. None leaves it.
+
+    Returns:
+        What is wrong with records that were not added.
+    """
+    found, problems = records(spool_root, kind)
+    for folder in filter(is_new, found):
+        try:
+            add(folder)
+        except (duckdb.Error, sa.exc.StatementError) as error:
+            if is_trouble(error):
+                raise
+            problems.append(f"{folder}: does not fit the database: {error}")
+        except (UserError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
+            # Nothing is wrong with a record that cannot be read at the moment.
+            is_damaged = isinstance(error, DamagedFile) or not isinstance(error, SpoolError)
+            moved = f" {_move_aside(spool_root, kind, folder)}; {again}." if again and is_damaged else ""
+            problems.append(f"{folder}: {error}{moved}")
+    return problems
+
+
+def check_records(
+    spool_root: Path, kind: RecordKind, read: Callable[[Path], object], again: str | None = None
+) -> list[str]:
+    """Return what is wrong with the records of a kind, each of which is read."""
+    found, problems = records(spool_root, kind)
+    for folder in found:
+        try:
+            read(folder)
+        except UserError as error:
+            moves = again is not None and isinstance(error, DamagedFile)
+            then = f" The next ingest moves it to the quarantine; {again}." if moves else ""
+            problems.append(f"{folder}: {error}{then}")
+    return problems
+
+
+def _move_aside(spool_root: Path, kind: RecordKind, folder: Path) -> str:
+    """Move a damaged record out of the way of a new one, and say so."""
+    aside = spool_root / QUARANTINE / kind.folder / "-".join(folder.relative_to(spool_root / kind.folder).parts)
+    aside.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(aside, ignore_errors=True)
+    return f"Moved to {folder.rename(aside)}"
+
+
+RESCORES: Final = Derived(RESCORE, "metric_version", ("samples.parquet", "metrics.parquet"), "rescore again")
+_SAMPLES: Final = arrow_schema(TABLES["sample_rescore"])
+_KNOWN_RESCORES: Final = "SELECT DISTINCT attempt_id, metric_version FROM sample_rescore"
+
+
+@dataclass(frozen=True)
+class Rescore:
+    """What one attempt's outputs score under one metric version.
+
+    Attributes:
+        samples: doc_key, scores, statistics: as in the spool's samples.
+        metrics: As in the spool's metrics, the task's headline metric first.
+    """
+
+    attempt_id: str
+    metric_version: str
+    samples: pa.Table
+    metrics: pa.Table
+
+
+def is_rescored(spool_root: Path, attempt_id: str, metric_version: str) -> bool:
+    """Return whether the spool has an attempt's scores under a version."""
+    return RESCORES.has(spool_root, attempt_id, metric_version)
+
+
+def record_rescore(spool_root: Path, rescore: Rescore) -> None:
+    """Write scores into the spool; nothing to do if they are there.
+
+    Raises:
+        UserError: The spool cannot be written, or a column is not what it should be.
+    """
+    metrics = conform("metrics", rescore.metrics, where="metrics.parquet")
+    samples = rescore.samples.select(_SAMPLES.names).cast(_SAMPLES)
+    status = {
+        "attempt_id": rescore.attempt_id,
+        "metric_version": rescore.metric_version,
+        "scored_at": datetime.now(UTC).isoformat(timespec="microseconds"),
+    }
+
+    def fill(folder: Path) -> None:
+        pq.write_table(samples, folder / "samples.parquet", compression="zstd")
+        pq.write_table(metrics, folder / "metrics.parquet", compression="zstd")
+
+    RESCORES.record(spool_root, rescore.metric_version, status, fill)
+
+
+def load_rescores(engine: sa.Engine, spool_root: Path) -> list[str]:
+    """Add every record whose attempt the database has, each whole or not at all; return what is wrong with others."""
+
+    def add(folder: Path, status: Mapping[str, Any]) -> None:
+        rescore, scored_at = _read_rescore(folder, status)
+        _insert_rescore(engine, rescore, scored_at)
+
+    return RESCORES.load(engine, spool_root, _KNOWN_RESCORES, add)
+
+
+def check_rescore(folder: Path) -> None:
+    """Read one record, and forget it.
+
+    Raises:
+        UserError: It is not what it should be.
+    """
+    _read_rescore(folder, RESCORES.status(folder))
+
+
+def _read_rescore(folder: Path, status: Mapping[str, Any]) -> tuple[Rescore, datetime]:
+    """Return a record, and when (UTC) it was scored."""
+    scored_at = datetime.fromisoformat(status["scored_at"]).astimezone(UTC).replace(tzinfo=None)
+    samples = read_table(folder / "samples.parquet", _SAMPLES)
+    path = folder / "metrics.parquet"
+    metrics = conform("metrics", read_table(path, FILE_TABLES["metrics"]), where=str(path))
+    return Rescore(status["attempt_id"], status["metric_version"], samples, metrics), scored_at
+
+
+def _insert_rescore(engine: sa.Engine, rescore: Rescore, scored_at: datetime) -> None:
+    n = len(rescore.samples)
+    samples = _with(rescore.samples, "metric_version", [rescore.metric_version] * n, pa.string())
+    metrics = _with(rescore.metrics, "ordinal", range(len(rescore.metrics)), pa.int32())
+    with engine.begin() as connection:
+        for table, rows in (("sample_rescore", samples), ("metric", metrics)):
+            rows = _with(rows, "scored_at", [scored_at] * len(rows), pa.timestamp("us"))
+            insert_rows(connection, table, rows, "attempt_id", rescore.attempt_id)
+
+
+def _with(rows: pa.Table, name: str, values: Sequence[object], kind: pa.DataType) -> pa.Table:
+    return rows.append_column(name, pa.array(values, kind))
+
+
+_FILE: Final = "token_tag.parquet"
+TAGS: Final = Derived(TAG, "tagger", (_FILE,), "annotate again")
+TAG_SCHEMA: Final = arrow_schema(TABLES["token_tag"])
+"""One row a token that belongs to a word."""
+_KNOWN_TAGS: Final = "SELECT DISTINCT attempt_id, tagger FROM token_tag"
+
+
+def record_tags(spool_root: Path, attempt_id: str, tagger: str, tags: pa.Table) -> None:
+    """Write the tags of an attempt's answers into the spool; nothing to do if they are there.
+
+    Args:
+        spool_root: The spool.
+        attempt_id: Whose answers.
+        tagger: Library, model and their versions.
+        tags: Rows of `TAG_SCHEMA`.
+
+    Raises:
+        UserError: The spool cannot be written.
+    """
+    rows = tags.cast(TAG_SCHEMA)
+
+    def fill(folder: Path) -> None:
+        pq.write_table(rows, folder / _FILE, compression="zstd")
+
+    TAGS.record(spool_root, tagger, {"attempt_id": attempt_id, "tagger": tagger}, fill)
+
+
+def load_tags(engine: sa.Engine, spool_root: Path) -> list[str]:
+    """Add every record whose attempt the database has, each whole or not at all; return what is wrong with others."""
+
+    def add(folder: Path, status: Mapping[str, Any]) -> None:
+        rows = read_table(folder / _FILE, TAG_SCHEMA)
+        rows = rows.append_column("tagger", pa.array([status["tagger"]] * len(rows), pa.string()))
+        with engine.begin() as connection:
+            insert_rows(connection, "token_tag", rows, "attempt_id", status["attempt_id"])
+
+    return TAGS.load(engine, spool_root, _KNOWN_TAGS, add)
+
+
+def check_tags(folder: Path) -> None:
+    """Read one record, and forget it.
+
+    Raises:
+        UserError: It is not what it should be.
+    """
+    TAGS.status(folder)
+    read_table(folder / _FILE, TAG_SCHEMA)

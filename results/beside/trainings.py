@@ -11,19 +11,18 @@ import shutil
 from pathlib import Path
 from typing import Any, Final
 
-import duckdb
 import pyarrow as pa
 import sqlalchemy as sa
 from pyarrow import csv
 from sqlalchemy.dialects.postgresql import insert
 
+from exitbench.results.beside.derived import check_records, load_records
 from exitbench.results.database.catalogue import TRAINING_RUN
-from exitbench.results.database.trouble import is_trouble
 from exitbench.results.files.arrow import insert_rows
-from exitbench.results.files.atomic_folder import SpoolError, read_json, unique_name
+from exitbench.results.files.atomic import SpoolError, read_json, unique_name
 from exitbench.results.files.regular import read_regular
 from exitbench.results.files.values import OBJECT, TEXT, Keys, first_fault
-from exitbench.results.spool.records import TRAINING, records
+from exitbench.results.spool.records import TRAINING
 from exitbench.results.spool.schema import CARD_FILE, TRAINING_LOG, TRAINING_LOG_FILE
 
 _LOG_BYTES: Final = 1 << 28
@@ -33,13 +32,7 @@ _LOG_COLUMNS = csv.ConvertOptions(column_types=TRAINING_LOG, include_columns=TRA
 
 
 def record_training(spool_root: Path, weights_sha256: str, model_folder: Path) -> None:
-    """Copy card and log of a trained model into the spool; nothing to do if it has none, or they are there.
-
-    Args:
-        spool_root: The spool.
-        weights_sha256: Digest of the model's weights, as cells have it.
-        model_folder: The model's folder.
-    """
+    """Copy card and log of a trained model into the spool; nothing to do if it has none, or they are there."""
     files = [model_folder / CARD_FILE, model_folder / TRAINING_LOG_FILE]
     final = spool_root / TRAINING.folder / weights_sha256
     if final.is_dir() or not all(path.is_file() for path in files):
@@ -61,27 +54,14 @@ def load_trainings(engine: sa.Engine, spool_root: Path) -> list[str]:
     """Add every record that the database does not have, each whole or not at all; return what is wrong with others."""
     with engine.connect() as connection:
         known = set(connection.execute(sa.select(TRAINING_RUN.c.weights_sha256)).scalars())
-    found, problems = records(spool_root, TRAINING)
-    for folder in found:
-        if folder.name not in known:
-            try:
-                _load(engine, folder)
-            except (SpoolError, duckdb.Error, sa.exc.StatementError) as error:
-                if is_trouble(error):
-                    raise
-                problems.append(f"{folder}: {error}")
-    return problems
+    return load_records(
+        spool_root, TRAINING, lambda folder: folder.name not in known, lambda folder: _load(engine, folder)
+    )
 
 
 def check_trainings(spool_root: Path) -> list[str]:
     """Return what is wrong with records."""
-    found, problems = records(spool_root, TRAINING)
-    for folder in found:
-        try:
-            read_training(folder)
-        except SpoolError as error:
-            problems.append(str(error))
-    return problems
+    return check_records(spool_root, TRAINING, read_training)
 
 
 def read_training(folder: Path) -> tuple[dict[str, Any], pa.Table]:

@@ -4,27 +4,25 @@
 """
 
 import re
-import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
-import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import sqlalchemy as sa
 
+from exitbench.results.beside.derived import check_records, load_records
 from exitbench.results.database.catalogue import known_keys
-from exitbench.results.database.trouble import is_trouble
 from exitbench.results.files.arrow import insert_rows
-from exitbench.results.files.atomic_folder import DamagedFile, SpoolError, check_digested_folder, write_digested_folder
+from exitbench.results.files.atomic import DamagedFile, check_digested_folder, write_digested_folder
 from exitbench.results.files.bounded import read_table
-from exitbench.results.spool.records import VOCABULARY, records
+from exitbench.results.spool.records import VOCABULARY
 from exitbench.results.spool.schema import arrow_schema
 from exitbench.results.tables import TABLES
 
-_QUARANTINE: Final = "quarantine"
+_AGAIN: Final = "the next run writes it"
 FILE: Final = "token_text.parquet"
 _LONGEST_BYTES: Final = 1 << 16
 """Of a token's text; the longest that tokenizers have are some hundred spaces."""
@@ -74,20 +72,13 @@ def begins_word(texts: Sequence[str | None]) -> list[bool]:
 def load_vocabularies(engine: sa.Engine, spool_root: Path) -> list[str]:
     """Add every vocabulary that the database lacks, each whole or not at all; return what is wrong with others."""
     known = known_keys(engine, "token_text")
-    found, problems = records(spool_root, VOCABULARY)
-    for folder in found:
-        if folder.name not in known:
-            try:
-                rows = read_vocabulary(folder)
-                with engine.begin() as connection:
-                    insert_rows(connection, "token_text", rows, "tokenizer_sha256", folder.name)
-            except SpoolError as error:
-                problems.append(f"{folder}: {error}{_aside(spool_root, folder, error)}")
-            except (duckdb.Error, sa.exc.DBAPIError) as error:
-                if is_trouble(error):
-                    raise
-                problems.append(f"{folder}: does not fit the database: {error}")
-    return problems
+
+    def add(folder: Path) -> None:
+        rows = read_vocabulary(folder)
+        with engine.begin() as connection:
+            insert_rows(connection, "token_text", rows, "tokenizer_sha256", folder.name)
+
+    return load_records(spool_root, VOCABULARY, lambda folder: folder.name not in known, add, _AGAIN)
 
 
 def read_vocabulary(folder: Path) -> pa.Table:
@@ -107,23 +98,4 @@ def read_vocabulary(folder: Path) -> pa.Table:
 
 def check_vocabularies(spool_root: Path) -> list[str]:
     """Return what is wrong with vocabularies, each checked against its digest."""
-    found, problems = records(spool_root, VOCABULARY)
-    for folder in found:
-        try:
-            read_vocabulary(folder)
-        except SpoolError as error:
-            if not isinstance(error, DamagedFile):
-                problems.append(f"{folder}: {error}")
-                continue
-            problems.append(f"{folder}: {error} The next ingest moves it to the quarantine; the next run writes it.")
-    return problems
-
-
-def _aside(spool_root: Path, folder: Path, error: SpoolError) -> str:
-    """Move a damaged vocabulary out of the way of a new one and say so; one that cannot be read stays."""
-    if not isinstance(error, DamagedFile):
-        return ""
-    aside = spool_root / _QUARANTINE / VOCABULARY.folder / folder.name
-    aside.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(aside, ignore_errors=True)
-    return f" Moved to {folder.rename(aside)}; the next run writes it."
+    return check_records(spool_root, VOCABULARY, read_vocabulary, _AGAIN)

@@ -1,1 +1,1 @@
-"""The DuckDB database: connection, views and comments, access, foreign files read in a sandbox."""
+"""The DuckDB database: connection, views and comments, access, a sandbox for files of others."""

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from exitbench.errors import UserError
 from exitbench.results.database.connection import Database
-from exitbench.results.files.memory import in_memory
+from exitbench.results.files.duckdb_files import in_memory
 
 Result = TypeVar("Result")
 
@@ -47,11 +47,6 @@ class Answer:
 @contextmanager
 def answer(database: Database, sql: str, parameters: Mapping[str, Any]) -> Iterator[Answer]:
     """Run a query; its rows can be had until the context ends.
-
-    Args:
-        database: Where; open for reading.
-        sql: DuckDB SQL; `$name` stands for a parameter.
-        parameters: Their values.
 
     Raises:
         UserError: DuckDB does not accept the query, or fails at a row of it; carries DuckDB's message.

@@ -1,16 +1,19 @@
 """Open the DuckDB file (read-only by default), its views brought up to date; one with other tables is refused.
 
-Whoever only reads never changes the file: one whose views or macros are not exactly this version's is read from a copy
-that is (`results/database/foreign.py`). DuckDB allows many readers or one writer per file and holds a file lock
+Whoever only reads never changes the file: one whose views or macros are not exactly this version's is refused, and
+nothing that another program left in it is run. DuckDB allows many readers or one writer per file and holds a file lock
 to see to it; whoever comes second waits for a bounded time. The database is derived from the spool, so any trouble with
-it ends at `results/ingest/rebuild.py`.
+it ends at `rebuild` of `results/ingest/ingest.py`.
+
+Files of others are read in a sandbox, which reaches them and nothing else.
 """
 
 from __future__ import annotations
 
+import glob
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,14 +24,30 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 import duckdb
 
 from exitbench.errors import UserError
-from exitbench.results.database.access_lock import POLL_S, AccessLock, acquire, has_waiters, holder
+from exitbench.results.database.access import (
+    POLL_S,
+    AccessLock,
+    DatabaseInUse,
+    acquire,
+    has_waiters,
+    holder,
+    is_verified,
+    leave_mark,
+    remember,
+    was_marked,
+)
 from exitbench.results.database.current import is_up_to_date, version
-from exitbench.results.database.sandbox import NO_EXTENSIONS, attach_sql
-from exitbench.results.database.trouble import driver_error, is_damage, is_trouble
-from exitbench.results.database.verified import is_verified, leave_mark, remember, was_marked
-from exitbench.results.files.duckdb_file import is_ours, require_duckdb_file
-from exitbench.results.files.memory import in_file, in_memory, lock_settings
-from exitbench.terminal import tell
+from exitbench.results.database.tables import quoted_text
+from exitbench.results.files.duckdb_files import (
+    driver_error,
+    in_file,
+    in_memory,
+    is_damage,
+    is_ours,
+    is_trouble,
+    lock_settings,
+    require_duckdb_file,
+)
 
 if TYPE_CHECKING:  # half a second that whoever only reads does without
     import pyarrow as pa
@@ -46,25 +65,28 @@ _STARVED_S: Final = 5.0
 _LAST_PATIENCE_S: Final = 2.0
 """How long it does so once it has waited for `_STARVED_S` itself, since readers of long queries leave no gap."""
 
+_NO_EXTENSIONS: Final[dict[str, Any]] = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
+"""Configuration of every connection: what DuckDB lacks is neither fetched nor loaded because a file asks for it."""
+# A probed token's lists make DuckDB's default of 122,880 rows a row group larger than most attempts; and what fills a
+# row group is written straight into the file. Everything else is written into its log first, then into the file, and
+# once more when row groups that are not full are joined.
+_ROW_GROUP_ROWS: Final = 8_192
+# The oldest DuckDB that can read a new database: people have older command lines than we have libraries.
+_STORAGE_VERSION: Final = "v1.2.0"
+_LOGS: Final = ("", ".wal", ".wal.checkpoint", ".wal.recovery")
+"""What DuckDB keeps beside a database, by the end of its name."""
+
 # Rows are found by their keys, so that threads need not wait for each other to keep an order.
 _WRITER_CONFIG: Final[dict[str, Any]] = {
-    **NO_EXTENSIONS,
+    **_NO_EXTENSIONS,
     "preserve_insertion_order": False,
 }
 # A reader can neither write files nor read others than the database, nor fetch or load extensions.
 _READER_CONFIG: Final[dict[str, Any]] = {
-    **NO_EXTENSIONS,
+    **_NO_EXTENSIONS,
     "enable_external_access": False,
     "python_enable_replacements": False,
 }
-
-
-class DatabaseInUse(UserError):
-    """Another process has the database open; `who` says which, `is_ours` whether it is known to be one of ExitBench."""
-
-    def __init__(self, path: Path, who: str, wait_s: float, *, is_ours: bool = False) -> None:
-        super().__init__(f"{path} is in use by {who}; waited {wait_s:g} s. Try again when it has ended.")
-        self.path, self.who, self.is_ours = path, who, is_ours
 
 
 class DamagedDatabase(UserError):
@@ -79,7 +101,7 @@ class Database:
         path: The file.
         duck: The one connection.
         lock: Released when the database is closed.
-        copy: Folder of the copy that is read in its place, if one is.
+        folder: Temporary folder that the connection reads, if it has one; deleted when the database is closed.
         is_ours: Whether tables and views are known to be this version's.
         fault: What to say of an error of DuckDB's.
     """
@@ -87,14 +109,14 @@ class Database:
     path: Path
     duck: duckdb.DuckDBPyConnection
     lock: AccessLock
-    copy: TemporaryDirectory[str] | None = None
+    folder: TemporaryDirectory[str] | None = None
     is_ours: bool = False
     fault: Callable[[BaseException], str] = str
 
     @cached_property
     def engine(self) -> sa.Engine:
         """SQLAlchemy over the one connection, for those who write."""
-        from exitbench.results.database.upgrade import engine_over
+        from exitbench.results.database.catalogue import engine_over
 
         return engine_over(self.duck)
 
@@ -120,10 +142,6 @@ class Database:
 
         DuckDB plans it once; for `query` twice, which takes longer than to run it where the database is small.
 
-        Args:
-            sql: As for `query`.
-            parameters: Likewise.
-
         Raises:
             UserError: As `query`.
         """
@@ -144,8 +162,8 @@ class Database:
             remember(self.path, version())
             leave_mark(self.path, version())
         self.lock.release()
-        if self.copy is not None:
-            self.copy.cleanup()
+        if self.folder is not None:
+            self.folder.cleanup()
 
     def __enter__(self) -> Self:
         return self
@@ -161,8 +179,7 @@ class Database:
 
 
 def open_database(path: Path, read_only: bool = True, wait_s: float = WAIT_S) -> Database:
-    """Open the database at `path` for a writer, created or its views brought up to date first; or what it says for a
-    reader, who is given an up-to-date copy where the file itself is not.
+    """Open the database at `path`; for a writer it is created or its views are brought up to date first.
 
     Args:
         path: The file. A reader needs it to exist, and leaves it as it is; a writer creates it.
@@ -171,8 +188,8 @@ def open_database(path: Path, read_only: bool = True, wait_s: float = WAIT_S) ->
 
     Raises:
         UserError: No such database, not a DuckDB file, not an ExitBench database, one with tables of another version,
-            locked by another process for longer than `wait_s`, or a
-            folder that cannot be written.
+            for a reader one with other views, locked by another process for longer than `wait_s`, or a folder that
+            cannot be written.
     """
     if read_only:
         return _open_reader(path, wait_s)
@@ -183,7 +200,7 @@ def open_database(path: Path, read_only: bool = True, wait_s: float = WAIT_S) ->
 
 
 def _bring_up_to_date(database: Database) -> None:
-    from exitbench.results.database.upgrade import bring_up_to_date
+    from exitbench.results.database.catalogue import bring_up_to_date
 
     bring_up_to_date(database.engine, str(database.path))
 
@@ -225,59 +242,10 @@ def _open_reader(path: Path, wait_s: float) -> Database:
         remember(path, version())
         return database
     database.close()
-    return _open_copy(path, wait_s)
-
-
-def _open_copy(path: Path, wait_s: float) -> Database:
-    """Open a copy that is up to date, which is gone when it is closed."""
-    tell(
-        f"{path} is not as this version of ExitBench makes it: a copy is read. The next run or import into it, or "
-        "`exitbench db rebuild`, brings it up to date.",
+    raise UserError(
+        f"{path} has other views than this version of ExitBench makes. `exitbench db rebuild` makes it again from its "
+        "spool, and so does the next run or import into it. Of somebody else's, have a snapshot (`exitbench export`)."
     )
-    folder = TemporaryDirectory(prefix="exitbench-")
-    try:
-        beside = Path(folder.name) / path.name
-        copy_to(path, beside, wait_s)
-        copy = connect(beside, read_only=True, wait_s=wait_s)
-    except BaseException:
-        folder.cleanup()
-        raise
-    return Database(path, copy.duck, copy.lock, folder)
-
-
-def copy_to(source: Path, target: Path, wait_s: float = WAIT_S) -> None:
-    """Write the rows of a database, somebody else's perhaps, into a new one of this version; the source is only read.
-
-    Args:
-        source: The database.
-        target: In a folder of one's own; must not exist.
-        wait_s: How long to wait while another process has the source open.
-
-    Raises:
-        UserError: As `open_database`; or the source has tables that no result database has, or there is no room
-            for the copy.
-    """
-    from exitbench.results.database.foreign import copy_database
-
-    deadline = time.monotonic() + wait_s
-    while True:
-        try:
-            copy_database(source.absolute(), target)
-            break
-        except duckdb.Error as error:
-            if not _is_locked(error):
-                raise _open_error(source, error) from error
-            if time.monotonic() >= deadline:
-                raise _in_use(source, error, wait_s) from error
-            target.unlink(missing_ok=True)
-            time.sleep(POLL_S)
-    try:
-        open_database(target, read_only=False).close()
-    except Exception as error:
-        if isinstance(driver_error(error), duckdb.Error) and not isinstance(error, UserError):
-            raise _open_error(source, error) from error
-        raise
-    require_complete(target)
 
 
 def check_path(path: Path) -> None:
@@ -393,3 +361,38 @@ def _or_close(database: Database, action: Callable[[Database], Result]) -> Resul
         if is_trouble(error):
             raise _open_error(database.path, error) from error
         raise
+
+
+def attach_sql(path: Path, name: str) -> str:
+    """Return SQL that makes a file a database of a connection's, to be written; only this can say how it is stored."""
+    stored = f"ROW_GROUP_SIZE {_ROW_GROUP_ROWS}"
+    if not path.exists():  # one that exists keeps its version, which cannot be lowered
+        stored += f", STORAGE_VERSION '{_STORAGE_VERSION}'"
+    return f"ATTACH {quoted_text(str(path))} AS {name} (TYPE duckdb, {stored})"
+
+
+def sandbox(
+    readable: Iterable[Path], folder: Path, folders: Iterable[Path] = (), settings: Iterable[str] = ()
+) -> duckdb.DuckDBPyConnection:
+    """Return a connection that reaches some files and a folder of one's own, for good.
+
+    Args:
+        readable: Files of others, and of a database what DuckDB keeps beside it.
+        folder: Where it may write, and does so when memory is short.
+        folders: Folders of others.
+        settings: Further settings, as NAME = VALUE.
+    """
+    # DuckDB asks first whether a pattern is allowed, and then each file that it matches.
+    names = [name for path in map(str, readable) for name in (path, glob.escape(path))]
+    files = [quoted_text(name + end) for name in names for end in _LOGS]
+    duck = in_memory(**_NO_EXTENSIONS, python_enable_replacements=False)
+    for setting in (
+        f"temp_directory = {quoted_text(str(folder / 'spilled'))}",
+        f"allowed_paths = [{', '.join(files)}]",
+        f"allowed_directories = [{', '.join(quoted_text(str(each)) for each in (folder, *folders))}]",
+        *settings,
+        "enable_external_access = false",
+        "lock_configuration = true",
+    ):
+        duck.execute(f"SET {setting}")
+    return duck

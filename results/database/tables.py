@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import duckdb
 
 from exitbench.errors import UserError
-from exitbench.results.files.memory import in_memory
+from exitbench.results.files.duckdb_files import in_memory
 from exitbench.results.tables import TABLES, schema_sql
 
 _SHOWN: Final = 60
@@ -115,12 +115,7 @@ def catalogue_with(views: str, storage: str) -> Catalogue:
 
 
 def read_catalogue(duck: duckdb.DuckDBPyConnection, database: str) -> Catalogue:
-    """Read what an attached database has; nothing in it is run.
-
-    Args:
-        duck: A connection.
-        database: The name that the database is attached by.
-    """
+    """Read what an attached database has; nothing in it is run."""
 
     def rows(query: str) -> list[tuple[Any, ...]]:
         return duck.execute(query, {"database": database}).fetchall()

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from exitbench.results.files.atomic_folder import DamagedFile, SpoolError
+from exitbench.results.files.atomic import DamagedFile, SpoolError
 from exitbench.results.files.regular import NotRegular, open_regular
 
 ROWS_PER_BYTE: Final = 64

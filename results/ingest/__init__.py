@@ -1,1 +1,1 @@
-"""Rows into the database: from the spool, from snapshots and databases of others, and from nothing (rebuild)."""
+"""Rows into the database: from the spool, from snapshots of others, and from nothing (rebuild)."""

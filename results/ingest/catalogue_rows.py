@@ -16,7 +16,7 @@ from exitbench.results.database.catalogue import (
     HARDWARE,
     MODEL_ARTIFACT,
 )
-from exitbench.results.files.canonical import canonical_json, content_id
+from exitbench.results.files.formats import canonical_json, content_id
 from exitbench.results.spool.attempts import AttemptRecord
 
 # Of the identity, what says how one cell differs from another that does the same work.
@@ -40,12 +40,7 @@ Row = dict[str, Any]
 
 
 def insert_catalogue(connection: sa.Connection, records: Sequence[AttemptRecord], stored: Set[str]) -> set[str]:
-    """Add attempts, their cells, and what of their artifacts is not stored.
-
-    Args:
-        connection: In a transaction.
-        records: The attempts, none of which is in the database.
-        stored: Ids of machines, models and data that are.
+    """Add attempts that are new, their cells, and those of their artifacts whose ids are not `stored`.
 
     Returns:
         The ids of all their artifacts.

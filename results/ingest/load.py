@@ -10,19 +10,18 @@ import duckdb
 import sqlalchemy as sa
 
 from exitbench.errors import UserError
-from exitbench.results.beside.rescores import load_rescores
-from exitbench.results.beside.tags import load_tags
+from exitbench.results.beside.derived import load_rescores, load_tags
 from exitbench.results.beside.trainings import load_trainings
 from exitbench.results.beside.vocabularies import load_vocabularies
 from exitbench.results.database.catalogue import ATTEMPT
-from exitbench.results.database.trouble import driver_error, is_damage, is_trouble
 from exitbench.results.files.arrow import driver_connection, parquet_path
-from exitbench.results.files.atomic_folder import DamagedFile, SpoolError
+from exitbench.results.files.atomic import DamagedFile, SpoolError
 from exitbench.results.files.bounded import check_table
+from exitbench.results.files.duckdb_files import driver_error, is_damage, is_trouble
 from exitbench.results.ingest.catalogue_rows import insert_catalogue
 from exitbench.results.ingest.differences import fill_differences
 from exitbench.results.ingest.documents import fill_sql
-from exitbench.results.ingest.imports import load_imports
+from exitbench.results.ingest.snapshot import load_imports
 from exitbench.results.spool.attempts import (
     Attempt,
     AttemptRecord,

@@ -1,30 +1,39 @@
-"""Snapshots of a database: one Parquet file a table and a manifest with the digest of each.
+"""Snapshots of a database: one Parquet file per table and a manifest with the digest of each.
 
     FOLDER/{manifest.json, TABLE.parquet ..}
 
 A snapshot is what is handed on (`export`) and what an import keeps in the spool, so that a rebuilt database has it:
-it says of which schema it is, and one of another schema is refused.
+it says of which schema it is, and one of another schema is refused. Imports are kept as they came, attempts whose
+spool is elsewhere and runs of benchmarks:
+
+    <spool>/imports/<digest>/       a snapshot
+    <spool>/perf/<digest>.json      as pytest-benchmark wrote it: one run of benchmarks
 """
 
-from collections.abc import Collection, Iterable, Sequence
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import sqlalchemy as sa
 
 from exitbench import __version__
 from exitbench.errors import UserError
+from exitbench.results.database.catalogue import known_keys
 from exitbench.results.database.tables import quoted, quoted_text
-from exitbench.results.files.arrow import driver_connection
-from exitbench.results.files.atomic_folder import sha256, write_folder, write_json
-from exitbench.results.files.paths import without_home
-from exitbench.results.ingest.manifest import FORMAT, table_rows
-from exitbench.results.ingest.manifest import MANIFEST as MANIFEST
-from exitbench.results.ingest.manifest import Manifest as Manifest
-from exitbench.results.ingest.soundness import require_sound
+from exitbench.results.files.arrow import driver_connection, insert_rows
+from exitbench.results.files.atomic import read_json, sha256, write_folder, write_json
+from exitbench.results.files.duckdb_files import driver_error, is_trouble
+from exitbench.results.files.formats import without_home
+from exitbench.results.files.regular import open_regular
+from exitbench.results.ingest.manifest import FORMAT, MANIFEST, Manifest, require_sound, table_rows
+from exitbench.results.spool.records import BENCHMARK, IMPORT, records
+from exitbench.results.spool.schema import arrow_schema
 from exitbench.results.tables import ARTIFACTS, KEYS, SCHEMA_VERSION, TABLES
 from exitbench.terminal import number_of
 
@@ -87,10 +96,6 @@ def write_snapshot(engine: sa.Engine, folder: Path, redistributable: Collection[
 def load_snapshot(engine: sa.Engine, folder: Path) -> int:
     """Add what the database does not have of a snapshot, in one transaction; return the number of attempts added.
 
-    Args:
-        engine: An open, writable, up-to-date database.
-        folder: The snapshot.
-
     Raises:
         UserError: As `Manifest.read` and `Manifest.columns`; rows refer to what is not there; or an attempt that both
             have is not the same in both.
@@ -100,13 +105,8 @@ def load_snapshot(engine: sa.Engine, folder: Path) -> int:
     with engine.begin() as connection:
         sources = {name: rows.source for name, rows in tables.items()}
         require_sound(driver_connection(connection), sources, str(folder))
-        theirs, ours = (_digests(connection, table) for table in (sources["attempt"], "attempt"))
-        differ = sorted(key for key in theirs.keys() & ours.keys() if theirs[key] != ours[key])
-        if differ:
-            raise UserError(
-                f"{folder}: here already with other files: {number_of(len(differ), 'attempt')}, such as {differ[0]}. "
-                "One of the two was changed; nothing is merged."
-            )
+        theirs, ours = (attempt_digests(connection, table) for table in (sources["attempt"], "attempt"))
+        require_equal(folder, theirs, ours)
         for table in sorted(tables, key=_turn):
             if not TABLES[table].local:
                 connection.exec_driver_sql(_insert(table, tables[table]))
@@ -168,7 +168,22 @@ def _names(columns: Iterable[str]) -> str:
     return ", ".join(map(quoted, columns))
 
 
-def _digests(connection: sa.Connection, attempts: str) -> dict[str, str]:
+def require_equal(source: Path, theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
+    """Check that no attempt is known with other files.
+
+    Raises:
+        UserError: One is.
+    """
+    differ = sorted(key for key in theirs.keys() & ours.keys() if theirs[key] != ours[key])
+    if differ:
+        raise UserError(
+            f"{source}: here already with other files: {number_of(len(differ), 'attempt')}, such as {differ[0]}. "
+            "One of the two was changed; nothing is merged."
+        )
+
+
+def attempt_digests(connection: sa.Connection, attempts: str = "attempt") -> dict[str, str]:
+    """Return the digest of DONE of every attempt in a table, or in what SQL selects as `attempts`."""
     return dict(driver_connection(connection).execute(f"SELECT attempt_id, spool_sha256 FROM {attempts}").fetchall())
 
 
@@ -247,3 +262,115 @@ def _write_table(duck: Any, query: str, path: Path, names_paths: Sequence[str]) 
         return rows
     finally:
         reader.close()  # what is still to come of it would be in the way of closing the connection
+
+
+_BENCHMARKS: Final = arrow_schema(TABLES["perf_sample"])
+_ODD: Final = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+"""What comes of a file that has other things where numbers, texts and objects should be."""
+
+
+def load_imports(engine: sa.Engine, spool_root: Path) -> tuple[int, list[str]]:
+    """Add every import that the database does not have; return the attempts added, and what is wrong with others."""
+    snapshots, odd_snapshots = records(spool_root, IMPORT)
+    benchmarks, odd_benchmarks = records(spool_root, BENCHMARK)
+    added, problems = _load_snapshots(engine, snapshots)
+    problems += [*odd_snapshots, *odd_benchmarks]
+    stored = known_keys(engine, "perf_sample")
+    for path in benchmarks:
+        if path.stem not in stored:
+            try:
+                rows = benchmark_rows(path)
+                with engine.begin() as connection:
+                    insert_rows(connection, "perf_sample", rows, "perf_run_id", path.stem)
+            except (UserError, duckdb.Error, sa.exc.DBAPIError) as error:
+                if is_trouble(error):
+                    raise
+                problems.append(f"{path}: {error}")
+    return added, problems
+
+
+def _load_snapshots(engine: sa.Engine, folders: Sequence[Path]) -> tuple[int, list[str]]:
+    added, problems, loaded = 0, [], []
+    for folder in folders:
+        try:
+            if not _is_whole(engine, folder):
+                added += load_snapshot(engine, folder)
+            loaded.append(folder)
+        except (UserError, duckdb.Error, sa.exc.DBAPIError) as error:
+            if is_trouble(error):
+                raise
+            problems.append(str(error) if isinstance(error, UserError) else f"{folder}: {driver_error(error)}")
+    for folder in loaded:
+        # Scores of attempts that a folder further on brought.
+        if not _is_whole(engine, folder):
+            load_snapshot(engine, folder)
+    return added, problems
+
+
+def imported_attempts(spool_root: Path) -> set[str]:
+    """Return the attempts of which a snapshot was imported; a damaged import has none, and is named when loaded."""
+    attempt_ids: set[str] = set()
+    for folder in records(spool_root, IMPORT)[0]:
+        try:
+            Manifest.claimed(folder)
+            with open_regular(folder / "attempt.parquet") as file:
+                attempt_ids.update(pq.read_table(file, columns=["attempt_id"])["attempt_id"].to_pylist())
+        except (UserError, OSError, KeyError, pa.ArrowException):
+            continue
+    return attempt_ids
+
+
+def benchmark_rows(path: Path) -> pa.Table:
+    """Return a file of pytest-benchmark as rows of `perf_sample`, without their run.
+
+    Raises:
+        UserError: It is not what pytest-benchmark writes.
+    """
+    record = read_json(path)
+    try:
+        commit = record.get("commit_info", {})
+        common = {
+            "measured_at": _utc(record["datetime"]),
+            # What it writes outside of a repository.
+            "git_commit": None if commit.get("id") == "unversioned" else commit.get("id"),
+            "git_dirty": commit.get("dirty"),
+            "machine": _json(record["machine_info"]),
+        }
+        rows = [{**common, **_benchmark_row(benchmark)} for benchmark in record["benchmarks"]]
+        if len({row["benchmark"] for row in rows}) < len(rows):
+            raise ValueError("a benchmark is there twice")
+        return pa.Table.from_pylist(rows, schema=_BENCHMARKS)
+    except (*_ODD, pa.ArrowException) as error:
+        raise UserError(f"{path}: is not what pytest-benchmark writes: {type(error).__name__}: {error}") from error
+
+
+def _benchmark_row(benchmark: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "benchmark": benchmark["fullname"],
+        "params": _json(benchmark["params"]),
+        "extra": _json(benchmark["extra_info"]),
+        "median_s": benchmark["stats"]["median"],
+        # Only kept by pytest-benchmark where it was asked to (--benchmark-save-data).
+        "data": benchmark["stats"].get("data", []),
+    }
+
+
+def _json(value: Any) -> str:
+    """Return JSON as DuckDB takes it: without NaN, and without the halves of characters that no text has."""
+    return json.dumps(value, allow_nan=False, ensure_ascii=False).encode().decode()
+
+
+def _utc(text: str) -> datetime:
+    """A time as pytest-benchmark writes it: UTC, which older versions do not say."""
+    time = datetime.fromisoformat(text)
+    return (time if time.tzinfo is None else time.astimezone(UTC)).replace(tzinfo=None)
+
+
+def _is_whole(engine: sa.Engine, folder: Path) -> bool:
+    """Whether the database has all of a snapshot; what cannot be read is left to `load_snapshot` to name."""
+    try:
+        return is_loaded(engine, folder)
+    except (UserError, duckdb.Error) as error:
+        if is_trouble(error):
+            raise
+        return False

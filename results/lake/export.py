@@ -15,7 +15,7 @@ from deltalake.exceptions import CommitFailedError
 
 from exitbench.errors import UserError
 from exitbench.results.database.tables import declared_tables, quoted, quoted_text
-from exitbench.results.files.canonical import canonical_json
+from exitbench.results.files.formats import canonical_json
 from exitbench.results.ingest.snapshot import licensed_labels, select_rows, without_paths
 from exitbench.results.lake import tables
 

@@ -3,7 +3,8 @@
 In a directory a query opens only files of its runs: joined by attempt, DuckDB skips the partitions of others.
 """
 
-from collections.abc import Collection
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from glob import escape
 from pathlib import Path
@@ -13,14 +14,14 @@ from typing import Final
 import duckdb
 
 from exitbench.errors import UserError, told
-from exitbench.results.database.access_lock import AccessLock
-from exitbench.results.database.connection import Database, open_database
-from exitbench.results.database.sandbox import sandbox
+from exitbench.results.database.access import AccessLock
+from exitbench.results.database.connection import Database, open_database, sandbox
 from exitbench.results.database.tables import declared_tables, quoted, quoted_text, spelled
-from exitbench.results.ingest.soundness import require_sound
+from exitbench.results.ingest.manifest import require_sound
 from exitbench.results.lake import tables
 from exitbench.results.lake.tables import LOADED, SHARED, LakeTable
 from exitbench.results.tables import SCHEMA_VERSION
+from exitbench.terminal import number_of
 
 _PLANNING: Final = ("disabled_optimizers = 'join_order'", "dynamic_or_filter_threshold = 100000")
 """Keep the order of joins in views, so that files of other attempts are skipped, also for more than 50 attempts."""
@@ -97,3 +98,32 @@ def _select(duck: duckdb.DuckDBPyConnection, table: LakeTable, complete: Collect
     if "attempt_id" in types and table.name != "attempt" and not tables.partitioned_by(table.name):
         source += " SEMI JOIN (FROM attempt) USING (attempt_id)"
     return f"SELECT {columns} FROM {source}"
+
+
+_SHOWN: Final = 20
+_ATTEMPTS: Final = """
+    SELECT cell_id, status, left(hw_id, 8) || ' (' || concat_ws(', ', gpu, cpu, 'threads: ' || threads) || ')'
+    FROM attempt JOIN hardware USING (hw_id) ORDER BY status <> 'interrupted', attempt_id
+"""
+
+
+def lake_lines(lake: str, labels: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Yield lines that say what a lake has of all cells, or of those whose names are given by id."""
+    with open_lake(lake) as database:
+        rows = database.duck.execute(_ATTEMPTS).fetchall()
+    rows = [row for row in rows if labels is None or row[0] in labels]
+    states = {cell: status for cell, status, _ in rows}
+    missing = [label for cell, label in (labels or {}).items() if states.get(cell) != "ok"]
+    counts = Counter(states.values()) + Counter(new=len((labels or {}).keys() - states.keys()))
+    said = ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "none"
+    yield f"{number_of(counts.total(), 'cell')}: {said}; {number_of(len(rows), 'attempt')}"
+    machines = defaultdict(set)
+    for cell, _, machine in rows:
+        machines[machine].add(cell)
+    yield from (f"machine  {name}: {number_of(len(cells), 'cell')}" for name, cells in sorted(machines.items()))
+    shared = Counter(cell for cells in machines.values() for cell in cells)
+    if twice := sum(count > 1 for count in shared.values()):
+        yield f"{number_of(twice, 'cell')} ran on more than one machine: shards overlapped, or machines were exchanged"
+    yield from (f"missing  {label}" for label in missing[:_SHOWN])
+    if len(missing) > _SHOWN:
+        yield f"missing  and {len(missing) - _SHOWN} more"

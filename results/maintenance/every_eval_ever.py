@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from exitbench.errors import UserError
 from exitbench.results.database.connection import Database
-from exitbench.results.files.atomic_folder import write_folder, write_json
+from exitbench.results.files.atomic import write_folder, write_json
 
 SCHEMA_VERSION: Final = "0.3.0"
 _NAMESPACE: Final = uuid.UUID("6a1f3a34-3a4c-5f0e-9c56-0a4f5d3b7e21")

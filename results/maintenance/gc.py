@@ -11,13 +11,12 @@ from typing import Final, Literal
 
 from exitbench.errors import UserError
 from exitbench.results.analysis.status import folder_bytes
-from exitbench.results.beside.rescores import RESCORES
-from exitbench.results.beside.tags import TAGS
+from exitbench.results.beside.derived import RESCORES, TAGS
 from exitbench.results.database.connection import open_database
 from exitbench.results.database.tables import quoted
 from exitbench.results.files.arrow import driver_connection
-from exitbench.results.files.atomic_folder import SpoolError
-from exitbench.results.ingest.imports import imported_attempts
+from exitbench.results.files.atomic import SpoolError
+from exitbench.results.ingest.snapshot import imported_attempts
 from exitbench.results.maintenance.integrity import counted_rows, stored_rows
 from exitbench.results.spool.attempts import (
     QUARANTINE,
@@ -96,11 +95,6 @@ def find_garbage(spool_root: Path, path: Path, *, superseded: bool, traces: bool
 
 def free(garbage: Sequence[Garbage], path: Path, progress: Callable[[int, int], None] | None = None) -> None:
     """Remove what `find_garbage` found.
-
-    Args:
-        garbage: What to free.
-        path: The database, which forgets superseded attempts.
-        progress: Called with (done, total).
 
     Raises:
         UserError: The database is in use, or something cannot be removed.

@@ -11,16 +11,15 @@ import pyarrow.parquet as pq
 import sqlalchemy as sa
 
 from exitbench.errors import UserError
-from exitbench.results.beside.rescores import RESCORES
-from exitbench.results.beside.tags import TAGS
+from exitbench.results.beside.derived import RESCORES, TAGS, check_records
 from exitbench.results.beside.trainings import check_trainings
 from exitbench.results.beside.vocabularies import check_vocabularies
 from exitbench.results.database.catalogue import ATTEMPT, ATTEMPT_FILE
-from exitbench.results.database.connection import DamagedDatabase, Database, DatabaseInUse, open_database
+from exitbench.results.database.connection import DamagedDatabase, Database, open_database
 from exitbench.results.database.tables import quoted
-from exitbench.results.files.atomic_folder import DamagedFile, SpoolError
-from exitbench.results.ingest.imports import imported_attempts
-from exitbench.results.ingest.snapshot import Manifest
+from exitbench.results.files.atomic import DamagedFile, SpoolError
+from exitbench.results.ingest.manifest import Manifest
+from exitbench.results.ingest.snapshot import imported_attempts
 from exitbench.results.spool.attempts import (
     QUARANTINE,
     Attempt,
@@ -30,7 +29,7 @@ from exitbench.results.spool.attempts import (
     read_attempt,
     scan_spool,
 )
-from exitbench.results.spool.records import IMPORT, linked, records
+from exitbench.results.spool.records import IMPORT, linked
 from exitbench.results.tables import FILES, REFERENCES, TABLES
 from exitbench.terminal import number_of
 
@@ -69,11 +68,6 @@ class _Stored:
 def check(spool_root: Path, path: Path, progress: Callable[[int, int], None] | None = None) -> CheckReport:
     """Compare every file of the spool with its digest, every row of the database with its file.
 
-    Args:
-        spool_root: The spool; attempts that end meanwhile are not looked at.
-        path: The database.
-        progress: Called with (attempts seen, attempts in the spool).
-
     Raises:
         UserError: There is no database, or it is in use.
     """
@@ -106,7 +100,11 @@ def check(spool_root: Path, path: Path, progress: Callable[[int, int], None] | N
         here = {attempt.attempt_id for attempt in attempts} | imported_attempts(spool_root)
         problems += _nowhere_else(stored.done.keys() - here, spool_root, path)
     problems += [*RESCORES.check(spool_root), *TAGS.check(spool_root)]
-    problems += [*check_vocabularies(spool_root), *check_trainings(spool_root), *_damaged_imports(spool_root)]
+    problems += [
+        *check_vocabularies(spool_root),
+        *check_trainings(spool_root),
+        *check_records(spool_root, IMPORT, Manifest.read),
+    ]
     problems += [linked(link) for link in links_in(spool_root)]
     return CheckReport(len(attempts), n_files, stored.total, tuple(problems))
 
@@ -230,42 +228,16 @@ def _nowhere_else(attempt_ids: Set[str], spool_root: Path, path: Path) -> Iterat
         )
 
 
-def _damaged_imports(spool_root: Path) -> Iterator[str]:
-    found, problems = records(spool_root, IMPORT)
-    yield from problems
-    for folder in found:
-        try:
-            Manifest.read(folder)
-        except UserError as error:
-            yield f"{folder}: {error}"
-
-
 def require_whole_spool(spool_root: Path, path: Path) -> None:
-    """Check that a database rebuilt from the spool would have every row that this one has, or had.
+    """Check that the spool still has the traces of its attempts, so that a database rebuilt from it has their rows.
 
     Raises:
-        UserError: It would not, or the database is in use.
+        UserError: `exitbench gc` removed some.
     """
-    attempts = list(scan_spool(spool_root))
-    freed = sum(map(_is_freed, attempts))
-    if freed:
+    if freed := sum(map(_is_freed, scan_spool(spool_root))):
         raise UserError(
             f"{spool_root}: `exitbench gc` removed the traces of {number_of(freed, 'attempt')}, since {path} "
             "has them; a rebuilt database would not. Add --force to do without them."
-        )
-    try:
-        with open_database(path) as database:
-            known = set(database.query("SELECT attempt_id AS a FROM attempt")["a"].to_pylist())
-    except DatabaseInUse:
-        raise
-    except UserError:
-        return  # there is none, or nothing can be read from it
-    missing = known - {attempt.attempt_id for attempt in attempts} - imported_attempts(spool_root)
-    if missing:
-        raise UserError(
-            f"{path} has {number_of(len(missing), 'attempt')} that {spool_root} lacks, such as "
-            f"{min(missing)}; a rebuilt database would not have them. `exitbench export` saves them; add --force to do "
-            "without them."
         )
 
 

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from exitbench.errors import UserError, is_out_of_memory, suggestion
-from exitbench.results.files.atomic_folder import (
+from exitbench.results.files.atomic import (
     DamagedFile,
     SpoolError,
     check_digest,
@@ -32,7 +32,7 @@ from exitbench.results.files.atomic_folder import (
     sha256,
     write_json,
 )
-from exitbench.results.files.paths import without_home
+from exitbench.results.files.formats import without_home
 from exitbench.results.files.values import INT64, Keys, first_fault
 from exitbench.results.spool.heartbeat import OWNER_FILE, Heartbeat
 from exitbench.results.spool.schema import (

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from exitbench.results.files.locks import lock
+from exitbench.results.files.atomic import lock
 from exitbench.results.files.regular import open_regular
 
 OWNER_FILE: Final = "RUNNING"
@@ -49,9 +49,6 @@ class Heartbeat:
     def __init__(self, folder: Path) -> None:
         """Create and lock the file.
 
-        Args:
-            folder: Of the attempt.
-
         Raises:
             OSError: The file cannot be created.
         """
@@ -83,11 +80,7 @@ class Heartbeat:
 
 
 def owner_of(folder: Path) -> Owner | None:
-    """Return who is writing an attempt now; None if nobody is (it has ended, or its process was killed).
-
-    Args:
-        folder: Of the attempt.
-    """
+    """Return who is writing an attempt now; None if nobody is (it has ended, or its process was killed)."""
     try:
         with open_regular(folder / OWNER_FILE) as file:
             owner, held = _read(file.read()), _is_held(file.fileno())

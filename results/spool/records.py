@@ -42,10 +42,6 @@ RECORD_KINDS: Final = (TRAINING, VOCABULARY, RESCORE, TAG, IMPORT, BENCHMARK)
 def records(spool_root: Path, kind: RecordKind) -> tuple[list[Path], list[str]]:
     """Return where the records of a kind lie, sorted, and in words what else lies there.
 
-    Args:
-        spool_root: The spool; need not exist.
-        kind: One of `RECORD_KINDS`.
-
     Raises:
         UserError: A folder cannot be listed.
     """

@@ -329,3 +329,27 @@ def _documents(values: ArrayLike, name: str, ndim: int) -> Floats:
     if not np.isfinite(array).all():
         raise ValueError(f"{name} has entries that are not finite")
     return array
+
+
+def as_sums(rows: Floats, aggregate: Aggregate) -> tuple[Floats, Aggregate]:
+    """Return rows that add up, and what turns their sums into the metric.
+
+    Of a metric that no sums tell, such as a rank correlation, which document it is is summed: each has a column of its
+    own, so that a sum says how often each one counts, and intervals and tests need to know of nothing but sums.
+
+    Args:
+        rows: Documents' statistics, [n, S].
+        aggregate: Of sums; or, where it has a true attribute `of_columns`, of these statistics and how often each of
+            them counts, [..., n].
+    """
+    if not getattr(aggregate, "of_columns", False):
+        return rows, aggregate
+    return np.eye(len(rows)), lambda total, n: aggregate(rows, total)
+
+
+def paired_as_sums(rows_a: Floats, rows_b: Floats, aggregate: Aggregate) -> tuple[Floats, Floats, Aggregate]:
+    """Return rows of two runs over the same documents that add up; those that were equal still are."""
+    n = len(rows_a)
+    rows, of_sums = as_sums(np.concatenate([rows_a, rows_b]), aggregate)
+    differs = (rows_a != rows_b).any(axis=1, keepdims=True)
+    return rows[:n], np.where(differs, rows[n:], rows[:n]), of_sums

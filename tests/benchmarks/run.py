@@ -76,7 +76,7 @@ def keep(times: Path, runs: Runs) -> None:
     Raises:
         UserError: The database could not be filled; says how to do it later.
     """
-    from exitbench.results.ingest.merge import merge  # not into the process that measures
+    from exitbench.results.ingest.importing import merge  # not into the process that measures
 
     try:
         problems = merge(times, runs.spool, runs.database).problems

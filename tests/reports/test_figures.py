@@ -24,7 +24,7 @@ from exitbench.reports.frame import Frame
 from exitbench.reports.plotting.style import DARK, LIGHT, MUTED, series_styles, theme
 from exitbench.reports.registry import discover
 from exitbench.results.database.connection import open_database
-from exitbench.results.files.canonical import content_id
+from exitbench.results.files.formats import content_id
 
 Rows = Callable[[Path, ModuleType, str], Frame]
 

@@ -17,7 +17,7 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 
-from exitbench.results.files.canonical import content_id
+from exitbench.results.files.formats import content_id
 from exitbench.results.spool import attempts as spool
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import FITTED_FILE

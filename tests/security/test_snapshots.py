@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from exitbench.results.database.connection import open_database
-from exitbench.results.ingest.snapshot import MANIFEST, write_snapshot
+from exitbench.results.ingest.manifest import MANIFEST
+from exitbench.results.ingest.snapshot import write_snapshot
 from exitbench.results.tables import SCHEMA_VERSION
 
 Ask = Callable[..., tuple[int, str, str]]
@@ -86,6 +87,10 @@ def renamed(table: pa.Table, old: str, new: str) -> pa.Table:
 
 def as_type(table: pa.Table, name: str, column: Any) -> pa.Table:
     return table.set_column(table.column_names.index(name), name, column)
+
+
+def filled(table: pa.Table, name: str, value: Any) -> pa.Table:
+    return as_type(table, name, pa.array([value] * len(table), table.schema.field(name).type))
 
 
 MANIFESTS: dict[str, tuple[Callable[[Path], Any], str]] = {
@@ -243,6 +248,42 @@ FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
         ),
         "attempt.attempt_id '../../outside' is no id that ExitBench gives",
     ),
+    **{
+        what: (lambda folder, row=row: rewrite(folder, row[0], lambda rows: filled(rows, *row[1:])), says)
+        for what, row, says in (
+            (
+                "samples without attempts",
+                ("sample", "attempt_id", "20200101T000000000000Z-00000000"),
+                "rows of sample are of a attempt_id that attempt does not have",
+            ),
+            (
+                "a cell that is called like a folder",
+                ("cell", "cell_id", "../../outside"),
+                "cell.cell_id '../../outside' is no id that ExitBench gives",
+            ),
+            (
+                "a status that none has",
+                ("attempt", "status", "great"),
+                "attempt.status has 'great'. Allowed: ok, failed",
+            ),
+            (
+                "an exit after the last block",
+                ("token_exit", "exit_layer", 30_000),
+                "token_exit.exit_layer has '30000'. Allowed: 1 to the model's number of blocks",
+            ),
+            (
+                "an exit before the first block",
+                ("token_exit", "exit_layer", -5),
+                "token_exit.exit_layer has '-5'",
+            ),
+            (
+                "a list of exits with one before the first block",
+                ("document_exit", "exit_layer", [1, 0]),
+                "document_exit.exit_layer has '[1, 0]'",
+            ),
+            ("a position before the first", ("token_exit", "position", -1), "token_exit.position has '-1'"),
+        )
+    },
 }
 
 

@@ -19,17 +19,15 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.results.analysis.status import spool_status
-from exitbench.results.beside.tags import SCHEMA as TAGS
-from exitbench.results.beside.tags import record_tags
+from exitbench.results.beside.derived import TAG_SCHEMA as TAGS
+from exitbench.results.beside.derived import record_tags
 from exitbench.results.beside.vocabularies import record_vocabulary
 from exitbench.results.database.connection import open_database
-from exitbench.results.files.atomic_folder import DamagedFile, SpoolError
+from exitbench.results.files.atomic import DamagedFile, SpoolError
 from exitbench.results.files.regular import Folder
-from exitbench.results.ingest import spool_import
-from exitbench.results.ingest.ingest import ingest
-from exitbench.results.ingest.merge import merge
-from exitbench.results.ingest.rebuild import rebuild
-from exitbench.results.ingest.spool_import import import_spool
+from exitbench.results.ingest import importing
+from exitbench.results.ingest.importing import import_spool, merge
+from exitbench.results.ingest.ingest import ingest, rebuild
 from exitbench.results.maintenance.integrity import check, require_whole_spool
 from exitbench.results.spool.attempts import AttemptWriter, free_tables, read_attempt, read_status, scan_spool
 from exitbench.results.spool.schema import SCHEMA_VERSION
@@ -577,7 +575,7 @@ def test_what_is_changed_after_it_was_copied_is_not_what_is_checked(
             shutil.rmtree(path)
         return read(copy)
 
-    monkeypatch.setattr(spool_import, "read_attempt", change)
+    monkeypatch.setattr(importing, "read_attempt", change)
     assert merge(theirs, ours, database(ours)).problems == ()
     assert read_attempt(ours / path.relative_to(theirs)).status["status"] == "ok"
 

@@ -77,7 +77,7 @@ def _add_report(commands: Commands) -> None:
 def _add_check(commands: Commands) -> None:
     examples = "  exitbench check\n  exitbench check --severity 2 && exitbench report"
     about = "Show what to know before citing the results: findings by severity. Exit code 1 where a report is refused."
-    parser = command(commands, "check", "check:check", about, examples)
+    parser = command(commands, "check", "report:check", about, examples)
     add_database(parser)
     parser.add_argument(
         "--severity", type=int, choices=(1, 2, 3), default=1, help="findings of this severity and above (1: all)"
@@ -91,7 +91,7 @@ def _add_claims(commands: Commands) -> None:
         "  exitbench claims mee-measures-are-slower-than-full-depth"
     )
     about = "Test what papers claim on your results: a verdict with evidence for each claim."
-    parser = command(commands, "claims", "claims:claims", about, examples)
+    parser = command(commands, "claims", "report:claims", about, examples)
     parser.add_argument("claim", nargs="?", metavar="CLAIM", help="show this one in full, with its query")
     add_database(parser)
     papers = "only claims of mee, prune, natcap, heads, calm_free or encoders"
@@ -129,7 +129,7 @@ def _add_show(commands: Commands) -> None:
 def _add_ask(commands: Commands) -> None:
     examples = "  exitbench ask\n  exitbench ask near ties\n  exitbench ask speed\n  exitbench sql @near_ties"
     about = "List questions that saved SQL queries answer: by topic, or those with all WORDs in full."
-    parser = command(commands, "ask", "ask:ask", about, examples)
+    parser = command(commands, "ask", "sql:ask", about, examples)
     parser.add_argument("words", nargs="*", metavar="WORD", help="only questions with all of these words")
 
 
@@ -195,7 +195,7 @@ def _add_replay(commands: Commands) -> None:
         "  exitbench replay 'weighted/wmt*' max-prob --format csv > sweep.csv"
     )
     about = "Try many thresholds on a stored probe: simulated exits, nothing is decoded."
-    parser = command(commands, "replay", "replay:replay", about, examples)
+    parser = command(commands, "replay", "compare:replay", about, examples)
     parser.add_argument(
         "probe", metavar="MODEL/TASK", help="the model and task whose newest probe is used; a glob that fits one"
     )
@@ -260,7 +260,7 @@ def _add_env(commands: Commands) -> None:
         "  exitbench env show 20260101T120000"
     )
     about = "Compare software and machine of two runs (exit code 1 if they differ), or show those of one."
-    parser = command(commands, "env", "env:env", about, examples)
+    parser = command(commands, "env", "verify:env", about, examples)
     parser.add_argument("action", choices=("diff", "show"))
     naming = "beginning of the id of an attempt, cell (its latest attempt), environment or machine; now: this machine"
     parser.add_argument("of", nargs="+", metavar="A", help=naming)
@@ -339,7 +339,7 @@ def _add_show_prompts(commands: Commands) -> None:
         "  exitbench show-prompts lm-eval:hellaswag --set num_fewshot=2"
     )
     about = "Show the prompts that models read on a task: with targets and the number of documents. No model is loaded."
-    parser = command(commands, "show-prompts", "show_prompts:show_prompts", about, examples)
+    parser = command(commands, "show-prompts", "show:show_prompts", about, examples)
     naming = "name of a task, path of its TOML file, lm-eval:NAME, or with --suite a label of that suite"
     parser.add_argument("task", metavar="TASK", help=naming)
     parser.add_argument("-n", type=up_to(_MOST_TOKENS), default=3, metavar="N", help="documents to show (3)")

@@ -25,7 +25,7 @@ def add_commands(commands: Commands) -> None:
 def _add_db(commands: Commands) -> None:
     examples = "  exitbench db check\n  exitbench db rebuild\n  exitbench db rebuild --runs other-runs"
     about = "Check the database row by row, or rebuild it from the spool."
-    parser = command(commands, "db", "db:db", about, examples)
+    parser = command(commands, "db", "keeping:db", about, examples)
     actions = (
         "check: compare every file with its digest and every row with its file; "
         "rebuild: anew from the spool, put in place when complete"
@@ -38,7 +38,7 @@ def _add_db(commands: Commands) -> None:
 def _add_gc(commands: Commands) -> None:
     examples = "  exitbench gc\n  exitbench gc --yes\n  exitbench gc --superseded --spool --yes"
     about = "Show what can be deleted, and delete it with --yes: killed and quarantined attempts, half-written folders."
-    parser = command(commands, "gc", "gc:gc", about, examples)
+    parser = command(commands, "gc", "keeping:gc", about, examples)
     superseded = (
         "also attempts that a later attempt at their cell replaced (whole in spool and database), and their rows"
     )
@@ -59,7 +59,7 @@ def _add_rescore(commands: Commands) -> None:
         "  exitbench rescore 'multi30k-free/multi30k/*' --data-dir ../data"
     )
     about = "Score stored answers again with today's metrics: no model is loaded, old scores stay."
-    parser = command(commands, "rescore", "rescore:rescore_runs", about, examples)
+    parser = command(commands, "rescore", "afterwards:rescore_runs", about, examples)
     naming = "suites (name or TOML file), attempt or cell ids, or globs over MODEL/TASK/METHOD; everything without any"
     parser.add_argument("names", nargs="*", metavar="RUN|SUITE", help=naming)
     add_data_dir(parser, "that were answered")
@@ -76,7 +76,7 @@ def _add_annotate(commands: Commands) -> None:
         "  exitbench annotate upos --tagger stanza --model en"
     )
     about = "Tag the words of stored answers with parts of speech: by spaCy or Stanza, full depth's answers only."
-    parser = command(commands, "annotate", "annotate:annotate_runs", about, examples)
+    parser = command(commands, "annotate", "afterwards:annotate_runs", about, examples)
     parser.add_argument("what", choices=("upos",), help="universal parts of speech, one a token (view token_tags)")
     naming = "attempt or cell ids, or globs over MODEL/TASK/METHOD; every run at full depth without any"
     parser.add_argument("names", nargs="*", metavar="RUN", help=naming)
@@ -97,7 +97,7 @@ def _add_export(commands: Commands) -> None:
     about = (
         "Write the results into a folder to share (Parquet, or records that other tools read), or add them to a lake."
     )
-    parser = command(commands, "export", "export:export", about, examples)
+    parser = command(commands, "export", "keeping:export", about, examples)
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder to write, which must not exist; or: lake")
     about = "of a lake: a folder, or s3://BUCKET/PREFIX, to which attempts that it lacks are added"
     parser.add_argument("lake", nargs="?", metavar="DIR|URL", help=about)
@@ -124,12 +124,11 @@ def _add_export(commands: Commands) -> None:
 def _add_import(commands: Commands) -> None:
     examples = (
         "  exitbench import ../other/runs/spool\n"
-        "  exitbench import colleague.duckdb\n"
         "  exitbench import results-2026-03\n"
         "  exitbench import .benchmarks/Linux-CPython-3.11-64bit/0001_perf.json"
     )
-    about = "Add results from elsewhere: a spool, a database, a folder written by export, or pytest-benchmark's JSON."
-    parser = command(commands, "import", "merge:import_results", about, examples)
+    about = "Add results from elsewhere: a spool, a snapshot (a folder written by export), or pytest-benchmark's JSON."
+    parser = command(commands, "import", "keeping:import_results", about, examples)
     parser.add_argument(
         "source", type=Path, metavar="SOURCE", help="file or folder; what it is, is recognised by its content"
     )

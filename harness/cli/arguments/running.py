@@ -1,4 +1,4 @@
-"""Commands that plan and run: plan, run, train, fit, calibrate, _cell."""
+"""Commands that make and run: new, plan, run, train, fit, calibrate, tune, lm-eval, _cell."""
 
 import argparse
 from pathlib import Path
@@ -29,12 +29,13 @@ def add_commands(commands: Commands) -> None:
     _add_tune(commands)
     _add_lm_eval(commands)
     _add_cell(commands)
+    _add_new(commands)
 
 
 def _add_plan(commands: Commands) -> None:
     examples = "  exitbench plan builtin\n  exitbench plan builtin --only '*/squad/*' --limit 10"
     about = "Show what a suite would run: every cell is new, done, stale (with the reason) or failed. Nothing is run."
-    parser = command(commands, "plan", "plan:plan", about, examples)
+    parser = command(commands, "plan", "run:plan", about, examples)
     add_selection(parser)
 
 
@@ -76,7 +77,7 @@ def _add_train(commands: Commands) -> None:
         "  exitbench train my-recipe.toml --data-dir ../data --models-dir models"
     )
     about = "Train the models of a suite, or one recipe. Interrupted, the same command goes on where it stopped."
-    parser = command(commands, "train", "train:train", about, examples)
+    parser = command(commands, "train", "run:train", about, examples)
     parser.add_argument("what", metavar="SUITE", help="name or TOML file of a suite, or of a recipe")
     add_data_dir(parser, "that recipes name")
     add_runs(parser)
@@ -114,7 +115,7 @@ def _add_tune(commands: Commands) -> None:
         "Choose a method and its threshold: search by replay, confirm by decoding, time what is left, recommend one "
         "setting. Thresholds are chosen on documents of another split than those it is reported on."
     )
-    parser = command(commands, "tune", "tune:tune", about, examples)
+    parser = command(commands, "tune", "run:tune", about, examples)
     parser.add_argument("model", metavar="MODEL", help="a model of the suite")
     parser.add_argument("task", metavar="TASK", help="a task of the suite")
     parser.add_argument("--suite", default="builtin", metavar="SUITE", help="whose model and task (builtin)")
@@ -187,3 +188,61 @@ def _add_cell(commands: Commands) -> None:
     )
     parser.add_argument("spec", type=Path, metavar="SPEC.json", help="as `run` leaves it in RUNS/logs")
     parser.add_argument("--spool", type=Path, metavar="DIR", help="write the attempts here instead")
+
+
+def _add_new(commands: Commands) -> None:
+    examples = (
+        "  exitbench new method my-method\n"
+        "  exitbench new task my-task\n"
+        "  exitbench new suite my-suite --model ../models/mine"
+    )
+    about = "Write files to begin with: a method, a task or a suite that runs as it is, with a test."
+    kinds = command(commands, "new", "new:new", about, examples).add_subparsers(required=True, metavar="KIND")
+    _add_method(kinds)
+    _add_task(kinds)
+    _add_suite(kinds)
+
+
+def _add_method(kinds: Commands) -> None:
+    examples = "  exitbench new method my-method\n  exitbench new method my-method --to my-project"
+    about = "Write a method: a plug-in with a gate that works, its test, and a suite that runs it beside others."
+    parser = command(kinds, "method", "new:new_method", about, examples)
+    _add_name(parser)
+
+
+def _add_task(kinds: Commands) -> None:
+    examples = "  exitbench new task my-task\n  exitbench new task my-task --python --to my-project"
+    about = "Write a task: a TOML file or a class, ten example records, its test, and a suite that runs it."
+    parser = command(kinds, "task", "new:new_task", about, examples)
+    _add_name(parser)
+    about = "as a class in a plug-in, which may score as it likes, instead of a TOML file"
+    parser.add_argument("--python", action="store_true", help=about)
+
+
+def _add_suite(kinds: Commands) -> None:
+    examples = (
+        "  exitbench new suite my-suite --model ../models/mine\n"
+        "  exitbench new suite my-suite --model hub:OWNER/NAME --hub\n"
+        "  exitbench new suite my-suite --model ../models/mine --task squad --task samsum\n"
+        "  exitbench new suite my-suite --model ../models/mine --task tasks/my-task.toml \\\n"
+        "      --set 'files={data=\"my-task.jsonl\"}' --data-dir data"
+    )
+    about = "Write a suite for a model: methods that it runs and that need nothing trained, tasks for its kind."
+    parser = command(kinds, "suite", "new:new_suite", about, examples)
+    _add_name(parser)
+    naming = "folder of a checkpoint, hub:OWNER/NAME@REVISION, or name of a recipe"
+    parser.add_argument("--model", required=True, metavar="MODEL", help=naming)
+    parser.add_argument("--hub", action="store_true", help="fetch hub:OWNER/NAME; else only what is cached is read")
+    about = "name of a task or path of its TOML file; may be repeated (generated data for its kind of model)"
+    parser.add_argument("--task", action="append", default=[], metavar="TASK", help=about)
+    about = "of a single --task: a key of [tasks.LABEL] of a suite, as TOML has it; may be repeated"
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=about)
+    add_data_dir(parser, "that the task names, for the commands told")
+    add_plugins(parser)
+    add_runs(parser)
+
+
+def _add_name(parser: Parser) -> None:
+    parser.add_argument("name", metavar="NAME", help="its name: lower-case words and digits joined by hyphens")
+    about = "folder to write into, made if there is none (the current one); nothing in it is replaced"
+    parser.add_argument("--to", type=Path, default=Path(), metavar="DIR", help=about)

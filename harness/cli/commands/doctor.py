@@ -16,7 +16,8 @@ from exitbench.errors import UserError, told
 from exitbench.harness.running.energy.meter import energy_told
 from exitbench.harness.running.environment import PROJECT, hardware
 from exitbench.harness.service.folders import Runs
-from exitbench.results.database.connection import DatabaseInUse, open_database
+from exitbench.results.database.access import DatabaseInUse
+from exitbench.results.database.connection import open_database
 from exitbench.terminal import number_of, tell, visible
 
 GIB: Final = 1 << 30

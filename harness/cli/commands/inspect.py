@@ -1,24 +1,24 @@
 """``exitbench inspect``: what a model is, what runs it, what methods cost on it, and what it lacks."""
 
+from __future__ import annotations
+
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Final
 
 from exitbench.errors import UserError, suggestion
-from exitbench.harness.cli.commands.inspect_classifier import classifier_lines
-from exitbench.harness.cli.commands.inspect_lines import WIDTH, item, labelled, reasons
-from exitbench.harness.cli.commands.words import data_size
+from exitbench.harness.cli.commands.common import data_size
 from exitbench.harness.service.folders import Runs
 from exitbench.terminal import number_of, one_screen, tell
 
 if TYPE_CHECKING:
     from exitbench.harness.inspecting.asking import Asking, Skipping
-    from exitbench.harness.inspecting.encoders import ClassifierInspection
+    from exitbench.harness.inspecting.encoders import ClassifierInspection, ClassifierShape
     from exitbench.harness.inspecting.inspection import Inspection, Shape, Work
 
 _FLOAT32, _BFLOAT16 = 4, 2
@@ -50,7 +50,7 @@ def inspect(arguments: Namespace) -> int:
     return 1 if found.lacks else 0
 
 
-def _print(found: "Inspection | ClassifierInspection", lines: Iterator[str], form: str) -> None:
+def _print(found: Inspection | ClassifierInspection, lines: Iterator[str], form: str) -> None:
     if form == "json":
         print(json.dumps(asdict(found), indent=1))
     else:
@@ -89,7 +89,7 @@ def model_folder(written: str, models_dir: Path, *, ask_hub: bool = False) -> Pa
 # -------------------------------------------------------------------------------------------------------- the screen
 
 
-def _lines(found: "Inspection") -> Iterator[str]:
+def _lines(found: Inspection) -> Iterator[str]:
     yield found.folder
     yield from labelled("family", f"{found.family or 'not known'} ({found.model_class or 'no class of transformers'})")
     yield from labelled("engine", _engines(found))
@@ -113,7 +113,7 @@ def _lines(found: "Inspection") -> Iterator[str]:
     yield from _lacks(found)
 
 
-def _engines(found: "Inspection") -> str:
+def _engines(found: Inspection) -> str:
     if not found.engines:
         return "not tried, see below"
     said = []
@@ -130,7 +130,7 @@ def _engines(found: "Inspection") -> str:
     return "; ".join(said)
 
 
-def _shape(shape: "Shape") -> Iterator[str]:
+def _shape(shape: Shape) -> Iterator[str]:
     encoder = f"{shape.encoder_blocks} in the encoder, " if shape.encoder_blocks else ""
     positions = "without end" if shape.positions is None else f"{shape.positions:,}"
     heads = f"{number_of(shape.heads, 'head')} of {shape.head_size}" if shape.heads else "no heads"
@@ -146,7 +146,7 @@ def _shape(shape: "Shape") -> Iterator[str]:
     yield from labelled("parameters", f"{parts.total:,}: embedding {parts.embedding:,}{tied}, {rest}")
 
 
-def _tokens(found: "Inspection") -> str:
+def _tokens(found: Inspection) -> str:
     tokens, vocabulary = found.tokens, "" if found.shape is None else f"vocabulary {found.shape.vocabulary:,}, "
     start = "" if tokens.start_id is None else f"answers start with {tokens.start_id}, "
     ends = "ends not known"
@@ -159,7 +159,7 @@ def _tokens(found: "Inspection") -> str:
     return f"{vocabulary}{start}{ends}; {tokens.tokenizer} of {tokens.n_tokens:,} tokens, {chat}"
 
 
-def _weights(found: "Inspection", shape: "Shape", work: "Work") -> Iterator[str]:
+def _weights(found: Inspection, shape: Shape, work: Work) -> Iterator[str]:
     numel = shape.parameters.total + (found.exit_heads.numel if found.exit_heads else 0)
     blocks = shape.decoder_blocks * work.block_weights
     yield from labelled("to load", _sizes(numel))
@@ -181,7 +181,7 @@ def _sizes(numel: float) -> str:
 # -------------------------------------------------------------------------------------------------------- the tables
 
 
-def _methods(work: "Work", runs: bool) -> Iterator[str]:
+def _methods(work: Work, runs: bool) -> Iterator[str]:
     source = f" and {work.source:,} of source" if work.source else ""
     yield ""
     yield f"A gate's mean work a block asked, in blocks run, at {work.context:,} tokens of context{source}:"
@@ -200,7 +200,7 @@ def _methods(work: "Work", runs: bool) -> Iterator[str]:
         yield from reasons(alone, "; row by row: ")
 
 
-def _possible(asking: "Asking") -> str:
+def _possible(asking: Asking) -> str:
     if asking.why_not is not None:
         return "no, see below"
     said = ["after a fit" if asking.is_fitted else "yes"]
@@ -209,7 +209,7 @@ def _possible(asking: "Asking") -> str:
     return ", ".join(said)
 
 
-def _policies(work: "Work") -> Iterator[str]:
+def _policies(work: Work) -> Iterator[str]:
     yield ""
     costs = ", ".join(map(_policy, work.kv_policies))
     about = "KV policies, bytes/FLOPs of a skipped block until a token at full depth has followed, in blocks run: "
@@ -226,7 +226,7 @@ def _policies(work: "Work") -> Iterator[str]:
         yield item(f"not {said}: {reason}")
 
 
-def _policy(policy: "Skipping") -> str:
+def _policy(policy: Skipping) -> str:
     verifies = f"{_NO_BREAK}and{_NO_BREAK}verification" if policy.verifies else ""
     return f"{policy.policy}{_NO_BREAK}{_percent(policy.bytes_share)}/{_percent(policy.flops_share)}{verifies}"
 
@@ -237,7 +237,7 @@ def _percent(share: float | None) -> str:
     return f"{100 * share:.3g}%" if share < 1 else f"{100 * share:,.0f}%"
 
 
-def _lacks(found: "Inspection") -> Iterator[str]:
+def _lacks(found: Inspection) -> Iterator[str]:
     if found.lacks:
         yield ""
         yield "It cannot be run as it is:"
@@ -246,3 +246,66 @@ def _lacks(found: "Inspection") -> Iterator[str]:
         yield item("To convert the pickle yourself, in an environment that you trust (opening one can run its code):")
         yield f"    {found.convert}"
     yield from (item(remark) for remark in found.remarks)
+
+
+def classifier_lines(found: ClassifierInspection) -> Iterator[str]:
+    """Yield what is known of it, line by line."""
+    yield found.folder
+    yield from labelled("classifier", found.model_class or "not loaded, see below")
+    if found.shape is not None:
+        yield from _classifier_shape(found.shape)
+    if found.tokenizer is not None:
+        yield from labelled("tokens", f"{found.tokenizer} of {found.n_tokens:,} tokens")
+    if found.stored is not None:
+        formats = ", ".join(f"{numel:,} {name}" for name, numel in found.stored.numel_by_format.items())
+        yield from labelled("stored", f"{data_size(found.stored.size_bytes)}: {formats}")
+    if found.methods:
+        runs = [one.method + (" (after a fit)" if one.is_fitted else "") for one in found.methods if not one.why_not]
+        yield ""
+        yield fill(f"Methods that run on it: {', '.join(runs)}", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+        yield from reasons([(one.method, one.why_not) for one in found.methods])
+    if found.lacks:
+        yield ""
+        yield "It cannot be run as it is:"
+        yield from (item(one_screen(message)) for message in found.lacks)
+
+
+def _classifier_shape(shape: ClassifierShape) -> Iterator[str]:
+    yield from labelled("engine", "hosted, proved: block by block it computes what it does as a whole")
+    yield from labelled("blocks", f"{shape.blocks}, width {shape.width:,}, positions {shape.positions:,}")
+    one = len(shape.labels) == 1
+    yield from labelled("answers", "a number (regression)" if one else f"one of {', '.join(shape.labels)}")
+    ramps = shape.off_ramps
+    read = f"all {shape.blocks} blocks by the model's own classifier, {shape.head_numel:,} weights"
+    if ramps is not None:
+        blocks = ", ".join(map(str, ramps.blocks))
+        read = f"off-ramps ({ramps.kind}, {ramps.numel:,} parameters) after blocks {blocks}; others by its classifier"
+    yield from labelled("read out", read)
+    yield from labelled("parameters", f"{shape.parameters:,}, vocabulary {shape.vocabulary:,}")
+    work = f"{shape.block_flops:,.0f} FLOPs at {shape.counted_tokens:,} tokens"
+    yield from labelled("a block", work)
+
+
+WIDTH: Final = 100
+_LABEL: Final = 12
+
+
+def labelled(label: str, text: str) -> Iterator[str]:
+    """A line with its label in front; what is too long goes on under the text."""
+    yield fill(text, WIDTH, initial_indent=label.ljust(_LABEL), subsequent_indent=" " * _LABEL, break_on_hyphens=False)
+
+
+def reasons(said: Sequence[tuple[str, str | None]], between: str = ": ") -> Iterator[str]:
+    """Each reason once, with all that it is about."""
+    about: dict[str, list[str]] = {}
+    for name, reason in said:
+        if reason is not None:
+            about.setdefault(reason, []).append(name)
+    for reason, names in about.items():
+        every = "every method" if len(names) == len(said) and len(names) > 1 else ", ".join(names)
+        yield item(f"{every}{between}{reason}")
+
+
+def item(text: str) -> str:
+    """An item of a list."""
+    return fill(f"- {text}", WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)

@@ -4,19 +4,18 @@ import os
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from exitbench.errors import UserError
 from exitbench.harness.cli.commands.inspect import model_folder
-from exitbench.harness.cli.commands.show_prompts import entry_as_given, task_settings
+from exitbench.harness.cli.commands.show import entry_as_given, task_settings
 from exitbench.harness.scaffolds.files import method_files, python_task_files, task_files
 from exitbench.harness.scaffolds.names import check_new_name, module_name
 from exitbench.harness.service.folders import Runs
 from exitbench.harness.work.base import Work
-from exitbench.results.files.new_files import write_new_files
-from exitbench.results.files.toml_text import toml_value
+from exitbench.results.files.formats import toml_value
 from exitbench.terminal import tell
 
 
@@ -133,3 +132,37 @@ def _write(to: Path, files: Mapping[str, str], steps: Sequence[Sequence[str | Pa
 
 def _spelled(step: Sequence[str | Path]) -> str:
     return shlex.join(map(str, step))
+
+
+def write_new_files(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write text files into a folder, which is made with those above it where they are missing.
+
+    Raises:
+        UserError: One of them is there already, as a file or anything else, or cannot be written; names it.
+    """
+    for name in texts:
+        if os.path.lexists(folder / name):
+            raise UserError(f"{folder / name}: is there already. Nothing was written.")
+    made: list[Path] = []
+    try:
+        for name, text in texts.items():
+            path = folder / name
+            for above in _missing(path.parent):
+                above.mkdir()
+                made.append(above)
+            with path.open("xb") as file:  # what came there in the meantime is not replaced
+                made.append(path)
+                file.write(text.encode("utf-8"))
+    except BaseException as error:
+        for path in reversed(made):
+            path.rmdir() if path.is_dir() else path.unlink()
+        if isinstance(error, OSError):
+            raise UserError(f"{folder / name}: cannot be written ({error.strerror}). Nothing was written.") from error
+        raise
+
+
+def _missing(folder: Path) -> Iterator[Path]:
+    """The folders that have to be made, from the top down."""
+    if not os.path.exists(folder):
+        yield from _missing(folder.parent)
+        yield folder

@@ -1,17 +1,26 @@
-"""``exitbench report``: every figure and table from the database; loads no model."""
+"""``exitbench report``, ``check`` and ``claims``: figures and tables, findings, and what papers claim."""
 
+import shutil
 from argparse import Namespace
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from textwrap import fill
+from typing import TYPE_CHECKING, Final
 
 from exitbench.errors import UserError, suggestion
-from exitbench.harness.cli.commands.database import existing_database
+from exitbench.harness.cli.commands.common import existing_database
+from exitbench.harness.cli.commands.rows import FORMATS
 from exitbench.harness.running.environment import available_cores
 from exitbench.harness.service.folders import existing_runs
 from exitbench.harness.service.outcome import print_broken
+from exitbench.reports.claims import VERDICTS, Verdict, check_claims
+from exitbench.reports.claims.claim import KINDS, Claim
+from exitbench.reports.claims.ledger import LEDGERS, read_claims
+from exitbench.reports.claims.words import COLUMNS, as_row, counted, in_full, markdown, table
+from exitbench.results.database.connection import open_database
 from exitbench.terminal import tell
 
-if TYPE_CHECKING:  # matplotlib is not loaded to print tables
+if TYPE_CHECKING:
     from exitbench.reports.drawing import DrawnFigure
 
 
@@ -95,7 +104,7 @@ def _print_tables(arguments: Namespace) -> int:
     from exitbench.reports.material import read_only, require_named
     from exitbench.reports.tables.filled import fill
     from exitbench.reports.tables.writing import FORMATS
-    from exitbench.results.files.whole_file import write_whole_file
+    from exitbench.results.files.atomic import write_whole_file
 
     require_named(tables, arguments.only, arguments.paper)  # before a database is looked for
     chosen = {"paper": arguments.paper, "draft": arguments.draft}
@@ -110,3 +119,91 @@ def _print_tables(arguments: Namespace) -> int:
     except OSError as error:
         raise UserError(f"The tables cannot be written to {arguments.out}: {error.strerror}. Give a file.") from error
     return 0
+
+
+_MEANING = {3: "do not cite", 2: "look before you cite", 1: "remark"}
+_WIDTH = 118
+_QUERY = """
+    SELECT severity, rule, message, count(*) AS runs, min(printf('%s/%s/%s', model, task_label, method)) AS example
+    FROM qc WHERE severity >= ? GROUP BY ALL ORDER BY severity DESC, rule, runs DESC, message, example
+"""
+
+
+def check(arguments: Namespace) -> int:
+    """Print every finding, the gravest first; return 1 where one forbids a final report.
+
+    Raises:
+        UserError: The database cannot be opened.
+    """
+    from exitbench.reports.findings import DO_NOT_CITE
+    from exitbench.results.database.connection import open_database
+    from exitbench.terminal import number_of, visible
+
+    with open_database(existing_database(arguments)) as database:
+        rows = database.query(_QUERY, [arguments.severity]).to_pylist()
+    for severity, findings in groupby(rows, lambda row: int(row["severity"])):
+        print(f"severity {severity}: {_MEANING[severity]}")
+        for row in findings:
+            more = f" and {number_of(row['runs'] - 1, 'more run')}" if row["runs"] > 1 else ""
+            text = visible(f"{row['rule']}: {row['example']}{more}: {row['message']}")
+            print(fill(text, _WIDTH, initial_indent="  ", subsequent_indent="    "))
+    severe = sum(row["runs"] for row in rows if row["severity"] >= DO_NOT_CITE)
+    said = f"{number_of(severe, 'finding')} forbid{'s' if severe == 1 else ''} a final report."
+    print(said if severe else "Nothing forbids a final report.")
+    return 1 if severe else 0
+
+
+_PIPE: Final = (120, 24)
+"""Size of what is no terminal."""
+
+
+def claims(arguments: Namespace) -> int:
+    """Print a verdict on every entry of the ledger that is chosen, or one in full.
+
+    Raises:
+        UserError: There is no such entry, paper, kind or verdict, or a query fails.
+    """
+    chosen = _chosen(arguments)
+    wanted = _wanted(arguments.verdict)
+    with open_database(existing_database(arguments)) as database:
+        verdicts = check_claims(database, chosen)
+    _print([it for it in verdicts if wanted in (None, it.verdict)], arguments)
+    return 0
+
+
+def _chosen(arguments: Namespace) -> tuple[Claim, ...]:
+    known = read_claims()
+    if arguments.claim is not None:
+        if not {arguments.paper, arguments.kind, arguments.verdict} == {None}:
+            raise UserError("--paper, --kind and --verdict choose among all; leave them out, or leave out the claim.")
+        by_id = {claim.claim_id: claim for claim in known}
+        if arguments.claim not in by_id:
+            raise UserError(f"There is no claim {arguments.claim!r}.{suggestion(arguments.claim, by_id)}")
+        return (by_id[arguments.claim],)
+    paper, kind = arguments.paper and arguments.paper.lower(), arguments.kind
+    if paper not in (None, *LEDGERS):
+        raise UserError(f"--paper {arguments.paper}: there is no such paper.{suggestion(paper, LEDGERS)}")
+    if kind not in (None, *KINDS):
+        raise UserError(f"--kind {kind}: there is no such kind.{suggestion(kind, KINDS)}")
+    return tuple(claim for claim in known if paper in (None, claim.ledger) and kind in (None, claim.kind))
+
+
+def _wanted(verdict: str | None) -> str | None:
+    if verdict is None:
+        return None
+    words = verdict.replace("-", " ")
+    if words not in VERDICTS:
+        raise UserError(f"--verdict {verdict}: there is no such verdict.{suggestion(words, VERDICTS)}")
+    return words
+
+
+def _print(verdicts: list[Verdict], arguments: Namespace) -> None:
+    width = shutil.get_terminal_size(_PIPE).columns
+    if arguments.format in ("csv", "json"):
+        FORMATS[arguments.format](COLUMNS, [as_row(verdict) for verdict in verdicts])
+    elif arguments.format == "md":
+        print(markdown(verdicts))
+    elif arguments.claim is not None:
+        print(in_full(verdicts[0], width))
+    else:
+        print(f"{table(verdicts, width)}\n\n{counted(verdicts)}")

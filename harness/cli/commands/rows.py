@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from exitbench.errors import UserError
-from exitbench.results.files.comma_separated import csv_writer
-from exitbench.results.files.whole_file import require_replaceable, whole_file
+from exitbench.results.files.atomic import require_replaceable, whole_file
+from exitbench.results.files.formats import csv_writer
 from exitbench.terminal import told_apart, visible
 
 if TYPE_CHECKING:

@@ -1,10 +1,100 @@
-"""``exitbench run``, ``fit`` and ``calibrate``: run what a suite has not run yet, fill the database, report."""
+"""``exitbench run``, ``fit``, ``calibrate``, ``plan``, ``train``, ``tune``: what a suite would run, and running it."""
 
+import json
+import sys
 from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
-from exitbench.harness.cli.commands.options import run_options
+from exitbench.errors import UserError, suggestion
+from exitbench.harness.cli.commands.common import data_size, duration, run_options
+from exitbench.harness.planning.contracts import tried
+from exitbench.harness.planning.estimate import estimate_plan, of_group
+from exitbench.harness.planning.memory import shortages
+from exitbench.harness.planning.passes import passes
+from exitbench.harness.planning.plan import Group, Plan
+from exitbench.harness.planning.retry import Retry
+from exitbench.harness.planning.suite import load_suite, suite_names
+from exitbench.harness.reading.toml import Table
+from exitbench.harness.running.environment import available_cores
+from exitbench.harness.service.folders import Runs
 from exitbench.harness.service.outcome import print_outcome
+from exitbench.harness.service.planning import plan_suite
 from exitbench.harness.service.running import run_suite
+from exitbench.harness.service.tuning import TuneOptions
+from exitbench.harness.service.tuning import tune as tune_setting
+from exitbench.harness.training import Recipe, ensure_all_trained, load_recipe, recipe_names
+from exitbench.harness.training.store import SHIPPED
+from exitbench.results.analysis.status import Estimate, total
+from exitbench.results.beside.trainings import record_training
+from exitbench.results.spool.schema import CARD_FILE
+from exitbench.terminal import number_of, tell
+
+
+def plan(arguments: Namespace) -> int:
+    """Print every cell and its state, and what a run would take."""
+    options = run_options(arguments)
+    made, retry = plan_suite(options), options.retry
+    estimates = estimate_plan(made, Runs(options.runs).spool, retry)
+    tell("\n".join(_lines(made, retry, estimates)), sys.stdout)
+    for line in shortages(made, retry):
+        tell(f"On this machine: {line}", sys.stdout)
+    for line in tried(made, retry, options.runs):
+        tell(f"Contracts: {line}", sys.stdout)
+    return 0
+
+
+def _lines(plan: Plan, retry: Retry, estimates: dict[str, Estimate]) -> Iterator[str]:
+    yield from plan.remarks
+    together = [passes(group.to_run(retry)) for group in plan.groups]
+    for group, own_passes in zip(plan.groups, together, strict=True):
+        yield f"{group.model.name}: {_origin(group)}"
+        yield from (f"  {remark}" for remark in group.remarks)
+        if group.folder is None:
+            yield from (f"  new     {label}" for label in group.labels)
+        yield from _cell_lines(group, {one[0].cell.cell_id: len(one) for one in own_passes})
+        if own := of_group(group, estimates):
+            yield f"  to run: {_cost(own, len(own_passes))}"
+    states = plan.states()
+    counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()) if count)
+    yield f"\n{number_of(states.total(), 'cell')}: {counted}. Runs with --retry {retry}: {plan.to_run_count(retry)}."
+    if estimates:
+        cost = _cost(list(estimates.values()), sum(map(len, together)))
+        yield f"By earlier attempts, one after the other: {cost}."
+
+
+def _cell_lines(group: Group, pass_cells: Mapping[str, int]) -> Iterator[str]:
+    """A line a cell; the first of a pass says for how many it is (`harness.work.partners`)."""
+    for cell in group.cells:
+        cells = pass_cells.get(cell.item.cell.cell_id, 1)
+        notes = [note for note in (cell.why, f"one pass for {cells} cells" if cells > 1 else "") if note]
+        yield f"  {cell.state:7} {cell.item.label}" + (f"  ({'; '.join(notes)})" if notes else "")
+
+
+def _cost(estimates: list[Estimate], n_passes: int) -> str:
+    seconds, size_bytes, unknown = total(estimates)
+    at_most = "at most " if any(estimate.at_most for estimate in estimates) else ""
+    known = f"{at_most}{duration(seconds)}, {data_size(size_bytes)}"
+    told = [
+        f"{len(estimates)} cells in {n_passes} pass{'es' if n_passes > 1 else ''}" if n_passes < len(estimates) else "",
+        known if unknown < len(estimates) else "time and size unknown",
+        f"unknown for {unknown} of {len(estimates)} cells" if 0 < unknown < len(estimates) else "",
+    ]
+    return "; ".join(filter(None, told))
+
+
+def _origin(group: Group) -> str:
+    if group.model.hub is not None:
+        where = "not on this machine (`run --hub` fetches it)" if group.folder is None else f"in {group.folder}"
+        return f"checkpoint {group.model.hub}, {where}"
+    if group.recipe is None:
+        return f"checkpoint {group.folder}"
+    if group.folder is None:
+        files = " --data-dir DIR" if any(source.source == "local" for source in group.recipe.train) else ""
+        command = f"exitbench train {group.recipe.name}{files}"
+        return f"recipe {group.recipe.name}, not trained yet (`{command}`; a run does it first)"
+    how = "shipped" if group.folder.is_relative_to(SHIPPED) else "trained"
+    return f"recipe {group.recipe.name}, {how} in {group.folder}"
 
 
 def run(arguments: Namespace) -> int:
@@ -18,3 +108,70 @@ def run(arguments: Namespace) -> int:
     done = run_suite(options)
     print_outcome(done, options, every_setting=arguments.table, report=not arguments.no_report)
     return 0 if done.ok else 1
+
+
+def train(arguments: Namespace) -> int:
+    """Train every recipe of a suite, or one recipe; models that are there are left as they are.
+
+    Raises:
+        UserError: Unknown suite or recipe, missing data, or a folder that cannot be written.
+        KeyboardInterrupt: The user interrupted; the same command goes on from the latest resume points.
+    """
+    from exitbench.harness.engine.checkpoints.digest import describe_checkpoint
+    from exitbench.results.ingest.ingest import ingest
+
+    recipes = named_recipes(arguments.what)
+    runs = Runs(arguments.runs)
+    runs.require_writable()
+    models_dir = arguments.models_dir or runs.models
+    folders = ensure_all_trained(recipes, models_dir, arguments.data_dir, arguments.threads or available_cores())
+    for recipe, folder in zip(recipes, folders, strict=True):
+        record_training(runs.spool, describe_checkpoint(recipe.name, folder).weights_sha256, folder)
+        print(_summary(recipe, folder))
+    ingest(runs.spool, runs.database)
+    return 0
+
+
+def named_recipes(what: str) -> list[Recipe]:
+    """The recipes of a suite, or the one recipe of that name or file."""
+    path = Path(what)
+    if path.is_file() and "models" not in Table.read(path).values:
+        return [load_recipe(path)]
+    if what.partition("@")[0] in recipe_names() and what not in suite_names():
+        return [load_recipe(what)]
+    if not path.is_file() and what not in suite_names():
+        raise UserError(f"no suite or recipe {what!r}.{suggestion(path.stem, {*suite_names(), *recipe_names()})}")
+    return [load_recipe(entry.recipe) for entry in load_suite(what).models if entry.recipe]
+
+
+def _summary(recipe: Recipe, folder: Path) -> str:
+    card = json.loads((folder / CARD_FILE).read_text(encoding="utf-8"))
+    found = card["validation"]
+    what = f"{found['metric']} {{:.1f}}" if "metric" in found else "token accuracy {:.3f}"
+    by_block = found["score" if "metric" in found else "token_accuracy"]
+    told = (
+        f"{what.format(by_block[0])} after block 1, {what.format(by_block[-1]).split()[-1]} after block {len(by_block)}"
+    )
+    minutes = card["wall_seconds"] / 60
+    return f"{recipe.name}: loss {card['final_loss_nats']:.3f}, {told}, {minutes:.1f} min\n  {folder}"
+
+
+def tune(arguments: Namespace) -> int:
+    """Tune; returns 0 if there is an answer, which may be that nothing beats full depth, and 1 if cells failed.
+
+    Raises:
+        UserError: Names, methods or documents are not usable; nothing has been measured then.
+        KeyboardInterrupt: What is finished is kept; the same command goes on.
+    """
+    options = TuneOptions(
+        model=arguments.model,
+        task=arguments.task,
+        run=run_options(arguments),
+        max_loss=arguments.max_loss,
+        methods=arguments.methods,
+        documents=arguments.documents,
+        finalists=arguments.finalists,
+        guarantee=arguments.guarantee,
+        out=arguments.out,
+    )
+    return 0 if tune_setting(options) else 1

@@ -1,9 +1,22 @@
-"""``exitbench show``: an answer token by token, each in the colour of its exit layer."""
+"""``exitbench show`` and ``show-prompts``: stored answers token by token, and what a model is asked."""
 
+import tomllib
 from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from textwrap import indent
+from typing import TYPE_CHECKING, Any
 
-from exitbench.harness.cli.commands.database import existing_database
+from exitbench.errors import UserError
+from exitbench.harness.cli.commands.common import existing_database
+from exitbench.harness.planning.entries.task import TaskEntry, read_task
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.reading.toml import Table
 from exitbench.results.database.connection import open_database
+from exitbench.terminal import number_of, visible
+
+if TYPE_CHECKING:
+    from exitbench.tasks.base import Task
 
 
 def show(arguments: Namespace) -> int:
@@ -26,3 +39,67 @@ def show(arguments: Namespace) -> int:
         for answer in answers:
             heat_map.print_token(answer, arguments.token)
     return 0
+
+
+def show_prompts(arguments: Namespace) -> int:
+    """Print the first prompts of a task with their targets, and how many documents it has.
+
+    Raises:
+        UserError: There is no such task, its documents cannot be read, or a setting is not what is allowed.
+    """
+    entry = _entry(arguments)
+    task, documents = entry.data.task_object, entry.data.load(arguments.data_dir)
+    print("\n".join(_head(entry, task, len(documents))))
+    shown = documents[: arguments.n]
+    for number, (document, parts) in enumerate(zip(shown, entry.work.shown(task, shown), strict=True), start=1):
+        print(f"\n{number} of {len(documents)}, document {document.key}")
+        for title, text in parts:
+            print(f"  {title}:\n{indent(visible(text, keep=chr(10)), '    ', lambda line: True)}")
+    return 0
+
+
+def _entry(arguments: Namespace) -> TaskEntry:
+    """The task as a suite names it, or as the command line does in the words of a suite."""
+    if arguments.suite is not None:
+        if arguments.set:
+            raise UserError(f"--set {arguments.set[0]}: does not go with --suite, which has its own settings.")
+        suite = load_suite(arguments.suite)
+        labels = [entry.label for entry in suite.tasks]
+        found = [entry for entry in suite.tasks if entry.label == arguments.task]
+        if not found:
+            raise UserError(f"suite {suite.name} has no task {arguments.task!r}. Allowed: {', '.join(labels)}.")
+        return found[0]
+    return entry_as_given(arguments.task, task_settings(arguments.set))
+
+
+def entry_as_given(task: str, settings: Mapping[str, Any]) -> TaskEntry:
+    """Read a task as the command line names it, paths from the current folder.
+
+    Raises:
+        UserError: There is no such task, or a setting is not what is allowed.
+    """
+    values = {"task": task, **settings}
+    return read_task(Path(task).stem, Table(Path("--set"), "", ("tasks", task), values))
+
+
+def task_settings(given: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of a task that ``--set KEY=VALUE`` gives, as a suite's ``[tasks.LABEL]`` has them.
+
+    Raises:
+        UserError: One is not of this form.
+    """
+    values: dict[str, Any] = {}
+    for one in given:
+        try:
+            values |= tomllib.loads(one)
+        except tomllib.TOMLDecodeError as error:
+            raise UserError(f"--set {one}: {error}. Allowed: KEY=VALUE as in [tasks.LABEL] of a suite.") from None
+    return values
+
+
+def _head(entry: TaskEntry, task: "Task", n_documents: int) -> Iterator[str]:
+    yield f"{entry.label}: {task.name}, {number_of(n_documents, 'document')} of {visible(entry.data.place)}"
+    yield f"metrics: {', '.join(task.metrics)}"
+    yield entry.work.about(task, entry.generation.max_new_tokens)
+    if entry.chat_template:
+        yield "prompts go through the chat template of each model, which is not shown here"

@@ -1,23 +1,23 @@
-"""``exitbench sql``: one read-only query over the result database, and what can be asked there."""
+"""``exitbench sql`` and ``ask``: one query, which only reads, and the questions that saved queries answer."""
 
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from itertools import islice, pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby, islice, pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import duckdb
 
 from exitbench.errors import UserError, suggestion
-from exitbench.harness.cli.commands.ask import listed, saved_queries
-from exitbench.harness.cli.commands.database import existing_database
+from exitbench.harness.cli.commands.common import existing_database
 from exitbench.harness.cli.commands.rows import FORMATS, save
+from exitbench.results.database.access import DatabaseInUse
 from exitbench.results.database.answers import Answer, answer
-from exitbench.results.database.connection import WAIT_S, Database, DatabaseInUse, open_database
+from exitbench.results.database.connection import WAIT_S, Database, open_database
 from exitbench.results.database.schema_doc import described_views, schema_markdown
-from exitbench.results.queries import parameter_value, saved_query
-from exitbench.results.queries.cookbook import cookbook_markdown
+from exitbench.results.queries import SavedQuery, parameter_text, parameter_value, query_names, saved_query
+from exitbench.results.queries.cookbook import SECTIONS, cookbook_markdown
 
 SHOWN_ROWS: Final = 200
 """Rows of a table on the screen, unless all are asked for."""
@@ -218,3 +218,46 @@ def _explained(name: str) -> str:
 
 def _first_sentence(comment: str) -> str:
     return comment.replace("\n", " ").partition(". ")[0].removesuffix(".") + "."
+
+
+def ask(arguments: Namespace) -> int:
+    """Print a line a question; of those that words were asked for all that is told.
+
+    Raises:
+        UserError: No question has all the words.
+    """
+    words = [word.lower() for word in arguments.words]
+    found = [query for query in saved_queries() if all(word in _all_words(query) for word in words)]
+    if not found:
+        raise UserError(f"No question has {' and '.join(map(repr, words))}. `exitbench ask` lists them all.")
+    print(listed(found, in_full=bool(words)))
+    if not words:
+        print("\nexitbench sql @NAME answers one; exitbench ask WORD says how to read it, and what can be set.")
+    return 0
+
+
+def saved_queries() -> list[SavedQuery]:
+    """Return the saved queries in the order of their topics."""
+    return sorted(map(saved_query, query_names()), key=lambda query: SECTIONS.index(query.section))
+
+
+def listed(queries: Sequence[SavedQuery], *, in_full: bool) -> str:
+    """Return queries below their topics: a line each, or with how they are read and what can be set."""
+    width = max(len(query.name) for query in queries)
+    lines = []
+    for section, members in groupby(queries, key=lambda query: query.section):
+        lines.append(f"{section}\n" if in_full else section)
+        for query in members:
+            lines += _in_full(query) if in_full else [f"  @{query.name:{width}}  {query.question}"]
+        lines.append("")
+    return "\n".join(lines[:-1])
+
+
+def _in_full(query: SavedQuery) -> Iterator[str]:
+    yield f"@{query.name}\n    {query.question} {query.reading}"
+    for name, value in query.defaults.items():
+        yield f"    --set {name}={parameter_text(value)}: {query.meanings[name]}"
+
+
+def _all_words(query: SavedQuery) -> str:
+    return f"{query.section} {query.name} {query.question} {query.reading}".lower()

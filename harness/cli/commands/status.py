@@ -7,7 +7,7 @@ from collections.abc import Iterator, Set
 from typing import Any
 
 from exitbench.errors import UserError
-from exitbench.harness.cli.commands.words import data_size, duration
+from exitbench.harness.cli.commands.common import data_size, duration
 from exitbench.harness.service.folders import Runs, existing_runs
 from exitbench.reports.labels import describe, shorten
 from exitbench.results.analysis.status import Running, SpoolStatus, spool_status
@@ -54,7 +54,7 @@ def status(arguments: Namespace) -> int:
 
 def _status_of_lake(arguments: Namespace) -> int:
     """Print what a lake has, of a suite or at all."""
-    from exitbench.results.lake.standing import lake_lines
+    from exitbench.results.lake.reading import lake_lines
 
     if arguments.watch:
         raise UserError("--watch: follows the spool of this machine; a lake is looked at once.")

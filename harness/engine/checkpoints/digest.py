@@ -18,7 +18,7 @@ from exitbench.harness.cells.cell import EngineChoice, EngineName, ModelRef
 from exitbench.harness.engine.checkpoints.files import CONFIG, TRAINED_BESIDE, checkpoint_remarks, weight_files
 from exitbench.harness.engine.checkpoints.tokenizer_files import check_vocabulary, load_tokenizer, tokenizer_files
 from exitbench.harness.reading.regular_files import read_json
-from exitbench.results.files.canonical import content_id
+from exitbench.results.files.formats import content_id
 
 if TYPE_CHECKING:
     from exitbench.harness.engine.checkpoints.loading import Checkpoint

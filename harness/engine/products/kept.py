@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from exitbench.errors import UserError
 from exitbench.harness.reading.regular_files import read_json
-from exitbench.results.files.canonical import content_id
+from exitbench.results.files.formats import content_id
 from exitbench.user_cache import user_cache
 
 

@@ -28,7 +28,7 @@ from exitbench.harness.training.recipe import Recipe
 from exitbench.harness.training.train import Portions, minimise, prepare, write_card, write_log
 from exitbench.harness.training.trainer import Clock, resume_point
 from exitbench.results.spool.schema import CARD_FILE, TRAINING_LOG_FILE
-from exitbench.results.statistics.columns import as_sums
+from exitbench.results.statistics.intervals import as_sums
 from exitbench.tasks.classification import ClassificationTask
 
 _ROWS = 64

@@ -1,12 +1,24 @@
-"""Published results of papers and their authors' files, and their digest; `rows` reads them."""
+"""What papers and their authors' files printed, and which of it compares with runs of ours.
 
+`published_results.csv` is kept as it was read: a value a row, with its source, setting and caveat. `comparable.toml`
+says for every row which run of ours compares with it, or why none does. Both are copied into the table
+`published_result` of every database.
+"""
+
+import csv
 import hashlib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Final
+from typing import Any, Final
+
+from exitbench.results.files.formats import canonical_json, content_id
 
 ROWS: Final = "published_results.csv"
 RULES: Final = "comparable.toml"
+Row = dict[str, Any]
 
 
 def digest() -> str:
@@ -18,3 +30,71 @@ def digest() -> str:
 def text(name: str) -> str:
     """Return the text of one."""
     return (files(__name__) / name).read_text(encoding="utf-8")
+
+
+def published_rows() -> list[Row]:
+    """Return the rows of the table `published_result`."""
+    lines = csv.DictReader(text(ROWS).splitlines())
+    rules = tomllib.loads(text(RULES))
+    return [_published_row(number, line, rules) for number, line in enumerate(lines, start=1)]
+
+
+def _published_row(number: int, line: Mapping[str, str], rules: Mapping[str, Any]) -> Row:
+    """Return one line as a row: as printed, empty fields NULL, and how it compares with ours.
+
+    Raises:
+        ValueError: A value is not a number; it would have to be recorded in words, not guessed.
+    """
+    printed: Row = {name: text or None for name, text in line.items()}
+    for name in ("value", "std"):
+        try:
+            printed[name] = None if printed[name] is None else float(printed[name])
+        except ValueError:
+            raise ValueError(f"{ROWS}, row {number}: {name} is {printed[name]!r}, not a number.") from None
+    return {"published_id": content_id(dict(line)), "ordinal": number, **printed, **_comparison(line, rules)}
+
+
+def _comparison(line: Mapping[str, str], rules: Mapping[str, Any]) -> Row:
+    """Return the columns that say which run of ours compares with a line, or why none does."""
+    rule, found = next((rule, found) for rule in rules["rule"] if (found := _matches(rule, line)) is not None)
+    reason = rule.get("not_comparable")
+    row: Row = {
+        "not_comparable": reason,
+        **dict.fromkeys(
+            ("our_task", "our_method", "our_params", "min_exit_share", "our_metric", "unit_factor", "caveat")
+        ),
+        **dict.fromkeys(("model_blocks", "model_loss", "weights_sha256", "data_sha256")),
+    }
+    if reason is not None:
+        return row
+    model = rules["model"][line["model"]]
+    common = rules["common"][rule["common"]] if "common" in rule else {}
+    params = {**common, **rule.get("params", {}), **found}
+    min_exit = params.pop("min_exit", None)
+    return row | {
+        "our_task": rules["task"][line["dataset"]],
+        "our_method": rule["method"],
+        "our_params": canonical_json(params),
+        "min_exit_share": None if min_exit is None else min_exit / model["blocks"],
+        "our_metric": rule["metrics"][line["metric"]],
+        "unit_factor": float(rules["unit"][line["unit"]]),
+        "caveat": rule.get("caveat"),
+        "model_blocks": model["blocks"],
+        "model_loss": model["loss"],
+        "weights_sha256": model.get("weights_sha256"),
+        "data_sha256": rule.get("data_sha256"),
+    }
+
+
+def _matches(rule: Mapping[str, Any], line: Mapping[str, str]) -> dict[str, int] | None:
+    """Return the parameters read from the setting where a rule fits a line, else None."""
+    if not all(line[column] in _alternatives(texts) for column, texts in rule["match"].items()):
+        return None
+    if "metrics" in rule and line["metric"] not in rule["metrics"]:
+        return None
+    setting = re.search(rule.get("setting", ""), line["setting"])
+    return None if setting is None else {name: int(text) for name, text in setting.groupdict().items()}
+
+
+def _alternatives(texts: str | Iterable[str]) -> tuple[str, ...]:
+    return (texts,) if isinstance(texts, str) else tuple(texts)

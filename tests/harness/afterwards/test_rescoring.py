@@ -16,7 +16,7 @@ import pytest
 from exitbench.harness.cells.job import DataRequest
 from exitbench.harness.cli.main import main
 from exitbench.results.database.connection import open_database
-from exitbench.results.files.canonical import content_id
+from exitbench.results.files.formats import content_id
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.tasks.base import documents_sha256
 from exitbench.tasks.registry import get_task

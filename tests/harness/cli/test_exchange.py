@@ -55,5 +55,5 @@ def test_an_import_of_nothing_ends_with_2_and_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["import", str(tmp_path / "missing"), "--runs", str(tmp_path / "runs")]) == 2
-    assert "does not exist. Allowed: a result database" in capsys.readouterr().err
+    assert "does not exist. Allowed: a spool folder" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()

@@ -17,7 +17,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from exitbench.harness.cli.arguments.overview import PURPOSES
+from exitbench.harness.cli.arguments.common import PURPOSES
 from exitbench.harness.cli.main import main, parsed, whole_parser
 from exitbench.harness.engine.checkpoints.digest import inspect_checkpoint
 from exitbench.harness.planning import plan

@@ -3,7 +3,7 @@
 from dataclasses import fields
 from pathlib import Path
 
-from exitbench.harness.cli.commands.options import run_options
+from exitbench.harness.cli.commands.common import run_options
 from exitbench.harness.cli.main import parsed
 from exitbench.harness.running.shard import Shard
 from exitbench.harness.service.options import RunOptions

@@ -18,7 +18,7 @@ from exitbench.harness.cli.main import main
 from exitbench.reports.answers.answer import Answer, find_answers
 from exitbench.reports.answers.heat_map import HeatMap
 from exitbench.reports.plotting.exit_colours import shades
-from exitbench.results.analysis.spelling import readable
+from exitbench.results.analysis.traces import readable
 from exitbench.results.database.connection import Database, open_database
 from exitbench.terminal import visible
 

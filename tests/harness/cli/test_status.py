@@ -9,7 +9,7 @@ from types import ModuleType
 import duckdb
 import pytest
 
-from exitbench.harness.cli.commands.words import data_size, duration
+from exitbench.harness.cli.commands.common import data_size, duration
 from exitbench.harness.cli.main import main
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite

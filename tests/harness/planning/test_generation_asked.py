@@ -13,7 +13,7 @@ from transformers import GPT2LMHeadModel
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import GenerationSettings
-from exitbench.harness.cli.commands.plan import plan as plan_command
+from exitbench.harness.cli.commands.run import plan as plan_command
 from exitbench.harness.engine.checkpoints.generation_config import not_applied
 from exitbench.harness.planning.plan import Plan, make_plan
 from exitbench.harness.planning.suite import load_suite

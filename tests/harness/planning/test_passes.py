@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from exitbench.harness.cells.job import WorkerSpec
-from exitbench.harness.cli.commands.plan import plan as plan_command
+from exitbench.harness.cli.commands.run import plan as plan_command
 from exitbench.harness.planning.estimate import estimate_plan
 from exitbench.harness.planning.passes import passes
 from exitbench.harness.planning.plan import Plan, make_plan

@@ -16,7 +16,7 @@ from exitbench.harness.engine.products.choosing import SWITCH
 from exitbench.harness.planning.plan import Plan, make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
-from exitbench.results.analysis.environments import find
+from exitbench.results.analysis.repeats import find
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.attempts import Attempt, scan_spool
 

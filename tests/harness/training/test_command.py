@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.harness.cli.commands.train import named_recipes
+from exitbench.harness.cli.commands.run import named_recipes
 from exitbench.harness.cli.main import main
 from exitbench.harness.planning.suite import load_suite
 from exitbench.results.database.connection import open_database

@@ -23,7 +23,7 @@ from exitbench.reports.plotting.print_rules import print_faults
 from exitbench.reports.plotting.style import LIGHT, MUTED, lay_out, theme
 from exitbench.reports.registry import discover
 from exitbench.results.database.connection import open_database
-from exitbench.results.files.canonical import content_id
+from exitbench.results.files.formats import content_id
 from exitbench.results.queries import saved_query
 from exitbench.results.spool.attempts import AttemptWriter
 

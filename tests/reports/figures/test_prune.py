@@ -32,7 +32,7 @@ from exitbench.reports.plotting.style import LIGHT, lay_out, theme
 from exitbench.reports.registry import discover
 from exitbench.results.beside.trainings import record_training
 from exitbench.results.database.connection import open_database
-from exitbench.results.files.canonical import content_id
+from exitbench.results.files.formats import content_id
 
 Rows = Callable[[Path, ModuleType, str], Frame]
 Cell = Mapping[str, Any]

@@ -13,7 +13,7 @@ import pytest
 from exitbench.errors import UserError
 from exitbench.results.analysis.comparison import Comparison, Contrast, compare
 from exitbench.results.database.connection import Database, open_database
-from exitbench.results.files.canonical import content_id
+from exitbench.results.files.formats import content_id
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.statistics.intervals import Aggregate

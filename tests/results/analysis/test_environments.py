@@ -9,8 +9,8 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.harness.cli.main import main
-from exitbench.results.analysis.environments import Described, Difference, differences, find
-from exitbench.results.files.canonical import content_id
+from exitbench.results.analysis.repeats import Described, Difference, differences, find
+from exitbench.results.files.formats import content_id
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.attempts import AttemptWriter
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from exitbench.results.analysis.history import UNKNOWN, Ask, Estimate, History, total
+from exitbench.results.analysis.status import UNKNOWN, Ask, Estimate, History, total
 from exitbench.results.spool.attempts import AttemptWriter
 
 Json = dict[str, Any]

@@ -10,7 +10,7 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.results.analysis.repeats import Compared, compare_attempts
-from exitbench.results.files.atomic_folder import SpoolError
+from exitbench.results.files.atomic import SpoolError
 from exitbench.results.spool.attempts import AttemptWriter, free_tables
 from exitbench.results.spool.schema import FITTED_FILE, TABLES
 

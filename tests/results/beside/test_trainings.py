@@ -8,8 +8,7 @@ import pytest
 
 from exitbench.results.beside.trainings import record_training
 from exitbench.results.database.connection import open_database
-from exitbench.results.ingest.ingest import ingest
-from exitbench.results.ingest.rebuild import rebuild
+from exitbench.results.ingest.ingest import ingest, rebuild
 
 CARD = {
     "recipe": {"name": "small", "objective": {"loss": "weighted"}},

@@ -7,9 +7,8 @@ import pytest
 
 from exitbench.results.beside.vocabularies import begins_word, check_vocabularies, record_vocabulary
 from exitbench.results.database.connection import open_database
-from exitbench.results.ingest.ingest import ingest
-from exitbench.results.ingest.merge import merge
-from exitbench.results.ingest.rebuild import rebuild
+from exitbench.results.ingest.importing import merge
+from exitbench.results.ingest.ingest import ingest, rebuild
 
 ID = "abc0" * 16
 TEXTS = ["<pad>", "▁the", "ory", None, "▁"]

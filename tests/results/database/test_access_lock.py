@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from exitbench.results.database import access_lock
-from exitbench.results.database.access_lock import AccessLock, acquire, has_waiters, yield_to_waiters
+from exitbench.results.database import access
+from exitbench.results.database.access import AccessLock, acquire, has_waiters, yield_to_waiters
 
 
 def now(path: Path, *, alone: bool) -> AccessLock | None:
@@ -30,7 +30,7 @@ def test_readers_share_the_lock_and_a_writer_has_it_alone(tmp_path: Path) -> Non
 def test_a_writer_that_comes_again_at_once_lets_a_waiting_reader_go_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exitbench.results.database.access_lock._LONGEST_S", 300.0)
+    monkeypatch.setattr("exitbench.results.database.access._LONGEST_S", 300.0)
     path = tmp_path / "x.duckdb"
     for _ in range(5):
         came: list[AccessLock | None] = []
@@ -52,8 +52,8 @@ def test_a_writer_that_comes_again_at_once_lets_a_waiting_reader_go_first(
 
 def test_those_who_never_go_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slept_s: list[float] = []
-    monkeypatch.setattr("exitbench.results.database.access_lock.has_waiters", lambda path: True)
+    monkeypatch.setattr("exitbench.results.database.access.has_waiters", lambda path: True)
     monkeypatch.setattr(time, "monotonic", lambda: sum(slept_s))
     monkeypatch.setattr(time, "sleep", slept_s.append)
     yield_to_waiters(tmp_path / "x.duckdb")
-    assert access_lock._LONGEST_S <= sum(slept_s) <= access_lock._LONGEST_S + access_lock.POLL_S + 1e-9
+    assert access._LONGEST_S <= sum(slept_s) <= access._LONGEST_S + access.POLL_S + 1e-9

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from exitbench.results.beside.rescores import Rescore, record_rescore
+from exitbench.results.beside.derived import Rescore, record_rescore
 from exitbench.results.database.connection import DamagedDatabase, open_database
-from exitbench.results.ingest.ingest import ingest
-from exitbench.results.ingest.rebuild import rebuild
+from exitbench.results.ingest.ingest import ingest, rebuild
 
 HEADERS = 3 * 4096
 
@@ -143,7 +142,7 @@ def test_a_damaged_database_does_not_make_good_rescores_leave_the_spool(
     record_rescore(tmp_path / "spool", Rescore(attempt, "later", samples, metrics))
     with monkeypatch.context() as patched:
         corrupt = "SELECT error('Corrupt database file')"
-        patched.setattr("exitbench.results.beside.rescores.insert_rows", lambda c, *_: c.exec_driver_sql(corrupt))
+        patched.setattr("exitbench.results.beside.derived.insert_rows", lambda c, *_: c.exec_driver_sql(corrupt))
         with pytest.raises(DamagedDatabase):
             ingest(tmp_path / "spool", path)
     assert list((tmp_path / "spool" / "rescores").glob("*/*/DONE"))

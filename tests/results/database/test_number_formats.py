@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from exitbench.results.database.connection import Database, open_database
-from exitbench.results.files.canonical import content_id
+from exitbench.results.files.formats import content_id
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.queries import saved_query
 from exitbench.results.spool.attempts import AttemptWriter

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from exitbench.results.database.connection import Database, DatabaseInUse, open_database
-from exitbench.results.database.patience import patiently
+from exitbench.results.database.access import DatabaseInUse, patiently
+from exitbench.results.database.connection import Database, open_database
 from exitbench.results.ingest.ingest import ingest
 
 OURS = """

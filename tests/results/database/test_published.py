@@ -10,9 +10,9 @@ import duckdb
 import pyarrow as pa
 import pytest
 
+from exitbench.results.database import published
 from exitbench.results.database.connection import Database, open_database
-from exitbench.results.database.published import rows as published
-from exitbench.results.files.canonical import content_id
+from exitbench.results.files.formats import content_id
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import TABLES
@@ -66,7 +66,7 @@ def test_changed_publications_replace_those_of_an_older_version(tmp_path: Path) 
         connection.execute("UPDATE published_source SET sha256 = 'older'")
         connection.execute("DELETE FROM published_result WHERE ordinal > 10")
         connection.execute("UPDATE published_result SET value = -1")
-    with open_database(path) as opened:
+    with open_database(path, read_only=False) as opened:
         rows = opened.query("SELECT count(*) AS n, min(value) AS low FROM published_result").to_pylist()
         assert rows == [{"n": 1205, "low": 0}]
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from exitbench.results.database.comments import ROWS_OF, SHARED, described, sections, shown_tables
 from exitbench.results.database.connection import open_database
+from exitbench.results.database.current import ROWS_OF, SHARED, described, sections, shown_tables
 from exitbench.results.database.schema_doc import described_macros, described_tables, described_views, schema_markdown
 from exitbench.results.tables import TABLES
 

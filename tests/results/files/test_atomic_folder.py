@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.results.files.atomic_folder import (
+from exitbench.results.files.atomic import (
     JSON_BYTES,
     DamagedFile,
     SpoolError,

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from exitbench.results.files.canonical import canonical_json, content_id
+from exitbench.results.files.formats import canonical_json, content_id
 
 
 def test_order_of_keys_does_not_matter_and_text_stays_as_it_is() -> None:

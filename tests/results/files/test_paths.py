@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from exitbench.results.files.paths import without_home
+from exitbench.results.files.formats import without_home
 from exitbench.results.spool.attempts import AttemptWriter, read_attempt
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exitbench.results.files.toml_text import toml_table, toml_value
+from exitbench.results.files.formats import toml_table, toml_value
 
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 VALUES = st.recursive(

@@ -11,9 +11,8 @@ import pyarrow as pa
 import pytest
 
 from exitbench.results.database.connection import open_database
-from exitbench.results.ingest.ingest import ingest
+from exitbench.results.ingest.ingest import ingest, rebuild
 from exitbench.results.ingest.load import SpoolLoader
-from exitbench.results.ingest.rebuild import rebuild
 from exitbench.results.spool.attempts import (
     Attempt,
     AttemptRecord,

@@ -15,7 +15,8 @@ from exitbench.errors import UserError
 from exitbench.results.database.catalogue import ATTEMPT
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.ingest import snapshot
-from exitbench.results.ingest.snapshot import MANIFEST, Manifest, load_snapshot, write_snapshot
+from exitbench.results.ingest.manifest import MANIFEST, Manifest
+from exitbench.results.ingest.snapshot import load_snapshot, write_snapshot
 from exitbench.results.queries import saved_query
 from exitbench.results.tables import SCHEMA_VERSION
 from exitbench.results.tables import TABLES as DECLARED

@@ -12,9 +12,9 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.results.database.connection import open_database
-from exitbench.results.ingest.ingest import ingest
-from exitbench.results.ingest.merge import merge
-from exitbench.results.ingest.rebuild import rebuild
+from exitbench.results.ingest.importing import merge
+from exitbench.results.ingest.ingest import ingest, rebuild
+from exitbench.results.ingest.snapshot import write_snapshot
 from exitbench.results.maintenance.gc import TRACES, Garbage, find_garbage, free
 from exitbench.results.maintenance.integrity import check, require_whole_spool
 from exitbench.results.spool.attempts import AttemptWriter, latest_status, read_status, scan_spool
@@ -150,7 +150,9 @@ def test_what_supersedes_is_only_known_with_a_database(runs: Path) -> None:
 
 def test_attempts_that_an_import_would_bring_back_stay(runs: Path, tmp_path: Path) -> None:
     there = tmp_path / "there"
-    merge(runs / "exitbench.duckdb", there / "spool", there / "exitbench.duckdb")
+    with open_database(runs / "exitbench.duckdb") as database:
+        write_snapshot(database.engine, tmp_path / "exported")
+    merge(tmp_path / "exported", there / "spool", there / "exitbench.duckdb")
     merge(runs / "spool", there / "spool", there / "exitbench.duckdb")
     assert len(superseded(runs)) == 2
     assert superseded(there) == []

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.results.files.atomic_folder import DamagedFile, SpoolError
+from exitbench.results.files.atomic import DamagedFile, SpoolError
 from exitbench.results.files.regular import open_regular
 from exitbench.results.spool.attempts import (
     AttemptWriter,
@@ -273,7 +273,7 @@ def test_what_the_device_cannot_read_is_no_damage(finished: Path, monkeypatch: p
             return open_regular(path)
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("exitbench.results.files.atomic_folder.open_regular", broken_device)
+    monkeypatch.setattr("exitbench.results.files.atomic.open_regular", broken_device)
     name = "tokens.parquet"
     with pytest.raises(SpoolError, match=f"{name}: cannot be read: Input/output error") as raised:
         read_attempt(finished)

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from exitbench.results.statistics.columns import as_sums, paired_as_sums
-from exitbench.results.statistics.intervals import aggregate_interval
+from exitbench.results.statistics.intervals import aggregate_interval, as_sums, paired_as_sums
 from exitbench.results.statistics.paired import NOTHING_DIFFERS, difference
 
 RNG = np.random.default_rng(0)

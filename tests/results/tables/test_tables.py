@@ -27,7 +27,7 @@ exitbench.results.__path__.insert(0, sys.argv[1])  # the declarations with a col
 from exitbench.results.database.connection import open_database
 from exitbench.results.database.schema_doc import schema_markdown
 from exitbench.results.ingest.ingest import ingest
-from exitbench.results.ingest.merge import merge
+from exitbench.results.ingest.importing import merge
 from exitbench.results.ingest.snapshot import write_snapshot
 from exitbench.results.maintenance.integrity import check
 from exitbench.results.spool.attempts import AttemptWriter

@@ -1,7 +1,7 @@
-"""Import another spool: attempts and records copied file by file, checked as copies, then put in place.
+"""Import results from elsewhere into the spool, from which the database is filled.
 
-Of the source only regular files in real folders are read, only those that a seal or a record's kind lists, and no more
-than a file of its kind can have. What is checked is the copy, so that nothing can be changed between check and use.
+Of another spool only regular files in real folders are read, only those that a seal or a record's kind lists, and no
+more than a file of its kind can have. What is checked is the copy, so that nothing can change between check and use.
 """
 
 import re
@@ -10,15 +10,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from tempfile import TemporaryDirectory
+from typing import Final, Literal
+
+import duckdb
+import pyarrow as pa
+import sqlalchemy as sa
 
 from exitbench.errors import UserError, no_room
-from exitbench.results.beside.rescores import RESCORES, check_rescore
-from exitbench.results.beside.tags import TAGS, check_tags
+from exitbench.results.beside.derived import RESCORES, TAGS, check_rescore, check_tags
 from exitbench.results.beside.trainings import read_training
 from exitbench.results.beside.vocabularies import FILE as VOCABULARY_FILE
 from exitbench.results.beside.vocabularies import read_vocabulary
-from exitbench.results.files.atomic_folder import (
+from exitbench.results.database.catalogue import key_rows
+from exitbench.results.database.connection import open_database
+from exitbench.results.database.tables import quoted
+from exitbench.results.files.arrow import driver_connection
+from exitbench.results.files.atomic import (
     JSON_BYTES,
     SEAL,
     DamagedFile,
@@ -29,10 +37,20 @@ from exitbench.results.files.atomic_folder import (
     unique_name,
 )
 from exitbench.results.files.bounded import check_table
-from exitbench.results.files.canonical import content_id
+from exitbench.results.files.duckdb_files import driver_error, is_duckdb_file
+from exitbench.results.files.formats import content_id
 from exitbench.results.files.regular import Folder, NotRegular, TooLarge, opened
-from exitbench.results.ingest.imports import benchmark_rows
-from exitbench.results.ingest.snapshot import MANIFEST, Manifest
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.ingest.manifest import MANIFEST, Manifest
+from exitbench.results.ingest.snapshot import (
+    SCORES,
+    attempt_digests,
+    benchmark_rows,
+    is_snapshot,
+    load_snapshot,
+    require_equal,
+    write_snapshot,
+)
 from exitbench.results.spool.attempts import (
     ATTEMPT_FILES,
     LOG_FILE,
@@ -56,7 +74,157 @@ from exitbench.results.spool.records import (
     records,
 )
 from exitbench.results.spool.schema import CARD_FILE, TABLES, TRAINING_LOG_FILE
-from exitbench.terminal import number_of
+from exitbench.results.tables import KEYS, tables_of_attempts
+
+Kind = Literal["spool", "snapshot", "benchmarks"]
+
+_DIGITS: Final = 16
+_START_BYTES: Final = 12
+
+
+@dataclass(frozen=True)
+class MergeReport:
+    """What a source brought.
+
+    Attributes:
+        kind: What the source is.
+        added: Attempts (of benchmarks: files) that are new.
+        known: Attempts that were here already.
+        rescored: Metric versions of known attempts that are new.
+        problems: What of the source, or of the spool as it is now, was left out, and why.
+    """
+
+    kind: Kind
+    added: int
+    known: int
+    rescored: int
+    problems: tuple[str, ...]
+
+
+def kind_of(source: Path) -> Kind:
+    """Return what a file or folder is, by its content.
+
+    Raises:
+        UserError: It is nothing that can be imported, such as a database.
+    """
+    if source.is_dir():
+        if is_snapshot(source):
+            return "snapshot"
+        if next(scan_spool(source), None) or has_records(source):
+            return "spool"
+    elif source.is_file():
+        if is_duckdb_file(source):
+            raise UserError(
+                f"{source} is a database, and databases are not imported: each is one machine's. On its machine "
+                f"`exitbench export FOLDER --database {source.name}` writes a snapshot of it; import that folder."
+            )
+        with source.open("rb") as file:
+            start = file.read(_START_BYTES)
+        if start.lstrip()[:1] == b"{" and read_json(source.resolve()).keys() >= {"benchmarks", "machine_info"}:
+            return "benchmarks"
+    what = "is nothing that can be imported" if source.exists() else "does not exist"
+    hint = f" Did you mean {source / 'spool'}?" if (source / "spool").is_dir() else ""
+    raise UserError(
+        f"{source} {what}.{hint} Allowed: a spool folder (RUNS/spool), a snapshot (a folder that "
+        "`exitbench export` wrote as Parquet), or a JSON file of pytest-benchmark."
+    )
+
+
+def merge(source: Path, spool_root: Path, database_path: Path) -> MergeReport:
+    """Bring a source into the spool, then fill the database from it.
+
+    Raises:
+        UserError: The source is nothing that can be imported or is damaged, or has an attempt that is here with other
+            files: then nothing is merged.
+    """
+    kind = kind_of(source)
+    spool_root.mkdir(parents=True, exist_ok=True)
+    ingest(spool_root, database_path)
+    with open_database(database_path) as database:
+        with database.engine.connect() as connection:
+            ours = attempt_digests(connection)
+        keys = {table: key_rows(database.engine, table) for table in KEYS}
+    problems: tuple[str, ...] = ()
+    if kind == "spool":
+        brought = import_spool(source, spool_root, ours)
+        added, known, rescored, problems = brought.added, brought.known, brought.rescored, brought.problems
+    elif kind == "benchmarks":
+        added, known, rescored = _merge_benchmarks(source, spool_root), 0, 0
+    else:
+        added, known, rescored = _merge_snapshot(source, spool_root, ours, keys)
+    left_out = ingest(spool_root, database_path).quarantined
+    return MergeReport(kind, added, known, rescored, (*problems, *left_out))
+
+
+def _merge_benchmarks(source: Path, spool_root: Path) -> int:
+    source = source.resolve()
+    benchmark_rows(source)
+    target = spool_root / BENCHMARK.folder / f"{sha256(source)[:_DIGITS]}.json"
+    if target.exists():
+        return 0
+    partial = spool_root / unique_name(".importing")
+    try:
+        shutil.copyfile(source, partial)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial.rename(target)
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written: {error.strerror or error}.") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return 1
+
+
+def _merge_snapshot(
+    source: Path, spool_root: Path, ours: Mapping[str, str], keys: Mapping[str, pa.Table]
+) -> tuple[int, int, int]:
+    """Keep what is new of a snapshot as another one; return `added`, `known` and `rescored`."""
+    with _as_database(source, spool_root) as engine:
+        with engine.connect() as connection:
+            theirs = attempt_digests(connection)
+        require_equal(source, theirs, ours)
+        _delete_known(engine, keys)
+        new_scores = {tuple(key.values()) for table in SCORES for key in key_rows(engine, table).to_pylist()}
+        if any(len(key_rows(engine, table)) for table in KEYS):
+            folder = spool_root / IMPORT.folder
+            new = folder / unique_name(".new")
+            write_snapshot(engine, new)
+            target = folder / sha256(new / MANIFEST)[:_DIGITS]
+            if target.exists():
+                shutil.rmtree(new)
+            else:
+                new.rename(target)
+    known = len(theirs.keys() & ours.keys())
+    rescored = sum(attempt_id in ours for attempt_id, _version in new_scores)
+    return len(theirs) - known, known, rescored
+
+
+@contextmanager
+def _as_database(source: Path, spool_root: Path) -> Iterator[sa.Engine]:
+    """Yield a database with the rows of a snapshot, which may be changed."""
+    with TemporaryDirectory(dir=spool_root, prefix=".import-") as folder:
+        copy = Path(folder) / "source.duckdb"
+        try:
+            with open_database(copy, read_only=False) as database:
+                load_snapshot(database.engine, source)
+                yield database.engine
+        except UserError as error:
+            raise UserError(str(error).replace(str(copy), str(source))) from error
+        except (duckdb.Error, sa.exc.DBAPIError) as error:
+            raise UserError(f"{source}: cannot be imported: {driver_error(error)}") from error
+
+
+def _delete_known(engine: sa.Engine, keys: Mapping[str, pa.Table]) -> None:
+    """Delete what is known elsewhere, and the cells that are left without attempts."""
+    with engine.begin() as connection:
+        duck = driver_connection(connection)
+        owners = {**dict.fromkeys(tables_of_attempts(), "attempt"), **{table: table for table in KEYS}}
+        for table, keyed in owners.items():
+            equal = " AND ".join(f"known_keys.{quoted(key)} = {quoted(table)}.{quoted(key)}" for key in KEYS[keyed])
+            duck.register("known_keys", keys[keyed])
+            duck.execute(f"DELETE FROM {quoted(table)} WHERE EXISTS (SELECT 1 FROM known_keys WHERE {equal})")
+            duck.unregister("known_keys")
+        duck.execute("DELETE FROM cell WHERE cell_id NOT IN (SELECT cell_id FROM attempt)")
+
 
 _TABLE_FILE: Final = re.compile(r"[a-z][a-z_]*\.parquet")
 _LOG_BYTES: Final = 1 << 28
@@ -81,12 +249,7 @@ def has_records(source: Path) -> bool:
 
 
 def import_spool(source: Path, spool_root: Path, ours: Mapping[str, str]) -> Imported:
-    """Bring what is new of a spool into another one.
-
-    Args:
-        source: The spool to import.
-        spool_root: The spool it goes to.
-        ours: Digest of DONE of every attempt that is known, by id.
+    """Bring into a spool what another one has besides `ours`, the digests of DONE of known attempts by id.
 
     Raises:
         UserError: An attempt is known with other files: then nothing is imported; or the spool cannot be written.
@@ -124,20 +287,6 @@ def import_spool(source: Path, spool_root: Path, ours: Mapping[str, str]) -> Imp
     return Imported(added, known, rescored, tuple(problems))
 
 
-def require_equal(source: Path, theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
-    """Check that no attempt is known with other files.
-
-    Raises:
-        UserError: One is.
-    """
-    differ = sorted(key for key in theirs.keys() & ours.keys() if theirs[key] != ours[key])
-    if differ:
-        raise UserError(
-            f"{source}: here already with other files: {number_of(len(differ), 'attempt')}, such as {differ[0]}. "
-            "One of the two was changed; nothing is merged."
-        )
-
-
 def _finished(source: Path, problems: list[str]) -> Iterator[tuple[Attempt, str]]:
     """Yield every finished attempt with the digest of its DONE."""
     for attempt in scan_spool(source):
@@ -155,7 +304,8 @@ def _import_attempt(source: Path, attempt: Attempt, target: Path, spool_root: Pa
         raise SpoolError(f"{target}: the attempt is here without DONE: still running, or its process was killed.")
     if freed := freed_tables(attempt.path):
         raise SpoolError(
-            f"{attempt.path}: its {', '.join(freed)} were removed by `exitbench gc`. Import the database that has them."
+            f"{attempt.path}: its {', '.join(freed)} were removed by `exitbench gc`. Import a snapshot of the "
+            "database that has them (`exitbench export`)."
         )
     with _staged(source, attempt.path, target, spool_root) as copy:
         with opened(source, *attempt.path.relative_to(source).parts) as folder:

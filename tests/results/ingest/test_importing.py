@@ -12,15 +12,13 @@ import pytest
 import sqlalchemy as sa
 
 from exitbench.errors import UserError
-from exitbench.results.beside.rescores import Rescore, record_rescore
-from exitbench.results.beside.tags import SCHEMA as TAG_SCHEMA
-from exitbench.results.beside.tags import record_tags
+from exitbench.results.beside.derived import TAG_SCHEMA, Rescore, record_rescore, record_tags
 from exitbench.results.database.catalogue import ATTEMPT, CELL
 from exitbench.results.database.connection import open_database
-from exitbench.results.ingest.ingest import ingest
-from exitbench.results.ingest.merge import kind_of, merge
-from exitbench.results.ingest.rebuild import rebuild
-from exitbench.results.ingest.snapshot import Manifest, write_snapshot
+from exitbench.results.ingest.importing import kind_of, merge
+from exitbench.results.ingest.ingest import ingest, rebuild
+from exitbench.results.ingest.manifest import Manifest
+from exitbench.results.ingest.snapshot import write_snapshot
 from exitbench.results.spool.attempts import free_tables, scan_spool
 from exitbench.results.tables import TABLES as DECLARED
 
@@ -46,26 +44,48 @@ def rows(path: Path) -> dict[str, list[str]]:
         }
 
 
-@pytest.fixture(params=["spool", "database", "snapshot"])
-def source(request: pytest.FixtureRequest, few_spool: Path, few_database: Path, tmp_path: Path) -> Path:
+def snapshot_of(path: Path, folder: Path) -> Path:
+    """A snapshot of a database."""
+    with open_database(path) as database:
+        write_snapshot(database.engine, folder)
+    return folder
+
+
+@pytest.fixture
+def exported(few_database: Path, tmp_path: Path) -> Path:
+    """The example as a snapshot."""
+    return snapshot_of(few_database, tmp_path / "exported")
+
+
+@pytest.fixture(params=["spool", "snapshot"])
+def source(request: pytest.FixtureRequest, few_spool: Path, exported: Path) -> Path:
     """The example in each of the forms that can be imported."""
-    if request.param == "spool":
-        return few_spool
-    if request.param == "database":
-        return few_database
-    with open_database(few_database) as database:
-        write_snapshot(database.engine, tmp_path / "exported")
-    return tmp_path / "exported"
+    return few_spool if request.param == "spool" else exported
 
 
-def test_a_source_is_known_by_its_content(
-    few_spool: Path, few_database: Path, tmp_path: Path, benchmarks: Path
+def test_a_source_is_known_by_its_content(few_spool: Path, exported: Path, benchmarks: Path) -> None:
+    assert [kind_of(one) for one in (few_spool, exported, benchmarks)] == ["spool", "snapshot", "benchmarks"]
+
+
+@pytest.mark.parametrize("content", ["ours", "another program's", "another schema"])
+def test_a_database_is_refused_with_what_to_hand_on_instead(
+    content: str, few_database: Path, tmp_path: Path, spool: Path, path: Path
 ) -> None:
-    with open_database(few_database) as database:
-        write_snapshot(database.engine, tmp_path / "any.name")
-    shutil.copyfile(few_database, tmp_path / "results.json")
-    sources = (few_spool, tmp_path / "results.json", tmp_path / "any.name", benchmarks)
-    assert [kind_of(one) for one in sources] == ["spool", "database", "snapshot", "benchmarks"]
+    other = tmp_path / "results.json"  # by its content, whatever its name
+    if content == "another program's":
+        with duckdb.connect(str(other)) as connection:
+            connection.execute("CREATE TABLE t (x INTEGER)")
+    else:
+        shutil.copyfile(few_database, other)
+    if content == "another schema":
+        with duckdb.connect(str(other)) as connection:
+            connection.execute("UPDATE schema_version SET version = 10000")
+    before = other.read_bytes()
+    says = rf"^{other} is a database, .* `exitbench export FOLDER --database results\.json` .*; import that folder\.$"
+    with pytest.raises(UserError, match=says):
+        merge(other, spool, path)
+    assert other.read_bytes() == before
+    assert not spool.exists()
 
 
 @pytest.mark.parametrize(
@@ -74,7 +94,7 @@ def test_a_source_is_known_by_its_content(
 def test_anything_else_is_refused(content: str | None, says: str, tmp_path: Path, spool: Path, path: Path) -> None:
     if content is not None:
         (tmp_path / "source").write_text(content)
-    with pytest.raises(UserError, match=f"{says}.* Allowed: a result database, a spool folder"):
+    with pytest.raises(UserError, match=f"{says}.* Allowed: a spool folder"):
         merge(tmp_path / "source", spool, path)
     assert not spool.exists()
 
@@ -117,17 +137,12 @@ def rescored(few_database: Path, path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("form", ["database", "snapshot"])
 def test_new_metric_versions_of_known_attempts_are_taken(
-    form: str, few_database: Path, tmp_path: Path, spool: Path, path: Path
+    few_database: Path, exported: Path, tmp_path: Path, spool: Path, path: Path
 ) -> None:
     other = rescored(few_database, tmp_path / "rescored.duckdb")
-    expected, source = rows(other), other
-    if form == "snapshot":
-        source = tmp_path / "rescored"
-        with open_database(other) as database:
-            write_snapshot(database.engine, source)
-    merge(few_database, spool, path)
+    expected, source = rows(other), snapshot_of(other, tmp_path / "rescored")
+    merge(exported, spool, path)
     report = merge(source, spool, path)
     assert (report.added, report.known, report.rescored) == (0, len(expected["attempt"]), 2)
     assert rows(path) == expected
@@ -164,7 +179,8 @@ def test_scores_of_attempts_that_are_not_here_any_more_stay_out(
     few_spool: Path, few_database: Path, tmp_path: Path, spool: Path, path: Path
 ) -> None:
     shutil.copytree(few_spool, spool)
-    merge(rescored(few_database, tmp_path / "rescored.duckdb"), spool, path)
+    other = rescored(few_database, tmp_path / "rescored.duckdb")
+    merge(snapshot_of(other, tmp_path / "rescored"), spool, path)
     with open_database(path) as database:
         (gone, _kept) = database.query(
             f"SELECT DISTINCT attempt_id AS a FROM metric WHERE metric_version = '{VERSION}'"
@@ -234,7 +250,7 @@ def test_an_attempt_whose_traces_were_freed_is_told_where_they_are(
     attempt = next(one for one in scan_spool(other) if (one.path / "tokens.parquet").exists())
     free_tables(attempt.path, {"tokens": 40})
     (problem,) = merge(other, spool, path).problems
-    assert "its tokens were removed by `exitbench gc`. Import the database that has them" in problem
+    assert "its tokens were removed by `exitbench gc`. Import a snapshot of the database that has them" in problem
 
 
 def test_an_attempt_that_is_unfinished_here_is_not_touched(few_spool: Path, spool: Path, path: Path) -> None:
@@ -257,31 +273,6 @@ def test_records_beside_the_attempts_come_along(few_spool: Path, spool: Path, pa
     assert len(rows(path)["training_log"]) == 1
 
 
-def test_a_database_that_is_not_ours_or_of_another_version_is_refused_by_its_own_name(
-    tmp_path: Path, spool: Path, path: Path, few_database: Path
-) -> None:
-    foreign, newer = tmp_path / "foreign.duckdb", tmp_path / "newer.duckdb"
-    with duckdb.connect(str(foreign)) as connection:
-        connection.execute("CREATE TABLE t (x INTEGER)")
-    shutil.copyfile(few_database, newer)
-    with duckdb.connect(str(newer)) as connection:
-        connection.execute("INSERT INTO schema_version VALUES (10000, now()::TIMESTAMP, 'test')")
-    for other, says in ((foreign, "not one of ExitBench"), (newer, "another version of ExitBench .schema 10000")):
-        with pytest.raises(UserError, match=says) as told:
-            merge(other, spool, path)
-        assert str(other) in str(told.value)
-    assert not (spool / "imports").exists()
-
-
-def test_a_database_in_use_by_a_writer_is_not_copied(
-    few_database: Path, tmp_path: Path, spool: Path, path: Path
-) -> None:
-    busy = tmp_path / "busy.duckdb"
-    shutil.copyfile(few_database, busy)
-    with duckdb.connect(str(busy)), pytest.raises(UserError, match="cannot be opened"):
-        merge(busy, spool, path)
-
-
 def test_the_latest_attempt_names_a_cell_wherever_it_is_from(
     few_database: Path, tmp_path: Path, spool: Path, path: Path, few_spool: Path
 ) -> None:
@@ -294,15 +285,15 @@ def test_the_latest_attempt_names_a_cell_wherever_it_is_from(
         (row,) = connection.execute(sa.select(ATTEMPT).where(ATTEMPT.c.attempt_id == attempt.attempt_id)).mappings()
         connection.execute(ATTEMPT.insert().values({**row, "attempt_id": renamed["described_by"]}))
     shutil.copytree(attempt.path, spool / attempt.path.relative_to(few_spool))
-    assert merge(other, spool, path).known == 1
+    assert merge(snapshot_of(other, tmp_path / "renamed"), spool, path).known == 1
     rebuild(spool, path)
     with open_database(path) as database:
         suites = database.query("SELECT suite FROM cell WHERE cell_id = ?", [attempt.cell_id])["suite"].to_pylist()
     assert suites == ["renamed"]
 
 
-def test_a_damaged_import_is_left_out_of_a_rebuild_with_a_message(few_database: Path, spool: Path, path: Path) -> None:
-    merge(few_database, spool, path)
+def test_a_damaged_import_is_left_out_of_a_rebuild_with_a_message(exported: Path, spool: Path, path: Path) -> None:
+    merge(exported, spool, path)
     (kept,) = (spool / "imports").iterdir()
     (kept / "metric.parquet").write_bytes(b"torn")
     (problem,) = rebuild(spool, path, forget=True).quarantined
@@ -371,5 +362,5 @@ def test_benchmarks_of_another_form_are_refused(
 def test_benchmarks_of_another_database_come_along(benchmarks: Path, spool: Path, path: Path, tmp_path: Path) -> None:
     merge(benchmarks, spool, path)
     there = tmp_path / "there"
-    merge(path, there / "spool", there / "exitbench.duckdb")
+    merge(snapshot_of(path, tmp_path / "exported"), there / "spool", there / "exitbench.duckdb")
     assert rows(there / "exitbench.duckdb") == rows(path)

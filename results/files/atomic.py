@@ -1,4 +1,4 @@
-"""Atomic directory writes: complete or absent, written beside their place, sealed with digests, renamed."""
+"""Files and folders that are whole or absent, digests of them, seals, and file locks."""
 
 import errno
 import hashlib
@@ -6,6 +6,8 @@ import json
 import os
 import secrets
 import shutil
+import stat
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,10 +33,6 @@ class DamagedFile(SpoolError):
 
 def write_digested_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     """Write a folder with a seal; one that is there already (another process was faster) stays as it is.
-
-    Args:
-        folder: Its place; what is above it is created.
-        fill: Writes the files into an empty folder.
 
     Raises:
         UserError: The folder cannot be written.
@@ -79,10 +77,6 @@ def unique_name(stem: str) -> str:
 
 def check_digested_folder(folder: Path, files: Collection[str]) -> None:
     """Check every file of a sealed folder against its digest.
-
-    Args:
-        folder: The folder.
-        files: Names of the files that it has.
 
     Raises:
         DamagedFile: The seal lists others, or a file is missing or not what was written; names it.
@@ -199,3 +193,96 @@ def _to_disk(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+_KINDS: Final = {
+    stat.S_IFLNK: "a link",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Give a path beside `path` to write to; it takes the place of `path` if nothing was raised, else it is removed.
+
+    Raises:
+        OSError: `path` is there and is no regular file, before anything is written; or it cannot be replaced.
+    """
+    require_replaceable(path)
+    # Not to be guessed: in a folder that others can write, a link could lie there.
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        yield beside
+        require_replaceable(path)  # writing may have taken hours
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def require_replaceable(path: Path) -> None:
+    """Check that a path is free or leads to a regular file, and is no link to one.
+
+    Raises:
+        OSError: It is a link, a folder, a pipe, a socket or a device, which a file would take the place of.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "no regular file")
+        raise OSError(errno.EINVAL, f"it is {kind}; only a regular file is replaced", str(path))
+
+
+def write_whole_file(path: Path, content: bytes | str) -> None:
+    """Write `content` (text as UTF-8, its newlines as they are) so that a reader finds all of it or what was there."""
+    with whole_file(path) as beside:
+        beside.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+
+
+if sys.platform == "win32":
+    import ctypes
+    import msvcrt
+    from ctypes import wintypes
+
+    _KERNEL32 = ctypes.WinDLL("kernel32", use_last_error=True)
+    _AT_ONCE, _EXCLUSIVE, _HELD_BY_ANOTHER = 1, 2, 33
+
+    class _Overlapped(ctypes.Structure):
+        _fields_ = (
+            ("internal", ctypes.c_void_p),
+            ("internal_high", ctypes.c_void_p),
+            ("offset", wintypes.DWORD),
+            ("offset_high", wintypes.DWORD),
+            ("event", wintypes.HANDLE),
+        )
+
+    def lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> bool:
+        """Lock an open file until it is closed; False where another holds it and `wait` is not asked for."""
+        handle = wintypes.HANDLE(msvcrt.get_osfhandle(descriptor))
+        flags = (0 if shared else _EXCLUSIVE) | (0 if wait else _AT_ONCE)
+        place = _Overlapped(offset_high=1)  # one byte far behind the text, which nobody else could read beneath a lock
+        if _KERNEL32.LockFileEx(handle, flags, 0, 1, 0, ctypes.byref(place)):
+            return True
+        if (error := ctypes.get_last_error()) == _HELD_BY_ANOTHER:
+            return False
+        raise ctypes.WinError(error)
+
+else:
+    import fcntl
+
+    def lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> bool:
+        """Lock an open file until it is closed; False where another holds it and `wait` is not asked for.
+
+        Raises:
+            OSError: The file system has no locks.
+        """
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            return False
+        return True

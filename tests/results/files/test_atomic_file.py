@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from exitbench.results.files.whole_file import whole_file, write_whole_file
+from exitbench.results.files.atomic import whole_file, write_whole_file
 
 
 def _socket(path: Path) -> None:

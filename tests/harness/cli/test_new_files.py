@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.results.files.new_files import write_new_files
+from exitbench.harness.cli.commands.new import write_new_files
 
 TEXTS = {"a/b/one.txt": "one\n", "a/two.txt": "zwei €\n", "three.txt": ""}
 

@@ -1,0 +1,167 @@
+"""DuckDB: connections, what a file is by its bytes, and what an error means."""
+
+from __future__ import annotations
+
+import codecs
+import mmap
+import stat
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import duckdb
+
+from exitbench.errors import UserError
+
+NO_PROGRESS_BAR = "SELECT 'SET enable_progress_bar = false' WHERE current_setting('enable_progress_bar')"
+"""Gives the statement that turns it off, if it is on: in a notebook without ipywidgets it is off, and cannot be set."""
+
+
+def in_memory(**config: Any) -> duckdb.DuckDBPyConnection:
+    """Return a connection to an empty database in memory that draws no progress bar among what we print.
+
+    Args:
+        **config: Settings that DuckDB takes only when it starts.
+    """
+    connection = duckdb.connect(config=config)
+    _draw_no_bar(connection)
+    return connection
+
+
+def in_file(path: Path, **config: Any) -> duckdb.DuckDBPyConnection:
+    """Return a connection that reads a file of DuckDB's, draws no progress bar and takes no more settings.
+
+    Raises:
+        duckdb.Error: It cannot be opened.
+    """
+    connection = duckdb.connect(str(path), read_only=True, config=config)
+    lock_settings(connection)
+    return connection
+
+
+def lock_settings(connection: duckdb.DuckDBPyConnection) -> None:
+    """Take no settings from now on; a second connection to an open file finds them locked."""
+    if not connection.execute("SELECT current_setting('lock_configuration')").fetchall()[0][0]:
+        _draw_no_bar(connection)
+        connection.execute("SET lock_configuration = true")
+
+
+def _draw_no_bar(connection: duckdb.DuckDBPyConnection) -> None:
+    for statement in connection.execute(NO_PROGRESS_BAR).fetchall():
+        connection.execute(*statement)
+
+
+_MAGIC_AT, _MAGIC = 8, b"DUCK"
+_HEADER_BYTES: Final = 3 * 4096
+"""A shorter file holds no rows."""
+_START_BYTES: Final = 4096
+_PROGRAMS: Final = {b"SQLite format 3\0": "a SQLite database", b"PAR1": "a Parquet file", b"\x1f\x8b": "a gzip file"}
+_SEPARATED: Final = {".csv": "a CSV file", ".tsv": "a TSV file"}
+_OUR_NAMES: Final = (b"schema_version", b"spool_sha256")
+"""A table and a column that every result database has; DuckDB stores their names as they are."""
+
+
+def is_duckdb_file(path: Path) -> bool:
+    """Return whether a regular file begins as DuckDB's do.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as file:
+        return file.read(_MAGIC_AT + len(_MAGIC))[_MAGIC_AT:] == _MAGIC
+
+
+def require_duckdb_file(path: Path) -> None:
+    """Check that a path is free, or leads to an empty file or one that begins as DuckDB's do.
+
+    Raises:
+        UserError: It leads to anything else; says to what.
+    """
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise _refusal(path, "a link to a file that does not exist") from None
+        return
+    except OSError:
+        return  # whoever opens it says why
+    if not stat.S_ISREG(found.st_mode):
+        raise _refusal(path, "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, a socket or a device")
+    try:
+        if not found.st_size or is_duckdb_file(path):
+            return
+        raise _refusal(path, _kind(path))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def is_ours(path: Path) -> bool:
+    """Return whether a damaged DuckDB file was one of ExitBench, by its content, or is too short for a row."""
+    if path.stat().st_size <= _HEADER_BYTES:
+        return True
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return all(content.find(name) >= 0 for name in _OUR_NAMES)
+
+
+def _kind(path: Path) -> str | None:
+    """Name the format of a file, if it is a common one."""
+    with path.open("rb") as file:
+        start = file.read(_START_BYTES)
+    for magic, name in _PROGRAMS.items():
+        if start.startswith(magic):
+            return name
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(start)  # its last character may be cut in two
+    except UnicodeDecodeError:
+        return None
+    return None if "\0" in text else _SEPARATED.get(path.suffix.lower(), "a text file")
+
+
+def _refusal(path: Path, kind: str | None) -> UserError:
+    what = f"{kind}, not a DuckDB database" if kind else "not a DuckDB database"
+    return UserError(f"{path} is {what}; it is left as it is. Name a result database, or a file that does not exist.")
+
+
+_DAMAGE: Final = ("Corrupt", "corrupt", "Could not read enough bytes", "checksum", "Failure while replaying WAL")
+_NO_ROOM: Final = (
+    duckdb.IOException,
+    duckdb.OutOfMemoryException,
+    duckdb.FatalException,
+    duckdb.SerializationException,
+)
+
+
+def driver_error(error: BaseException) -> BaseException:
+    """Return DuckDB's own error beneath SQLAlchemy's, or beneath the words that one was put into."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if _is_of(cause, "sqlalchemy.exc", "StatementError") and cause.orig is not None:  # type: ignore[attr-defined]
+            return cause.orig  # type: ignore[attr-defined,no-any-return]
+        if _is_drivers(cause):
+            return cause
+        cause = cause.__cause__
+    return error
+
+
+def is_damage(error: BaseException) -> bool:
+    """Return whether an error says that the database is not what was written."""
+    error = driver_error(error)
+    return _is_drivers(error) and any(sign in str(error) for sign in _DAMAGE)
+
+
+def is_trouble(error: BaseException) -> bool:
+    """Return whether an error is the file's or the machine's, and says nothing of what was to be written."""
+    cause = driver_error(error)
+    # A commit fails for want of room, or because a key is there twice.
+    at_commit = isinstance(cause, duckdb.TransactionException) and "onstraint" not in str(cause)
+    return isinstance(cause, _NO_ROOM) or at_commit or is_damage(error)
+
+
+def _is_drivers(error: BaseException) -> bool:
+    return isinstance(error, duckdb.Error) or _is_of(error, "pyarrow", "ArrowException")
+
+
+def _is_of(error: BaseException, module: str, name: str) -> bool:
+    """Whether an error is of a class of a library, which nobody can have raised that has not imported it."""
+    library = sys.modules.get(module)
+    return library is not None and isinstance(error, getattr(library, name))

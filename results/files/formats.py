@@ -1,0 +1,123 @@
+"""Text as files have it: canonical JSON and its digests, TOML, CSV, and paths without a home folder."""
+
+import csv
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, TextIO
+
+
+def canonical_json(value: Any) -> str:
+    """Return the JSON text of `value` with sorted keys, no spaces, and no NaN or infinity.
+
+    Raises:
+        ValueError: `value` holds NaN or infinity, which JSON does not have.
+        TypeError: `value` holds something JSON does not have, or keys that do not sort.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def content_id(value: Any) -> str:
+    """Return the SHA-256 (64 hex digits) of the canonical JSON of `value`."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def source_files(package: ModuleType, pattern: str = "*.py") -> list[tuple[str, Path]]:
+    """Return a package's files, by default those in Python, with their names in it; nothing that Python compiled."""
+    return [
+        (str(path.relative_to(folder)), path)
+        for folder in package.__path__
+        for path in sorted(Path(folder).rglob(pattern))
+        if path.suffix != ".pyc" and path.is_file()
+    ]
+
+
+@cache
+def sources_sha256(package: ModuleType) -> str:
+    """Return the SHA-256 of the names and contents of all Python files of a package."""
+    digest = hashlib.sha256()
+    for name, path in source_files(package):
+        digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+_BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def toml_table(header: str, values: Mapping[str, Any]) -> list[str]:
+    """Return the lines of a table, an empty one before it; `header` with its brackets."""
+    return ["", header, *(f"{toml_key(name)} = {toml_value(value)}" for name, value in values.items())]
+
+
+def toml_key(name: str) -> str:
+    """Return a key, in quotes where it needs them."""
+    return name if _BARE.fullmatch(name) else toml_value(name)
+
+
+def toml_value(value: Any) -> str:
+    """Return a value of JSON as TOML spells it.
+
+    Raises:
+        TypeError: It is null, which TOML has not, or nothing that JSON has.
+    """
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{toml_key(name)} = {toml_value(one)}" for name, one in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    if isinstance(value, str):
+        # JSON's escapes are TOML's, but for a character beyond 16 bits, which JSON can write as two
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if value is None or not isinstance(value, bool | int | float):
+        raise TypeError(f"TOML has no {value!r}")
+    return json.dumps(value)
+
+
+_LINE_END: Final = "\r\n"
+
+
+class _LineFeeds:
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def write(self, line: str) -> None:
+        self._out.write(line.removesuffix(_LINE_END) + "\n")
+
+
+def csv_writer(out: TextIO) -> Any:
+    """Return a `csv.writer` that ends lines with a line feed.
+
+    The standard one, told to do that, leaves a carriage return within a value unquoted, where a reader ends the line.
+    """
+    return csv.writer(_LineFeeds(out), lineterminator=_LINE_END)
+
+
+_PACKAGES: Final = re.compile(r"[~/][^\s\"':]*/((?:site|dist)-packages|lib/python3\.\d+)(?=/)")
+"""Where an interpreter keeps what it runs."""
+_ENDS: Final = r"(?=[/\\\s\"'`:;,)\]>]|$)"
+"""What may follow a folder's path."""
+_HOMES: Final = re.compile(r"(?<![\w.~/-])(?:/home|/Users)/[^/\s\"'`:;,)\]>]+|(?<![\w.~/-])/root" + _ENDS)
+"""Where homes usually are: what was stored on another machine is of another user."""
+
+
+def without_home(text: str) -> str:
+    """Return a text with ``~`` for home folders, and ``...`` for what is above an interpreter's packages."""
+    for home in _homes():
+        text = re.sub(re.escape(home) + _ENDS, "~", text)
+    return _PACKAGES.sub(r".../\1", _HOMES.sub("~", text))
+
+
+def _homes() -> list[str]:
+    """The home folder as people name it and as it is, the longest first."""
+    named = [os.environ.get("HOME", ""), os.environ.get("USERPROFILE", "")]
+    with suppress(ImportError, KeyError):  # Windows has none; a container's user may not be in it
+        import pwd
+
+        named.append(pwd.getpwuid(os.getuid()).pw_dir)
+    paths = {path for home in named if home for path in (home.rstrip("/"), os.path.realpath(home))}
+    return sorted((path for path in paths if len(Path(path).parts) > 1), key=len, reverse=True)
