@@ -8,12 +8,14 @@ from typing import Final
 
 from exitbench.errors import UserError
 from exitbench.reports import figures
-from exitbench.reports.drawing import Drawings, DrawnFigure
-from exitbench.reports.drawn import KINDS, PAGE
-from exitbench.reports.material import read_material, read_only
+from exitbench.reports.current import ReportSummary
+from exitbench.reports.drawing import KINDS, PAGE, Drawings, DrawnFigure, plotted
+from exitbench.reports.frame import Frame
+from exitbench.reports.material import read_material, read_only, require_final, require_named, severe_findings
 from exitbench.reports.page import page
-from exitbench.reports.summary import ReportSummary
-from exitbench.reports.tables.filled import FilledTable, fill
+from exitbench.reports.plotting.style import ReportFigure
+from exitbench.reports.tables.columns import FilledTable, fill
+from exitbench.results.database.connection import Database
 from exitbench.results.files.whole_file import write_whole_file
 
 _ANSWERS: Final = ".answers"
@@ -134,3 +136,27 @@ def _names(drawn: tuple[DrawnFigure, ...], filled: tuple[FilledTable, ...]) -> t
     figures = tuple(figure.source.name for figure in drawn if figure.picture)
     empty = (figure.source.name for figure in drawn if not figure.frame.rows)
     return figures, (*empty, *(table.source.name for table in filled if not table.rows))
+
+
+def one_figure(database: Database, name: str, *, draft: bool = False) -> ReportFigure:
+    """Ask a figure's query and draw its rows.
+
+    Args:
+        database: Open.
+        name: One of `exitbench list figures`.
+        draft: Whether to draw it where findings say not to cite runs of the database.
+
+    Raises:
+        UserError: No figure has that name, the database has no rows for it, or findings forbid it.
+    """
+    sources = require_named(figures, name)
+    if len(sources) > 1:
+        raise UserError(f"{name!r} names {len(sources)} figures: {', '.join(one.name for one in sources)}. Name one.")
+    (source,) = sources
+    require_final(severe_findings(database), database.path, draft)
+    frame = Frame.query(database, source.sql).bounded()
+    if not frame.rows:
+        raise UserError(f"Figure {source.name} has no rows here. {source.module.EMPTY}")
+    figure, finding = plotted(source, frame)
+    figure.caption = f"{finding} {source.module.CAPTION}".lstrip()
+    return figure

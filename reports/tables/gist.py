@@ -5,8 +5,7 @@ from typing import Final
 
 from exitbench.reports import tables
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.front.cards import DEFAULT_PERCENT, Answer, Card, cards, is_method
-from exitbench.reports.front.verdict import verdict
+from exitbench.reports.front.cards import DEFAULT_PERCENT, Answer, Card, cards, is_method, verdict
 from exitbench.reports.labels import Setting, labels, number_format, setting, spoken
 from exitbench.reports.registry import discover
 from exitbench.results.database.connection import Database

@@ -9,8 +9,7 @@ import duckdb
 import pytest
 
 from exitbench.reports import current, render
-from exitbench.reports.current import NOTE, current_report
-from exitbench.reports.summary import ReportSummary
+from exitbench.reports.current import NOTE, ReportSummary, current_report
 
 Asked = Callable[..., tuple[bool, ReportSummary]]
 

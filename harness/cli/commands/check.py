@@ -20,7 +20,7 @@ def check(arguments: Namespace) -> int:
     Raises:
         UserError: The database cannot be opened.
     """
-    from exitbench.reports.findings import DO_NOT_CITE
+    from exitbench.reports.material import DO_NOT_CITE
     from exitbench.results.database.connection import open_database
     from exitbench.terminal import number_of, visible
 

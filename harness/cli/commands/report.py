@@ -61,7 +61,7 @@ def _folder(arguments: Namespace) -> Path:
 def _draw_figures(arguments: Namespace) -> int:
     """Draw the figures that are asked for, and say where each lies and what it shows."""
     from exitbench.reports import figures
-    from exitbench.reports.drawn import KINDS
+    from exitbench.reports.drawing import KINDS
     from exitbench.reports.material import require_named
     from exitbench.reports.render import write_figures
 
@@ -93,7 +93,7 @@ def _without_data(figure: "DrawnFigure") -> str:
 def _print_tables(arguments: Namespace) -> int:
     from exitbench.reports import tables
     from exitbench.reports.material import read_only, require_named
-    from exitbench.reports.tables.filled import fill
+    from exitbench.reports.tables.columns import fill
     from exitbench.reports.tables.writing import FORMATS
     from exitbench.results.files.whole_file import write_whole_file
 

@@ -7,10 +7,9 @@ from matplotlib.ticker import MaxNLocator
 
 from exitbench.reports.figures.encoders.encoder_parts import EMPTY, LEFT_OUT, panels_of
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count
+from exitbench.reports.labels import between, count
 from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_above, title_panel
 from exitbench.reports.plotting.style import COLOURS
-from exitbench.reports.sentences import between
 
 __all__ = ["CAPTION", "EMPTY", "ORDER", "TITLE", "finding", "plot"]
 

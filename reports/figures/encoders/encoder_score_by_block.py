@@ -5,10 +5,9 @@ from matplotlib.ticker import MaxNLocator
 
 from exitbench.reports.figures.encoders.encoder_parts import EMPTY, LEFT_OUT, panels_of
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import count
+from exitbench.reports.labels import called, count, listed
 from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_of_series, title_panel
 from exitbench.reports.plotting.style import series_styles
-from exitbench.reports.sentences import called, listed
 
 __all__ = ["CAPTION", "EMPTY", "ORDER", "TITLE", "finding", "plot"]
 

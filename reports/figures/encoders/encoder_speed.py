@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count
+from exitbench.reports.labels import count, listed, percent
 from exitbench.reports.plotting.panels import (
     FLOOR_NOTE,
     draw_floors,
@@ -22,7 +22,6 @@ from exitbench.reports.plotting.panels import (
     title_panel,
 )
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
-from exitbench.reports.sentences import listed, percent
 
 ORDER = 43
 TITLE = "Encoders: measured speed-up against layers saved"

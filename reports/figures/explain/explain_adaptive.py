@@ -3,12 +3,11 @@
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from exitbench.reports.figures.explain.explain_parts import EMPTY, draw_by_block, empty_figure, split
+from exitbench.reports.figures.explain import EMPTY, draw_by_block, empty_figure, split
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count
+from exitbench.reports.labels import between, count, percent
 from exitbench.reports.plotting.panels import grid_of_panels, legend_of_series, panel_titles, title_panel
 from exitbench.reports.plotting.style import series_styles
-from exitbench.reports.sentences import between, percent
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 

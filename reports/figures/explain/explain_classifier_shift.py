@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from exitbench.reports.figures.explain.explain_parts import EMPTY, FULL_DEPTH, empty_figure, split
+from exitbench.reports.figures.explain import EMPTY, FULL_DEPTH, empty_figure, split
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import count
+from exitbench.reports.labels import count, listed, percent
 from exitbench.reports.plotting.panels import (
     draw_intervals,
     draw_points,
@@ -20,7 +20,6 @@ from exitbench.reports.plotting.panels import (
     title_panel,
 )
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
-from exitbench.reports.sentences import listed, percent
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 

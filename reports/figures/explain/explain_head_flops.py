@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from exitbench.reports.figures.explain.explain_parts import EMPTY, draw_by_block, empty_figure
+from exitbench.reports.figures.explain import EMPTY, draw_by_block, empty_figure
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count
 from exitbench.reports.plotting.panels import grid_of_panels, legend_above, panel_titles, title_panel

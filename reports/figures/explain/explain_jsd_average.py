@@ -7,12 +7,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from exitbench.reports.figures.explain.explain_parts import EMPTY, FULL_DEPTH, draw_by_block, empty_figure
+from exitbench.reports.figures.explain import EMPTY, FULL_DEPTH, draw_by_block, empty_figure
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count
+from exitbench.reports.labels import count, of_which
 from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_above, panel_titles, title_panel
 from exitbench.reports.plotting.style import MUTED, SMALL_POINTS, SeriesStyle, series_styles
-from exitbench.reports.sentences import of_which
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 

@@ -5,12 +5,11 @@ from statistics import fmean
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from exitbench.reports.figures.explain.explain_parts import EMPTY, FULL_DEPTH, draw_by_block, empty_figure, split
+from exitbench.reports.figures.explain import EMPTY, FULL_DEPTH, draw_by_block, empty_figure, split
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count
+from exitbench.reports.labels import count, listed, percent
 from exitbench.reports.plotting.panels import grid_of_panels, legend_of_series, panel_titles, title_panel
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
-from exitbench.reports.sentences import listed, percent
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 

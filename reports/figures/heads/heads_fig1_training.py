@@ -6,12 +6,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from exitbench.reports.figures.heads.heads_parts import SETTINGS
-from exitbench.reports.figures.training.training_parts import draw_by_step
+from exitbench.reports.figures.heads import SETTINGS
 from exitbench.reports.frame import Frame
-from exitbench.reports.plotting.panels import grid_of_panels, label_y, legend_of_series, title_panel
+from exitbench.reports.labels import between, percent
+from exitbench.reports.plotting.panels import draw_by_step, grid_of_panels, label_y, legend_of_series, title_panel
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
-from exitbench.reports.sentences import between, percent
 
 TITLE = "How exit heads learn"
 CAPTION = (

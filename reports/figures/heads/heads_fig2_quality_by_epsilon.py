@@ -3,10 +3,10 @@
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from exitbench.reports.figures.heads.heads_parts import EMPTY, SETTINGS, by_epsilon
+from exitbench.reports.figures.heads import EMPTY, SETTINGS, by_epsilon
 from exitbench.reports.frame import Frame
+from exitbench.reports.labels import between, percent
 from exitbench.reports.plotting.style import MUTED
-from exitbench.reports.sentences import between, percent
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 

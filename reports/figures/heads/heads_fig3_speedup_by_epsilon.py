@@ -2,8 +2,9 @@
 
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.heads.heads_parts import EMPTY, SETTINGS, by_epsilon
+from exitbench.reports.figures.heads import EMPTY, SETTINGS, by_epsilon
 from exitbench.reports.frame import Frame
+from exitbench.reports.labels import between, times
 from exitbench.reports.plotting.panels import (
     FLOOR_NOTE,
     LENGTH_NOTE,
@@ -12,7 +13,6 @@ from exitbench.reports.plotting.panels import (
     floor_entry,
     length_entry,
 )
-from exitbench.reports.sentences import between, times
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 

@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
 
-from exitbench.reports.figures.mee.mee_parts import of_origin
+from exitbench.reports.figures.mee import of_origin
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import count, is_sweep
+from exitbench.reports.labels import called, count, is_sweep, listed, times
 from exitbench.reports.plotting.panels import (
     FLOOR_NOTE,
     LENGTH_NOTE,
@@ -28,7 +28,6 @@ from exitbench.reports.plotting.panels import (
     title_panel,
 )
 from exitbench.reports.plotting.style import MUTED, SMALL_POINTS, SeriesStyle, series_styles
-from exitbench.reports.sentences import called, listed, times
 
 TITLE = "Six confidence measures: quality against measured speed"
 CAPTION = (

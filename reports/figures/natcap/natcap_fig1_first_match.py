@@ -6,11 +6,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from exitbench.reports.figures.natcap.natcap_parts import EMPTY, TRAINED, draw_means, intervals_around, panels_by_task
+from exitbench.reports.figures.natcap import EMPTY, TRAINED, draw_means, intervals_around, panels_by_task
 from exitbench.reports.frame import Frame
+from exitbench.reports.labels import between
 from exitbench.reports.plotting.panels import draw_intervals, draw_published, label_y, published_entry
 from exitbench.reports.plotting.style import SeriesStyle
-from exitbench.reports.sentences import between
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 

@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.natcap.natcap_parts import EMPTY, written_token
+from exitbench.reports.figures.natcap import EMPTY, written_token
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import shorten
 from exitbench.reports.plotting.panels import figure_of, title_panel

@@ -6,9 +6,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.natcap.natcap_parts import EMPTY, intervals_around
+from exitbench.reports.figures.natcap import EMPTY, intervals_around
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import count, shorten
+from exitbench.reports.labels import called, count, of_which, shorten, times
 from exitbench.reports.plotting.panels import (
     FLOOR_NOTE,
     LENGTH_NOTE,
@@ -32,7 +32,6 @@ from exitbench.reports.plotting.style import (
     quiet,
     series_styles,
 )
-from exitbench.reports.sentences import called, of_which, times
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 

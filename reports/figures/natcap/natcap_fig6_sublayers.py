@@ -6,13 +6,12 @@ from statistics import fmean
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.mee.mee_parts import block_axis
-from exitbench.reports.figures.natcap.natcap_parts import EMPTY, TRAINED, intervals_around
+from exitbench.reports.figures.mee import block_axis
+from exitbench.reports.figures.natcap import EMPTY, TRAINED, intervals_around
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count
+from exitbench.reports.labels import called, count, percent
 from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_of_series, title_panel
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
-from exitbench.reports.sentences import called, percent
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 

@@ -9,7 +9,7 @@ from matplotlib.ticker import PercentFormatter
 
 from exitbench.reports.figures.ours.choice_parts import LEFT_OUT, NO_CHOICES, join, lines_of, panels_of, rows_of
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import NOT_MEASURABLE, TOO_WIDE, count, labels
+from exitbench.reports.labels import NOT_MEASURABLE, TOO_WIDE, count, label_of, labels, of_which
 from exitbench.reports.plotting.panels import (
     FLOOR_NOTE,
     MOST_PANELS,
@@ -25,7 +25,6 @@ from exitbench.reports.plotting.panels import (
     title_panel,
 )
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, quiet, series_styles
-from exitbench.reports.sentences import label_of, of_which
 
 ORDER = 32
 TITLE = "Accuracy of choices against depth, work and speed-up"

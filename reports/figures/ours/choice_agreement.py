@@ -8,7 +8,7 @@ from matplotlib.ticker import PercentFormatter
 
 from exitbench.reports.figures.ours.choice_parts import LEFT_OUT, NO_CHOICES, join, panels_of, rows_of
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count
+from exitbench.reports.labels import between, count, percent
 from exitbench.reports.plotting.panels import (
     draw_intervals,
     draw_points,
@@ -20,7 +20,6 @@ from exitbench.reports.plotting.panels import (
     title_panel,
 )
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
-from exitbench.reports.sentences import between, percent
 
 ORDER = 36
 TITLE = "Choices that are full depth's"

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 
 from exitbench.reports.figures.ours.choice_parts import LEFT_OUT, NO_CHOICES, Panel, panels_of, rows_of
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import Setting, count, labels, natural_key, setting
+from exitbench.reports.labels import Setting, count, labels, listed, natural_key, percent, setting
 from exitbench.reports.plotting.panels import (
     draw_intervals,
     exit_layer_axis,
@@ -22,7 +22,6 @@ from exitbench.reports.plotting.panels import (
 )
 from exitbench.reports.plotting.setting_grid import thinned
 from exitbench.reports.plotting.style import COLOURS, SMALL_POINTS
-from exitbench.reports.sentences import listed, percent
 from exitbench.terminal import told_apart
 
 ORDER = 34

@@ -11,9 +11,21 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 from matplotlib.transforms import offset_copy
 
-from exitbench.reports.figures.ours.frontier_parts import envelope, recommended, series_of
+from exitbench.reports.figures.ours import envelope, recommended, series_of
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import NOT_MEASURABLE, OTHER_LENGTH, TOO_WIDE, Setting, count, labels, setting
+from exitbench.reports.labels import (
+    NOT_MEASURABLE,
+    OTHER_LENGTH,
+    TOO_WIDE,
+    Setting,
+    called,
+    count,
+    label_of,
+    labels,
+    listed,
+    setting,
+    times,
+)
 from exitbench.reports.plotting.panels import (
     FLOOR_NOTE,
     LENGTH_NOTE,
@@ -32,7 +44,6 @@ from exitbench.reports.plotting.panels import (
     title_panel,
 )
 from exitbench.reports.plotting.style import MUTED, SMALL_POINTS, SeriesStyle, quiet, series_styles
-from exitbench.reports.sentences import called, label_of, listed, times
 
 ORDER = 10
 TITLE = "Quality against depth and measured speed-up"

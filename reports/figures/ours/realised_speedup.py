@@ -9,12 +9,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, PercentFormatter
 
-from exitbench.reports.figures.ours.frontier_parts import series_of
+from exitbench.reports.figures.ours import series_of
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count
+from exitbench.reports.labels import count, percent
 from exitbench.reports.plotting.panels import draw_intervals, figure_of, legend_of_series, title_panel
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
-from exitbench.reports.sentences import percent
 from exitbench.terminal import told_apart
 
 ORDER = 12

@@ -2,7 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.prune.prune_parts import AT_RELATIVE_DEPTH, EMPTY, STAND_INS, mean_depths, sweep
+from exitbench.reports.figures.prune import AT_RELATIVE_DEPTH, EMPTY, STAND_INS, mean_depths, sweep
 from exitbench.reports.frame import Frame
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]

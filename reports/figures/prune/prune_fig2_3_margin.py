@@ -2,10 +2,10 @@
 
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.mee.mee_parts import block_axis
-from exitbench.reports.figures.prune.prune_parts import EMPTY, STAND_INS, panel_title
+from exitbench.reports.figures.mee import block_axis
+from exitbench.reports.figures.prune import EMPTY, STAND_INS, panel_title
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count
+from exitbench.reports.labels import count, of_which, percent
 from exitbench.reports.plotting.panels import (
     draw_intervals,
     draw_published,
@@ -15,7 +15,6 @@ from exitbench.reports.plotting.panels import (
     title_panel,
 )
 from exitbench.reports.plotting.style import series_styles
-from exitbench.reports.sentences import of_which, percent
 
 __all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 

@@ -2,8 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.prune.prune_cost_parts import cheapest_head, costs
-from exitbench.reports.figures.prune.prune_parts import EMPTY, STAND_INS
+from exitbench.reports.figures.prune import EMPTY, STAND_INS, cheapest_head, costs
 from exitbench.reports.frame import Frame
 from exitbench.reports.plotting.panels import LENGTH_NOTE
 

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from matplotlib.axes import Axes
+from print_rules import print_faults
 
 from exitbench.reports import figures, tables
 from exitbench.reports.claims import check_claim
@@ -21,7 +22,6 @@ from exitbench.reports.figures.encoders import (
     encoder_speed,
 )
 from exitbench.reports.frame import Frame
-from exitbench.reports.plotting.print_rules import print_faults
 from exitbench.reports.plotting.style import LIGHT, MUTED, lay_out, theme
 from exitbench.reports.registry import discover
 from exitbench.results.database.connection import open_database

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from exitbench.reports import figures, tables
-from exitbench.reports.answers.recommended import recommended
+from exitbench.reports.answers.document_choice import recommended
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.front.cards import DEFAULT_PERCENT, cards, is_confirmed
 from exitbench.reports.front.words import shown

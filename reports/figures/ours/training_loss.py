@@ -2,9 +2,8 @@
 
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.training.training_parts import draw_by_step
 from exitbench.reports.frame import Frame
-from exitbench.reports.plotting.panels import grid_of_panels, label_y, legend_of_series, title_panel
+from exitbench.reports.plotting.panels import draw_by_step, grid_of_panels, label_y, legend_of_series, title_panel
 from exitbench.reports.plotting.style import series_styles
 
 ORDER = 51

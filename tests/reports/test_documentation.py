@@ -9,8 +9,8 @@ import pytest
 
 from exitbench.harness.planning.suite import load_suite
 from exitbench.reports import figures
-from exitbench.reports.drawn import Drawing, note_of, remember_drawn
-from exitbench.reports.gallery import drawn, gallery
+from exitbench.reports.documentation import drawn_pictures, gallery
+from exitbench.reports.drawing import Drawing, note_of, remember_drawn
 from exitbench.reports.registry import PAPERS, Source, discover
 
 SOURCES = discover(figures)
@@ -58,7 +58,7 @@ def test_what_was_drawn_is_shown_with_its_finding_and_the_rest_says_what_fills_i
     remember_drawn(tmp_path, Drawing(shown.name, picture, "Exits at <b> save *most*."), "a" * 64, ())
     assert note_of(tmp_path, shown.name).is_file()
     page = parts(gallery(tmp_path, "figures"))
-    assert drawn(tmp_path) == {shown.name: picture}
+    assert drawn_pictures(tmp_path) == {shown.name: picture}
     assert f"](figures/{shown.name}.svg)" in page[shown.name]
     assert r"Exits at &lt;b&gt; save \*most\*." in page[shown.name]
     assert ".svg)" not in page[other.name]
