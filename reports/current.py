@@ -3,41 +3,18 @@
 import contextlib
 import json
 import platform
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 from exitbench import reports, results, terminal
+from exitbench.reports import ReportSummary
 from exitbench.results.database.verified import file_state
 from exitbench.results.files.atomic_folder import sha256
 from exitbench.results.files.canonical import content_id, source_files
 from exitbench.results.files.duckdb_file import require_duckdb_file
 from exitbench.results.files.whole_file import write_whole_file
-
-
-@dataclass(frozen=True)
-class ReportSummary:
-    """What was written.
-
-    Attributes:
-        index_html: The page; its folder can be moved, and as a single file it can be sent alone.
-        files: Every other file of the report, under figures/ and tables/ beside the page.
-        figures: Names of the figures drawn.
-        empty: Names of the figures and tables that the database has no rows for.
-        broken: Figures that could not be drawn, and why.
-        is_draft: Whether findings say not to cite it, which the page says first.
-    """
-
-    index_html: Path
-    files: tuple[Path, ...]
-    figures: tuple[str, ...]
-    empty: tuple[str, ...]
-    broken: Mapping[str, str]
-    is_draft: bool
-
 
 NOTE: Final = ".report.json"
 """File beside the page that says what it was made from, and how."""

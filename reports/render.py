@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from exitbench.errors import UserError
-from exitbench.reports import figures
-from exitbench.reports.current import ReportSummary
+from exitbench.reports import ReportSummary, figures
 from exitbench.reports.drawing import KINDS, PAGE, Drawings, DrawnFigure, plotted
 from exitbench.reports.frame import Frame
 from exitbench.reports.material import read_material, read_only, require_final, require_named, severe_findings

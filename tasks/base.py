@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 from exitbench.errors import UserError, suggestion
 from exitbench.tasks import lm_eval_bridge
-from exitbench.tasks.document import Document, DocumentScore, canonical_json
-from exitbench.tasks.level import DEFAULT_LEVEL
+from exitbench.tasks.document import DEFAULT_LEVEL, Document, DocumentScore, canonical_json
 from exitbench.tasks.sources import resolve_files
 
 SourceKind = Literal["builtin", "local", "hub"]

@@ -26,7 +26,7 @@ from exitbench.harness.running.encoding import Encoding, reads_up_to
 from exitbench.harness.running.lm import Answer, EarlyExitLM
 from exitbench.harness.running.scored_texts import ScoredText
 from exitbench.progress import counting
-from exitbench.tasks.lm_eval.greedy import why_not_greedy
+from exitbench.tasks.lm_eval.settings import why_not_greedy
 from exitbench.tasks.lm_eval.task import document_key
 
 

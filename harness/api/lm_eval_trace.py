@@ -37,7 +37,7 @@ from exitbench.methods.base import Parts
 from exitbench.plugins import plugins_folder
 from exitbench.results.files.toml_text import toml_table
 from exitbench.results.spool.attempts import attempt_status
-from exitbench.tasks.lm_eval.catalogue import catalogue
+from exitbench.tasks.lm_eval.configs import catalogue
 from exitbench.tasks.lm_eval.data import FILE_FORMATS
 from exitbench.tasks.lm_eval.settings import PREFIX, LmEvalSettings
 from exitbench.tasks.lm_eval.task import LmEvalTask

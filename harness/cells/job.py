@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import Cell
 from exitbench.tasks.declared.declaration import Declaration
-from exitbench.tasks.level import DEFAULT_LEVEL
+from exitbench.tasks.document import DEFAULT_LEVEL
 from exitbench.tasks.lm_eval.settings import LmEvalSettings
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ def check_new_name(name: str) -> None:
     from exitbench.harness.planning.suite import suite_names
     from exitbench.methods.registry import method_names, unusable_methods
     from exitbench.tasks.registry import task_names, unusable_tasks
-    from exitbench.tasks.translation.languages import is_pair
+    from exitbench.tasks.translation import is_pair
 
     if len(name) > MOST_CHARACTERS or not _FORM.fullmatch(name):
         raise UserError(

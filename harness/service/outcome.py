@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # `exitbench report`, which says what is broken, loads no tor
     from exitbench.harness.planning.plan import Plan
     from exitbench.harness.service.options import RunOptions
     from exitbench.harness.service.running import SuiteRun
-    from exitbench.reports.current import ReportSummary
+    from exitbench.reports import ReportSummary
 
 EXAMPLE_QUERY = "SELECT model, task_label, method, params, round(value, 1) AS value FROM frontier ORDER BY ALL"
 LEFT_OUT_QUERY = """

@@ -7,9 +7,8 @@ from string import ascii_uppercase
 from typing import Any, Final
 
 from exitbench.errors import UserError
-from exitbench.tasks.declared.declaration import Declaration
-from exitbench.tasks.declared.records import text_of, value_at
-from exitbench.tasks.declared.templates import render
+from exitbench.tasks.declared.declaration import Declaration, render
+from exitbench.tasks.declared.task import text_of, value_at
 from exitbench.tasks.tables import read_table
 
 DATASET: Final = "exitbench:declared"

@@ -1,11 +1,124 @@
 """What a task's TOML file says, as plain data: part of what a cell asks for, so that workers need no file."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from string import Formatter
 from typing import Any, Final
 
 from exitbench.errors import UserError, suggestion
-from exitbench.tasks.declared.templates import Pieces, parse
+from exitbench.tasks.base import FloatArray
+from exitbench.tasks.squad import exact_match, token_f1
+from exitbench.tasks.summarisation import ROUGE_VERSION, rouge_scorer
+from exitbench.tasks.translation import bleu_by, chrf_statistics, corpus_bleu, corpus_chrf, sentence_chrf, signature
+
+
+@dataclass(frozen=True)
+class MetricRule:
+    """How a metric is computed.
+
+    Attributes:
+        version: Changes whenever a score could change.
+        value: Of an output and its references: 0..100.
+        statistics: Corpus metrics only: of an output and its only reference, what adds up over documents, [S].
+        aggregate: Corpus metrics only: the metric of sums [..., S].
+    """
+
+    version: str
+    value: Callable[[str, Sequence[str]], float]
+    statistics: Callable[[str, str], list[float]] | None = None
+    aggregate: Callable[[FloatArray], FloatArray] | None = None
+
+
+def _verbatim(output: str, references: Sequence[str]) -> float:
+    return 100.0 * (output.strip() in {reference.strip() for reference in references})
+
+
+def _f1(output: str, references: Sequence[str]) -> float:
+    return 100 * token_f1(output, references)
+
+
+def _em(output: str, references: Sequence[str]) -> float:
+    return 100 * exact_match(output, references)
+
+
+def _rouge(name: str, output: str, references: Sequence[str]) -> float:
+    return 100 * max(float(rouge_scorer(name).score(reference, output)[name].fmeasure) for reference in references)
+
+
+def _of_one(value: Callable[[str, str], float]) -> Callable[[str, Sequence[str]], float]:
+    return lambda output, references: value(output, references[0])
+
+
+BLEU_TOKENIZERS: Final = ("13a", "intl", "zh", "char", "none", "ja-mecab", "ko-mecab")
+"""sacrebleu's, the default first; those with SentencePiece models are left out, since sacrebleu downloads these."""
+
+
+def bleu_rule(tokenizer: str) -> MetricRule:
+    """Return BLEU with one of sacrebleu's ways to cut a text into words.
+
+    Raises:
+        UserError: sacrebleu needs another package for it.
+    """
+    try:
+        bleu = bleu_by(tokenizer)
+    except (RuntimeError, ImportError) as error:
+        raise UserError(f"{tokenizer!r} cannot be used: {' '.join(str(error).split())}") from None
+    return MetricRule(signature(bleu), _of_one(bleu.of_sentence), bleu.statistics, corpus_bleu)
+
+
+_BLEU: Final = bleu_rule(BLEU_TOKENIZERS[0])
+
+METRICS: Final[Mapping[str, MetricRule]] = {
+    "exact_match": MetricRule("verbatim|1", _verbatim),
+    "em": MetricRule("squad-v1.1-rules|1", _em),
+    "f1": MetricRule("squad-v1.1-rules|1", _f1),
+    **{name: MetricRule(ROUGE_VERSION, functools.partial(_rouge, name)) for name in ("rouge1", "rouge2", "rougeL")},
+    "bleu": _BLEU,
+    "chrf": MetricRule(_BLEU.version, _of_one(sentence_chrf), chrf_statistics, corpus_chrf),
+}
+"""Values are the best over the references, but those of corpus metrics, which take a single one."""
+
+
+Pieces = tuple[tuple[str, str | None], ...]
+"""Literal text, and the field that follows it; None at the end of the template."""
+
+
+def parse(template: str, fields: frozenset[str], where: str) -> Pieces:
+    """Read a template such as ``question: {question}``; a brace itself is written twice.
+
+    Args:
+        template: The text.
+        fields: Names that may stand in braces.
+        where: The template's place, for messages.
+
+    Raises:
+        UserError: Something else than a field's name is in braces, or a brace stands alone.
+    """
+    try:
+        found = list(Formatter().parse(template))
+    except ValueError as error:
+        raise UserError(f"{where}: {error}. Allowed: {{field}} names; write {{{{ for a brace.") from None
+    for _, name, form, conversion in found:
+        if name is None:
+            continue
+        if form or conversion or not name.isidentifier():
+            shown = name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
+            raise UserError(f"{where}: {{{shown}}} is no field's name alone.{suggestion(name, fields)}")
+        if name not in fields:
+            raise UserError(f"{where}: unknown field {name!r}.{suggestion(name, fields)}")
+    return tuple((literal, name) for literal, name, _, _ in found)
+
+
+def fields_of(pieces: Pieces) -> frozenset[str]:
+    """Return the fields that a template names."""
+    return frozenset(name for _, name in pieces if name is not None)
+
+
+def render(pieces: Pieces, values: Mapping[str, object]) -> str:
+    """Return the text with the fields' values in their places; values are not read as templates."""
+    return "".join(literal + ("" if name is None else str(values[name])) for literal, name in pieces)
+
 
 PREFIX: Final = "toml:"
 """Before the name that a task's file gives it."""
@@ -67,7 +180,7 @@ class Declaration:
     def _allowed_metrics(self) -> tuple[str, ...]:
         if self.choices is not None:
             return CHOICE_METRICS
-        from exitbench.tasks.declared.metrics import METRICS  # its libraries are not for every reader of requests
+        from exitbench.tasks.declared.declaration import METRICS  # its libraries are not for every reader of requests
 
         return tuple(METRICS)
 
@@ -80,7 +193,7 @@ class Declaration:
             raise UserError("choices: needed: the name of a field with a list, or two templates or more.")
 
     def _check_tokenizer(self, name: str) -> None:
-        from exitbench.tasks.declared.metrics import BLEU_TOKENIZERS, bleu_rule
+        from exitbench.tasks.declared.declaration import BLEU_TOKENIZERS, bleu_rule
 
         if "bleu" not in self.metrics:
             raise UserError('bleu_tokenize: goes with the metric "bleu".')

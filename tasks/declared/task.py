@@ -6,12 +6,11 @@ from typing import Any
 
 from exitbench.errors import UserError, suggestion
 from exitbench.tasks.base import FloatArray, Task
-from exitbench.tasks.declared.declaration import Declaration
-from exitbench.tasks.declared.metrics import METRICS, bleu_rule
-from exitbench.tasks.declared.records import Record, text_of, value_at
-from exitbench.tasks.declared.templates import fields_of, render
+from exitbench.tasks.declared.declaration import METRICS, Declaration, bleu_rule, fields_of, render
 from exitbench.tasks.document import Document, DocumentScore
 from exitbench.tasks.tables import read_table
+
+Record = Mapping[str, Any]
 
 
 class DeclaredTask(Task):
@@ -109,3 +108,34 @@ def aggregate(metric: str, total: FloatArray, n: FloatArray) -> FloatArray:
         raise UserError(f"unknown metric {metric!r}.{suggestion(metric, METRICS)}")
     of_sums = METRICS[metric].aggregate
     return total[..., 0] / n if of_sums is None else of_sums(total)
+
+
+def value_at(record: Record, column: str, where: str) -> Any:
+    """Return the value of a column; a name with dots leads into objects, such as ``answers.text``.
+
+    Raises:
+        UserError: There is none; names what there is.
+    """
+    if column in record:
+        return record[column]
+    value: Any = record
+    for key in column.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            raise UserError(f"{where}: no column {column!r}.{suggestion(column, map(str, record))}")
+        value = value[key]
+    return value
+
+
+def text_of(value: object, where: str) -> str:
+    """Return a text, or a number as one.
+
+    Raises:
+        UserError: It is neither, or holds half of a character.
+    """
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        kind = "null" if value is None else type(value).__name__
+        raise UserError(f"{where}: is {kind}. Needed: a text or a number.")
+    text = str(value)
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise UserError(f"{where}: holds half of a surrogate pair, which is not a character.")
+    return text

@@ -1,5 +1,7 @@
 """A task, group or tag of lm-eval as one of our tasks."""
 
+import base64
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,11 +12,9 @@ from exitbench.errors import UserError
 from exitbench.tasks.base import ModelKind, OutputType, Source, Task
 from exitbench.tasks.document import Document, DocumentScore, canonical_json
 from exitbench.tasks.lm_eval import scoring
-from exitbench.tasks.lm_eval.aggregation import FloatArray
 from exitbench.tasks.lm_eval.configs import LeafConfig, generation_of, leaf_configs, lm_eval_version
 from exitbench.tasks.lm_eval.leaves import Chat, Leaf, leaves
-from exitbench.tasks.lm_eval.metrics import LmEvalMetric, metrics_of
-from exitbench.tasks.lm_eval.records import plain
+from exitbench.tasks.lm_eval.metrics import FloatArray, LmEvalMetric, metrics_of
 from exitbench.tasks.lm_eval.settings import PREFIX, LmEvalSettings
 
 if TYPE_CHECKING:
@@ -325,3 +325,20 @@ def _part(leaf: Leaf, split: str) -> tuple[range, str]:
 
 
 __all__ = ["Chat", "LmEvalDocument", "LmEvalMetric", "LmEvalTask"]
+
+
+def plain(value: Any) -> Any:
+    """Return a record as JSON has it: what is no number is null, what has no form of its own is its text."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if hasattr(value, "tolist"):  # numpy's
+        return plain(value.tolist())
+    return str(value)

@@ -12,7 +12,7 @@ import duckdb
 import pytest
 from matplotlib.figure import Figure
 
-from exitbench.reports.current import ReportSummary
+from exitbench.reports import ReportSummary
 from exitbench.reports.frame import Frame
 from exitbench.reports.plotting import style
 from exitbench.reports.registry import discover

@@ -8,8 +8,8 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from exitbench.reports import current, render
-from exitbench.reports.current import NOTE, ReportSummary, current_report
+from exitbench.reports import ReportSummary, current, render
+from exitbench.reports.current import NOTE, current_report
 
 Asked = Callable[..., tuple[bool, ReportSummary]]
 

@@ -20,9 +20,8 @@ from xml.etree import ElementTree
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.reports import drawing, figures, render, tables
-from exitbench.reports.current import ReportSummary
-from exitbench.reports.drawing import PAGE, note_of
+from exitbench.reports import ReportSummary, drawing, figures, render, tables
+from exitbench.reports.drawing import PAGE, digest, note_of
 from exitbench.reports.figures.mee import mee_fig1_no_change
 from exitbench.reports.frame import Frame
 from exitbench.reports.material import Material, read_material
@@ -442,7 +441,7 @@ def test_who_reads_a_page_while_another_is_written_finds_its_own_pictures(
 
     pages = [pictures()]
     for version in ("b" * 64, "c" * 64):
-        of_rows = lambda name, frame, version=version: version if name == "frontier" else drawing.digest(name, frame)  # noqa: E731
+        of_rows = lambda name, frame, version=version: version if name == "frontier" else digest(name, frame)  # noqa: E731
         monkeypatch.setattr(drawing, "digest", of_rows)
         assert again()[0] == {"frontier"}
         pages.append(pictures())

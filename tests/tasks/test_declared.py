@@ -257,7 +257,7 @@ def test_a_tokenizer_that_needs_another_package_is_told(write: Write, monkeypatc
     def missing(_: str) -> None:
         raise RuntimeError("\nTokenization requires extra dependencies.\n\n    pip install sacrebleu[x]\n")
 
-    monkeypatch.setattr("exitbench.tasks.translation.scoring.bleu_by", missing)
+    monkeypatch.setattr("exitbench.tasks.declared.declaration.bleu_by", missing)
     text = TOML.replace('"em"]', f'"bleu"]\nbleu_tokenize = "{name}"')
     with pytest.raises(UserError, match=rf"'{name}' cannot be used: Tokenization .* pip install sacrebleu\[x\]"):
         read_declaration(write("bad.toml", text))

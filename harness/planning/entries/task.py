@@ -10,7 +10,7 @@ from exitbench.harness.planning.entries.declared_task import find_declaration
 from exitbench.harness.planning.entries.lm_eval_task import LM_EVAL_KEYS, read_lm_eval, refuse_lm_eval_keys
 from exitbench.harness.reading.toml import Table
 from exitbench.tasks.declared.declaration import Declaration
-from exitbench.tasks.level import DEFAULT_LEVEL, LEVELS
+from exitbench.tasks.document import DEFAULT_LEVEL, LEVELS
 from exitbench.tasks.lm_eval.settings import PREFIX
 
 SOURCES = ("builtin", "local", "hub")

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from print_rules import print_faults
 
-from exitbench.reports.current import ReportSummary
+from exitbench.reports import ReportSummary
 from exitbench.reports.plotting.panels import MOST_PANELS, grid_of_panels, legend_of_series, title_panel
 from exitbench.reports.plotting.style import (
     DOUBLE_INCHES,
