@@ -34,19 +34,8 @@ def current_report(
 ) -> ReportSummary:
     """Return the report that lies in `out` where each of its files would come out the same; else `write_report`.
 
-    Database, code, versions of libraries and every file written must have the digests that they had then.
-
-    Args:
-        database: As for `write_report`.
-        out: Likewise.
-        paper: Likewise.
-        draft: Likewise.
-        single_file: Likewise.
-        workers: Likewise.
-        progress: Likewise.
-
-    Raises:
-        UserError: As `write_report`.
+    Database, code, versions of libraries and every file written must have the digests that they had then. Arguments and
+    errors are those of `write_report`.
     """
     require_duckdb_file(database)
     state = file_state(database)

@@ -69,7 +69,7 @@ def _figure(source: Source, pictures: Path, address: str) -> str:
     if (pictures / f"{name}.svg").is_file():
         parts.append(f"![{_text(module.TITLE)}]({address}/{name}.svg)\n")
     elif pictures.is_dir():
-        parts.append(f"*No picture here.* {_text(module.EMPTY)}\n")
+        parts.append(f"*No picture here.* {_text(source.empty)}\n")
     parts.append(f"{_text(_finding(pictures, name))} {_text(module.CAPTION)}\n".lstrip())
     parts.append(f"```console\n$ exitbench report --only {name}\n```\n")
     query = "\n".join(f"    {line}".rstrip() for line in source.sql.rstrip().splitlines())

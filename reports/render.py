@@ -77,20 +77,10 @@ def write_figures(
     workers: int = 1,
     progress: bool = False,
 ) -> tuple[DrawnFigure, ...]:
-    """Draw some figures into `out`/figures as files for papers, and leave all else there as it is.
+    """Draw figures whose names match the glob `only` into `out`/figures, as files for papers of some of `KINDS`.
 
-    Args:
-        database: As for `write_report`.
-        out: Likewise.
-        only: Glob that their names match.
-        kinds: Of files, some of `KINDS`.
-        paper: As for `write_report`.
-        draft: Likewise.
-        workers: Likewise.
-        progress: Likewise.
-
-    Raises:
-        UserError: As `write_report`, or no figure has such a name.
+    All else there is left as it is. The other arguments are those of `write_report`. So are the errors; that no
+    figure has such a name is another.
     """
     with _told_where(out), Drawings(out / "figures", workers, kinds) as drawings:
         for source, frame in read_only(database, figures, only, paper=paper, draft=draft):
@@ -155,7 +145,7 @@ def one_figure(database: Database, name: str, *, draft: bool = False) -> ReportF
     require_final(severe_findings(database), database.path, draft)
     frame = Frame.query(database, source.sql).bounded()
     if not frame.rows:
-        raise UserError(f"Figure {source.name} has no rows here. {source.module.EMPTY}")
+        raise UserError(f"Figure {source.name} has no rows here. {source.empty}")
     figure, finding = plotted(source, frame)
     figure.caption = f"{finding} {source.module.CAPTION}".lstrip()
     return figure

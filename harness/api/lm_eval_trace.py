@@ -22,7 +22,6 @@ import torch
 from lm_eval.api.instance import Instance
 
 from exitbench.errors import UserError
-from exitbench.harness.api.lm_eval_arguments import MODEL, SEED
 from exitbench.harness.cells.job import CellJob, WorkerSpec
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
 from exitbench.harness.planning.contracts import with_verdicts
@@ -46,6 +45,9 @@ from exitbench.terminal import tell
 if TYPE_CHECKING:
     from exitbench.harness.api.lm_eval_model import ExitBenchLM
 
+MODEL: Final = "--model exitbench"
+SEED: Final = 0
+"""Of what is decoded, as of the suite that a trace is of; methods that draw have a parameter of their own."""
 SUITE: Final = "lm-eval"
 
 Told = dict[tuple[str, int, int], tuple[tuple[Any, ...], Answer | ScoredText]]

@@ -102,7 +102,7 @@ class Section:
     @property
     def commands(self) -> tuple[str, ...]:
         """What is to be run for what is missing: the first command that each names."""
-        found = (_COMMAND.search(source.module.EMPTY) for source in self.missing)
+        found = (_COMMAND.search(source.empty) for source in self.missing)
         return tuple(dict.fromkeys(command[1] for command in found if command))
 
 

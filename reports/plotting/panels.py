@@ -44,9 +44,8 @@ _PANEL_ROOM = TALLEST_INCHES - _LEGEND_INCHES
 MOST_PANELS: Final = 24
 """More panels fit no page; a figure draws as many and says so."""
 LENGTH_NOTE = (
-    f"{OTHER_LENGTH} marks answers more than 5 % shorter or longer than full depth's; a dotted line leads from "
-    "there to the "
-    "speed-up per token, of decoding alone: who stops earlier is not faster."
+    f"{OTHER_LENGTH} marks answers more than 5 % shorter or longer than full depth's; a dotted line leads from there "
+    "to the speed-up per token, of decoding alone: who stops earlier is not faster."
 )
 """What `draw_lengths` shows."""
 FLOOR_NOTE = "The grey bar behind a point is full depth timed against itself in the same session (its A/A noise floor)"

@@ -14,13 +14,11 @@ BREAKS = "✗"
 """Before the name of a method that breaks its contract."""
 LENGTH_NOTE = (
     f"Tokens: of a timed answer, of full depth's, {OTHER_LENGTH} where they differ by more than 5 %, since a method "
-    "that "
-    "stops earlier is not faster; per token: the speed-up of decoding one."
+    "that stops earlier is not faster; per token: the speed-up of decoding one."
 )
 DECODING_NOTE = (
-    "Decoding and ideal are of the same answers without their prompts: the measured speed-up, and the one that "
-    "their work "
-    "allows (bytes read at batch size 1, operations at larger ones)."
+    "Decoding and ideal are of the same answers without their prompts: the measured speed-up, and the one that their "
+    "work allows (bytes read at batch size 1, operations at larger ones)."
 )
 BREAKS_NOTE = f"{BREAKS}: the method breaks its contract, so that its numbers are not to be cited (see the findings)."
 

@@ -62,7 +62,7 @@ def _read(database: Path) -> _Results:
     with open_database(database) as connected:
         frame = Frame.query(connected, sql)
         failures = Frame.query(connected, "SELECT count(*) AS n FROM failures").values("n")[0]
-    real = Frame(frame.columns, tuple(row for row in frame.rows if row["execution"] == "real"))
+    real = frame.where(lambda row: row["execution"] == "real")
     return _Results(real, labels(real.rows), len(frame.rows) - len(real.rows), failures)
 
 

@@ -283,7 +283,7 @@ def test_without_data_the_page_names_the_command_and_old_pictures_go(tmp_path: P
         for source in discover(package):
             if source.name not in ("failures", "qc"):  # none of these is no gap
                 command = r"`(nox -s (bench|paper -- \w+)|exitbench (run|train|annotate) .+?)`"
-                assert re.search(command, source.module.EMPTY), source.name
+                assert re.search(command, source.empty), source.name
 
 
 def test_a_figure_that_cannot_be_drawn_says_so_and_spoils_no_other(

@@ -87,7 +87,7 @@ def _draw_figures(arguments: Namespace) -> int:
 
 
 def _without_data(figure: "DrawnFigure") -> str:
-    return f"{figure.source.name}: {figure.source.module.EMPTY}"
+    return f"{figure.source.name}: {figure.source.empty}"
 
 
 def _print_tables(arguments: Namespace) -> int:

@@ -9,23 +9,15 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels
-from exitbench.reports.plotting.style import MUTED, SeriesStyle, quiet
+from exitbench.reports.labels import count
+from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, panel_titles, title_panel
+from exitbench.reports.plotting.style import MUTED, SeriesStyle
 
 EMPTY = "No data yet: run `exitbench run explain-published` (generated data, two small models, about two minutes)."
 FIRST_ASKED = "first block asked, min_exit (blocks executed)"
 FULL_DEPTH = Line2D([], [], color=MUTED, linestyle=":", label="full depth")
 
 _STEP = 0.16  # between series that are drawn side by side
-
-
-def empty_figure() -> Figure:
-    """Say which suite to run on an axis that has nothing else."""
-    figure, (axes,) = grid_of_panels(1, columns=1)
-    axes.text(0.5, 0.5, EMPTY.replace("`", ""), ha="center", va="center", color=quiet(), transform=axes.transAxes)
-    axes.set_xlabel(FIRST_ASKED)
-    axes.set_yticks([])
-    return figure
 
 
 def draw_by_block(
@@ -62,6 +54,23 @@ def draw_by_block(
         )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_xlabel(FIRST_ASKED)
+
+
+def pairs_of_panels(frame: Frame) -> tuple[Figure, list[tuple[Axes, Axes, Frame]]]:
+    """Return a figure, and for each task, model and setting a titled panel, another at its right, and the rows."""
+    groups = list(frame.groups("task", "model", "setting"))
+    figure, panels = grid_of_panels(2 * len(groups), columns=2)
+    pairs = zip(panels[::2], panels[1::2], groups, strict=False)
+    titles = panel_titles(frame)
+    for left, (key, _) in zip(panels[::2], groups, strict=False):
+        title_panel(left, titles[key])
+    return figure, [(left, right, rows) for left, right, (_, rows) in pairs]
+
+
+def label_quality(axes: Axes, rows: Frame) -> None:
+    """Label the y axis with the metric of the rows, and say of how many documents they are."""
+    axes.set_ylabel(rows.rows[0]["metric"])
+    title_panel(axes, "", count(rows.values("n"), "documents"))
 
 
 def split(frame: Frame, column: str, names: Mapping[str, str]) -> dict[str, Sequence[Row]]:

@@ -29,9 +29,7 @@ ACCURACY, ENTROPY = "exit_head_accuracy", "exit_head_entropy_nats"
 
 def finding(frame: Frame) -> str:
     """Return how often heads agree with the model at the end."""
-    groups = Frame(frame.columns, tuple(row for row in frame.rows if row["metric"] == ACCURACY)).groups(
-        "training", "block"
-    )
+    groups = frame.where(lambda row: row["metric"] == ACCURACY).groups("training", "block")
     last = [{**max(rows.rows, key=lambda row: row["step"]), "head": _name(block)} for (_, block), rows in groups]
     if not last:
         return "Entropy of exit heads while they learn."

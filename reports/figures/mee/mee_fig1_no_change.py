@@ -2,11 +2,9 @@
 
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.mee import EMPTY, PUBLISHED_MODELS, halfway, share_by_block
+from exitbench.reports.figures.mee import PUBLISHED_MODELS, halfway, share_by_block
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import between, percent
-
-__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "When predictions stop changing"
 CAPTION = (

@@ -6,7 +6,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from exitbench.reports.figures.mee import (
-    EMPTY,
     PUBLISHED_MODELS,
     block_axis,
     halfway,
@@ -26,8 +25,6 @@ from exitbench.reports.plotting.panels import (
     title_panel,
 )
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
-
-__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "How probable the final token is at each block"
 CAPTION = (

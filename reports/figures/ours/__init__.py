@@ -21,5 +21,5 @@ def envelope(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 
 def recommended(frame: Frame) -> dict[str, Row]:
     """Return of each model what the cards name where a loss of 1 % is allowed, if they name a method."""
-    chosen = Frame(frame.columns, tuple(row for row in frame.rows if row["is_recommended"]))
+    chosen = frame.where(lambda row: row["is_recommended"])
     return {model: max(rows.rows, key=lambda row: row["speedup"]) for (model,), rows in chosen.groups("model")}

@@ -26,11 +26,10 @@ ORDER = 20
 TITLE = "Agreement with full depth"
 CAPTION = (
     "Share of full depth's tokens that the method has at the same position, against the mean exit layer. Filled "
-    "markers are real decodes, compared "
-    "position by position with full depth's output, so that one early difference can shift everything after it. "
-    "Hollow markers are simulated: an exit rule replayed over a full-depth pass, in which each token is judged alone "
-    "and no cache is damaged. A thin line joins the two of a setting: the cost of exiting for real. Bars are 95 % "
-    "intervals over documents."
+    "markers are real decodes, compared position by position with full depth's output, so that one early difference "
+    "can shift everything after it. Hollow markers are simulated: an exit rule replayed over a full-depth pass, in "
+    "which each token is judged alone and no cache is damaged. A thin line joins the two of a setting: the cost of "
+    "exiting for real. Bars are 95 % intervals over documents."
 )
 EMPTY = (
     "No data yet: run `nox -s bench`, or any suite with `quality` cells (real decodes) or `replay` cells (simulated) "

@@ -62,11 +62,7 @@ def trained_as(row: Row) -> str:
 
 def split_published(frame: Frame) -> tuple[Frame, Frame]:
     """Return our rows and the published ones."""
-    ours, published = (
-        Frame(frame.columns, tuple(row for row in frame.rows if (row["origin"] == "ours") is own))
-        for own in (True, False)
-    )
-    return ours, published
+    return frame.where(lambda row: row["origin"] == "ours"), frame.where(lambda row: row["origin"] != "ours")
 
 
 def series_of(frame: Frame, names: Series) -> dict[str, list[Row]]:

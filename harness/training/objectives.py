@@ -1,25 +1,32 @@
-"""Training objectives by recipe: one object that turns model and batch into a loss and what to log."""
+"""Training objectives by recipe: one object that turns model and batch into a loss and what to log.
+
+Distillation of a decoder's deep states into its own shallow ones is FREE's (Bae et al. 2023); layer dropout and the
+early-exit loss on a curriculum are LayerSkip's (Elhoushi et al. 2024, section 4). LayerSkip counts layers 0..L-1; index
+l of what its functions return here is block l + 1.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self, cast, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from exitbench.errors import UserError
+from exitbench.errors import UserError, suggestion
 from exitbench.harness.engine.checkpoints.exit_head_files import new_exit_heads
 from exitbench.harness.engine.model.exit_heads import exit_logits
 from exitbench.harness.training.data import Batch
-from exitbench.harness.training.objectives.distillation import distillation_loss
-from exitbench.harness.training.objectives.layer_dropout import LayerDropout, dropout_rates, early_exit_weights
-from exitbench.harness.training.objectives.losses import (
+from exitbench.harness.training.losses import (
     JointLoss,
     block_weights,
+    check_shallow,
     exit_head_loss,
     head_loss,
     shallow_deep_weights,
@@ -34,6 +41,202 @@ from exitbench.harness.training.readable import (
     head_scale,
 )
 from exitbench.harness.training.recipe import ExitHeadsRecipe, ObjectiveRecipe, Recipe
+
+DistillationKind = Literal["last", "uniform", "closest-code", "closest-text"]
+
+# The one row of FREE's published table (L=24: S=4, 6, 8, 10, 12; L=12: S=3) that the rule below does not give.
+UNEVEN_TEACHERS = {(24, 10): (3, 6, 8, 11, 13, 16, 18, 20, 22, 24)}
+
+
+def teacher_blocks(n_blocks: int, shallow: int) -> list[int]:
+    """Blocks 1..L, in order, that teach blocks 1..S: FREE's table, and ceil(k L / S) for k = 1..S beyond it.
+
+    FREE's code knows six pairs of depths; the rule gives five of them, the sixth is kept as published.
+
+    Raises:
+        UserError: S is not a block before the last.
+    """
+    check_shallow(n_blocks, shallow)
+    published = UNEVEN_TEACHERS.get((n_blocks, shallow))
+    return list(published or (-(-k * n_blocks // shallow) for k in range(1, shallow + 1)))
+
+
+def distillation_loss(
+    student: Sequence[Tensor], teacher: Sequence[Tensor], kind: DistillationKind, transform: nn.Module | None = None
+) -> Tensor:
+    """Mean squared error between final-normed states of shallow and deep blocks.
+
+    Each pair's error is a mean over elements, the loss a mean over pairs; which states are paired:
+
+    * `last`: block S and block L.
+    * `uniform`: block k and the k-th of `teacher_blocks`.
+    * `closest-code`: each of `teacher_blocks` and the block `closest_below` gives it, as FREE's code does.
+    * `closest-text`: each shallow block and the closest of blocks S+1..L, as the Monotonic-Early-Exit text says.
+
+    Args:
+        student: States of blocks 1..S, each [N, D]; gradients go here.
+        teacher: States of blocks 1..L, each [N, D]; constants.
+        kind: Which states are paired.
+        transform: A map [N, D] -> [N, D] on the student's side.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        UserError: No such kind, or S is not a block before the last.
+    """
+    check_shallow(len(teacher), len(student))
+    students = [h if transform is None else transform(h) for h in student]
+    teachers = [h.detach() for h in teacher]
+    tables = [teachers[block - 1] for block in teacher_blocks(len(teachers), len(students))]
+    if kind == "last":
+        pairs = [(students[-1], teachers[-1])]
+    elif kind == "uniform":
+        pairs = list(zip(students, tables, strict=True))
+    elif kind == "closest-code":
+        chosen = closest_below(_errors(tables, students))
+        pairs = [(students[k], h) for k, h in zip(chosen, tables, strict=True)]
+    elif kind == "closest-text":
+        deep = teachers[len(students) :]
+        pairs = [(h, deep[int(j)]) for h, j in zip(students, _errors(students, deep).argmin(1), strict=True)]
+    else:
+        raise UserError(f"Distillation {kind!r} is not known.{suggestion(kind, get_args(DistillationKind))}")
+    return torch.stack([F.mse_loss(ours, theirs) for ours, theirs in pairs]).mean()
+
+
+def closest_below(errors: Tensor) -> list[int]:
+    """Give each row, from the last to the first, the column of least error before the column given last.
+
+    Where none is left, the last given one is given again.
+
+    Args:
+        errors: Error of each column (student) for each row (teacher), [T, S].
+
+    Returns:
+        A column, from 0, for each row in order.
+    """
+    rows: list[list[float]] = errors.tolist()
+    chosen, bound = [], errors.shape[1]
+    for row in reversed(rows):
+        bound = min(range(bound), key=row.__getitem__, default=bound)
+        chosen.append(bound)
+    return chosen[::-1]
+
+
+@torch.no_grad()
+def _errors(rows: Sequence[Tensor], columns: Sequence[Tensor]) -> Tensor:
+    """Mean squared error of every row with every column, [rows, columns]."""
+    return torch.stack([torch.stack([F.mse_loss(a, b) for b in columns]) for a in rows])
+
+
+Curriculum = Literal["none", "rotational", "gradual"]
+
+
+def dropout_rates(n_blocks: int, p_max: float) -> list[float]:
+    """Chance of skipping each block: p_max * (exp(l ln 2 / (L - 1)) - 1) for l = 0..L-1.
+
+    It is 0 at the first block and p_max at the last. The paper's factor over time is constant, as for fine-tuning.
+
+    Raises:
+        UserError: `p_max` is no probability.
+    """
+    if not 0 <= p_max <= 1:
+        raise UserError(f"Layer dropout {p_max}. Allowed: 0 to 1.")
+    # A decoder of one block has nothing to skip; the formula says 0 / 0.
+    return [p_max * math.expm1(layer * math.log(2) / max(n_blocks - 1, 1)) for layer in range(n_blocks)]
+
+
+def early_exit_weights(
+    n_blocks: int, step: int, steps: int, e_scale: float, curriculum: Curriculum, rotation: int = 1
+) -> Tensor:
+    """Weight of each block's cross-entropy at a step, [L], summing to 1.
+
+    e(l) = e_scale * (0 + .. + l) for l < L - 1 and e(L - 1) = L - 1 + e_scale * (0 + .. + L - 2), divided by their sum
+    over the blocks that take part at this step. Block 1 never has a weight: e(0) = 0.
+
+    Args:
+        n_blocks: L.
+        step: Steps done, 0..steps-1.
+        steps: Steps of the whole training, T.
+        e_scale: Weight of the early blocks' losses.
+        curriculum: `none`: all blocks always. `rotational`: every `rotation`-th block, one further on at each step.
+            `gradual`: from the last block down, one more every T / (2 L) steps. The last block always takes part.
+        rotation: R of the rotational curriculum.
+
+    Raises:
+        UserError: No such curriculum, `e_scale` below 0 or `rotation` below 1.
+    """
+    if e_scale < 0 or rotation < 1:
+        raise UserError(f"e_scale {e_scale}, rotation {rotation}. Allowed: e_scale at least 0, rotation at least 1.")
+    layer = torch.arange(n_blocks)
+    if curriculum == "none":
+        active = torch.ones(n_blocks, dtype=torch.bool)
+    elif curriculum == "rotational":
+        active = (layer - step) % rotation == 0
+    elif curriculum == "gradual":
+        active = layer >= n_blocks - 1 - 2 * n_blocks * step // steps
+    else:
+        raise UserError(f"Curriculum {curriculum!r} is not known.{suggestion(curriculum, get_args(Curriculum))}")
+    weights = e_scale * layer.cumsum(0).double()
+    # A decoder of one block has only its last; the formula says 0 / 0.
+    weights[-1] = max(n_blocks - 1, 1) + (weights[-2] if n_blocks > 1 else 0)
+    active[-1] = True
+    weights *= active
+    return (weights / weights.sum()).float()
+
+
+class LayerDropout:
+    """While entered, decoder blocks in training mode leave whole sequences of a batch unchanged at random.
+
+    A skipped sequence keeps the state it came with; whatever else a block returns (T5's position biases, which block 1
+    computes for all) is passed on. In evaluation mode nothing is drawn and nothing changes. What is skipped depends on
+    the generator alone, so a training that restores its state goes on with the same blocks.
+    """
+
+    def __init__(self, model: Any, rates: Sequence[float], generator: torch.Generator) -> None:
+        """Skip block l with probability `rates[l - 1]`; blocks of rate 0 draw nothing.
+
+        Args:
+            model: A model of transformers, see `readable`.
+            rates: A probability for each decoder block, [L].
+            generator: What is drawn from: B numbers a block, in order of the blocks.
+
+        Raises:
+            UserError: There are not as many rates as blocks, or one is no probability.
+        """
+        self._blocks = decoder_blocks(model)
+        if len(rates) != len(self._blocks) or not all(0 <= rate <= 1 for rate in rates):
+            raise UserError(f"Layer dropout {list(rates)}. Allowed: {len(self._blocks)} rates, each 0 to 1.")
+        self._rates, self._generator = tuple(rates), generator
+        self._handles: list[RemovableHandle] = []
+
+    def __enter__(self) -> Self:
+        for block, rate in zip(self._blocks, self._rates, strict=True):
+            if rate > 0:
+                self._handles.append(self._hook(block, rate))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _hook(self, block: nn.Module, rate: float) -> RemovableHandle:
+        def skip(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+            if not module.training:
+                return output
+            before = inputs[0]
+            drawn = torch.rand(len(before), generator=self._generator, device=self._generator.device)
+            keep = (drawn >= rate).to(before.device)[:, None, None]
+            if isinstance(output, tuple):
+                return (torch.where(keep, output[0], before), *output[1:])
+            return torch.where(keep, output, before)
+
+        # transformers records hidden states in hooks of its own: they must see what the next block gets.
+        return block.register_forward_hook(skip, prepend=True)
+
 
 Logged = dict[tuple[str, int | None], Tensor]
 """Values of one step by metric and block; block None is the whole model."""

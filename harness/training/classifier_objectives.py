@@ -19,8 +19,8 @@ from exitbench.harness.engine.checkpoints.off_ramp_files import new_off_ramps
 from exitbench.harness.engine.encoders.off_ramps import OffRamps, RampKind
 from exitbench.harness.engine.encoders.stack import EncoderStack, find_encoder_stack
 from exitbench.harness.training.data import Batch
-from exitbench.harness.training.objectives.losses import JointLoss, block_weights
-from exitbench.harness.training.objectives.objective import FirstThen, Logged, Objective
+from exitbench.harness.training.losses import JointLoss, block_weights
+from exitbench.harness.training.objectives import FirstThen, Logged, Objective
 from exitbench.harness.training.recipe import OffRampsRecipe, Recipe
 
 
