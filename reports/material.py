@@ -11,7 +11,7 @@ from exitbench.errors import UserError, suggestion
 from exitbench.reports import figures, tables
 from exitbench.reports.answers.documents import documents_payload
 from exitbench.reports.claims import Verdict, check_claims
-from exitbench.reports.claims.ledger import read_claims
+from exitbench.reports.claims.claim import read_claims
 from exitbench.reports.frame import NAMING_VIEWS, Frame, Row, computed_once
 from exitbench.reports.front import Front, read_front
 from exitbench.reports.registry import SECTIONS, Source, discover

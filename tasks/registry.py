@@ -12,8 +12,8 @@ from exitbench.errors import UserError, suggestion, told
 from exitbench.plugins import load_plugins
 from exitbench.provenance import distribution, revision_of_others
 from exitbench.tasks.base import FloatArray, Task
-from exitbench.tasks.declared.declaration import PREFIX as DECLARED
-from exitbench.tasks.declared.task import aggregate
+from exitbench.tasks.declared import PREFIX as DECLARED
+from exitbench.tasks.declared import aggregate
 from exitbench.tasks.glue import DATA_SETS, Glue
 from exitbench.tasks.lm_eval.settings import PREFIX, LmEvalSettings
 from exitbench.tasks.squad import Squad

@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from exitbench.tasks.base import Task
 from exitbench.tasks.document import Document, DocumentScore
-from exitbench.tasks.sources import member, read_hub, read_json, read_members, require
-from exitbench.tasks.tables import parse_json_lines, read_csv, read_json_lines
+from exitbench.tasks.sources import (
+    member,
+    parse_json_lines,
+    read_csv,
+    read_hub,
+    read_json,
+    read_json_lines,
+    read_members,
+    require,
+)
 
 if TYPE_CHECKING:
     from rouge_score.rouge_scorer import RougeScorer

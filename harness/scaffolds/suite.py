@@ -14,7 +14,7 @@ from typing import Any, Final
 from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
 from exitbench.harness.engine.decoding.likelihood import why_not as why_no_likelihood
-from exitbench.harness.scaffolds.files import filled
+from exitbench.harness.scaffolds import filled
 from exitbench.methods.base import Method
 from exitbench.methods.registry import get_method, method_names
 from exitbench.results.files.toml_text import toml_table

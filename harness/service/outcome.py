@@ -78,7 +78,7 @@ def _print_results(runs: Runs, plan: Plan, *, every_setting: bool) -> None:
 
 
 def _gist(path: Path, plan: Plan) -> list[str]:
-    from exitbench.reports.tables.gist import gist_lines
+    from exitbench.reports.tables.text import gist_lines
     from exitbench.results.database.connection import open_database
 
     with open_database(path) as database:

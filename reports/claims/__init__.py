@@ -1,7 +1,6 @@
 """What papers claim and print, held against a database: `check_claims` gives each entry of the ledger a verdict.
 
-`claim.py` says what an entry is and of which models and data evidence is; `ledger.py` reads entries from the TOML
-files here, one per document.
+`claim.py` says what an entry is, and reads them from the TOML files here, one per document.
 """
 
 import math
@@ -13,8 +12,7 @@ from itertools import zip_longest
 from typing import Any, Final
 
 from exitbench.errors import UserError
-from exitbench.reports.claims.claim import CLAIM, CONSISTENCY, KINDS, QUESTION, Claim, Scope, scope_of
-from exitbench.reports.claims.ledger import read_claims
+from exitbench.reports.claims.claim import CLAIM, CONSISTENCY, KINDS, QUESTION, Claim, Scope, read_claims, scope_of
 from exitbench.reports.frame import NAMING_VIEWS, computed_once, rounded
 from exitbench.results.database.connection import Database
 

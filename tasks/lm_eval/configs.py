@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exitbench.errors import UserError, suggestion, told
-from exitbench.tasks.declared.choices import choice_config
+from exitbench.tasks.declared_choices import choice_config
 from exitbench.tasks.document import canonical_json
 from exitbench.tasks.lm_eval.settings import LmEvalSettings
 from exitbench.tasks.lm_eval.user_yaml import read_folder

@@ -13,9 +13,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from exitbench.errors import UserError
-from exitbench.tasks.declared.choices import DATASET, read_choices
-from exitbench.tasks.sources import member, read_lines, read_members, read_text, require
-from exitbench.tasks.tables import read_table
+from exitbench.tasks.declared_choices import DATASET, read_choices
+from exitbench.tasks.sources import member, read_lines, read_members, read_table, read_text, require
 
 _HELLASWAG_LINES = 6
 _HELLASWAG_BEGUN = re.compile(r"(?P<whole>.*[.!?]) (?P<begun>[a-z][^.!?]*)", re.DOTALL)

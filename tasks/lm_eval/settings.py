@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, NamedTuple
 
 from exitbench.errors import UserError, suggestion
-from exitbench.tasks.declared.declaration import Declaration
+from exitbench.tasks.declared import Declaration
 
 PREFIX = "lm-eval:"
 """Before the name of a task, group or tag of lm-eval."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from exitbench.errors import UserError
 from exitbench.tasks.base import ModelKind, OutputType, Source, Task
 from exitbench.tasks.document import Document, DocumentScore, canonical_json
-from exitbench.tasks.lm_eval import scoring
+from exitbench.tasks.lm_eval import metrics
 from exitbench.tasks.lm_eval.configs import LeafConfig, generation_of, leaf_configs, lm_eval_version
 from exitbench.tasks.lm_eval.leaves import Chat, Leaf, leaves
 from exitbench.tasks.lm_eval.metrics import FloatArray, LmEvalMetric, metrics_of
@@ -130,7 +130,7 @@ class LmEvalTask(Task):
             UserError: The task runs what the model wrote and that was not confirmed.
         """
         self._require_confirmed(confirm_run_unsafe_code)
-        return scoring.evaluate(lm, self._asked(documents), tuple(self._metrics.values()), chat)
+        return metrics.evaluate(lm, self._asked(documents), tuple(self._metrics.values()), chat)
 
     def score_responses(
         self,
@@ -148,7 +148,7 @@ class LmEvalTask(Task):
             confirm_run_unsafe_code: As in `evaluate`.
         """
         self._require_confirmed(confirm_run_unsafe_code)
-        return scoring.score(self._asked(documents), responses, tuple(self._metrics.values()))
+        return metrics.score(self._asked(documents), responses, tuple(self._metrics.values()))
 
     def score(self, doc: Document, output: str) -> DocumentScore:
         """Score one text, of a task that generates.
@@ -256,7 +256,7 @@ class LmEvalTask(Task):
     def _same(self, doc: Document, output: str) -> DocumentScore:
         leaf, _ = self._leaf(doc)
         kind, ordinal = str(doc.fields["split"]), int(doc.fields["doc_id"])
-        made = [scoring.filtered(leaf, kind, ordinal, text) for text in (str(doc.fields["reference"]), output)]
+        made = [metrics.filtered(leaf, kind, ordinal, text) for text in (str(doc.fields["reference"]), output)]
         same = {
             metric.name: _ends(metric)[made[0][metric.filter] == made[1][metric.filter]]
             for metric in self._metrics.values()

@@ -8,8 +8,7 @@ from exitbench.errors import UserError, suggestion
 from exitbench.harness.cli.commands.database import existing_database
 from exitbench.harness.cli.commands.rows import FORMATS
 from exitbench.reports.claims import COLUMNS, VERDICTS, Verdict, as_row, check_claims, counted, in_full, markdown, table
-from exitbench.reports.claims.claim import KINDS, Claim
-from exitbench.reports.claims.ledger import LEDGERS, read_claims
+from exitbench.reports.claims.claim import KINDS, LEDGERS, Claim, read_claims
 from exitbench.results.database.connection import open_database
 
 _PIPE: Final = (120, 24)

@@ -11,7 +11,7 @@ from typing import Any
 from exitbench.errors import UserError
 from exitbench.harness.cli.commands.inspect import model_folder
 from exitbench.harness.cli.commands.show_prompts import entry_as_given, task_settings
-from exitbench.harness.scaffolds.files import check_new_name, method_files, module_name, python_task_files, task_files
+from exitbench.harness.scaffolds import check_new_name, method_files, module_name, python_task_files, task_files
 from exitbench.harness.service.folders import Runs
 from exitbench.results.files.new_files import write_new_files
 from exitbench.results.files.toml_text import toml_value

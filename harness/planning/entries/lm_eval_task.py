@@ -9,7 +9,7 @@ from typing import Any, Final
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import SCOPES
 from exitbench.harness.reading.toml import Table
-from exitbench.tasks.declared.declaration import Declaration
+from exitbench.tasks.declared import Declaration
 from exitbench.tasks.lm_eval.settings import PREFIX, LmEvalSettings, why_not_greedy
 
 LM_EVAL_KEYS: Final = ("include", "num_fewshot", "fewshot_seed", "fewshot_as_multiturn", "gen_kwargs", "scope")

@@ -9,7 +9,7 @@ from exitbench.harness.cells.job import DataRequest, SourceKind
 from exitbench.harness.planning.entries.declared_task import find_declaration
 from exitbench.harness.planning.entries.lm_eval_task import LM_EVAL_KEYS, read_lm_eval, refuse_lm_eval_keys
 from exitbench.harness.reading.toml import Table
-from exitbench.tasks.declared.declaration import Declaration
+from exitbench.tasks.declared import Declaration
 from exitbench.tasks.document import DEFAULT_LEVEL, LEVELS
 from exitbench.tasks.lm_eval.settings import PREFIX
 
@@ -100,7 +100,7 @@ def read_task(label: str, table: Table) -> TaskEntry:
     Raises:
         UserError: Names file, line and key, and what is allowed.
     """
-    from exitbench.tasks.declared.task import DeclaredTask
+    from exitbench.tasks.declared import DeclaredTask
     from exitbench.tasks.registry import get_task
 
     table.allow(*KEYS, *LM_EVAL_KEYS)

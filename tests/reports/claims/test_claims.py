@@ -25,8 +25,7 @@ from exitbench.reports.claims import (
     markdown,
     table,
 )
-from exitbench.reports.claims.claim import CLAIM, CONSISTENCY, KINDS, Claim, Scope, scope_of
-from exitbench.reports.claims.ledger import read_claims
+from exitbench.reports.claims.claim import CLAIM, CONSISTENCY, KINDS, Claim, Scope, read_claims, scope_of
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.ingest.ingest import ingest
 

@@ -14,7 +14,7 @@ from print_rules import print_faults
 
 from exitbench.reports import figures, tables
 from exitbench.reports.claims import check_claim
-from exitbench.reports.claims.ledger import read_claims
+from exitbench.reports.claims.claim import read_claims
 from exitbench.reports.figures.encoders import (
     encoder_confidence,
     encoder_saving,

@@ -7,9 +7,8 @@ from string import ascii_uppercase
 from typing import Any, Final
 
 from exitbench.errors import UserError
-from exitbench.tasks.declared.declaration import Declaration, render
-from exitbench.tasks.declared.task import text_of, value_at
-from exitbench.tasks.tables import read_table
+from exitbench.tasks.declared import Declaration, render, text_of, value_at
+from exitbench.tasks.sources import read_table
 
 DATASET: Final = "exitbench:declared"
 """What stands where lm-eval's configurations name a data set; its part is the declaration."""
