@@ -114,7 +114,7 @@ def readme(session: nox.Session) -> None:
     """Make the README's table and picture anew, from the built-in suite's database."""
     install(session)
     database = session.posargs or ["runs/exitbench.duckdb"]
-    session.run("python", "-m", "exitbench.reports.readme", *database, env=OFFLINE)
+    session.run("python", "-m", "exitbench.reports.documentation", *database, env=OFFLINE)
 
 
 @nox.session

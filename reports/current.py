@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from exitbench import reports, results, terminal
-from exitbench.reports.summary import ReportSummary
+from exitbench.reports import ReportSummary
 from exitbench.results.database.access import file_state
 from exitbench.results.files.atomic import sha256, write_whole_file
 from exitbench.results.files.duckdb_files import require_duckdb_file
@@ -33,19 +33,8 @@ def current_report(
 ) -> ReportSummary:
     """Return the report that lies in `out` where each of its files would come out the same; else `write_report`.
 
-    Database, code, versions of libraries and every file written must have the digests that they had then.
-
-    Args:
-        database: As for `write_report`.
-        out: Likewise.
-        paper: Likewise.
-        draft: Likewise.
-        single_file: Likewise.
-        workers: Likewise.
-        progress: Likewise.
-
-    Raises:
-        UserError: As `write_report`.
+    Database, code, versions of libraries and every file written must have the digests that they had then. Arguments and
+    errors are those of `write_report`.
     """
     require_duckdb_file(database)
     state = file_state(database)

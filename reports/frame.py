@@ -1,7 +1,7 @@
 """The rows a query gave: the only data type that figures and tables see."""
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -65,6 +65,10 @@ class Frame:
 
         for values, rows in groupby(sorted(self.rows, key=key), key):
             yield values, Frame(self.columns, tuple(rows))
+
+    def where(self, keep: Callable[[Row], bool]) -> "Frame":
+        """Return the rows that `keep` says to."""
+        return Frame(self.columns, tuple(filter(keep, self.rows)))
 
     def values(self, name: str) -> list[Any]:
         """Return one column."""

@@ -5,17 +5,45 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
+from typing import Final
 
 from exitbench.errors import UserError, suggestion
 from exitbench.reports import figures, tables
 from exitbench.reports.answers.documents import documents_payload
 from exitbench.reports.claims import Verdict, check_claims
-from exitbench.reports.claims.ledger import read_claims
-from exitbench.reports.findings import require_final, severe_findings
+from exitbench.reports.claims.claim import read_claims
 from exitbench.reports.frame import NAMING_VIEWS, Frame, Row, computed_once
 from exitbench.reports.front import Front, read_front
 from exitbench.reports.registry import SECTIONS, Source, discover
 from exitbench.results.database.connection import Database, open_database
+from exitbench.terminal import visible
+
+DO_NOT_CITE: Final = 3
+"""Severity of findings with which no final report is made."""
+
+_SEVERE: Final = """
+    SELECT printf('%s/%s/%s: %s', model, task_label, method, message) AS finding
+    FROM qc WHERE severity >= ? ORDER BY finding, attempt_id
+"""
+
+
+def severe_findings(database: Database) -> tuple[str, ...]:
+    """Return the findings that forbid a final report, in words."""
+    return tuple(visible(finding) for finding in database.query(_SEVERE, [DO_NOT_CITE])["finding"].to_pylist())
+
+
+def require_final(severe: tuple[str, ...], path: Path, draft: bool) -> None:
+    """Refuse what is not called a draft.
+
+    Raises:
+        UserError: There are findings, and no draft was asked for.
+    """
+    if severe and not draft:
+        raise UserError(
+            f"{len(severe)} findings say not to cite runs of {path}, for example: {severe[0]}\n"
+            "See `exitbench check`. Run what it names again, or ask for a draft with --draft."
+        )
+
 
 _ALWAYS = ("findings", "results", "provenance")
 # Each is asked by several queries; all but the last have a row a run, a metric, a finding or a published number.

@@ -2,6 +2,7 @@
 
 import pkgutil
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -38,13 +39,18 @@ class Source:
         name: Stem of both files, `<paper>_<fig or table><number>_<what it shows>`; names the written files too.
         sql: The query, over the documented views of the database only. A line `-- continues in shared/X.sql` of its
             file is replaced by that file.
-        module: Holds TITLE, CAPTION, EMPTY (said without rows), `plot` and `finding`, or `COLUMNS`; ORDER
-            (place) where the name has no number; SECTION where it is neither ours nor a paper's.
+        module: Holds TITLE, CAPTION, EMPTY (said without rows; where it has none, its folder's), `plot` and `finding`,
+            or `COLUMNS`; ORDER (place) where the name has no number; SECTION where it is neither ours nor a paper's.
     """
 
     name: str
     sql: str
     module: ModuleType
+
+    @property
+    def empty(self) -> str:
+        """What is said without rows."""
+        return str(getattr(self.module, "EMPTY", None) or sys.modules[str(self.module.__package__)].EMPTY)
 
     @property
     def section(self) -> str:

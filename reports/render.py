@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Final
 
 from exitbench.errors import UserError
-from exitbench.reports import figures
-from exitbench.reports.drawing import Drawings, DrawnFigure
-from exitbench.reports.drawn import KINDS, PAGE
-from exitbench.reports.material import read_material, read_only
+from exitbench.reports import ReportSummary, figures
+from exitbench.reports.drawing import KINDS, PAGE, Drawings, DrawnFigure, plotted
+from exitbench.reports.frame import Frame
+from exitbench.reports.material import read_material, read_only, require_final, require_named, severe_findings
 from exitbench.reports.page import page
-from exitbench.reports.summary import ReportSummary
-from exitbench.reports.tables.filled import FilledTable, fill
+from exitbench.reports.plotting.style import ReportFigure
+from exitbench.reports.tables.columns import FilledTable, fill
+from exitbench.results.database.connection import Database
 from exitbench.results.files.atomic import write_whole_file
 
 _ANSWERS: Final = ".answers"
@@ -76,20 +77,10 @@ def write_figures(
     workers: int = 1,
     progress: bool = False,
 ) -> tuple[DrawnFigure, ...]:
-    """Draw some figures into `out`/figures as files for papers, and leave all else there as it is.
+    """Draw figures whose names match the glob `only` into `out`/figures, as files for papers of some of `KINDS`.
 
-    Args:
-        database: As for `write_report`.
-        out: Likewise.
-        only: Glob that their names match.
-        kinds: Of files, some of `KINDS`.
-        paper: As for `write_report`.
-        draft: Likewise.
-        workers: Likewise.
-        progress: Likewise.
-
-    Raises:
-        UserError: As `write_report`, or no figure has such a name.
+    All else there is left as it is. The other arguments are those of `write_report`. So are the errors; that no
+    figure has such a name is another.
     """
     with _told_where(out), Drawings(out / "figures", workers, kinds) as drawings:
         for source, frame in read_only(database, figures, only, paper=paper, draft=draft):
@@ -134,3 +125,27 @@ def _names(drawn: tuple[DrawnFigure, ...], filled: tuple[FilledTable, ...]) -> t
     figures = tuple(figure.source.name for figure in drawn if figure.picture)
     empty = (figure.source.name for figure in drawn if not figure.frame.rows)
     return figures, (*empty, *(table.source.name for table in filled if not table.rows))
+
+
+def one_figure(database: Database, name: str, *, draft: bool = False) -> ReportFigure:
+    """Ask a figure's query and draw its rows.
+
+    Args:
+        database: Open.
+        name: One of `exitbench list figures`.
+        draft: Whether to draw it where findings say not to cite runs of the database.
+
+    Raises:
+        UserError: No figure has that name, the database has no rows for it, or findings forbid it.
+    """
+    sources = require_named(figures, name)
+    if len(sources) > 1:
+        raise UserError(f"{name!r} names {len(sources)} figures: {', '.join(one.name for one in sources)}. Name one.")
+    (source,) = sources
+    require_final(severe_findings(database), database.path, draft)
+    frame = Frame.query(database, source.sql).bounded()
+    if not frame.rows:
+        raise UserError(f"Figure {source.name} has no rows here. {source.empty}")
+    figure, finding = plotted(source, frame)
+    figure.caption = f"{finding} {source.module.CAPTION}".lstrip()
+    return figure

@@ -4,7 +4,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
+from typing import Any, Final
+
+from exitbench.errors import UserError
 
 
 def canonical_json(value: Any) -> str:
@@ -49,3 +51,19 @@ class DocumentScore:
     def summands(self, metric: str) -> list[float]:
         """Return what `Task.aggregate` sums over documents: the statistics, or else the value alone, [S]."""
         return self.statistics.get(metric, [self.values[metric]])
+
+
+LEVELS: Final = (1, 2, 3)
+"""More facts, hops and clauses a document from level to level."""
+DEFAULT_LEVEL: Final = 2
+"""What the models that come along learned."""
+
+
+def require_level(level: int) -> None:
+    """Check a level.
+
+    Raises:
+        UserError: There is no such level.
+    """
+    if level not in LEVELS:
+        raise UserError(f"built-in data: level is {level}. Allowed: {', '.join(map(str, LEVELS))}.")

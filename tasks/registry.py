@@ -12,15 +12,13 @@ from exitbench.errors import UserError, suggestion, told
 from exitbench.plugins import load_plugins
 from exitbench.provenance import distribution, revision_of_others
 from exitbench.tasks.base import FloatArray, Task
-from exitbench.tasks.declared.declaration import PREFIX as DECLARED
-from exitbench.tasks.declared.task import aggregate
-from exitbench.tasks.glue.data_sets import DATA_SETS
-from exitbench.tasks.glue.task import Glue
+from exitbench.tasks.declared import PREFIX as DECLARED
+from exitbench.tasks.declared import aggregate
+from exitbench.tasks.glue import DATA_SETS, Glue
 from exitbench.tasks.lm_eval.settings import PREFIX, LmEvalSettings
-from exitbench.tasks.squad.task import Squad
-from exitbench.tasks.summarisation.task import CORPORA, Summarisation
-from exitbench.tasks.translation.languages import is_pair
-from exitbench.tasks.translation.task import Translation
+from exitbench.tasks.squad import Squad
+from exitbench.tasks.summarisation import CORPORA, Summarisation
+from exitbench.tasks.translation import Translation, is_pair
 
 GROUP: Final = "exitbench.tasks"
 """Entry points of other distributions, and the package of our own tasks."""

@@ -1,10 +1,12 @@
 """Readers of data sets in their original formats, plain or .gz, with errors that name file and line."""
 
+import csv
 import gzip
 import io
 import json
+import tarfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
@@ -254,3 +256,142 @@ def _require_file(path: Path) -> None:
     names = get_close_matches(missing.name, (entry.name for entry in folder.iterdir()), n=_SHOWN_NAMES, cutoff=0.0)
     hint = suggestion(missing.name, names) if names else f" {folder} is empty."
     raise UserError(f"{path}: {what}.{hint}")
+
+
+_MAX_MEMBERS = 10_000
+
+
+def read_members(path: Path, endings: str | tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Yield name and text of each regular file of an archive whose name has one of some endings.
+
+    Raises:
+        UserError: No archive, a damaged one, one that holds too much, or text that is not UTF-8.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: no such file.")
+    left = MAX_BYTES
+    try:
+        with tarfile.open(path, "r|*") as archive:
+            for number, member in enumerate(archive):
+                left -= member.size
+                if left < 0 or number >= _MAX_MEMBERS:
+                    raise UserError(f"{path}: holds more than {MAX_BYTES} bytes or {_MAX_MEMBERS} files. Split it.")
+                if not member.isreg() or not member.name.endswith(endings):
+                    continue
+                file = archive.extractfile(member)
+                assert file is not None, "a regular file"
+                data = file.read()
+                if member.name.endswith(".gz"):
+                    data = _unpacked(data, left, path)
+                    left -= len(data)
+                yield member.name, _decoded(data, f"{path}, {member.name}")
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        raise UserError(f"{path}: not a whole tar archive ({error}). Copy it again.") from None
+
+
+def _unpacked(data: bytes, most: int, path: Path) -> bytes:
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+        unpacked = file.read(most + 1)
+    if len(unpacked) > most:
+        raise UserError(f"{path}: holds more than {MAX_BYTES} bytes unpacked. Split it.")
+    return unpacked
+
+
+def _decoded(data: bytes, where: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{where}, line {line}: not UTF-8.") from None
+
+
+_FORMS = ("json", "jsonl", "csv", "tsv", "parquet")
+_MAX_FIELD_CHARACTERS = 1 << 24
+
+
+def read_table(path: Path) -> list[Mapping[str, Any]]:
+    """Read the records of a file by the ending of its name, `.gz` apart.
+
+    Raises:
+        UserError: It has another ending, or a record is no table of fields.
+    """
+    form = path.name.removesuffix(".gz").rpartition(".")[2]
+    if form == "parquet":
+        return _parquet(path)
+    if form == "json":
+        return _json(path)
+    if form == "jsonl":
+        return read_json_lines(path)
+    if form in ("csv", "tsv"):
+        return read_csv(path, "," if form == "csv" else "\t")
+    endings = ", ".join(f".{form}" for form in _FORMS)
+    raise UserError(f"{path}: its name ends in .{form}. Allowed: {endings}; all but Parquet with .gz too.")
+
+
+def read_json_lines(path: Path) -> list[Mapping[str, Any]]:
+    """Read one JSON object a line; empty lines count for nothing.
+
+    Raises:
+        UserError: A line is no JSON object.
+    """
+    return parse_json_lines(read_text(path), str(path))
+
+
+def parse_json_lines(text: str, where: str) -> list[Mapping[str, Any]]:
+    """Parse the text of JSON lines; see `read_json_lines`."""
+    records: list[Mapping[str, Any]] = []
+    # At newlines only: JSON may hold U+2028 and its like as they are.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        place = f"{where}, line {number}"
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{place}: not JSON: {error}.") from None
+        records.append(require(value, dict, place))
+    return records
+
+
+def read_csv(path: Path, delimiter: str = ",") -> list[Mapping[str, Any]]:
+    """Read a table whose first line names its columns; every value is text.
+
+    Raises:
+        UserError: A record has other columns than the first line.
+    """
+    return parse_csv(read_text(path), str(path), delimiter)
+
+
+def parse_csv(text: str, where: str, delimiter: str = ",") -> list[Mapping[str, Any]]:
+    """Parse the text of a table; see `read_csv`."""
+    before = csv.field_size_limit(_MAX_FIELD_CHARACTERS)
+    rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    records: list[Mapping[str, Any]] = []
+    try:
+        for number, row in enumerate(rows, start=1):
+            if None in row or None in row.values():
+                raise UserError(f"{where}, record {number}: has other columns than line 1.")
+            records.append(row)
+    except csv.Error as error:
+        raise UserError(f"{where}, line {rows.line_num}: not CSV: {error}.") from None
+    finally:
+        csv.field_size_limit(before)
+    return records
+
+
+def _json(path: Path) -> list[Mapping[str, Any]]:
+    values = require(read_json(path), list, str(path))
+    return [require(value, dict, f"{path}, [{i}]") for i, value in enumerate(values)]
+
+
+def _parquet(path: Path) -> list[Mapping[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not path.is_file():
+        raise UserError(f"{path}: no such file.")
+    try:
+        rows: list[Mapping[str, Any]] = pq.read_table(path, memory_map=False).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: not Parquet: {error}.") from None
+    return rows

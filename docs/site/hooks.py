@@ -12,7 +12,7 @@ from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from exitbench.reports.gallery import drawn, gallery
+from exitbench.reports.documentation import drawn_pictures, gallery
 
 ROOT = Path(__file__).parents[2]
 BESIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
@@ -41,7 +41,7 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
         files.append(File.generated(config, BESIDE[name], content=text))
     pictures = ROOT / "runs" / "docs" / "report" / "figures"
     files.append(File.generated(config, "gallery.md", content=gallery(pictures, "figures")))
-    for name, picture in drawn(pictures).items():
+    for name, picture in drawn_pictures(pictures).items():
         files.append(File.generated(config, f"figures/{name}.svg", abs_src_path=str(picture)))
 
 

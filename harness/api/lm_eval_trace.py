@@ -22,7 +22,6 @@ import torch
 from lm_eval.api.instance import Instance
 
 from exitbench.errors import UserError
-from exitbench.harness.api.lm_eval_arguments import MODEL, SEED
 from exitbench.harness.cells.job import CellJob, WorkerSpec
 from exitbench.harness.planning.contracts import with_verdicts
 from exitbench.harness.planning.plan import Plan, make_plan
@@ -37,7 +36,7 @@ from exitbench.harness.work.scored_texts import ScoredText
 from exitbench.plugins import plugins_folder
 from exitbench.results.files.formats import toml_table
 from exitbench.results.spool.attempts import attempt_status
-from exitbench.tasks.lm_eval.catalogue import catalogue
+from exitbench.tasks.lm_eval.configs import catalogue
 from exitbench.tasks.lm_eval.data import FILE_FORMATS
 from exitbench.tasks.lm_eval.settings import PREFIX, LmEvalSettings
 from exitbench.tasks.lm_eval.task import LmEvalTask
@@ -46,6 +45,9 @@ from exitbench.terminal import tell
 if TYPE_CHECKING:
     from exitbench.harness.api.lm_eval_model import ExitBenchLM
 
+MODEL: Final = "--model exitbench"
+SEED: Final = 0
+"""Of what is decoded, as of the suite that a trace is of; methods that draw have a parameter of their own."""
 SUITE: Final = "lm-eval"
 
 Told = dict[tuple[str, int, int], tuple[tuple[Any, ...], Answer | ScoredText]]

@@ -99,7 +99,7 @@ class Results:
         Raises:
             UserError: No figure has that name, the database has no rows for it, or findings forbid it.
         """
-        from exitbench.reports.one_figure import one_figure  # loads matplotlib
+        from exitbench.reports.render import one_figure  # loads matplotlib
 
         return one_figure(self.database, name, draft=draft)
 

@@ -18,9 +18,8 @@ from typing import Any, get_args
 import exitbench.tasks
 from exitbench.harness.cells.job import DataRequest
 from exitbench.results.files.formats import content_id, sources_sha256
-from exitbench.tasks.base import ModelKind, documents_sha256
+from exitbench.tasks.base import ModelKind, documents_sha256, self_score_remarks
 from exitbench.tasks.registry import brought_by
-from exitbench.tasks.self_scores import self_score_remarks
 
 CACHE = ".exitbench-documents.json"
 
@@ -35,7 +34,7 @@ class Corpus:
     Attributes:
         prompts_sha256: By the kind of model that reads them.
         prompts: First 16 hexadecimal digits of the SHA-256 of what each one asks (`Task.likeness`), in their order.
-        remarks: Metrics under which references are not best (`tasks.self_scores`), a sentence each.
+        remarks: Metrics under which references are not best (`self_score_remarks`), a sentence each.
     """
 
     documents: int

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import Cell
-from exitbench.tasks.declared.declaration import Declaration
-from exitbench.tasks.level import DEFAULT_LEVEL
+from exitbench.tasks.declared import Declaration
+from exitbench.tasks.document import DEFAULT_LEVEL
 from exitbench.tasks.lm_eval.settings import LmEvalSettings
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class DataRequest:
         Raises:
             UserError: There is none of this name.
         """
-        from exitbench.tasks.declared.task import DeclaredTask
+        from exitbench.tasks.declared import DeclaredTask
         from exitbench.tasks.registry import get_task
 
         return get_task(self.task, self.settings) if self.declaration is None else DeclaredTask(self.declaration)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
-from exitbench.harness.conformance.verdict import Verdict, checks_version
+from exitbench.harness.conformance import Verdict, checks_version
 from exitbench.harness.processes.lifeline import end_with, end_with_starting_thread
 
 TIMEOUT_S = 120.0

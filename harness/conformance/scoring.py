@@ -1,4 +1,4 @@
-"""Conformance of scores, asked of tokens whose states are known at every block.
+"""Conformance of decoding, of scores of tokens whose states are known at every block, and of replays in SQL.
 
 Shape suffixes: L blocks, N tokens.
 """
@@ -6,16 +6,22 @@ Shape suffixes: L blocks, N tokens.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
+import duckdb
 import torch
 from torch import Tensor
 
-from exitbench.harness.conformance.decoder import MAX_NEW_TOKENS, Trial
-from exitbench.harness.conformance.watched import watched
+from exitbench.harness.conformance.decoder import ANSWERED, ANSWERS, MAX_NEW_TOKENS, PROMPTS, Trial, watched
+from exitbench.harness.engine.decoding.generation import Generation
+from exitbench.harness.engine.decoding.probe import probe_table
 from exitbench.methods.base import Method, Parts
 from exitbench.methods.offline import score_states
+from exitbench.methods.registry import baseline_method
+from exitbench.methods.thresholds import Constant
+from exitbench.results.files.duckdb_files import in_memory
 
 _TOLERANCE = 1e-4
 _LEVELS = 9
@@ -132,3 +138,83 @@ def exit_layers(trial: Trial, parts: Parts, scores_LN: Tensor) -> Tensor:
 
 def _equal(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one, other, atol=_TOLERANCE, equal_nan=True)
+
+
+def thresholds(trial: Trial) -> Iterator[str]:
+    """One that never opens is full depth token for token; one that always opens exits at the first block asked.
+
+    But for what verification puts in place of what it rejects.
+    """
+    never = trial.answers(dataclasses.replace(trial.parts, threshold=Constant(math.inf)))
+    full = trial.answers(baseline_method()().parts(trial.n_blocks))
+    if [g.token_ids for g in never] != [g.token_ids for g in full]:
+        yield "a threshold that never opens changes the answer"
+    first = trial.first_exit
+    always = trial.answers(dataclasses.replace(trial.parts, threshold=Constant(-math.inf)))
+    exits = [pair for g in always for pair in zip(g.exit_layers, g.rejected, strict=True)]
+    if {layer for layer, rejected in exits if not rejected} - {first}:
+        yield f"a threshold that always opens does not exit at block {first}"
+
+
+def independence(trial: Trial) -> Iterator[str]:
+    """A batch equals its rows one by one, and the same seed gives the same trace, of a gate made anew too."""
+    together = trial.answers(trial.parts)
+    some = range(0, len(PROMPTS), 3)
+    alone = [trial.answers(trial.parts, [PROMPTS[row]], first_seed=row)[0] for row in some]
+    if _traces([together[row] for row in some]) != _traces(alone):
+        yield "a batch is not its rows one by one"
+    if together != trial.answers(trial.parts) or together != trial.answers(trial.fresh()):
+        yield "the same seed gives another trace"
+
+
+def model_unchanged(trial: Trial) -> Iterator[str]:
+    """After all that was asked of the method, full depth answers as it did on a decoder that no method has seen."""
+    untouched = Trial(baseline_method()(), trial.shape)
+    if trial.answers(untouched.plain) != untouched.answers(untouched.plain):
+        yield "the model's weights are not what they were before the method was asked"
+
+
+def _traces(generations: list[Generation]) -> list[tuple[list[int], list[int], list[int]]]:
+    return [(g.token_ids, g.exit_layers, g.head_rows) for g in generations]
+
+
+_SQL_TOLERANCE = 1e-3
+"""Absolute and relative: signals are computed from the same states in another order."""
+_BORDERLINE = 0.05
+"""Share of tokens that may leave elsewhere, their scores being as good as equal to the threshold."""
+
+
+def replays(trial: Trial) -> Iterator[str]:
+    """Scores at every block asked, and where tokens leave, over a probe of the same states."""
+    score_sql, asked = trial.parts.score_sql(trial.n_blocks), trial.asked
+    if score_sql is None or not asked:
+        return
+    rule = trial.parts.exit_layer_sql(trial.n_blocks, MAX_NEW_TOKENS, score_sql)
+    keys = [f"{row:03}" for row in range(len(ANSWERS))]
+    with in_memory() as connection:
+        connection.register("probe", probe_table(trial.checkpoint, keys, ANSWERED, ANSWERS))
+        try:
+            rows = connection.execute(
+                f"SELECT list_transform({asked}::INTEGER[], lambda l: ({score_sql})::FLOAT), {rule} "
+                "FROM probe ORDER BY doc_key, position"
+            ).fetchall()
+        except duckdb.Error as error:
+            told = str(error).partition("\n")[0]
+            yield f"score_sql() = {score_sql!r} cannot be computed over a probe: {told}"
+            return
+    scores_LN, _ = trial.scored(trial.parts)
+    for place, block in enumerate(asked):
+        said_N = torch.tensor([float("nan") if row[0][place] is None else row[0][place] for row in rows])
+        wrong_N = ~torch.isclose(said_N, scores_LN[block - 1], rtol=_SQL_TOLERANCE, atol=_SQL_TOLERANCE)
+        if bool(wrong_N.any()):
+            at = int(wrong_N.int().argmax())
+            yield (
+                f"score_sql() = {score_sql!r} is not what score() returns: at block {block} {float(said_N[at]):.4g} "
+                f"in SQL and {float(scores_LN[block - 1, at]):.4g} by the gate, {int(wrong_N.sum())} of "
+                f"{len(said_N)} tokens differ"
+            )
+            return
+    elsewhere_N = torch.tensor([row[1] for row in rows]) != exit_layers(trial, trial.parts, scores_LN)
+    if float(elsewhere_N.double().mean()) > _BORDERLINE:
+        differ = f"{int(elsewhere_N.sum())} of {len(rows)} tokens leave elsewhere"
+        yield f"the threshold's sql() is not its value(): {differ}"

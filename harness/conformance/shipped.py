@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from exitbench.errors import UserError
-from exitbench.harness.conformance.verdict import checks_version
+from exitbench.harness.conformance import checks_version
 
 FILE: Final = Path(__file__).with_name("shipped.toml")
 

@@ -9,7 +9,7 @@ from exitbench.errors import UserError, told
 from exitbench.harness.engine.checkpoints.encoder_loading import load_encoder
 from exitbench.harness.engine.checkpoints.tokenizer_files import check_vocabulary, load_tokenizer
 from exitbench.harness.engine.encoders.model import EncoderClassifier, OffRamps, why_not
-from exitbench.harness.inspecting.stored import Stored, read_stored
+from exitbench.harness.inspecting.parameters import Stored, read_stored
 from exitbench.methods.registry import get_method, method_names
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from exitbench.harness.conformance.verdict import Verdict
+from exitbench.harness.conformance import Verdict
 from exitbench.harness.engine.checkpoints.exit_head_files import read_exit_blocks
 from exitbench.harness.planning.kept_verdicts import Setting, known_verdicts, verdicts
 from exitbench.harness.planning.plan import Group, Plan

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from exitbench.harness.cells.cell import MethodRef
+from exitbench.harness.conformance import Verdict, checks_version
 from exitbench.harness.conformance.process import examine_apart
 from exitbench.harness.conformance.shipped import conforming_sources
-from exitbench.harness.conformance.verdict import Verdict, checks_version
 from exitbench.methods.registry import get_method, syntax_sha256
 from exitbench.results.files.formats import canonical_json, content_id
 

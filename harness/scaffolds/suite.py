@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
-from exitbench.harness.scaffolds.files import filled
+from exitbench.harness.scaffolds import filled
 from exitbench.harness.work.base import Work
 from exitbench.methods.base import Method
 from exitbench.methods.registry import get_method, method_names

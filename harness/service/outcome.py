@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # `exitbench report`, which says what is broken, loads no tor
     from exitbench.harness.planning.plan import Plan
     from exitbench.harness.service.options import RunOptions
     from exitbench.harness.service.running import SuiteRun
-    from exitbench.reports.summary import ReportSummary
+    from exitbench.reports import ReportSummary
 
 EXAMPLE_QUERY = "SELECT model, task_label, method, params, round(value, 1) AS value FROM frontier ORDER BY ALL"
 LEFT_OUT_QUERY = """
@@ -78,7 +78,7 @@ def _print_results(runs: Runs, plan: Plan, *, every_setting: bool) -> None:
 
 
 def _gist(path: Path, plan: Plan) -> list[str]:
-    from exitbench.reports.tables.gist import gist_lines
+    from exitbench.reports.tables.text import gist_lines
     from exitbench.results.database.connection import open_database
 
     with open_database(path) as database:

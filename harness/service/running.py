@@ -191,7 +191,7 @@ class _Standing:
 
     def tell(self) -> None:
         """Look into the database and say what is new; nothing where somebody else has it open."""
-        from exitbench.reports.tables.gist import best_so_far
+        from exitbench.reports.tables.text import best_so_far
         from exitbench.results.database.connection import open_database
 
         try:

@@ -28,7 +28,7 @@ from exitbench.harness.service.failures import failure_lines
 from exitbench.harness.service.folders import Runs
 from exitbench.harness.service.options import RunOptions
 from exitbench.harness.service.running import run_suite
-from exitbench.reports.tables.gist import conclusion
+from exitbench.reports.tables.text import conclusion
 from exitbench.results.database.connection import open_database
 from exitbench.results.files.atomic import write_whole_file
 from exitbench.terminal import number_of, tell, visible

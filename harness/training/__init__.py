@@ -1,8 +1,7 @@
 """Training of the models that the shipped suites measure: recipes in, Hugging Face checkpoints out."""
 
-from exitbench.harness.training.parallel import ensure_all_trained
 from exitbench.harness.training.recipe import Recipe, load_recipe, recipe_names, recipe_path
-from exitbench.harness.training.store import ensure_trained, find_trained
+from exitbench.harness.training.store import ensure_all_trained, ensure_trained, find_trained
 
 __all__ = [
     "Recipe",

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from exitbench.errors import UserError
-from exitbench.harness.training.objectives.losses import IGNORED
+from exitbench.harness.training.losses import IGNORED
 from exitbench.harness.training.recipe import DataSource, Recipe, TokenizerRecipe
 from exitbench.tasks import builtin
 from exitbench.tasks.base import ModelKind, Source

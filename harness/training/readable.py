@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from exitbench.errors import UserError
 from exitbench.harness.engine.hosted.read_out import noted_ending
-from exitbench.harness.training.objectives.losses import IGNORED
+from exitbench.harness.training.losses import IGNORED
 
 
 @dataclass(frozen=True)

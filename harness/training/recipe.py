@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from exitbench.errors import UserError, suggestion
 from exitbench.harness.reading.toml import Table
 from exitbench.tasks.base import ModelKind
-from exitbench.tasks.level import DEFAULT_LEVEL, LEVELS
+from exitbench.tasks.document import DEFAULT_LEVEL, LEVELS
 
 T = TypeVar("T")
 

@@ -1,4 +1,7 @@
-"""transformers' Trainer with our batches, objectives and log; interrupted, it goes on to the same weights."""
+"""transformers' Trainer with our batches, objectives, optimisers and log; interrupted, it goes on to the same weights.
+
+AdamW has rates of its own for embeddings and position tables; matrices learn by Muon if asked.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import json
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +20,119 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from exitbench.errors import UserError, is_out_of_memory
+from exitbench.harness.engine.encoders.families import FAMILIES
+from exitbench.harness.engine.encoders.stack import find_encoder_stack
 from exitbench.harness.training.data import Batch
-from exitbench.harness.training.objectives.objective import Objective
-from exitbench.harness.training.optimizers import make_optimizer
+from exitbench.harness.training.objectives import Objective
+from exitbench.harness.training.readable import decoder_blocks
 from exitbench.harness.training.recipe import OptimisationRecipe
-from exitbench.harness.training.shared_blocks import SharedBlocks
+
+
+class Together(torch.optim.Optimizer):
+    """Several optimisers over different parameters, stepped, scheduled and saved as one."""
+
+    def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        self.optimizers = optimizers
+        super().__init__([p for o in optimizers for group in o.param_groups for p in group["params"]], {})
+        self._share_groups()
+
+    def _share_groups(self) -> None:
+        """Let schedulers write into the optimisers' own groups."""
+        self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Step each."""
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of all, in order."""
+        return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        for optimizer, state in zip(self.optimizers, state_dict["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        self._share_groups()
+
+
+def make_optimizer(model: nn.Module, settings: OptimisationRecipe) -> torch.optim.Optimizer:
+    """The optimiser of all parameters that learn; weight decay for matrices only."""
+    embeddings: list[nn.Parameter] = []
+    positions: list[nn.Parameter] = []
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    embedding = model.get_input_embeddings().weight  # type: ignore[operator]
+    # Rows that are looked up or chosen, one a token or a position: orthogonalised as a whole, they would be mixed.
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    if head is not None:  # a classifier has none
+        tables.add(id(head.weight))
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if parameter is embedding:
+            embeddings.append(parameter)
+        elif "relative_attention_bias" in name:  # one row a bucket: a look-up, not a matrix that maps states
+            positions.append(parameter)
+        elif id(parameter) in tables and settings.optimizer == "muon":
+            others.append(parameter)
+        else:
+            (matrices if parameter.dim() == 2 else others).append(parameter)
+    rate = settings.learning_rate
+    groups: list[dict[str, Any]] = [
+        {"params": embeddings, "lr": rate * settings.embedding_learning_rate_factor, "weight_decay": 0.0},
+        {"params": positions, "lr": rate * settings.position_learning_rate_factor, "weight_decay": 0.0},
+        {"params": others, "lr": rate, "weight_decay": 0.0},
+    ]
+    muon: list[torch.optim.Optimizer] = []
+    if settings.optimizer == "muon":
+        lr, decay = settings.muon_learning_rate, settings.weight_decay
+        muon.append(torch.optim.Muon(matrices, lr=lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
+    else:
+        groups.append({"params": matrices, "lr": rate, "weight_decay": settings.weight_decay})
+    known = [group for group in groups if group["params"]]
+    return Together([torch.optim.AdamW(known, betas=(0.9, settings.adam_beta2), fused=True), *muon])
+
+
+class SharedBlocks:
+    """Blocks 2..L as one: the gradients of all go into block 2, and its weights into the others.
+
+    Block 1 stays apart: it reads embeddings, and a T5's has the table of relative positions.
+
+    Used for the first steps, as in a Universal Transformer: what one block learns, such as to find a fact again, all
+    later ones can do with what it found. Many hops come of one (Dehghani et al. 2019; Saunshi et al. 2024).
+    """
+
+    def __init__(self, model: Any) -> None:
+        blocks = [list(block.parameters()) for block in _blocks(model)[1:]]
+        if len({tuple(p.shape for p in block) for block in blocks}) != 1:
+            raise UserError("shared_steps: the blocks from the second on have different shapes.")
+        self.groups: list[tuple[nn.Parameter, ...]] = list(zip(*blocks, strict=True))
+
+    @torch.no_grad()
+    def gather_gradients(self) -> None:
+        """Sum up the blocks' gradients in block 2; the others are left without, so that no optimiser moves them."""
+        for first, *others in self.groups:
+            found: list[Tensor] = [p.grad for p in (first, *others) if p.grad is not None]
+            first.grad = torch.stack(found).sum(0) if found else None
+            for other in others:
+                other.grad = None
+
+    @torch.no_grad()
+    def spread_weights(self) -> None:
+        """Give all blocks the weights of block 2."""
+        for first, *others in self.groups:
+            for other in others:
+                other.copy_(first)
+
+
+def _blocks(model: Any) -> Sequence[nn.Module]:
+    """Blocks of a decoder, or of an encoder without one."""
+    if model.config.model_type in FAMILIES:
+        return find_encoder_stack(model).modules
+    return list(decoder_blocks(model))
+
 
 LOG_POINTS = 100
 EXTRAS = "early_exit"

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from exitbench.reports.answers.recommended import recommended
+from exitbench.reports.front.cards import DEFAULT_PERCENT
 from exitbench.results.analysis.traces import TracedRun, traced_runs
 from exitbench.results.database.connection import Database
 
@@ -168,3 +168,16 @@ def _spread(group: Group, depths: Mapping[str, float], documents: int) -> Group:
     ranked = sorted(range(len(group.keys)), key=lambda index: (depths.get(group.keys[index], 0.0), group.keys[index]))
     last, steps = len(ranked) - 1, max(1, documents - 1)
     return replace(group, shown=tuple(sorted({ranked[round(step * last / steps)] for step in range(documents)})))
+
+
+_FASTEST: Final = """
+    SELECT attempt_id FROM pareto
+    WHERE NOT is_static AND confirmed_percent <= ? AND coalesce(next_percent > ?, true)
+    ORDER BY confirming_speedup DESC, attempt_id
+"""
+
+
+def recommended(database: Database, percent: float = DEFAULT_PERCENT) -> list[str]:
+    """Return attempts of settings that are chosen and confirmed at this allowed loss, the fastest first."""
+    found: list[str] = database.query(_FASTEST, [percent, percent])["attempt_id"].to_pylist()
+    return found

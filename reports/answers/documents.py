@@ -5,11 +5,15 @@ documents (`reports.answers.packing`). The index is JSON, compressed, and says w
 unpacks only what is looked at.
 """
 
+import contextlib
 import gzip
+import hashlib
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,15 +22,34 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from exitbench import reports
 from exitbench.reports.answers.document_choice import BUDGET_BYTES, Group, choose
-from exitbench.reports.answers.kept import kept_packs, shown_by
-from exitbench.reports.answers.packing import none_of, pack, planes_for, probabilities, quantised
-from exitbench.reports.answers.scores import document_scores, ranks
-from exitbench.reports.answers.whole_texts import packed_texts
+from exitbench.reports.answers.packing import (
+    document_scores,
+    none_of,
+    pack,
+    planes_for,
+    probabilities,
+    quantised,
+    ranks,
+)
 from exitbench.reports.labels import describe, labels, setting
 from exitbench.reports.plotting.exit_colours import shades
-from exitbench.results.analysis.traces import TracedRun, answers, probed, read_once, scored, spelled, tokens
+from exitbench.results import analysis
+from exitbench.results.analysis.traces import (
+    TracedRun,
+    answers,
+    classified,
+    content_digests,
+    probed,
+    read_once,
+    scored,
+    spelled,
+    tokens,
+)
 from exitbench.results.database.connection import Database
+from exitbench.results.files.atomic import write_whole_file
+from exitbench.results.files.formats import content_id, sources_sha256
 
 Ints = NDArray[np.int64]
 
@@ -230,3 +253,180 @@ def _scores(rows: pa.Table, probe: pa.Table, blocks: int) -> tuple[NDArray[np.ui
     if rows.select(["doc_key", "position"]) != probe.select(["doc_key", "position"]):
         return quantised(np.full(probe.num_rows * blocks, np.nan), 1)
     return quantised(rows["score"].combine_chunks().flatten().to_numpy(), 1)
+
+
+_PLANES: Final = 2
+_ASKED: Final = 1
+_LEFT: Final = 2
+"""What the column ``asked`` says of a run, a text and a block; 0 where it was not asked."""
+
+
+def packed_texts(database: Database, group: Group) -> bytes:
+    """Return the pack of a group of an encoder's runs."""
+    attempts, keys, blocks = [run.attempt_id for run in group.runs], group.shown_keys, group.runs[0].blocks
+    own, said = (_in_order(rows(database, attempts, keys), attempts, keys) for rows in (tokens, answers))
+    asked = classified(database, attempts, keys)
+    is_number = bool(asked.num_rows) and asked["label_id"].null_count == asked.num_rows
+    spelled, inputs, golds = said["output_text"].to_pylist(), _by_key(said, "input_text"), _by_key(said, "gold_text")
+    names = sorted(set(spelled)) if is_number else _labels(said, asked, golds)
+    places = [names.index(text) for text in spelled] if is_number else own["token_id"].to_numpy()
+    n, at = len(keys) * blocks, _places(asked, keys, blocks)
+    run_at = ranks(asked["attempt_id"], attempts) * n + at
+    value, value_range = quantised(_at(n, at, asked["prediction" if is_number else "probability"]), _PLANES)
+    scores = _at(len(attempts) * n, run_at, asked["score"]).reshape(len(attempts), n)
+    by_run = [quantised(row, _PLANES) for row in scores]
+    was_asked = np.zeros(len(attempts) * n, dtype=np.uint8)
+    was_asked[run_at] = np.where(asked["exited"].to_numpy(), _LEFT, _ASKED)
+    reasons = sorted(pc.unique(own["reason"]).to_pylist())
+    metric, of_documents = document_scores(said, attempts, keys)
+    header: dict[str, Any] = {
+        "texts": [_short(name) for name in names] if is_number else names,
+        "inputs": [inputs.get(key) for key in keys],
+        "golds": [_short(golds[key]) if is_number and key in golds else golds.get(key) for key in keys],
+        "is_number": is_number,
+        "reasons": reasons,
+        "metric": metric,
+        "value_range": value_range,
+        "score_range": [ends for _, ends in by_run],
+    }
+    label_planes = planes_for(len(names))
+    labels = np.full(n, none_of(label_planes), dtype=np.int64)
+    if not is_number:
+        labels[at] = asked["label_id"].to_numpy()
+    answered = np.zeros(len(attempts) * len(keys), dtype=np.uint8)
+    answered[ranks(own["attempt_id"], attempts) * len(keys) + ranks(own["doc_key"], keys)] = 1
+    columns = {
+        "length": (answered, 1),
+        "token": (places, label_planes),
+        "exit": (own["exit_layer"].to_numpy(), 1),
+        "reason": (ranks(own["reason"], reasons), 1),
+        "document_score": (of_documents, 2),
+        "label": (labels, label_planes),
+        "value": (value, _PLANES),
+        "asked": (was_asked, 1),
+        "score": (np.concatenate([steps for steps, _ in by_run]), _PLANES),
+        "probed": (np.zeros(len(keys), dtype=np.uint8), 1),
+    }
+    return pack(header, columns)
+
+
+def _in_order(rows: pa.Table, attempts: Sequence[str], keys: Sequence[str]) -> pa.Table:
+    """Rows by run and document, as the page walks through them."""
+    return rows.take(np.lexsort((ranks(rows["doc_key"], keys), ranks(rows["attempt_id"], attempts))))
+
+
+def _labels(said: pa.Table, asked: pa.Table, golds: Mapping[str, str]) -> list[str]:
+    """Names of labels by their place among the task's; of one that nobody gave, or that was left out, its number."""
+    known = {
+        ids[0]: text
+        for ids, text in zip(said["output_ids"].to_pylist(), said["output_text"].to_pylist(), strict=True)
+        if ids
+    }
+    for key, gold in zip(asked["doc_key"].to_pylist(), asked["gold"].to_pylist(), strict=True):
+        if key in golds:
+            known[int(gold)] = golds[key]
+    most = max((*known, pc.max(asked["label_id"]).as_py() or 0), default=0)
+    return [known.get(place) or f"label {place}" for place in range(most + 1)]
+
+
+def _by_key(said: pa.Table, name: str) -> dict[str, str]:
+    """What full depth's answers have of each document."""
+    pairs = zip(said["doc_key"].to_pylist(), said[name].to_pylist(), strict=True)
+    return {key: text for key, text in pairs if text is not None}
+
+
+def _places(asked: pa.Table, keys: Sequence[str], blocks: int) -> NDArray[np.int64]:
+    """Where a document's block stands, [rows]."""
+    block_N: NDArray[np.int64] = asked["block"].to_numpy().astype(np.int64)
+    return ranks(asked["doc_key"], keys) * blocks + block_N - 1
+
+
+def _at(n: int, at: NDArray[np.int64], column: pa.ChunkedArray) -> NDArray[np.float64]:
+    """The column's values at their places, NaN elsewhere."""
+    values = np.full(n, np.nan)
+    values[at] = column.to_numpy()
+    return values
+
+
+def _short(number: str) -> str:
+    """A number that a regression answered, as people read it."""
+    return f"{float(number):.4g}" if number else "left out"
+
+
+_MAKES: Final = ("duckdb", "numpy", "pyarrow")
+_NAME: Final = re.compile("[0-9a-f]{64}")
+_DIGEST_BYTES: Final = hashlib.sha256().digest_size
+
+
+def kept_packs(
+    folder: Path, database: Database, groups: Sequence[Group], make: Callable[[Group], bytes]
+) -> list[bytes]:
+    """Return the pack of each group, as it was made before or made now; the folder is left with these alone.
+
+    Each is named after all that it is made from. One that is damaged is made again.
+
+    Args:
+        folder: Where they lie; made where it does not exist, and nobody else's files in it are touched.
+        database: An open database.
+        groups: All of a page.
+        make: Reads a group's rows and packs them.
+    """
+    names = _names(database, groups)
+    packs = [
+        _read(folder / name) or _made(folder / name, make(group)) for name, group in zip(names, groups, strict=True)
+    ]
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if _NAME.fullmatch(path.name) and path.name not in names:
+                path.unlink(missing_ok=True)
+    return packs
+
+
+def _made(path: Path, pack: bytes) -> bytes:
+    with contextlib.suppress(OSError):  # it is made again then
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole_file(path, hashlib.sha256(pack).digest() + pack)
+    return pack
+
+
+def _read(path: Path) -> bytes | None:
+    """Return what was written; nothing where it is not whole."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    pack = content[_DIGEST_BYTES:]
+    return pack if hashlib.sha256(pack).digest() == content[:_DIGEST_BYTES] else None
+
+
+def _names(database: Database, groups: Sequence[Group]) -> list[str]:
+    digests = content_digests(database, *shown_by(groups))
+    return [content_id([_code(), _asked(group), _contents(group, digests)]) for group in groups]
+
+
+def shown_by(groups: Sequence[Group]) -> tuple[set[str], set[str]]:
+    """Return the attempts and the documents whose rows are packed for a page."""
+    attempts = {attempt for group in groups for run in group.runs for attempt in _attempts(run)}
+    return attempts, {key for group in groups for key in group.shown_keys}
+
+
+def _attempts(run: TracedRun) -> list[str]:
+    """Return the attempts whose rows are packed for a run."""
+    own = (run.attempt_id, run.probe_attempt_id, run.scores_attempt_id)
+    return [attempt for attempt in own if attempt is not None]
+
+
+def _asked(group: Group) -> object:
+    return [group.shown_keys, [(_attempts(run), run.scores_attempt_id, run.blocks) for run in group.runs]]
+
+
+def _contents(group: Group, digests: Mapping[str, list[str]]) -> object:
+    """Return digests of what a group's pack is made from: rows of its attempts, and how its tokens are spelled."""
+    of = [group.runs[0].tokenizer_sha256, *(attempt for run in group.runs for attempt in _attempts(run))]
+    return [digests.get(one, []) for one in of]
+
+
+@cache
+def _code() -> str:
+    """Digest of all that reads and packs."""
+    return content_id([sources_sha256(reports), sources_sha256(analysis), *(version(name) for name in _MAKES)])

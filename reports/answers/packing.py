@@ -7,10 +7,12 @@ Planes lie apart because the upper ones hardly vary, which compresses well.
 
 import gzip
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
 
 _LEVEL: Final = 6
@@ -59,3 +61,28 @@ def quantised(values: ArrayLike, planes: int) -> tuple[NDArray[np.uint32], list[
 def probabilities(values: ArrayLike) -> NDArray[np.uint32]:
     """Return probabilities in steps of 1/255: an error of at most 1/510."""
     return np.rint(np.clip(np.nan_to_num(np.asarray(values, dtype=np.float64)), 0, 1) * 255).astype(np.uint32)
+
+
+_HUNDREDTHS: Final = 100
+
+
+def ranks(column: pa.ChunkedArray, values: Sequence[str]) -> NDArray[np.int64]:
+    """Return the place of each entry among `values`."""
+    return np.asarray(pc.index_in(column, pa.array(values, pa.string())), dtype=np.int64)
+
+
+def document_scores(
+    said: pa.Table, attempts: Sequence[str], keys: Sequence[str]
+) -> tuple[str | None, NDArray[np.uint32]]:
+    """Return the task's first metric, and its value in hundredths for each run and document."""
+    scores = np.full((len(attempts), len(keys)), none_of(2), dtype=np.uint32)
+    metric = None
+    rows = zip(
+        ranks(said["attempt_id"], attempts), ranks(said["doc_key"], keys), said["scores"].to_pylist(), strict=True
+    )
+    for run, document, text in rows:
+        values = json.loads(text)
+        metric = metric or next(iter(values), None)
+        if metric is not None and isinstance(values.get(metric), int | float):
+            scores[run, document] = min(max(round(values[metric] * _HUNDREDTHS), 0), none_of(2) - 1)
+    return metric, scores

@@ -18,19 +18,16 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from exitbench.reports.claims import VERDICTS, Verdict
+from exitbench.reports.claims import HEADINGS, VERDICTS, Verdict, by_kind
 from exitbench.reports.claims.claim import CONSISTENCY
-from exitbench.reports.claims.words import HEADINGS, by_kind
-from exitbench.reports.drawing import DrawnFigure
-from exitbench.reports.drawn import PAGE
+from exitbench.reports.drawing import PAGE, DrawnFigure
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.front import cards, findings, title, words
+from exitbench.reports.front import cards, words
 from exitbench.reports.labels import labels, setting
 from exitbench.reports.material import Material
-from exitbench.reports.plotting.style import DOUBLE_INCHES, SINGLE_INCHES, series_styles
-from exitbench.reports.plotting.svg import data_uri, size_of
+from exitbench.reports.plotting.style import DOUBLE_INCHES, SINGLE_INCHES, data_uri, series_styles, size_of
 from exitbench.reports.registry import PAPERS, SECTIONS, Source
-from exitbench.reports.tables.filled import FilledTable
+from exitbench.reports.tables.columns import FilledTable
 
 _HERE: Final = Path(__file__).parent
 _STYLES: Final = (
@@ -105,7 +102,7 @@ class Section:
     @property
     def commands(self) -> tuple[str, ...]:
         """What is to be run for what is missing: the first command that each names."""
-        found = (_COMMAND.search(source.module.EMPTY) for source in self.missing)
+        found = (_COMMAND.search(source.empty) for source in self.missing)
         return tuple(dict.fromkeys(command[1] for command in found if command))
 
 
@@ -231,9 +228,9 @@ def _front(material: Material) -> dict[str, Any]:
     names, exports = labels(results), {row["cell_id"]: row for row in material.front.exports}
     calibrations = material.rows("calibrations")
     return {
-        "facts": title.facts(material.front.runs, results),
-        "warning": title.warning(material.front.runs),
-        "findings_line": findings.line(material.rows("qc")),
+        "facts": words.facts(material.front.runs, results),
+        "warning": words.data_warning(material.front.runs),
+        "findings_line": cards.findings_line(material.rows("qc")),
         "cards": [words.shown(card, names, exports, calibrations) for card in cards.cards(results)],
         "default_percent": cards.DEFAULT_PERCENT,
         "most_percent": cards.MOST_PERCENT,

@@ -15,15 +15,19 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import OTHER_LENGTH, shorten
 from exitbench.reports.plotting.style import (
+    COLOURS,
     DOUBLE_INCHES,
+    LIGHT,
     MUTED,
     SINGLE_INCHES,
     SMALL_POINTS,
     TALLEST_INCHES,
     ReportFigure,
     SeriesStyle,
+    save,
+    theme,
 )
-from exitbench.terminal import told_apart
+from exitbench.terminal import told_apart, visible
 
 Interval = tuple[float | None, float | None]  # (low, high); None where no interval was measured
 
@@ -44,9 +48,8 @@ _PANEL_ROOM = TALLEST_INCHES - _LEGEND_INCHES
 MOST_PANELS: Final = 24
 """More panels fit no page; a figure draws as many and says so."""
 LENGTH_NOTE = (
-    f"{OTHER_LENGTH} marks answers more than 5 % shorter or longer than full depth's; a dotted line leads from "
-    "there to the "
-    "speed-up per token, of decoding alone: who stops earlier is not faster."
+    f"{OTHER_LENGTH} marks answers more than 5 % shorter or longer than full depth's; a dotted line leads from there "
+    "to the speed-up per token, of decoding alone: who stops earlier is not faster."
 )
 """What `draw_lengths` shows."""
 FLOOR_NOTE = "The grey bar behind a point is full depth timed against itself in the same session (its A/A noise floor)"
@@ -265,3 +268,58 @@ def draw_published(
 def published_entry() -> Line2D:
     """Return the legend's entry for published values."""
     return Line2D([], [], color=MUTED, linestyle=":", marker="x", label="published")
+
+
+_MARKERS = 8  # a line: enough to tell it in grey print, too few to hide it
+
+
+def draw_by_step(axes: Axes, frame: Frame, style: SeriesStyle) -> None:
+    """Draw one line; frame: value by step, in the order of steps."""
+    axes.plot(
+        frame.values("step"),
+        frame.values("value"),
+        color=style.colour,
+        marker=style.marker,
+        markersize=4,
+        markevery=max(1, len(frame.rows) // _MARKERS),
+        linewidth=1,
+    )
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    axes.set_xlabel("optimisation step")
+
+
+_INCHES: Final = 2.4
+
+
+def sweep_picture(
+    title: str,
+    thresholds: Sequence[float],
+    mean_exit_layers: Sequence[float],
+    token_matches: Sequence[float],
+    n_blocks: int,
+    kind: str,
+) -> bytes:
+    """Return the picture of a sweep.
+
+    Args:
+        title: What was replayed.
+        thresholds: In any order.
+        mean_exit_layers: At each of them, 1..n_blocks.
+        token_matches: At each of them, the share of tokens that full depth emits too.
+        n_blocks: Decoder blocks, L.
+        kind: Of the file: pdf, png or svg.
+    """
+    order = sorted(range(len(thresholds)), key=lambda index: thresholds[index])
+    x, depths, matches = (
+        [values[index] for index in order] for values in (thresholds, mean_exit_layers, token_matches)
+    )
+    with theme(LIGHT):
+        figure = Figure(figsize=(DOUBLE_INCHES, _INCHES), layout="constrained")
+        by_threshold, trade = figure.subplots(1, 2)
+        by_threshold.plot(x, depths, color=COLOURS[0], marker="o" if len(x) < 30 else "", markersize=3)
+        by_threshold.set(xlabel="threshold", ylabel=f"mean exit layer (of {n_blocks})", ylim=(0, n_blocks * 1.05))
+        trade.plot(depths, matches, color=COLOURS[1], marker="o" if len(x) < 30 else ".", markersize=3)
+        trade.set(xlabel=f"mean exit layer (of {n_blocks})", ylabel="tokens as full depth")
+        trade.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+        figure.suptitle(f"{visible(title)} (simulated)")
+        return save(figure, kind)

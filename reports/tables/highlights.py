@@ -15,8 +15,7 @@ CAPTION = (
     "depth's quality, or else the one that loses least. Δ, the difference to full depth paired by document, and the "
     "speed-up are of the other documents. Brackets are 95 % intervals. The speed-up is of whole requests (≈: full "
     f"depth timed against itself varies as much; {OTHER_LENGTH}: answers are more than 5 % shorter or longer than full "
-    "depth's). "
-    "Tokens = full: the share of full depth's tokens that the method has at the same position."
+    "depth's). Tokens = full: the share of full depth's tokens that the method has at the same position."
 )
 EMPTY = "Nothing timed: add `timing` to the kinds of a suite, or run `nox -s bench`."
 

@@ -12,10 +12,9 @@ CAPTION = (
     "interval over documents, where these differ, and (standard deviation) over the class's tokens. Length: tokens of "
     "a document. Growing: share of tokens whose s strictly increases at every block, and at every block after a sixth "
     "or a third of all (rounded, in brackets); nearly growing: s falls by no more than 0.01 in all, which rounding may "
-    "do. Table 1 of the Monotonic Early Exiting paper, whose rows stand below "
-    "ours, without intervals, counts 0 where no block is similar, which biases first similar down, measures length in "
-    "characters, reads forced reference tokens (at most 30), and takes the top and bottom 1,000 examples by their best "
-    "or worst prefix."
+    "do. Table 1 of the Monotonic Early Exiting paper, whose rows stand below ours, without intervals, counts 0 where "
+    "no block is similar, which biases first similar down, measures length in characters, reads forced reference "
+    "tokens (at most 30), and takes the top and bottom 1,000 examples by their best or worst prefix."
 )
 EMPTY = "No data yet: run `nox -s paper -- mee`, or any suite with `probe` cells of models with trained weights."
 

@@ -1,6 +1,6 @@
 """One token read out of every part of every block (Table 12 of the natural-capability paper)."""
 
-from exitbench.reports.figures.natcap.natcap_parts import EMPTY
+from exitbench.reports.figures.natcap import EMPTY
 from exitbench.reports.tables.columns import number, text
 
 __all__ = ["CAPTION", "COLUMNS", "EMPTY", "TITLE"]

@@ -1,6 +1,6 @@
 """What the ideal exit saves in wall time (Table 4 of the natural-capability paper)."""
 
-from exitbench.reports.figures.natcap.natcap_parts import EMPTY
+from exitbench.reports.figures.natcap import EMPTY
 from exitbench.reports.frame import Row
 from exitbench.reports.labels import NOT_MEASURABLE
 from exitbench.reports.tables.columns import (

@@ -1,6 +1,6 @@
 """Ideal exits by task and model (Tables 1, 2, 3, 7, 8 and 10 of the natural-capability paper)."""
 
-from exitbench.reports.figures.natcap.natcap_parts import EMPTY
+from exitbench.reports.figures.natcap import EMPTY
 from exitbench.reports.frame import Row
 from exitbench.reports.tables.columns import Cell, Column, number, text, with_interval
 

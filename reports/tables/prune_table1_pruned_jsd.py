@@ -1,7 +1,7 @@
 """The contrastive gate over pruned heads, averaged over first blocks asked (PRUNE table 1)."""
 
+from exitbench.reports.figures.prune import EMPTY, STAND_INS, trained_as
 from exitbench.reports.figures.prune.prune_fig10_11_pruned_jsd import HEADS
-from exitbench.reports.figures.prune.prune_parts import EMPTY, STAND_INS, trained_as
 from exitbench.reports.frame import Row
 from exitbench.reports.tables.columns import ABSENT, Cell, Column, number, text
 

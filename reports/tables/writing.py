@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import ceil
 from typing import Final
 
-from exitbench.reports.tables.columns import Cell
-from exitbench.reports.tables.filled import FilledTable
+from exitbench.reports.tables.columns import Cell, FilledTable
 from exitbench.terminal import visible
 
 _LATEX: Final[Mapping[str, str]] = {

@@ -4,7 +4,6 @@ They need no network and no licence, have the fields of the real data sets, and 
 from token to token: what a word depends on is known (see `words.Kind`).
 """
 
-from exitbench.tasks.builtin.corpus import TASKS, TEXT_TASKS, documents
-from exitbench.tasks.builtin.tokenizer import build_tokenizer, vocabulary
+from exitbench.tasks.builtin.corpus import TASKS, TEXT_TASKS, build_tokenizer, documents, vocabulary
 
 __all__ = ["TASKS", "TEXT_TASKS", "build_tokenizer", "documents", "vocabulary"]

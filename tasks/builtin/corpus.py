@@ -2,25 +2,90 @@
 
 from collections.abc import Callable, Iterator
 from hashlib import sha256
-from itertools import islice
+from itertools import islice, pairwise
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from exitbench.errors import UserError, suggestion
-from exitbench.tasks.builtin.dialogues import dialogue
-from exitbench.tasks.builtin.draw import Draw
-from exitbench.tasks.builtin.moods import mood
-from exitbench.tasks.builtin.questions import exercise, question
-from exitbench.tasks.builtin.translation import translation
-from exitbench.tasks.builtin.words import Record
-from exitbench.tasks.document import Document
-from exitbench.tasks.level import DEFAULT_LEVEL, require_level
+from exitbench.tasks.builtin import dialogues, questions, translation
+from exitbench.tasks.builtin.dialogues import NUMBERS
+from exitbench.tasks.builtin.translation import MOODS
+from exitbench.tasks.builtin.words import Draw, Kind, Record
+from exitbench.tasks.document import DEFAULT_LEVEL, Document, require_level
+
+WELL = ("happy",)
+UNWELL = tuple(mood.en for mood in MOODS if mood.en not in WELL)
+
+KINDS_ASKED: dict[int, tuple[Kind, ...]] = {
+    1: ("copy", "hop1", "hop1"),
+    2: ("copy", "hop1", "hop2", "hop2", "hop3"),
+    3: ("copy", "hop2", "hop3", "hop4"),
+}
+"""By level; a kind as often as it is named."""
+
+
+def mood(draw: Draw, level: int) -> Record:
+    """Make one sentence with its label: 1 of who is well, 0 of who is not."""
+    kind = draw.one(KINDS_ASKED[level])
+    label = draw.chance(0.5)
+    hops = draw.one((1, level)) if kind == "copy" else int(kind[-1])
+    places = draw.some(range(len(NUMBERS)), len(NUMBERS))
+    words = [draw.one(NUMBERS) for _ in places]
+    for place, following in pairwise(places[:hops]):
+        words[place] = NUMBERS[following]
+    other = label if kind == "copy" else not label
+    for place, is_well in zip(places[hops - 1 :], (label, other, other, label), strict=False):
+        words[place] = draw.one(WELL if is_well else UNWELL)
+    sentence = f"{NUMBERS[places[0]]} : {' '.join(words)} ."
+    return Record({"sentence": sentence, "label": int(label)}, sentence, (kind,))
+
+
+PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
+# What the tasks' prompts add to the documents' own text.
+PROMPT_WORDS = frozenset({"question", "context", "summarize", "translate", "English", "to", "French", ":"})
+END_OF_LINE = "\n"
+
+
+def vocabulary() -> list[str]:
+    """Return all words, sorted; a word's token id is its position plus 3, after <pad>, </s> and <unk>."""
+    words = translation.words() | questions.words() | dialogues.words() | PROMPT_WORDS | {END_OF_LINE}
+    return sorted(words)
+
+
+def build_tokenizer() -> Tokenizer:
+    """Make the tokenizer: ids 0 <pad>, 1 </s>, 2 <unk>; every encoding ends with </s>.
+
+    Decoding an encoding gives the text back, for any text of the built-in data.
+    """
+    ids = {word: i for i, word in enumerate((PAD, EOS, UNK, *vocabulary()))}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNK))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(" ", "removed"),
+            pre_tokenizers.Split(END_OF_LINE, "isolated"),
+            pre_tokenizers.Punctuation("isolated"),
+        ]
+    )
+    # The decoder of WordPiece joins by spaces all that does not begin with its prefix, and here nothing does.
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.WordPiece(prefix="##", cleanup=False),
+            decoders.Fuse(),
+            decoders.Replace(f" {END_OF_LINE} ", END_OF_LINE),
+        ]
+    )
+    tokenizer.add_special_tokens([PAD, EOS, UNK])
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {EOS}", special_tokens=[(EOS, ids[EOS])])
+    return tokenizer
+
 
 MAKERS: dict[str, Callable[[Draw, int], Record]] = {
-    "squad": question,
-    "samsum": dialogue,
+    "squad": questions.question,
+    "samsum": dialogues.dialogue,
     "sst2": mood,
-    "wmt-en-fr": translation,
+    "wmt-en-fr": translation.translation,
 }
-TEACHING = {"train": {"squad": exercise}, "validation": {"squad": exercise}}
+TEACHING = {"train": {"squad": questions.exercise}, "validation": {"squad": questions.exercise}}
 """What a split makes otherwise: trainings validate on documents like those that they train on."""
 TASKS = tuple(sorted(MAKERS))
 """Names of the tasks that have generated data."""

@@ -1,10 +1,7 @@
 """Two people tell each other by chat where others go; the summary says where those end who are asked for."""
 
-from exitbench.tasks.builtin import facts
-from exitbench.tasks.builtin.draw import Draw
-from exitbench.tasks.builtin.facts import HOPS, draw_chains
-from exitbench.tasks.builtin.people import NAMES, is_woman
-from exitbench.tasks.builtin.words import Kind, Record, Words, kinds_of, split_all, text_of
+from exitbench.tasks.builtin.questions import HOPS, draw_chains, fact_words
+from exitbench.tasks.builtin.words import NAMES, Draw, Kind, Record, Words, is_woman, kinds_of, split_all, text_of
 
 NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight")
 FRUITS = ("apples", "lemons", "pears", "plums", "nuts", "eggs")
@@ -68,4 +65,4 @@ def _has(draw: Draw, speaker: str, level: int) -> tuple[str, Words]:
 def words() -> set[str]:
     """Return every word that a dialogue or summary can hold."""
     frame = ": I bring my have ate found one where do end ? brings her his has , ."
-    return facts.words() | split_all((*NAMES, *NUMBERS, *FRUITS, *ITEMS, frame))
+    return fact_words() | split_all((*NAMES, *NUMBERS, *FRUITS, *ITEMS, frame))

@@ -1,8 +1,9 @@
 """Kinds of target words: what each word of a generated answer depends on, and how many blocks that should take."""
 
-from collections.abc import Iterable, Mapping
+import random
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, TypeVar, get_args
 
 Kind = Literal[
     "frame",
@@ -71,3 +72,40 @@ def kinds_of(words: Words) -> tuple[Kind, ...]:
 def split_all(texts: Iterable[str]) -> set[str]:
     """Return the set of all words of some texts."""
     return {word for text in texts for word in text.split()}
+
+
+WOMEN = ("Anna", "Clara", "Eva", "Ida", "Julia", "Lena", "Maria", "Nora", "Olga", "Rosa", "Sofia", "Vera")
+MEN = ("Adam", "Ben", "David", "Emil", "Felix", "Hugo", "Ivan", "Karl", "Leo", "Oscar", "Paul", "Theo")
+NAMES = WOMEN + MEN
+
+
+def is_woman(name: str) -> bool:
+    """Tell a name's gender."""
+    return name in WOMEN
+
+
+T = TypeVar("T")
+
+
+class Draw:
+    """A seeded source of choices."""
+
+    def __init__(self, key: str) -> None:
+        """Start the sequence that belongs to a key."""
+        self._random = random.Random(key)
+
+    def chance(self, probability: float) -> bool:
+        """Return True with this probability."""
+        return self._random.random() < probability
+
+    def one(self, choices: Sequence[T]) -> T:
+        """Return one of the choices, each as likely as the others."""
+        return choices[int(self._random.random() * len(choices))]
+
+    def some(self, choices: Sequence[T], n: int) -> list[T]:
+        """Return n different choices in random order (Fisher-Yates); with n = len(choices), a shuffle."""
+        pool = list(choices)
+        for i in range(n):
+            j = i + int(self._random.random() * (len(pool) - i))
+            pool[i], pool[j] = pool[j], pool[i]
+        return pool[:n]

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from exitbench.tasks.squad.scoring import exact_match, token_f1
-from exitbench.tasks.summarisation.scoring import scorer
+from exitbench.tasks.squad import exact_match, token_f1
+from exitbench.tasks.summarisation import rouge_scorer
 
 
 def narrativeqa(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
     """Return token F1 and exact match by SQuAD's rules, 0..1, and ROUGE-L, 0..100: the best of the answers."""
     answers = [answer["text"] for answer in doc["answers"]]
-    rouge = max(scorer("rougeL").score(answer, results[0])["rougeL"].fmeasure for answer in answers)
+    rouge = max(rouge_scorer("rougeL").score(answer, results[0])["rougeL"].fmeasure for answer in answers)
     return {"f1": token_f1(results[0], answers), "em": exact_match(results[0], answers), "rougeL": 100 * rouge}

@@ -1,5 +1,7 @@
 """A task, group or tag of lm-eval as one of our tasks."""
 
+import base64
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,12 +11,10 @@ from typing import TYPE_CHECKING, Any, cast
 from exitbench.errors import UserError
 from exitbench.tasks.base import ModelKind, OutputType, Source, Task
 from exitbench.tasks.document import Document, DocumentScore, canonical_json
-from exitbench.tasks.lm_eval import scoring
-from exitbench.tasks.lm_eval.aggregation import FloatArray
+from exitbench.tasks.lm_eval import metrics
 from exitbench.tasks.lm_eval.configs import LeafConfig, generation_of, leaf_configs, lm_eval_version
 from exitbench.tasks.lm_eval.leaves import Chat, Leaf, leaves
-from exitbench.tasks.lm_eval.metrics import LmEvalMetric, metrics_of
-from exitbench.tasks.lm_eval.records import plain
+from exitbench.tasks.lm_eval.metrics import FloatArray, LmEvalMetric, metrics_of
 from exitbench.tasks.lm_eval.settings import PREFIX, LmEvalSettings
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class LmEvalTask(Task):
             UserError: The task runs what the model wrote and that was not confirmed.
         """
         self._require_confirmed(confirm_run_unsafe_code)
-        return scoring.evaluate(lm, self._asked(documents), tuple(self._metrics.values()), chat)
+        return metrics.evaluate(lm, self._asked(documents), tuple(self._metrics.values()), chat)
 
     def score_responses(
         self,
@@ -148,7 +148,7 @@ class LmEvalTask(Task):
             confirm_run_unsafe_code: As in `evaluate`.
         """
         self._require_confirmed(confirm_run_unsafe_code)
-        return scoring.score(self._asked(documents), responses, tuple(self._metrics.values()))
+        return metrics.score(self._asked(documents), responses, tuple(self._metrics.values()))
 
     def stored_responses(
         self, samples: Iterable[Mapping[str, Any]], choices: Iterable[Mapping[str, Any]]
@@ -274,7 +274,7 @@ class LmEvalTask(Task):
     def _same(self, doc: Document, output: str) -> DocumentScore:
         leaf, _ = self._leaf(doc)
         kind, ordinal = str(doc.fields["split"]), int(doc.fields["doc_id"])
-        made = [scoring.filtered(leaf, kind, ordinal, text) for text in (str(doc.fields["reference"]), output)]
+        made = [metrics.filtered(leaf, kind, ordinal, text) for text in (str(doc.fields["reference"]), output)]
         same = {
             metric.name: _ends(metric)[made[0][metric.filter] == made[1][metric.filter]]
             for metric in self._metrics.values()
@@ -343,3 +343,20 @@ def _part(leaf: Leaf, split: str) -> tuple[range, str]:
 
 
 __all__ = ["Chat", "LmEvalDocument", "LmEvalMetric", "LmEvalTask"]
+
+
+def plain(value: Any) -> Any:
+    """Return a record as JSON has it: what is no number is null, what has no form of its own is its text."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if hasattr(value, "tolist"):  # numpy's
+        return plain(value.tolist())
+    return str(value)

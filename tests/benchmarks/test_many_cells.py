@@ -28,7 +28,7 @@ from exitbench.harness.work.sharing import SharedPasses
 from exitbench.results.analysis.status import spool_status
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import TABLES
-from exitbench.tasks.builtin.tokenizer import build_tokenizer
+from exitbench.tasks.builtin.corpus import build_tokenizer
 
 THRESHOLDS, WORKED = 1_000, 50
 PLAN_S, STATUS_S, CELL_MS = 2.0, 1.0, 50.0

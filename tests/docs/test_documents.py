@@ -19,7 +19,7 @@ from exitbench.harness.cli import main as cli
 from exitbench.harness.conformance import examine
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
-from exitbench.reports import readme
+from exitbench.reports import documentation
 from exitbench.results.database.connection import open_database
 from exitbench.results.database.schema_doc import described_views, schema_markdown
 from exitbench.results.queries.cookbook import cookbook_markdown
@@ -135,13 +135,13 @@ def test_the_cookbook_is_up_to_date() -> None:
 
 
 def test_the_readmes_table_and_picture_are_made_from_its_data() -> None:
-    shown = f"<!-- results -->\n{readme.table(ROOT)}\n<!-- /results -->"
+    shown = f"<!-- results -->\n{documentation.readme_table(ROOT)}\n<!-- /results -->"
     assert shown in (ROOT / "README.md").read_text("utf-8"), "nox -s readme"
-    assert (ROOT / readme.PICTURE).read_bytes() == readme.picture(ROOT), "nox -s readme"
+    assert (ROOT / documentation.README_PICTURE).read_bytes() == documentation.readme_picture(ROOT), "nox -s readme"
 
 
 def test_the_readmes_results_are_of_cells_as_the_built_in_suite_has_them_today(tmp_path: Path) -> None:
     plan = make_plan(load_suite("builtin"), tmp_path / "spool", tmp_path / "models", None)
     today = {planned.item.cell.cell_id for group in plan.groups for planned in group.cells}
-    shown = {row["cell_id"] for row in json.loads((ROOT / readme.DATA).read_text())["highlights"]}
+    shown = {row["cell_id"] for row in json.loads((ROOT / documentation.README_DATA).read_text())["highlights"]}
     assert shown and shown <= today, "run `nox -s bench`, then `nox -s readme`"

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGene
 
 from exitbench.results.database.connection import open_database
 from exitbench.results.spool.attempts import read_attempt, read_status, scan_spool
-from exitbench.tasks.builtin.tokenizer import build_tokenizer
+from exitbench.tasks.builtin.corpus import build_tokenizer
 
 SUITE = """\
 schema = 1

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from exitbench.tasks import registry
-from exitbench.tasks.builtin.tokenizer import build_tokenizer
+from exitbench.tasks.builtin.corpus import build_tokenizer
 from exitbench.tasks.classification import ClassificationTask
 from exitbench.tasks.document import Document, DocumentScore
 

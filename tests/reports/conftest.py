@@ -1,6 +1,7 @@
 """Small databases, made by the same code that a benchmark uses: spool, ingest, views."""
 
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +12,15 @@ import duckdb
 import pytest
 from matplotlib.figure import Figure
 
+from exitbench.reports import ReportSummary
 from exitbench.reports.frame import Frame
 from exitbench.reports.plotting import style
 from exitbench.reports.registry import discover
 from exitbench.reports.render import write_report
-from exitbench.reports.summary import ReportSummary
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest
+
+sys.path.insert(0, str(Path(__file__).parent))  # `print_rules`
 
 
 @pytest.fixture(scope="session")

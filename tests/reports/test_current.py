@@ -8,9 +8,8 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from exitbench.reports import current, render
+from exitbench.reports import ReportSummary, current, render
 from exitbench.reports.current import NOTE, current_report
-from exitbench.reports.summary import ReportSummary
 
 Asked = Callable[..., tuple[bool, ReportSummary]]
 

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from exitbench.reports import drawing, figures
-from exitbench.reports.drawing import Drawings
-from exitbench.reports.drawn import Drawing
+from exitbench.reports.drawing import Drawing, Drawings
 from exitbench.reports.frame import Frame
 from exitbench.reports.registry import discover
 

@@ -18,8 +18,7 @@ from matplotlib.lines import Line2D
 
 from exitbench.reports import figures
 from exitbench.reports.figures.mee import mee_fig1_no_change
-from exitbench.reports.figures.ours import agreement, exit_histogram, frontier
-from exitbench.reports.figures.ours.frontier_parts import envelope
+from exitbench.reports.figures.ours import agreement, envelope, exit_histogram, frontier
 from exitbench.reports.frame import Frame
 from exitbench.reports.plotting.style import DARK, LIGHT, MUTED, series_styles, theme
 from exitbench.reports.registry import discover

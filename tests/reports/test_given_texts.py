@@ -10,7 +10,7 @@ import duckdb
 import pytest
 
 from exitbench.reports import figures, tables
-from exitbench.reports.claims.ledger import read_claims
+from exitbench.reports.claims.claim import read_claims
 from exitbench.reports.registry import discover
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.queries import query_names, saved_query

@@ -20,15 +20,14 @@ from xml.etree import ElementTree
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.reports import drawing, drawn, figures, render, tables
-from exitbench.reports.drawn import PAGE, note_of
+from exitbench.reports import ReportSummary, drawing, figures, render, tables
+from exitbench.reports.drawing import PAGE, digest, note_of
 from exitbench.reports.figures.mee import mee_fig1_no_change
 from exitbench.reports.frame import Frame
 from exitbench.reports.material import Material, read_material
 from exitbench.reports.plotting.style import LETTERS, LIGHT
 from exitbench.reports.registry import Source, discover
 from exitbench.reports.render import write_figures, write_report
-from exitbench.reports.summary import ReportSummary
 
 Rows = Callable[[Path, ModuleType, str], Frame]
 
@@ -284,7 +283,7 @@ def test_without_data_the_page_names_the_command_and_old_pictures_go(tmp_path: P
         for source in discover(package):
             if source.name not in ("failures", "qc"):  # none of these is no gap
                 command = r"`(nox -s (bench|paper -- \w+)|exitbench (run|train|annotate) .+?)`"
-                assert re.search(command, source.module.EMPTY), source.name
+                assert re.search(command, source.empty), source.name
 
 
 def test_a_figure_that_cannot_be_drawn_says_so_and_spoils_no_other(
@@ -427,10 +426,10 @@ def test_files_for_papers_are_drawn_where_asked_for_and_then_stay_those_of_the_p
 def test_other_rows_or_other_code_is_another_figure(small_rows: SmallRows, monkeypatch: pytest.MonkeyPatch) -> None:
     frame = small_rows(figures, "frontier")
     fewer, renamed = Frame(frame.columns, frame.rows[:-1]), Frame((*frame.columns, "more"), frame.rows)
-    digests = {drawn.digest("frontier", one) for one in (frame, fewer, renamed)} | {drawn.digest("other", frame)}
-    assert len(digests) == 4 and drawn.digest("frontier", frame) in digests
-    monkeypatch.setattr(drawn, "_code", lambda: "changed")
-    assert drawn.digest("frontier", frame) not in digests
+    digests = {drawing.digest("frontier", one) for one in (frame, fewer, renamed)} | {drawing.digest("other", frame)}
+    assert len(digests) == 4 and drawing.digest("frontier", frame) in digests
+    monkeypatch.setattr(drawing, "_code", lambda: "changed")
+    assert drawing.digest("frontier", frame) not in digests
 
 
 def test_who_reads_a_page_while_another_is_written_finds_its_own_pictures(
@@ -442,7 +441,7 @@ def test_who_reads_a_page_while_another_is_written_finds_its_own_pictures(
 
     pages = [pictures()]
     for version in ("b" * 64, "c" * 64):
-        of_rows = lambda name, frame, version=version: version if name == "frontier" else drawn.digest(name, frame)  # noqa: E731
+        of_rows = lambda name, frame, version=version: version if name == "frontier" else digest(name, frame)  # noqa: E731
         monkeypatch.setattr(drawing, "digest", of_rows)
         assert again()[0] == {"frontier"}
         pages.append(pictures())

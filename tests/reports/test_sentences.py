@@ -2,7 +2,7 @@
 
 import pytest
 
-from exitbench.reports.sentences import between, called, listed, percent, times
+from exitbench.reports.labels import between, called, listed, percent, times
 
 
 @pytest.mark.parametrize(

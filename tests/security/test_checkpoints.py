@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 from exitbench.errors import UserError
 from exitbench.harness.cli.main import main
 from exitbench.harness.engine.checkpoints.digest import inspect_checkpoint
-from exitbench.tasks.builtin.tokenizer import build_tokenizer
+from exitbench.tasks.builtin.corpus import build_tokenizer
 
 SUITE = """\
 schema = 1

@@ -16,7 +16,7 @@ import yaml
 
 from exitbench.errors import UserError
 from exitbench.tasks.base import Source
-from exitbench.tasks.lm_eval import leaves, templates, unsafe_code
+from exitbench.tasks.lm_eval import leaves, unsafe_code
 from exitbench.tasks.lm_eval.settings import LmEvalSettings
 from exitbench.tasks.lm_eval.task import LmEvalTask
 from exitbench.tasks.lm_eval.unsafe_code import passes
@@ -292,13 +292,13 @@ LOOPS = {
 
 @pytest.mark.parametrize("what", LOOPS)
 def test_a_template_that_takes_too_long_is_ended(what: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "_SECONDS", 0.2)
+    monkeypatch.setattr(leaves, "_SECONDS", 0.2)
     refused(place, {**TASK, "doc_to_text": LOOPS[what]}, "the template .* takes too long: more than 0.2 s")
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
 
 
 def test_all_documents_of_a_template_have_a_limit_together(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "SECONDS_IN_ALL", 0.2)
+    monkeypatch.setattr(leaves, "SECONDS_IN_ALL", 0.2)
     loop = "{% for a in range(99999) %}{% endfor %}" * 5
     lines = (json.dumps({"question": str(number)}) + "\n" for number in range(100))
     (place / "data" / "test.jsonl").write_text("".join(lines))

@@ -18,7 +18,7 @@ from exitbench.reports.drawing import draw
 from exitbench.reports.frame import Frame
 from exitbench.reports.material import read_material, read_only
 from exitbench.reports.page import page
-from exitbench.reports.tables.filled import fill
+from exitbench.reports.tables.columns import fill
 from exitbench.reports.tables.writing import FORMATS, latex_text, markdown_text
 from exitbench.results.ingest.ingest import ingest
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGene
 
 from exitbench.results.spool.attempts import read_attempt, scan_spool
 from exitbench.results.spool.heartbeat import owner_of
-from exitbench.tasks.builtin.tokenizer import build_tokenizer
+from exitbench.tasks.builtin.corpus import build_tokenizer
 
 Wait = Callable[..., None]
 

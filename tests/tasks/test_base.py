@@ -9,10 +9,10 @@ from exitbench.errors import UserError
 from exitbench.tasks import builtin
 from exitbench.tasks.base import Source, documents_sha256, take_by_hash
 from exitbench.tasks.document import Document, DocumentScore
-from exitbench.tasks.glue.data_sets import DATA_SETS
+from exitbench.tasks.glue import DATA_SETS
 from exitbench.tasks.registry import get_task, task_names
-from exitbench.tasks.summarisation.task import Summarisation
-from exitbench.tasks.translation.task import Translation
+from exitbench.tasks.summarisation import Summarisation
+from exitbench.tasks.translation import Translation
 
 FIELDS = {"id": "1", "en": "Coffee, please.", "fr": "Un café, s'il vous plaît."}
 

@@ -14,8 +14,7 @@ from exitbench.errors import UserError
 from exitbench.harness.cells.job import DataRequest
 from exitbench.harness.planning.entries.declared_task import read_declaration
 from exitbench.tasks.base import Source, Task
-from exitbench.tasks.declared.declaration import Declaration
-from exitbench.tasks.declared.task import DeclaredTask
+from exitbench.tasks.declared import Declaration, DeclaredTask
 from exitbench.tasks.document import Document
 from exitbench.tasks.registry import aggregation, get_task
 
@@ -257,7 +256,7 @@ def test_a_tokenizer_that_needs_another_package_is_told(write: Write, monkeypatc
     def missing(_: str) -> None:
         raise RuntimeError("\nTokenization requires extra dependencies.\n\n    pip install sacrebleu[x]\n")
 
-    monkeypatch.setattr("exitbench.tasks.translation.scoring.bleu_by", missing)
+    monkeypatch.setattr("exitbench.tasks.declared.bleu_by", missing)
     text = TOML.replace('"em"]', f'"bleu"]\nbleu_tokenize = "{name}"')
     with pytest.raises(UserError, match=rf"'{name}' cannot be used: Tokenization .* pip install sacrebleu\[x\]"):
         read_declaration(write("bad.toml", text))

@@ -13,8 +13,8 @@ from exitbench.errors import UserError
 from exitbench.harness.planning.entries.declared_task import read_declaration
 from exitbench.harness.planning.suite import load_suite
 from exitbench.tasks.base import Source
-from exitbench.tasks.declared.choices import right_choice
-from exitbench.tasks.declared.declaration import Declaration
+from exitbench.tasks.declared import Declaration
+from exitbench.tasks.declared_choices import right_choice
 from exitbench.tasks.lm_eval.settings import LmEvalSettings
 from exitbench.tasks.lm_eval.task import LmEvalTask
 from exitbench.tasks.registry import get_task

@@ -14,7 +14,7 @@ from exitbench.errors import UserError
 from exitbench.harness.work.metrics import task_metrics
 from exitbench.tasks.base import Source
 from exitbench.tasks.document import Document
-from exitbench.tasks.glue.data_sets import DATA_SETS
+from exitbench.tasks.glue import DATA_SETS
 from exitbench.tasks.registry import get_task
 
 MNLI = (

@@ -8,7 +8,7 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.tasks.base import Source
-from exitbench.tasks.glue.data_sets import DATA_SETS
+from exitbench.tasks.glue import DATA_SETS
 from exitbench.tasks.registry import get_task, task_names
 
 PAIR = {"translation": {"en": "One.", "fr": "Un."}}

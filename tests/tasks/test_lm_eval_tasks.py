@@ -18,7 +18,7 @@ from lm_eval.tasks._index import TaskIndex
 
 from exitbench.errors import UserError
 from exitbench.tasks.base import Source
-from exitbench.tasks.lm_eval import catalogue
+from exitbench.tasks.lm_eval import configs
 from exitbench.tasks.lm_eval.settings import LmEvalSettings
 from exitbench.tasks.lm_eval.task import LmEvalTask
 from exitbench.tasks.registry import get_task
@@ -333,7 +333,7 @@ def test_names_of_lm_evals_tasks_are_kept_until_its_files_change(tmp_path, monke
     monkeypatch.setattr(lm_eval.tasks, "__file__", str(tmp_path / "tasks" / "__init__.py"))
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "one.yaml").write_text("task: one\ntag: ones\n")
-    read = catalogue._installed.__wrapped__
+    read = configs._installed.__wrapped__
     built = read()
     with monkeypatch.context() as patch:
         patch.setattr(TaskIndex, "build", lambda paths: pytest.fail("read again"))

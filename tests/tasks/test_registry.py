@@ -14,11 +14,11 @@ from exitbench import plugins, provenance
 from exitbench.errors import UserError
 from exitbench.tasks import registry
 from exitbench.tasks.registry import brought_by, get_task, register, task_names, unusable_tasks
-from exitbench.tasks.squad.task import Squad
+from exitbench.tasks.squad import Squad
 
 SHOUTED = '''
 """A task of others."""
-from exitbench.tasks.squad.task import Squad
+from exitbench.tasks.squad import Squad
 {helper}
 
 class Shouted(Squad):

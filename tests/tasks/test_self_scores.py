@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from exitbench.tasks import builtin
-from exitbench.tasks.declared.declaration import Declaration
-from exitbench.tasks.declared.task import DeclaredTask
+from exitbench.tasks.base import CHECKED, self_score_remarks
+from exitbench.tasks.declared import Declaration, DeclaredTask
 from exitbench.tasks.document import Document
 from exitbench.tasks.registry import get_task
-from exitbench.tasks.self_scores import CHECKED, self_score_remarks
 
 ROUGE = "rouge-score keeps only the letters a to z and the digits 0 to 9"
 SQUAD = "SQuAD's rules leave out articles (a, an, the) and punctuation"

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exitbench.errors import UserError
-from exitbench.tasks.squad.scoring import exact_match, normalise, token_f1
-from exitbench.tasks.squad.task import Squad
+from exitbench.tasks.squad import Squad, exact_match, normalise, token_f1
 
 texts = st.text(alphabet=st.sampled_from("ab The,.-'é \t"), max_size=20)
 

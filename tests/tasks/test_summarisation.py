@@ -7,10 +7,10 @@ import tarfile
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.tasks import archives
+from exitbench.tasks import sources
 from exitbench.tasks.document import Document
 from exitbench.tasks.registry import get_task
-from exitbench.tasks.summarisation.task import Summarisation
+from exitbench.tasks.summarisation import Summarisation
 
 
 def document(summary: str) -> Document:
@@ -105,7 +105,7 @@ def test_a_record_without_a_summary_is_named(load, write):
 
 
 def test_an_archive_that_unpacks_to_too_much_is_refused(load, write, monkeypatch):
-    monkeypatch.setattr(archives, "MAX_BYTES", 20_000)
+    monkeypatch.setattr(sources, "MAX_BYTES", 20_000)
     path = write("x", "").parent / "p.tar.gz"
     path.write_bytes(packed(a__gz=gzip.compress(b" " * 30_000)))
     with pytest.raises(UserError, match=r"p\.tar\.gz: holds more than 20000 bytes unpacked"):

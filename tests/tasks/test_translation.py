@@ -10,7 +10,7 @@ from sacrebleu.metrics.base import Metric
 from exitbench.errors import UserError
 from exitbench.tasks.document import Document
 from exitbench.tasks.registry import get_task
-from exitbench.tasks.translation.task import Translation
+from exitbench.tasks.translation import Translation
 
 TASK = Translation("wmt-en-fr")
 CORPUS_SCORE = {"bleu": sacrebleu.corpus_bleu, "chrf": sacrebleu.corpus_chrf}

@@ -74,7 +74,7 @@ def replay(arguments: Namespace) -> int:
 
 
 def _draw(arguments: Namespace, found: "pa.Table", n_blocks: int) -> None:
-    from exitbench.reports.plotting.sweep import sweep_picture
+    from exitbench.reports.plotting.panels import sweep_picture
     from exitbench.results.files.atomic import write_whole_file
 
     thresholds, depths, matches = (found[name].to_pylist() for name in ("threshold", "mean_exit_layer", "token_match"))

@@ -77,7 +77,7 @@ def _bounds(field: "dataclasses.Field[object]") -> str:
 
 
 def _tasks() -> Iterator[str]:
-    from exitbench.tasks.lm_eval.catalogue import shipped_names
+    from exitbench.tasks.lm_eval.configs import shipped_names
     from exitbench.tasks.registry import unusable_tasks
 
     yield from _tasks_of_python()
@@ -108,7 +108,7 @@ def _tasks_like(pattern: str) -> Iterator[str]:
     Raises:
         UserError: None has such a name.
     """
-    from exitbench.tasks.lm_eval.catalogue import catalogue
+    from exitbench.tasks.lm_eval.configs import catalogue
 
     ours = [line for line in _tasks_of_python() if fnmatchcase(line.split()[0], pattern)]
     own = pattern.removeprefix("lm-eval:")

@@ -11,8 +11,7 @@ from typing import Any
 from exitbench.errors import UserError
 from exitbench.harness.cli.commands.inspect import model_folder
 from exitbench.harness.cli.commands.show import entry_as_given, task_settings
-from exitbench.harness.scaffolds.files import method_files, python_task_files, task_files
-from exitbench.harness.scaffolds.names import check_new_name, module_name
+from exitbench.harness.scaffolds import check_new_name, method_files, module_name, python_task_files, task_files
 from exitbench.harness.service.folders import Runs
 from exitbench.harness.work.base import Work
 from exitbench.results.files.formats import toml_value

@@ -13,10 +13,8 @@ from exitbench.harness.cli.commands.rows import FORMATS
 from exitbench.harness.running.environment import available_cores
 from exitbench.harness.service.folders import existing_runs
 from exitbench.harness.service.outcome import print_broken
-from exitbench.reports.claims import VERDICTS, Verdict, check_claims
-from exitbench.reports.claims.claim import KINDS, Claim
-from exitbench.reports.claims.ledger import LEDGERS, read_claims
-from exitbench.reports.claims.words import COLUMNS, as_row, counted, in_full, markdown, table
+from exitbench.reports.claims import COLUMNS, VERDICTS, Verdict, as_row, check_claims, counted, in_full, markdown, table
+from exitbench.reports.claims.claim import KINDS, LEDGERS, Claim, read_claims
 from exitbench.results.database.connection import open_database
 from exitbench.terminal import tell
 
@@ -70,7 +68,7 @@ def _folder(arguments: Namespace) -> Path:
 def _draw_figures(arguments: Namespace) -> int:
     """Draw the figures that are asked for, and say where each lies and what it shows."""
     from exitbench.reports import figures
-    from exitbench.reports.drawn import KINDS
+    from exitbench.reports.drawing import KINDS
     from exitbench.reports.material import require_named
     from exitbench.reports.render import write_figures
 
@@ -96,13 +94,13 @@ def _draw_figures(arguments: Namespace) -> int:
 
 
 def _without_data(figure: "DrawnFigure") -> str:
-    return f"{figure.source.name}: {figure.source.module.EMPTY}"
+    return f"{figure.source.name}: {figure.source.empty}"
 
 
 def _print_tables(arguments: Namespace) -> int:
     from exitbench.reports import tables
     from exitbench.reports.material import read_only, require_named
-    from exitbench.reports.tables.filled import fill
+    from exitbench.reports.tables.columns import fill
     from exitbench.reports.tables.writing import FORMATS
     from exitbench.results.files.atomic import write_whole_file
 
@@ -135,7 +133,7 @@ def check(arguments: Namespace) -> int:
     Raises:
         UserError: The database cannot be opened.
     """
-    from exitbench.reports.findings import DO_NOT_CITE
+    from exitbench.reports.material import DO_NOT_CITE
     from exitbench.results.database.connection import open_database
     from exitbench.terminal import number_of, visible
 

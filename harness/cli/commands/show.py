@@ -27,8 +27,7 @@ def show(arguments: Namespace) -> int:
     """
     from rich.console import Console
 
-    from exitbench.reports.answers.answer import find_answers
-    from exitbench.reports.answers.heat_map import HeatMap
+    from exitbench.reports.answers.answer import HeatMap, find_answers
 
     names = [name for name in (arguments.run, arguments.against) if name is not None]
     with open_database(existing_database(arguments)) as database:

@@ -6,7 +6,7 @@ from typing import Any, Final
 from exitbench.errors import UserError
 from exitbench.harness.reading.toml import Table
 from exitbench.plugins import plugins_folder
-from exitbench.tasks.declared.declaration import DEFAULT_MAX_NEW_TOKENS, Declaration
+from exitbench.tasks.declared import DEFAULT_MAX_NEW_TOKENS, Declaration
 from exitbench.tasks.registry import task_names
 
 SUFFIX: Final = ".toml"

@@ -11,9 +11,8 @@ from exitbench.harness.cells.cell import SCOPES
 from exitbench.harness.reading.toml import Table
 from exitbench.harness.work.base import Work
 from exitbench.harness.work.kinds import work_class
-from exitbench.tasks.declared.declaration import Declaration
-from exitbench.tasks.lm_eval.greedy import why_not_greedy
-from exitbench.tasks.lm_eval.settings import PREFIX, LmEvalSettings
+from exitbench.tasks.declared import Declaration
+from exitbench.tasks.lm_eval.settings import PREFIX, LmEvalSettings, why_not_greedy
 
 LM_EVAL_KEYS: Final = ("include", "num_fewshot", "fewshot_seed", "fewshot_as_multiturn", "gen_kwargs", "scope")
 """Keys that go with a task of lm-eval alone."""

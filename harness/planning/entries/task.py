@@ -11,8 +11,8 @@ from exitbench.harness.planning.entries.lm_eval_task import LM_EVAL_KEYS, read_l
 from exitbench.harness.reading.toml import Table
 from exitbench.harness.work.base import Work
 from exitbench.harness.work.kinds import work_class
-from exitbench.tasks.declared.declaration import Declaration
-from exitbench.tasks.level import DEFAULT_LEVEL, LEVELS
+from exitbench.tasks.declared import Declaration
+from exitbench.tasks.document import DEFAULT_LEVEL, LEVELS
 from exitbench.tasks.lm_eval.settings import PREFIX
 
 SOURCES = ("builtin", "local", "hub")
@@ -105,7 +105,7 @@ def read_task(label: str, table: Table) -> TaskEntry:
     Raises:
         UserError: Names file, line and key, and what is allowed.
     """
-    from exitbench.tasks.declared.task import DeclaredTask
+    from exitbench.tasks.declared import DeclaredTask
     from exitbench.tasks.registry import get_task
 
     table.allow(*KEYS, *LM_EVAL_KEYS)

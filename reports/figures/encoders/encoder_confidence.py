@@ -6,10 +6,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count, shorten
+from exitbench.reports.labels import between, count, shorten
 from exitbench.reports.plotting.panels import MOST_PANELS, draw_intervals, grid_of_panels, legend_above, title_panel
 from exitbench.reports.plotting.style import COLOURS
-from exitbench.reports.sentences import between
 
 ORDER = 42
 TITLE = "Encoders: confidence and patience by correctness"

@@ -1,1 +1,79 @@
-"""Why published numbers come out as they do."""
+"""Why published numbers come out as they do; here: values by the first block asked, with intervals."""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from exitbench.reports.frame import Frame, Row
+from exitbench.reports.labels import count
+from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, panel_titles, title_panel
+from exitbench.reports.plotting.style import MUTED, SeriesStyle
+
+EMPTY = "No data yet: run `exitbench run explain-published` (generated data, two small models, about two minutes)."
+FIRST_ASKED = "first block asked, min_exit (blocks executed)"
+FULL_DEPTH = Line2D([], [], color=MUTED, linestyle=":", label="full depth")
+
+_STEP = 0.16  # between series that are drawn side by side
+
+
+def draw_by_block(
+    axes: Axes,
+    series: Mapping[str, Sequence[Row]],
+    styles: Mapping[str, SeriesStyle],
+    columns: tuple[str, str, str],
+    hollow: Sequence[str] = (),
+    *,
+    connect: bool = False,
+) -> None:
+    """Draw series side by side by min_exit, those in `hollow` unfilled; columns: value, low, high; `connect` joins."""
+    value, low, high = columns
+    step = _STEP / 2 if connect else _STEP  # lines that are moved far apart would seem to differ
+    for place, (name, rows) in enumerate(series.items()):
+        shift = step * (place - (len(series) - 1) / 2)
+        known = [row for row in rows if row[value] is not None]
+        if not known:
+            continue  # a line without points would still take part in the layout
+        x = [row["min_exit"] + shift for row in known]
+        style = styles[name]
+        draw_intervals(axes, x, [(row[low], row[high]) for row in known], style.colour, along="y")
+        axes.plot(
+            x,
+            [row[value] for row in known],
+            linestyle="-" if connect else "none",
+            linewidth=0.9,
+            color=style.colour,
+            marker=style.marker,
+            markersize=5,
+            markerfacecolor=mpl.rcParams["axes.facecolor"] if name in hollow else style.colour,
+            clip_on=False,
+            zorder=3,
+        )
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.set_xlabel(FIRST_ASKED)
+
+
+def pairs_of_panels(frame: Frame) -> tuple[Figure, list[tuple[Axes, Axes, Frame]]]:
+    """Return a figure, and for each task, model and setting a titled panel, another at its right, and the rows."""
+    groups = list(frame.groups("task", "model", "setting"))
+    figure, panels = grid_of_panels(2 * len(groups), columns=2)
+    pairs = zip(panels[::2], panels[1::2], groups, strict=False)
+    titles = panel_titles(frame)
+    for left, (key, _) in zip(panels[::2], groups, strict=False):
+        title_panel(left, titles[key])
+    return figure, [(left, right, rows) for left, right, (_, rows) in pairs]
+
+
+def label_quality(axes: Axes, rows: Frame) -> None:
+    """Label the y axis with the metric of the rows, and say of how many documents they are."""
+    axes.set_ylabel(rows.rows[0]["metric"])
+    title_panel(axes, "", count(rows.values("n"), "documents"))
+
+
+def split(frame: Frame, column: str, names: Mapping[str, str]) -> dict[str, Sequence[Row]]:
+    """Return the rows of each value of `column` that occurs, under its name for readers, in the order of `names`."""
+    parts = {label: [row for row in frame.rows if row[column] == key] for key, label in names.items()}
+    return {label: rows for label, rows in parts.items() if rows}

@@ -3,14 +3,11 @@
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from exitbench.reports.figures.explain.explain_parts import EMPTY, draw_by_block, empty_figure, split
+from exitbench.reports.figures.explain import draw_by_block, pairs_of_panels, split
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count
-from exitbench.reports.plotting.panels import grid_of_panels, legend_of_series, panel_titles, title_panel
+from exitbench.reports.labels import between, count, percent
+from exitbench.reports.plotting.panels import legend_of_series, title_panel
 from exitbench.reports.plotting.style import series_styles
-from exitbench.reports.sentences import between, percent
-
-__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Published claim: adaptive pruning. As published it is fixed pruning"
 CAPTION = (
@@ -39,18 +36,13 @@ def finding(frame: Frame) -> str:
 
 def plot(frame: Frame) -> Figure:
     """Draw two panels a task; frame: later_rows (rows a token) and same (0..1) by head and min_exit (blocks)."""
-    if not frame.rows:
-        return empty_figure()
     styles = series_styles(HEADS.values())
-    titles = panel_titles(frame)
-    groups = list(frame.groups("task", "model", "setting"))
-    figure, panels = grid_of_panels(2 * len(groups), columns=2)
-    for (work, same), (key, rows) in zip(zip(panels[::2], panels[1::2], strict=True), groups, strict=False):
+    figure, panels = pairs_of_panels(frame)
+    for work, same, rows in panels:
         series = split(rows, "head", HEADS)
         draw_by_block(work, series, styles, ("later_rows", "later_rows_low", "later_rows_high"))
         others = {label: part for label, part in series.items() if label != HEADS["pruned-fixed"]}
         draw_by_block(same, others, styles, ("same", "same_low", "same_high"))
-        title_panel(work, titles[key])
         work.set_ylabel("head rows read after\nthe first block asked, a token")
         work.set_ylim(bottom=0)
         same.set_ylim(0, 1.02)

@@ -7,22 +7,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from exitbench.reports.figures.explain.explain_parts import EMPTY, FULL_DEPTH, empty_figure, split
+from exitbench.reports.figures.explain import FULL_DEPTH, label_quality, pairs_of_panels, split
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import count
+from exitbench.reports.labels import listed, percent
 from exitbench.reports.plotting.panels import (
     draw_intervals,
     draw_points,
     exit_layer_axis,
-    grid_of_panels,
     legend_of_series,
-    panel_titles,
-    title_panel,
 )
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
-from exitbench.reports.sentences import listed, percent
-
-__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Published claim: trained exit classifiers. Their labels were one block off"
 CAPTION = (
@@ -50,24 +44,16 @@ def finding(frame: Frame) -> str:
 
 def plot(frame: Frame) -> Figure:
     """Draw two panels a task; frame: token_match (0..1) and value (metric's unit) by loss and mean_exit_layer."""
-    if not frame.rows:
-        return empty_figure()
     styles = series_styles(LOSSES.values())
-    titles = panel_titles(frame)
-    groups = list(frame.groups("task", "model", "setting", "metric"))
-    figure, panels = grid_of_panels(2 * len(groups), columns=2)
-    for (match, quality), ((*key, metric), rows) in zip(
-        zip(panels[::2], panels[1::2], strict=True), groups, strict=False
-    ):
+    figure, panels = pairs_of_panels(frame)
+    for match, quality, rows in panels:
         for label, part in split(rows, "loss", LOSSES).items():
             _line(match, part, styles[label], ("token_match", "token_match_low", "token_match_high"))
             _line(quality, part, styles[label], ("value", "ci_low", "ci_high"))
         quality.axhline(rows.rows[0]["full_value"], color=MUTED, linestyle=":", linewidth=1)
-        title_panel(match, titles[tuple(key)])
         match.set_ylabel("tokens equal to full depth")
         match.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        quality.set_ylabel(metric)
-        title_panel(quality, "", count(rows.values("n"), "documents"))
+        label_quality(quality, rows)
         for axes in (match, quality):
             exit_layer_axis(axes, max(rows.values("blocks")))
     legend_of_series(figure, styles, [FULL_DEPTH])

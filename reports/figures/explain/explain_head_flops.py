@@ -6,13 +6,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from exitbench.reports.figures.explain.explain_parts import EMPTY, draw_by_block, empty_figure
+from exitbench.reports.figures.explain import draw_by_block
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count
 from exitbench.reports.plotting.panels import grid_of_panels, legend_above, panel_titles, title_panel
 from exitbench.reports.plotting.style import SMALL_POINTS, series_styles
-
-__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Published claim: FLOPs saved by pruning. The full head at the start layer was not counted"
 CAPTION = (
@@ -44,8 +42,6 @@ def finding(frame: Frame) -> str:
 
 def plot(frame: Frame) -> Figure:
     """Draw a panel a task and pruned head; frame: left_out and counted (times less) by min_exit (blocks)."""
-    if not frame.rows:
-        return empty_figure()
     styles = series_styles((LEFT_OUT, COUNTED))
     titles = panel_titles(frame)
     groups = list(frame.groups("task", "model", "setting", "head"))

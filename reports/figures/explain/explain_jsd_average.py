@@ -7,14 +7,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from exitbench.reports.figures.explain.explain_parts import EMPTY, FULL_DEPTH, draw_by_block, empty_figure
+from exitbench.reports.figures.explain import FULL_DEPTH, draw_by_block, label_quality, pairs_of_panels
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count
-from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_above, panel_titles, title_panel
+from exitbench.reports.labels import of_which
+from exitbench.reports.plotting.panels import draw_intervals, legend_above
 from exitbench.reports.plotting.style import MUTED, SMALL_POINTS, SeriesStyle, series_styles
-from exitbench.reports.sentences import of_which
-
-__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Published claim: the contrastive gate exits earlier. Means over settings hide what the gain costs"
 CAPTION = (
@@ -44,20 +41,12 @@ def finding(frame: Frame) -> str:
 
 def plot(frame: Frame) -> Figure:
     """Draw two panels a model and task; frame: gain (blocks), values (metric's unit), means of the gain."""
-    if not frame.rows:
-        return empty_figure()
     styles = series_styles((SOFTMAX, CONTRAST))
-    titles = panel_titles(frame)
-    groups = list(frame.groups("task", "model", "setting", "metric"))
-    figure, panels = grid_of_panels(2 * len(groups), columns=2)
-    for (gains, quality), ((*key, metric), rows) in zip(
-        zip(panels[::2], panels[1::2], strict=True), groups, strict=False
-    ):
-        title_panel(gains, titles[tuple(key)])
+    figure, panels = pairs_of_panels(frame)
+    for gains, quality, rows in panels:
         _gains(gains, rows, styles[CONTRAST])
         _quality(quality, rows, styles)
-        quality.set_ylabel(metric)
-        title_panel(quality, "", count(rows.values("n"), "documents"))
+        label_quality(quality, rows)
     _legend(figure, styles)
     return figure
 

@@ -5,14 +5,11 @@ from statistics import fmean
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from exitbench.reports.figures.explain.explain_parts import EMPTY, FULL_DEPTH, draw_by_block, empty_figure, split
+from exitbench.reports.figures.explain import FULL_DEPTH, draw_by_block, label_quality, pairs_of_panels, split
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count
-from exitbench.reports.plotting.panels import grid_of_panels, legend_of_series, panel_titles, title_panel
+from exitbench.reports.labels import listed, percent
+from exitbench.reports.plotting.panels import legend_of_series
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
-from exitbench.reports.sentences import listed, percent
-
-__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Published claim: decaying pruning. The list was cut by token id, not by rank"
 CAPTION = (
@@ -46,23 +43,15 @@ def finding(frame: Frame) -> str:
 
 def plot(frame: Frame) -> Figure:
     """Draw two panels a task; frame: token_match (0..1) and value (metric's unit) by head and min_exit (blocks)."""
-    if not frame.rows:
-        return empty_figure()
     styles: dict[str, SeriesStyle] = series_styles(HEADS.values())
-    titles = panel_titles(frame)
-    groups = list(frame.groups("task", "model", "setting", "metric"))
-    figure, panels = grid_of_panels(2 * len(groups), columns=2)
-    for (match, quality), ((*key, metric), rows) in zip(
-        zip(panels[::2], panels[1::2], strict=True), groups, strict=False
-    ):
+    figure, panels = pairs_of_panels(frame)
+    for match, quality, rows in panels:
         series = split(rows, "head", HEADS)
         draw_by_block(match, series, styles, ("token_match", "token_match_low", "token_match_high"))
         draw_by_block(quality, series, styles, ("value", "ci_low", "ci_high"))
         quality.axhline(rows.rows[0]["full_value"], color=MUTED, linestyle=":", linewidth=1)
-        title_panel(match, titles[tuple(key)])
         match.set_ylabel("tokens equal to full depth")
         match.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        quality.set_ylabel(metric)
-        title_panel(quality, "", count(rows.values("n"), "documents"))
+        label_quality(quality, rows)
     legend_of_series(figure, styles, [FULL_DEPTH])
     return figure

@@ -1,1 +1,70 @@
-"""Figures of self-supervised early exits."""
+"""Figures of self-supervised early exits; here what they share: one panel per task, epsilon across."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from exitbench.reports.frame import Frame
+from exitbench.reports.labels import count, shorten
+from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_of_series, title_panel
+from exitbench.reports.plotting.style import series_styles
+
+EMPTY = (
+    "No data yet: run `nox -s paper -- heads`, or any suite with several values of `epsilon` for method heads with "
+    "rule epsilon on a model with exit heads."
+)
+SETTINGS = "`exitbench run heads-settings` adds the paper's other three ways to train heads."
+
+_APART = 0.006  # between series, so that none hides another
+
+Group = tuple[Any, ...]
+
+
+def epsilon_axis(axes: Axes) -> None:
+    """Label x."""
+    axes.set_xlabel("epsilon, agreement asked of a head")
+
+
+def titles(frame: Frame, *names: str) -> dict[Group, str]:
+    """Return the title of each group by task, `names` and setting, which is named only where there are several."""
+    several = len(frame.distinct("setting")) > 1
+    return {
+        group: " · ".join(shorten(part, 28) for part in group[:-1]) + (f"\n{group[-1]}" if several else "")
+        for group, _ in frame.groups("task", *names, "setting")
+    }
+
+
+def by_epsilon(
+    frame: Frame, extra: Sequence[Line2D | Patch], *, unit: str = "documents"
+) -> tuple[Figure, list[tuple[Axes, Frame]]]:
+    """Draw one panel a task and one line a series.
+
+    Args:
+        frame: value, ci_low, ci_high and n by task, setting, series and epsilon.
+        extra: Entries of the legend beside the series.
+        unit: What n counts.
+
+    Returns:
+        The figure, and each panel with its rows.
+    """
+    styles = series_styles(frame.distinct("series"))
+    named = titles(frame)
+    groups = list(frame.groups("task", "setting"))
+    figure, panels = grid_of_panels(len(groups))
+    for axes, (key, rows) in zip(panels, groups, strict=False):
+        for place, ((series,), line) in enumerate(rows.groups("series")):
+            shift = _APART * (place - (len(rows.distinct("series")) - 1) / 2)
+            x, y = [epsilon + shift for epsilon in line.values("epsilon")], line.values("value")
+            bars = list(zip(line.values("ci_low"), line.values("ci_high"), strict=True))
+            draw_intervals(axes, x, bars, styles[series].colour, along="y")
+            axes.plot(
+                x, y, color=styles[series].colour, marker=styles[series].marker, linewidth=0.6, linestyle=":", zorder=3
+            )
+        epsilon_axis(axes)
+        title_panel(axes, named[key], count(rows.values("n"), unit))
+    legend_of_series(figure, styles, extra)
+    return figure, list(zip(panels, (rows for _, rows in groups), strict=True))

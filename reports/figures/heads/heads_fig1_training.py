@@ -6,12 +6,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from exitbench.reports.figures.heads.heads_parts import SETTINGS
-from exitbench.reports.figures.training.training_parts import draw_by_step
+from exitbench.reports.figures.heads import SETTINGS
 from exitbench.reports.frame import Frame
-from exitbench.reports.plotting.panels import grid_of_panels, label_y, legend_of_series, title_panel
+from exitbench.reports.labels import between, percent
+from exitbench.reports.plotting.panels import draw_by_step, grid_of_panels, label_y, legend_of_series, title_panel
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
-from exitbench.reports.sentences import between, percent
 
 TITLE = "How exit heads learn"
 CAPTION = (
@@ -30,9 +29,7 @@ ACCURACY, ENTROPY = "exit_head_accuracy", "exit_head_entropy_nats"
 
 def finding(frame: Frame) -> str:
     """Return how often heads agree with the model at the end."""
-    groups = Frame(frame.columns, tuple(row for row in frame.rows if row["metric"] == ACCURACY)).groups(
-        "training", "block"
-    )
+    groups = frame.where(lambda row: row["metric"] == ACCURACY).groups("training", "block")
     last = [{**max(rows.rows, key=lambda row: row["step"]), "head": _name(block)} for (_, block), rows in groups]
     if not last:
         return "Entropy of exit heads while they learn."

@@ -3,23 +3,20 @@
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from exitbench.reports.figures.heads.heads_parts import EMPTY, SETTINGS, by_epsilon
+from exitbench.reports.figures.heads import SETTINGS, by_epsilon
 from exitbench.reports.frame import Frame
+from exitbench.reports.labels import between, percent
 from exitbench.reports.plotting.style import MUTED
-from exitbench.reports.sentences import between, percent
-
-__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Quality of exit heads by epsilon"
 CAPTION = (
-    "The task's metric against epsilon: each head's threshold is set on the train split such that, of the tokens "
-    "above it, the share epsilon is what the model itself finds most likely. It is no guarantee, on other documents "
-    "least of all. Bars are 95 % intervals over documents; dotted: full depth. After Figure 2 of Accelerating LLM "
-    "Inference with Self-Supervised Early Exits, whose panels are of MMLU, Winogrande and HellaSwag by Phi-2 (2.7B "
-    "parameters); its curves were not published as numbers. Suite `lm-eval` has these tasks (choices, scored by "
-    "log-likelihood), by a small model that learned image captions and none of them; suite `heads` has written "
-    "answers. Its Table 1 lists prompts, of which a "
-    f"result database keeps none, so that there is no table like it. {SETTINGS}"
+    "The task's metric against epsilon: each head's threshold is set on the train split such that, of the tokens above "
+    "it, the share epsilon is what the model itself finds most likely. It is no guarantee, on other documents least of "
+    "all. Bars are 95 % intervals over documents; dotted: full depth. After Figure 2 of Accelerating LLM Inference "
+    "with Self-Supervised Early Exits, whose panels are of MMLU, Winogrande and HellaSwag by Phi-2 (2.7B parameters); "
+    "its curves were not published as numbers. Suite `lm-eval` has these tasks (choices, scored by log-likelihood), by "
+    "a small model that learned image captions and none of them; suite `heads` has written answers. Its Table 1 lists "
+    f"prompts, of which a result database keeps none, so that there is no table like it. {SETTINGS}"
 )
 
 

@@ -2,8 +2,9 @@
 
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.heads.heads_parts import EMPTY, SETTINGS, by_epsilon
+from exitbench.reports.figures.heads import SETTINGS, by_epsilon
 from exitbench.reports.frame import Frame
+from exitbench.reports.labels import between, times
 from exitbench.reports.plotting.panels import (
     FLOOR_NOTE,
     LENGTH_NOTE,
@@ -12,18 +13,13 @@ from exitbench.reports.plotting.panels import (
     floor_entry,
     length_entry,
 )
-from exitbench.reports.sentences import between, times
-
-__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Speed-up of exit heads by epsilon"
 CAPTION = (
     "Measured speed-up, a ratio of wall times to full depth of the same checkpoint in the same run, against epsilon. "
-    "Bars are 95 % intervals over documents. "
-    f"{FLOOR_NOTE}: what touches it shows no speed-up. {LENGTH_NOTE} After Figure 3 of Accelerating LLM Inference "
-    "with Self-Supervised Early "
-    "Exits, whose times are of code without a cache of keys and values, with neither warm-up nor synchronisation, and "
-    f"were not published as numbers. {SETTINGS}"
+    f"Bars are 95 % intervals over documents. {FLOOR_NOTE}: what touches it shows no speed-up. {LENGTH_NOTE} After "
+    "Figure 3 of Accelerating LLM Inference with Self-Supervised Early Exits, whose times are of code without a cache "
+    f"of keys and values, with neither warm-up nor synchronisation, and were not published as numbers. {SETTINGS}"
 )
 
 

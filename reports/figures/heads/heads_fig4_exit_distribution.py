@@ -6,9 +6,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from exitbench.reports.figures.heads.heads_parts import EMPTY, SETTINGS, epsilon_axis, titles
+from exitbench.reports.figures.heads import SETTINGS, epsilon_axis, titles
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count
+from exitbench.reports.labels import count, listed, percent
 from exitbench.reports.plotting.panels import (
     draw_intervals,
     grid_of_panels,
@@ -17,9 +17,6 @@ from exitbench.reports.plotting.panels import (
     title_panel,
 )
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
-from exitbench.reports.sentences import listed, percent
-
-__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Where tokens leave by epsilon"
 CAPTION = (

@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from exitbench.reports.figures.mee.mee_parts import EMPTY, block_axis, intervals
+from exitbench.reports.figures.mee import block_axis, intervals
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count, shorten
+from exitbench.reports.labels import count, listed, shorten
 from exitbench.reports.plotting.panels import (
     draw_intervals,
     grid_of_panels,
@@ -19,9 +19,6 @@ from exitbench.reports.plotting.panels import (
     title_panel,
 )
 from exitbench.reports.plotting.style import MUTED, series_styles
-from exitbench.reports.sentences import listed
-
-__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "How states of easy and difficult documents approach the last one"
 CAPTION = (

@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
 
-from exitbench.reports.figures.mee.mee_parts import of_origin
+from exitbench.reports.figures.mee import of_origin
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import count, is_sweep
+from exitbench.reports.labels import called, count, is_sweep, listed, times
 from exitbench.reports.plotting.panels import (
     FLOOR_NOTE,
     LENGTH_NOTE,
@@ -28,21 +28,18 @@ from exitbench.reports.plotting.panels import (
     title_panel,
 )
 from exitbench.reports.plotting.style import MUTED, SMALL_POINTS, SeriesStyle, series_styles
-from exitbench.reports.sentences import called, listed, times
 
 TITLE = "Six confidence measures: quality against measured speed"
 CAPTION = (
     "Quality and speed as shares of full depth's, whose own are written into each panel; right is faster, above is "
     "better. Lines join thresholds of a measure; bars are 95 % intervals over documents, of quality those of the score "
-    "divided by full depth's, cut at the panel's edge. "
-    f"{FLOOR_NOTE}. {LENGTH_NOTE} After the scatters of the Monotonic Early Exiting blog. Grey outlines with a "
-    "cross are its runs (T5-large "
-    "trained on every block, on SQuAD and, shown with our dialogues, CNN/DM), relative to its own run without early "
-    "exit: its three measures, mee-mlp3, mee-lstm and mee-top3, were slower than no early exit in five of six runs. "
-    "They differ from ours in models and data, ran in batches of 32, on SQuAD mee-mlp3 and mee-lstm of 16, and on a "
-    "runtime that dropped keys and values after exits; mee-lstm on SQuAD was typed by hand, its log ends in an "
-    "exception. The blog's IWSLT run is invalid and not drawn: the checkpoint was read with another model's tokenizer, "
-    "and no BLEU is above 0.0041 of 100."
+    f"divided by full depth's, cut at the panel's edge. {FLOOR_NOTE}. {LENGTH_NOTE} After the scatters of the "
+    "Monotonic Early Exiting blog. Grey outlines with a cross are its runs (T5-large trained on every block, on SQuAD "
+    "and, shown with our dialogues, CNN/DM), relative to its own run without early exit: its three measures, mee-mlp3, "
+    "mee-lstm and mee-top3, were slower than no early exit in five of six runs. They differ from ours in models and "
+    "data, ran in batches of 32, on SQuAD mee-mlp3 and mee-lstm of 16, and on a runtime that dropped keys and values "
+    "after exits; mee-lstm on SQuAD was typed by hand, its log ends in an exception. The blog's IWSLT run is invalid "
+    "and not drawn: the checkpoint was read with another model's tokenizer, and no BLEU is above 0.0041 of 100."
 )
 EMPTY = (
     "No data yet: run `nox -s paper -- mee`, or any suite with `quality` and `timing` cells of calm-softmax, "
@@ -55,7 +52,7 @@ _KEPT = 0.99  # of full depth's quality
 def finding(frame: Frame) -> str:
     """Return the fastest measure of each task that keeps the quality, by its interval beyond the noise floor."""
     told = []
-    ours = Frame(frame.columns, tuple(row for row in frame.rows if row["origin"] == "ours"))
+    ours = frame.where(lambda row: row["origin"] == "ours")
     for (task,), rows in ours.groups("task_label"):
         kept = [row for row in rows.rows if row["quality"] >= _KEPT and not row["is_full_depth"]]
         best = max((row for row in kept if _beyond_noise(row)), key=lambda row: float(row["speedup"]), default=None)
@@ -77,7 +74,7 @@ def plot(frame: Frame) -> Figure:
     """Draw one panel a task and model; frame: quality and speedup, shares of full depth's, by origin and method."""
     ours, published = of_origin(frame, "ours"), of_origin(frame, "published")
     tasks = ours.distinct("task")
-    published = Frame(published.columns, tuple(row for row in published.rows if row["task"] in tasks))
+    published = published.where(lambda row: row["task"] in tasks)
     styles = series_styles([*ours.values("method"), *published.values("method")])
     named = Frame(ours.columns, tuple({**row, "task": row["task_label"], "kind": row["task"]} for row in ours.rows))
     titles = panel_titles(named)

@@ -5,8 +5,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from exitbench.reports.figures.mee.mee_parts import (
-    EMPTY,
+from exitbench.reports.figures.mee import (
     PUBLISHED_MODELS,
     block_axis,
     halfway,
@@ -16,7 +15,7 @@ from exitbench.reports.figures.mee.mee_parts import (
     published_curves,
 )
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count
+from exitbench.reports.labels import between, count
 from exitbench.reports.plotting.panels import (
     draw_intervals,
     grid_of_panels,
@@ -26,9 +25,6 @@ from exitbench.reports.plotting.panels import (
     title_panel,
 )
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
-from exitbench.reports.sentences import between
-
-__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "How probable the final token is at each block"
 CAPTION = (

@@ -3,14 +3,12 @@
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.mee.mee_parts import EMPTY, block_axis
-from exitbench.reports.figures.natcap.natcap_parts import written_token
+from exitbench.reports.figures.mee import block_axis
+from exitbench.reports.figures.natcap import written_token
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import shorten
 from exitbench.reports.plotting.panels import grid_of_panels, title_panel
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
-
-__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "What a late token was taken for at each block"
 CAPTION = (

@@ -2,11 +2,9 @@
 
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.mee.mee_parts import EMPTY, PUBLISHED_MODELS, halfway, share_by_block
+from exitbench.reports.figures.mee import PUBLISHED_MODELS, halfway, share_by_block
 from exitbench.reports.frame import Frame
-from exitbench.reports.sentences import between, percent
-
-__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
+from exitbench.reports.labels import between, percent
 
 TITLE = "From where confidence in the final token only grows"
 CAPTION = (

@@ -1,1 +1,66 @@
-"""Figures of Early Exit Is a Natural Capability."""
+"""Figures of Early Exit Is a Natural Capability; here series by how models were trained, and words to draw."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from exitbench.reports.figures.mee import block_axis
+from exitbench.reports.frame import Frame
+from exitbench.reports.labels import count, shorten
+from exitbench.reports.plotting.panels import Interval, draw_intervals, grid_of_panels, legend_of_series, title_panel
+from exitbench.reports.plotting.style import SeriesStyle, series_styles
+
+EMPTY = "No data yet: run `nox -s paper -- natcap`."
+TRAINED = (
+    "Models are marked by how they were trained: last, on their last block alone (the paper's models without joint "
+    "optimisation), joint, on every block, unmarked if neither or not known."
+)
+
+Panel = Callable[[Axes, Frame, Mapping[str, SeriesStyle]], None]
+
+
+def panels_by_task(frame: Frame, panel: Panel, extra: Sequence[Line2D | Patch] = ()) -> Figure:
+    """Return a figure with one panel a task, drawn by `panel`, blocks across; frame: task, series, block, n."""
+    styles = series_styles(frame.distinct("series"))
+    tasks = list(frame.groups("task"))
+    figure, panels = grid_of_panels(len(tasks))
+    for axes, ((task,), rows) in zip(panels, tasks, strict=False):
+        panel(axes, rows, styles)
+        block_axis(axes, max(rows.values("block")))
+        title_panel(axes, task, count(rows.values("n"), "tokens a model"))
+    legend_of_series(figure, styles, extra)
+    return figure
+
+
+def draw_means(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], across: str, up: str) -> None:
+    """Draw the means `up` over `across` with their intervals, one line a series; frame: series, half_width."""
+    for (series,), rows in frame.groups("series"):
+        style, x, y = styles[series], rows.values(across), rows.values(up)
+        halves = rows.values("half_width")
+        draw_intervals(axes, x, intervals_around(y, halves), style.colour, along="y")
+        axes.plot(x, y, color=style.colour, marker=style.marker, markersize=4.5, linewidth=0.9, clip_on=False)
+
+
+def intervals_around(means: Sequence[float], halves: Sequence[float | None]) -> list[Interval]:
+    """Return the interval of each mean from half its width, which is None where there is none."""
+    return [
+        (None, None) if half is None else (mean - half, mean + half) for mean, half in zip(means, halves, strict=True)
+    ]
+
+
+def written_token(text: str | None, token_id: int, width: int) -> str:
+    """Return a token as it can be drawn: one line, only characters that the figures' font has, its id if unspelled."""
+    if text is None:
+        return str(token_id)
+    line = text.replace("\n", "\\n").replace("Ġ", "\u2581")
+    return shorten("".join(c if _has_glyph(c) else "□" for c in line) or "''", width)
+
+
+@cache
+def _has_glyph(character: str) -> bool:
+    return get_font(findfont(FontProperties(family="DejaVu Sans"))).get_char_index(ord(character)) != 0

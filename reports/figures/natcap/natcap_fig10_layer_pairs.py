@@ -6,14 +6,11 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
-from exitbench.reports.figures.natcap.natcap_parts import EMPTY, TRAINED
+from exitbench.reports.figures.natcap import TRAINED
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count
+from exitbench.reports.labels import between, count
 from exitbench.reports.plotting.panels import figure_of, title_panel
 from exitbench.reports.plotting.style import DOUBLE_INCHES, SMALL_POINTS
-from exitbench.reports.sentences import between
-
-__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "How alike the blocks of a model are"
 CAPTION = (

@@ -4,7 +4,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from exitbench.reports.figures.natcap.natcap_parts import TRAINED, intervals_around
+from exitbench.reports.figures.natcap import TRAINED, intervals_around
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count, shorten
 from exitbench.reports.plotting.panels import draw_intervals, figure_of, legend_of_series, title_panel

@@ -6,13 +6,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from exitbench.reports.figures.natcap.natcap_parts import EMPTY, TRAINED, draw_means, intervals_around, panels_by_task
+from exitbench.reports.figures.natcap import TRAINED, draw_means, intervals_around, panels_by_task
 from exitbench.reports.frame import Frame
+from exitbench.reports.labels import between
 from exitbench.reports.plotting.panels import draw_intervals, draw_published, label_y, published_entry
 from exitbench.reports.plotting.style import SeriesStyle
-from exitbench.reports.sentences import between
-
-__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "The first block that says what the last one says"
 CAPTION = (
@@ -36,7 +34,7 @@ def finding(frame: Frame) -> str:
 
 def plot(frame: Frame) -> Figure:
     """Draw one panel a task and one line a model; frame: share (0..1) by block, ideal_exit in blocks of `blocks`."""
-    ours = Frame(frame.columns, tuple(row for row in frame.rows if row["origin"] == "ours"))
+    ours = frame.where(lambda row: row["origin"] == "ours")
     published = [row for row in frame.rows if row["origin"] == "published"]
 
     def panel(axes: Axes, rows: Frame, styles: Mapping[str, SeriesStyle]) -> None:

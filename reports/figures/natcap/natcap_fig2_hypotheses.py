@@ -4,13 +4,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.natcap.natcap_parts import EMPTY, written_token
+from exitbench.reports.figures.natcap import written_token
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import shorten
 from exitbench.reports.plotting.panels import figure_of, title_panel
 from exitbench.reports.plotting.style import LETTERS, SMALL_POINTS
-
-__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "What one token was taken for at each block"
 CAPTION = (

@@ -6,9 +6,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.natcap.natcap_parts import EMPTY, intervals_around
+from exitbench.reports.figures.natcap import intervals_around
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import count, shorten
+from exitbench.reports.labels import called, count, of_which, shorten, times
 from exitbench.reports.plotting.panels import (
     FLOOR_NOTE,
     LENGTH_NOTE,
@@ -32,9 +32,6 @@ from exitbench.reports.plotting.style import (
     quiet,
     series_styles,
 )
-from exitbench.reports.sentences import called, of_which, times
-
-__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Gates without training: distance to the ideal exit, and speed-up"
 CAPTION = (
@@ -43,11 +40,10 @@ CAPTION = (
     "block whose most likely token is the last block's), mean over tokens of a replay over full depth's own output, "
     "with the threshold. Middle: all blocks over the mean exit layer of the replay, which knows no cost but blocks. "
     "Below: measured speed-up, wall time of real decodes against full depth in the same run, grey where the interval "
-    f"touches the noise floor. {FLOOR_NOTE}. {LENGTH_NOTE} "
-    " Oracle is the ideal exit itself, timed as "
-    "if it were known, whatever score it keeps. Bars are 95 % intervals over documents. Columns: models trained on "
-    "their last block alone (without joint optimisation), on every block (with it), or otherwise. After Figures 3, 7, "
-    "8 and 9 of Early Exit Is a Natural Capability, which pick thresholds by a finer grid, on encoders and Llama-2."
+    f"touches the noise floor. {FLOOR_NOTE}. {LENGTH_NOTE}  Oracle is the ideal exit itself, timed as if it were "
+    "known, whatever score it keeps. Bars are 95 % intervals over documents. Columns: models trained on their last "
+    "block alone (without joint optimisation), on every block (with it), or otherwise. After Figures 3, 7, 8 and 9 of "
+    "Early Exit Is a Natural Capability, which pick thresholds by a finer grid, on encoders and Llama-2."
 )
 
 _COLUMNS = {"last": "without joint optimisation", "joint": "with joint optimisation", "other": "trained otherwise"}

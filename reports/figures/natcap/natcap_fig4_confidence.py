@@ -5,13 +5,11 @@ from collections.abc import Mapping
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.natcap.natcap_parts import EMPTY, TRAINED, draw_means, panels_by_task
+from exitbench.reports.figures.natcap import TRAINED, draw_means, panels_by_task
 from exitbench.reports.frame import Frame
+from exitbench.reports.labels import between
 from exitbench.reports.plotting.panels import label_y
 from exitbench.reports.plotting.style import SeriesStyle
-from exitbench.reports.sentences import between
-
-__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "How sure each block is of its own most likely token"
 CAPTION = (

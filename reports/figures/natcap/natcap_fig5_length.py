@@ -3,14 +3,11 @@
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from exitbench.reports.figures.natcap.natcap_parts import EMPTY, TRAINED, draw_means
+from exitbench.reports.figures.natcap import TRAINED, draw_means
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count
+from exitbench.reports.labels import count, of_which
 from exitbench.reports.plotting.panels import grid_of_panels, label_y, legend_of_series, title_panel
 from exitbench.reports.plotting.style import series_styles
-from exitbench.reports.sentences import of_which
-
-__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Ideal exit along an answer, and by its length"
 CAPTION = (

@@ -6,15 +6,12 @@ from statistics import fmean
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.mee.mee_parts import block_axis
-from exitbench.reports.figures.natcap.natcap_parts import EMPTY, TRAINED, intervals_around
+from exitbench.reports.figures.mee import block_axis
+from exitbench.reports.figures.natcap import TRAINED, intervals_around
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count
+from exitbench.reports.labels import called, count, percent
 from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_of_series, title_panel
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
-from exitbench.reports.sentences import called, percent
-
-__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "What the parts of a block read out as"
 CAPTION = (
@@ -31,7 +28,7 @@ _COLUMNS = {"probability": "largest probability", "share": "is the final token"}
 def finding(frame: Frame) -> str:
     """Return which part reads out as the final token most often before the last block."""
     last = {series: max(rows.values("block")) for (series,), rows in frame.groups("series")}
-    before = Frame(frame.columns, tuple(row for row in frame.rows if row["block"] < last[row["series"]]))
+    before = frame.where(lambda row: row["block"] < last[row["series"]])
     shares = [(fmean(rows.values("share")), read_out) for (read_out,), rows in before.groups("read_out")]
     if not shares:
         return "Models of one block have no earlier read-outs."

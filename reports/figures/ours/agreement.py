@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from exitbench.reports.figures.ours.frontier_parts import series_of
+from exitbench.reports.figures.ours import series_of
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count, is_sweep, setting
+from exitbench.reports.labels import between, count, is_sweep, percent, setting
 from exitbench.reports.plotting.panels import (
     draw_intervals,
     draw_points,
@@ -21,7 +21,6 @@ from exitbench.reports.plotting.panels import (
     title_panel,
 )
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
-from exitbench.reports.sentences import between, percent
 
 ORDER = 20
 TITLE = "Agreement with full depth"

@@ -13,14 +13,13 @@ from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
 ORDER = 22
 TITLE = "Between random exits and the oracle"
 CAPTION = (
-    "Left: full depth's tokens that each setting has at the same position; the grey line leads from random exits "
-    "(bar) at the same mean depth to the oracle (triangle), which knows full depth's token and exits at the first "
-    "block that agrees. Right: the share of that way that the gate makes up, where it is at least 5 points long: 0 is "
-    "as good as drawing exits at random, below 0 worse. Random exits were run at a few mean exit layers "
-    "and are interpolated between them, and to full depth; a dotted line marks settings shallower than the smallest, "
-    "which are compared with that one, deeper as it is. The oracle is at its own depth, not the setting's: blocks "
-    "beyond it would not change its answer. Bars are 95 % intervals over documents, with random and oracle taken as "
-    "they came out."
+    "Left: full depth's tokens that each setting has at the same position; the grey line leads from random exits (bar) "
+    "at the same mean depth to the oracle (triangle), which knows full depth's token and exits at the first block that "
+    "agrees. Right: the share of that way that the gate makes up, where it is at least 5 points long: 0 is as good as "
+    "drawing exits at random, below 0 worse. Random exits were run at a few mean exit layers and are interpolated "
+    "between them, and to full depth; a dotted line marks settings shallower than the smallest, which are compared "
+    "with that one, deeper as it is. The oracle is at its own depth, not the setting's: blocks beyond it would not "
+    "change its answer. Bars are 95 % intervals over documents, with random and oracle taken as they came out."
 )
 EMPTY = (
     "No data yet: run `nox -s bench`, or any suite with `quality` cells of `random`, `oracle` and other methods on "

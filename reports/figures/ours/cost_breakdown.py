@@ -8,11 +8,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count, labels, setting
+from exitbench.reports.labels import count, label_of, labels, of_which, percent, setting
 from exitbench.reports.plotting.panels import draw_intervals, legend_above
 from exitbench.reports.plotting.setting_grid import ModelLines, setting_grid
 from exitbench.reports.plotting.style import MUTED, series_styles
-from exitbench.reports.sentences import label_of, of_which, percent
 
 ORDER = 14
 TITLE = "Where the work goes"

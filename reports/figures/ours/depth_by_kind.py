@@ -12,10 +12,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import natural_key, shorten
+from exitbench.reports.labels import called, natural_key, percent, shorten
 from exitbench.reports.plotting.panels import draw_intervals, figure_of, legend_above, title_panel
 from exitbench.reports.plotting.style import COLOURS, MUTED
-from exitbench.reports.sentences import called, percent
 from exitbench.terminal import told_apart
 
 ORDER = 18

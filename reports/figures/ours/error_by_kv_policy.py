@@ -8,10 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import count, labels, shorten
+from exitbench.reports.labels import called, count, extremes, labels, percent, shorten
 from exitbench.reports.plotting.panels import draw_intervals, draw_points, figure_of, title_panel
 from exitbench.reports.plotting.style import DOUBLE_INCHES, MUTED, SINGLE_INCHES, SeriesStyle, series_styles
-from exitbench.reports.sentences import called, extremes, percent
 
 ORDER = 26
 TITLE = "How errors spread, by KV policy"

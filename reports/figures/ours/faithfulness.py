@@ -4,11 +4,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count, labels
+from exitbench.reports.labels import count, extremes, label_of, labels, of_which, percent
 from exitbench.reports.plotting.panels import legend_of_series
 from exitbench.reports.plotting.setting_grid import Measure, draw_measures, setting_grid
 from exitbench.reports.plotting.style import series_styles
-from exitbench.reports.sentences import extremes, label_of, of_which, percent
 
 ORDER = 24
 TITLE = "Faithfulness to full depth"

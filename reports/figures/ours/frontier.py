@@ -11,9 +11,21 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 from matplotlib.transforms import offset_copy
 
-from exitbench.reports.figures.ours.frontier_parts import envelope, recommended, series_of
+from exitbench.reports.figures.ours import envelope, recommended, series_of
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import NOT_MEASURABLE, OTHER_LENGTH, TOO_WIDE, Setting, count, labels, setting
+from exitbench.reports.labels import (
+    NOT_MEASURABLE,
+    OTHER_LENGTH,
+    TOO_WIDE,
+    Setting,
+    called,
+    count,
+    label_of,
+    labels,
+    listed,
+    setting,
+    times,
+)
 from exitbench.reports.plotting.panels import (
     FLOOR_NOTE,
     LENGTH_NOTE,
@@ -32,26 +44,23 @@ from exitbench.reports.plotting.panels import (
     title_panel,
 )
 from exitbench.reports.plotting.style import MUTED, SMALL_POINTS, SeriesStyle, quiet, series_styles
-from exitbench.reports.sentences import called, label_of, listed, times
 
 ORDER = 10
 TITLE = "Quality against depth and measured speed-up"
 CAPTION = (
     "The task's metric as a share of full depth's of the same checkpoint (of an error 2 less that share, so that up is "
-    "better). Left: against the blocks run for a token, "
-    "as a "
-    "share of all blocks; oracles and policies that run skipped blocks after all run more than the exit layer says. "
-    "Right: the settings that were timed, against the measured speed-up of whole requests, a ratio of wall times to "
-    f"full depth in the same run. {LENGTH_NOTE} Bars are 95 % intervals over documents (of the metric, with full "
-    "depth's taken as it is), cut where the panel ends; lines join the settings of which no other is both better and "
-    "shallower, or both better and faster. A ring marks the setting to use where a loss of 1 % is allowed: the "
-    "fastest method that a third of the documents chooses and the others confirm. No line goes through oracles, which "
-    "know full depth's answer. "
-    f"{FLOOR_NOTE}; points whose interval touches theirs are grey: no speed-up was shown. "
-    "Crosses are published mean exit layers (MEE's log and PRUNE's figures 6, 7, 10 and 11; "
-    "T5-large, other data and machines), each relative to full depth there; they have no time that compares. Left "
-    "out: two of them whose depths seem misprinted (figure 11a, fixed pruning from blocks 6 and 3 on), tasks where "
-    "full depth scores 0, random weights, and speed-ups whose interval or noise floor is wider than 10 times."
+    "better). Left: against the blocks run for a token, as a share of all blocks; oracles and policies that run "
+    "skipped blocks after all run more than the exit layer says. Right: the settings that were timed, against the "
+    f"measured speed-up of whole requests, a ratio of wall times to full depth in the same run. {LENGTH_NOTE} Bars are "
+    "95 % intervals over documents (of the metric, with full depth's taken as it is), cut where the panel ends; lines "
+    "join the settings of which no other is both better and shallower, or both better and faster. A ring marks the "
+    "setting to use where a loss of 1 % is allowed: the fastest method that a third of the documents chooses and the "
+    f"others confirm. No line goes through oracles, which know full depth's answer. {FLOOR_NOTE}; points whose "
+    "interval touches theirs are grey: no speed-up was shown. Crosses are published mean exit layers (MEE's log and "
+    "PRUNE's figures 6, 7, 10 and 11; T5-large, other data and machines), each relative to full depth there; they have "
+    "no time that compares. Left out: two of them whose depths seem misprinted (figure 11a, fixed pruning from blocks "
+    "6 and 3 on), tasks where full depth scores 0, random weights, and speed-ups whose interval or noise floor is "
+    "wider than 10 times."
 )
 EMPTY = (
     "No data yet: run `nox -s bench`, or any suite with `quality` and `timing` cells of models with trained weights."
@@ -84,7 +93,7 @@ def finding(frame: Frame) -> str:
 
 def plot(frame: Frame) -> Figure:
     """Draw one line of panels a task; frame: quality (1 is full depth's), depth (share of blocks), speedup (ratio)."""
-    ours = Frame(frame.columns, tuple(row for row in frame.rows if row["origin"] == "ours"))
+    ours = frame.where(lambda row: row["origin"] == "ours")
     by = series_of(ours)
     styles = series_styles(ours.distinct(by))
     names = labels(ours.rows, brief=True)
@@ -108,7 +117,7 @@ def plot(frame: Frame) -> Figure:
 def _depth_panel(axes: Axes, frame: Frame, published: Frame | None, styles: Mapping[str, SeriesStyle], by: str) -> None:
     if published is not None:
         draw_published(axes, published.values("depth"), published.values("quality"))
-    known = Frame(frame.columns, tuple(row for row in frame.rows if row["depth"] is not None))
+    known = frame.where(lambda row: row["depth"] is not None)
     for (series, execution), rows in known.groups(by, "execution"):
         style = styles[series]
         x, y = rows.values("depth"), rows.values("quality")
@@ -124,7 +133,7 @@ def _depth_panel(axes: Axes, frame: Frame, published: Frame | None, styles: Mapp
 
 
 def _speed_panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str) -> None:
-    timed = Frame(frame.columns, tuple(row for row in frame.rows if row["speedup"] is not None))
+    timed = frame.where(lambda row: row["speedup"] is not None)
     if all(row["is_full_depth"] for row in timed.rows):
         axes.axis("off")
         text = f"{NOT_MEASURABLE}: {TOO_WIDE}" if _is_too_wide(frame) else _NOT_TIMED
@@ -163,7 +172,7 @@ def _fastest(
 ) -> None:
     """Name what the rings mark: for each model the setting to use."""
     axes.axis("off")
-    timed = Frame(frame.columns, tuple(row for row in frame.rows if row["speedup"] is not None))
+    timed = frame.where(lambda row: row["speedup"] is not None)
     if all(row["is_full_depth"] for row in timed.rows):
         return
     fastest = recommended(timed)

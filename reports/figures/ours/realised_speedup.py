@@ -9,27 +9,24 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, PercentFormatter
 
-from exitbench.reports.figures.ours.frontier_parts import series_of
+from exitbench.reports.figures.ours import series_of
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count
+from exitbench.reports.labels import count, percent
 from exitbench.reports.plotting.panels import draw_intervals, figure_of, legend_of_series, title_panel
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
-from exitbench.reports.sentences import percent
 from exitbench.terminal import told_apart
 
 ORDER = 12
 TITLE = "Measured against ideal speed-up"
 CAPTION = (
-    "Is time lost on top of the work? Left: the measured speed-up of decoding against the ideal one, full depth's "
-    "work over that of the timed answers (weights, caches, heads, gates and fills; bytes read at batch size 1, "
-    "operations "
-    "at larger ones), one point a setting that was timed. On the diagonal all saved work becomes saved time; below "
-    "it, launches and decisions cost "
-    "time that the cost model does not know. Right: the realised fraction, measured over ideal, by method (all its "
-    "settings, tasks and models), beside 90 % and 95 %. Above 100 % the cost model leaves something out, such as "
-    "caches that hold a small model. Bars are 95 % intervals of the measured ratio, over documents, cut at the edge "
-    "of the panel; full depth's own line is its second timing: what a setting that changes nothing looks like. Both "
-    "axes of the left panel are logarithmic."
+    "Is time lost on top of the work? Left: the measured speed-up of decoding against the ideal one, full depth's work "
+    "over that of the timed answers (weights, caches, heads, gates and fills; bytes read at batch size 1, operations "
+    "at larger ones), one point a setting that was timed. On the diagonal all saved work becomes saved time; below it, "
+    "launches and decisions cost time that the cost model does not know. Right: the realised fraction, measured over "
+    "ideal, by method (all its settings, tasks and models), beside 90 % and 95 %. Above 100 % the cost model leaves "
+    "something out, such as caches that hold a small model. Bars are 95 % intervals of the measured ratio, over "
+    "documents, cut at the edge of the panel; full depth's own line is its second timing: what a setting that changes "
+    "nothing looks like. Both axes of the left panel are logarithmic."
 )
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `timing` cells of models with trained weights."
 

@@ -1,1 +1,320 @@
-"""Figures of vocabulary pruning and contrastive decoding."""
+"""Figures of vocabulary pruning and contrastive decoding; here what they share.
+
+Figures of the work under pruned heads have a row per read-out: score, FLOPs and speed side by side.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from exitbench.reports.figures.explain import FIRST_ASKED, FULL_DEPTH, draw_by_block
+from exitbench.reports.frame import Frame, Row
+from exitbench.reports.labels import NOT_MEASURABLE, count, of_which, shorten
+from exitbench.reports.plotting.panels import (
+    draw_intervals,
+    draw_lengths,
+    draw_published,
+    grid_of_panels,
+    legend_above,
+    legend_of_series,
+    published_entry,
+    title_panel,
+)
+from exitbench.reports.plotting.style import MUTED, SMALL_POINTS, SeriesStyle, quiet, series_styles
+
+EMPTY = "No data yet: run `nox -s paper -- prune`."
+STAND_INS = (
+    "A model trained for its last block stands in for the published pre-trained t5-large, one trained for every block "
+    "for the fine-tuned ones."
+)
+AT_RELATIVE_DEPTH = (
+    "Grey crosses: published (t5-large, 100 samples, a repetition penalty of 1.2), block b of its 24 drawn at b L / "
+    "24 of our L, on dotted lines in the colour of the series."
+)
+
+_TRAINED = {"last": "last block trained", "weighted": "every block trained", "unknown": "training not known"}
+_USUAL = ("float32", "cpu", "batch 1", "threshold 0.9")
+_FEW_GROUPS = 6  # models on tasks with a line of the page each
+_COLUMNS = 2
+
+Series = Mapping[tuple[str, str], str]
+"""Names for readers by (method, head), in the order drawn."""
+
+
+def panel_title(row: Row) -> str:
+    """Return task, model and how it was trained; the setting is told where it is not the published one."""
+    return f"{shorten(row['task'], 18)} · {shorten(row['model'], 24)}\n{trained_as(row)}"
+
+
+def trained_as(row: Row) -> str:
+    """Return how a model was trained, and what of its setting is not the usual."""
+    unusual = [part for part in row["setting"].split(", ") if part not in _USUAL]
+    return ", ".join([_TRAINED[row["loss"]], *unusual])
+
+
+def split_published(frame: Frame) -> tuple[Frame, Frame]:
+    """Return our rows and the published ones."""
+    return frame.where(lambda row: row["origin"] == "ours"), frame.where(lambda row: row["origin"] != "ours")
+
+
+def series_of(frame: Frame, names: Series) -> dict[str, list[Row]]:
+    """Return the rows of each (method, head) that occurs under its name, in the order of `names`."""
+    parts = {name: [row for row in frame.rows if (row["method"], row["head"]) == key] for key, name in names.items()}
+    return {name: rows for name, rows in parts.items() if rows}
+
+
+def mean_depths(frame: Frame, names: Series) -> str:
+    """Return a sentence with each series' mean exit layer over the models, tasks and blocks that all series have."""
+    ours, _ = split_published(frame)
+    depths: dict[str, dict[tuple[Any, ...], float]] = {
+        label: {
+            (row["task"], row["model"], row["setting"], row["min_exit"]): row["value"]
+            for row in rows
+            if row["is_depth"]
+        }
+        for label, rows in series_of(ours, names).items()
+    }
+    common = set.intersection(*(set(of) for of in depths.values())) if depths else set()
+    if not common:
+        return "Mean exit layer and score by the first block that is asked."
+    told = [f"{label} {fmean(of[key] for key in common):.1f}" for label, of in depths.items()]
+    return f"Mean exit layer over the {len(common)} cases that all were run in: {', '.join(told)}."
+
+
+def sweep(frame: Frame, names: Series) -> Figure:
+    """Draw depth and score by the first block asked, two panels a model and task, a line a (method, head).
+
+    Args:
+        frame: One row a setting and metric: origin, task, model, setting, loss, blocks, method, head, min_exit,
+            is_depth, value (blocks, or the metric's unit), ci_low, ci_high, full_value, n.
+        names: The series.
+    """
+    styles = series_styles(series_of(frame, names).keys())
+    groups = list(frame.groups("task", "model", "setting"))
+    columns = _COLUMNS * (1 if len(groups) <= _FEW_GROUPS else 2)
+    figure, panels = grid_of_panels(2 * len(groups), columns=columns)
+    for (depth, score), (_, rows) in zip(zip(panels[::2], panels[1::2], strict=True), groups, strict=False):
+        for axes, is_depth in ((depth, True), (score, False)):
+            part = Frame(rows.columns, tuple(row for row in rows.rows if row["is_depth"] is is_depth))
+            _sweep_panel(axes, part, names, styles)
+        first = rows.rows[0]
+        title_panel(depth, panel_title(first))
+        if columns > _COLUMNS:
+            for axes in (depth, score):
+                axes.set_xlabel(FIRST_ASKED.replace(", ", ",\n").replace(" (", "\n("))
+        depth.set_ylabel("mean exit layer")
+        depth.axhline(first["blocks"], color=MUTED, linestyle=":", linewidth=1)
+        depth.plot([1, first["blocks"]], [1, first["blocks"]], color=MUTED, linewidth=0.6, zorder=1)
+        if first["full_value"] is not None:
+            score.axhline(first["full_value"], color=MUTED, linestyle=":", linewidth=1)
+        score.set_xlim(depth.get_xlim())
+        score.set_ylim(bottom=min(0, score.get_ylim()[0]))
+    published = [published_entry()] if "published" in frame.values("origin") else []
+    legend_of_series(figure, styles, [FULL_DEPTH, *published])
+    return figure
+
+
+def _sweep_panel(axes: Axes, frame: Frame, names: Series, styles: Mapping[str, SeriesStyle]) -> None:
+    ours, published = split_published(frame)
+    draw_by_block(axes, series_of(ours, names), styles, ("value", "ci_low", "ci_high"), connect=True)
+    for name, rows in series_of(published, names).items():
+        x, y = ([row[column] for row in rows] for column in ("min_exit", "value"))
+        draw_published(axes, x, y, connect=True, line_colour=styles[name].colour)
+    metric = ours.rows[0]["metric"]
+    if not ours.rows[0]["is_depth"]:
+        axes.set_ylabel(metric)
+        title_panel(axes, "", count(ours.values("n"), "documents"))
+
+
+FLOPS = {
+    "model": "whole model",
+    "head": "LM head, as we count",
+    "rule": "LM head, published rule",
+}
+_FLOOR = "A/A noise floor"
+_ROW_INCHES = 0.24
+_DECADES = 100  # shown, up to which there is room for a number at 3 in each
+_SHIFT = 0.22  # of a row, between the kinds of FLOPs
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the rows of one model begin, and what is drawn at each."""
+
+    heading: float
+    title: str
+    rows: Mapping[float, Sequence[Row]]
+
+
+def cheapest_head(frame: Frame, names: Series) -> str:
+    """Return a sentence on the read-out whose LM head works least, as we count, and on its score."""
+    ours = [row for row in frame.rows if row["origin"] == "ours" and (row["method"], row["head"]) in names]
+    heads = [row for row in ours if row["quantity"] == "head"]
+    if not heads:
+        return "Score of the gates; the work of the LM head was not counted."
+    least = min(heads, key=lambda row: float(row["value"]))
+    key = ("task", "model", "setting", "method", "head")
+    scores = [r for r in ours if r["quantity"] == "score" and all(r[one] == least[one] for one in key)]
+    score = f"; its {scores[0]['metric']} is {scores[0]['value']:.1f}" if scores else ""
+    if scores and scores[0]["full_value"] is not None:
+        score += f", full depth's {scores[0]['full_value']:.1f}"
+    label = names[least["method"], least["head"]]
+    where = of_which(least, ("model", "task"))
+    return f"Least work of the LM head: {label} ({where}), {least['value']:.2f}× full depth's{score}."
+
+
+def costs(frame: Frame, names: Series, *, timed: bool) -> Figure:
+    """Draw a line of panels a task: score, FLOPs and, if `timed`, speed-up; a row a model and read-out.
+
+    Args:
+        frame: One row a model, task, read-out and quantity (score; speedup; model, head, rule: FLOPs in multiples of
+            full depth's): origin (ours, or the edition published), method, head, min_exit, blocks, value, ci_low,
+            ci_high, full_value, aa_low, aa_high, n, and of a speed-up speedup_per_token and is_other_length.
+        names: The read-outs.
+        timed: Whether the speed-up has a panel.
+    """
+    columns = 3 if timed else 2
+    groups = list(frame.groups("task"))
+    figure, panels = grid_of_panels(columns * len(groups), columns=columns)
+    styles = series_styles(FLOPS.values())
+    most = 1
+    for place, ((task,), rows) in enumerate(groups):
+        line = panels[columns * place : columns * (place + 1)]
+        places = list(_places(rows, names))
+        most = max(most, round(max(at for one in places for at in one.rows)))
+        _score(line[0], places)
+        _flops(line[1], places, styles)
+        if timed:
+            _speed(line[2], places)
+        scored = [row["n"] for row in rows.rows if row["origin"] == "ours" and row["quantity"] == "score"]
+        title_panel(line[0], task, count(scored, "documents"))
+        for axes in line:
+            _rows_axis(axes, places, names, named=axes is line[0])
+    figure.set_figheight(max(figure.get_figheight(), len(groups) * (1.0 + _ROW_INCHES * most)))
+    legend_above(figure, _legend(styles, timed=timed))
+    return figure
+
+
+def _places(frame: Frame, names: Series) -> Iterator[_Place]:
+    top = 0.0
+    for _, rows in frame.groups("model", "setting"):
+        first = rows.rows[0]
+        title = (
+            f"{shorten(first['model'], 24)}, {trained_as(first)}; asked from block {first['min_exit']} of "
+            f"{first['blocks']} (blocks executed)"
+        )
+        present = [key for key in names if any((row["method"], row["head"]) == key for row in rows.rows)]
+        at = {
+            top + 1 + i: [row for row in rows.rows if (row["method"], row["head"]) == key]
+            for i, key in enumerate(present)
+        }
+        yield _Place(top, title, at)
+        top += 1.3 + len(present)
+
+
+def _rows_axis(axes: Axes, places: Sequence[_Place], names: Series, *, named: bool) -> None:
+    at = {y: names[rows[0]["method"], rows[0]["head"]] for one in places for y, rows in one.rows.items()}
+    axes.set_yticks(list(at), list(at.values()) if named else [""] * len(at))
+    axes.set_ylim(max(at) + 0.6, -0.6)
+    axes.grid(visible=False, axis="y")
+    if named:
+        axes.set_zorder(1)  # headings run on into the next panel, whose row is empty there
+        paper = {"facecolor": mpl.rcParams["axes.facecolor"], "edgecolor": "none", "pad": 0.8}
+        for one in places:
+            heading = axes.text(0.01, one.heading, one.title, transform=axes.get_yaxis_transform(), bbox=paper)
+            heading.set(va="center", fontsize=SMALL_POINTS, in_layout=False)
+
+
+def _ours(rows: Sequence[Row], quantity: str) -> list[Row]:
+    return [row for row in rows if row["origin"] == "ours" and row["quantity"] == quantity]
+
+
+def _score(axes: Axes, places: Sequence[_Place]) -> None:
+    colour = mpl.rcParams["text.color"]
+    for one in places:
+        for y, rows in one.rows.items():
+            for row in _ours(rows, "score"):
+                axes.barh(y, row["value"], 0.62, color=MUTED, alpha=0.35)
+                draw_intervals(axes, [y], [(row["ci_low"], row["ci_high"])], colour, along="x")
+                if row["full_value"] is not None:
+                    axes.vlines(row["full_value"], y - 0.4, y + 0.4, color=MUTED, linestyle=":", linewidth=1)
+                axes.set_xlabel(row["metric"])
+            _published(axes, rows, "score", y)
+    axes.set_xlim(left=0)
+
+
+def _flops(axes: Axes, places: Sequence[_Place], styles: Mapping[str, SeriesStyle]) -> None:
+    axes.set_xscale("log", nonpositive="clip")  # an interval that begins at 0 goes to the edge
+    axes.axvline(1, color=MUTED, linestyle=":", linewidth=1)
+    for one in places:
+        for y, rows in one.rows.items():
+            for place, (quantity, name) in enumerate(FLOPS.items()):
+                at, style = y + _SHIFT * (place - 1), styles[name]
+                for row in _ours(rows, quantity):
+                    if row["value"] == 0:  # no place on a logarithmic axis
+                        edge = axes.text(0.01, at, "0", transform=axes.get_yaxis_transform())
+                        edge.set(va="center", fontsize=SMALL_POINTS)
+                        continue
+                    draw_intervals(axes, [at], [(row["ci_low"], row["ci_high"])], style.colour, along="x")
+                    axes.plot(row["value"], at, **_look(style, quantity))
+            _published(axes, rows, "rule", y + _SHIFT)
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0) if high < _DECADES * low else (1.0,)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}×"))
+    axes.set_xlabel("FLOPs of an answer, full depth = 1×")
+
+
+def _look(style: SeriesStyle, quantity: str) -> dict[str, Any]:
+    hollow = mpl.rcParams["axes.facecolor"] if quantity == "rule" else style.colour
+    look = {"color": style.colour, "marker": style.marker, "markerfacecolor": hollow}
+    return {**look, "markersize": 4.5, "linestyle": "none", "zorder": 3}
+
+
+def _speed(axes: Axes, places: Sequence[_Place]) -> None:
+    times = [row for one in places for rows in one.rows.values() for row in _ours(rows, "speedup")]
+    if not times:
+        axes.text(
+            0.5,
+            0.5,
+            f"not timed, or {NOT_MEASURABLE}",
+            ha="center",
+            va="center",
+            color=quiet(),
+            transform=axes.transAxes,
+        )
+        axes.set_xticks([])
+        return
+    axes.axvline(1, color=MUTED, linestyle=":", linewidth=1)
+    colour = mpl.rcParams["text.color"]
+    for one in places:
+        for y, rows in one.rows.items():
+            for row in _ours(rows, "speedup"):
+                if row["aa_low"] is not None:
+                    axes.barh(y, row["aa_high"] - row["aa_low"], 0.62, left=row["aa_low"], color=MUTED, alpha=0.25)
+                draw_intervals(axes, [y], [(row["ci_low"], row["ci_high"])], colour, along="x")
+                axes.plot(row["value"], y, color=colour, marker="o", markersize=4.5, zorder=3)
+                draw_lengths(axes, [y], [{**row, "speedup": row["value"]}], along="x")
+    title_panel(axes, "", count([row["n"] for row in times], "timed"))
+    axes.set_xlabel("measured speed-up")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}×"))
+
+
+def _published(axes: Axes, rows: Sequence[Row], quantity: str, y: float) -> None:
+    printed = [row for row in rows if row["origin"] != "ours" and row["quantity"] == quantity]
+    if printed:
+        draw_published(axes, [row["value"] for row in printed], [y] * len(printed))
+
+
+def _legend(styles: Mapping[str, SeriesStyle], *, timed: bool) -> list[Line2D | Patch]:
+    kinds = [Line2D([], [], label=name, **_look(styles[name], quantity)) for quantity, name in FLOPS.items()]
+    floor = [Patch(facecolor=MUTED, alpha=0.25, label=_FLOOR)] if timed else []
+    return [*kinds, FULL_DEPTH, published_entry(), *floor]

@@ -7,15 +7,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from exitbench.reports.figures.mee.mee_parts import block_axis
-from exitbench.reports.figures.prune.prune_parts import EMPTY, STAND_INS
+from exitbench.reports.figures.mee import block_axis
+from exitbench.reports.figures.prune import STAND_INS
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count
+from exitbench.reports.labels import between, count
 from exitbench.reports.plotting.panels import grid_of_panels, label_y, legend_of_series, title_panel
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
-from exitbench.reports.sentences import between
-
-__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Rank of the final token at each block"
 CAPTION = (

@@ -2,10 +2,10 @@
 
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.mee.mee_parts import block_axis
-from exitbench.reports.figures.prune.prune_parts import EMPTY, STAND_INS, panel_title
+from exitbench.reports.figures.mee import block_axis
+from exitbench.reports.figures.prune import STAND_INS, panel_title
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count
+from exitbench.reports.labels import count, of_which, percent
 from exitbench.reports.plotting.panels import (
     draw_intervals,
     draw_published,
@@ -15,9 +15,6 @@ from exitbench.reports.plotting.panels import (
     title_panel,
 )
 from exitbench.reports.plotting.style import series_styles
-from exitbench.reports.sentences import of_which, percent
-
-__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Confidence of a block against the score of leaving there"
 CAPTION = (
@@ -37,9 +34,7 @@ _FEW_GROUPS = 2  # models on tasks with a line of the page each
 def finding(frame: Frame) -> str:
     """Return where margin and score are furthest apart: a block that is sure and wrong."""
     worst = None
-    for _, rows in Frame(frame.columns, tuple(r for r in frame.rows if r["origin"] == "ours")).groups(
-        "task", "model", "setting"
-    ):
+    for _, rows in frame.where(lambda r: r["origin"] == "ours").groups("task", "model", "setting"):
         margins = {row["block"]: row for row in rows.rows if row["quantity"] == MARGIN}
         scores = {row["block"]: row["value"] for row in rows.rows if row["quantity"] == SCORE}
         full = scores.get(rows.rows[0]["blocks"])

@@ -2,11 +2,8 @@
 
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.prune.prune_cost_parts import cheapest_head, costs
-from exitbench.reports.figures.prune.prune_parts import EMPTY, STAND_INS
+from exitbench.reports.figures.prune import STAND_INS, cheapest_head, costs
 from exitbench.reports.frame import Frame
-
-__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Pruning the vocabulary of the softmax gate: score and FLOPs"
 CAPTION = (

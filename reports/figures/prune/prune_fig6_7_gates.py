@@ -2,10 +2,8 @@
 
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.prune.prune_parts import AT_RELATIVE_DEPTH, EMPTY, STAND_INS, mean_depths, sweep
+from exitbench.reports.figures.prune import AT_RELATIVE_DEPTH, STAND_INS, mean_depths, sweep
 from exitbench.reports.frame import Frame
-
-__all__ = ["CAPTION", "EMPTY", "TITLE", "finding", "plot"]
 
 TITLE = "Contrastive gates against the softmax gate"
 CAPTION = (

@@ -19,8 +19,7 @@ from lm_eval.tasks import TaskManager
 
 import exitbench
 from exitbench.errors import UserError
-from exitbench.harness.api.lm_eval_arguments import read_arguments
-from exitbench.harness.api.lm_eval_model import ExitBenchLM, available_device
+from exitbench.harness.api.lm_eval_model import ExitBenchLM, available_device, read_arguments
 
 TEXTS = {"causal": ("toy_text", "toy_choice", "toy_rolling"), "seq2seq": ("toy_text", "toy_choice")}
 PAIRS = [(kind, task) for kind, tasks in TEXTS.items() for task in tasks]

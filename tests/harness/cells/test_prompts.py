@@ -15,7 +15,7 @@ from exitbench.errors import UserError
 from exitbench.harness.cells.cell import GenerationSettings, Truncate
 from exitbench.harness.cells.prompts import Prompts, check_chat_template, render_chat, template_sha256
 from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
-from exitbench.tasks.builtin.tokenizer import build_tokenizer
+from exitbench.tasks.builtin.corpus import build_tokenizer
 from exitbench.tasks.document import Document
 
 TEXT = "the small dog sees the old house . the cat sees the dog ."

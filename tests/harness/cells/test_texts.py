@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import GenerationSettings
 from exitbench.harness.cells.texts import TextEncoding, label_places
-from exitbench.tasks.builtin.tokenizer import build_tokenizer
+from exitbench.tasks.builtin.corpus import build_tokenizer
 
 
 @pytest.fixture

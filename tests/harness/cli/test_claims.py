@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from exitbench.harness.cli.main import main
-from exitbench.reports.claims.claim import KINDS
-from exitbench.reports.claims.ledger import read_claims
+from exitbench.reports.claims.claim import KINDS, read_claims
 
 Claims = Callable[..., tuple[int, str, str]]
 

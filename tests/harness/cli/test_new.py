@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from exitbench.harness.cli.main import main, parsed
-from exitbench.harness.scaffolds.files import method_files, python_task_files, task_files
-from exitbench.harness.scaffolds.names import MOST_CHARACTERS
+from exitbench.harness.scaffolds import MOST_CHARACTERS, method_files, python_task_files, task_files
 from exitbench.results.database.connection import open_database
 
 ROOT = Path(__file__).parents[3]

@@ -19,7 +19,7 @@ import yaml
 from exitbench.harness.cli.main import main
 from exitbench.results.database.connection import open_database
 from exitbench.tasks import registry
-from exitbench.tasks.lm_eval import catalogue, task
+from exitbench.tasks.lm_eval import configs, task
 from exitbench.tasks.lm_eval.configs import leaf_configs
 
 LOCAL = {"dataset_path": "json", "test_split": "test"}
@@ -72,7 +72,7 @@ RECORDS = {
 }
 PLUGIN = '''
 import exitbench
-from exitbench.tasks.squad.task import Squad
+from exitbench.tasks.squad import Squad
 from exitbench_plugins.words import turned
 
 @exitbench.register_task
@@ -96,7 +96,7 @@ class Halfway(Static):
 '''
 WORDS = 'def turned(text):\n    return " ".join(reversed(text.split()))\n'
 INSTALLED = '''
-from exitbench.tasks.squad.task import Squad
+from exitbench.tasks.squad import Squad
 
 class Shouted(Squad):
     """Questions in capitals."""
@@ -386,7 +386,7 @@ def test_a_metric_added_to_the_yaml_is_scored_without_the_model(
     path = finished / "yaml" / "vote.yaml"
     whole = path.read_text()
     path.write_text(whole.replace("metric_list:", "metric_list:\n- metric: chrf"))
-    catalogue.catalogue.cache_clear()
+    configs.catalogue.cache_clear()
     registry._lm_eval_task.cache_clear()
     leaf_configs.cache_clear()
     try:
@@ -396,7 +396,7 @@ def test_a_metric_added_to_the_yaml_is_scored_without_the_model(
         assert main(["rescore", "m/vote/*", "--runs", str(runs), "--data-dir", ".."]) == 0
     finally:
         path.write_text(whole)
-        for kept in (catalogue.catalogue, registry._lm_eval_task, leaf_configs):
+        for kept in (configs.catalogue, registry._lm_eval_task, leaf_configs):
             kept.cache_clear()
     scored = ask(runs, "SELECT DISTINCT metric FROM metric_values WHERE task_label = 'vote' AND metric LIKE 'chrf%'")
     assert sorted(scored) == [("chrf,low",), ("chrf,three",)]

@@ -15,8 +15,7 @@ import pytest
 from rich.console import Console
 
 from exitbench.harness.cli.main import main
-from exitbench.reports.answers.answer import Answer, find_answers
-from exitbench.reports.answers.heat_map import HeatMap
+from exitbench.reports.answers.answer import Answer, HeatMap, find_answers
 from exitbench.reports.plotting.exit_colours import shades
 from exitbench.results.analysis.traces import readable
 from exitbench.results.database.connection import Database, open_database

@@ -29,7 +29,7 @@ answer = "answer"
 """
 PLUGIN = '''
 import exitbench
-from exitbench.tasks.squad.task import Squad
+from exitbench.tasks.squad import Squad
 
 @exitbench.register_task
 class Backwards(Squad):

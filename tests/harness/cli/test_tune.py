@@ -13,7 +13,7 @@ from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.methods.registry import get_method
 from exitbench.reports.front.suite_toml import stored_suite
-from exitbench.reports.tables.gist import gist_lines
+from exitbench.reports.tables.text import gist_lines
 from exitbench.results.database.connection import open_database
 
 METHODS = "max-prob,contrastive-reweighted"

@@ -21,7 +21,7 @@ import torch
 import transformers
 
 from exitbench.errors import UserError
-from exitbench.harness.inspecting import engines
+from exitbench.harness.inspecting import inspection
 from exitbench.harness.inspecting.asking import Asking, Skipping
 from exitbench.harness.inspecting.inspection import Inspection, inspect_folder
 from exitbench.harness.training.store import SHIPPED
@@ -242,7 +242,7 @@ def test_choices_that_the_engine_refuses_are_told(counted: Inspection) -> None:
 def test_what_does_not_fit_into_memory_is_told_by_its_configuration(
     counted: Inspection, gemma2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "available_bytes", lambda device: 4 * numel_of(gemma2 / "model.safetensors"))
+    monkeypatch.setattr(inspection, "available_bytes", lambda device: 4 * numel_of(gemma2 / "model.safetensors"))
     found = inspect_folder(gemma2, context=CONTEXT)
     assert (found.engines[0].why_not, found.engines[0].is_proved) == (None, False)
     assert found.work is not None and counted.work is not None

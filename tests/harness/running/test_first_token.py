@@ -22,7 +22,7 @@ from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.queries import saved_query
 from exitbench.results.spool.attempts import attempt_status
-from exitbench.tasks.builtin.tokenizer import build_tokenizer
+from exitbench.tasks.builtin.corpus import build_tokenizer
 
 L = 4
 SPECIAL_TOKENS = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}

@@ -40,7 +40,7 @@ from exitbench.tasks import registry
 from exitbench.tasks.base import Task
 from exitbench.tasks.document import Document, DocumentScore
 from exitbench.tasks.registry import get_task
-from exitbench.tasks.squad.task import Squad
+from exitbench.tasks.squad import Squad
 
 DEPTH, LONGEST, KEPT = 4, 8, 8
 THRESHOLDS = (0.1, 0.3, 0.5, 0.7)

@@ -3,7 +3,7 @@
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.harness.scaffolds.names import MOST_CHARACTERS, check_new_name, class_name, module_name
+from exitbench.harness.scaffolds import MOST_CHARACTERS, check_new_name, class_name, module_name
 
 
 @pytest.mark.parametrize("name", ["mine", "top-3", "a", "class", "x" * MOST_CHARACTERS])

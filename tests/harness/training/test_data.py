@@ -23,7 +23,7 @@ from exitbench.harness.training.data import (
     read_pairs,
     read_text,
 )
-from exitbench.harness.training.objectives.losses import IGNORED
+from exitbench.harness.training.losses import IGNORED
 from exitbench.harness.training.recipe import DataSource
 from exitbench.tasks.base import ModelKind
 

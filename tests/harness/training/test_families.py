@@ -15,12 +15,12 @@ from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.training import ensure_trained, load_recipe
 from exitbench.harness.training.data import make_tokenizer
+from exitbench.harness.training.losses import block_weights
 from exitbench.harness.training.models import new_model
-from exitbench.harness.training.objectives.losses import block_weights
-from exitbench.harness.training.objectives.objective import ExitHeadsObjective, JointObjective
-from exitbench.harness.training.optimizers import make_optimizer
+from exitbench.harness.training.objectives import ExitHeadsObjective, JointObjective
 from exitbench.harness.training.readable import decoder_states
 from exitbench.harness.training.recipe import ArchitectureRecipe, ExitHeadsRecipe, OptimisationRecipe, TokenizerRecipe
+from exitbench.harness.training.trainer import make_optimizer
 from exitbench.methods.registry import baseline_method, get_method
 
 ENCODER_DECODERS, CAUSAL = ("marian", "pegasus"), ("gpt_neox", "phi")

@@ -10,7 +10,7 @@ from torch import Tensor
 from exitbench.harness.training.data import make_tokenizer
 from exitbench.harness.training.models import new_model
 from exitbench.harness.training.recipe import ArchitectureRecipe, TokenizerRecipe
-from exitbench.tasks.builtin.people import NAMES
+from exitbench.tasks.builtin.words import NAMES
 
 WIDTH, HEADS, BLOCKS = 128, 4, 3
 TEXT = "Anna visits Rome . Karl follows Vera . Olga visits Oslo . Vera follows"

@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from exitbench.errors import UserError
-from exitbench.harness.training.objectives.losses import IGNORED, block_weights, head_loss
+from exitbench.harness.training.losses import IGNORED, block_weights, head_loss
 from exitbench.harness.training.readable import check_read_out, decoder_blocks, decoder_states, ended, final_norm
 
 Inputs = dict[str, Tensor]

@@ -12,12 +12,11 @@ from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 from exitbench.harness.engine.encoders.stack import find_encoder_stack
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.training import Recipe, data, find_trained, load_recipe
-from exitbench.harness.training.classifiers.data import encode_texts, pad_texts, task_of
-from exitbench.harness.training.classifiers.models import read_classifier
-from exitbench.harness.training.classifiers.objectives import Readers, predictions
+from exitbench.harness.training.classifier_objectives import Readers, predictions
+from exitbench.harness.training.classifiers import encode_texts, pad_texts, read_classifier, task_of
 from exitbench.harness.training.data import cut_batches, encode, pad, read_text
 from exitbench.harness.training.models import is_causal, read_model
-from exitbench.harness.training.objectives.objective import block_quality
+from exitbench.harness.training.objectives import block_quality
 from exitbench.harness.training.store import SHIPPED, TRAINING_VERSION
 from exitbench.results.spool.schema import TRAINING_LOG_FILE
 

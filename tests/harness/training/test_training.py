@@ -19,7 +19,7 @@ from exitbench.harness.engine.checkpoints.exit_head_files import read_exit_block
 from exitbench.harness.training import ensure_trained, find_trained, load_recipe
 from exitbench.harness.training.data import make_tokenizer, pad, read_text
 from exitbench.harness.training.models import new_model
-from exitbench.harness.training.objectives.objective import make_objective
+from exitbench.harness.training.objectives import make_objective
 from exitbench.harness.training.recipe import Recipe
 from exitbench.harness.training.store import TRAINING_VERSION, model_digest
 from exitbench.harness.training.train import train

@@ -25,7 +25,7 @@ from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.attempts import attempt_status
 from exitbench.tasks.document import Document
 from exitbench.tasks.registry import get_task
-from exitbench.tasks.squad.task import Squad
+from exitbench.tasks.squad import Squad
 
 LONGEST = 8
 """New tokens; of the 58 positions of the model 50 are left for prompts."""

@@ -8,7 +8,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from exitbench.reports.answers import documents, kept
+from exitbench.reports.answers import documents
 from exitbench.reports.answers.documents import documents_payload
 from exitbench.results.database.connection import open_database
 
@@ -98,7 +98,7 @@ def test_a_row_that_came_or_went_is_on_the_page(write: Written, database: Path) 
 
 def test_other_code_packs_everything_anew(write: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     first, _ = write()
-    monkeypatch.setattr(kept, "_code", lambda: "changed")
+    monkeypatch.setattr(documents, "_code", lambda: "changed")
     assert write() == (first, 2)
 
 

@@ -16,7 +16,7 @@ from exitbench.reports.answers.documents import documents_payload
 from exitbench.reports.answers.packing import none_of
 from exitbench.reports.material import read_material
 from exitbench.reports.page import page
-from exitbench.reports.tables.filled import fill
+from exitbench.reports.tables.columns import fill
 from exitbench.results.database.connection import open_database
 
 HOSTILE = ("</script><script>alert(1)</script>", "\u202eevil\u0000\u001b[31m", "{{ 7 * 7 }}", "'\" onload=alert(1) x=")

@@ -11,11 +11,21 @@ from typing import Any
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.reports.claims import VERDICTS, Verdict, check_claim, check_claims
-from exitbench.reports.claims.claim import CLAIM, CONSISTENCY, KINDS, Claim
-from exitbench.reports.claims.ledger import read_claims
-from exitbench.reports.claims.scope import Scope, scope_of
-from exitbench.reports.claims.words import COLUMNS, HEADINGS, as_row, by_kind, counted, in_full, markdown, table
+from exitbench.reports.claims import (
+    COLUMNS,
+    HEADINGS,
+    VERDICTS,
+    Verdict,
+    as_row,
+    by_kind,
+    check_claim,
+    check_claims,
+    counted,
+    in_full,
+    markdown,
+    table,
+)
+from exitbench.reports.claims.claim import CLAIM, CONSISTENCY, KINDS, Claim, Scope, read_claims, scope_of
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.ingest.ingest import ingest
 

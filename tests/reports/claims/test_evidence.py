@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from exitbench.reports.claims import Verdict, check_claim
-from exitbench.reports.claims.ledger import read_claims
+from exitbench.reports.claims.claim import read_claims
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.files.arrow import driver_connection
 from exitbench.results.statistics.stability import stability

@@ -8,8 +8,16 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.reports import figures, tables
-from exitbench.reports.claims.claim import CLAIM, CONSISTENCY, DIRECTIONS, KINDS, MOST_WORDS
-from exitbench.reports.claims.ledger import LEDGERS, read_claims, read_file
+from exitbench.reports.claims.claim import (
+    CLAIM,
+    CONSISTENCY,
+    DIRECTIONS,
+    KINDS,
+    LEDGERS,
+    MOST_WORDS,
+    read_claims,
+    read_file,
+)
 from exitbench.reports.registry import discover
 
 SUITES = Path(__file__).parents[3] / "harness" / "suites"

@@ -10,14 +10,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from matplotlib.axes import Axes
+from print_rules import print_faults
 
 from exitbench.reports import figures, tables
 from exitbench.reports.claims import check_claim
-from exitbench.reports.claims.ledger import read_claims
-from exitbench.reports.figures.encoders import encoder_confidence
+from exitbench.reports.claims.claim import read_claims
+from exitbench.reports.figures.encoders import (
+    encoder_confidence,
+)
 from exitbench.reports.frame import Frame
 from exitbench.reports.plotting.panels import MOST_PANELS
-from exitbench.reports.plotting.print_rules import print_faults
 from exitbench.reports.plotting.style import LIGHT, lay_out, theme
 from exitbench.results.database.connection import open_database
 from exitbench.results.files.formats import content_id

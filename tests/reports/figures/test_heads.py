@@ -11,6 +11,7 @@ import duckdb
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from print_rules import print_faults
 
 from exitbench.reports import figures
 from exitbench.reports.figures.heads import (
@@ -19,7 +20,6 @@ from exitbench.reports.figures.heads import (
     heads_fig4_exit_distribution,
 )
 from exitbench.reports.frame import Frame
-from exitbench.reports.plotting.print_rules import print_faults
 from exitbench.reports.plotting.style import LIGHT, lay_out, theme
 from exitbench.results.database.connection import open_database
 

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from print_rules import print_faults
 
 from exitbench.reports import figures, tables
 from exitbench.reports.figures.mee import (
@@ -21,11 +22,10 @@ from exitbench.reports.figures.mee import (
     mee_fig2_final_confidence,
     mee_fig3_trajectories,
     mee_unpublished_monotone_confidence,
+    of_origin,
 )
-from exitbench.reports.figures.mee.mee_parts import of_origin
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import shorten
-from exitbench.reports.plotting.print_rules import print_faults
 from exitbench.reports.plotting.style import LIGHT, MUTED, lay_out, series_styles, theme
 from exitbench.reports.registry import discover
 from exitbench.results.ingest.ingest import ingest

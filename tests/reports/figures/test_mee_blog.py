@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 from matplotlib.axes import Axes
+from print_rules import print_faults
 
 from exitbench.reports import figures
-from exitbench.reports.figures.mee import mee_blog_quality_speed
-from exitbench.reports.figures.mee.mee_parts import of_origin
+from exitbench.reports.figures.mee import mee_blog_quality_speed, of_origin
 from exitbench.reports.frame import Frame
-from exitbench.reports.plotting.print_rules import print_faults
 from exitbench.reports.plotting.style import LIGHT, MUTED, lay_out, series_styles, theme
 from exitbench.results.database.connection import open_database
 

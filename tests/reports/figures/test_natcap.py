@@ -16,10 +16,10 @@ import pyarrow as pa
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from print_rules import print_faults
 
 from exitbench.reports import figures, tables
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.plotting.print_rules import print_faults
 from exitbench.reports.plotting.style import LIGHT, MUTED, lay_out, theme
 from exitbench.reports.registry import discover
 from exitbench.results.database.connection import open_database

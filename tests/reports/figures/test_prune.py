@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from print_rules import print_faults
 
 from exitbench.harness.planning.suite import load_suite
 from exitbench.reports import figures, tables
@@ -27,7 +28,6 @@ from exitbench.reports.figures.prune import (
     prune_fig10_11_pruned_jsd,
 )
 from exitbench.reports.frame import Frame
-from exitbench.reports.plotting.print_rules import print_faults
 from exitbench.reports.plotting.style import LIGHT, lay_out, theme
 from exitbench.reports.registry import discover
 from exitbench.results.beside.trainings import record_training

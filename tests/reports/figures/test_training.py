@@ -7,12 +7,12 @@ from typing import Any
 import duckdb
 import pytest
 from matplotlib.axes import Axes
+from print_rules import print_faults
 
 from exitbench.reports import figures
 from exitbench.reports.figures.heads import heads_fig1_training
-from exitbench.reports.figures.training import training_loss
+from exitbench.reports.figures.ours import training_loss
 from exitbench.reports.frame import Frame
-from exitbench.reports.plotting.print_rules import print_faults
 from exitbench.reports.plotting.style import LIGHT, lay_out, theme
 from exitbench.reports.registry import discover
 

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from exitbench.reports.answers.recommended import recommended
+from exitbench.reports.answers.document_choice import recommended
 from exitbench.reports.frame import Row
-from exitbench.reports.front import read_front, title
-from exitbench.reports.front.cards import BASELINES, Card, cards, is_confirmed
-from exitbench.reports.front.findings import line
+from exitbench.reports.front import read_front
+from exitbench.reports.front.cards import BASELINES, Card, cards, findings_line, is_confirmed
 from exitbench.reports.front.suite_toml import suite_toml
-from exitbench.reports.front.words import ShownCard, shown, size
+from exitbench.reports.front.words import ShownCard, data_warning, facts, shown, size
 from exitbench.reports.labels import labels
 from exitbench.results.database.connection import open_database
 
@@ -215,22 +214,22 @@ def test_a_card_stands_beside_random_exits_and_the_oracle_and_says_what_its_numb
 def test_what_ran_is_told_in_a_few_words(front_database: Path, results: tuple[Row, ...]) -> None:
     with open_database(front_database) as database:
         front = read_front(database)
-    told = dict(title.facts(front.runs, results))
+    told = dict(facts(front.runs, results))
     assert told["Models"] == "world-t5 (6 blocks, 6 M parameters)"
     assert told["Data"] == "samsum, squad (generated)"
     assert told["Documents"].startswith("300 a task")
     assert (told["Machine"], told["Commit"], told["Date"]) == ("Test CPU, 2 threads", "0123456789ab", "2026-01-02")
-    assert title.warning(front.runs).startswith("All data are generated, for models of at most 6 M parameters")
+    assert data_warning(front.runs).startswith("All data are generated, for models of at most 6 M parameters")
     real = [{**row, "is_generated": False} for row in front.runs]
-    assert title.warning(real) == "" and title.warning([*real, *front.runs]).startswith("Part of the data is")
-    assert title.facts((), ()) == ()
+    assert data_warning(real) == "" and data_warning([*real, *front.runs]).startswith("Part of the data is")
+    assert facts((), ()) == ()
     assert [size(n) for n in (None, 7, 1_747_584, 2_100_000_000)] == ["an unknown number of", "7", "1.75 M", "2.1 B"]
 
 
 def test_findings_are_one_line_of_counts() -> None:
-    assert line([]) == ("No rule found anything about these runs.", 0)
+    assert findings_line([]) == ("No rule found anything about these runs.", 0)
     rows = [{"severity": severity} for severity in (3, 2, 2, 1)]
-    assert line(rows) == ("4 findings: 1 × do not cite, 2 × look before you cite, 1 × a remark.", 3)
+    assert findings_line(rows) == ("4 findings: 1 × do not cite, 2 × look before you cite, 1 × a remark.", 3)
 
 
 def test_names_that_mean_harm_stay_text_in_a_suite(front_database: Path) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from exitbench.reports import figures, tables
-from exitbench.reports.answers.recommended import recommended
+from exitbench.reports.answers.document_choice import recommended
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.front.cards import DEFAULT_PERCENT, cards, is_confirmed
 from exitbench.reports.front.words import shown
 from exitbench.reports.labels import labels, setting, spoken
 from exitbench.reports.registry import discover
-from exitbench.reports.tables.gist import best_so_far, conclusion, gist_lines
+from exitbench.reports.tables.text import best_so_far, conclusion, gist_lines
 from exitbench.results.database.connection import open_database
 from exitbench.results.queries import saved_query
 

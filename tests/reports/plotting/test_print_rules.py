@@ -6,9 +6,10 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from print_rules import print_faults
 
+from exitbench.reports import ReportSummary
 from exitbench.reports.plotting.panels import MOST_PANELS, grid_of_panels, legend_of_series, title_panel
-from exitbench.reports.plotting.print_rules import print_faults
 from exitbench.reports.plotting.style import (
     DOUBLE_INCHES,
     LIGHT,
@@ -18,7 +19,6 @@ from exitbench.reports.plotting.style import (
     series_styles,
     theme,
 )
-from exitbench.reports.summary import ReportSummary
 
 
 def test_every_figure_of_the_report_can_be_printed_and_no_label_is_cut(

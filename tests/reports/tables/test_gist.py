@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.tables import gist
-from exitbench.reports.tables.gist import MOST_LINES, best_so_far, gist_lines
+from exitbench.reports.tables import text
+from exitbench.reports.tables.text import MOST_LINES, best_so_far, gist_lines
 from exitbench.results.database.connection import open_database
 
 
@@ -20,7 +20,7 @@ from exitbench.results.database.connection import open_database
 def rows(example: ModuleType, database_of: Callable[[Any], Path]) -> tuple[Row, ...]:
     """Results of one model on one task: full depth, static depths, random exits, three thresholds."""
     with open_database(database_of(replace(example.FRONT, tasks=example.FRONT.tasks[:1]))) as database:
-        return gist._read(database, None)
+        return text._result_rows(database, None)
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def said(rows: tuple[Row, ...], monkeypatch: pytest.MonkeyPatch) -> Callable[...
             for row in rows
             if row["method"] in methods
         ]
-        monkeypatch.setattr(gist, "_read", lambda database, cell_ids: tuple(kept))
+        monkeypatch.setattr(text, "_result_rows", lambda database, cell_ids: tuple(kept))
         (line,) = gist_lines(None)  # type: ignore[arg-type]
         return line
 
@@ -112,6 +112,6 @@ def test_a_run_has_a_line_for_each_model_and_task(small_database: Path) -> None:
 
 def test_of_many_tasks_five_are_told(rows: tuple[Row, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     many = tuple({**row, "task": f"task-{number}"} for number in range(MOST_LINES + 2) for row in rows)
-    monkeypatch.setattr(gist, "_read", lambda database, cell_ids: many)
+    monkeypatch.setattr(text, "_result_rows", lambda database, cell_ids: many)
     lines = gist_lines(None)  # type: ignore[arg-type]
     assert len(lines) == MOST_LINES + 1 and lines[-1] == "… and 2 more: see the report"

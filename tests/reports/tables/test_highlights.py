@@ -12,7 +12,7 @@ import duckdb
 from exitbench.reports import tables
 from exitbench.reports.frame import Frame
 from exitbench.reports.registry import discover
-from exitbench.reports.tables.filled import FilledTable, fill
+from exitbench.reports.tables.columns import FilledTable, fill
 from exitbench.results.database.connection import Database, open_database
 
 (HIGHLIGHTS,) = (source for source in discover(tables) if source.name == "highlights")

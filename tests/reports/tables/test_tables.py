@@ -19,8 +19,7 @@ from exitbench.reports.labels import setting
 from exitbench.reports.material import read_only
 from exitbench.reports.registry import discover
 from exitbench.reports.tables.calibrations import needed
-from exitbench.reports.tables.columns import Cell, Column, number, parameters, text, with_interval
-from exitbench.reports.tables.filled import FilledTable, fill
+from exitbench.reports.tables.columns import Cell, Column, FilledTable, fill, number, parameters, text, with_interval
 from exitbench.reports.tables.highlights import marked_speedup
 from exitbench.reports.tables.summary import (
     blocks_run,

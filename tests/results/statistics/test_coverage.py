@@ -26,7 +26,7 @@ from exitbench.results.statistics.intervals import (
     ratio_interval,
 )
 from exitbench.results.statistics.paired import difference_interval
-from exitbench.tasks.translation.scoring import bleu
+from exitbench.tasks.translation import corpus_bleu
 
 SIZES = (5, 10, 20, 40, 200)
 N_BOOT = 300
@@ -108,7 +108,7 @@ def of_ratio(above: np.ndarray, below: np.ndarray) -> Interval:
 
 
 def of_bleu(rows: np.ndarray) -> Interval:
-    return aggregate_interval(rows, lambda total, _n: bleu(total))
+    return aggregate_interval(rows, lambda total, _n: corpus_bleu(total))
 
 
 def of_gains(moved: np.ndarray) -> Interval:

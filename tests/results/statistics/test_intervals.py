@@ -21,7 +21,7 @@ from exitbench.results.statistics.intervals import (
     product_interval,
     ratio_interval,
 )
-from exitbench.tasks.translation.scoring import Bleu, bleu
+from exitbench.tasks.translation import Bleu, corpus_bleu
 
 N_BOOT = 200
 values = st.lists(st.floats(0, 100), min_size=2, max_size=20)
@@ -196,9 +196,9 @@ def test_a_corpus_metric_is_computed_anew_without_each_document() -> None:
         return BLEU().corpus_score([outputs[i] for i in kept], [[references[i] for i in kept]]).score
 
     without = np.array([corpus([i for i in range(8) if i != left_out]) for left_out in range(8)])
-    moved = jackknife(statistics, lambda total, _n: bleu(total))
+    moved = jackknife(statistics, lambda total, _n: corpus_bleu(total))
     assert moved == pytest.approx(7 * (without.mean() - without))
-    interval = aggregate_interval(statistics, lambda total, _n: bleu(total))
+    interval = aggregate_interval(statistics, lambda total, _n: corpus_bleu(total))
     assert interval.value == pytest.approx(corpus(list(range(8))))
     assert 0 <= interval.low < interval.value < interval.high <= 100
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from exitbench.tasks.builtin.tokenizer import build_tokenizer
+from exitbench.tasks.builtin.corpus import build_tokenizer
 
 NAME = "somebody/tiny-llama"
 FIRST, SECOND = "1" * 40, "2" * 40

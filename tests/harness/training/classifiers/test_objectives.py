@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel
 
 from exitbench.errors import UserError
-from exitbench.harness.training.classifiers.objectives import answer_loss, make_classifier_objective
+from exitbench.harness.training.classifier_objectives import answer_loss, make_classifier_objective
 from exitbench.harness.training.recipe import Recipe, load_recipe
 
 WriteRecipe = Callable[..., Path]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from exitbench.errors import UserError
-from exitbench.harness.training.objectives.distillation import (
+from exitbench.harness.training.objectives import (
     UNEVEN_TEACHERS,
     DistillationKind,
     closest_below,

@@ -22,13 +22,13 @@ from transformers import (
 )
 
 from exitbench.errors import UserError
-from exitbench.harness.training.objectives.layer_dropout import (
+from exitbench.harness.training.losses import head_loss
+from exitbench.harness.training.objectives import (
     Curriculum,
     LayerDropout,
     dropout_rates,
     early_exit_weights,
 )
-from exitbench.harness.training.objectives.losses import head_loss
 from exitbench.harness.training.readable import decoder_blocks, decoder_states, final_norm
 
 BLOCKS, VOCABULARY, BATCH = 4, 50, 6

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from exitbench.errors import UserError
-from exitbench.harness.training.objectives.losses import (
+from exitbench.harness.training.losses import (
     JointLoss,
     block_weights,
     exit_head_loss,

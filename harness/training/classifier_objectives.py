@@ -1,0 +1,202 @@
+"""What is minimised over the blocks of a classifier, by its off-ramps or by its own classifier.
+
+Shape suffixes: B rows of a batch, C labels (1 of a regression), L blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from exitbench.errors import UserError
+from exitbench.harness.engine.checkpoints.off_ramp_files import new_off_ramps
+from exitbench.harness.engine.encoders.model import OffRamps, RampKind
+from exitbench.harness.engine.encoders.stack import EncoderStack, find_encoder_stack
+from exitbench.harness.training.data import Batch
+from exitbench.harness.training.losses import JointLoss, block_weights
+from exitbench.harness.training.objectives import FirstThen, Logged, Objective
+from exitbench.harness.training.recipe import OffRampsRecipe, Recipe
+
+
+class Readers:
+    """What reads a classifier's blocks out: off-ramps before the last, or its own classifier everywhere.
+
+    Args:
+        stack: The classifier.
+        settings: Which off-ramps; None: none.
+        seed: Of their weights.
+    """
+
+    def __init__(self, stack: EncoderStack, settings: OffRampsRecipe | None, seed: int) -> None:
+        self.stack = stack
+        self.off_ramps: OffRamps | None = None
+        self.learned: nn.ParameterDict | None = None
+        if settings is None or settings.kind == "shared-head":
+            return
+        blocks = tuple(range(1, stack.n_blocks))
+        kind: RampKind = "pooler-linear" if settings.kind == "pooler-linear" else "linear"
+        drawn = new_off_ramps(kind, blocks, stack.d_model, stack.n_labels, torch.Generator().manual_seed(seed))
+        # Parameter names may hold no dots.
+        self.learned = nn.ParameterDict({name.replace(".", "/"): nn.Parameter(t) for name, t in drawn.items()})
+        self.learned.to(stack.lm.device)
+        tensors: dict[str, Tensor] = {name.replace("/", "."): parameter for name, parameter in self.learned.items()}
+        if settings.kind == "shared-pooler":
+            pooler = _own_pooler(stack.lm)
+            kind = "pooler-linear"
+            for block in blocks:
+                tensors |= {f"{block}.pool.weight": pooler.weight, f"{block}.pool.bias": pooler.bias}
+        self.off_ramps = OffRamps(kind, blocks, tensors)
+
+    def logits(self, batch: Batch) -> list[Tensor]:
+        """Run a batch and read out every block, each [B, C]."""
+        stack, found = self.stack, []
+        hidden_BTD, context = stack.embed(batch["input_ids"], batch["attention_mask"], batch["token_type_ids"])
+        for block in range(1, stack.n_blocks + 1):
+            hidden_BTD = stack.block(block, hidden_BTD, context)
+            state_BD = stack.pooled(hidden_BTD, context)
+            if self.off_ramps is None or block == stack.n_blocks:
+                found.append(stack.classify(state_BD))
+            else:
+                found.append(self.off_ramps.logits(block, state_BD))
+        return found
+
+
+def _own_pooler(lm: Any) -> nn.Linear:
+    pooler = getattr(lm.base_model, "pooler", None)
+    found = getattr(pooler, "dense", pooler)
+    if not isinstance(found, nn.Linear):
+        raise UserError(
+            f"model_type {lm.config.model_type!r} has no pooler to share. Allowed: off-ramps of kind pooler-linear, "
+            "linear or shared-head."
+        )
+    return found
+
+
+def make_classifier_objective(recipe: Recipe, model: PreTrainedModel) -> tuple[Objective, Readers]:
+    """The objective of a recipe, and what reads the blocks out; freezes the model where only off-ramps learn.
+
+    Raises:
+        UserError: The model or its labels do not suit the objective.
+    """
+    settings, stack = recipe.objective, find_encoder_stack(model)
+    readers = Readers(stack, recipe.off_ramps, recipe.seed)
+    if settings.loss in ("two-stage", "self-distillation"):
+        if stack.n_labels == 1 and settings.loss == "self-distillation":
+            raise UserError(
+                f"Recipe {recipe.name!r}: self-distillation is of probabilities, which a rating has none of."
+            )
+        model.requires_grad_(False)
+        return OnFrozen(readers, settings.loss == "self-distillation", settings.label_smoothing), readers
+
+    def joint(loss: JointLoss) -> BlockLosses:
+        return BlockLosses(readers, block_weights(stack.n_blocks, loss), settings.label_smoothing)
+
+    objective: Objective
+    if settings.loss == "alternating":
+        objective = Alternating(joint("last"), joint("branchynet"), readers.learned)
+    else:
+        objective = joint(cast(JointLoss, settings.loss))
+    if settings.every_block_steps:
+        objective = FirstThen(joint("weighted"), objective, settings.every_block_steps)
+    return objective, readers
+
+
+@dataclass(frozen=True)
+class BlockLosses:
+    """Weighted losses of the blocks (PABEE: `weighted`; NATCAP's joint optimisation: `branchynet`)."""
+
+    readers: Readers
+    weights_L: Tensor
+    label_smoothing: float
+
+    @property
+    def extras(self) -> nn.Module | None:
+        """The off-ramps."""
+        return self.readers.learned
+
+    def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
+        """Sum over the blocks that have a weight."""
+        logits = self.readers.logits(batch)
+        losses = {
+            block: weight * answer_loss(logits[block - 1], batch["labels"], self.label_smoothing)
+            for block, weight in enumerate(self.weights_L.tolist(), start=1)
+            if weight > 0
+        }
+        logged: Logged = {
+            ("block_loss_nats", block): loss.detach() / self.weights_L[block - 1] for block, loss in losses.items()
+        }
+        return torch.stack(list(losses.values())).sum(), logged
+
+
+@dataclass(frozen=True)
+class Alternating:
+    """BERxiT: the last block's loss, then the sum of all blocks' losses, step by step."""
+
+    last: Objective
+    every: Objective
+    extras: nn.Module | None
+
+    def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
+        """The loss of an odd step, counted from 1, or of an even one."""
+        return (self.every if step % 2 else self.last)(model, batch, step)
+
+
+@dataclass(frozen=True)
+class OnFrozen:
+    """Sum of the off-ramps' losses on a model that learns no more.
+
+    Attributes:
+        distils: Learn the last block's distribution (FastBERT: KL(last || off-ramp), as its published code has it); or
+            else the labels (DeeBERT's second stage).
+    """
+
+    readers: Readers
+    distils: bool
+    label_smoothing: float
+
+    @property
+    def extras(self) -> nn.Module | None:
+        """The off-ramps."""
+        return self.readers.learned
+
+    def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
+        """Sum over all blocks but the last."""
+        model.eval()  # dropout would make features and targets noisy
+        *logits, last_BC = self.readers.logits(batch)
+        losses = [self._loss(logits_BC, last_BC, batch["labels"]) for logits_BC in logits]
+        logged: Logged = {("block_loss_nats", block): loss.detach() for block, loss in enumerate(losses, start=1)}
+        return torch.stack(losses).sum(), logged
+
+    def _loss(self, logits_BC: Tensor, last_BC: Tensor, labels_B: Tensor) -> Tensor:
+        if not self.distils:
+            return answer_loss(logits_BC, labels_B, self.label_smoothing)
+        taught_BC = last_BC.detach().log_softmax(-1)
+        return F.kl_div(logits_BC.log_softmax(-1), taught_BC, log_target=True, reduction="batchmean")
+
+
+def answer_loss(logits_BC: Tensor, labels_B: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """Mean cross-entropy in nats of labels; of ratings, which are floating-point, mean squared error."""
+    if labels_B.is_floating_point():
+        return F.mse_loss(logits_BC.squeeze(-1).float(), labels_B)
+    return F.cross_entropy(logits_BC.float(), labels_B, label_smoothing=label_smoothing)
+
+
+@torch.no_grad()
+def predictions(readers: Readers, batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
+    """Answers of every block to all rows, and each block's loss, [L, rows] and [L]: labels' numbers, or ratings."""
+    readers.stack.lm.eval()
+    found, losses, rows = [], [], 0
+    for batch in batches:
+        moved = {name: tensor.to(readers.stack.lm.device) for name, tensor in batch.items()}
+        logits_LBC = torch.stack(readers.logits(moved)).float().cpu()
+        answers_LB = logits_LBC.squeeze(-1) if readers.stack.n_labels == 1 else logits_LBC.argmax(-1)
+        found.append(answers_LB)
+        rows += answers_LB.shape[1]
+        losses.append(torch.stack([answer_loss(one, batch["labels"]) for one in logits_LBC]) * answers_LB.shape[1])
+    return torch.cat(found, dim=1), torch.stack(losses).sum(0) / rows

@@ -1,0 +1,300 @@
+"""Training of encoders that classify whole texts, and of their off-ramps: data, model, and the training itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+import transformers
+from tokenizers import processors
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from exitbench.errors import UserError
+from exitbench.harness.engine.checkpoints.files import CONFIG, OFF_RAMPS_FILE
+from exitbench.harness.engine.checkpoints.off_ramp_files import save_off_ramps
+from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
+from exitbench.harness.engine.encoders.families import FAMILIES
+from exitbench.harness.reading.regular_files import read_json
+from exitbench.harness.training.classifier_objectives import make_classifier_objective, predictions
+from exitbench.harness.training.data import (
+    EOS,
+    PAD,
+    UNK,
+    Batch,
+    Example,
+    Pair,
+    TextData,
+    curriculum,
+    padded,
+    trained_tokenizer,
+)
+from exitbench.harness.training.recipe import ArchitectureRecipe, Recipe, TokenizerRecipe
+from exitbench.harness.training.train import Portions, minimise, prepare, write_card, write_log
+from exitbench.harness.training.trainer import Clock, resume_point
+from exitbench.results.spool.schema import CARD_FILE, TRAINING_LOG_FILE
+from exitbench.results.statistics.intervals import as_sums
+from exitbench.tasks import builtin
+from exitbench.tasks.classification import ClassificationTask
+from exitbench.tasks.document import Document
+from exitbench.tasks.registry import get_task
+
+CLS = "<cls>"
+
+
+@dataclass(frozen=True)
+class LabelledExample(Example):
+    """One text or pair of texts, tokenised: `source` is what is read, `target` the label alone.
+
+    Attributes:
+        types: 1 for the tokens of the second text.
+        is_cut: Whether it was longer than what is read.
+    """
+
+    types: np.ndarray
+    is_cut: bool
+
+
+def task_of(recipe: Recipe) -> ClassificationTask:
+    """Return the task that a classifier is trained for.
+
+    Raises:
+        UserError: The recipe names several, or one that asks for something else.
+    """
+    names = sorted({source.task for source in (*recipe.train, *recipe.validation, *recipe.held_out)})
+    if len(names) > 1:
+        raise UserError(f"Recipe {recipe.name!r}: tasks {', '.join(names)}. Allowed for an encoder: one task.")
+    task = get_task(names[0])
+    if not isinstance(task, ClassificationTask):
+        raise UserError(
+            f"Recipe {recipe.name!r}: an encoder answers with a label or a number, but task {task.name!r} asks for "
+            "something else. Allowed: tasks of classification, such as those of GLUE."
+        )
+    return task
+
+
+def make_classifier_tokenizer(
+    recipe: TokenizerRecipe, task: ClassificationTask, pairs: Sequence[Pair], max_tokens: int
+) -> PreTrainedTokenizerFast:
+    """The tokenizer of a recipe, with <cls> before a text, and </s> behind each text of a pair."""
+    texts = (text for pair in pairs for text in _texts(task, pair))
+    made = builtin.build_tokenizer() if recipe.kind == "builtin" else trained_tokenizer(recipe.vocab_size, texts)
+    made.add_special_tokens([CLS])
+    special = [(token, made.token_to_id(token)) for token in (CLS, EOS)]
+    made.post_processor = processors.TemplateProcessing(
+        single=f"{CLS} $A {EOS}", pair=f"{CLS} $A {EOS} $B:1 {EOS}:1", special_tokens=special
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        pad_token=PAD,
+        sep_token=EOS,
+        unk_token=UNK,
+        cls_token=CLS,
+        model_max_length=max_tokens,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def encode_texts(
+    task: ClassificationTask, pairs: Sequence[Pair], tokenizer: PreTrainedTokenizerFast, max_tokens: int
+) -> list[LabelledExample]:
+    """Tokenise texts; of those that are too long the longer text is cut, at its end."""
+    if not pairs:
+        return []
+    columns = [list(column) for column in zip(*(_texts(task, pair) for pair in pairs), strict=True)]
+    whole = [len(ids) for ids in tokenizer(*columns, verbose=False)["input_ids"]]
+    read = tokenizer(*columns, truncation=True, max_length=max_tokens, return_token_type_ids=True)
+    label_type = np.float32 if task.is_regression else np.int64
+    return [
+        LabelledExample(
+            np.array(ids), np.array([task.gold(_document(pair))], label_type), np.array(types), n > len(ids)
+        )
+        for pair, ids, types, n in zip(pairs, read["input_ids"], read["token_type_ids"], whole, strict=True)
+    ]
+
+
+def pad_texts(examples: Sequence[LabelledExample], pad_id: int) -> Batch:
+    """Stack examples of unequal length: ids, mask and types [B, T], labels [B]."""
+    sources = [example.source for example in examples]
+    return {
+        "input_ids": padded(sources, pad_id),
+        "attention_mask": padded([np.ones_like(source) for source in sources], 0),
+        "token_type_ids": padded([example.types for example in examples], 0),
+        "labels": torch.from_numpy(np.concatenate([example.target for example in examples])),
+    }
+
+
+def _texts(task: ClassificationTask, pair: Pair) -> tuple[str, ...]:
+    return task.texts(_document(pair))
+
+
+def _document(pair: Pair) -> Document:
+    assert pair.document is not None, "read for an encoder"
+    return pair.document
+
+
+def may_learn_labels(recipe: Recipe, start: Path) -> bool:
+    """Whether a checkpoint is an encoder, with or without a classifier, and the recipe's tasks ask for labels.
+
+    Raises:
+        UserError: The checkpoint has no configuration.
+    """
+    tasks = [get_task(source.task) for source in recipe.train]
+    asks_labels = all(isinstance(task, ClassificationTask) for task in tasks)
+    return asks_labels and read_json(start / CONFIG).get("model_type") in FAMILIES
+
+
+def new_classifier(
+    architecture: ArchitectureRecipe, tokenizer: PreTrainedTokenizerFast, task: ClassificationTask
+) -> transformers.PreTrainedModel:
+    """A freshly drawn encoder of the tokenizer's vocabulary and the task's labels."""
+    config = transformers.BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=architecture.d_model,
+        num_hidden_layers=architecture.num_layers,
+        num_attention_heads=architecture.num_heads,
+        intermediate_size=architecture.d_ff,
+        hidden_dropout_prob=architecture.dropout_rate,
+        attention_probs_dropout_prob=architecture.dropout_rate,
+        max_position_embeddings=architecture.max_positions,
+        pad_token_id=tokenizer.pad_token_id,
+        **_labels(task),
+    )
+    return transformers.BertForSequenceClassification._from_config(config, attn_implementation="eager")
+
+
+def read_classifier(
+    folder: Path, task: ClassificationTask
+) -> tuple[transformers.PreTrainedModel, PreTrainedTokenizerFast]:
+    """Model and tokenizer of a checkpoint folder, as fp32; an encoder without a classifier is given a new one.
+
+    Raises:
+        UserError: Its family is not supported, or it classifies into other labels than the task has.
+    """
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if config.model_type not in FAMILIES:
+        raise UserError(
+            f"{folder}: model_type {config.model_type!r} is no encoder that can be trained to classify. "
+            f"Allowed: {', '.join(sorted(FAMILIES))}."
+        )
+    n_labels = 1 if task.labels is None else len(task.labels)
+    classifies = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
+    if classifies and config.num_labels != n_labels:
+        raise UserError(f"{folder}: has {config.num_labels} labels, but task {task.name!r} has {n_labels}.")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(
+        folder,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        local_files_only=True,
+        use_safetensors=True,
+        **({} if classifies else _labels(task)),
+    )
+    return model, load_tokenizer(folder)
+
+
+def _labels(task: ClassificationTask) -> dict[str, object]:
+    """What a configuration says of a task's labels."""
+    if task.labels is None:
+        return {"num_labels": 1, "problem_type": "regression"}
+    return {
+        "id2label": dict(enumerate(task.labels)),
+        "label2id": {label: number for number, label in enumerate(task.labels)},
+        "problem_type": "single_label_classification",
+    }
+
+
+_ROWS = 64
+"""Of a batch of validation."""
+
+
+def train_classifier(
+    recipe: Recipe, text: TextData, start: Path | None, folder: Path, work: Path, on_step: Callable[[int], None]
+) -> None:
+    """Train a recipe's classifier and write checkpoint, tokenizer, off-ramps, log and card to `folder`; see `train`.
+
+    Raises:
+        UserError: The task is none of classification, or the start is no classifier of its labels.
+    """
+    clock = Clock(resume_point(work))
+    settings, task = recipe.optimisation, task_of(recipe)
+    prepare(recipe)
+    model, tokenizer = _begin(recipe, text, start, task)
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+
+    def encoded(pairs: Sequence[Pair]) -> list[LabelledExample]:
+        return encode_texts(task, pairs, tokenizer, settings.max_tokens)
+
+    portions: Portions = [
+        (source.from_step, [*source.repeat * encoded([pair for pair, own in text.train if own is source])])
+        for source in recipe.train
+    ]
+    validation = encoded(text.validation)
+    objective, readers = make_classifier_objective(recipe, model)
+
+    def batches(step: int) -> Iterator[Batch]:
+        cut = islice(curriculum(portions, settings.batch_tokens, recipe.seed), step, None)
+        return (pad_texts(cast(list[LabelledExample], examples), tokenizer.pad_token_id) for examples in cut)
+
+    rows = minimise(recipe, model, objective, batches, work, on_step, clock)
+    learned = nn.ModuleList([model, *([readers.learned] if readers.learned is not None else [])])
+    if settings.saved_precision == "bf16":
+        learned.bfloat16().float()
+    held_out = [
+        pad_texts(validation[start_row : start_row + _ROWS], tokenizer.pad_token_id)
+        for start_row in range(0, len(validation), _ROWS)
+    ]
+    answers_LN, loss_L = predictions(readers, held_out)
+
+    if settings.saved_precision == "bf16":
+        learned.bfloat16()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    if readers.off_ramps is not None:
+        # Copies: a pooler that blocks share is written once a block.
+        tensors = {name: tensor.detach().cpu().clone() for name, tensor in readers.off_ramps.tensors.items()}
+        save_off_ramps(folder / OFF_RAMPS_FILE, readers.off_ramps.kind, tensors)
+    write_log(folder / TRAINING_LOG_FILE, rows)
+    shown = [example for _, examples in portions for example in examples]
+    counts = {
+        "train_pairs": len(text.train),
+        "train_examples_per_epoch": len(shown),
+        "train_texts_truncated": sum(cast(LabelledExample, example).is_cut for example in shown),
+        "validation_pairs": len(validation),
+        "validation_texts_truncated": sum(example.is_cut for example in validation),
+    }
+    quality = {**_quality(task, text.validation, answers_LN), "loss_nats": loss_L.tolist()}
+    write_card(folder / CARD_FILE, recipe, text, model, rows, clock, counts, quality)
+
+
+def _begin(
+    recipe: Recipe, text: TextData, start: Path | None, task: ClassificationTask
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    if start is not None:
+        return read_classifier(start, task)
+    assert recipe.tokenizer is not None and recipe.architecture is not None, "a recipe without a start has both"
+    pairs = [pair for pair, _ in text.train]
+    tokenizer = make_classifier_tokenizer(recipe.tokenizer, task, pairs, recipe.optimisation.max_tokens)
+    return new_classifier(recipe.architecture, tokenizer, task), tokenizer
+
+
+def _quality(task: ClassificationTask, pairs: Sequence[Pair], answers_LN: Tensor) -> dict[str, Any]:
+    """The task's headline of every block, and the share of right labels, which ratings have none of."""
+    documents = [pair.document for pair in pairs if pair.document is not None]
+    scores = [
+        [task.score_prediction(document, answer) for document, answer in zip(documents, answers, strict=True)]
+        for answers in answers_LN.tolist()
+    ]
+    by_block = []
+    for block in scores:
+        summands = np.array([score.summands(task.headline) for score in block])
+        rows, aggregate = as_sums(summands, task.aggregator(task.headline))
+        by_block.append(float(aggregate(rows.sum(axis=0), np.asarray(float(len(rows))))))
+    gold = torch.tensor([task.gold(document) for document in documents])
+    accuracy = None if task.is_regression else (answers_LN == gold).double().mean(1).tolist()
+    return {"metric": task.headline, "score": by_block, "token_accuracy": accuracy}

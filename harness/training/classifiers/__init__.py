@@ -1,1 +1,0 @@
-"""Training of encoders that classify whole texts, and of their off-ramps."""

@@ -1,0 +1,429 @@
+"""Training objectives by recipe: one object that turns model and batch into a loss and what to log.
+
+Distillation of a decoder's deep states into its own shallow ones is FREE's (Bae et al. 2023); layer dropout and the
+early-exit loss on a curriculum are LayerSkip's (Elhoushi et al. 2024, section 4). LayerSkip counts layers 0..L-1; index
+l of what its functions return here is block l + 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self, cast, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
+
+from exitbench.errors import UserError, suggestion
+from exitbench.harness.engine.checkpoints.exit_head_files import new_exit_heads
+from exitbench.harness.engine.model.exit_heads import exit_logits
+from exitbench.harness.training.data import Batch
+from exitbench.harness.training.losses import (
+    JointLoss,
+    block_weights,
+    check_shallow,
+    exit_head_loss,
+    head_loss,
+    shallow_deep_weights,
+    tuned_lens_loss,
+)
+from exitbench.harness.training.readable import (
+    States,
+    decoder_blocks,
+    decoder_states,
+    final_norm,
+    head_bias,
+    head_scale,
+)
+from exitbench.harness.training.recipe import ExitHeadsRecipe, ObjectiveRecipe, Recipe
+
+DistillationKind = Literal["last", "uniform", "closest-code", "closest-text"]
+
+# The one row of FREE's published table (L=24: S=4, 6, 8, 10, 12; L=12: S=3) that the rule below does not give.
+UNEVEN_TEACHERS = {(24, 10): (3, 6, 8, 11, 13, 16, 18, 20, 22, 24)}
+
+
+def teacher_blocks(n_blocks: int, shallow: int) -> list[int]:
+    """Blocks 1..L, in order, that teach blocks 1..S: FREE's table, and ceil(k L / S) for k = 1..S beyond it.
+
+    FREE's code knows six pairs of depths; the rule gives five of them, the sixth is kept as published.
+
+    Raises:
+        UserError: S is not a block before the last.
+    """
+    check_shallow(n_blocks, shallow)
+    published = UNEVEN_TEACHERS.get((n_blocks, shallow))
+    return list(published or (-(-k * n_blocks // shallow) for k in range(1, shallow + 1)))
+
+
+def distillation_loss(
+    student: Sequence[Tensor], teacher: Sequence[Tensor], kind: DistillationKind, transform: nn.Module | None = None
+) -> Tensor:
+    """Mean squared error between final-normed states of shallow and deep blocks.
+
+    Each pair's error is a mean over elements, the loss a mean over pairs; which states are paired:
+
+    * `last`: block S and block L.
+    * `uniform`: block k and the k-th of `teacher_blocks`.
+    * `closest-code`: each of `teacher_blocks` and the block `closest_below` gives it, as FREE's code does.
+    * `closest-text`: each shallow block and the closest of blocks S+1..L, as the Monotonic-Early-Exit text says.
+
+    Args:
+        student: States of blocks 1..S, each [N, D]; gradients go here.
+        teacher: States of blocks 1..L, each [N, D]; constants.
+        kind: Which states are paired.
+        transform: A map [N, D] -> [N, D] on the student's side.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        UserError: No such kind, or S is not a block before the last.
+    """
+    check_shallow(len(teacher), len(student))
+    students = [h if transform is None else transform(h) for h in student]
+    teachers = [h.detach() for h in teacher]
+    tables = [teachers[block - 1] for block in teacher_blocks(len(teachers), len(students))]
+    if kind == "last":
+        pairs = [(students[-1], teachers[-1])]
+    elif kind == "uniform":
+        pairs = list(zip(students, tables, strict=True))
+    elif kind == "closest-code":
+        chosen = closest_below(_errors(tables, students))
+        pairs = [(students[k], h) for k, h in zip(chosen, tables, strict=True)]
+    elif kind == "closest-text":
+        deep = teachers[len(students) :]
+        pairs = [(h, deep[int(j)]) for h, j in zip(students, _errors(students, deep).argmin(1), strict=True)]
+    else:
+        raise UserError(f"Distillation {kind!r} is not known.{suggestion(kind, get_args(DistillationKind))}")
+    return torch.stack([F.mse_loss(ours, theirs) for ours, theirs in pairs]).mean()
+
+
+def closest_below(errors: Tensor) -> list[int]:
+    """Give each row, from the last to the first, the column of least error before the column given last.
+
+    Where none is left, the last given one is given again.
+
+    Args:
+        errors: Error of each column (student) for each row (teacher), [T, S].
+
+    Returns:
+        A column, from 0, for each row in order.
+    """
+    rows: list[list[float]] = errors.tolist()
+    chosen, bound = [], errors.shape[1]
+    for row in reversed(rows):
+        bound = min(range(bound), key=row.__getitem__, default=bound)
+        chosen.append(bound)
+    return chosen[::-1]
+
+
+@torch.no_grad()
+def _errors(rows: Sequence[Tensor], columns: Sequence[Tensor]) -> Tensor:
+    """Mean squared error of every row with every column, [rows, columns]."""
+    return torch.stack([torch.stack([F.mse_loss(a, b) for b in columns]) for a in rows])
+
+
+Curriculum = Literal["none", "rotational", "gradual"]
+
+
+def dropout_rates(n_blocks: int, p_max: float) -> list[float]:
+    """Chance of skipping each block: p_max * (exp(l ln 2 / (L - 1)) - 1) for l = 0..L-1.
+
+    It is 0 at the first block and p_max at the last. The paper's factor over time is constant, as for fine-tuning.
+
+    Raises:
+        UserError: `p_max` is no probability.
+    """
+    if not 0 <= p_max <= 1:
+        raise UserError(f"Layer dropout {p_max}. Allowed: 0 to 1.")
+    # A decoder of one block has nothing to skip; the formula says 0 / 0.
+    return [p_max * math.expm1(layer * math.log(2) / max(n_blocks - 1, 1)) for layer in range(n_blocks)]
+
+
+def early_exit_weights(
+    n_blocks: int, step: int, steps: int, e_scale: float, curriculum: Curriculum, rotation: int = 1
+) -> Tensor:
+    """Weight of each block's cross-entropy at a step, [L], summing to 1.
+
+    e(l) = e_scale * (0 + .. + l) for l < L - 1 and e(L - 1) = L - 1 + e_scale * (0 + .. + L - 2), divided by their sum
+    over the blocks that take part at this step. Block 1 never has a weight: e(0) = 0.
+
+    Args:
+        n_blocks: L.
+        step: Steps done, 0..steps-1.
+        steps: Steps of the whole training, T.
+        e_scale: Weight of the early blocks' losses.
+        curriculum: `none`: all blocks always. `rotational`: every `rotation`-th block, one further on at each step.
+            `gradual`: from the last block down, one more every T / (2 L) steps. The last block always takes part.
+        rotation: R of the rotational curriculum.
+
+    Raises:
+        UserError: No such curriculum, `e_scale` below 0 or `rotation` below 1.
+    """
+    if e_scale < 0 or rotation < 1:
+        raise UserError(f"e_scale {e_scale}, rotation {rotation}. Allowed: e_scale at least 0, rotation at least 1.")
+    layer = torch.arange(n_blocks)
+    if curriculum == "none":
+        active = torch.ones(n_blocks, dtype=torch.bool)
+    elif curriculum == "rotational":
+        active = (layer - step) % rotation == 0
+    elif curriculum == "gradual":
+        active = layer >= n_blocks - 1 - 2 * n_blocks * step // steps
+    else:
+        raise UserError(f"Curriculum {curriculum!r} is not known.{suggestion(curriculum, get_args(Curriculum))}")
+    weights = e_scale * layer.cumsum(0).double()
+    # A decoder of one block has only its last; the formula says 0 / 0.
+    weights[-1] = max(n_blocks - 1, 1) + (weights[-2] if n_blocks > 1 else 0)
+    active[-1] = True
+    weights *= active
+    return (weights / weights.sum()).float()
+
+
+class LayerDropout:
+    """While entered, decoder blocks in training mode leave whole sequences of a batch unchanged at random.
+
+    A skipped sequence keeps the state it came with; whatever else a block returns (T5's position biases, which block 1
+    computes for all) is passed on. In evaluation mode nothing is drawn and nothing changes. What is skipped depends on
+    the generator alone, so a training that restores its state goes on with the same blocks.
+    """
+
+    def __init__(self, model: Any, rates: Sequence[float], generator: torch.Generator) -> None:
+        """Skip block l with probability `rates[l - 1]`; blocks of rate 0 draw nothing.
+
+        Args:
+            model: A model of transformers, see `readable`.
+            rates: A probability for each decoder block, [L].
+            generator: What is drawn from: B numbers a block, in order of the blocks.
+
+        Raises:
+            UserError: There are not as many rates as blocks, or one is no probability.
+        """
+        self._blocks = decoder_blocks(model)
+        if len(rates) != len(self._blocks) or not all(0 <= rate <= 1 for rate in rates):
+            raise UserError(f"Layer dropout {list(rates)}. Allowed: {len(self._blocks)} rates, each 0 to 1.")
+        self._rates, self._generator = tuple(rates), generator
+        self._handles: list[RemovableHandle] = []
+
+    def __enter__(self) -> Self:
+        for block, rate in zip(self._blocks, self._rates, strict=True):
+            if rate > 0:
+                self._handles.append(self._hook(block, rate))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _hook(self, block: nn.Module, rate: float) -> RemovableHandle:
+        def skip(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+            if not module.training:
+                return output
+            before = inputs[0]
+            drawn = torch.rand(len(before), generator=self._generator, device=self._generator.device)
+            keep = (drawn >= rate).to(before.device)[:, None, None]
+            if isinstance(output, tuple):
+                return (torch.where(keep, output[0], before), *output[1:])
+            return torch.where(keep, output, before)
+
+        # transformers records hidden states in hooks of its own: they must see what the next block gets.
+        return block.register_forward_hook(skip, prepend=True)
+
+
+Logged = dict[tuple[str, int | None], Tensor]
+"""Values of one step by metric and block; block None is the whole model."""
+
+
+class Objective(Protocol):
+    """A loss; modules that it learns beside the model's own are its ``extras``."""
+
+    @property
+    def extras(self) -> nn.Module | None:
+        """What learns beside the model."""
+
+    def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
+        """Return the loss of a batch at a step (0 upwards), and what to log."""
+
+
+def make_objective(recipe: Recipe, model: PreTrainedModel) -> Objective:
+    """The objective of a recipe; freezes the model where only exit heads learn."""
+    settings, n_blocks = recipe.objective, block_count(model)
+    if recipe.exit_heads is not None:
+        model.requires_grad_(False)
+        return ExitHeadsObjective(recipe.exit_heads, model, recipe.seed)
+    objective: Objective
+    if settings.loss == "shallow-deep":
+        objective = ShallowDeepObjective(settings, n_blocks, model.config.hidden_size)
+    elif settings.loss == "layer-skip":
+        objective = LayerSkipObjective(settings, n_blocks, recipe.optimisation.steps, recipe.seed)
+    else:
+        objective = JointObjective(block_weights(n_blocks, cast(JointLoss, settings.loss)), settings.label_smoothing)
+    if not settings.every_block_steps:
+        return objective
+    first = JointObjective(block_weights(n_blocks, "weighted"), settings.label_smoothing)
+    return FirstThen(first, objective, settings.every_block_steps)
+
+
+def block_count(model: PreTrainedModel) -> int:
+    """Decoder blocks, L."""
+    return len(decoder_blocks(model))
+
+
+@dataclass
+class JointObjective:
+    """Weighted cross-entropies of the blocks, all read by the model's own norm and head (CALM, FREE)."""
+
+    weights_L: Tensor
+    label_smoothing: float
+    extras: nn.Module | None = None
+
+    def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
+        """Sum over the blocks that have a weight."""
+        return weighted_losses(decoder_states(model, batch), self.weights_L, self.label_smoothing)
+
+
+class FirstThen:
+    """One objective until a step, then another."""
+
+    def __init__(self, first: Objective, then: Objective, steps: int) -> None:
+        self.first, self.then, self.steps = first, then, steps
+        self.extras = then.extras
+
+    def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
+        """The loss of the objective that this step has."""
+        return (self.first if step < self.steps else self.then)(model, batch, step)
+
+
+def weighted_losses(states: States, weights_L: Tensor, label_smoothing: float) -> tuple[Tensor, Logged]:
+    """Sum of the weighted cross-entropies, and each block's."""
+    total, logged = torch.zeros((), device=states.head.device), Logged()
+    for block, weight in enumerate(weights_L.tolist(), start=1):
+        if weight > 0:
+            loss = head_loss(states.readable(block), states.head, states.gold, label_smoothing, states.head_bias)
+            logged["block_loss_nats", block] = loss.detach()
+            total = total + weight * loss
+    return total, logged
+
+
+class ShallowDeepObjective:
+    """FREE: cross-entropies of blocks S and L, and shallow states that learn deep ones."""
+
+    def __init__(self, settings: ObjectiveRecipe, n_blocks: int, width: int) -> None:
+        self.settings = settings
+        self.weights_L = shallow_deep_weights(n_blocks, settings.shallow_blocks)
+        self.extras = nn.Linear(width, width) if settings.distillation_transform else None
+
+    def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
+        """(S CE_S + L CE_L) / (S + L) + alpha KD."""
+        settings, states = self.settings, decoder_states(model, batch)
+        loss, logged = weighted_losses(states, self.weights_L, settings.label_smoothing)
+        if settings.distillation != "none":
+            student = states.normed[: settings.shallow_blocks]
+            distance = distillation_loss(student, states.normed, settings.distillation, self.extras)
+            logged["distillation_loss", None] = distance.detach()
+            loss = loss + settings.distillation_weight * distance
+        return loss, logged
+
+
+class LayerSkipObjective:
+    """LayerSkip: sequences skip blocks at random, and early blocks learn to read out, on a curriculum."""
+
+    def __init__(self, settings: ObjectiveRecipe, n_blocks: int, steps: int, seed: int) -> None:
+        self.settings, self.steps, self.seed = settings, steps, seed
+        self.rates = dropout_rates(n_blocks, settings.layer_dropout)
+        self.n_blocks = n_blocks
+        self.extras: nn.Module | None = None
+
+    def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
+        """Weighted cross-entropies of the blocks that the curriculum has at this step."""
+        settings = self.settings
+        weights_L = early_exit_weights(
+            self.n_blocks, step, self.steps, settings.early_exit_scale, settings.curriculum, settings.rotation
+        )
+        # Drawn from seed and step, so that a training that goes on draws what one in a piece would have drawn.
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
+        with LayerDropout(model, self.rates, generator):
+            states = decoder_states(model, batch)
+        return weighted_losses(states, weights_L, settings.label_smoothing)
+
+
+class ExitHeadsObjective:
+    """Exit heads that imitate the frozen model (HEADS; tuned lens)."""
+
+    def __init__(self, settings: ExitHeadsRecipe, model: PreTrainedModel, seed: int) -> None:
+        n_blocks = block_count(model)
+        if settings.count >= n_blocks:
+            raise UserError(f"{settings.count} exit heads need a decoder of more blocks than this one's {n_blocks}.")
+        self.settings = settings
+        self.blocks = settings.blocks(n_blocks)
+        head = model.get_output_embeddings().weight
+        norm: Any = final_norm(model) if settings.init == "copy" and settings.kind != "lens" else None
+        tensors = new_exit_heads(
+            kind=settings.kind,
+            blocks=self.blocks,
+            d_model=head.shape[1],
+            vocab_size=head.shape[0],
+            norm=settings.norm,
+            init=settings.init,
+            final_norm_weight=None if norm is None else norm.weight.detach(),
+            final_norm_bias=getattr(norm, "bias", None),
+            lm_head_weight=head.detach(),
+            hidden_width=settings.hidden_width,
+            generator=torch.Generator().manual_seed(seed),
+            logit_scale=head_scale(model),
+            lm_head_bias=head_bias(model),
+        )
+        # Parameter names may hold no dots.
+        self.extras = nn.ParameterDict({name.replace(".", "/"): nn.Parameter(t) for name, t in tensors.items()})
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The heads, by the names of `exit_heads.safetensors`."""
+        return {name.replace("/", "."): tensor for name, tensor in self.extras.items()}
+
+    def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
+        """Mean over the heads."""
+        model.eval()  # dropout would make features and targets noisy
+        with torch.no_grad():
+            states = decoder_states(model, batch)
+            final_NV = states.logits_NV(len(states.normed))
+        losses, logged = [], Logged()
+        for block in self.blocks:
+            logits_NV = exit_logits(self.tensors, self.settings.kind, block, states.raw[block - 1], states.read_out)
+            losses.append(self._loss(logits_NV, final_NV))
+            log_p_NV = logits_NV.detach().log_softmax(-1)
+            agrees_N = log_p_NV.argmax(-1) == final_NV.argmax(-1)
+            logged["exit_head_loss", block] = losses[-1].detach()
+            logged["exit_head_accuracy", block] = agrees_N.float().mean()
+            logged["exit_head_entropy_nats", block] = -(log_p_NV.exp() * log_p_NV).sum(-1).mean()
+        return torch.stack(losses).mean(), logged
+
+    def _loss(self, logits_NV: Tensor, final_NV: Tensor) -> Tensor:
+        if self.settings.kind == "lens":
+            return tuned_lens_loss(logits_NV, final_NV)
+        target = final_NV.argmax(-1) if self.settings.target == "hard" else final_NV.softmax(-1)
+        return exit_head_loss(logits_NV, target, self.settings.entropy_weight)
+
+
+@torch.no_grad()
+def block_quality(model: PreTrainedModel, batches: Sequence[Batch]) -> tuple[list[float], list[float]]:
+    """Token accuracy and loss in nats of every decoder block by the model's own head, teacher-forced."""
+    model.eval()
+    n_blocks, tokens = block_count(model), 0
+    right_L, loss_L = torch.zeros(n_blocks), torch.zeros(n_blocks)
+    for batch in batches:
+        states = decoder_states(model, {name: tensor.to(model.device) for name, tensor in batch.items()})
+        for block in range(1, n_blocks + 1):
+            logits_NV = states.logits_NV(block)
+            right_L[block - 1] += (logits_NV.argmax(-1) == states.gold).sum().cpu()
+            loss_L[block - 1] += F.cross_entropy(logits_NV, states.gold, reduction="sum").cpu()
+        tokens += len(states.gold)
+    return (right_L / tokens).tolist(), (loss_L / tokens).tolist()

@@ -1,1 +1,0 @@
-"""What trainings minimise: losses of blocks and exit heads, distillation, blocks that are skipped at random."""

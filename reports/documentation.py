@@ -1,0 +1,144 @@
+"""What the documentation shows of reports: the gallery of figures, and the README's results.
+
+`python -m exitbench.reports.documentation DATABASE`, in the repository's root, writes the README's table, picture
+and data, docs/results.json, from which the tests make both again.
+"""
+
+import html
+import json
+import re
+import sys
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final
+
+from exitbench.errors import UserError
+from exitbench.reports import figures, tables
+from exitbench.reports.drawing import note_of
+from exitbench.reports.frame import Frame
+from exitbench.reports.plotting import style
+from exitbench.reports.registry import PAPERS, SECTIONS, Source, discover
+from exitbench.reports.tables.columns import fill
+from exitbench.reports.tables.writing import markdown_table
+from exitbench.results.database.connection import open_database
+
+README_DATA: Final = Path("docs/results.json")
+README_PICTURE: Final = Path("docs/results.svg")
+_TABLE: Final = "highlights"
+_FIGURE: Final = "mee_fig1_no_change"
+_BLOCK: Final = re.compile(r"(?<=<!-- results -->\n).*?(?=\n<!-- /results -->)", re.DOTALL)
+_MARKS: Final = re.compile(r"([\\*_\[\]])")
+_START: Final = """\
+# Gallery of figures
+
+Every figure that a report may have, with the query behind it. The whole report is drawn by `exitbench report`.
+
+The command below a figure draws it alone, from the database in `runs/`. It writes SVG, PDF, PNG and CSV.
+Pictures here, where there are any, are of small models on generated data, and of few documents: they show what is
+drawn, not what early exit is worth. [Reproduce a figure](guide/reproduce-a-figure.md) tells how to make your own.
+"""
+
+
+def gallery(pictures: Path, address: str) -> str:
+    """Return the page.
+
+    Args:
+        pictures: Folder in which `exitbench report` has drawn figures; one that is not there is no error.
+        address: Where the page finds them.
+    """
+    parts = [_START]
+    for section, sources in groupby(discover(figures), key=lambda source: source.section):
+        parts.append(f"## {_text(SECTIONS[section])}\n")
+        if section in PAPERS:
+            parts.append(
+                f"[The paper](references.md#{section}), and all that its figures need: `exitbench run {section}`.\n"
+            )
+        parts += [_figure(source, pictures, address) for source in sources]
+    return "\n".join(parts)
+
+
+def drawn_pictures(pictures: Path) -> dict[str, Path]:
+    """Return the pictures that are there, by the name of the figure."""
+    named = {source.name: pictures / f"{source.name}.svg" for source in discover(figures)}
+    return {name: picture for name, picture in named.items() if picture.is_file()}
+
+
+def _figure(source: Source, pictures: Path, address: str) -> str:
+    name, module = source.name, source.module
+    parts = [f"### {_text(module.TITLE)} {{ #{name} }}\n"]
+    if (pictures / f"{name}.svg").is_file():
+        parts.append(f"![{_text(module.TITLE)}]({address}/{name}.svg)\n")
+    elif pictures.is_dir():
+        parts.append(f"*No picture here.* {_text(source.empty)}\n")
+    parts.append(f"{_text(_finding(pictures, name))} {_text(module.CAPTION)}\n".lstrip())
+    parts.append(f"```console\n$ exitbench report --only {name}\n```\n")
+    query = "\n".join(f"    {line}".rstrip() for line in source.sql.rstrip().splitlines())
+    parts.append(f'??? example "The query: {name}.sql"\n\n    ```sql\n{query}\n    ```\n')
+    return "\n".join(parts)
+
+
+def _finding(pictures: Path, name: str) -> str:
+    """What a picture that was drawn shows, as it was noted beside it."""
+    note = note_of(pictures, name)
+    return str(json.loads(note.read_bytes())["finding"]) if note.is_file() else ""
+
+
+def _text(text: str) -> str:
+    """Plain text in Markdown, where only code in backticks is left as it is."""
+    parts = text.split("`")
+    parts[::2] = [_MARKS.sub(r"\\\1", html.escape(part, quote=False)) for part in parts[::2]]
+    return "`".join(parts)
+
+
+def update_readme(root: Path, database: Path) -> None:
+    """Write data, picture and table below `root`.
+
+    Args:
+        root: Folder of the README.
+        database: A result database, usually the built-in suite's.
+
+    Raises:
+        UserError: It cannot be opened, or has nothing to show.
+    """
+    with open_database(database) as opened:
+        rows = {source.name: Frame.query(opened, source.sql).rows for source in _sources()}
+    if missing := sorted(name for name, found in rows.items() if not found):
+        raise UserError(f"{database} has no rows for {', '.join(missing)}: run `nox -s bench` first.")
+    (root / README_DATA).write_text(json.dumps(rows, indent=0, sort_keys=True) + "\n", "utf-8")
+    (root / README_PICTURE).write_bytes(readme_picture(root))
+    readme = root / "README.md"
+    readme.write_text(_BLOCK.sub(lambda _: readme_table(root), readme.read_text("utf-8")), "utf-8")
+
+
+def readme_table(root: Path) -> str:
+    """Return the table that the README should have, from the data below `root`."""
+    source, frame = _of(_TABLE, root)
+    return markdown_table(fill(source, frame))
+
+
+def readme_picture(root: Path) -> bytes:
+    """Return the picture that should be below `root`, from the data there."""
+    source, frame = _of(_FIGURE, root)
+    with style.theme(style.LIGHT):
+        figure = source.module.plot(frame)
+        style.lay_out(figure)
+        return style.save(figure, "svg")
+
+
+def _sources() -> list[Source]:
+    return [source for source in (*discover(tables), *discover(figures)) if source.name in (_TABLE, _FIGURE)]
+
+
+def _of(name: str, root: Path) -> tuple[Source, Frame]:
+    (source,) = (source for source in _sources() if source.name == name)
+    rows: list[dict[str, Any]] = json.loads((root / README_DATA).read_text("utf-8"))[name]
+    return source, Frame(tuple(rows[0]), tuple(rows))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m exitbench.reports.documentation DATABASE")
+    try:
+        update_readme(Path.cwd(), Path(sys.argv[1]))
+    except UserError as wrong:
+        sys.exit(str(wrong))

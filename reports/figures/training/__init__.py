@@ -1,1 +1,0 @@
-"""How training went."""

@@ -1,0 +1,376 @@
+"""Tasks that a TOML file describes: fields of local records, a prompt template, metrics. No code."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from string import Formatter
+from typing import Any, Final
+
+from exitbench.errors import UserError, suggestion
+from exitbench.tasks.base import FloatArray, Task
+from exitbench.tasks.document import Document, DocumentScore
+from exitbench.tasks.sources import read_table
+from exitbench.tasks.squad import exact_match, token_f1
+from exitbench.tasks.summarisation import ROUGE_VERSION, rouge_scorer
+from exitbench.tasks.translation import bleu_by, chrf_statistics, corpus_bleu, corpus_chrf, sentence_chrf, signature
+
+
+@dataclass(frozen=True)
+class MetricRule:
+    """How a metric is computed.
+
+    Attributes:
+        version: Changes whenever a score could change.
+        value: Of an output and its references: 0..100.
+        statistics: Corpus metrics only: of an output and its only reference, what adds up over documents, [S].
+        aggregate: Corpus metrics only: the metric of sums [..., S].
+    """
+
+    version: str
+    value: Callable[[str, Sequence[str]], float]
+    statistics: Callable[[str, str], list[float]] | None = None
+    aggregate: Callable[[FloatArray], FloatArray] | None = None
+
+
+def _verbatim(output: str, references: Sequence[str]) -> float:
+    return 100.0 * (output.strip() in {reference.strip() for reference in references})
+
+
+def _f1(output: str, references: Sequence[str]) -> float:
+    return 100 * token_f1(output, references)
+
+
+def _em(output: str, references: Sequence[str]) -> float:
+    return 100 * exact_match(output, references)
+
+
+def _rouge(name: str, output: str, references: Sequence[str]) -> float:
+    return 100 * max(float(rouge_scorer(name).score(reference, output)[name].fmeasure) for reference in references)
+
+
+def _of_one(value: Callable[[str, str], float]) -> Callable[[str, Sequence[str]], float]:
+    return lambda output, references: value(output, references[0])
+
+
+BLEU_TOKENIZERS: Final = ("13a", "intl", "zh", "char", "none", "ja-mecab", "ko-mecab")
+"""sacrebleu's, the default first; those with SentencePiece models are left out, since sacrebleu downloads these."""
+
+
+def bleu_rule(tokenizer: str) -> MetricRule:
+    """Return BLEU with one of sacrebleu's ways to cut a text into words.
+
+    Raises:
+        UserError: sacrebleu needs another package for it.
+    """
+    try:
+        bleu = bleu_by(tokenizer)
+    except (RuntimeError, ImportError) as error:
+        raise UserError(f"{tokenizer!r} cannot be used: {' '.join(str(error).split())}") from None
+    return MetricRule(signature(bleu), _of_one(bleu.of_sentence), bleu.statistics, corpus_bleu)
+
+
+_BLEU: Final = bleu_rule(BLEU_TOKENIZERS[0])
+
+METRICS: Final[Mapping[str, MetricRule]] = {
+    "exact_match": MetricRule("verbatim|1", _verbatim),
+    "em": MetricRule("squad-v1.1-rules|1", _em),
+    "f1": MetricRule("squad-v1.1-rules|1", _f1),
+    **{name: MetricRule(ROUGE_VERSION, functools.partial(_rouge, name)) for name in ("rouge1", "rouge2", "rougeL")},
+    "bleu": _BLEU,
+    "chrf": MetricRule(_BLEU.version, _of_one(sentence_chrf), chrf_statistics, corpus_chrf),
+}
+"""Values are the best over the references, but those of corpus metrics, which take a single one."""
+
+
+Pieces = tuple[tuple[str, str | None], ...]
+"""Literal text, and the field that follows it; None at the end of the template."""
+
+
+def parse(template: str, fields: frozenset[str], where: str) -> Pieces:
+    """Read a template such as ``question: {question}``; a brace itself is written twice.
+
+    Args:
+        template: The text.
+        fields: Names that may stand in braces.
+        where: The template's place, for messages.
+
+    Raises:
+        UserError: Something else than a field's name is in braces, or a brace stands alone.
+    """
+    try:
+        found = list(Formatter().parse(template))
+    except ValueError as error:
+        raise UserError(f"{where}: {error}. Allowed: {{field}} names; write {{{{ for a brace.") from None
+    for _, name, form, conversion in found:
+        if name is None:
+            continue
+        if form or conversion or not name.isidentifier():
+            shown = name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
+            raise UserError(f"{where}: {{{shown}}} is no field's name alone.{suggestion(name, fields)}")
+        if name not in fields:
+            raise UserError(f"{where}: unknown field {name!r}.{suggestion(name, fields)}")
+    return tuple((literal, name) for literal, name, _, _ in found)
+
+
+def fields_of(pieces: Pieces) -> frozenset[str]:
+    """Return the fields that a template names."""
+    return frozenset(name for _, name in pieces if name is not None)
+
+
+def render(pieces: Pieces, values: Mapping[str, object]) -> str:
+    """Return the text with the fields' values in their places; values are not read as templates."""
+    return "".join(literal + ("" if name is None else str(values[name])) for literal, name in pieces)
+
+
+PREFIX: Final = "toml:"
+"""Before the name that a task's file gives it."""
+DEFAULT_MAX_NEW_TOKENS: Final = 64
+CHOICE_METRICS: Final = ("acc", "acc_norm")
+"""Of tasks with choices: the share whose most probable choice is right, as it is, and by its length."""
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A task without code.
+
+    Attributes:
+        name: What it is called, without `PREFIX`.
+        fields: Pairs (name, column of the file); a column with dots leads into objects of JSON.
+        prompt: Template of the input of an encoder-decoder.
+        causal_prompt: Of a decoder-only model; None: the same.
+        target: Field with the reference, or (JSON) a list of references; with choices, which of them is right.
+        metrics: Names of `METRICS`, or with choices of `CHOICE_METRICS`, headline first.
+        max_new_tokens: Longest answer, where a suite says nothing.
+        choices: Field with a list of choices, or a template for each; None: the model writes an answer.
+        bleu_tokenize: How BLEU cuts texts into words: one of `BLEU_TOKENIZERS`; None: sacrebleu's default, 13a.
+    """
+
+    name: str
+    fields: tuple[tuple[str, str], ...]
+    prompt: str
+    target: str
+    metrics: tuple[str, ...]
+    causal_prompt: str | None = None
+    max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
+    choices: str | tuple[str, ...] | None = None
+    bleu_tokenize: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check what the parts say of each other; where they stand in a file, whoever reads it adds.
+
+        Raises:
+            UserError: A field, a metric or a template is not what is allowed.
+        """
+        allowed = self._allowed_metrics()
+        names = frozenset(name for name, _ in self.fields)
+        for name in names:
+            if not name.isidentifier():
+                raise UserError(f"fields: {name!r} is no name. Allowed: letters, digits and _, no digit first.")
+        if self.target not in names:
+            raise UserError(f"target: unknown field {self.target!r}.{suggestion(self.target, names)}")
+        if not self.metrics or len(set(self.metrics)) < len(self.metrics):
+            raise UserError(f"metrics: {list(self.metrics)} are not one or more, each once.{suggestion('', allowed)}")
+        for metric in self.metrics:
+            if metric not in allowed:
+                raise UserError(f"metrics: unknown metric {metric!r}.{suggestion(metric, allowed)}")
+        _ = self.seq2seq_pieces, self.causal_pieces
+        if self.choices is not None:
+            self._check_choices(names)
+        if self.bleu_tokenize is not None:
+            self._check_tokenizer(self.bleu_tokenize)
+
+    def _allowed_metrics(self) -> tuple[str, ...]:
+        if self.choices is not None:
+            return CHOICE_METRICS
+        from exitbench.tasks.declared import METRICS  # its libraries are not for every reader of requests
+
+        return tuple(METRICS)
+
+    def _check_choices(self, names: frozenset[str]) -> None:
+        if self.causal_prompt is not None:
+            raise UserError("causal_prompt: does not go with choices, whose prompt is one for all models.")
+        if isinstance(self.choices, str) and self.choices not in names:
+            raise UserError(f"choices: unknown field {self.choices!r}.{suggestion(self.choices, names)}")
+        if not isinstance(self.choices, str) and len(self.choice_pieces) < 2:
+            raise UserError("choices: needed: the name of a field with a list, or two templates or more.")
+
+    def _check_tokenizer(self, name: str) -> None:
+        from exitbench.tasks.declared import BLEU_TOKENIZERS, bleu_rule
+
+        if "bleu" not in self.metrics:
+            raise UserError('bleu_tokenize: goes with the metric "bleu".')
+        if name not in BLEU_TOKENIZERS:
+            raise UserError(f"bleu_tokenize: unknown tokenizer {name!r}.{suggestion(name, BLEU_TOKENIZERS)}")
+        try:
+            bleu_rule(name)
+        except UserError as error:
+            raise UserError(f"bleu_tokenize: {error}") from None
+
+    @property
+    def task_name(self) -> str:
+        """What results call the task."""
+        return f"{PREFIX}{self.name}"
+
+    @property
+    def seq2seq_pieces(self) -> Pieces:
+        """The prompt of an encoder-decoder, read."""
+        return parse(self.prompt, frozenset(name for name, _ in self.fields), "prompt")
+
+    @property
+    def causal_pieces(self) -> Pieces:
+        """The prompt of a decoder-only model, read."""
+        if self.causal_prompt is None:
+            return self.seq2seq_pieces
+        return parse(self.causal_prompt, frozenset(name for name, _ in self.fields), "causal_prompt")
+
+    @property
+    def choice_pieces(self) -> tuple[Pieces, ...]:
+        """The templates of the choices, read; none where a field has their list."""
+        if self.choices is None or isinstance(self.choices, str):
+            return ()
+        names = frozenset(name for name, _ in self.fields)
+        return tuple(parse(template, names, "choices") for template in self.choices)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON data."""
+        return {key: value for key, value in asdict(self).items() if key != "bleu_tokenize" or value is not None}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "Declaration":
+        """Rebuild a declaration from its JSON."""
+        fields = tuple((name, column) for name, column in record["fields"])
+        choices = record.get("choices")
+        given = {"fields": fields, "metrics": tuple(record["metrics"])}
+        return cls(**{**record, **given, "choices": tuple(choices) if isinstance(choices, list) else choices})
+
+
+Record = Mapping[str, Any]
+
+
+class DeclaredTask(Task):
+    """A task of a TOML file: its fields, its prompt, metrics that there are."""
+
+    local_roles = (frozenset({"data"}),)
+
+    def __init__(self, declaration: Declaration) -> None:
+        self.declaration = declaration
+        self.name = declaration.task_name
+        self.metrics = declaration.metrics
+        # Of corpus metrics, chrF tells sentences apart where BLEU is 0 for many.
+        self.consistency_metric = "chrf" if "chrf" in self.metrics else self.metrics[0]
+        self.default_max_new_tokens = declaration.max_new_tokens
+        self._rules = {name: METRICS[name] for name in self.metrics}
+        if declaration.bleu_tokenize is not None:
+            self._rules["bleu"] = bleu_rule(declaration.bleu_tokenize)
+        versions = " ".join(f"{name}[{rule.version}]" for name, rule in self._rules.items())
+        self.metric_version = f"{versions} target[{declaration.target}]"
+        self._prompt, self._causal_prompt = declaration.seq2seq_pieces, declaration.causal_pieces
+
+    def prompt(self, doc: Document) -> str:
+        """Return the template with the document's fields."""
+        return render(self._prompt, doc.fields)
+
+    def causal_prompt(self, doc: Document) -> str:
+        """Return the template of decoder-only models with the document's fields."""
+        return render(self._causal_prompt, doc.fields)
+
+    def target(self, doc: Document) -> str:
+        """Return the first reference."""
+        return self._references(doc)[0]
+
+    def with_reference(self, doc: Document, text: str) -> Document:
+        """Return the document with another reference."""
+        return Document(doc.key, {**doc.fields, self.declaration.target: [text]})
+
+    def score(self, doc: Document, output: str) -> DocumentScore:
+        """Score an output."""
+        references = self._references(doc)
+        values = {name: rule.value(output, references) for name, rule in self._rules.items()}
+        counted = {name: rule.statistics for name, rule in self._rules.items() if rule.statistics is not None}
+        return DocumentScore(values, {name: count(output, references[0]) for name, count in counted.items()})
+
+    def aggregate(self, metric: str, total: FloatArray, n: FloatArray) -> FloatArray:
+        """Return the metric's value of summed statistics; see `Task.aggregate`."""
+        return aggregate(metric, total, n)
+
+    def _references(self, doc: Document) -> list[str]:
+        value = doc.fields[self.declaration.target]
+        return [value] if isinstance(value, str) else list(value)
+
+    def _read(self, source: Any, split: str, seed: int) -> list[Document]:
+        if source.kind != "local":
+            raise UserError(f'{self.name}: source is "{source.kind}". Allowed: "local", with files = {{ data = ... }}.')
+        return super()._read(source, split, seed)
+
+    def _read_hub(self, split: str) -> list[dict[str, Any]]:
+        raise NotImplementedError("refused before")
+
+    def _read_local(self, files: Mapping[str, Path]) -> list[dict[str, Any]]:
+        path = files["data"]
+        return [self._fields(record, number, path) for number, record in enumerate(read_table(path), start=1)]
+
+    def _fields(self, record: Record, number: int, path: Path) -> dict[str, Any]:
+        texts = fields_of(self._prompt) | fields_of(self._causal_prompt)
+        fields: dict[str, Any] = {"id": str(number)}  # files repeat records; a field of that name takes its place
+        where = f"{path}, record {number}"
+        for name, column in self.declaration.fields:
+            place = f"{where}, column {column!r}"
+            value = value_at(record, column, where)
+            fields[name] = self._reference(value, place) if name == self.declaration.target else text_of(value, place)
+            if name in texts and not isinstance(fields[name], str):
+                raise UserError(f"{place}: is a list, but stands in a prompt. Needed: a text.")
+        return fields
+
+    def _reference(self, value: object, where: str) -> str | list[str]:
+        if not isinstance(value, list):
+            return text_of(value, where)
+        if not value:
+            raise UserError(f"{where}: has no reference. Needed: a text, or a list of one or more.")
+        single = [name for name in self.metrics if METRICS[name].statistics is not None]
+        if single and len(value) > 1:
+            raise UserError(f"{where}: has {len(value)} references, but {' and '.join(single)} take one.")
+        return [text_of(one, where) for one in value]
+
+
+def aggregate(metric: str, total: FloatArray, n: FloatArray) -> FloatArray:
+    """Return a metric of summed statistics [..., S] over n documents [...]: 0..100.
+
+    Raises:
+        UserError: There is no such metric.
+    """
+    if metric not in METRICS:
+        raise UserError(f"unknown metric {metric!r}.{suggestion(metric, METRICS)}")
+    of_sums = METRICS[metric].aggregate
+    return total[..., 0] / n if of_sums is None else of_sums(total)
+
+
+def value_at(record: Record, column: str, where: str) -> Any:
+    """Return the value of a column; a name with dots leads into objects, such as ``answers.text``.
+
+    Raises:
+        UserError: There is none; names what there is.
+    """
+    if column in record:
+        return record[column]
+    value: Any = record
+    for key in column.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            raise UserError(f"{where}: no column {column!r}.{suggestion(column, map(str, record))}")
+        value = value[key]
+    return value
+
+
+def text_of(value: object, where: str) -> str:
+    """Return a text, or a number as one.
+
+    Raises:
+        UserError: It is neither, or holds half of a character.
+    """
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        kind = "null" if value is None else type(value).__name__
+        raise UserError(f"{where}: is {kind}. Needed: a text or a number.")
+    text = str(value)
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise UserError(f"{where}: holds half of a surrogate pair, which is not a character.")
+    return text

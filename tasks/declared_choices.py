@@ -1,0 +1,108 @@
+"""Declared tasks whose choices are scored by log-likelihoods: tasks of lm-eval, which brings requests and scores."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any, Final
+
+from exitbench.errors import UserError
+from exitbench.tasks.declared import Declaration, render, text_of, value_at
+from exitbench.tasks.sources import read_table
+
+DATASET: Final = "exitbench:declared"
+"""What stands where lm-eval's configurations name a data set; its part is the declaration."""
+
+
+def choice_config(declaration: Declaration) -> dict[str, Any]:
+    """Return lm-eval's configuration of a declared task with choices; a space stands before each choice, as there."""
+    return {
+        "task": declaration.name,
+        "dataset_path": DATASET,
+        "dataset_name": json.dumps(declaration.to_json(), sort_keys=True),
+        "test_split": "data",
+        "output_type": "multiple_choice",
+        # Names of columns, which lm-eval takes as they are.
+        "doc_to_text": "prompt",
+        "doc_to_choice": "choices",
+        "doc_to_target": "right",
+        "metric_list": [
+            {"metric": name, "aggregation": "mean", "higher_is_better": True} for name in declaration.metrics
+        ],
+        "metadata": {"version": 1},
+    }
+
+
+def read_choices(path: Path, name: str | None, split: str) -> Sequence[Mapping[str, Any]]:
+    """Return the records of a file as lm-eval's configuration names their columns.
+
+    Args:
+        path: The file.
+        name: The declaration, as JSON.
+        split: Of no consequence.
+
+    Raises:
+        UserError: A column is missing, no choice is right, or there are fewer than two; names the record.
+    """
+    declaration = Declaration.from_json(json.loads(name or "{}"))
+    return [
+        _document(declaration, record, f"{path}, record {number}")
+        for number, record in enumerate(read_table(path), start=1)
+    ]
+
+
+def _document(declaration: Declaration, record: Mapping[str, Any], where: str) -> dict[str, Any]:
+    given = {name: value_at(record, column, where) for name, column in declaration.fields}
+    texts = {name: text_of(value, f"{where}, field {name!r}") for name, value in given.items() if _is_text(value)}
+    choices = _choices(declaration, given, texts, where)
+    target = given[declaration.target]
+    return {
+        "prompt": render(declaration.seq2seq_pieces, _Texts(texts, where)),
+        "choices": choices,
+        "right": right_choice(target, choices, f"{where}, field {declaration.target!r}"),
+    }
+
+
+def _choices(declaration: Declaration, given: Mapping[str, Any], texts: Mapping[str, str], where: str) -> list[str]:
+    if declaration.choice_pieces:
+        return [render(pieces, _Texts(texts, where)) for pieces in declaration.choice_pieces]
+    name = str(declaration.choices)
+    value = given[name]
+    if not isinstance(value, list) or len(value) < 2:
+        raise UserError(f"{where}, field {name!r}: needed: a list of two choices or more.")
+    return [text_of(one, f"{where}, field {name!r}") for one in value]
+
+
+def right_choice(target: object, choices: Sequence[str], where: str) -> int:
+    """Return which choice is right, from 0: named by its text, else by its number from 0, else by a letter from A.
+
+    Raises:
+        UserError: It is none of them.
+    """
+    text = str(target)
+    if isinstance(target, str) and choices.count(target) == 1:
+        return choices.index(target)
+    if not isinstance(target, bool) and text.isascii() and text.isdigit() and int(text) < len(choices):
+        return int(text)
+    letters = ascii_uppercase[: len(choices)]
+    if len(text) == 1 and text in letters:
+        return letters.index(text)
+    raise UserError(
+        f"{where}: {text[:80]!r} is none of the {len(choices)} choices. Allowed: the text of one, its number from 0, "
+        "or a letter from A."
+    )
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
+
+
+class _Texts(dict[str, str]):
+    """Fields that are texts; another that a template names is told."""
+
+    def __init__(self, texts: Mapping[str, str], where: str) -> None:
+        super().__init__(texts)
+        self._where = where
+
+    def __missing__(self, name: str) -> str:
+        raise UserError(f"{self._where}, field {name!r}: stands in a template. Needed: a text or a number.")

@@ -1,1 +1,0 @@
-"""SQuAD v1.1: extractive question answering."""

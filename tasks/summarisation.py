@@ -1,0 +1,188 @@
+"""Summaries of texts: SAMSum, and data sets that differ from it in their fields alone."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from exitbench.tasks.base import Task
+from exitbench.tasks.document import Document, DocumentScore
+from exitbench.tasks.sources import (
+    member,
+    parse_json_lines,
+    read_csv,
+    read_hub,
+    read_json,
+    read_json_lines,
+    read_members,
+    require,
+)
+
+if TYPE_CHECKING:
+    from rouge_score.rouge_scorer import RougeScorer
+
+ROUGE_VERSION: Final = f"rouge-score|f-measure|stemmer:porter|version:{version('rouge-score')}"
+
+
+@cache
+def rouge_scorer(*names: str) -> "RougeScorer":
+    """Return what scores by some of ROUGE's variants, such as ``rougeL``."""
+    # Imported at the first score: it pulls in nltk and SciPy, a second that no listing of tasks should wait for.
+    from rouge_score.rouge_scorer import RougeScorer
+
+    return RougeScorer(list(names), use_stemmer=True)
+
+
+def read_dialogues(path: Path) -> list[dict[str, Any]]:
+    """Read SAMSum's original form, a JSON list of objects with id, dialogue and summary.
+
+    Raises:
+        UserError: If a record has another form, naming the record and the key.
+    """
+    records = []
+    for position, entry in enumerate(require(read_json(path), list, str(path))):
+        where = f"{path}, [{position}]"
+        record = require(entry, dict, where)
+        records.append({name: member(record, name, str, where) for name in ("id", "dialogue", "summary")})
+    return records
+
+
+def read_dialogues_of_lines(path: Path) -> list[dict[str, Any]]:
+    """Read DialogSum's original form: JSON lines of fname, dialogue, and summary, or summary1 (of three) in its test.
+
+    Also the hub's CSV, with id, dialogue, summary, topic.
+
+    Raises:
+        UserError: If a record has another form, naming the record and the key.
+    """
+    if path.name.removesuffix(".gz").endswith(".csv"):
+        rows, name = read_csv(path), "id"
+    else:
+        rows, name = read_json_lines(path), "fname"
+    records = []
+    for number, row in enumerate(rows, start=1):
+        where = f"{path}, record {number}"
+        summary = member(row, "summary1" if "summary1" in row else "summary", str, where)
+        records.append({"id": member(row, name, str, where), "dialogue": member(row, "dialogue", str, where)})
+        records[-1]["summary"] = summary
+    return records
+
+
+def read_articles(path: Path) -> list[dict[str, Any]]:
+    """Read CNN/DailyMail as CSV with the columns article, highlights and id.
+
+    Raises:
+        UserError: If a column is missing.
+    """
+    fields = ("id", "article", "highlights")
+    return [
+        {name: member(row, name, str, f"{path}, record {number}") for name in fields}
+        for number, row in enumerate(read_csv(path), start=1)
+    ]
+
+
+def read_patents(path: Path) -> list[dict[str, Any]]:
+    """Read BigPatent's original form: JSON lines of publication_number, description and abstract, or a tar of such.
+
+    Raises:
+        UserError: If a record has another form, naming the record and the key.
+    """
+    return [
+        {
+            "id": member(row, "publication_number", str, where),
+            "description": member(row, "description", str, where),
+            "abstract": member(row, "abstract", str, where),
+        }
+        for row, where in _patents(path)
+    ]
+
+
+def _patents(path: Path) -> Iterator[tuple[Any, str]]:
+    if not path.name.endswith((".tar", ".tar.gz", ".tgz")):
+        yield from ((row, f"{path}, record {number}") for number, row in enumerate(read_json_lines(path), start=1))
+        return
+    for name, text in read_members(path, (".jsonl", ".json", ".gz")):
+        where = f"{path}, {name}"
+        rows = parse_json_lines(text, where)
+        yield from ((row, f"{where}, record {number}") for number, row in enumerate(rows, start=1))
+
+
+METRICS: Final = ("rougeL", "rouge1", "rouge2")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A data set of texts with summaries.
+
+    Attributes:
+        fields: Names of its fields: id, text, summary. A record of a data set without an id has its number.
+        hub: Name of the data set on the hub, and of its part.
+        read: Reads a local file, in its original form, to records of these fields.
+        max_new_tokens: Budget of a summary.
+    """
+
+    fields: tuple[str, str, str]
+    hub: tuple[str, str | None]
+    read: Callable[[Path], list[dict[str, Any]]]
+    max_new_tokens: int = 128
+
+
+CORPORA: Final = {
+    "samsum": Corpus(("id", "dialogue", "summary"), ("knkarthick/samsum", None), read_dialogues),
+    "dialogsum": Corpus(("id", "dialogue", "summary"), ("knkarthick/dialogsum", None), read_dialogues_of_lines),
+    "cnn-dailymail": Corpus(("id", "article", "highlights"), ("abisee/cnn_dailymail", "3.0.0"), read_articles),
+    "bigpatent": Corpus(
+        ("id", "description", "abstract"), ("NortheasternUniversity/big_patent", "all"), read_patents, 256
+    ),
+}
+"""By the names of tasks."""
+
+
+class Summarisation(Task):
+    """Summaries of texts.
+
+    Metrics: `rougeL`, `rouge1`, `rouge2`: F-measures with stemming, 0..100.
+
+    Args:
+        name: Of a data set, of `CORPORA`.
+    """
+
+    metric_version = ROUGE_VERSION
+    metrics = METRICS
+    consistency_metric = "rougeL"
+    local_roles = (frozenset({"data"}),)
+
+    def __init__(self, name: str) -> None:
+        self.name, self.corpus = name, CORPORA[name]
+        self.default_max_new_tokens = self.corpus.max_new_tokens
+
+    def prompt(self, doc: Document) -> str:
+        """Return T5's form of a text to summarise."""
+        return f"summarize: {doc.fields[self.corpus.fields[1]]}"
+
+    def target(self, doc: Document) -> str:
+        """Return the reference summary."""
+        return str(doc.fields[self.corpus.fields[2]])
+
+    def with_reference(self, doc: Document, text: str) -> Document:
+        """Return the document with another reference."""
+        return Document(doc.key, {**doc.fields, self.corpus.fields[2]: text})
+
+    def score(self, doc: Document, output: str) -> DocumentScore:
+        """Score a summary."""
+        scores = rouge_scorer(*METRICS).score(self.target(doc), output)
+        return DocumentScore({metric: 100 * scores[metric].fmeasure for metric in self.metrics})
+
+    def _read_local(self, files: Mapping[str, Path]) -> list[dict[str, Any]]:
+        return self.corpus.read(files["data"])
+
+    def _read_hub(self, split: str) -> list[dict[str, Any]]:
+        name, text, summary = self.corpus.fields
+        rows = enumerate(read_hub(*self.corpus.hub, split), start=1)
+        # SAMSum's copy was read from CSV: the corpus's one empty dialogue is null there, an empty text here.
+        return [
+            {name: row.get(name) or str(number), text: row[text] or "", summary: row[summary] or ""}
+            for number, row in rows
+        ]

@@ -1,1 +1,0 @@
-"""Translation of sentences, in any pair of languages and either direction."""
