@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from exitbench.harness.engine.checkpoints.exit_head_files import save_off_ramps
 from exitbench.harness.engine.checkpoints.files import OFF_RAMPS_FILE
-from exitbench.harness.engine.checkpoints.off_ramp_files import save_off_ramps
 from exitbench.harness.training.classifiers.data import (
     LabelledExample,
     encode_texts,
