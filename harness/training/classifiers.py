@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from exitbench.errors import UserError
+from exitbench.harness.engine.checkpoints.exit_head_files import save_off_ramps
 from exitbench.harness.engine.checkpoints.files import CONFIG, OFF_RAMPS_FILE
-from exitbench.harness.engine.checkpoints.off_ramp_files import save_off_ramps
 from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
 from exitbench.harness.engine.encoders.families import FAMILIES
 from exitbench.harness.reading.regular_files import read_json

@@ -11,9 +11,9 @@ import torch
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import EngineName
+from exitbench.harness.engine.checkpoints.exit_head_files import load_off_ramps
 from exitbench.harness.engine.checkpoints.files import CONFIG, check_plain
 from exitbench.harness.engine.checkpoints.hosted_loading import filled, read_hosted_config
-from exitbench.harness.engine.checkpoints.off_ramp_files import load_off_ramps
 from exitbench.harness.engine.checkpoints.sizes import require_room
 from exitbench.harness.engine.checkpoints.tensor_files import Tensors
 from exitbench.harness.engine.encoders.families import FAMILIES

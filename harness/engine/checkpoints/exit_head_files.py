@@ -1,6 +1,7 @@
-"""Files of trained exit heads, `exit_heads.safetensors` beside a model's weights, and new heads to train.
+"""Files of trained exit heads and of off-ramps, next to a model's weights; and new heads and off-ramps to train.
 
-What is in them: `harness/engine/model/exit_heads.py`.
+`exit_heads.safetensors` (`harness/engine/model/exit_heads.py`) reads a decoder's blocks. `off_ramps.safetensors`
+(`harness/engine/encoders/model.py`) reads a classifier's; without it, the model's own classifier reads every block.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from exitbench.errors import UserError
-from exitbench.harness.engine.checkpoints.files import EXIT_HEADS_FILE
+from exitbench.harness.engine.checkpoints.files import EXIT_HEADS_FILE, OFF_RAMPS_FILE
 from exitbench.harness.engine.checkpoints.tensor_files import (
     Shapes,
     check_heads,
@@ -22,15 +23,16 @@ from exitbench.harness.engine.checkpoints.tensor_files import (
     heads_tensors,
     save_heads,
 )
+from exitbench.harness.engine.encoders.model import RAMP_KINDS, OffRamps, RampKind
 from exitbench.harness.engine.model.exit_heads import KINDS, ExitHeads, HeadKind
 from exitbench.harness.reading.regular_files import is_file
 
-METADATA = "exit_heads"
+EXIT_HEADS = "exit_heads"
 
 
 def save_exit_heads(path: Path, kind: HeadKind, tensors: Mapping[str, Tensor]) -> None:
     """Write the heads of the blocks that the names of the tensors tell; ``path`` is the file."""
-    save_heads(path, METADATA, kind, tensors)
+    save_heads(path, EXIT_HEADS, kind, tensors)
 
 
 def read_exit_blocks(folder: Path) -> tuple[int, ...]:
@@ -80,7 +82,7 @@ def load_exit_heads(
 
 
 def _header(path: Path) -> tuple[HeadKind, tuple[int, ...]]:
-    kind, blocks = heads_header(path, METADATA, KINDS)
+    kind, blocks = heads_header(path, EXIT_HEADS, KINDS)
     return cast(HeadKind, kind), blocks
 
 
@@ -185,3 +187,66 @@ def new_exit_heads(
 
 def _copied(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", torch.float32, copy=True)
+
+
+# ------------------------------------------------------------------------------------------- off-ramps
+
+OFF_RAMPS = "off_ramps"
+
+
+def save_off_ramps(path: Path, kind: RampKind, tensors: Mapping[str, Tensor]) -> None:
+    """Write the off-ramps of the blocks that the names of the tensors tell; ``path`` is the file."""
+    save_heads(path, OFF_RAMPS, kind, tensors)
+
+
+def load_off_ramps(
+    folder: Path,
+    n_blocks: int,
+    d_model: int,
+    n_labels: int,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+) -> OffRamps | None:
+    """Read the off-ramps of a checkpoint folder; None if it has none.
+
+    Args:
+        folder: The checkpoint.
+        n_blocks: Blocks of the encoder, L.
+        d_model: Width of its states, D.
+        n_labels: Labels of its classifier, C.
+        dtype: Number format of the tensors returned.
+        device: Where they are put.
+
+    Raises:
+        UserError: The file is not what the model and its own metadata ask for; names tensor and shapes.
+    """
+    path = folder / OFF_RAMPS_FILE
+    if not is_file(path):
+        return None
+    said, blocks = heads_header(path, OFF_RAMPS, RAMP_KINDS)
+    if blocks[-1] >= n_blocks:
+        raise UserError(
+            f"{path}: block {blocks[-1]} is not before the last; the model has {n_blocks} blocks, whose last one its "
+            f"own classifier reads. Allowed: between 1 and {n_blocks - 1}."
+        )
+    kind, tensors = cast(RampKind, said), heads_tensors(path)
+    check_heads(path, kind, blocks, tensors, _off_ramp_shapes(kind, blocks, d_model, n_labels), {})
+    return OffRamps(kind, blocks, {name: tensor.to(device, dtype) for name, tensor in tensors.items()})
+
+
+def _off_ramp_shapes(kind: RampKind, blocks: Sequence[int], d_model: int, n_labels: int) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor of off-ramps, by name."""
+    own: dict[str, tuple[int, ...]] = {"out.weight": (n_labels, d_model), "out.bias": (n_labels,)}
+    if kind == "pooler-linear":
+        own |= {"pool.weight": (d_model, d_model), "pool.bias": (d_model,)}
+    return {f"{block}.{name}": shape for block in blocks for name, shape in own.items()}
+
+
+def new_off_ramps(
+    kind: RampKind, blocks: Sequence[int], d_model: int, n_labels: int, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """Return off-ramps to be trained, in float32, drawn as PyTorch draws linear maps."""
+    tensors = {}
+    for name, shape in _off_ramp_shapes(kind, blocks, d_model, n_labels).items():
+        tensors[name] = (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(d_model)
+    return tensors

@@ -25,7 +25,7 @@ from exitbench.methods.heads import LMHead, TrainedHead
 from exitbench.methods.kv_policies import StateCopy
 
 RampKind = Literal["linear", "pooler-linear"]
-KINDS: tuple[RampKind, ...] = get_args(RampKind)
+RAMP_KINDS: tuple[RampKind, ...] = get_args(RampKind)
 
 
 @dataclass(frozen=True)

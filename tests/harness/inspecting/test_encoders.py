@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from exitbench.harness.cli.main import main
+from exitbench.harness.engine.checkpoints.exit_head_files import new_off_ramps, save_off_ramps
 from exitbench.harness.engine.checkpoints.files import OFF_RAMPS_FILE
-from exitbench.harness.engine.checkpoints.off_ramp_files import new_off_ramps, save_off_ramps
 from exitbench.harness.inspecting.encoders import inspect_classifier
 
 

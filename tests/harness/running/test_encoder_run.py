@@ -13,8 +13,8 @@ from exitbench.harness.cells.cell import GenerationSettings
 from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.cells.texts import TextEncoding
 from exitbench.harness.engine.checkpoints.encoder_loading import load_encoder
+from exitbench.harness.engine.checkpoints.exit_head_files import new_off_ramps, save_off_ramps
 from exitbench.harness.engine.checkpoints.files import OFF_RAMPS_FILE
-from exitbench.harness.engine.checkpoints.off_ramp_files import new_off_ramps, save_off_ramps
 from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
 from exitbench.harness.engine.encoders.classify import pooled_states
 from exitbench.harness.planning.plan import Plan, make_plan

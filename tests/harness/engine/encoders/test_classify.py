@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from exitbench.harness.cells.texts import EncodedText
-from exitbench.harness.engine.checkpoints.off_ramp_files import new_off_ramps
+from exitbench.harness.engine.checkpoints.exit_head_files import new_off_ramps
 from exitbench.harness.engine.encoders.classify import Classified, classify, pooled_states, text_cost
 from exitbench.harness.engine.encoders.model import EncoderClassifier, OffRamps, RampKind
 from exitbench.harness.engine.encoders.stack import find_encoder_stack

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints import encoder_loading
 from exitbench.harness.engine.checkpoints.encoder_loading import is_encoder, load_encoder
+from exitbench.harness.engine.checkpoints.exit_head_files import new_off_ramps, save_off_ramps
 from exitbench.harness.engine.checkpoints.files import OFF_RAMPS_FILE
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
-from exitbench.harness.engine.checkpoints.off_ramp_files import new_off_ramps, save_off_ramps
 from exitbench.harness.engine.encoders.stack import EncoderStack
 from exitbench.harness.inspecting.inspection import inspect_folder
 

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from exitbench.errors import UserError
+from exitbench.harness.engine.checkpoints.exit_head_files import load_off_ramps, new_off_ramps, save_off_ramps
 from exitbench.harness.engine.checkpoints.files import OFF_RAMPS_FILE
-from exitbench.harness.engine.checkpoints.off_ramp_files import load_off_ramps, new_off_ramps, save_off_ramps
-from exitbench.harness.engine.encoders.model import KINDS, OffRamps, RampKind
+from exitbench.harness.engine.encoders.model import RAMP_KINDS, OffRamps, RampKind
 
 D, C, L = 8, 3, 5
 
@@ -28,7 +28,7 @@ def loaded(folder: Path, tensors: dict[str, Tensor], metadata: Any) -> OffRamps 
     return load_off_ramps(folder, L, D, C)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", RAMP_KINDS)
 def test_an_off_ramp_is_these_linear_maps(kind: RampKind) -> None:
     tensors = ramps(kind)
     state_AD = torch.randn(6, D)
@@ -46,7 +46,7 @@ def test_a_read_out_multiplies_the_weights_of_its_maps(kind: RampKind, numel: in
     assert OffRamps(kind, (1, 2, 4), ramps(kind)).numel(2) == numel
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", RAMP_KINDS)
 def test_a_file_gives_back_what_was_saved(kind: RampKind, tmp_path: Path) -> None:
     save_off_ramps(tmp_path / OFF_RAMPS_FILE, kind, ramps(kind))
     found = load_off_ramps(tmp_path, L, D, C)

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from exitbench.errors import UserError
-from exitbench.harness.engine.checkpoints.off_ramp_files import load_off_ramps
+from exitbench.harness.engine.checkpoints.exit_head_files import load_off_ramps
 from exitbench.harness.training import ensure_trained, find_trained, load_recipe
 from exitbench.harness.training.classifiers import read_classifier, task_of
 from exitbench.harness.training.trainer import ExitTrainer
