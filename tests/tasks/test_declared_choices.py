@@ -160,7 +160,7 @@ def test_a_suite_asks_for_its_log_likelihoods(write: Write) -> None:
     write("colours.toml", TOML)
     suite = load_suite(write("s.toml", SUITE.format(more='files = { data = "data.json" }\nscope = "context"')))
     (entry,) = suite.tasks
-    assert entry.is_likelihood and entry.data.task == "toml:colours"
+    assert not entry.work.generates and entry.data.task == "toml:colours"
     assert (entry.generation.scope, entry.generation.first_token) == ("context", "gated")
     assert type(entry.data).from_json(json.loads(json.dumps(_json(entry.data)))) == entry.data
 
