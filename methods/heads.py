@@ -46,7 +46,7 @@ class BoundedLMHead(LMHead):
 
     def bounds(self, view: BlockView) -> LogitBounds:
         """Return bounds of the logits of the whole vocabulary."""
-        view.int8_rows += view.model.vocab_size
+        view.head_rows_int8 += view.model.vocab_size
         return view.model.logit_bounds(view.hidden_AD)
 
 

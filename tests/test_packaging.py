@@ -189,7 +189,7 @@ def test_imports_within_the_project_go_one_way(folder: str) -> None:
 
 STOREYS = {
     "exitbench.harness": (
-        *("reading", "processes", "cells", "engine", "conformance"),
+        *("reading", "processes", "cells", "engine", "conformance", "work"),
         *("training", "planning", "inspecting", "scaffolds", "running", "afterwards", "service", "cli", "api"),
     ),
     "exitbench.harness.engine": ("model", "products", "hosted", "encoders", "checkpoints", "decoding"),

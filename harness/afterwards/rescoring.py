@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.job import DataRequest
-from exitbench.harness.running.scoring import metric_table, score_columns, task_metrics
+from exitbench.harness.work.metrics import metric_table, score_columns, task_metrics
 from exitbench.results.analysis.selection import Run, RunIndex
 from exitbench.results.beside.derived import Rescore, is_rescored, record_rescore
 from exitbench.results.spool.attempts import AttemptRecord, read_attempt, scan_spool
@@ -156,7 +156,7 @@ class _Scorer:
     def score(self, stored: _Stored) -> None:
         """Score a run and write its scores into the spool."""
         task, record = stored.request.task_object, read_attempt(stored.path)
-        rows = [row for batch in record.batches("samples") for row in batch.to_pylist()]
+        rows = _rows(record, "samples")
         documents = self._documents(stored)
         if unknown := sorted({row["doc_key"] for row in rows} - documents.keys()):
             raise UserError(
@@ -164,7 +164,7 @@ class _Scorer:
             )
         if isinstance(task, LmEvalTask):
             answered = [documents[row["doc_key"]] for row in rows]
-            responses = _responses(task, record, rows)
+            responses = task.stored_responses(rows, _rows(record, "choices"))
             by_key = task.score_responses(answered, responses, self._confirm_run_unsafe_code)
             scores = [by_key[row["doc_key"]] for row in rows]
         else:
@@ -195,14 +195,6 @@ class _Scorer:
         return {document.key: document for document in documents}, documents_sha256(documents)
 
 
-def _responses(task: LmEvalTask, record: AttemptRecord, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """What lm-eval was answered about each document, by its key."""
-    if task.output_type == "generate_until":
-        return {row["doc_key"]: [row["output_text"]] for row in rows}
-    choices = [row for batch in record.batches("choices") for row in batch.to_pylist()]
-    found: dict[str, list[Any]] = {}
-    for row in sorted(choices, key=lambda row: int(row["choice"])):
-        is_whole = task.output_type == "loglikelihood_rolling"
-        response = row["logprob"] if is_whole else (row["logprob"], row["is_greedy"])
-        found.setdefault(row["doc_key"], []).append(response)
-    return found
+def _rows(record: AttemptRecord, table: str) -> list[dict[str, Any]]:
+    """Rows of a table of an attempt; none where it has no such table."""
+    return [row for batch in record.batches(table) for row in batch.to_pylist()] if table in record.tables else []

@@ -177,9 +177,9 @@ def _told(model: Classifier, made: Classified, n_tokens: int, n_cut: int) -> Cla
     return Classification(
         label=named(made.label),
         value=made.value,
-        exit_layer=made.exit_layer,
-        blocks_run=made.blocks_run,
-        trace=tuple(BlockSaid(one.block, named(one.label), one.value, one.score, one.exited) for one in made.asked),
+        exit_layer=made.record.exit_layer,
+        blocks_run=made.record.blocks_run,
+        trace=tuple(BlockSaid(one.block, named(one.label), one.value, one.score, one.exited) for one in made.readings),
         n_tokens=n_tokens,
         n_cut=n_cut,
         n_blocks=model.n_blocks,

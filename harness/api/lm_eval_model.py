@@ -22,9 +22,9 @@ from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
 from exitbench.harness.engine.decoding.likelihood import why_not
 from exitbench.harness.engine.products.choosing import use_fastest
 from exitbench.harness.planning.plan import resolve_device, resolve_dtype
-from exitbench.harness.running.encoding import Encoding, reads_up_to
-from exitbench.harness.running.lm import Answer, EarlyExitLM
-from exitbench.harness.running.scored_texts import ScoredText
+from exitbench.harness.work.encoding import Encoding, reads_up_to
+from exitbench.harness.work.lm import Answer, EarlyExitLM
+from exitbench.harness.work.scored_texts import ScoredText
 from exitbench.progress import counting
 from exitbench.tasks.lm_eval.greedy import why_not_greedy
 from exitbench.tasks.lm_eval.task import document_key
@@ -61,7 +61,7 @@ class ExitBenchLM(EarlyExitLM):
             raise UserError(f"{MODEL}: {reason}")
         super().__init__(
             checkpoint,
-            _prompts(tokenizer, asked, is_likelihood=False),
+            _answer_prompts(tokenizer, asked),
             parts,
             asked.rows,
             functools.partial(seed_for, "decode", SEED),
@@ -72,7 +72,7 @@ class ExitBenchLM(EarlyExitLM):
         self._device = torch.device(device)
         # What tells kept requests of other tokenizers apart.
         self.tokenizer_name = str(self.folder).replace("/", "__")
-        self._generating, self._scoring = self.prompts, _prompts(tokenizer, asked, is_likelihood=True)
+        self._generating, self._scoring = self.prompts, _scoring_prompts(tokenizer, asked)
         self._keys: dict[int, str] = {}
         self.told: Told = {}
         self.splits: dict[str, str] = {}
@@ -165,13 +165,17 @@ def available_device(device: str) -> str:
     return device
 
 
-def _prompts(tokenizer: Any, asked: ModelArguments, *, is_likelihood: bool) -> Prompts:
-    first = asked.first_token or ("gated" if is_likelihood else "full")
-    scope: Literal["context"] | None = "context" if is_likelihood and asked.scope == "context" else None
-    if scope is not None and first == "full":
+def _answer_prompts(tokenizer: Any, asked: ModelArguments) -> Prompts:
+    # Each request says how long its answer may be.
+    return Prompts(tokenizer, GenerationSettings(1, first_token="gated" if asked.first_token == "gated" else None))
+
+
+def _scoring_prompts(tokenizer: Any, asked: ModelArguments) -> Prompts:
+    scope: Literal["context"] | None = "context" if asked.scope == "context" else None
+    is_gated = asked.first_token != "full"
+    if scope is not None and not is_gated:
         raise UserError(f'{MODEL}: scope=context keeps the depth of the first token; first_token is "full".')
-    # Of answers, each request says how long they may be.
-    return Prompts(tokenizer, GenerationSettings(1, first_token="gated" if first == "gated" else None, scope=scope))
+    return Prompts(tokenizer, GenerationSettings(1, first_token="gated" if is_gated else None, scope=scope))
 
 
 def _key(request: Instance, number: int, splits: Mapping[str, str]) -> str:

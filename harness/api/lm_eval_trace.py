@@ -24,16 +24,16 @@ from lm_eval.api.instance import Instance
 from exitbench.errors import UserError
 from exitbench.harness.api.lm_eval_arguments import MODEL, SEED
 from exitbench.harness.cells.job import CellJob, WorkerSpec
-from exitbench.harness.engine.checkpoints.loading import Checkpoint
 from exitbench.harness.planning.contracts import with_verdicts
 from exitbench.harness.planning.plan import Plan, make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
-from exitbench.harness.running.lm import Answer, EarlyExitLM
-from exitbench.harness.running.passes.session import Progress, Session
-from exitbench.harness.running.scored_texts import ScoredText
 from exitbench.harness.training.recipe import recipe_names
-from exitbench.methods.base import Parts
+from exitbench.harness.work.kinds import work_of
+from exitbench.harness.work.lm import Answer, EarlyExitLM
+from exitbench.harness.work.lm_eval_work import LmEvalWork
+from exitbench.harness.work.loaded import LoadedModel
+from exitbench.harness.work.scored_texts import ScoredText
 from exitbench.plugins import plugins_folder
 from exitbench.results.files.formats import toml_table
 from exitbench.results.spool.attempts import attempt_status
@@ -82,9 +82,11 @@ class Trace:
             items, folder, data, spool, str(self.plan.device), threads,
             plugins=plugins_folder(), confirm_run_unsafe_code=self.confirmed,
         )  # fmt: skip
-        session = _TracedSession(spec, lm.checkpoint, told, lm.asked.method.name)
-        kept = tuple(item for item in items if session.was_asked(item))
-        worker.run(replace(spec, cells=kept), _say_started, session)
+        model, method = LoadedModel(spec, lm.checkpoint), lm.asked.method.name
+        # Full depth beside the traced method nobody asked for: it is run.
+        model.wrap_lm = lambda item, own: _Repeating(own, told) if item.cell.method.name == method else own
+        kept = tuple(item for item in items if _was_asked(model, item, told))
+        worker.run(replace(spec, cells=kept), _say_started, model)
         for item in kept:
             status = attempt_status(spool, item.cell.cell_id)
             if status is None or status.status != "ok":
@@ -266,32 +268,15 @@ def _say_started(event: Mapping[str, Any]) -> None:
         tell(f"trace: {event['label']}")
 
 
-class _TracedSession(Session):
-    """A session whose traced cells get the answers that lm-eval got."""
-
-    def __init__(self, spec: WorkerSpec, checkpoint: Checkpoint, told: Told, method: str) -> None:
-        super().__init__(spec, checkpoint)
-        self._told, self._method = told, method
-
-    def is_traced(self, item: CellJob) -> bool:
-        """Whether lm-eval asked for this cell; full depth beside it nobody asked for."""
-        return item.cell.method.name == self._method
-
-    def was_asked(self, item: CellJob) -> bool:
-        """Whether the cell asks what lm-eval asked; says so where it does not."""
-        task = item.data.task_object
-        assert isinstance(task, LmEvalTask), "a trace is of lm-eval's tasks"
-        asked = task.instances(self.documents(item.data), self.chat(item.cell.generation))
-        requests = [request for own in asked.values() for request in own]
-        if all(_known(self._told, request) is not None for request in requests):
-            return True
-        tell(f"trace: {item.label} is left out: its requests are not those of a suite (another fewshot seed, or data).")
-        return False
-
-    def lm(self, item: CellJob, parts: Parts, on_progress: Progress) -> EarlyExitLM:
-        """This model, or one that repeats what it said."""
-        lm = super().lm(item, parts, on_progress)
-        return _Repeating(lm, self._told) if self.is_traced(item) else lm
+def _was_asked(model: LoadedModel, item: CellJob, told: Told) -> bool:
+    """Whether a cell asks what lm-eval asked; says so where it does not."""
+    work = work_of(model, item)
+    assert isinstance(work, LmEvalWork), "a trace is of lm-eval's tasks"
+    requests = [request for own in work.instances().values() for request in own]
+    if all(_known(told, request) is not None for request in requests):
+        return True
+    tell(f"trace: {item.label} is left out: its requests are not those of a suite (another fewshot seed, or data).")
+    return False
 
 
 class _Repeating(EarlyExitLM):

@@ -232,7 +232,7 @@ class RecordSettings:
     """What a probe or a timing records in place of what it usually does, in a cell of its own.
 
     Of probes: the inside of blocks (`engine.decoding.sublayers`), and the ids of prompts. Of timings: when each token
-    is there (`running.passes.token_times`).
+    is there (`work.recording`).
 
     Attributes:
         what: Names of `RECORDS`, in their order.

@@ -173,7 +173,7 @@ class WorkerSpec:
         inputs: Spool of the cells that these depend on; None: ``spool``.
         plugins: Folder whose Python files the user trusts; None: none.
         confirm_run_unsafe_code: Scoring may run what a model wrote, of tasks that score so.
-        shares: Cells may be answered in one pass (`harness.cells.sharing`).
+        shares: Cells may be answered in one pass (`harness.work.partners`).
     """
 
     cells: tuple[CellJob, ...]

@@ -21,6 +21,7 @@ from exitbench.harness.engine.decoding.block_runner import BlockRunner
 from exitbench.harness.engine.decoding.decode import decode_step
 from exitbench.harness.engine.decoding.trace import Trace
 from exitbench.harness.engine.model.cost import TokenPlace, answer_cost
+from exitbench.harness.engine.model.token_record import TokenRecord
 from exitbench.methods.base import BlockView, Cost, Gate, Parts, Threshold
 from exitbench.methods.gates import Always
 from exitbench.methods.kv_policies import KV_POLICIES
@@ -74,7 +75,7 @@ def uncounted(checkpoint: Checkpoint, parts: Parts, prompt: Sequence[int], exit_
         layers = [first] * _FED + [exit_layer]
         at = dataclasses.replace(parts, threshold=_From(tuple(layers)))
         cache, state = model.start([prompt], room=_FED + 2)
-        before, head_rows, exits, trace = cache.length, list[int](), list[int](), Trace(model)
+        before, records, trace = cache.length, list[TokenRecord](), Trace(model)
         for position in range(1, _FED + 2):
             # torch has no formula for the fused attention of CPUs; its plain form is made of products that it has.
             counter = _Products()  # type: ignore[no-untyped-call]
@@ -82,12 +83,12 @@ def uncounted(checkpoint: Checkpoint, parts: Parts, prompt: Sequence[int], exit_
                 decode_step(
                     BlockRunner(model, cache, at), torch.tensor([5]), (position,), MAX_NEW_TOKENS, (0,), observer=trace
                 )
-            head_rows, exits = head_rows + trace.head_rows, trace.exit_layers
+            records += trace.records
         source = len(prompt) if state is None else 0
         places = [TokenPlace(before + position, source) for position in range(1, _FED + 2)]
-        costs = [answer_cost(model, at, layers[:n], head_rows[:n], places[:n]).matmul_flops for n in (_FED, _FED + 1)]
+        costs = [answer_cost(model, at, records[:n], places[:n]).matmul_flops for n in (_FED, _FED + 1)]
         said, seen = costs[1] - costs[0], counter.flops
-        if exits != [exit_layer] or abs(said - seen) > _TOLERANCE * seen:
+        if records[-1].exit_layer != exit_layer or abs(said - seen) > _TOLERANCE * seen:
             yield (
                 f"cost() declares {said:,.0f} FLOPs of matrix products for a token that leaves after block "
                 f"{exit_layer}, where {seen:,.0f} are counted"

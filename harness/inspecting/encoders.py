@@ -8,8 +8,7 @@ from pathlib import Path
 from exitbench.errors import UserError, told
 from exitbench.harness.engine.checkpoints.encoder_loading import load_encoder
 from exitbench.harness.engine.checkpoints.tokenizer_files import check_vocabulary, load_tokenizer
-from exitbench.harness.engine.encoders.model import EncoderClassifier, why_not
-from exitbench.harness.engine.encoders.off_ramps import OffRamps
+from exitbench.harness.engine.encoders.model import EncoderClassifier, OffRamps, why_not
 from exitbench.harness.inspecting.stored import Stored, read_stored
 from exitbench.methods.registry import get_method, method_names
 

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from exitbench.harness.engine.hosted.stack import Stack, head_shape
 from exitbench.harness.engine.model.cost import TokenPlace
-from exitbench.harness.engine.model.exit_heads import ExitHeads
-from exitbench.harness.engine.model.heads import Headed
+from exitbench.harness.engine.model.exit_heads import ExitHeads, Headed
 from exitbench.methods.base import Cost
 
 

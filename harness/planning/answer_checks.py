@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from exitbench.errors import UserError
-from exitbench.harness.cells.cell import Kind
-from exitbench.harness.cells.texts import label_places
-from exitbench.tasks.classification import ClassificationTask
 
 if TYPE_CHECKING:
     from exitbench.harness.engine.checkpoints.digest import Description
     from exitbench.harness.planning.expand import CellTemplate
-
-_KINDS: Final[tuple[Kind, ...]] = ("quality", "timing", "fit")
-"""What encoders are asked for."""
 
 
 def check_answers(drafts: Sequence[CellTemplate], description: Description) -> None:
@@ -25,36 +19,18 @@ def check_answers(drafts: Sequence[CellTemplate], description: Description) -> N
         UserError: Its answers are not what a task asks for, or a method cannot be run on it; names the suite's line.
     """
     for draft in drafts:
-        task, model = draft.task.data.task_object, description.model.name
-        if not isinstance(task, ClassificationTask):
-            if description.labels is not None:
-                raise UserError(
-                    f"{draft.task.where}: task {task.name!r} asks for texts, and model {model!r} is a classifier; "
-                    "allowed with it: tasks of classification. 'tasks' of [models.NAME] says which are its own."
-                )
-            continue
-        if description.labels is None:
+        work, task = draft.task.work, draft.task.data.task_object
+        try:
+            work.check_model(task, description)
+        except UserError as error:
+            raise UserError(f"{draft.task.where}: {error}") from None
+        if draft.kind not in work.kinds or (draft.record is not None and not work.records):
+            what = draft.kind if draft.record is None else f"'record' of a {draft.kind}"
             raise UserError(
-                f"{draft.task.where}: task {task.name!r} asks for labels or numbers, and model {model!r} generates "
-                "text; allowed with it: encoders with a classifier. 'tasks' of [models.NAME] says which are its own."
+                f"{draft.where}: {what} is for models that generate, and {draft.model.name!r} is a classifier; "
+                f"allowed kinds: {', '.join(work.kinds)}."
             )
         try:
-            label_places(task.name, task.labels, description.labels)
+            work.check_method(draft.method, description)
         except UserError as error:
-            raise UserError(f"{draft.task.where}: model {model!r}: {error}") from None
-        _check_cell(draft, description.labels)
-
-
-def _check_cell(draft: CellTemplate, labels: Sequence[str]) -> None:
-    from exitbench.harness.engine.encoders.model import why_not
-
-    if draft.kind not in _KINDS or draft.record is not None:
-        what = draft.kind if draft.record is None else f"'record' of a {draft.kind}"
-        raise UserError(
-            f"{draft.where}: {what} is for models that generate, and {draft.model.name!r} is a classifier; "
-            f"allowed kinds: {', '.join(_KINDS)}."
-        )
-    parts = draft.method.parts(n_blocks=2)
-    reason = why_not(parts, is_regression=len(labels) == 1, is_fitted=bool(draft.method.fit_params()))
-    if reason is not None:
-        raise UserError(f"{draft.where}: {draft.method.name!r} cannot be run on {draft.model.name!r}: {reason}.")
+            raise UserError(f"{draft.where}: {error}") from None

@@ -183,7 +183,7 @@ class _Pair:
         if not is_certified(self.suite, kind, method):
             return
         asked = 'head_precision = "certified"'
-        if self.task.data.task_object.output_type != "generate_until":
+        if not self.task.work.generates:
             raise UserError(
                 f"{where}: {asked}: [tasks.{self.task.label}] generates nothing, and scores of given texts and labels "
                 'need the exact head; allowed: tasks that generate, or head_precision = "exact".'
@@ -239,7 +239,9 @@ class _Pair:
                 )
             yield self.probe(where)
             inputs["probe_cell_id"] = self.probe(where).label
-        if kind == "scores" or (kind == "replay" and (self.task.is_likelihood or not method.probe_tells_score())):
+        if kind == "scores" or (
+            kind == "replay" and not (self.task.work.probe_tells_scores and method.probe_tells_score())
+        ):
             *needed, scores = self.scores(where, method)
             yield from (*needed, scores)
             inputs["scores_cell_id"] = scores.label

@@ -10,7 +10,6 @@ from typing import Any
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import GenerationSettings, ModelRef
-from exitbench.harness.cells.job import DataRequest
 from exitbench.harness.engine.checkpoints.digest import Description
 from exitbench.harness.engine.checkpoints.generation_config import not_applied
 from exitbench.harness.planning.entries.task import TaskEntry
@@ -22,11 +21,8 @@ def resolve(entry: TaskEntry, folder: Path, description: Description) -> Generat
     Raises:
         UserError: The model cannot do it; names the task and the key.
     """
-    asked = entry.generation
-    if entry.is_likelihood:
-        _checked(entry, "task", _check_rolling, description.model, entry.data)
-        if description.model.kind == "seq2seq":  # whose first token goes through the gate anyway
-            asked = replace(asked, first_token=None)
+    task, model = entry.data.task_object, description.model
+    asked: GenerationSettings = _checked(entry, "task", entry.work.resolve, task, entry.generation, model)
     if entry.chat_template:
         digest = _checked(entry, "chat_template", _chat_template_sha256, folder, description.model, asked.system)
         asked = replace(asked, chat_template_sha256=digest)
@@ -52,7 +48,7 @@ def remarks(entries: Sequence[TaskEntry], folder: Path, asked: Mapping[str, Gene
     for entry in entries:
         ignored = not_applied(folder, asked[entry.label])
         lines = [str(ignored)] if ignored.settings else []
-        if asked[entry.label].gates_first_token and not entry.is_likelihood:
+        if asked[entry.label].gates_first_token and entry.work.generates:
             lines.append('first_token = "gated": the first token of an answer may exit early too')
         if template and not entry.chat_template:
             lines.append("has a chat template, which is not used: chat_template = true in [tasks.LABEL] uses it")
@@ -108,14 +104,6 @@ def _check_first_token(model: ModelRef) -> None:
         raise UserError(
             f"model {model.name!r} is an encoder-decoder, whose first token always goes through the gate, behind the "
             'decoder\'s start token; "gated" goes with decoder-only models.'
-        )
-
-
-def _check_rolling(model: ModelRef, data: DataRequest) -> None:
-    if model.kind == "seq2seq" and data.task_object.output_type == "loglikelihood_rolling":
-        raise UserError(
-            f"{data.task} asks for the log-likelihood of whole texts (loglikelihood_rolling), which lm-eval and "
-            f"ExitBench have for decoder-only models; model {model.name!r} is an encoder-decoder."
         )
 
 

@@ -7,7 +7,7 @@ cells fit count as differing.
 from collections.abc import Iterator, Sequence
 
 from exitbench.harness.cells.job import CellJob
-from exitbench.harness.cells.sharing import may_share, sharing
+from exitbench.harness.work.partners import may_share, sharing
 from exitbench.methods.base import Parts
 from exitbench.methods.registry import get_method
 

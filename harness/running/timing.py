@@ -1,6 +1,6 @@
 """Paired speed-up against full depth of the same checkpoint, in one process, with its own noise floor.
 
-What is timed is a `Work`: answers to prompts, or scores of given texts.
+What is timed is a `TimedWork`: answers to prompts, scores of given texts, or labels of texts.
 
 For every unit of documents the order is full, twin, method, method, twin, full, where twin is full depth again: both
 comparisons are ABBA, so a machine that slowly warms up or cools down favours neither. Nothing is traced, checked or
@@ -11,148 +11,21 @@ so that a document's time is a median, which a few stalled readings leave alone 
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, Literal, Protocol, TypeVar
+from typing import Any, Final, Generic, Literal
 
-import torch
-
-from exitbench.harness.cells.cell import GenerationSettings, TimingSettings
-from exitbench.harness.engine.checkpoints.loading import Checkpoint
-from exitbench.harness.engine.decoding.branches import Context
-from exitbench.harness.engine.decoding.decode import Batch, decode, prefill
-from exitbench.harness.engine.decoding.generation import Generation, Request
-from exitbench.harness.engine.decoding.likelihood import Scored, score
+from exitbench.harness.cells.cell import TimingSettings
 from exitbench.harness.running.device_readings import DeviceReading, read_device
 from exitbench.harness.running.energy.meter import Meter
 from exitbench.harness.running.energy.readings import Energy, EnergyLog, Place
+from exitbench.harness.work.timed import Asked, Clock, Made, TimedWork, Unit
 from exitbench.methods.base import Parts
-from exitbench.methods.gates import Scheduled
 from exitbench.results.statistics.intervals import Interval, point
 from exitbench.results.statistics.speed import speedup_interval, typical
 from exitbench.results.statistics.split import is_choosing
 
-Asked = TypeVar("Asked")
-Made = TypeVar("Made")
 StopReason = Literal["precise", "seconds", "rounds"]
-
-
-@dataclass(frozen=True)
-class Unit(Generic[Asked]):
-    """Documents that are asked together, named by the first one's key."""
-
-    doc_key: str
-    requests: tuple[Asked, ...]
-
-
-class Work(Protocol[Asked, Made]):
-    """What is timed: one unit after the other, with a method."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where it runs."""
-
-    def run(self, parts: Parts, unit: Unit[Asked]) -> list[Made]:
-        """Return what comes of a unit, traced."""
-
-    def knowing(self, parts: Parts, units: Sequence[Unit[Asked]], made: Sequence[Made]) -> Parts:
-        """Return a method that looks ahead as if it knew its exit layers, of what came of all units."""
-
-    def timed(self, parts: Parts, unit: Unit[Asked], clock: Clock) -> tuple[tuple[str, ...], int]:
-        """Do a unit untraced, and mark the clock where each phase begins and the last one ends.
-
-        Returns:
-            The phases, and how many tokens were made.
-        """
-
-
-@dataclass(frozen=True)
-class Generating:
-    """Answers to prompts, by their greedy decode.
-
-    Attributes:
-        asked: Longest answer, and what changes logits; stop strings are not looked for.
-    """
-
-    checkpoint: Checkpoint
-    asked: GenerationSettings
-
-    @property
-    def device(self) -> torch.device:
-        """Where it runs."""
-        return self.checkpoint.model.device
-
-    def run(self, parts: Parts, unit: Unit[Request]) -> list[Generation]:
-        """Decode a unit, traced."""
-        return decode(self.checkpoint, self._prefilled(unit), parts, asked=self.asked)
-
-    def knowing(self, parts: Parts, units: Sequence[Unit[Request]], made: Sequence[Generation]) -> Parts:
-        """The blocks behind the exits of an oracle are really skipped."""
-        requests = [request for unit in units for request in unit.requests]
-        known = {request.seed: output.exit_layers for request, output in zip(requests, made, strict=True)}
-        return Parts(Scheduled(known), parts.threshold, parts.head, parts.kv_policy, parts.blocks)
-
-    def timed(self, parts: Parts, unit: Unit[Request], clock: Clock) -> tuple[tuple[str, ...], int]:
-        """Prefill and decode."""
-        clock.mark()
-        batch = self._prefilled(unit)
-        clock.mark()
-        generations = decode(self.checkpoint, batch, parts, asked=self.asked, traced=False)
-        clock.mark()
-        return ("prefill", "decode"), sum(len(generation.token_ids) for generation in generations)
-
-    def _prefilled(self, unit: Unit[Request]) -> Batch:
-        gates_first = self.asked.gates_first_token
-        return prefill(self.checkpoint.model, unit.requests, self.asked.max_new_tokens, gates_first_token=gates_first)
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """Log-likelihoods of given texts; requests are contexts with the texts behind them, of whole documents.
-
-    Attributes:
-        asked: By what exits are decided, and whether the first token may leave early.
-        longest: Tokens of the longest text of the cell.
-        rows: Texts scored together.
-    """
-
-    checkpoint: Checkpoint
-    asked: GenerationSettings
-    longest: int
-    rows: int
-
-    @property
-    def device(self) -> torch.device:
-        """Where it runs."""
-        return self.checkpoint.model.device
-
-    def run(self, parts: Parts, unit: Unit[Context]) -> list[list[Scored]]:
-        """Score a unit, traced."""
-        return self._score(parts, unit, traced=True)
-
-    def knowing(self, parts: Parts, units: Sequence[Unit[Context]], made: Sequence[list[Scored]]) -> Parts:
-        """Refuse: texts of one context leave at layers of their own."""
-        raise ValueError("exit layers of given texts are not known before")
-
-    def timed(self, parts: Parts, unit: Unit[Context], clock: Clock) -> tuple[tuple[str, ...], int]:
-        """Score; prefill and continuations are one."""
-        clock.mark()
-        self._score(parts, unit, traced=False)
-        clock.mark()
-        return (), sum(len(token_ids) for context in unit.requests for token_ids in context.continuations)
-
-    def _score(self, parts: Parts, unit: Unit[Context], *, traced: bool) -> list[list[Scored]]:
-        return score(
-            self.checkpoint,
-            unit.requests,
-            parts,
-            scope=self.asked.scope or "token",
-            gates_first_token=self.checkpoint.kind == "seq2seq" or self.asked.gates_first_token,
-            rows=self.rows,
-            max_new_tokens=self.longest,
-            traced=traced,
-        )
 
 
 @dataclass(frozen=True)
@@ -197,7 +70,7 @@ N_ARMS: Final = len(set(ORDER))
 
 
 def measure(
-    work: Work[Asked, Made],
+    work: TimedWork[Asked, Made],
     full: Parts,
     method: Parts,
     units: Sequence[Unit[Asked]],
@@ -330,7 +203,9 @@ def _readings_of(
     return [(r.doc_key, getattr(r, clock)) for r in readings if (r.phase, r.arm, r.twin) == (phase, arm, twin)]
 
 
-def _timed(work: Work[Asked, Made], parts: Parts, unit: Unit[Asked]) -> list[tuple[str, int, int, int | None, int]]:
+def _timed(
+    work: TimedWork[Asked, Made], parts: Parts, unit: Unit[Asked]
+) -> list[tuple[str, int, int, int | None, int]]:
     """Do one unit and return (phase, tokens, wall ns, device ns, CPU ns) of each phase, and of the total."""
     clock = Clock(work.device)
     gc.disable()
@@ -340,33 +215,3 @@ def _timed(work: Work[Asked, Made], parts: Parts, unit: Unit[Asked]) -> list[tup
         gc.enable()
     steps = [(phase, n_tokens, *clock.between(first, first + 1)) for first, phase in enumerate(phases)]
     return [*steps, ("total", n_tokens, *clock.between(0, -1))]
-
-
-class Clock:
-    """Wall clock, processor time, and events on the stream if there is one; synchronises only at the marks."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.on_device = device.type == "cuda"
-        self.wall_ns: list[int] = []
-        self.cpu_ns: list[int] = []
-        self.events: list[torch.cuda.Event] = []
-
-    def mark(self) -> None:
-        """Wait for the device, and read the time."""
-        if self.on_device:
-            for index in range(torch.cuda.device_count()):  # a worker sees its own alone: one, or those of its model
-                torch.cuda.synchronize(index)
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record()
-            event.synchronize()
-            self.events.append(event)
-        self.wall_ns.append(time.perf_counter_ns())
-        self.cpu_ns.append(time.process_time_ns())
-
-    def between(self, first: int, last: int) -> tuple[int, int | None, int]:
-        """Return nanoseconds between two marks: of the wall, of the device if it has a clock, of the processor."""
-        wall_ns = self.wall_ns[last] - self.wall_ns[first]
-        cpu_ns = self.cpu_ns[last] - self.cpu_ns[first]
-        if not self.on_device:
-            return wall_ns, None, cpu_ns
-        return wall_ns, int(self.events[first].elapsed_time(self.events[last]) * 1e6), cpu_ns

@@ -24,8 +24,11 @@ from exitbench.harness.cells.job import CellJob, WorkerSpec
 from exitbench.harness.processes.interrupts import Interruptible
 from exitbench.harness.running.cell_lock import hold, holder, outcome
 from exitbench.harness.running.environment import environment_and_hardware
-from exitbench.harness.running.passes import PASSES, Session, Skip
-from exitbench.harness.running.passes.session import write_prompt_counts
+from exitbench.harness.running.passes import PASSES, write_prompt_counts
+from exitbench.harness.work.base import Skip, Work
+from exitbench.harness.work.kinds import work_of
+from exitbench.harness.work.loaded import LoadedModel
+from exitbench.harness.work.partners import partners
 from exitbench.lm_eval_registration import quiet_lm_eval
 from exitbench.methods.base import Parts
 from exitbench.plugins import use_plugins
@@ -43,13 +46,13 @@ _ROOM_BYTES: Final = 1 << 16
 """What must fit into the spool for a disk not to be full."""
 
 
-def run(spec: WorkerSpec, emit: Emit, session: Session | None = None) -> int:
+def run(spec: WorkerSpec, emit: Emit, model: LoadedModel | None = None) -> int:
     """Run every cell of the specification.
 
     Args:
         spec: The model, its cells and where they go.
         emit: Receives the events of `harness.running.events`.
-        session: Of the specification, where its model has been loaded already.
+        model: Of the specification, where it has been loaded already.
 
     Returns:
         The exit code: 0, 130 after an interrupt, 74 if the spool cannot be written. A failed cell is not a failed
@@ -59,29 +62,29 @@ def run(spec: WorkerSpec, emit: Emit, session: Session | None = None) -> int:
         UserError: The checkpoint cannot be read.
     """
     with quiet_lm_eval():
-        return _run(spec, emit, session)
+        return _run(spec, emit, model)
 
 
-def _run(spec: WorkerSpec, emit: Emit, session: Session | None) -> int:
+def _run(spec: WorkerSpec, emit: Emit, model: LoadedModel | None) -> int:
     torch.set_num_threads(spec.threads)
     if spec.plugins is not None:
         files = use_plugins(spec.plugins)
         print(f"Plug-ins of {spec.plugins}: {', '.join(path.name for path in files)}", file=sys.stderr)
-    work = _Work(spec, emit, session)
+    queue = _Queue(spec, emit, model)
     held: list[CellJob] = []
     try:
         for item in spec.cells:
             waits = {other.cell.cell_id for other in held} & set(item.cell.depends_on)
-            if waits or not work.end(item, wait=False):
+            if waits or not queue.end(item, wait=False):
                 held.append(item)
         for item in held:
-            work.end(item, wait=True)
+            queue.end(item, wait=True)
     except KeyboardInterrupt:
         return INTERRUPTED
     except _NoRoom:
         return NO_ROOM
     finally:
-        work.let_go()
+        queue.let_go()
     return 0
 
 
@@ -89,18 +92,18 @@ class _NoRoom(Exception):
     """The spool cannot be written, which has been said."""
 
 
-class _Work:
+class _Queue:
     """The cells of a specification, one after the other; the model is loaded for the first that is to be run."""
 
-    def __init__(self, spec: WorkerSpec, emit: Emit, session: Session | None) -> None:
-        self._spec, self._emit, self._loaded = spec, emit, session
+    def __init__(self, spec: WorkerSpec, emit: Emit, model: LoadedModel | None) -> None:
+        self._spec, self._emit, self._loaded = spec, emit, model
         self._env = environment_and_hardware(spec.threads)
         self._ended: set[str] = set()
         self._claimed: dict[str, contextlib.ExitStack] = {}  # locks of cells to which another sees
 
     @functools.cached_property
-    def _session(self) -> Session:
-        return self._loaded or Session(self._spec)
+    def _model(self) -> LoadedModel:
+        return self._loaded or LoadedModel(self._spec)
 
     def end(self, item: CellJob, *, wait: bool) -> bool:
         """See to it that a cell has ended; False if another process holds it and `wait` is not asked for."""
@@ -136,13 +139,13 @@ class _Work:
 
     def _claim(self, item: CellJob) -> None:
         """Take the cells that one pass answers with this one, of those that nobody else runs or has ended."""
-        session, spool, cell_id = self._session, self._spec.spool, item.cell.cell_id
-        if not self._spec.shares or cell_id in session.passes.cells:
+        model, spool, cell_id = self._model, self._spec.spool, item.cell.cell_id
+        if not self._spec.shares or cell_id in model.passes.cells:
             return
         taken = {cell_id, *self._ended, *self._claimed}
         free = [other for other in self._spec.cells if other.cell.cell_id not in taken]
         others: dict[str, Parts] = {}
-        for other, parts in session.sharing(item, free):
+        for other, parts in partners(work_of(model, item), free):
             claim = contextlib.ExitStack()
             if claim.enter_context(hold(spool, other.cell.cell_id, wait=False)) and outcome(spool, other) is None:
                 self._claimed[other.cell.cell_id] = claim
@@ -150,37 +153,39 @@ class _Work:
             else:
                 claim.close()
         if others:
-            session.passes.begin(cell_id, others)
+            model.passes.begin(cell_id, others)
 
     def _run(self, item: CellJob) -> str:
-        session, cell_id = self._session, item.cell.cell_id
+        model, cell_id = self._model, item.cell.cell_id
+        work = work_of(model, item)
         self._claim(item)
-        start = {"event": "start", "cell": cell_id, "label": item.label, "documents": session.units(item)}
-        self._emit({**start, "cells": 1 + len(session.passes.others(cell_id))})
+        start = {"event": "start", "cell": cell_id, "label": item.label, "documents": work.units()}
+        self._emit({**start, "cells": 1 + len(model.passes.others(cell_id))})
         try:
-            chosen = session.products
+            chosen = model.products
             env = self._env if chosen is None else {**self._env, "products": dict(chosen)}
-            return _attempt(session, item, env, self._emit)
+            return _attempt(work, env, self._emit)
         except KeyboardInterrupt:
             self._emit({"event": "end", "cell": cell_id, "status": "interrupted"})
             raise
         finally:
-            session.passes.end(cell_id)
+            model.passes.end(cell_id)
 
 
-def _attempt(session: Session, item: CellJob, env: dict[str, Any], emit: Emit) -> str:
+def _attempt(work: Work[Any], env: dict[str, Any], emit: Emit) -> str:
+    item, spool = work.item, work.model.spool
     try:
-        with AttemptWriter(session.spool, session.cell_record(item), env) as writer, Interruptible():
+        with AttemptWriter(spool, work.cell_record(), env) as writer, Interruptible():
 
             def on_progress(done: int) -> None:
                 emit({"event": "progress", "cell": item.cell.cell_id, "done": done})
-                writer.progress(done, session.units(item))
+                writer.progress(done, work.units())
 
             try:
                 if item.cell.kind != "replay":  # all others decode at full depth at least
-                    session.runnable(item, session.full_parts())
-                PASSES[item.cell.kind](session, item, writer, on_progress)
-                write_prompt_counts(session, item, writer)
+                    work.require_runnable(work.full_parts)
+                PASSES[item.cell.kind](work, writer, on_progress)
+                write_prompt_counts(work, writer)
             except Skip as skip:
                 writer.finish("skipped", str(skip))
                 return "skipped"
@@ -188,13 +193,13 @@ def _attempt(session: Session, item: CellJob, env: dict[str, Any], emit: Emit) -
                 writer.log_path.write_text(traceback.format_exc(), encoding="utf-8")
                 raise
             peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            cells = session.passes.cells.get(item.cell.cell_id, 1)
+            cells = work.model.passes.cells.get(item.cell.cell_id, 1)
             writer.finish("ok", peak_rss_bytes=peak_rss_bytes, pass_cells=cells if cells > 1 else None)
             return "ok"
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # whatever a method raises costs its cell alone
-        if _no_room(error, session.spool) is not None:
+        if _no_room(error, spool) is not None:
             raise
         print(f"{item.label}: {type(error).__name__}: {error}", file=sys.stderr)
         return status_of(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
-from exitbench.harness.engine.decoding.likelihood import why_not as why_no_likelihood
 from exitbench.harness.scaffolds.files import filled
+from exitbench.harness.work.base import Work
 from exitbench.methods.base import Method
 from exitbench.methods.registry import get_method, method_names
 from exitbench.results.files.formats import toml_table
@@ -35,7 +35,7 @@ class Asked:
         label: Of the model.
         folder: Where its files lie.
         tasks: Values of ``[tasks.LABEL]``, by label; none: those that come along for models of its kind.
-        is_likelihood: Whether some of them ask for log-likelihoods, which not every method gives.
+        works: What they ask of the model, which not every method can answer.
         command: That plans the suite, for the comment at its top.
     """
 
@@ -44,7 +44,7 @@ class Asked:
     label: str
     folder: Path
     tasks: Mapping[str, Mapping[str, Any]]
-    is_likelihood: bool
+    works: Set[type[Work[Any]]]
     command: str
 
 
@@ -64,7 +64,7 @@ def suite_text(asked: Asked) -> str:
         model=asked.model,
         model_about=f"{asked.label}, {kind} of {checkpoint.model.n_blocks} decoder blocks",
         tasks=_tasks(asked.tasks) or filled(f"tasks_{checkpoint.kind}.toml"),
-        sweeps="\n".join(_sweeps(checkpoint, asked.is_likelihood)),
+        sweeps="\n".join(_sweeps(checkpoint, asked.works)),
     )
 
 
@@ -78,7 +78,7 @@ def _tasks(tasks: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(itertools.chain(*lines)).lstrip("\n") + "\n" if lines else ""
 
 
-def _sweeps(checkpoint: Checkpoint, is_likelihood: bool) -> Iterator[str]:
+def _sweeps(checkpoint: Checkpoint, works: Set[type[Work[Any]]]) -> Iterator[str]:
     """The sweeps of the template, each as it is or, where the model cannot run it, as a comment that says why."""
     n_blocks = checkpoint.model.n_blocks
     quarters = [max(1, round(n_blocks * part / 4)) for part in (1, 2, 3)]
@@ -88,7 +88,7 @@ def _sweeps(checkpoint: Checkpoint, is_likelihood: bool) -> Iterator[str]:
     for paragraph in text.strip().split("\n\n"):
         (sweep,) = tomllib.loads(paragraph)["sweep"]
         named.add(sweep["method"])
-        if (reason := _why_not(checkpoint, is_likelihood, sweep)) is None:
+        if (reason := _why_not(checkpoint, works, sweep)) is None:
             yield f"{paragraph}\n"
         else:
             yield _comment(f"Not on this model: {sweep['method']}, {reason}")
@@ -97,7 +97,7 @@ def _sweeps(checkpoint: Checkpoint, is_likelihood: bool) -> Iterator[str]:
         yield _comment(f"{about}: {', '.join(left)}.")
 
 
-def _why_not(checkpoint: Checkpoint, is_likelihood: bool, sweep: Mapping[str, Any]) -> str | None:
+def _why_not(checkpoint: Checkpoint, works: Set[type[Work[Any]]], sweep: Mapping[str, Any]) -> str | None:
     """Why some setting of a sweep cannot be run on a model; None where all can."""
     try:
         for method in _methods(sweep):
@@ -105,8 +105,9 @@ def _why_not(checkpoint: Checkpoint, is_likelihood: bool, sweep: Mapping[str, An
             parts = method.bound_to(checkpoint.model.exit_blocks).parts(checkpoint.model.n_blocks)
             if (reason := checkpoint.model.why_not(parts, 1)) is not None:
                 return reason
-            if is_likelihood and (reason := why_no_likelihood(parts)) is not None:
-                return f"of which no log-likelihoods can be had: it {reason}."
+            for work in works:
+                if (reason := work.why_not(parts, "it")) is not None:
+                    return f"{reason}."
     except UserError as refusal:
         return str(refusal)
     return None

@@ -92,7 +92,7 @@ def _tuning(options: TuneOptions) -> Tuning:
         if word not in known:
             raise UserError(f"suite {suite.name!r} has no {what} {word!r}.{suggestion(word, known)}")
     task = tasks[options.task]
-    if task.is_likelihood:
+    if not task.work.generates:
         raise UserError(f"{task.where}: {options.task!r} scores given texts; thresholds are tuned for answers only.")
     for name in options.methods:
         require_tunable(name)

@@ -118,8 +118,13 @@ class Head(ABC):
         """Return logits [A, K] of an earlier block over the ids read at this one; counts rows too."""
 
     def bounds(self, view: BlockView) -> LogitBounds | None:
-        """Return bounds of what `read` would give, and count ``view.int8_rows``; None where it is read at once."""
+        """Return bounds of what `read` would give, and count ``view.head_rows_int8``; None where it is read at once."""
         return None
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether bounds of the logits are read before the logits are."""
+        return type(self).bounds is not Head.bounds
 
     def certified(self) -> Head | None:
         """Return the same head with `bounds`; None where the model cannot bound what it reads."""

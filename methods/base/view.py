@@ -77,9 +77,9 @@ class BlockView:
         previous_score_A: Score at the block asked before; None at the first.
         ahead_LAD: States after every block, only if the gate asked to look ahead.
         head_rows: Rows of the LM head multiplied through this view, one number or [A].
-        int8_rows: Rows of an int8 copy of it, likewise, for each row.
-        fallbacks: How often the LM head had to be read because bounds left a decision open.
-        half_width_A: Of the score, where bounds decided: the score is the middle of what is known of it.
+        head_rows_int8: Rows of an int8 copy of it, likewise, for each row.
+        head_fallbacks: How often the LM head had to be read because bounds left a decision open.
+        score_half_width_A: Of the score, where bounds decided: the score is the middle of what is known of it.
     """
 
     def __init__(
@@ -107,9 +107,9 @@ class BlockView:
         self.previous_score_A = previous_score_A
         self.ahead_LAD = ahead_LAD
         self.head_rows: int | Tensor = 0
-        self.int8_rows = 0
-        self.fallbacks = 0
-        self.half_width_A: Tensor | None = None
+        self.head_rows_int8 = 0
+        self.head_fallbacks = 0
+        self.score_half_width_A: Tensor | None = None
         self._head = head
         self._normed = {} if normed is None else normed
         self._read: Reading | None = None
@@ -154,7 +154,7 @@ class BlockView:
             ids_A = bounds.largest()
             if ids_A is not None:
                 return ids_A
-            self.fallbacks += 1
+            self.head_fallbacks += 1
         return self.best(self.logits_AK)
 
     def largest_logits(self) -> Tensor:
@@ -257,14 +257,14 @@ class BlockView:
 
     def take_work(self) -> HeadWork | None:
         """Return what reading has cost since last asked; None where nothing was read."""
-        if isinstance(self.head_rows, int) and self.head_rows == self.int8_rows == 0 and self._bounds is None:
+        if isinstance(self.head_rows, int) and self.head_rows == self.head_rows_int8 == 0 and self._bounds is None:
             return None
         rows_A = torch.as_tensor(self.head_rows).expand(len(self.hidden_AD)).cpu()
         if self._bounds is not None:
             rows_A = rows_A + self._bounds.rescored_A.cpu()
             self._bounds.rescored_A.zero_()
-        work = HeadWork(rows_A.tolist(), self.int8_rows, self.fallbacks)
-        self.head_rows = self.int8_rows = self.fallbacks = 0
+        work = HeadWork(rows_A.tolist(), self.head_rows_int8, self.head_fallbacks)
+        self.head_rows = self.head_rows_int8 = self.head_fallbacks = 0
         return work
 
     @property
@@ -289,13 +289,13 @@ class HeadWork(NamedTuple):
 
     Attributes:
         head_rows_A: Rows of the head multiplied for each.
-        int8_rows: Rows of its int8 copy.
-        fallbacks: How often bounds left a decision open, so that the whole head was read.
+        head_rows_int8: Rows of its int8 copy.
+        head_fallbacks: How often bounds left a decision open, so that the whole head was read.
     """
 
     head_rows_A: Sequence[int]
-    int8_rows: int
-    fallbacks: int
+    head_rows_int8: int
+    head_fallbacks: int
 
 
 @dataclass(frozen=True)

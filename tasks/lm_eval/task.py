@@ -1,6 +1,6 @@
 """A task, group or tag of lm-eval as one of our tasks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -149,6 +149,24 @@ class LmEvalTask(Task):
         """
         self._require_confirmed(confirm_run_unsafe_code)
         return scoring.score(self._asked(documents), responses, tuple(self._metrics.values()))
+
+    def stored_responses(
+        self, samples: Iterable[Mapping[str, Any]], choices: Iterable[Mapping[str, Any]]
+    ) -> dict[str, list[Any]]:
+        """Return what was answered about each document, as `score_responses` takes it.
+
+        Args:
+            samples: Rows of the spool's ``samples``.
+            choices: Rows of its ``choices``; none of a task that generates.
+        """
+        if self.output_type == "generate_until":
+            return {row["doc_key"]: [row["output_text"]] for row in samples}
+        is_rolling = self.output_type == "loglikelihood_rolling"
+        found: dict[str, list[Any]] = {}
+        for row in sorted(choices, key=lambda row: int(row["choice"])):
+            response = row["logprob"] if is_rolling else (row["logprob"], row["is_greedy"])
+            found.setdefault(row["doc_key"], []).append(response)
+        return found
 
     def score(self, doc: Document, output: str) -> DocumentScore:
         """Score one text, of a task that generates.

@@ -15,17 +15,14 @@ from exitbench.harness.engine.model.cost import (
     block_cost,
     ideal_speedup,
 )
+from exitbench.harness.engine.model.token_record import full_depth_records
 from exitbench.methods.base import Cost, Parts
 
 
 def at_full_depth(pair: Pair, answers: Sequence[Generation]) -> list[Generation]:
     """The answers as if full depth had made them: every block run, the head read out once a token."""
-    vocab_size = pair.checkpoint.model.vocab_size
-    lengths = [len(made.token_ids) for made in answers]
-    return [
-        Generation(made.token_ids, exit_layers=[pair.n_blocks] * length, head_rows=[vocab_size] * length)
-        for made, length in zip(answers, lengths, strict=True)
-    ]
+    model = pair.checkpoint.model
+    return [Generation(made.token_ids, full_depth_records(made.token_ids, model)) for made in answers]
 
 
 def ideal_over_full(pair: Pair, parts: Parts, answers: Sequence[Generation], source_tokens: int) -> IdealSpeedup:
@@ -37,19 +34,7 @@ def ideal_over_full(pair: Pair, parts: Parts, answers: Sequence[Generation], sou
 def total(pair: Pair, parts: Parts, answers: Sequence[Generation], source_tokens: int) -> Cost:
     """Work of decoding all of some answers; of a decoder-only model the prompt's pass has made the first token."""
     model, first = pair.checkpoint.model, 0 if pair.checkpoint.kind == "seq2seq" else 1
-    each = (
-        answer_cost(
-            model,
-            parts,
-            made.exit_layers[first:],
-            made.head_rows,
-            places(pair, made, source_tokens)[first:],
-            made.rejected[first:],
-            made.wasted[first:],
-            int8_rows=made.int8_rows,
-        )
-        for made in answers
-    )
+    each = (answer_cost(model, parts, made.records, places(pair, made, source_tokens)[first:]) for made in answers)
     return sum(each, Cost())
 
 
@@ -65,7 +50,7 @@ def share_of_a_block(pair: Pair, made: Generation, source_tokens: int) -> float:
     """Bytes of one block over those of a whole token, at full depth."""
     (full,) = at_full_depth(pair, [made])
     model, where = pair.checkpoint.model, places(pair, made, source_tokens)
-    work = answer_parts(model, pair.full(), full.exit_layers, full.head_rows, where)
+    work = answer_parts(model, pair.full(), full.records, where)
     return work["blocks"].read_numel / pair.n_blocks / sum(cost.read_numel for cost in work.values())
 
 

@@ -64,5 +64,6 @@ def test_certified_head_against_the_exact_one(
     assert (ours.token_ids, ours.exit_layers) == (theirs.token_ids, theirs.exit_layers)
     assert set(ours.exit_layers) == {block}
     found = compare(benchmark, exact, certified)
-    note = f"exit {block} of {pair.n_blocks}, {sum(ours.fallbacks)} fallbacks; {found.spread()}"
+    fallbacks = sum(one.head_fallbacks for one in ours.records)
+    note = f"exit {block} of {pair.n_blocks}, {fallbacks} fallbacks; {found.spread()}"
     record(benchmark, capsys, found.ratio, "x", note=note, exit_layer=block, **found.about())

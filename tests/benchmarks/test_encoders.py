@@ -38,7 +38,9 @@ def base_sized() -> EncoderClassifier:
 
 
 def flops(parts: Parts, made: Sequence[Classified]) -> float:
-    total = sum((text_cost(base_sized(), parts, TOKENS, one) for one in made), Cost())
+    total = sum(
+        (text_cost(base_sized(), parts, TOKENS, one.record.exit_layer, one.blocks_read) for one in made), Cost()
+    )
     return total.matmul_flops + total.elementwise_flops
 
 

@@ -24,6 +24,7 @@ from exitbench.harness.planning.plan import Plan, make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
 from exitbench.harness.running.environment import environment_and_hardware
+from exitbench.harness.work.sharing import SharedPasses
 from exitbench.results.analysis.status import spool_status
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import TABLES
@@ -139,7 +140,8 @@ def test_worker_without_a_model(
         spec = WorkerSpec(cells, runs / "checkpoint", None, next(spools), "cpu", torch.get_num_threads())
         return (spec, events.append), {}
 
-    monkeypatch.setattr(worker, "Session", NoModel)
+    monkeypatch.setattr(worker, "LoadedModel", NoModel)
+    monkeypatch.setattr(worker, "work_of", NoWork)
     monkeypatch.setattr(worker, "PASSES", dict.fromkeys(("quality", "timing", "probe"), one_metric))
     benchmark.pedantic(worker.run, setup=fresh, rounds=5)
     assert {event["status"] for event in events if event["event"] == "end"} == {"ok"}
@@ -148,17 +150,34 @@ def test_worker_without_a_model(
 
 
 class NoModel:
-    """What the worker asks of a session, without a checkpoint."""
+    """What the worker asks of a model, without a checkpoint."""
+
+    products = None
 
     def __init__(self, spec: WorkerSpec) -> None:
-        self.spool = spec.spool
-
-    def units(self, item: CellJob) -> int:
-        return item.cell.task.documents
+        self.spool, self.passes = spec.spool, SharedPasses()
 
 
-def one_metric(session: NoModel, item: CellJob, writer: AttemptWriter, on_progress: Callable[[int], None]) -> None:
-    for done in range(session.units(item)):
+class NoWork:
+    """What the worker asks of the work of a cell."""
+
+    full_parts = None
+
+    def __init__(self, model: NoModel, item: CellJob) -> None:
+        self.model, self.item = model, item
+
+    def units(self) -> int:
+        return self.item.cell.task.documents
+
+    def cell_record(self) -> dict[str, Any]:
+        return self.item.cell_record()
+
+    def require_runnable(self, parts: None) -> None:
+        pass
+
+
+def one_metric(work: NoWork, writer: AttemptWriter, on_progress: Callable[[int], None]) -> None:
+    for done in range(work.units()):
         on_progress(done + 1)
     writer.write("metrics", METRIC)
 

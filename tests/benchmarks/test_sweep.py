@@ -15,13 +15,13 @@ from models import BASE_NAME, SMALL_NAME, Pair
 from ratios import Timed, compare
 
 from exitbench.harness.cells.job import WorkerSpec
-from exitbench.harness.cells.sharing import PASS_ROWS
 from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.stream import Stream
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import SHIPPED, load_suite
 from exitbench.harness.running import worker
+from exitbench.harness.work.sharing import PASS_ROWS
 from exitbench.methods.base import Parts
 from exitbench.results.spool.attempts import latest_status
 

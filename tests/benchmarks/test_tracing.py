@@ -21,7 +21,10 @@ from exitbench.harness.engine.decoding.stream import Stream
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running.environment import environment_and_hardware
-from exitbench.harness.running.passes import Session, quality
+from exitbench.harness.running.passes import quality_pass
+from exitbench.harness.work.generation import GenerationWork
+from exitbench.harness.work.kinds import work_of
+from exitbench.harness.work.loaded import LoadedModel
 from exitbench.results.spool.attempts import AttemptWriter
 
 GOAL = 0.05
@@ -64,15 +67,15 @@ class TracedPass:
         (group,) = (group for group in plan.groups if group.cells)
         assert group.folder is not None
         self.spec = WorkerSpec(group.to_run("failed"), group.folder, None, folder / "spool", device, 1)
-        self.session, self.env = Session(self.spec), environment_and_hardware(1)
+        self.model, self.env = LoadedModel(self.spec), environment_and_hardware(1)
         self.decoding, self.tracing = Stopwatch(), Stopwatch()
 
     def run(self) -> None:
-        traced = ((quality, "_token_table"), (AttemptWriter, "write"), (AttemptWriter, "finish"))
+        traced = ((GenerationWork, "_token_table"), (AttemptWriter, "write"), (AttemptWriter, "finish"))
         with self.decoding.over((Stream, "run")), self.tracing.over(*traced):
             for item in self.spec.cells:
                 with AttemptWriter(self.spec.spool, item.cell.to_json(), self.env) as writer:
-                    quality.quality_pass(self.session, item, writer, lambda done: None)
+                    quality_pass(work_of(self.model, item), writer, lambda done: None)
                     writer.finish("ok")
 
     def told(self) -> dict[str, float]:

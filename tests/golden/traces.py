@@ -21,8 +21,8 @@ from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
 from exitbench.harness.engine.decoding.decode import Batch, decode, prefill
 from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.probe import probe_table, states_of
-from exitbench.harness.running.passes.session import answer_costs
 from exitbench.harness.training.store import SHIPPED
+from exitbench.harness.work.generation import answer_costs
 from exitbench.methods.base import FitData, Method, argmax_token
 from exitbench.methods.registry import baseline_method
 from exitbench.tasks import builtin

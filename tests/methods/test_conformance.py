@@ -264,7 +264,7 @@ def test_scores_of_known_states_are_those_of_the_decode_loop(
             BlockRunner(model, cache, parts), fed, (position,) * 6, MAX_NEW_TOKENS, seeds, observer=trace
         )
         scores_LN, emitted_LN = score_states(parts, model, known, position=position, seeds_N=range(6))
-        for block, score_A, _ in trace.asked:
+        for block, score_A, _ in trace.gate_scores:
             assert torch.allclose(scores_LN[block - 1], score_A, atol=1e-4)
         assert emitted_LN[-1].tolist() == step.token_B.tolist()
 

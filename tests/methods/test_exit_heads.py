@@ -108,5 +108,6 @@ def test_the_declared_cost_of_a_head_is_what_a_flop_counter_sees(tiny: Any, kind
         trace = Trace(model)
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             decode_step(BlockRunner(model, cache, parts), torch.tensor([5]), (1,), 8, (0,), observer=trace)
-        declared = answer_cost(model, parts, [exit_layer], trace.head_rows, [place])
+        declared = answer_cost(model, parts, trace.records, [place])
+        assert trace.exit_layers == [exit_layer]
         assert declared.matmul_flops == pytest.approx(counter.get_total_flops(), rel=1e-3)

@@ -50,8 +50,8 @@ class Counted:
             self.tokens += len(theirs.token_ids)
             self.other_tokens += _differing(theirs.token_ids, ours.token_ids)
             self.other_exits += _differing(theirs.exit_layers, ours.exit_layers)
-            self.bounded += sum(ours.int8_rows) / vocab_size
-            self.fallbacks += sum(ours.fallbacks)
+            self.bounded += sum(record.head_rows_int8 for record in ours.records) / vocab_size
+            self.fallbacks += sum(record.head_fallbacks for record in ours.records)
 
 
 def _differing(one: list[int], other: list[int]) -> int:

@@ -157,8 +157,8 @@ def _answer(known: Checkpoint, parts: Parts, document: Document) -> Answer:
     (made,) = decode(known, batch, dataclasses.replace(parts, gate=gate))
     scores: list[list[tuple[int, float]]] = []
     steps = iter(gate.steps if asked else [[]] * len(made.token_ids))
-    for wasted in made.wasted:
-        for _ in range(wasted):  # steps of tokens that were undone; the one behind them is that of the full pass
+    for record in made.records:
+        for _ in range(record.wasted):  # steps of tokens that were undone; the one behind them is that of the full pass
             next(steps)
         scores.append(next(steps))
     return Answer(document.key, made.token_ids, made.exit_layers, scores, sum(made.rejected))

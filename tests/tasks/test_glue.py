@@ -11,7 +11,7 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import f1_score, matthews_corrcoef
 
 from exitbench.errors import UserError
-from exitbench.harness.running.scoring import task_metrics
+from exitbench.harness.work.metrics import task_metrics
 from exitbench.tasks.base import Source
 from exitbench.tasks.document import Document
 from exitbench.tasks.glue.data_sets import DATA_SETS

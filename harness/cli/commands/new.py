@@ -14,6 +14,7 @@ from exitbench.harness.cli.commands.show import entry_as_given, task_settings
 from exitbench.harness.scaffolds.files import method_files, python_task_files, task_files
 from exitbench.harness.scaffolds.names import check_new_name, module_name
 from exitbench.harness.service.folders import Runs
+from exitbench.harness.work.base import Work
 from exitbench.results.files.formats import toml_value
 from exitbench.terminal import tell
 
@@ -85,27 +86,29 @@ def new_suite(arguments: Namespace) -> int:
     options = [] if arguments.data_dir is None else ["--data-dir", arguments.data_dir]
     options += [] if arguments.plugins is None else ["--plugins", arguments.plugins]
     plan, run = (("exitbench", command, to / f"{name}.toml", *options) for command in ("plan", "run"))
-    tasks, is_likelihood = _tasks(arguments, label_of)
-    asked = Asked(name, f"{key} = {toml_value(value)}", label_of(stem), folder, tasks, is_likelihood, _spelled(plan))
+    tasks, works = _tasks(arguments, label_of)
+    asked = Asked(name, f"{key} = {toml_value(value)}", label_of(stem), folder, tasks, works, _spelled(plan))
     first = "--limit", "2", "--no-report"
     _write(to, {f"{name}.toml": suite_text(asked)}, (plan, (*run, *first), run))
     return 0
 
 
-def _tasks(arguments: Namespace, label_of: Callable[[str], str]) -> tuple[dict[str, dict[str, Any]], bool]:
-    """What the suite says of the tasks that are named, each checked; and whether one asks for log-likelihoods."""
+def _tasks(
+    arguments: Namespace, label_of: Callable[[str], str]
+) -> tuple[dict[str, dict[str, Any]], set[type[Work[Any]]]]:
+    """What the suite says of the tasks that are named, each checked; and the kinds of work that they ask for."""
     settings = task_settings(arguments.set)
     if arguments.set and len(arguments.task) != 1:
         raise UserError(f"--set {arguments.set[0]}: goes with one --task, whose settings they are.")
     found: dict[str, dict[str, Any]] = {}
-    is_likelihood = False
+    works: set[type[Work[Any]]] = set()
     for task in arguments.task:
-        is_likelihood |= entry_as_given(task, settings).is_likelihood
+        works.add(entry_as_given(task, settings).work)
         label = label_of(Path(task.rpartition(":")[2]).stem)
         if label in found:
             raise UserError(f"--task {task}: another one has the label {label!r}.")
         found[label] = {"task": _from(arguments.to, task) if task.endswith(".toml") else task, **settings}
-    return found, is_likelihood
+    return found, works
 
 
 def _from(to: Path, path: str) -> str:

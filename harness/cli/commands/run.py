@@ -64,7 +64,7 @@ def _lines(plan: Plan, retry: Retry, estimates: dict[str, Estimate]) -> Iterator
 
 
 def _cell_lines(group: Group, pass_cells: Mapping[str, int]) -> Iterator[str]:
-    """A line a cell; the first of a pass says for how many it is (`harness.cells.sharing`)."""
+    """A line a cell; the first of a pass says for how many it is (`harness.work.partners`)."""
     for cell in group.cells:
         cells = pass_cells.get(cell.item.cell.cell_id, 1)
         notes = [note for note in (cell.why, f"one pass for {cells} cells" if cells > 1 else "") if note]

@@ -13,12 +13,10 @@ from exitbench.harness.planning.entries.task import TaskEntry, read_task
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.reading.toml import Table
 from exitbench.results.database.connection import open_database
-from exitbench.tasks.classification import ClassificationTask
 from exitbench.terminal import number_of, visible
 
 if TYPE_CHECKING:
-    from exitbench.tasks.base import ModelKind, Task
-    from exitbench.tasks.document import Document
+    from exitbench.tasks.base import Task
 
 
 def show(arguments: Namespace) -> int:
@@ -43,10 +41,6 @@ def show(arguments: Namespace) -> int:
     return 0
 
 
-_KINDS: "dict[ModelKind, str]" = {"seq2seq": "an encoder-decoder reads", "causal": "a decoder-only model reads"}
-_SAME = "the model reads"
-
-
 def show_prompts(arguments: Namespace) -> int:
     """Print the first prompts of a task with their targets, and how many documents it has.
 
@@ -57,7 +51,7 @@ def show_prompts(arguments: Namespace) -> int:
     task, documents = entry.data.task_object, entry.data.load(arguments.data_dir)
     print("\n".join(_head(entry, task, len(documents))))
     shown = documents[: arguments.n]
-    for number, (document, parts) in enumerate(zip(shown, _parts(task, shown), strict=True), start=1):
+    for number, (document, parts) in enumerate(zip(shown, entry.work.shown(task, shown), strict=True), start=1):
         print(f"\n{number} of {len(documents)}, document {document.key}")
         for title, text in parts:
             print(f"  {title}:\n{indent(visible(text, keep=chr(10)), '    ', lambda line: True)}")
@@ -106,48 +100,6 @@ def task_settings(given: Sequence[str]) -> dict[str, Any]:
 def _head(entry: TaskEntry, task: "Task", n_documents: int) -> Iterator[str]:
     yield f"{entry.label}: {task.name}, {number_of(n_documents, 'document')} of {visible(entry.data.place)}"
     yield f"metrics: {', '.join(task.metrics)}"
-    if task.output_type == "generate_until":
-        yield f"answers: up to {number_of(entry.generation.max_new_tokens, 'token')}"
-    elif isinstance(task, ClassificationTask):
-        yield f"labels: {', '.join(task.labels)}" if task.labels is not None else "a number is asked for"
-    else:
-        yield "log-likelihoods are asked for; nothing is generated"
+    yield entry.work.about(task, entry.generation.max_new_tokens)
     if entry.chat_template:
         yield "prompts go through the chat template of each model, which is not shown here"
-
-
-def _parts(task: "Task", documents: "Sequence[Document]") -> "Iterator[list[tuple[str, str]]]":
-    """Titles and texts of each document."""
-    from exitbench.tasks.lm_eval.task import LmEvalTask
-
-    if isinstance(task, LmEvalTask):
-        asked = task.instances(documents)
-        for document in documents:
-            yield list(_requests(task, document, [tuple(one.args) for one in asked[document.key]]))
-        return
-    for document in documents:
-        texts = {kind: task.prompt_for(document, kind) for kind in _KINDS}
-        yield [*_by_kind(texts), ("target", task.target(document))]
-
-
-def _by_kind(texts: "Mapping[ModelKind, str]") -> list[tuple[str, str]]:
-    if len(set(texts.values())) == 1:
-        return [(_SAME, next(iter(texts.values())))]
-    return [(_KINDS[kind], text) for kind, text in texts.items()]
-
-
-def _requests(task: Any, document: "Document", asked: Sequence[tuple[Any, ...]]) -> Iterator[tuple[str, str]]:
-    """What lm-eval asks about a document: contexts once, and what is scored behind them."""
-    right = task.right_choices(document) if task.output_type == "multiple_choice" else frozenset()
-    before: object = None
-    for number, request in enumerate(asked):
-        if len(request) == 1:
-            yield "scored as a whole", str(request[0])
-            continue
-        if request[0] != before:
-            before = request[0]
-            yield _SAME, str(request[0])
-        if task.output_type != "generate_until":
-            yield f"choice {number + 1}{' (right)' if number in right else ''}", str(request[1])
-    if task.output_type == "generate_until":
-        yield "target", task.target(document)

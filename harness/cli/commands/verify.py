@@ -72,7 +72,7 @@ def _described(name: str, arguments: Namespace) -> Described:
 def _products() -> dict[str, dict[str, Any]]:
     """Forms of products that were measured here, by threads, number format and file."""
     from exitbench.harness.engine.products.kept import all_kept
-    from exitbench.harness.engine.products.machine import this_machine as machine
+    from exitbench.harness.engine.products.kept import this_machine as machine
 
     own = {key: value for key, value in machine(threads=0).items() if key != "threads"}
     found = {

@@ -88,8 +88,7 @@ def _shared_out(where: str, device: str, folder: Path, dtype: str) -> DeviceMap:
 
     from exitbench.harness.engine.checkpoints.hosted_loading import skeleton
     from exitbench.harness.engine.checkpoints.loading import read_config
-    from exitbench.harness.engine.hosted.placement import shared_out
-    from exitbench.harness.engine.hosted.stack import find_stack
+    from exitbench.harness.engine.hosted.stack import find_stack, shared_out
 
     count = torch.cuda.device_count() if device == "cuda" else 0
     if not count:

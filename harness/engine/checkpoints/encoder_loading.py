@@ -36,7 +36,7 @@ class EncoderCheckpoint:
 
     @property
     def engine(self) -> EngineName:
-        """Which engine runs it."""
+        """Name of the engine that runs it."""
         return self.model.engine
 
     @property
@@ -46,7 +46,7 @@ class EncoderCheckpoint:
 
 
 def is_encoder(folder: Path) -> bool:
-    """Whether config.json describes a classifier of sequences; what is wrong with others their own readers say."""
+    """Return whether config.json describes a classifier of sequences; other readers report faults of the others."""
     named = read_json(folder / CONFIG).get("architectures")
     return isinstance(named, list) and any(isinstance(name, str) and name.endswith(_ENDING) for name in named)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exitbench.errors import UserError
+from exitbench.errors import UserError, told
 from exitbench.harness.reading.regular_files import is_file, read_json
 
 CONFIG = "config.json"
@@ -37,7 +37,7 @@ DEQUANTISE = (
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """Where a checkpoint's weights lie.
+    """Files of a checkpoint's weights.
 
     Attributes:
         paths: The files, sorted by name.
@@ -154,3 +154,19 @@ def listed(names: list[str]) -> str:
     """Name the first few of many."""
     rest = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def completed(path: Path, family: str, values: dict[str, Any]) -> Any:
+    """The configuration of a family with these values.
+
+    Raises:
+        UserError: transformers' own checks of the family refuse them.
+    """
+    from transformers import AutoConfig
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # its advice about keys is for those who can change them
+    try:
+        return AutoConfig.for_model(family, **values)
+    except Exception as error:  # whatever these checks raise
+        raise UserError(f"{path}: not a configuration that transformers takes ({told(error)}).") from error

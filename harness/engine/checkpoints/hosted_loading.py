@@ -17,14 +17,12 @@ import torch
 
 from exitbench.errors import UserError, told
 from exitbench.harness.cells.cell import DeviceMap
-from exitbench.harness.engine.checkpoints.configuration import completed
-from exitbench.harness.engine.checkpoints.files import CONFIG, listed
+from exitbench.harness.engine.checkpoints.files import CONFIG, completed, listed
 from exitbench.harness.engine.checkpoints.tensor_files import Tensors, Unread, prefix_note
 from exitbench.harness.engine.encoders.families import FAMILIES as ENCODERS
 from exitbench.harness.engine.hosted.model import HostedTransformer
-from exitbench.harness.engine.hosted.placement import hand_over_whole_blocks, modules_on
 from exitbench.harness.engine.hosted.proof import prove, tried
-from exitbench.harness.engine.hosted.stack import find_stack
+from exitbench.harness.engine.hosted.stack import find_stack, hand_over_whole_blocks, modules_on
 from exitbench.harness.reading.config_values import shortened
 
 _NOT_OURS = frozenset(

@@ -11,16 +11,15 @@ import torch
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import DeviceMap, EngineChoice, EngineName
 from exitbench.harness.cells.number_formats import check_format
-from exitbench.harness.engine.checkpoints.configuration import completed
 from exitbench.harness.engine.checkpoints.exit_head_files import load_exit_heads
 from exitbench.harness.engine.checkpoints.families import FAMILIES, Family
-from exitbench.harness.engine.checkpoints.files import CONFIG, check_plain, listed, not_a_checkpoint
+from exitbench.harness.engine.checkpoints.files import CONFIG, check_plain, completed, listed, not_a_checkpoint
 from exitbench.harness.engine.checkpoints.sizes import require_room
 from exitbench.harness.engine.checkpoints.tensor_files import OtherTensors, Tensors
 from exitbench.harness.engine.encoders.families import FAMILIES as ENCODERS
 from exitbench.harness.engine.model.engine import Engine
 from exitbench.harness.engine.model.model import Transformer
-from exitbench.harness.engine.products.converting import quantise
+from exitbench.harness.engine.products.forms import quantise
 from exitbench.harness.engine.products.int8 import computes_in
 from exitbench.harness.reading.config_values import check_in_vocabulary, check_token_ids, checked, shortened
 from exitbench.harness.reading.regular_files import is_file, read_json
@@ -42,7 +41,7 @@ class Checkpoint:
 
     @property
     def engine(self) -> EngineName:
-        """Which engine runs it."""
+        """Name of the engine that runs it."""
         return self.model.engine
 
     @property

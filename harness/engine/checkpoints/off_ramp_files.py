@@ -1,6 +1,6 @@
 """Files of off-ramps, `off_ramps.safetensors` beside a classifier's weights, and new off-ramps to train.
 
-What is in them: `harness/engine/encoders/off_ramps.py`. A classifier without the file is read out after every block by
+What is in them: `harness/engine/encoders/model.py`. A classifier without the file is read out after every block by
 its own classifier, the shared head.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints.files import OFF_RAMPS_FILE
 from exitbench.harness.engine.checkpoints.tensor_files import check_heads, heads_header, heads_tensors, save_heads
-from exitbench.harness.engine.encoders.off_ramps import KINDS, OffRamps, RampKind
+from exitbench.harness.engine.encoders.model import KINDS, OffRamps, RampKind
 from exitbench.harness.reading.regular_files import is_file
 
 METADATA = "off_ramps"

@@ -129,13 +129,13 @@ class BlockRunner:
         return self._beside.ran(block, hidden_ATD, waiting)
 
     def _are_newest(self, tokens: Sequence[DeferredToken]) -> bool:
-        """Whether a row's deferred tokens, ascending, are at the positions right before the new one."""
+        """Return whether a row's deferred tokens, ascending, are at the positions right before the new one."""
         return tokens[0].place == self.cache.length - len(tokens)
 
     def _places(
         self, rows: Sequence[int], rows_A: Tensor | None, waiting: list[list[DeferredToken]], n_beside: int
     ) -> Any:
-        """Positions of deferred tokens and, as often as there are fewer of them, of the new one."""
+        """Return the positions of deferred tokens, padded with the newest position."""
         newest = self.cache.length
         where = [
             [row, *(token.place for token in tokens), *[newest] * (n_beside + 1 - len(tokens))]

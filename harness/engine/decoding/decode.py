@@ -2,7 +2,7 @@
 
 `prefill` runs once a prompt, `decode` generates, `decode_step` makes one token for every row. Skipped blocks
 are not computed; rows that have finished leave the batch. Where nothing is timed, `Decoding` also takes rows in
-(`engine.decoding.stream`), and rows may have thresholds of their own (`spread`).
+(`engine.decoding.stream`), and rows may have thresholds of their own (`repeat_rows`).
 
 Shape suffixes: B rows of the batch, A rows still running at a block, D model width, L blocks.
 """
@@ -28,7 +28,7 @@ from exitbench.harness.engine.model.engine import Engine
 from exitbench.methods.base import ActiveRows, BlockView, Gate, Parts, Threshold
 
 Choose = Callable[[BlockView], Tensor]
-"""What a step makes of a view of rows that leave: a token for each, [A]."""
+"""Token chooser: from a view of rows that leave, a token for each, [A]."""
 
 IsStopped = Callable[[list[int]], bool]
 """Whether new tokens spell a string at which an answer ends."""
@@ -40,7 +40,7 @@ class Step:
     Attributes:
         token_B: The tokens.
         choose: What chooses them.
-        observer: Told of scores, exits and read-outs.
+        observer: Receives scores, exits and read-outs.
         unread: Views of rows that have left and are to be read out together.
     """
 
@@ -93,15 +93,15 @@ def prefill(
 
 
 @torch.inference_mode()
-def spread(batch: Batch, thresholds: Sequence[Sequence[Threshold]]) -> Batch:
-    """Give each prompt as many rows as it is answered with thresholds; what prefill made of it is made once.
+def repeat_rows(batch: Batch, thresholds: Sequence[Sequence[Threshold]]) -> Batch:
+    """Give each prompt one row per threshold that it is answered with; its rows share the prefill.
 
     Args:
         batch: Prompts after `prefill`; used up by this call.
         thresholds: Of each prompt.
     """
     rows = [row for row, own in enumerate(thresholds) for _ in own]
-    batch.cache.spread(rows)
+    batch.cache.repeat_rows(rows)
     rows_B = torch.tensor(rows, device=batch.cache.device)
     state_BD, fed_B = batch.prompt_state_BD, batch.fed_B
     return Batch(
@@ -158,7 +158,7 @@ class Decoding:
         is_stopped: Told the new tokens of a row after each token; True ends the row (stop strings).
         asked: Whose rules change logits before tokens are chosen from them.
         traced: Record exits and check that all numbers are finite. The tokens are the same without.
-        observer: Untraced: told of what happens in place of nobody.
+        observer: Untraced: receives scores, exits and read-outs.
 
     Attributes:
         rows: Those that have not ended, as they stand in the cache.
@@ -194,7 +194,7 @@ class Decoding:
         rows, parts, rules = self.rows, self._parts, self._rules
         generations = [row.generation for row in rows]
         seeds_B = tuple(row.request.seed for row in rows)
-        choose = parts.gate.choose if rules is None else _under(rules, parts.gate)
+        choose = parts.gate.choose if rules is None else _choose_with_rules(rules, parts.gate)
         if self._token_B is not None:
             step = decode_step(
                 self._runner,
@@ -240,7 +240,7 @@ class Decoding:
         return "length" if len(generation.token_ids) == self._max_new_tokens else None
 
     def _keep(self, going: Sequence[int]) -> None:
-        """Keep only these rows; of the last ones nothing is dropped but their names."""
+        """Keep only these rows. When none are left, the cache is not touched."""
         if len(going) == len(self.rows):
             return
         self.rows = [self.rows[row] for row in going]
@@ -257,7 +257,7 @@ class Decoding:
 
     @property
     def holds_first_token(self) -> bool:
-        """Whether the first token is read from the prompt's own pass and has not been: nobody can be joined before."""
+        """Whether the first token is yet to be read from the prompt's own pass: no batch can be joined before."""
         return self._token_B is None
 
     @property
@@ -287,7 +287,7 @@ def decode_step(
     observer: Observer | None = None,
     thresholds_B: tuple[Threshold, ...] = (),
 ) -> Step:
-    """Feed one token a row through as many blocks as the method wants, and choose the next ones.
+    """Feed one token per row through as many blocks as the method wants, and choose the next tokens.
 
     Args:
         runner: Model, batch and method; the batch's cache grows by one position.
@@ -295,8 +295,8 @@ def decode_step(
         positions_B: 1 for the first generated token of a row.
         max_new_tokens: Longest answer allowed.
         seeds_B: One seed a row.
-        choose: What becomes of the rows that leave; None: the method's gate chooses their tokens.
-        observer: Told of scores, exits and read-outs; None: nobody is.
+        choose: Token chooser of the rows that leave; None: the method's gate.
+        observer: Receives scores, exits and read-outs; None: nothing does.
         thresholds_B: What each row's scores are compared with; () means the method's own rule.
     """
     model, parts = runner.model, runner.parts
@@ -366,11 +366,11 @@ def _decided(runner: BlockRunner, view: BlockView) -> tuple[Tensor, list[bool]]:
             leaves_A = low_A > level
             if bool((leaves_A | (high_A <= level)).all()):
                 score_A = (low_A + high_A) / 2
-                view.half_width_A = torch.maximum(high_A - score_A, score_A - low_A)
+                view.score_half_width_A = torch.maximum(high_A - score_A, score_A - low_A)
                 return score_A, leaves_A.tolist()
             if may_sharpen:
                 bounds.sharpen()
-        view.fallbacks += 1
+        view.head_fallbacks += 1
     score_A = parts.gate.score(view)
     if level is None:
         level = _level(parts.threshold, view, score_A)
@@ -387,7 +387,7 @@ def exceeds_threshold(score_A: Tensor, level: float | Tensor) -> list[bool]:
 
 
 def _level(threshold: Threshold, view: BlockView, score_A: Tensor) -> float | Tensor:
-    """What the rows' scores are compared with: one number, or [A] where rules or positions differ."""
+    """Return the threshold of the rows' scores: one number, or [A] if rules or positions differ."""
     positions_A, rules_A = view.active.positions_A, view.active.thresholds_A
     if not rules_A and len(set(positions_A)) == 1:
         return threshold.value(view.block, positions_A[0], view.max_new_tokens)
@@ -398,7 +398,7 @@ def _level(threshold: Threshold, view: BlockView, score_A: Tensor) -> float | Te
 
 
 def _leave(step: Step, runner: BlockRunner, view: BlockView) -> None:
-    """Rows end at an early block: the KV policy sees to the skipped ones and may know a deeper state to emit from."""
+    """Let rows leave at an early block: the KV policy handles the skipped ones and may return a state to emit from."""
     parts = runner.parts
     deep_AD = parts.kv_policy.on_exit(runner, view.block, view.hidden_AD, view.active.rows_A)
     _emit(step, parts, view if deep_AD is None else view.at_full_depth(deep_AD))
@@ -453,7 +453,7 @@ def prompt_step(
     choose: Choose,
     observer: Observer,
 ) -> Step:
-    """The token that the prompt's full-depth pass already holds.
+    """Read the token that the prompt's full-depth pass already holds.
 
     Args:
         model: The model.
@@ -461,8 +461,8 @@ def prompt_step(
         parts: The method.
         max_new_tokens: Longest answer allowed.
         seeds_B: One seed a row.
-        choose: What becomes of the rows.
-        observer: Told of the read-out.
+        choose: Token chooser of the rows.
+        observer: Receives the read-out.
     """
     n_rows = len(state_BD)
     step = Step(model, n_rows, choose, observer)
@@ -479,6 +479,6 @@ def prompt_step(
     return step
 
 
-def _under(rules: LogitRules, gate: Gate) -> Choose:
-    """The gate's choice from changed logits."""
+def _choose_with_rules(rules: LogitRules, gate: Gate) -> Choose:
+    """Return the gate's choice, from logits that the rules have changed."""
     return lambda view: gate.choose(rules.applied(view))

@@ -1,9 +1,11 @@
-"""A request to generate, and the tokens generated for it with their exit trace."""
+"""A request to generate, and the tokens generated for it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from exitbench.harness.engine.model.token_record import TokenColumns, TokenRecord
 
 
 @dataclass(frozen=True)
@@ -20,49 +22,15 @@ class Request:
 
 
 @dataclass
-class Generation:
-    """The answer to one request and its exit trace; one entry a new token, the end-of-sequence token included.
-
-    A decode that is not traced (`decode`) leaves tokens and stop reason only.
+class Generation(TokenColumns):
+    """The answer to one request.
 
     Attributes:
-        token_ids: New tokens.
-        exit_layers: Blocks whose output the token was read from, 1..L.
-        blocks_run: Blocks executed before the next token; differs from the exit layer for oracles and exact caches.
-        head_rows: Rows of the LM head multiplied for the token.
-        int8_rows: Rows of its int8 copy, where bounds decide.
-        fallbacks: How often these left a decision open, so that the whole head was read.
-        scores: Confidence at the exit; None where the token left at the last block.
-        half_widths: By how much it may be off, where bounds decided; None where it is exact, or is None itself.
-        rejected: Drafts thrown away right before the token was decided; it is the full model's choice in their place.
-        wasted: Positions run for those drafts in vain.
+        token_ids: New tokens, the end-of-sequence token included.
+        records: One per token; none if the decode is not traced (`decode`).
         stop_reason: ``eos``, ``length`` or ``stop_string``.
     """
 
     token_ids: list[int] = field(default_factory=list)
-    exit_layers: list[int] = field(default_factory=list)
-    blocks_run: list[int] = field(default_factory=list)
-    head_rows: list[int] = field(default_factory=list)
-    int8_rows: list[int] = field(default_factory=list)
-    fallbacks: list[int] = field(default_factory=list)
-    scores: list[float | None] = field(default_factory=list)
-    half_widths: list[float | None] = field(default_factory=list)
-    rejected: list[int] = field(default_factory=list)
-    wasted: list[int] = field(default_factory=list)
+    records: list[TokenRecord] = field(default_factory=list)
     stop_reason: str = "length"
-
-    def cut(self, length: int) -> None:
-        """Forget all tokens but the first so many."""
-        for column in (
-            self.token_ids,
-            self.exit_layers,
-            self.blocks_run,
-            self.head_rows,
-            self.int8_rows,
-            self.fallbacks,
-            self.scores,
-            self.half_widths,
-            self.rejected,
-            self.wasted,
-        ):
-            del column[length:]

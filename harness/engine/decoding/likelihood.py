@@ -24,10 +24,11 @@ from exitbench.harness.engine.checkpoints.loading import Checkpoint
 from exitbench.harness.engine.decoding.block_runner import BlockRunner
 from exitbench.harness.engine.decoding.branches import Branch, Context, batches, branches_of, packs
 from exitbench.harness.engine.decoding.decode import decode_step, prompt_step
-from exitbench.harness.engine.decoding.trace import Observer, Told, Trace
+from exitbench.harness.engine.decoding.trace import Observer, Trace
 from exitbench.harness.engine.model.cache import Cache, DecodingCache
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.engine.model.positions import padded
+from exitbench.harness.engine.model.token_record import TokenColumns, TokenRecord
 from exitbench.methods.base import ActiveRows, BlockView, Gate, Parts, argmax_token
 from exitbench.methods.thresholds import Constant
 
@@ -38,29 +39,20 @@ PACKED_TOKENS = 512
 
 
 @dataclass
-class Scored:
-    """One continuation; one entry a token.
-
-    A score that is not traced leaves the tokens, their log-probabilities and whether they are greedy.
+class Scored(TokenColumns):
+    """One scored continuation.
 
     Attributes:
-        token_ids: The tokens that were given.
-        exit_layers: Blocks whose output each was read from, 1..L.
-        blocks_run: Blocks executed for the position it was read from. Continuations share the first, and those that
-            differ in their last token alone share all: each tells of the work done for all.
-        head_rows: Rows of the LM head multiplied, likewise.
-        scores: Confidence at the exit, 1 where the depth was known before; None at the last block.
+        token_ids: The given tokens.
         logprobs: Natural logarithm of each token's probability at the exit.
-        greedy: Whether each token is the most probable one there; of equals the lowest id is.
+        greedy: Whether each is the most probable token there; the lowest id wins a tie.
+        records: One per token; none if the score is not traced.
     """
 
     token_ids: list[int]
-    exit_layers: list[int] = field(default_factory=list)
-    blocks_run: list[int] = field(default_factory=list)
-    head_rows: list[int] = field(default_factory=list)
-    scores: list[float | None] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     greedy: list[bool] = field(default_factory=list)
+    records: list[TokenRecord] = field(default_factory=list)
 
     @property
     def total_logprob(self) -> float:
@@ -123,7 +115,7 @@ def score(
 
 
 def why_not(parts: Parts) -> str | None:
-    """Why a method gives no log-probabilities of given tokens; None if it does."""
+    """Return why a method gives no log-probabilities of given tokens; None if it does."""
     if parts.kv_policy.verifies:
         return (
             "verifies its drafts: where the full model rejects one, its own choice takes the draft's place, and a "
@@ -143,7 +135,7 @@ def fixed_depth(parts: Parts, n_blocks: int) -> int | None:
 
 
 def keeping(parts: Parts, depth: int) -> Parts:
-    """The method where every token leaves after so many blocks, which has been decided."""
+    """Return the method with its depth decided: every token leaves after this number of blocks."""
     return replace(parts, gate=_Kept(parts.gate), threshold=Constant(0.5), blocks=frozenset({depth}))
 
 
@@ -202,7 +194,7 @@ class _Kept(Gate):
 
 
 class _Exits(Observer):
-    """Where the rows of a step left; all that a decision for a context needs."""
+    """Observer of the exit layers of a step, which a decision for a whole context needs."""
 
     def __init__(self, n_blocks: int) -> None:
         self.n_blocks = n_blocks
@@ -249,7 +241,7 @@ class _Scorer:
         self.reads_prompt = self.is_decoder_only and not gates_first_token
         self.trace = Trace(self.model) if traced else None
         self.observer: Trace | _Exits = self.trace or _Exits(self.model.n_blocks)
-        self._read: list[tuple[Sequence[_Place], list[Told] | None, _Given]] = []
+        self._read: list[tuple[Sequence[_Place], list[TokenRecord] | None, _Given]] = []
 
     def score(self, contexts: Sequence[Context], scored: Sequence[Sequence[Scored]]) -> None:
         """Score the continuations of a batch into what is there for each."""
@@ -328,7 +320,7 @@ class _Scorer:
     def _decoded(
         self, cache: DecodingCache, branches: Sequence[Branch], firsts: Sequence[_Place], parts: Parts
     ) -> None:
-        """One token a row and step; rows that have ended leave the batch."""
+        """Decode one token per row and step; rows that have ended leave the batch."""
         runner = BlockRunner(self.model, cache, parts)
         alive = [(branch, self._places(branch, firsts)) for branch in branches]
         for step in count():
@@ -371,13 +363,13 @@ class _Scorer:
         parts: Parts,
         depth: int,
     ) -> None:
-        """All positions of a step that has begun in one pass of so many blocks; their branches in order."""
+        """Run all positions of a step that has begun through ``depth`` blocks in one pass; their branches in order."""
         states = self._pass(begun, depth, keeps_all=parts.gate.needs_history)
         flat = [state.flatten(0, 1) if mask_BT is None else state[mask_BT] for state in states]
         self._read_out(parts, depth, flat, [place for branch in branches for place in self._places(branch, firsts)])
 
     def _places(self, branch: Branch, firsts: Sequence[_Place]) -> list[_Place]:
-        """Of the tokens that follow what is fed."""
+        """Return the places of the tokens that follow what is fed."""
         first = firsts[branch.context]
         chosen = [first.of[choice] for choice in branch.choices]
         return [_Place(chosen, position, first.seed) for position in range(2, len(branch.fed) + 2)]
@@ -437,19 +429,22 @@ class _Scorer:
             self._note(some, given)
 
     def _note(self, places: Sequence[_Place], given: _Given) -> None:
-        self._read.append((places, None if self.trace is None else self.trace.told(), given))
+        records = None
+        if self.trace is not None:
+            self.trace.check_finite()
+            records = self.trace.records
+        self._read.append((places, records, given))
 
     def _tell(self) -> None:
-        """Hand out what was read, in the order of positions: the one look at the device that it needs."""
-        for places, told, given in self._read:
+        """Hand out what was read, in the order of positions: the only device synchronization."""
+        for places, records, given in self._read:
             rows = zip(places, given.logprob_BK.tolist(), given.greedy_BK.tolist(), strict=True)
             for row, (place, logprobs, greedy) in enumerate(rows):
                 for scored, logprob, is_greedy in zip(place.of, logprobs, greedy, strict=False):
                     scored.logprobs.append(logprob)
                     scored.greedy.append(is_greedy)
-                    if told is not None:
-                        scored.exit_layers.append(told[row].exit_layer)
-                        scored.blocks_run.append(told[row].blocks_run)
-                        scored.head_rows.append(told[row].head_rows)
-                        scored.scores.append(told[row].score)
+                    if records is not None:
+                        token_id = scored.token_ids[place.position - 1]
+                        record = records[row]._replace(token_id=token_id, logprob=logprob, is_greedy=is_greedy)
+                        scored.records.append(record)
         self._read.clear()

@@ -125,7 +125,7 @@ class _Changed(Head):
 
 
 def _with_logits(view: BlockView, logits_AV: Tensor) -> BlockView:
-    """What a token is chosen from (`Gate.chooses_from_logits`): logits, seeds and positions."""
+    """Return a view with other logits, of all that a token is chosen from (`Gate.chooses_from_logits`)."""
     return BlockView(
         block=view.block,
         active=view.active,
@@ -138,7 +138,7 @@ def _with_logits(view: BlockView, logits_AV: Tensor) -> BlockView:
 
 
 def why_not(parts: Parts) -> str | None:
-    """Why a method's tokens cannot be chosen from changed logits; None if they can."""
+    """Return why a method's tokens cannot be chosen from changed logits; None if they can."""
     if parts.gate.looks_ahead:
         return "compares the head's own choices, block by block"
     if parts.kv_policy.verifies:

@@ -35,7 +35,7 @@ def scoring_cost(
         context: What was scored after what.
         scored: Its continuations, traced.
         scope: As of `likelihood.score`.
-        gates_first_token: Likewise.
+        gates_first_token: As of `likelihood.score`.
 
     Returns:
         None for an encoder-decoder, of whose encoder no work is counted.

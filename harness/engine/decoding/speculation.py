@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from exitbench.harness.engine.decoding.trace import Lost
 from exitbench.methods.base import argmax_token
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def verify_drafts(
             draft are dropped.
         generations: Of every row of the cache; cut in place.
         ends: Whether each row would end with the token it has just got.
-        observer: Told of the drafts that stay and of those that are replaced.
+        observer: Receives the drafts that stay and those that are replaced.
 
     Returns:
         The rows that were cut: they end in another token now.
@@ -100,9 +99,8 @@ def _settle(
         return None
     first_rejected = first + kept
     wasted = len(generation.token_ids) - 1 - first_rejected
-    columns = generation.head_rows, generation.int8_rows, generation.fallbacks
-    lost = Lost(*(sum(column[first_rejected:]) for column in columns))
-    generation.cut(first_rejected)
+    discarded = generation.records[first_rejected:]
+    del generation.token_ids[first_rejected:], generation.records[first_rejected:]
     generation.token_ids.append(int(argmax_token(logits_NV[kept])))
-    observer.replaced(generation, lost, rejected, wasted)
+    observer.replaced(generation, discarded, rejected, wasted)
     return wasted

@@ -1,7 +1,7 @@
 """Continuous batches, where nothing is timed: a prompt is prefilled once for all thresholds, and others follow it.
 
 As many rows are decoded together as are allowed. Where rows have ended, prompts that wait are prefilled and take their
-places, the longest first, so that one long answer holds nobody up; of caches that cannot take rows in (the hosted
+places, the longest first, so that one long answer delays no other; of caches that cannot take rows in (the hosted
 engine's) a batch is decoded to its end first. Each row exits on its own and has a seed of its own: what it says does
 not depend on who is beside it, but for products that add up in another order.
 """
@@ -17,7 +17,7 @@ import torch
 from exitbench.errors import is_out_of_memory
 from exitbench.harness.cells.cell import GenerationSettings
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
-from exitbench.harness.engine.decoding.decode import Decoding, IsStopped, Row, prefill, spread
+from exitbench.harness.engine.decoding.decode import Decoding, IsStopped, Row, prefill, repeat_rows
 from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.methods.base import Parts, Threshold
 
@@ -45,7 +45,7 @@ class Stream:
         max_new_tokens: Longest answer.
         rows: Rows decoded together, at most; one row a threshold. Halved where memory is out.
         is_stopped: As in `Decoding`.
-        asked: Likewise.
+        asked: As in `Decoding`.
         on_done: Told of every prompt that has all answers, by its place among the requests.
         answers: Of each prompt, by threshold; None where it has not been answered yet.
     """
@@ -78,7 +78,7 @@ class Stream:
                     torch.cuda.empty_cache()
 
     def made(self, prompt: int) -> list[Generation]:
-        """What a prompt has got, one a threshold."""
+        """Return the answers to a prompt, one per threshold."""
         return [answer for answer in self.answers[prompt] if answer is not None]
 
     def _fits(self) -> bool:
@@ -92,7 +92,7 @@ class Stream:
         return True
 
     def _waiting(self) -> deque[_Waiting]:
-        """What has not been answered, the longest prompt first, in pieces of as many rows as there may be."""
+        """Return what has not been answered, the longest prompt first, in pieces that fit the rows."""
         queue: deque[_Waiting] = deque()
         for prompt in sorted(range(len(self.requests)), key=lambda place: -len(self.requests[place].prompt_ids)):
             left = [number for number, answer in enumerate(self.answers[prompt]) if answer is None]
@@ -134,7 +134,7 @@ class Stream:
         return taken
 
     def _go_together(self, one: _Waiting, other: _Waiting) -> bool:
-        """Whether prompts can be prefilled in one batch: some models cannot be padded."""
+        """Return whether prompts can be prefilled in one batch: some models cannot be padded."""
         model = self.checkpoint.model
         lengths = {len(self.requests[waiting.prompt].prompt_ids) for waiting in (one, other)}
         return model.pads_left or model.encoder_blocks > 0 or len(lengths) == 1
@@ -144,7 +144,7 @@ class Stream:
         requests = [self.requests[one.prompt] for one in taken]
         batch = prefill(self.checkpoint.model, requests, self.max_new_tokens, gates_first_token=gates_first)
         if len(self.thresholds) > 1:
-            batch = spread(batch, [[self.thresholds[number] for number in one.thresholds] for one in taken])
+            batch = repeat_rows(batch, [[self.thresholds[number] for number in one.thresholds] for one in taken])
         else:
             batch.thresholds = tuple(self.thresholds) * len(requests)
         return Decoding(self.checkpoint, batch, self.parts, self.is_stopped, self.asked)

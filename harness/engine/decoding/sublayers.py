@@ -30,7 +30,7 @@ KEPT = 10
 
 @dataclass(frozen=True)
 class ReadOut:
-    """What final norm and LM head make of one part of one block, for each token.
+    """Read-out of one part of one block by final norm and LM head, for each token.
 
     Attributes:
         part: The part, as in the column `read_out` of the spool.

@@ -9,27 +9,29 @@ Shape suffixes: A rows still running at a block, T tokens, D model width, C labe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from exitbench.harness.cells.texts import EncodedText
 from exitbench.harness.engine.encoders.model import EncoderClassifier
+from exitbench.harness.engine.model.token_record import TokenRecord
 from exitbench.methods.base import ActiveRows, BlockView, Cost, Parts
 from exitbench.methods.heads import TrainedHead
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a block said of a text.
+class BlockReading:
+    """Prediction of a text after one block.
 
     Attributes:
-        block: Which, 1..L.
+        block: The block, 1..L.
         label: Index of the most probable label; 0 of a regression.
         value: The number of a regression; of labels the probability of ``label``.
-        score: The gate's; None at the last block, which asks no gate.
+        score: The gate's; None at the last block, where no gate is asked.
         exited: Whether the text left here.
+        is_needed: Whether gate or answer needed the reading, so that it counts as work; the trace reads every block.
     """
 
     block: int
@@ -37,27 +39,32 @@ class Asked:
     value: float
     score: float | None
     exited: bool
+    is_needed: bool
 
 
-@dataclass
+@dataclass(frozen=True)
 class Classified:
     """The answer to a text.
 
     Attributes:
-        label: Index of the label; 0 of a regression.
-        value: The number of a regression; of labels the probability of ``label``.
-        exit_layer: Blocks after which it left.
-        blocks_run: Blocks that ran for it: all of them under a gate that looks ahead.
-        read: Blocks that were read out for it.
-        asked: Blocks at which the gate was asked, and the last where it was reached; empty where nothing is traced.
+        record: The text's label as its only token; an untraced one has no score and no head rows.
+        value: The number of a regression; of labels the probability of the label.
+        readings: One per block at which the gate was asked, and of the last if it was reached; none if not traced.
     """
 
-    label: int = 0
-    value: float = 0.0
-    exit_layer: int = 0
-    blocks_run: int = 0
-    read: list[int] = field(default_factory=list)
-    asked: list[Asked] = field(default_factory=list)
+    record: TokenRecord
+    value: float
+    readings: list[BlockReading]
+
+    @property
+    def label(self) -> int:
+        """Index of the label; 0 of a regression."""
+        return self.record.token_id
+
+    @property
+    def blocks_read(self) -> list[int]:
+        """Blocks that were read out, as far as gate or answer needed it."""
+        return [reading.block for reading in self.readings if reading.is_needed]
 
 
 def on_texts(parts: Parts) -> Parts:
@@ -75,7 +82,7 @@ def classify(
         model: The model.
         texts: What is classified together.
         parts: The method.
-        traced: Note what each block asked says, and check that numbers are finite. The answers are the same without.
+        traced: Keep the readings of blocks, and check that numbers are finite. The answers are the same without.
 
     Returns:
         One answer a text, in their order.
@@ -88,7 +95,7 @@ def classify(
         batch.run(block)
         if not batch.rows:
             break
-    return batch.answers
+    return [batch.answers[row] for row in range(len(texts))]
 
 
 @torch.inference_mode()
@@ -102,26 +109,29 @@ def pooled_states(model: EncoderClassifier, texts: Sequence[EncodedText]) -> Ten
     return torch.stack(states)
 
 
-def text_cost(model: EncoderClassifier, parts: Parts, n_tokens: int, made: Classified) -> Cost:
+def text_cost(
+    model: EncoderClassifier, parts: Parts, n_tokens: int, exit_layer: int, blocks_read: Sequence[int]
+) -> Cost:
     """Return the work of one text: blocks, gate and read-outs."""
-    asked = [block for block in parts.asked(model.n_blocks) if block <= made.exit_layer]
-    numel = sum(model.exit_head_numel(block) for block in made.read)
+    asked = [block for block in parts.asked(model.n_blocks) if block <= exit_layer]
+    numel = sum(model.exit_head_numel(block) for block in blocks_read)
     reading = Cost(matmul_flops=2 * numel, read_numel=numel)
-    return model.block_cost(n_tokens) * made.exit_layer + parts.gate.cost(model, asked) + reading
+    return model.block_cost(n_tokens) * exit_layer + parts.gate.cost(model, asked) + reading
 
 
 class _Batch:
     """Texts being classified.
 
     Attributes:
-        rows: Of the batch, those that are left.
-        answers: Of all.
+        rows: Rows of the batch that have not left.
+        answers: By row, of those that have.
     """
 
     def __init__(self, model: EncoderClassifier, texts: Sequence[EncodedText], parts: Parts, traced: bool) -> None:
         self._model, self._parts, self._traced = model, parts, traced
         self.rows: Sequence[int] = range(len(texts))
-        self.answers = [Classified() for _ in texts]
+        self.answers: dict[int, Classified] = {}
+        self._readings: list[list[BlockReading]] = [[] for _ in texts]
         self._hidden_ATD, self._context = model.embed(texts)
         seeds = tuple(text.seed for text in texts)
         self._active = ActiveRows((1,) * len(texts), seeds, (0,) * len(texts), self.rows)
@@ -165,14 +175,14 @@ class _Batch:
         )
 
     def _state(self, block: int) -> Tensor:
-        """What classifiers read after the block that has just run, [A, D]."""
+        """Return the state that classifiers read after the block that has just run, [A, D]."""
         return self._pooled() if self._ahead_LAD is None else self._ahead_LAD[block - 1]
 
     def _pooled(self) -> Tensor:
         return self._model.stack.pooled(self._hidden_ATD, self._context)
 
     def _run_ahead(self) -> Tensor:
-        """States that classifiers read after every block, [L, A, D]."""
+        """Return the states that classifiers read after every block, [L, A, D]."""
         states = []
         for block in range(1, self._model.n_blocks + 1):
             self._hidden_ATD = self._model.stack.block(block, self._hidden_ATD, self._context)
@@ -180,20 +190,18 @@ class _Batch:
         return torch.stack(states)
 
     def _note(self, view: BlockView, score_A: Tensor | None, leaves: Sequence[bool]) -> None:
-        """Write down what the block says of every row; where nothing is traced nobody reads it out for that."""
+        """Keep the block's readings of every row; an untraced block is not read out for that."""
         if not self._traced:
             return
         was_read = view.is_read
-        labels, values = self._said(view)
+        labels, values = self._predictions(view)
         scores = [None] * len(leaves) if score_A is None else score_A.tolist()
         for row, label, value, score, exited in zip(self.rows, labels, values, scores, leaves, strict=True):
-            answer = self.answers[row]
-            answer.asked.append(Asked(view.block, label, value, score, exited))
-            if was_read or exited:
-                answer.read.append(view.block)
+            reading = BlockReading(view.block, label, value, score, exited, is_needed=was_read or exited)
+            self._readings[row].append(reading)
 
-    def _said(self, view: BlockView) -> tuple[list[int], list[float]]:
-        """The most probable label of each row and its probability; of a regression 0 and the number.
+    def _predictions(self, view: BlockView) -> tuple[list[int], list[float]]:
+        """Return the most probable label of each row and its probability; of a regression 0 and the number.
 
         Raises:
             ArithmeticError: A logit is not finite.
@@ -216,10 +224,17 @@ class _Batch:
         value_A = logits_AC[:, 0]
         if not self._model.is_regression:
             value_A = torch.softmax(logits_AC, dim=-1).gather(1, label_A[:, None])[:, 0]
+        blocks_run = view.block if self._ahead_LAD is None else self._model.n_blocks
         for at, label, value in zip(index, label_A.tolist(), value_A.tolist(), strict=True):
-            answer = self.answers[self.rows[at]]
-            answer.label, answer.value, answer.exit_layer = label, value, view.block
-            answer.blocks_run = view.block if self._ahead_LAD is None else self._model.n_blocks
+            readings = self._readings[self.rows[at]]
+            record = TokenRecord(
+                label,
+                view.block,
+                blocks_run,
+                head_rows=sum(reading.is_needed for reading in readings) * self._model.vocab_size,
+                score=readings[-1].score if readings else None,
+            )
+            self.answers[self.rows[at]] = Classified(record, value, readings)
 
     def _keep(self, index: Sequence[int]) -> None:
         """Compact the batch to the rows that stay."""

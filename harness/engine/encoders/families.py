@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class EncoderFamily:
-    """What tells the classifiers of a family apart from those of others.
+    """Traits of a family's classifiers.
 
     Attributes:
         blocks: Name of the list of blocks in the base model.

@@ -1,26 +1,62 @@
 """An encoder with a classifier on top, as methods see it: one text is one token whose vocabulary is the labels.
 
+Blocks before the last are read out by off-ramps of their own, or by the model's classifier.
+
 Shape suffixes: A rows still running at a block, T tokens, D model width, C labels (1 of a regression).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from exitbench.harness.cells.cell import EngineName
 from exitbench.harness.cells.texts import EncodedText
-from exitbench.harness.engine.encoders.off_ramps import OffRamps
 from exitbench.harness.engine.encoders.stack import Context, EncoderStack
 from exitbench.methods.base import Cost, LogitBounds, Parts
 from exitbench.methods.heads import LMHead, TrainedHead
 from exitbench.methods.kv_policies import StateCopy
+
+RampKind = Literal["linear", "pooler-linear"]
+KINDS: tuple[RampKind, ...] = get_args(RampKind)
+
+
+@dataclass(frozen=True)
+class OffRamps:
+    """Off-ramps of some blocks, all of one kind.
+
+    Attributes:
+        kind: ``linear``: out(x); ``pooler-linear``: out(tanh(pool(x))), x being what the model's own classifier reads.
+        blocks: Blocks that have one, ascending.
+        tensors: By name, ``{block}.out.weight`` [C, D] and ``{block}.out.bias`` [C]; with a pooler also
+            ``{block}.pool.weight`` [D, D] and ``{block}.pool.bias`` [D].
+    """
+
+    kind: RampKind
+    blocks: tuple[int, ...]
+    tensors: Mapping[str, Tensor]
+
+    def logits(self, block: int, state_AD: Tensor) -> Tensor:
+        """Return what the off-ramp of a block says of states, [A, C]."""
+        if self.kind == "pooler-linear":
+            state_AD = torch.tanh(self._linear(block, "pool", state_AD))
+        return self._linear(block, "out", state_AD)
+
+    def numel(self, block: int) -> int:
+        """Weights that one read-out multiplies."""
+        parts = ("pool", "out") if self.kind == "pooler-linear" else ("out",)
+        return sum(self.tensors[f"{block}.{part}.weight"].numel() for part in parts)
+
+    def _linear(self, block: int, part: str, state_AD: Tensor) -> Tensor:
+        return F.linear(state_AD, self.tensors[f"{block}.{part}.weight"], self.tensors[f"{block}.{part}.bias"])
+
 
 _COUNTED: Final = (4, 8, 12)
 """Lengths of the texts whose products are counted: three tell a polynomial of the second degree."""
@@ -87,7 +123,7 @@ class EncoderClassifier:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What the checkpoint calls its labels."""
+        """Names of the labels in the checkpoint."""
         named = self.stack.lm.config.id2label
         return tuple(str(named[index]) for index in range(self.stack.n_labels))
 
@@ -107,7 +143,7 @@ class EncoderClassifier:
         return () if self.off_ramps is None else self.off_ramps.blocks
 
     def exit_logits(self, block: int, hidden_AD: Tensor) -> Tensor:
-        """What the off-ramp of a block says, [A, C]."""
+        """Return the logits of a block's off-ramp, [A, C]."""
         assert self.off_ramps is not None, "asked of blocks that have one"
         return self.off_ramps.logits(block, hidden_AD)
 
@@ -122,7 +158,7 @@ class EncoderClassifier:
         return hidden
 
     def logits(self, hidden_AD: Tensor) -> Tensor:
-        """What the model's own classifier says of states [..., D]."""
+        """Return the logits of the model's own classifier, of states [..., D]."""
         flat = hidden_AD.reshape(-1, hidden_AD.shape[-1])
         return self.stack.classify(flat).view(*hidden_AD.shape[:-1], -1)
 
@@ -155,7 +191,7 @@ class EncoderClassifier:
         return self.work.cost(n_tokens)
 
     def why_not(self, parts: Parts, n_rows: int) -> str | None:
-        """Why a method cannot be run on this model; None where it can."""
+        """Return why a method cannot be run on this model; None if it can."""
         return why_not(parts, is_regression=self.is_regression)
 
 

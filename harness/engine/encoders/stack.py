@@ -36,7 +36,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Context:
-    """What the blocks of a batch share.
+    """Context shared by the blocks of a batch.
 
     Attributes:
         calls: Of each block, the first first.
@@ -47,7 +47,7 @@ class Context:
     mask_AT: Tensor
 
     def take(self, rows_A: Tensor) -> Context:
-        """The same for some of the rows."""
+        """Select rows."""
         known: dict[int, Tensor] = {}  # mostly one mask for all blocks
 
         def chosen(value: Any) -> Any:
@@ -100,7 +100,7 @@ class EncoderStack:
 
     @property
     def pad_id(self) -> int:
-        """What rows are padded with."""
+        """Token id that rows are padded with."""
         return int(getattr(self.lm.config, "pad_token_id", None) or 0)
 
     @property

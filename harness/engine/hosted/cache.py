@@ -22,7 +22,7 @@ class Stored(Exception):  # no error: it ends a block whose keys and values are 
 
 @dataclass(frozen=True)
 class Places:
-    """Which of a block's new positions are written: the others are there to keep the window in one piece.
+    """New positions of a block that are written; the others keep the window in one piece.
 
     Attributes:
         rows_N: Rows of the batch.
@@ -37,7 +37,7 @@ class Places:
 
 @dataclass
 class Now:
-    """What runs at the moment; shared by all layers of a cache.
+    """Rows and positions that run at the moment; shared by all layers of a cache.
 
     Attributes:
         rows_A: Rows of the batch; None means all.
@@ -214,7 +214,7 @@ class HostedCache(DecodingCache):
 
     @property
     def device(self) -> torch.device:
-        """Where its tensors are."""
+        """Device of its tensors."""
         return self.fed_BS.device
 
     def stand_at(self, position: int) -> None:

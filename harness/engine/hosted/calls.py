@@ -99,7 +99,7 @@ class Calls:
 
 @dataclass(eq=False)
 class Recorded:
-    """What the blocks of a step were handed.
+    """Arguments that the blocks of a step were called with.
 
     Attributes:
         n_rows: Rows of the batch, B.
@@ -126,7 +126,7 @@ class Recorded:
         return with_state(self._output, state)
 
     def arguments_of(self, block: int, rows_A: Tensor | None, axes: Axes) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What a block was handed for some of the rows."""
+        """Return the arguments of a block for some of the rows."""
         args, kwargs = self.arguments[block]
         if rows_A is None:
             return args, kwargs
@@ -178,7 +178,7 @@ def state_of(output: Any) -> Tensor:
 
 
 def with_state(output: Any, state: Tensor) -> Any:
-    """What a block returned, with another state."""
+    """Return a block's output with another state in it."""
     return (state, *output[1:]) if isinstance(output, (tuple, list)) else state
 
 

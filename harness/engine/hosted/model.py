@@ -22,8 +22,7 @@ from exitbench.harness.engine.hosted.read_out import ReadOut
 from exitbench.harness.engine.hosted.stack import Stack, longest_text
 from exitbench.harness.engine.model.cost import TokenPlace
 from exitbench.harness.engine.model.engine import Skipped
-from exitbench.harness.engine.model.exit_heads import ExitHeads
-from exitbench.harness.engine.model.heads import Headed
+from exitbench.harness.engine.model.exit_heads import ExitHeads, Headed
 from exitbench.harness.engine.model.positions import padded
 from exitbench.methods.base import Cost, Parts
 
@@ -123,7 +122,7 @@ class HostedTransformer(Headed):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are; of a model on several devices, where all but blocks is."""
+        """Device of the weights; of a model on several devices, of all but the blocks."""
         device: torch.device = self.stack.head.weight.device
         return device
 
@@ -135,7 +134,7 @@ class HostedTransformer(Headed):
     # -------------------------------------------------------------- read-outs
 
     def final_normed(self, hidden: Tensor) -> Tensor:
-        """What the decoder does after its last block, of [..., D]."""
+        """Return the states [..., D] as the decoder changes them after its last block."""
         return self.read_out.ended(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -150,7 +149,7 @@ class HostedTransformer(Headed):
         return torch.bmm(weights_AKD, ended[:, :, None])[:, :, 0]
 
     def why_not(self, parts: Parts, n_rows: int) -> str | None:
-        """Why a method cannot be run in batches of so many rows; None where it can."""
+        """Return why a method cannot be run in batches of this number of rows; None if it can."""
         if parts.head.reads_part and self.read_out.way != "direct":
             return (
                 "the method reads single rows of the LM head, and this model's logits are not those of its head alone "

@@ -30,7 +30,7 @@ PROMPT, NEW = 5, 3
 
 
 class Differs(Exception):
-    """What the hosted engine computes is not what the model does."""
+    """The hosted engine computes something else than the model."""
 
 
 @contextmanager

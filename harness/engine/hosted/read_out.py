@@ -47,7 +47,7 @@ class ReadOut:
         return read(states_N1D)[:, 0].reshape(*states.shape[:-1], -1)
 
     def ended(self, states: Tensor) -> Tensor:
-        """What the LM head is given: the final norm of states [..., D], and what else there is after it."""
+        """Return the input of the LM head: the final norm of states [..., D], and what else follows it."""
         for module in self.ending:
             states = module(states)
         return states

@@ -111,7 +111,7 @@ class DecodingCache(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where its tensors are."""
+        """Device of its tensors."""
 
     @abstractmethod
     def _twin(self) -> Self:
@@ -135,7 +135,7 @@ class DecodingCache(ABC):
         else:  # nothing to look up, so the rows need not be known on the host
             self.waiting = [[] for _ in range(len(rows))]
 
-    def spread(self, rows: Sequence[int]) -> None:
+    def repeat_rows(self, rows: Sequence[int]) -> None:
         """Become a batch of copies of these rows, in which nothing waits; a row may be named more than once."""
         assert not any(self.waiting), "what waits belongs to one row"
         self.keep(torch.tensor(rows, device=self.device))
@@ -235,7 +235,7 @@ class Cache(DecodingCache):
 
     @property
     def device(self) -> torch.device:
-        """Where its tensors are."""
+        """Device of its tensors."""
         return self.self_kv.device
 
     def make_cross_kv(self, n_source: int) -> Tensor:
@@ -245,12 +245,12 @@ class Cache(DecodingCache):
         return self.cross_kv
 
     def keys_and_values(self, block: int, end: int) -> KV:
-        """Those of a block at positions 0..end-1."""
+        """Return keys and values of a block at positions 0..end-1."""
         k, v = self._views("self", self.self_kv)[block - 1]
         return k.narrow(2, 0, end), v.narrow(2, 0, end)
 
     def source_keys_and_values(self, block: int) -> KV:
-        """Those of a block's cross-attention."""
+        """Return keys and values of a block's cross-attention."""
         assert self.cross_kv is not None, "there is an encoder"
         return self._views("cross", self.cross_kv)[block - 1]
 
@@ -302,10 +302,10 @@ class Cache(DecodingCache):
         places = {source: place for place, source in enumerate(used)}
         self.shared = SharedSources([places[source] for source in sources_B], self.device)
 
-    def spread(self, rows: Sequence[int]) -> None:
+    def repeat_rows(self, rows: Sequence[int]) -> None:
         """Become a batch of copies of these rows, ascending, those of one prompt with one source."""
         if self.cross_kv is None:
-            return super().spread(rows)
+            return super().repeat_rows(rows)
         self._by_block.clear()
         assert self.length == 0, "a decoder that has an encoder begins with nothing"
         self.self_kv = self.self_kv.new_empty((self.self_kv.shape[0], len(rows), *self.self_kv.shape[2:]))

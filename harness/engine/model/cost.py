@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from exitbench.harness.engine.model.engine import Engine
+from exitbench.harness.engine.model.token_record import TokenRecord
 from exitbench.harness.engine.model.weights import Architecture
 from exitbench.methods.base import Cost, Parts
 
 
 @dataclass(frozen=True)
 class TokenPlace:
-    """Where a token stands: keys its self-attention sees, itself included, and source positions (0 if decoder-only)."""
+    """Place of a token: keys its self-attention sees, itself included, and source positions (0 if decoder-only)."""
 
     context: int
     source: int
@@ -36,58 +37,48 @@ def block_cost(arch: Architecture, place: TokenPlace) -> Cost:
     return Cost(matmul_flops=2 * weights + 4 * keys * inner, read_numel=weights + 2 * keys * arch.kv_width)
 
 
-def answer_cost(
-    model: Engine,
-    parts: Parts,
-    exit_layers: Sequence[int],
-    head_rows: Sequence[int],
-    places: Sequence[TokenPlace],
-    rejected: Sequence[int] = (),
-    wasted: Sequence[int] = (),
-    int8_rows: Sequence[int] = (),
-) -> Cost:
-    """Work of decoding one answer: blocks, gates, read-outs, skipped caches, and what verification threw away.
+def answer_cost(model: Engine, parts: Parts, records: Sequence[TokenRecord], places: Sequence[TokenPlace]) -> Cost:
+    """Return the work of decoding one answer: blocks, gates, read-outs, skipped caches, and discarded drafts.
 
     Args:
         model: The model.
         parts: The method.
-        exit_layers: Of every token that a step of decoding made.
-        head_rows: Rows of the LM head multiplied for every token; of a first one too that the prompt's own pass made.
-        places: Where every token of ``exit_layers`` stands; positions run in vain are taken to have stood where the
-            token does that replaced them.
-        rejected: Drafts thrown away before every token; empty if none were.
-        wasted: Positions run in vain before every token; empty if none were.
-        int8_rows: Rows of an int8 copy of the LM head multiplied for every token; empty if there is none.
+        records: Of every token.
+        places: Where every token stands that a step of decoding made: one fewer than records if the first token was
+            read from the prompt's own pass, of which only the read-out counts. Positions run in vain are taken to have
+            stood where the token does that replaced them.
     """
-    block_costs = [model.block_cost(place) for place in places]
-    exact = parts.cost(model, exit_layers, head_rows, block_costs, rejected, wasted)
-    return exact + _int8_cost(model, sum(int8_rows))
+    decoded = records[len(records) - len(places) :]
+    exact = parts.cost(
+        model,
+        [record.exit_layer for record in decoded],
+        [record.head_rows for record in records],
+        [model.block_cost(place) for place in places],
+        [record.rejected for record in decoded],
+        [record.wasted for record in decoded],
+    )
+    return exact + _int8_cost(model, records)
 
 
-def _int8_cost(model: Engine, rows: int) -> Cost:
+def _int8_cost(model: Engine, records: Sequence[TokenRecord]) -> Cost:
     """Work of multiplying rows of an int8 copy; a number of one byte is that part of a number of the model's."""
-    numel = rows * model.d_model
+    numel = sum(record.head_rows_int8 for record in records) * model.d_model
     return Cost(matmul_flops=2 * numel, read_numel=numel / model.dtype.itemsize)
 
 
 def answer_parts(
-    model: Engine,
-    parts: Parts,
-    exit_layers: Sequence[int],
-    head_rows: Sequence[int],
-    places: Sequence[TokenPlace],
-    rejected: Sequence[int] = (),
-    wasted: Sequence[int] = (),
-    int8_rows: Sequence[int] = (),
+    model: Engine, parts: Parts, records: Sequence[TokenRecord], places: Sequence[TokenPlace]
 ) -> dict[str, Cost]:
-    """Where the work of `answer_cost` goes: blocks, heads, gates, kv and, of methods that verify, verification.
+    """Return the work of `answer_cost` by part: blocks, heads, gates, kv and, of methods that verify, verification.
 
     Verification is what drafts thrown away cost, less what reading drafts out together saves: it may be below zero.
     """
+    exit_layers = [record.exit_layer for record in records[len(records) - len(places) :]]
     block_costs = [model.block_cost(place) for place in places]
+    head_rows = sum(record.head_rows for record in records)
     by_part = dict(
         blocks=sum((cost * layer for cost, layer in zip(block_costs, exit_layers, strict=True)), Cost()),
-        heads=parts.head.cost(model, sum(head_rows)) + _int8_cost(model, sum(int8_rows)),
+        heads=parts.head.cost(model, head_rows) + _int8_cost(model, records),
         gates=sum(
             (parts.asking_cost(model, layer) * tokens for layer, tokens in Counter(exit_layers).items()),
             Cost(),
@@ -96,8 +87,7 @@ def answer_parts(
     )
     if not parts.kv_policy.verifies:
         return by_part
-    total = answer_cost(model, parts, exit_layers, head_rows, places, rejected, wasted, int8_rows)
-    return {**by_part, "verification": total + sum(by_part.values(), Cost()) * -1}
+    return {**by_part, "verification": answer_cost(model, parts, records, places) + sum(by_part.values(), Cost()) * -1}
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ Skipped = tuple[int, Tensor, Tensor | None]
 
 
 class Begun(Protocol):
-    """A step that `Engine.embed` has begun: what its blocks share, and nobody else's business but the embedding."""
+    """A step that `Engine.embed` has begun: what its blocks share, private but for the embedding."""
 
     @property
     def embedding_BD(self) -> Tensor | None:
@@ -39,7 +39,7 @@ class Engine(Model, Protocol):
 
     @property
     def engine(self) -> EngineName:
-        """Which engine this is."""
+        """Name of this engine."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -47,7 +47,7 @@ class Engine(Model, Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
 
     @property
     def max_positions(self) -> int | None:
@@ -66,7 +66,7 @@ class Engine(Model, Protocol):
         """Whether `block` takes ``left_BD``."""
 
     def new_cache(self, n_rows: int, room: int, padding_B: Tensor | None = None) -> Any:
-        """An empty cache of a decoder-only model for so many rows and positions; ``padding_B`` is on the left."""
+        """Return an empty cache of a decoder-only model; ``padding_B`` is on the left."""
 
     def start(
         self, prompts: Sequence[Sequence[int]], room: int, *, holds_last: bool = False, depth: int | None = None
@@ -92,7 +92,7 @@ class Engine(Model, Protocol):
         """Begin a step of T new positions: embed [B, T] to [B, T, D] and prepare what all blocks share (`Begun`)."""
 
     def window(self, cache: Any, n_positions: int) -> Begun:
-        """Go back to so many newest positions of every row, the step's own last, to run blocks at all of them."""
+        """Go back to the newest ``n_positions`` of every row, the step's own last, to run blocks at all of them."""
 
     def places(self, cache: Any, rows_A: Tensor | None, places_AT: Tensor) -> Any:
         """Prepare to run blocks at cache positions given a row, in any order; None in ``rows_A`` means all rows."""
@@ -137,4 +137,4 @@ class Engine(Model, Protocol):
         """Work of one decoder block for one token of one row."""
 
     def why_not(self, parts: Parts, n_rows: int) -> str | None:
-        """Why a method cannot be run on this model in batches of so many rows; None where it can."""
+        """Return why a method cannot be run on this model in batches of this number of rows; None if it can."""

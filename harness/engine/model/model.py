@@ -28,8 +28,7 @@ from exitbench.harness.cells.cell import EngineName
 from exitbench.harness.engine.model.cache import KV, Cache, SharedSources, halves
 from exitbench.harness.engine.model.cost import TokenPlace, block_cost
 from exitbench.harness.engine.model.engine import Skipped
-from exitbench.harness.engine.model.exit_heads import ExitHeads
-from exitbench.harness.engine.model.heads import Headed
+from exitbench.harness.engine.model.exit_heads import ExitHeads, Headed
 from exitbench.harness.engine.model.int8_head import Int8Head, LogitIntervals
 from exitbench.harness.engine.model.positions import (
     Places,
@@ -43,7 +42,7 @@ from exitbench.harness.engine.model.positions import (
     rows_of,
     unpadded,
 )
-from exitbench.harness.engine.model.step_context import Running, StepContext
+from exitbench.harness.engine.model.step_context import RowSubset, StepContext
 from exitbench.harness.engine.model.weights import (
     ACTIVATIONS,
     Architecture,
@@ -56,11 +55,11 @@ from exitbench.harness.engine.model.weights import (
 from exitbench.methods.base import Cost, Parts
 
 GATHERED_NUMEL = 2**14
-"""Up to so many numbers in a row's keys and values of a block, one copy of the running rows beats a call a stretch."""
+"""Up to this many numbers in a row's keys and values of a block, gathering rows is faster than a call per stretch."""
 
 
 class _Normed(NamedTuple):
-    """What a block gave, and its norm: gate, LM head, skipped blocks and the next block all read that.
+    """Output of a block, and its norm: gate, LM head, skipped blocks and the next block all read that.
 
     Nobody writes into what a block gave.
     """
@@ -136,7 +135,7 @@ class Transformer(Headed):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.weights.token_embedding_VD.device
 
     # ---------------------------------------------------------------- pieces
@@ -156,7 +155,7 @@ class Transformer(Headed):
         return newest.normed if newest.hidden is hidden else self.normalise(hidden)
 
     def block_input(self, hidden: Tensor) -> Tensor:
-        """What the projections of a block read of the stream, [..., D]."""
+        """Return the input of a block's projections, from the stream [..., D]."""
         return self._normalised(hidden) if self.arch.norms_inputs else hidden
 
     def final_normed(self, hidden: Tensor) -> Tensor:
@@ -166,7 +165,7 @@ class Transformer(Headed):
         return normed if norm.bias is None else normed + norm.bias
 
     def head_input(self, hidden: Tensor) -> Tensor:
-        """What the LM head is given: final norm and scale, of [..., D]."""
+        """Return the input of the LM head: final norm and scale, of [..., D]."""
         normed = self.final_normed(hidden)
         return normed if self.arch.logit_scale == 1.0 else normed * self.arch.logit_scale
 
@@ -255,7 +254,7 @@ class Transformer(Headed):
             )
         return mixed.transpose(1, 2).reshape(n_rows * n_new, n_heads * size)
 
-    def _attend_rows(self, q: Tensor, kv: Tensor, bias: Tensor | None, running: Running) -> Tensor:
+    def _attend_rows(self, q: Tensor, kv: Tensor, bias: Tensor | None, running: RowSubset) -> Tensor:
         """Attention of running rows q [A, T, H, K], with their bias, over keys and values of all, [B, 2G, S, K]."""
         if kv.device.type != "cpu" or kv[0].numel() <= GATHERED_NUMEL:
             return self._attend(q, halves(kv.index_select(0, running.rows_A)), bias)
@@ -383,7 +382,7 @@ class Transformer(Headed):
         return self._context(cache, cache.length + 1 - n_positions, cache.length + 1)
 
     def _context(self, cache: Cache, start: int, end: int) -> StepContext:
-        """What blocks share at positions start..end-1."""
+        """Return the context of blocks at positions start..end-1."""
         bias, is_causal = self._step_mask(cache, start, end)
         rotary = None
         if self.weights.inverse_frequencies is not None:
@@ -478,7 +477,7 @@ class Transformer(Headed):
             own_bias = of_block(block, n_heads, places.bias)
             return self._attend(q, (k, v) if rows_A is None else (k[rows_A], v[rows_A]), own_bias)
         start, end = context.start, context.start + heads.shape[1]
-        running = None if rows_A is None else context.running(rows_A)
+        running = None if rows_A is None else context.subset(rows_A)
         bias = context.bias if running is None else running.bias
         bias = None if bias is None else of_block(block, n_heads, bias)
         of_batch = cache.self_kv[block - 1].narrow(2, 0, end)
@@ -504,7 +503,7 @@ class Transformer(Headed):
             return self._attend_shared(q, block, cache, cache.shared, rows_A)
         if rows_A is None:
             return self._attend(q, cache.source_keys_and_values(block), cache.source_mask)
-        running = context.running(rows_A)
+        running = context.subset(rows_A)
         return self._attend_rows(q, cache.cross_kv[block - 1], running.source_mask, running)
 
     def feed_forward(self, weights: BlockWeights, hidden_ND: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ Stretch = tuple[slice, slice]
 """Neighbouring rows of the batch: where they stand among the running rows, and in the batch."""
 
 
-class Running:
-    """The rows that run blocks while others have left: what blocks ask of them, made once as long as they are the same.
+class RowSubset:
+    """Tensors for the rows that run blocks while others have left, cached until the set of rows changes.
 
     Attributes:
         rows_A: Where they stand in the batch, ascending.
@@ -70,10 +70,10 @@ class StepContext:
     bias: Tensor | None = None
     is_causal: bool = False
     rotary: Rotary | None = None
-    _running: Running | None = None
+    _subset: RowSubset | None = None
 
-    def running(self, rows_A: Tensor) -> Running:
-        """What blocks share of the rows that run them."""
-        if self._running is None or self._running.rows_A is not rows_A:
-            self._running = Running(self, rows_A)
-        return self._running
+    def subset(self, rows_A: Tensor) -> RowSubset:
+        """Return the tensors of the rows that run a block, shared by its blocks."""
+        if self._subset is None or self._subset.rows_A is not rows_A:
+            self._subset = RowSubset(self, rows_A)
+        return self._subset

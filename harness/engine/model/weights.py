@@ -85,7 +85,7 @@ class Linear:
         return self.weight.index_select(0, ids)
 
     def outputs(self, first: int) -> Linear:
-        """The same for its outputs from one on; nothing is copied."""
+        """Return the projection to the outputs from ``first`` on; nothing is copied."""
         return Linear(self.weight[first:], None if self.bias is None else self.bias[first:])
 
     def stacked(self, others: Sequence[Linear]) -> Linear:

@@ -1,26 +1,109 @@
-"""Let a loaded model multiply in the forms that are fastest on this machine."""
+"""Let a loaded model multiply in the forms that are fastest on this machine.
+
+A product is read from memory or from a cache by what was multiplied before it, so all are timed in the order of a step
+of decoding, and the forms in turn. A form replaces the default only if it was clearly faster in nearly every round: on
+a machine that is busy with something else, nothing is clear, and the default stays.
+"""
 
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from exitbench.errors import UserError
 from exitbench.harness.engine.model.available import machine_bytes
 from exitbench.harness.engine.model.engine import Engine
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.engine.model.weights import BlockWeights, Linear, NormedLinear
-from exitbench.harness.engine.products.converting import convert_blocks
-from exitbench.harness.engine.products.forms import FEW_ROWS, FORMS, PackedForFew, Role, can_pack, offered
-from exitbench.harness.engine.products.kept import keep, kept
-from exitbench.harness.engine.products.machine import this_machine
-from exitbench.harness.engine.products.measuring import Timed, fastest, rows_to_multiply
+from exitbench.harness.engine.products.forms import (
+    FEW_ROWS,
+    FORMS,
+    PackedForFew,
+    Role,
+    can_pack,
+    convert_blocks,
+    offered,
+)
+from exitbench.harness.engine.products.kept import keep, kept, this_machine
+
+Product = Callable[[Tensor], Tensor]
+Clock = Callable[[], float]
+
+CLEARLY: Final = 1.1
+"""Times faster than the default that a form must have been,"""
+SURELY: Final = 0.8
+"""in so large a share of the rounds,"""
+LEAST_ROUNDS, MOST_ROUNDS = 3, 6
+"""of which there are so many, the first of all left out."""
+BUDGET_S: Final = 0.2
+"""After so long no further round begins."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One product of a step.
+
+    Attributes:
+        place: Those of a place share a form.
+        inputs: What is multiplied, each in turn: [rows, in].
+        forms: The product in each form by name, the default first.
+    """
+
+    place: str
+    inputs: Sequence[Tensor]
+    forms: Mapping[str, Product]
+
+
+def fastest(step: Sequence[Timed], clock: Clock) -> dict[str, str]:
+    """Return the form of each place of a step, whose products stand in their order; the clock tells seconds."""
+    _round(step, clock)
+    ends = clock() + BUDGET_S  # from then on: what is made at first use, as packed weights are, may take as long
+    rounds: list[dict[str, dict[str, float]]] = []
+    while len(rounds) < MOST_ROUNDS and clock() < ends:
+        rounds.append(_round(step, clock))
+    return {place: _choice([times[place] for times in rounds], names) for place, names in _places(step).items()}
+
+
+def _places(step: Sequence[Timed]) -> dict[str, tuple[str, ...]]:
+    return {timed.place: tuple(timed.forms) for timed in step}
+
+
+def _round(step: Sequence[Timed], clock: Clock) -> dict[str, dict[str, float]]:
+    """Seconds of a step by place and form; a step of one form follows a step of another."""
+    took: dict[str, dict[str, float]] = {timed.place: dict.fromkeys(timed.forms, 0.0) for timed in step}
+    for name in dict.fromkeys(name for timed in step for name in timed.forms):
+        for timed in step:
+            if name in timed.forms:
+                product, started = timed.forms[name], clock()
+                for rows in timed.inputs:
+                    product(rows)
+                took[timed.place][name] += clock() - started
+    return took
+
+
+def _choice(rounds: Sequence[Mapping[str, float]], names: Sequence[str]) -> str:
+    """The fastest of the forms that are clearly faster than the first, else the first."""
+    default, *others = names
+    if len(rounds) < LEAST_ROUNDS:
+        return default
+    clear = [
+        name for name in others if sum(took[default] > CLEARLY * took[name] for took in rounds) >= SURELY * len(rounds)
+    ]
+    return min(clear, key=lambda name: statistics.median(took[name] for took in rounds), default=default)
+
+
+def rows_to_multiply(numbers: Sequence[int], width: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Return inputs with these numbers of rows, each [rows, in]."""
+    return tuple(torch.ones(rows, width, dtype=dtype) for rows in numbers)
+
 
 SAMPLE_BYTES: Final = 24 * 2**20
 """Blocks are timed up to so many bytes of weights, and so much of the LM head: together more than most caches hold."""
@@ -54,7 +137,7 @@ class _Product:
 
     @property
     def place(self) -> str:
-        """What shares a choice: the role and the shape, such as ``block 2304x768``."""
+        """Key of a choice: the role and the shape, such as ``block 2304x768``."""
         return f"{self.role} {'x'.join(map(str, self.projection.weight.shape))}"
 
     @property
@@ -109,7 +192,7 @@ def _is_asked() -> bool:
 
 
 def _asked(model: Transformer) -> dict[str, Any]:
-    """What a choice depends on."""
+    """Return all that a choice depends on."""
     products = list(_products(model))
     counts = Counter(product.place for product in products)
     forms = {product.place: list(product.forms) for product in products}
@@ -122,7 +205,7 @@ def _asked(model: Transformer) -> dict[str, Any]:
 
 
 def _has_room(model: Transformer) -> bool:
-    """Whether weights may be there once more, packed for few rows: in a small part of the machine's memory."""
+    """Return whether packed copies for few rows fit into a small part of the machine's memory."""
     if not can_pack(model.lm_head.weight.dtype):
         return False
     copied = sum(_bytes(product.projection) for product in _products(model) if product.role != "skipped")
@@ -157,7 +240,7 @@ def _step(model: Transformer) -> list[Timed]:
 
 
 def _step_of_few_rows(model: Transformer, chosen: Choices) -> list[Timed]:
-    """The same at few rows: each product in the form chosen for one, and packed for few."""
+    """Return a sample of a step at few rows: each product in the form chosen for one, and packed for few."""
     step = []
     for product, sample in _sample(model):
         if product.role != "skipped":
@@ -185,7 +268,7 @@ def _bytes(projection: Linear) -> int:
 
 
 def _last_rows(projection: Linear) -> Linear:
-    """As many outputs as a sample has room for."""
+    """Return the last outputs of a projection, as many as a sample has room for."""
     rows = SAMPLE_BYTES * len(projection.weight) // _bytes(projection)
     return projection.outputs(max(0, len(projection.weight) - rows))
 

@@ -7,14 +7,15 @@ in which terms are added. (int8 is a number format of its own: `products.int8`.)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, Literal
 
 import torch
 from torch import Tensor
 
-from exitbench.harness.engine.model.weights import Linear, as_it_is
+from exitbench.harness.engine.model.model import Transformer
+from exitbench.harness.engine.model.weights import BlockWeights, Linear, as_it_is
 from exitbench.harness.engine.products.int8 import ByBf16, Int8
 
 Form = Callable[[Linear], Linear]
@@ -43,7 +44,7 @@ class ByMatrix(Linear):
         return stream_ND + self(x)
 
     def outputs(self, first: int) -> ByMatrix:
-        """The same for its outputs from one on; nothing is copied."""
+        """Return the projection to the outputs from ``first`` on; nothing is copied."""
         return ByMatrix(self.weight[first:], None if self.bias is None else self.bias[first:])
 
 
@@ -66,7 +67,7 @@ class Packed(Linear):
         return stream_ND + self(x)
 
     def outputs(self, first: int) -> Linear:
-        """The same for its outputs from one on, copied and no longer packed."""
+        """Return the projection to the outputs from ``first`` on, copied and no longer packed."""
         return Linear(self.weight.to_dense()[first:].clone(), self.bias if self.bias is None else self.bias[first:])
 
 
@@ -125,7 +126,7 @@ class PackedForFew(Linear):
         return self._form(x).onto(stream_ND, x)
 
     def outputs(self, first: int) -> Linear:
-        """The same for its outputs from one on, few rows like one."""
+        """Return the projection to the outputs from ``first`` on, which multiplies few rows like one."""
         return self.one.outputs(first)
 
 
@@ -179,7 +180,7 @@ def offered(dtype: torch.dtype, role: Role, shape: Sequence[int]) -> tuple[str, 
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether weights can be packed: torch was built with oneDNN, has its products under the names that it uses itself.
+    """Return whether weights can be packed: torch has oneDNN, and its products under the names that torch itself uses.
 
     In bf16 oneDNN needs instructions that not every processor has.
     """
@@ -188,3 +189,19 @@ def can_pack(dtype: torch.dtype) -> bool:
     if not all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise")):
         return False
     return dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def convert_blocks(model: Transformer, convert: Callable[[BlockWeights], BlockWeights]) -> None:
+    """Convert the decoder blocks of a model that nobody has decoded with yet."""
+    model.weights, blocks = replace(model.weights, blocks=()), list(model.weights.blocks)
+    for index, block in enumerate(blocks):
+        blocks[index] = convert(block)
+    model.weights = replace(model.weights, blocks=tuple(blocks))
+
+
+def quantise(model: Transformer) -> None:
+    """Round every projection of a bf16 model to int8, those of the encoder and the LM head too."""
+    form: Callable[[Linear], Linear] = Int8.of if model.device.type == "cpu" else ByBf16.of
+    convert_blocks(model, lambda block: block.converted(form))
+    encoder_blocks = tuple(block.converted(form) for block in model.weights.encoder_blocks)
+    model.weights = replace(model.weights, encoder_blocks=encoder_blocks, lm_head=form(model.weights.lm_head))

@@ -46,7 +46,7 @@ class Int8(Linear):
         return product if self.bias is None else product.add_(self.bias)
 
     def by_bf16(self, x: Tensor) -> Tensor:
-        """The same by way of a bf16 copy of the integers, which holds each exactly."""
+        """Projection by int8 weights, multiplied as a bf16 copy of the integers, which holds each exactly."""
         product = F.linear(x, self.weight.to(x.dtype)).mul_(self.scale)
         return product if self.bias is None else product.add_(self.bias)
 
@@ -59,7 +59,7 @@ class Int8(Linear):
         return self.weight.index_select(0, ids) * self.scale[ids][:, None]
 
     def outputs(self, first: int) -> Int8:
-        """The same for its outputs from one on; nothing is copied."""
+        """Return the projection to the outputs from ``first`` on; nothing is copied."""
         plain = super().outputs(first)
         return type(self)(plain.weight, plain.bias, scale=self.scale[first:])
 

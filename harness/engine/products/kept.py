@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +19,24 @@ from exitbench.errors import UserError
 from exitbench.harness.reading.regular_files import read_json
 from exitbench.results.files.formats import content_id
 from exitbench.user_cache import user_cache
+
+
+def cpu_model() -> str:
+    """Return the processor's name."""
+    try:
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        match = None
+    return match[1] if match else platform.processor() or platform.machine()
+
+
+def this_machine(threads: int) -> dict[str, Any]:
+    """Return processor, instructions that torch uses, its version, and threads."""
+    import torch
+
+    capability = torch.backends.cpu.get_cpu_capability()
+    return {"cpu": cpu_model(), "capability": capability, "torch": torch.__version__, "threads": threads}
+
 
 _MOST_BYTES: Final = 2**16
 _PREFIX: Final = "products-"

@@ -9,6 +9,8 @@ from typing import Any, Final
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import SCOPES
 from exitbench.harness.reading.toml import Table
+from exitbench.harness.work.base import Work
+from exitbench.harness.work.kinds import work_class
 from exitbench.tasks.declared.declaration import Declaration
 from exitbench.tasks.lm_eval.greedy import why_not_greedy
 from exitbench.tasks.lm_eval.settings import PREFIX, LmEvalSettings
@@ -28,14 +30,14 @@ class LmEvalAsked:
     """What is asked of a task of lm-eval.
 
     Attributes:
-        is_likelihood: It scores given texts.
+        work: What it asks of a model.
         max_new_tokens: Of its longest answer; 1 where it has none.
         stop: Strings that end an answer.
         scope: By what exits of log-likelihoods are decided.
     """
 
     settings: LmEvalSettings
-    is_likelihood: bool
+    work: type[Work[Any]]
     max_new_tokens: int
     stop: tuple[str, ...]
     scope: str
@@ -79,18 +81,18 @@ def read_lm_eval(table: Table, name: str, declaration: Declaration | None = None
         task = get_task(name, replace(settings, gen_kwargs=()))
     except UserError as error:
         raise table.error("task", str(error)) from None
-    is_likelihood = task.output_type != "generate_until"
+    work = work_class(task)
     for key in _ANSWER_KEYS:
         if key in table.values:
             raise table.error(key, "does not go with a task of lm-eval; allowed: gen_kwargs = { max_gen_toks, until }.")
     for key in (*_LOGIT_KEYS, "gen_kwargs"):
-        if is_likelihood and key in table.values:
+        if not work.generates and key in table.values:
             raise table.error(key, f"goes with tasks that generate text; {name} asks for log-likelihoods.")
-    if not is_likelihood and "scope" in table.values:
+    if work.generates and "scope" in table.values:
         raise table.error("scope", f"goes with tasks that ask for log-likelihoods; {name} generates text.")
     scope = table.choose("scope", table.get("scope", str, "token"), SCOPES, "scope")
-    if is_likelihood:
-        return LmEvalAsked(settings, True, 1, (), scope)
+    if not work.generates:
+        return LmEvalAsked(settings, work, 1, (), scope)
     task = get_task(name, settings)
     asked: dict[str, Any] = getattr(task, "generation_kwargs", {})
     if (other := why_not_greedy(asked)) is not None:
@@ -99,7 +101,7 @@ def read_lm_eval(table: Table, name: str, declaration: Declaration | None = None
         raise table.error(key, f"asks for {other.what}, but decoding is greedy; allowed: {allowed}.")
     until = asked.get("until", ())
     stop = (until,) if isinstance(until, str) else tuple(until)
-    return LmEvalAsked(settings, False, task.default_max_new_tokens, stop, scope)
+    return LmEvalAsked(settings, work, task.default_max_new_tokens, stop, scope)
 
 
 def _settings(table: Table) -> LmEvalSettings:

@@ -1,7 +1,7 @@
 """Parse ``[tasks.LABEL]`` of a suite: documents, how prompts are made of them, and how answers are decoded."""
 
 from dataclasses import dataclass, replace
-from typing import Final, Literal, cast
+from typing import Any, Final, Literal, cast
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import FIRST_TOKENS, TRUNCATIONS, GenerationSettings, Truncate
@@ -9,6 +9,8 @@ from exitbench.harness.cells.job import DataRequest, SourceKind
 from exitbench.harness.planning.entries.declared_task import find_declaration
 from exitbench.harness.planning.entries.lm_eval_task import LM_EVAL_KEYS, read_lm_eval, refuse_lm_eval_keys
 from exitbench.harness.reading.toml import Table
+from exitbench.harness.work.base import Work
+from exitbench.harness.work.kinds import work_class
 from exitbench.tasks.declared.declaration import Declaration
 from exitbench.tasks.level import DEFAULT_LEVEL, LEVELS
 from exitbench.tasks.lm_eval.settings import PREFIX
@@ -48,7 +50,6 @@ class TaskEntry:
         calibration_split: Hub source only: what thresholds are calibrated on; None where nothing is.
         drop_shared: What is fitted or calibrated on leaves out documents that have another use.
         batch_rows: Rows decoded together in what is not timed; None: as `[defaults]` says.
-        is_likelihood: Log-likelihoods of given texts are asked for, and no text of the model's own.
     """
 
     label: str
@@ -62,7 +63,11 @@ class TaskEntry:
     calibration_split: str | None = None
     drop_shared: bool = False
     batch_rows: int | None = None
-    is_likelihood: bool = False
+
+    @property
+    def work(self) -> type[Work[Any]]:
+        """What is asked of a model."""
+        return work_class(self.data.task_object)
 
     def other_split(
         self, split: Literal["train", "calibration"], limit: int, why: str, fitted_on: DataRequest | None = None
@@ -126,7 +131,7 @@ def read_task(label: str, table: Table) -> TaskEntry:
             raise table.error(key, 'goes with source = "hub" only; built-in data has its own splits, local data files.')
     if (source == "local") != bool(files.values):
         raise table.error("files", 'goes with source = "local", which needs it: { role = "path below --data-dir" }.')
-    if task.output_type == "classification":
+    if not work_class(task).generates:
         for key in _OF_ANSWERS:
             if key in table.values:
                 raise table.error(key, f"goes with tasks whose answers are generated; {task.name!r} asks for labels.")
@@ -160,7 +165,7 @@ def _lm_eval_entry(label: str, table: Table, name: str, declaration: Declaration
         settings=asked.settings,
     )
     generation = replace(_generation(table, asked.max_new_tokens), stop=asked.stop)
-    if asked.is_likelihood:
+    if not asked.work.generates:
         is_gated = table.get("first_token", str, "gated") == "gated"
         by_context = asked.scope == "context"
         if by_context and not is_gated:
@@ -171,7 +176,7 @@ def _lm_eval_entry(label: str, table: Table, name: str, declaration: Declaration
     chat_template = _chat_template(table, generation)
     if asked.settings.fewshot_as_multiturn and not chat_template:
         raise table.error("fewshot_as_multiturn", "goes with chat_template = true, whose turns the examples become.")
-    return replace(_entry(label, table, data, generation, chat_template), is_likelihood=asked.is_likelihood)
+    return _entry(label, table, data, generation, chat_template)
 
 
 def _entry(

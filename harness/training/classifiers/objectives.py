@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints.off_ramp_files import new_off_ramps
-from exitbench.harness.engine.encoders.off_ramps import OffRamps, RampKind
+from exitbench.harness.engine.encoders.model import OffRamps, RampKind
 from exitbench.harness.engine.encoders.stack import EncoderStack, find_encoder_stack
 from exitbench.harness.training.data import Batch
 from exitbench.harness.training.objectives.losses import JointLoss, block_weights

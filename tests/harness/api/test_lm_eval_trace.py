@@ -17,7 +17,8 @@ from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.cli.main import main
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
-from exitbench.harness.running import lm, worker
+from exitbench.harness.running import worker
+from exitbench.harness.work import lm
 from exitbench.results.analysis.repeats import compare_attempts
 from exitbench.results.database.connection import open_database
 from exitbench.results.spool.attempts import attempt_status

@@ -14,7 +14,8 @@ from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.cells.seeds import Axis, derivations, seed_for
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
-from exitbench.harness.running.passes import Session
+from exitbench.harness.work.kinds import work_of
+from exitbench.harness.work.loaded import LoadedModel
 
 SUITE = """
 schema = 1
@@ -39,8 +40,9 @@ def test_two_methods_draw_the_same_seeds_for_the_same_documents(worded_model: Pa
     (tmp_path / "suite.toml").write_text(SUITE.format(model=worded_model))
     (group,) = make_plan(load_suite(tmp_path / "suite.toml"), tmp_path / "spool", tmp_path, None).groups
     items = tuple(planned.item for planned in group.cells)
-    session = Session(WorkerSpec(items, worded_model, None, tmp_path / "spool", "cpu", 1))
-    drawn = [[session.request(item, document).seed for document in session.documents(item.data)] for item in items]
+    model = LoadedModel(WorkerSpec(items, worded_model, None, tmp_path / "spool", "cpu", 1))
+    works = [work_of(model, item) for item in items]
+    drawn = [[request.seed for request in work.requests(work.documents)] for work in works]
     assert {item.cell.method.name for item in items} == {"full", "random", "static"}
     (seeds,) = {tuple(each) for each in drawn}
     assert len(set(seeds)) == 4

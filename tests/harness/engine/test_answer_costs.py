@@ -11,7 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Generation, Request
-from exitbench.harness.running.passes.session import answer_costs, answer_costs_by_part
+from exitbench.harness.engine.model.token_record import full_depth_records
+from exitbench.harness.work.generation import answer_costs, answer_costs_by_part
 from exitbench.methods.base import Method
 from exitbench.methods.calm_softmax import CalmSoftmax
 from exitbench.methods.full import Full
@@ -33,8 +34,7 @@ CASES: list[tuple[str, str, Method]] = [
 
 def beginning(made: Generation, n: int) -> Generation:
     """The first tokens of an answer and their trace."""
-    columns = {name: value[:n] for name, value in vars(made).items() if isinstance(value, list)}
-    return dataclasses.replace(made, **columns)
+    return Generation(made.token_ids[:n], made.records[:n], made.stop_reason)
 
 
 @pytest.mark.parametrize(("name", "first_token", "method"), CASES)
@@ -58,7 +58,7 @@ def test_answers_of_1_to_16_tokens_cost_what_is_counted(
 
 def test_a_first_token_from_the_prompts_own_pass_costs_its_read_out(twin: Any, prompts: Any) -> None:
     checkpoint = twin("llama").checkpoint
-    made = Generation([7], [L], [L], [checkpoint.model.vocab_size], [0], [0], [None], [None], [0], [0])
+    made = Generation([7], full_depth_records([7], checkpoint.model))
     (cost,) = answer_costs(checkpoint, Full().parts(L), [made], [len(prompts[0])], "full")
     assert cost.read_numel == checkpoint.model.vocab_size * checkpoint.model.d_model
     (gated,) = answer_costs(checkpoint, Full().parts(L), [made], [len(prompts[0])], "gated")

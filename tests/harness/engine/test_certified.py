@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from exitbench.harness.cells.cell import GenerationSettings
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
-from exitbench.harness.engine.decoding.decode import decode, prefill, spread
+from exitbench.harness.engine.decoding.decode import decode, prefill, repeat_rows
 from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.training import find_trained, load_recipe
@@ -77,7 +77,8 @@ def decisions(generations: Sequence[Generation]) -> list[tuple[list[int], list[i
 
 def assert_scores_lie_within(certified: Generation, exact: Generation) -> None:
     """Stored scores are exact, or say by how much they may be off."""
-    for score, half_width, own in zip(certified.scores, certified.half_widths, exact.scores, strict=True):
+    for record, own in zip(certified.records, exact.scores, strict=True):
+        score, half_width = record.score, record.score_half_width
         if half_width is None:
             assert score == own
         else:
@@ -118,7 +119,7 @@ def test_rows_with_thresholds_of_their_own_decide_as_with_the_exact_head(
 
     def swept(parts: Parts) -> list[Generation]:
         batch = prefill(checkpoint.model, [Request(prompt) for prompt in prompts[:2]], NEW_TOKENS)
-        return decode(checkpoint, spread(batch, [rules, rules]), parts)
+        return decode(checkpoint, repeat_rows(batch, [rules, rules]), parts)
 
     assert decisions(swept(parts.certified())) == decisions(swept(parts))
 
@@ -145,8 +146,8 @@ def test_a_threshold_that_nobody_reaches_is_decided_without_the_head(
     parts = parts_of(checkpoint, "calm-softmax", {"threshold": 1.0}).certified()
     (made,) = answered(checkpoint, prompts[:1], parts)
     first = 0 if checkpoint.kind == "seq2seq" else 1  # that of a decoder-only model is read from the prompt's own pass
-    assert made.int8_rows[first:] == [vocab_size * n_blocks] * len(made.int8_rows[first:])
-    tied = sum(made.fallbacks)
+    assert {record.head_rows_int8 for record in made.records[first:]} == {vocab_size * n_blocks}
+    tied = sum(record.head_fallbacks for record in made.records)
     assert tied <= 1 and sum(made.head_rows) < vocab_size * (tied + 1)
 
 
@@ -157,7 +158,7 @@ def test_scores_that_bounds_leave_open_are_exact_and_counted(checkpoint: Checkpo
     parts = parts_of(checkpoint, "calm-softmax", {"threshold": near})  # lies within the bounds of that token's score
     theirs, ours = answered(checkpoint, prompts, parts), answered(checkpoint, prompts, parts.certified())
     assert decisions(ours) == decisions(theirs)
-    assert sum(sum(one.fallbacks) for one in ours) > 0
-    for one in ours:
-        for head_rows, fallbacks in zip(one.head_rows, one.fallbacks, strict=True):
-            assert head_rows >= fallbacks * checkpoint.model.vocab_size
+    records = [record for one in ours for record in one.records]
+    assert sum(record.head_fallbacks for record in records) > 0
+    for record in records:
+        assert record.head_rows >= record.head_fallbacks * checkpoint.model.vocab_size

@@ -11,9 +11,8 @@ import torch
 
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 from exitbench.harness.engine.decoding.branches import Context
-from exitbench.harness.engine.decoding.choice_probe import choice_probe_table, choice_scores, states_after
 from exitbench.harness.engine.decoding.likelihood import score
-from exitbench.harness.engine.decoding.probe import probe, states_of
+from exitbench.harness.engine.decoding.probe import choice_probe_table, choice_scores, probe, states_after, states_of
 from exitbench.methods.registry import get_method
 from exitbench.methods.thresholds import Constant
 

@@ -11,7 +11,7 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
-from exitbench.harness.engine.hosted.placement import modules_on, shared_out
+from exitbench.harness.engine.hosted.stack import modules_on, shared_out
 
 GIB = 2**30
 TWO_DEVICES = Path(__file__).with_name("two_devices.py")

@@ -12,12 +12,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from exitbench.harness.engine.model.int8_head import Int8Head, LogitIntervals
-from exitbench.harness.engine.model.int8_products import (
+from exitbench.harness.engine.model.int8_head import (
     ByBfloat16,
     ByFloat32,
     ByIntegers,
+    Int8Head,
     Int8Product,
+    LogitIntervals,
     product_of,
 )
 from exitbench.harness.engine.model.weights import Linear
@@ -178,5 +179,5 @@ def test_a_state_in_two_parts_is_nearer_than_in_bfloat16() -> None:
 
 
 def test_the_slow_way_is_left_where_the_library_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exitbench.harness.engine.model.int8_products.WAYS", (ByBfloat16,))
+    monkeypatch.setattr("exitbench.harness.engine.model.int8_head.WAYS", (ByBfloat16,))
     assert isinstance(product_of(torch.ones(3, ODD, dtype=torch.int8), torch.ones(3)), ByFloat32)

@@ -22,6 +22,7 @@ from exitbench.harness.engine.decoding.decode import decode_step
 from exitbench.harness.engine.decoding.likelihood import Scored, score
 from exitbench.harness.engine.decoding.trace import Trace
 from exitbench.harness.engine.model.model import Transformer
+from exitbench.harness.engine.model.token_record import TokenRecord
 from exitbench.methods.base import BlockView, Gate, Parts, blocks_from
 from exitbench.methods.heads import LMHead
 from exitbench.methods.kv_policies import KV_POLICIES
@@ -68,13 +69,17 @@ def each(scored: list[list[Scored]]) -> list[Scored]:
     return [one for of_context in scored for one in of_context]
 
 
+def trace_of(scored: Scored) -> list[TokenRecord]:
+    """Its records but for log-probabilities, whose last digits may differ."""
+    return [record._replace(logprob=None) for record in scored.records]
+
+
 def assert_same(one: list[list[Scored]], other: list[list[Scored]], *, traced: bool = True) -> None:
     for a, b in zip(each(one), each(other), strict=True):
         assert (a.token_ids, a.greedy) == (b.token_ids, b.greedy)
         assert a.logprobs == pytest.approx(b.logprobs, abs=CLOSE)
         if traced:
-            told = [(s.exit_layers, s.blocks_run, s.head_rows, s.scores) for s in (a, b)]
-            assert told[0] == told[1]
+            assert trace_of(a) == trace_of(b)
 
 
 def assert_is(family: Any, asked: list[Context], scored: list[list[Scored]]) -> None:
@@ -176,11 +181,8 @@ def slowly(family: Any, context: Context, given: list[int], parts: Parts) -> Sco
 
         runner = BlockRunner(model, cache, parts)
         decode_step(runner, torch.tensor([token]), (position,), 8, (context.seed,), read, observer)
-        (told,) = observer.told()
-        for column, value in zip(
-            (found.exit_layers, found.blocks_run, found.head_rows, found.scores), told[:4], strict=True
-        ):
-            column.append(value)  # type: ignore[attr-defined]
+        (record,) = observer.records
+        found.records.append(record._replace(token_id=wanted, logprob=found.logprobs[-1], is_greedy=found.greedy[-1]))
     return found
 
 
@@ -209,7 +211,10 @@ def test_untraced_it_is_the_same(placed: Any, prompts: Any) -> None:
     for parts in (full(), leaving()):
         traced, plain = (score(placed.checkpoint, asked, parts, rows=4, traced=traced) for traced in (True, False))
         assert_same(traced, plain, traced=False)
-        assert not any(one.exit_layers or one.scores or one.head_rows for one in each(plain))
+        assert not any(one.records for one in each(plain))
+        for one in each(traced):
+            told = [(record.token_id, record.logprob, record.is_greedy) for record in one.records]
+            assert told == list(zip(one.token_ids, one.logprobs, one.greedy, strict=True))
 
 
 def test_single_precision_that_overflows_is_refused(placed: Any, prompts: Any) -> None:

@@ -18,11 +18,10 @@ from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.model.weights import Linear
-from exitbench.harness.engine.products import choosing, machine
-from exitbench.harness.engine.products.choosing import SWITCH, use_fastest
+from exitbench.harness.engine.products import choosing, kept
+from exitbench.harness.engine.products.choosing import BUDGET_S, LEAST_ROUNDS, SWITCH, Timed, fastest, use_fastest
 from exitbench.harness.engine.products.forms import FORMS, WIDENED_NUMEL, PackedForFew, offered
 from exitbench.harness.engine.products.int8 import Int8
-from exitbench.harness.engine.products.measuring import BUDGET_S, LEAST_ROUNDS, Timed, fastest
 from exitbench.methods.registry import baseline_method
 
 FP32_AND_BF16 = [dtype for dtype in FORMS if dtype != torch.int8]
@@ -313,7 +312,7 @@ def test_choices_are_measured_once(twin: Any, cache: Path, choosing_last: list[i
 @pytest.mark.parametrize(
     "other",
     [
-        lambda patch: patch.setattr(machine, "cpu_model", lambda: "another processor"),
+        lambda patch: patch.setattr(kept, "cpu_model", lambda: "another processor"),
         lambda patch: patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "other"),
         lambda patch: patch.setattr(torch, "__version__", "9.9"),
         lambda patch: torch.set_num_threads(2),

@@ -13,7 +13,7 @@ from exitbench.harness.cells.cell import GenerationSettings
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
 from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
 from exitbench.harness.engine.decoding import stream
-from exitbench.harness.engine.decoding.decode import Decoding, decode, prefill, spread
+from exitbench.harness.engine.decoding.decode import Decoding, decode, prefill, repeat_rows
 from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.stream import Stream
 from exitbench.harness.training.store import SHIPPED
@@ -78,7 +78,10 @@ def streamed(
 
 def told(generations: Sequence[Generation]) -> list[Any]:
     """Everything but scores, whose last digits may differ."""
-    return [{**vars(made), "scores": len(made.scores)} for made in generations]
+    return [
+        (made.token_ids, made.stop_reason, [record._replace(score=None) for record in made.records])
+        for made in generations
+    ]
 
 
 class Batches:
@@ -147,7 +150,7 @@ def test_rows_of_a_prompt_share_the_keys_and_values_of_its_source() -> None:
     checkpoint, asked = loaded("builtin-weighted"), requests("builtin-weighted")[:3]
     batch = prefill(checkpoint.model, asked, NEW_TOKENS)
     rules = [parts.threshold for parts in swept("builtin-weighted")]
-    cache = spread(batch, [rules, rules[:1], rules]).cache
+    cache = repeat_rows(batch, [rules, rules[:1], rules]).cache
     assert (cache.n_rows, cache.cross_kv.shape[1]) == (7, 3)  # type: ignore[attr-defined]
     cache.keep(torch.tensor([0, 2, 4, 6]))
     assert (cache.n_rows, cache.cross_kv.shape[1]) == (4, 2)  # type: ignore[attr-defined]

@@ -11,11 +11,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from exitbench.harness.cells.cell import GenerationSettings, TimingSettings
-from exitbench.harness.engine.decoding import trace
 from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.trace import Trace
+from exitbench.harness.engine.model.token_record import TokenRecord
 from exitbench.harness.running import timing
+from exitbench.harness.work.generation import TimedGeneration
 from exitbench.methods.base import Method
 from exitbench.methods.calm_softmax import CalmSoftmax
 from exitbench.methods.entropy import Entropy
@@ -58,7 +59,8 @@ def test_tokens_are_the_same_without_a_trace(family: Any, prompts: Any) -> None:
             for traced in (True, False)
         )
         answers = [Generation(g.token_ids, stop_reason=g.stop_reason) for g in traced]
-        assert bare == answers, "tokens and stop reasons, and no column of a trace"
+        assert bare == answers, "tokens and stop reasons, and no record"
+        assert all([record.token_id for record in g.records] == g.token_ids for g in traced)
         rejected += sum(sum(g.rejected) for g in traced)
     assert rejected, "or nothing was cut"
 
@@ -90,7 +92,8 @@ def seen_while_timed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
     def watched(*args: Any) -> Any:
         with pytest.MonkeyPatch.context() as patch, seen:
             patch.setattr(Trace, "__init__", _forbidden)
-            patch.setattr(trace, "_note", _forbidden)
+            patch.setattr(TokenRecord, "__new__", _forbidden)
+            patch.setattr(TokenRecord, "_replace", _forbidden)
             return iter(list(timed(*args)))
 
     monkeypatch.setattr(timing, "_timed", watched)
@@ -103,10 +106,10 @@ def test_nothing_is_recorded_while_the_clock_runs(
 ) -> None:
     units = [timing.Unit(str(n), requests(prompts, n, 2)) for n in (0, 2)]
     full, settings = Full().parts(L), TimingSettings(documents=2, max_rounds=1, target_half_width=0.0, warm_up=1)
-    work = timing.Generating(family.checkpoint, GenerationSettings(N_NEW))
+    work = TimedGeneration(family.checkpoint, GenerationSettings(N_NEW))
     measured = timing.measure(work, full, method.parts(L), units, settings, 0, lambda n: None)
     assert len(measured.readings) == 2 * len(timing.ORDER) * 3
-    assert all(len(g.exit_layers) == len(g.token_ids) for g in measured.method), "told by a decode before"
+    assert all(len(g.records) == len(g.token_ids) for g in measured.method), "told by a decode before"
     timed = {(r.position, r.doc_key): r.n_tokens for r in measured.readings if r.phase == "total"}
     for position, made in ((0, measured.full), (2, measured.method)):
         assert timed[position, "0"] + timed[position, "2"] == sum(len(g.token_ids) for g in made)

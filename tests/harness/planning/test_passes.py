@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from exitbench.harness.cells import sharing
 from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.cli.commands.run import plan as plan_command
 from exitbench.harness.planning.estimate import estimate_plan
@@ -16,6 +15,7 @@ from exitbench.harness.planning.passes import passes
 from exitbench.harness.planning.plan import Plan, make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
+from exitbench.harness.work import partners
 
 SUITE = """
 schema = 1
@@ -89,7 +89,7 @@ def test_a_run_has_the_passes_that_were_planned(plan: Plan, tmp_path: Path) -> N
 
 
 def test_a_bounded_pass_is_planned_as_it_is_run(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing, "PASS_ROWS", 2)
+    monkeypatch.setattr(partners, "PASS_ROWS", 2)
     expected = shared_passes(plan)
     assert [size for label, size in expected.items() if label.endswith("/quality")] == 8 * [2]
     assert run(plan, tmp_path) == expected

@@ -21,9 +21,10 @@ from exitbench.harness.engine.decoding.probe import states_of
 from exitbench.harness.engine.encoders.classify import pooled_states
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
-from exitbench.harness.running import worker
-from exitbench.harness.running.passes import number_format
-from exitbench.harness.running.passes.session import Session
+from exitbench.harness.running import passes, worker
+from exitbench.harness.work import metrics as metrics_module
+from exitbench.harness.work.kinds import work_of
+from exitbench.harness.work.loaded import LoadedModel
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.attempts import latest_status
@@ -156,12 +157,12 @@ def test_labels_are_compared_as_choices(
     item, metrics = ran(dtype, model, POLARITY, toy_texts)
     lm = BertForSequenceClassification.from_pretrained(model).eval()
     encoder = load_encoder(model, getattr(torch, dtype)).model
-    session = Session(WorkerSpec((item,), model, toy_texts, toy_texts, "cpu", 1))
+    work = work_of(LoadedModel(WorkerSpec((item,), model, toy_texts, toy_texts, "cpu", 1)), item)
     gaps: list[float] = []
     apart: list[float] = []
     same: list[bool] = []
     with torch.inference_mode():
-        for text in session.encoded(item, session.answered(item)):
+        for text in work.requests(work.documents):
             types = None if text.types is None else torch.tensor([text.types])
             other = lm(input_ids=torch.tensor([text.ids]), token_type_ids=types).logits[0].log_softmax(-1)
             own = encoder.logits(pooled_states(encoder, [text])[-1])[0].float().log_softmax(-1)
@@ -176,20 +177,16 @@ def test_labels_are_compared_as_choices(
     assert metrics["format_choice_match"]["value"] == pytest.approx(np.mean(same))
 
 
-def test_tokens_match_that_are_the_most_probable_in_both_formats_or_in_neither(
-    ran: Callable[..., Ran], model: Path
-) -> None:
-    item, _ = ran("float32", model, SQUAD)
-
+def test_tokens_match_that_are_the_most_probable_in_both_formats_or_in_neither() -> None:
     def scored(logprobs: list[float], greedy: list[bool]) -> Scored:
         return Scored([5] * len(greedy), logprobs=logprobs, greedy=greedy)
 
     own = [[scored([-1.0, -2.0, -3.0], [True, True, False])], [scored([-1.0], [False])]]
     other = [[scored([-1.5, -2.0, -2.75], [True, False, False])], [scored([-1.0], [True])]]
-    found = number_format._of_tokens(item, zip(own, other, strict=True))
+    found = metrics_module.token_gaps(zip(own, other, strict=True), 0)
     assert found["format_token_match"].value == 2 / 4
     assert found["format_logprob_gap"].value == pytest.approx(0.75 / 4)
-    assert number_format._of_tokens(item, []) == {}
+    assert metrics_module.token_gaps([], 0) == {}
 
 
 def test_float32_is_not_compared_with_itself(ran: Callable[..., Ran], model: Path) -> None:
@@ -198,7 +195,7 @@ def test_float32_is_not_compared_with_itself(ran: Callable[..., Ran], model: Pat
 
 
 def test_few_documents_are_read_twice(ran: Callable[..., Ran], model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(number_format, "DOCUMENTS", 2)
+    monkeypatch.setattr(metrics_module, "FORMAT_DOCUMENTS", 2)
     _, metrics = ran("bfloat16", model, SQUAD)
     assert {row["n"] for row in metrics.values()} == {2}
 
@@ -206,7 +203,7 @@ def test_few_documents_are_read_twice(ran: Callable[..., Ran], model: Path, monk
 def test_without_memory_for_both_the_quality_is_measured_alone(
     ran: Callable[..., Ran], model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(number_format, "available_bytes", lambda *devices: 1000)
+    monkeypatch.setattr(passes, "available_bytes", lambda *devices: 1000)
     _, metrics = ran("bfloat16", model, SQUAD)
     assert not metrics
     told = capsys.readouterr().err
@@ -219,7 +216,7 @@ def test_a_reference_for_which_memory_runs_out_costs_no_answer(
     def fail(*arguments: Any) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(number_format, "load_model", fail)
+    monkeypatch.setattr(passes, "load_model", fail)
     _, metrics = ran("bfloat16", model, SQUAD)
     assert not metrics and "no room" in capsys.readouterr().err
 

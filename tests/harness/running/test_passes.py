@@ -25,11 +25,14 @@ from exitbench.harness.engine.decoding.generation import Generation
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
-from exitbench.harness.running.lm import Answer
-from exitbench.harness.running.passes.calibration import losses
-from exitbench.harness.running.passes.probe import probe_pass
-from exitbench.harness.running.passes.quality import quality_pass
-from exitbench.harness.running.passes.session import Session, depth_interval
+from exitbench.harness.running.passes import quality_pass
+from exitbench.harness.work import generation
+from exitbench.harness.work.base import Work
+from exitbench.harness.work.generation import text_loss
+from exitbench.harness.work.kinds import work_of
+from exitbench.harness.work.lm import Answer
+from exitbench.harness.work.loaded import LoadedModel
+from exitbench.harness.work.metrics import depth_interval
 from exitbench.results.spool.attempts import attempt_status, latest_status
 from exitbench.results.spool.schema import FITTED_FILE
 from exitbench.results.statistics.risk_control import calibrate
@@ -150,8 +153,9 @@ def ran(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run({item.label: item for item in items}, spec, events, scored)
 
 
-def watched_quality_pass(scored: list[Any], session: Session, item: CellJob, *rest: Any) -> None:
+def watched_quality_pass(scored: list[Any], work: Work[Any], *rest: Any) -> None:
     """The pass, with what its task scores."""
+    item = work.item
     kind = type(get_task(item.cell.task.name))
     score = kind.score
 
@@ -161,7 +165,7 @@ def watched_quality_pass(scored: list[Any], session: Session, item: CellJob, *re
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kind, "score", noted)
-        quality_pass(session, item, *rest)
+        quality_pass(work, *rest)
 
 
 def test_a_document_is_scored_once_and_what_is_stored_is_that_score(ran: Run) -> None:
@@ -188,24 +192,22 @@ class Tables:
 def test_a_probe_does_not_decode_again_what_full_depth_has_answered(ran: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     (probed,) = (item for item in ran.items.values() if item.cell.kind == "probe")
     (full,) = (item for item in ran.items.values() if item.cell.kind == "quality" and item.cell.method.name == "full")
-    session, alone, shared = Session(ran.spec), Tables(), Tables()
-    probe_pass(session, probed, cast(Any, alone), lambda done: None)
-    quality_pass(session, full, cast(Any, Tables()), lambda done: None)
-    monkeypatch.setattr("exitbench.harness.running.passes.probe.decode", None)
-    probe_pass(session, probed, cast(Any, shared), lambda done: None)
+    model, alone, shared = LoadedModel(ran.spec), Tables(), Tables()
+    work_of(model, probed).probe(cast(Any, alone), lambda done: None)
+    quality_pass(work_of(model, full), cast(Any, Tables()), lambda done: None)
+    monkeypatch.setattr(generation, "decode", None)
+    work_of(model, probed).probe(cast(Any, shared), lambda done: None)
     assert shared.written == alone.written
 
 
 def test_what_another_method_or_a_rule_on_logits_answered_is_no_answer_of_full_depth(ran: Run) -> None:
-    session = Session(ran.spec)
-    (probed,) = (item for item in ran.items.values() if item.cell.kind == "probe")
+    model = LoadedModel(ran.spec)
     (full,) = (item for item in ran.items.values() if item.cell.kind == "quality" and item.cell.method.name == "full")
     static = replace(full, cell=replace(full.cell, method=MethodRef("static", {"exit_layer": 2}, "1")))
-    quality_pass(session, static, cast(Any, Tables()), lambda done: None)
-    assert not session.answers_of_full_depth(probed)
-    ruled = replace(probed, cell=replace(probed.cell, generation=replace(probed.cell.generation, min_length=2)))
-    session.note_full_depth(ruled, {"": []})
-    assert not session.answers_of_full_depth(ruled)
+    ruled = replace(full, cell=replace(full.cell, generation=replace(full.cell.generation, min_length=2)))
+    for item in (static, ruled):
+        quality_pass(work_of(model, item), cast(Any, Tables()), lambda done: None)
+    assert not model.full_answers
 
 
 def test_every_cell_ends_well_after_counting_its_documents(ran: Run) -> None:
@@ -470,7 +472,12 @@ QUESTION = Document.from_fields({"question": "What?", "answers": {"text": ["red 
 )
 def test_the_loss_of_a_document(ran: Run, consistency: Consistency, full: str, early: str, loss: float) -> None:
     item = calibrating(ran, consistency)
-    assert losses(item, [QUESTION], said(full), said(early)).tolist() == pytest.approx([loss])
+    assert loss_of(item, full, early) == pytest.approx(loss)
+
+
+def loss_of(item: CellJob, full: str, early: str) -> float:
+    assert item.cell.calibration is not None
+    return text_loss(item.data.task_object, item.cell.calibration, QUESTION, full, early)
 
 
 class Errors(Squad):
@@ -505,7 +512,7 @@ def test_the_loss_of_a_document_that_is_scored_by_its_error(
 ) -> None:
     monkeypatch.setitem(registry._TASKS, "squad", Errors)
     item = calibrating(ran, consistency)
-    assert losses(item, [QUESTION], said(full), said(early)).tolist() == pytest.approx([loss])
+    assert loss_of(item, full, early) == pytest.approx(loss)
 
 
 def test_a_calibration_of_an_error_certifies_the_level_before_it_rises(
@@ -516,7 +523,7 @@ def test_a_calibration_of_an_error_certifies_the_level_before_it_rises(
     answers = {0.9: "red car", 0.5: "red car", 0.1: "blue bus"}
 
     def losses_at(level: float) -> NDArray[np.float64]:
-        return losses(item, [QUESTION] * 50, list(said("red car")) * 50, list(said(answers[level])) * 50)
+        return np.array([loss_of(item, "red car", answers[level])] * 50)
 
     assert calibrate("hoeffding-bentkus", tuple(answers), losses_at, 0.1, 0.05).chosen == 0.5
 

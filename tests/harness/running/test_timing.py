@@ -19,15 +19,15 @@ from exitbench.harness.running import worker
 from exitbench.harness.running.energy.readings import Energy
 from exitbench.harness.running.timing import (
     ORDER,
-    Generating,
     Reading,
     Timing,
-    Unit,
     measure,
     request_metrics,
     speedup,
     token_metrics,
 )
+from exitbench.harness.work.generation import TimedGeneration
+from exitbench.harness.work.timed import Unit
 from exitbench.methods.gates import Scheduled
 from exitbench.methods.registry import baseline_method, get_method
 from exitbench.results.spool.attempts import latest_status
@@ -138,7 +138,7 @@ def test_reading_stops_after_five_rounds_when_precise_or_out_of_seconds_and_at_l
     units = [Unit(str(n), (Request([5, 6, 7 + n], n),)) for n in range(3)]
     settings = TimingSettings(documents=3, seconds=seconds, max_rounds=7, target_half_width=half_width, warm_up=1)
     counts: list[int] = []
-    work = Generating(checkpoint, GenerationSettings(5))
+    work = TimedGeneration(checkpoint, GenerationSettings(5))
     timing = measure(work, full, static, units, settings, 0, counts.append)
     assert timing.stop_reason == reason
     assert counts == [min(count, 3 * MIN_ROUNDS) // MIN_ROUNDS for count in range(1, 3 * rounds + 1)]

@@ -16,8 +16,7 @@ from torch import Tensor
 from exitbench.harness.cells.texts import EncodedText
 from exitbench.harness.engine.checkpoints.off_ramp_files import new_off_ramps
 from exitbench.harness.engine.encoders.classify import Classified, classify, pooled_states, text_cost
-from exitbench.harness.engine.encoders.model import EncoderClassifier
-from exitbench.harness.engine.encoders.off_ramps import OffRamps, RampKind
+from exitbench.harness.engine.encoders.model import EncoderClassifier, OffRamps, RampKind
 from exitbench.harness.engine.encoders.stack import find_encoder_stack
 from exitbench.methods.base import Parts
 from exitbench.methods.offline import score_states
@@ -141,7 +140,7 @@ def test_texts_leave_where_the_definition_says_with_that_blocks_label(case: str,
     name, params, rule = RULES[case]
     answers = in_batches_of(bert, parts_of(name, params), size=5)
     expected = [rule(said) for said in bert.said]
-    assert [answer.exit_layer for answer in answers] == expected
+    assert [answer.record.exit_layer for answer in answers] == expected
     assert [answer.label for answer in answers] == [
         int(said[layer - 1].argmax()) for said, layer in zip(bert.said, expected, strict=True)
     ]
@@ -160,7 +159,9 @@ def test_the_cases_spread_their_exits(classifier: Classifier) -> None:
 def test_random_exits_are_those_drawn_for_the_texts_own_seeds(bert: World) -> None:
     answers = in_batches_of(bert, parts_of("random", {"mean_exit": 2.5, "seed": 4}), size=5)
     draws = [uniform(4, text.seed, 1) for text in bert.texts]
-    by_draw = [answer.exit_layer for _, answer in sorted(zip(draws, answers, strict=True), key=lambda pair: pair[0])]
+    by_draw = [
+        answer.record.exit_layer for _, answer in sorted(zip(draws, answers, strict=True), key=lambda pair: pair[0])
+    ]
     assert by_draw == sorted(by_draw) and len(set(by_draw)) > 1
 
 
@@ -171,7 +172,7 @@ def test_a_learned_score_is_a_sigmoid_of_the_state(bert: World) -> None:
     w = fitted["weight"].double().numpy()
     scores = 1 / (1 + np.exp(-(bert.states @ w + 0.1)))
     expected = [next((block for block in range(1, L) if own[block] > 0.6), L) for own in scores]
-    assert [answer.exit_layer for answer in answers] == expected and len(set(expected)) > 1
+    assert [answer.record.exit_layer for answer in answers] == expected and len(set(expected)) > 1
 
 
 @pytest.mark.parametrize("size", [1, 5, N])
@@ -179,9 +180,8 @@ def test_a_learned_score_is_a_sigmoid_of_the_state(bert: World) -> None:
 def test_who_else_is_in_the_batch_changes_nothing(case: str, size: int, bert: World) -> None:
     name, params, _ = RULES[case]
     alone, together = (in_batches_of(bert, parts_of(name, params), many) for many in (1, size))
-    assert [(one.exit_layer, one.label, one.read) for one in alone] == [
-        (one.exit_layer, one.label, one.read) for one in together
-    ]
+    apart, mixed = ([(one.record._replace(score=None), one.blocks_read) for one in some] for some in (alone, together))
+    assert apart == mixed
 
 
 def test_the_published_batch_leaves_when_every_row_of_it_would(bert: World) -> None:
@@ -190,7 +190,7 @@ def test_the_published_batch_leaves_when_every_row_of_it_would(bert: World) -> N
     for start in range(0, N, 3):
         labels = bert.said[start : start + 3].argmax(-1)
         expected = next((b for b in range(2, L) if (labels[:, b - 1] == labels[:, b - 2]).all()), L)
-        assert {answer.exit_layer for answer in answers[start : start + 3]} == {expected}
+        assert {answer.record.exit_layer for answer in answers[start : start + 3]} == {expected}
 
 
 def test_the_published_entropy_never_exits_where_a_probability_is_rounded_to_zero(classifier: Classifier) -> None:
@@ -202,9 +202,9 @@ def test_the_published_entropy_never_exits_where_a_probability_is_rounded_to_zer
     own_head = parts_of(
         "deebert", {"threshold": 0.0, "rule": "per-block", "levels": [0.3, 0.3, 0.0], "underflow": "nan"}
     )
-    assert {answer.exit_layer for answer in in_batches_of(made, own_head, N)} == {L}
+    assert {answer.record.exit_layer for answer in in_batches_of(made, own_head, N)} == {L}
     safe = parts_of("deebert", {"threshold": 0.3})
-    assert {answer.exit_layer for answer in in_batches_of(made, safe, N)} == {1}
+    assert {answer.record.exit_layer for answer in in_batches_of(made, safe, N)} == {1}
 
 
 @pytest.mark.parametrize("tolerance", [0.3, 1.0])
@@ -213,16 +213,19 @@ def test_numbers_confirm_each_other_within_a_tolerance(tolerance: float, classif
     answers = in_batches_of(made, parts_of("pabee", {"patience": 1, "tolerance": tolerance}), size=5)
     for said, answer in zip(made.said[:, :, 0], answers, strict=True):
         expected = next((b for b in range(2, L) if abs(said[b - 1] - said[b - 2]) < tolerance), L)
-        assert answer.exit_layer == expected
+        assert answer.record.exit_layer == expected
         assert answer.value == pytest.approx(said[expected - 1], abs=1e-4)
-    assert len({answer.exit_layer for answer in answers}) > 1
+    assert len({answer.record.exit_layer for answer in answers}) > 1
 
 
 def test_every_block_asked_is_noted_until_the_text_leaves(bert: World) -> None:
     for said, answer in zip(bert.said, in_batches_of(bert, parts_of("max-prob", {"threshold": 0.7}), 5), strict=True):
-        assert [one.block for one in answer.asked] == list(range(1, answer.exit_layer + 1)) == answer.read
-        assert [one.exited for one in answer.asked] == [one.block == answer.exit_layer for one in answer.asked]
-        for one in answer.asked:
+        blocks = list(range(1, answer.record.exit_layer + 1))
+        assert [one.block for one in answer.readings] == answer.blocks_read == blocks
+        assert [one.exited for one in answer.readings] == [block == blocks[-1] for block in blocks]
+        assert answer.record.score == answer.readings[-1].score
+        assert answer.record.head_rows == len(blocks) * bert.model.vocab_size
+        for one in answer.readings:
             assert one.label == said[one.block - 1].argmax()
             assert one.value == pytest.approx(softmax(said[one.block - 1]).max(), abs=1e-5)
             assert (one.score is None) == (one.block == L)
@@ -232,9 +235,9 @@ def test_every_block_asked_is_noted_until_the_text_leaves(bert: World) -> None:
 def test_answers_are_the_same_untraced(case: str, bert: World) -> None:
     name, params, _ = RULES[case]
     traced, plain = (in_batches_of(bert, parts_of(name, params), 5, traced=traced) for traced in (True, False))
-    assert [(a.exit_layer, a.label) for a in traced] == [(a.exit_layer, a.label) for a in plain]
+    assert [(a.record.exit_layer, a.label) for a in traced] == [(a.record.exit_layer, a.label) for a in plain]
     assert [a.value for a in traced] == pytest.approx([a.value for a in plain], abs=1e-6)  # rows are read out together
-    assert all(answer.asked == [] for answer in plain)
+    assert all(answer.readings == [] for answer in plain)
 
 
 def test_scores_of_stored_states_are_those_of_a_real_run(bert: World) -> None:
@@ -243,9 +246,9 @@ def test_scores_of_stored_states_are_those_of_a_real_run(bert: World) -> None:
     np.testing.assert_allclose(states_LND.double().numpy().swapaxes(0, 1), bert.states, atol=1e-5)
     scores_LN, emitted_LN = score_states(parts, bert.model, states_LND)
     for place, answer in enumerate(in_batches_of(bert, parts, N)):
-        noted = [one.score for one in answer.asked[:-1]]
+        noted = [one.score for one in answer.readings[:-1]]
         assert noted == pytest.approx(scores_LN[:-1, place].tolist(), abs=1e-5)
-        assert [one.label for one in answer.asked] == emitted_LN[:, place].tolist()
+        assert [one.label for one in answer.readings] == emitted_LN[:, place].tolist()
 
 
 def test_logits_that_are_not_finite_are_refused_where_numbers_are_checked(classifier: Classifier) -> None:
@@ -270,7 +273,6 @@ def test_a_block_costs_what_its_products_cost(classifier: Classifier) -> None:
 
 def test_a_text_costs_its_blocks_its_gate_and_what_was_read(bert: World) -> None:
     parts, length = parts_of("static", {"exit_layer": 2}), 7
-    made = Classified(exit_layer=2, read=[2])
-    cost = text_cost(bert.model, parts, length, made)
+    cost = text_cost(bert.model, parts, length, 2, [2])
     numel = bert.model.exit_head_numel(2)
     assert cost.matmul_flops == pytest.approx(2 * bert.model.block_cost(length).matmul_flops + 2 * numel)

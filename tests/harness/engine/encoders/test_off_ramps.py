@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints.files import OFF_RAMPS_FILE
 from exitbench.harness.engine.checkpoints.off_ramp_files import load_off_ramps, new_off_ramps, save_off_ramps
-from exitbench.harness.engine.encoders.off_ramps import KINDS, OffRamps, RampKind
+from exitbench.harness.engine.encoders.model import KINDS, OffRamps, RampKind
 
 D, C, L = 8, 3, 5
 

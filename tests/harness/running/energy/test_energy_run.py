@@ -13,10 +13,9 @@ import pytest
 from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
-from exitbench.harness.running import worker
+from exitbench.harness.running import passes, worker
 from exitbench.harness.running.energy.counters import Counter
 from exitbench.harness.running.energy.meter import Idle, Moment
-from exitbench.harness.running.passes import timing as timing_pass
 from exitbench.harness.running.timing import ORDER
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.ingest.ingest import ingest
@@ -86,7 +85,7 @@ def run_suite(folder: Path, model: Path) -> Path:
 @pytest.fixture(scope="module")
 def measured(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(timing_pass, "open_meter", lambda device: KnownMeter())
+        patched.setattr(passes, "open_meter", lambda device: KnownMeter())
         return run_suite(tmp_path_factory.mktemp("measured"), worded_model)
 
 
@@ -188,7 +187,7 @@ def require_no_energy(database: Database) -> None:
 
 def test_without_counters_everything_is_null(worded_model: Path, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(timing_pass, "open_meter", lambda device: "no counters here")
+        patched.setattr(passes, "open_meter", lambda device: "no counters here")
         path = run_suite(tmp_path, worded_model)
     with open_database(path) as database:
         require_no_energy(database)

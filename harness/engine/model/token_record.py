@@ -1,0 +1,98 @@
+"""TokenRecord: what is recorded of every token, from the engine to the columns of the database.
+
+A new quantity per token is a field here, the line that computes it (in `decoding.trace`), and a column in
+`results/tables/traces.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from exitbench.methods.base import Model, Parts
+
+
+class TokenRecord(NamedTuple):
+    """Exit layer, blocks run and LM-head reads of one token: generated, scored, or the label of a classified text.
+
+    Attributes:
+        token_id: The token; of a text, the index of its label.
+        exit_layer: Blocks whose output the token was read from, 1..L.
+        blocks_run: Blocks executed for it; differs from the exit layer for oracles and exact caches. Continuations of a
+            context share the position that the first token is read from, and those that differ in their last token
+            alone share all positions: each record counts the work done for all of them.
+        head_rows: Rows of the LM head multiplied for it, shared in the same way; of a text, rows of the classifier.
+        score: Confidence at the exit, 1 if the depth was fixed before; None at the last block.
+        score_half_width: Largest error of the score, if bounds of the logits decided; None if it is exact, or None.
+        head_rows_int8: Rows of an int8 copy of the LM head multiplied for it, if bounds decide.
+        head_fallbacks: How often the bounds left a decision open, so that the whole LM head was read.
+        rejected: Drafts thrown away right before the token was decided; it is the full model's choice in their place.
+        wasted: Positions run in vain for those drafts; not stored.
+        logprob: Natural logarithm of its probability at the exit; None for a generated token.
+        is_greedy: Whether it is the most probable token there, the lowest id of a tie; None for a generated token.
+    """
+
+    token_id: int
+    exit_layer: int
+    blocks_run: int
+    head_rows: int = 0
+    score: float | None = None
+    score_half_width: float | None = None
+    head_rows_int8: int = 0
+    head_fallbacks: int = 0
+    rejected: int = 0
+    wasted: int = 0
+    logprob: float | None = None
+    is_greedy: bool | None = None
+
+    def to_row(self, parts: Parts | None) -> dict[str, Any]:
+        """Return the columns of the table `token_exit` that a record fills.
+
+        Args:
+            parts: The method that ran; None for a replay, which reads no head.
+        """
+        row = self._asdict()
+        del row["wasted"]
+        if parts is None:
+            row["head_rows"] = None
+        if parts is None or not parts.head.is_bounded:
+            row |= {"head_rows_int8": None, "head_fallbacks": None}
+        if parts is None or not parts.kv_policy.verifies:
+            row["rejected"] = None
+        return row | {"reason": "last" if self.score is None else "threshold"}
+
+
+class TokenColumns:
+    """Columns of `records`, one entry per token."""
+
+    records: list[TokenRecord]
+
+    @property
+    def exit_layers(self) -> list[int]:
+        """Exit layer of each token."""
+        return [record.exit_layer for record in self.records]
+
+    @property
+    def blocks_run(self) -> list[int]:
+        """Blocks executed for each token."""
+        return [record.blocks_run for record in self.records]
+
+    @property
+    def head_rows(self) -> list[int]:
+        """Rows of the LM head multiplied for each token."""
+        return [record.head_rows for record in self.records]
+
+    @property
+    def scores(self) -> list[float | None]:
+        """Confidence at the exit of each token."""
+        return [record.score for record in self.records]
+
+    @property
+    def rejected(self) -> list[int]:
+        """Drafts thrown away before each token."""
+        return [record.rejected for record in self.records]
+
+
+def full_depth_records(token_ids: Sequence[int], model: Model) -> list[TokenRecord]:
+    """Return the records of tokens that full depth generates: all blocks run, and the LM head read once."""
+    return [TokenRecord(token_id, model.n_blocks, model.n_blocks, model.vocab_size) for token_id in token_ids]

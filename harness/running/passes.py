@@ -1,0 +1,274 @@
+"""Passes: what each kind of cell does with its work; each writes tables into the attempt's spool folder.
+
+Nothing here depends on the kind of task: that is what `harness.work` is for.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import count
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import torch
+from safetensors.torch import save_file
+
+from exitbench.errors import UserError, is_out_of_memory
+from exitbench.harness.cells.cell import Kind
+from exitbench.harness.engine.checkpoints.sizes import gib, weights_bytes
+from exitbench.harness.engine.model.available import available_bytes
+from exitbench.harness.running import timing
+from exitbench.harness.running.energy.meter import open_meter
+from exitbench.harness.running.energy.readings import energy_metrics
+from exitbench.harness.work.base import Progress, Work
+from exitbench.harness.work.loaded import load_model
+from exitbench.harness.work.metrics import (
+    Metric,
+    depth_interval,
+    score_columns,
+    task_metrics,
+    with_role,
+    write_metrics,
+)
+from exitbench.harness.work.timed import Unit
+from exitbench.methods.base import Parts
+from exitbench.results.spool.attempts import AttemptWriter
+from exitbench.results.spool.schema import FITTED_FILE, TABLES
+from exitbench.results.statistics.intervals import SHARE, Interval, mean_interval, point
+from exitbench.results.statistics.risk_control import calibrate
+from exitbench.tasks.base import Task
+from exitbench.tasks.document import DocumentScore
+
+_TOLERANCE: Final = 1e-6
+REFERENCE: Final = "float32"
+"""The number format that others are compared with."""
+_ROOM: Final = 1.25
+"""Times the weights' bytes that must be free: activations and a document's keys and values need some too."""
+
+Pass = Callable[[Work[Any], AttemptWriter, Progress], None]
+
+
+def quality_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progress) -> None:
+    """Answer every document; write samples, exit traces and metrics."""
+    parts = work.parts()
+    evaluated = work.evaluate(parts, on_progress)
+    answers, scores = evaluated.answers, [evaluated.scores[document.key] for document in work.documents]
+    samples = [
+        {"doc_key": document.key, **work.sample(document, answers[document.key]), **score_columns(score)}
+        for document, score in zip(work.documents, scores, strict=True)
+    ]
+    writer.write("samples", pa.Table.from_pylist(samples, schema=TABLES["samples"]))
+    metrics = checked_metrics(work.task, scores, evaluated.aggregated)
+    metrics |= work.record(writer, answers, parts)
+    write_metrics(writer, metrics | format_metrics(work, answers))
+
+
+def checked_metrics(task: Task, scores: Sequence[DocumentScore], aggregated: Mapping[str, float]) -> dict[str, Metric]:
+    """Return the task's metrics of stored scores.
+
+    Raises:
+        RuntimeError: lm-eval says another value.
+    """
+    metrics = task_metrics(task, scores)
+    for metric, stored in metrics.items():
+        said = aggregated.get(metric, stored.interval.value)
+        if abs(said - stored.interval.value) > _TOLERANCE * max(1.0, abs(said)):
+            raise RuntimeError(f"lm-eval says {metric} = {said}, the stored scores say {stored.interval.value}")
+    return metrics
+
+
+def format_metrics(work: Work[Any], answers: Mapping[str, Any]) -> dict[str, Metric]:
+    """Return what the number format changes at full depth: a few documents are read with float32 weights too.
+
+    Empty for float32, for early exits, and where there is no memory for the weights a second time. Documents are read
+    one by one, so that little memory is needed beside them.
+    """
+    cell, path = work.cell, work.model.path
+    if cell.dtype == REFERENCE or cell.full_depth_cell_id is not None:
+        return {}
+    try:
+        devices = [cell.device] if cell.device_map is None else list(dict(cell.device_map))
+        _require_room(round(_ROOM * weights_bytes(path, torch.float32)), devices)
+        reference = load_model(path, torch.float32, cell.device, cell.engine, cell.device_map)
+        return with_role("format", work.compare_formats(reference, answers))
+    except Exception as error:
+        if not (isinstance(error, UserError) or is_out_of_memory(error)):
+            raise
+        print(f"{work.item.label}: {cell.dtype} was not compared with {REFERENCE}: {error}", file=sys.stderr)
+        return {}
+
+
+def _require_room(needed_bytes: int, devices: Sequence[str]) -> None:
+    """Check that the weights fit into memory a second time, in float32.
+
+    Raises:
+        UserError: They do not; has the numbers.
+    """
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # what torch keeps of the pass before counts as used
+    available = available_bytes(*devices)
+    if available is not None and needed_bytes > available:
+        raise UserError(f"that needs {gib(needed_bytes)}, and {gib(available)} are available on {', '.join(devices)}.")
+
+
+def replay_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progress) -> None:
+    """Apply the method's exit rule to what every block said (simulated)."""
+    write_metrics(writer, work.replay(writer))
+    on_progress(work.units())
+
+
+def fit_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progress) -> None:
+    """Fit what the method trains or sets, with the model frozen; write tensors and curve."""
+    data, total = work.fit_data(), work.units()
+    fitted = work.method.fit(data, lambda share: on_progress(round(share * total)))
+    save_file({name: tensor.contiguous() for name, tensor in fitted.tensors.items()}, writer.path / FITTED_FILE)
+    if fitted.curve:
+        writer.write("fit_curve", pa.Table.from_pylist(fitted.curve, schema=TABLES["fit_curve"]))
+        n = int(data.document_N.max()) + 1
+        last = {name: value for name, value in fitted.curve[-1].items() if name.startswith("held_out")}
+        metrics = {name: point(value, n) for name, value in last.items()}
+        write_metrics(writer, with_role("preparation", metrics))
+
+
+def calibration_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progress) -> None:
+    """Find the cheapest threshold whose loss is bounded with confidence (CALM with Learn then Test).
+
+    Levels are tried from the conservative end until one fails. Each is a real decode of the calibration split, damage
+    to the cache included; the outcome is then checked on documents that calibration did not see.
+    """
+    settings, documents = work.cell.calibration, work.documents
+    assert settings is not None, "the planner gives every calibration its settings"
+    done = count(len(documents), len(documents))
+    full = work.answer(work.full_parts, _ignore)
+    on_progress(next(done))
+    depths: dict[float, float] = {}
+
+    def losses_at(level: float) -> np.ndarray:
+        parts = work.parts(threshold=level)
+        early = work.answer(parts, _ignore)
+        on_progress(next(done))
+        depths[level] = _mean_exit_layer(work, early, parts).value
+        return work.losses(settings, full, early)
+
+    path = calibrate(settings.rule, settings.levels, losses_at, settings.delta, settings.epsilon)
+    rows = [
+        {
+            "step": step,
+            "threshold": tried.level,
+            "mean_loss": tried.mean_loss,
+            "p_value": tried.p_value,
+            "passed": tried.passed,
+            "mean_exit_layer": depths[tried.level],
+            "n": len(documents),
+        }
+        for step, tried in enumerate(path.steps, 1)
+    ]
+    writer.write("calibration", pa.Table.from_pylist(rows, schema=TABLES["calibration"]))
+    chosen = {} if path.chosen is None else {"threshold": Interval(path.chosen, None, None, None, len(documents))}
+    loss, depth = _held_out(work, path.chosen)
+    metrics = with_role("preparation", {**chosen, "held_out_loss": loss})
+    write_metrics(writer, metrics | with_role("depth", {"held_out_mean_exit_layer": depth}))
+
+
+def _held_out(work: Work[Any], chosen: float | None) -> tuple[Interval, Interval]:
+    """Loss and mean exit layer on other documents at the chosen level; full depth where none was chosen."""
+    settings = work.cell.calibration
+    assert settings is not None and work.item.held_out is not None, "the planner gives every calibration both"
+    held_out = work.on(work.item.held_out)
+    full = held_out.answer(work.full_parts, _ignore)
+    parts = work.full_parts if chosen is None else work.parts(threshold=chosen)
+    early = held_out.answer(parts, _ignore)
+    loss = mean_interval(held_out.losses(settings, full, early), SHARE)
+    return loss, _mean_exit_layer(held_out, early, parts)
+
+
+def _mean_exit_layer(work: Work[Any], answers: Sequence[Any], parts: Parts) -> Interval:
+    exits = [work.exit_layers(answer) for answer in answers]
+    blocks, tokens = [sum(layers) for layers in exits], [len(layers) for layers in exits]
+    return depth_interval(blocks, tokens, work.model.model.n_blocks, is_fixed=not parts.gate.decides)
+
+
+def _ignore(done: int) -> None:
+    """Take no note of progress."""
+
+
+def timing_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progress) -> None:
+    """Time the method against full depth and itself against its twin; write raw readings and ratios."""
+    cell, settings, seed = work.cell, work.cell.timing, work.bootstrap_seed
+    if settings is None:
+        raise ValueError("a timing cell has timing settings")
+    if cell.record is not None:
+        return work.time_tokens(writer, on_progress)
+    parts, size, documents = work.timed_parts(), cell.batch_size, work.documents[: settings.documents]
+    batches = [documents[start : start + size] for start in range(0, len(documents), size)]
+    units = [Unit(batch[0].key, tuple(work.requests(batch))) for batch in batches]
+    timed = work.timed_work()
+    meter = open_meter(timed.device.type)
+    measured = timing.measure(timed, work.full_parts, parts, units, settings, seed, on_progress, meter)
+    _write_readings(writer, measured)
+    speed = timing.request_metrics(measured, len(documents), len(units), seed)
+    if any(reading.phase == "decode" for reading in measured.readings):
+        speed["speedup_decode"] = timing.speedup(measured.readings, "decode", seed)
+        speed |= timing.token_metrics(measured, len(units))
+    for prefix, made in (("", measured.method), ("full_", measured.full)):
+        tokens = [n for n in map(work.n_tokens, made) if n is not None]
+        if tokens:
+            speed[f"{prefix}tokens_per_request"] = point(sum(tokens) / len(documents), len(units))
+    cost = {}
+    ideal = work.ideal_speedup(parts, documents, measured.full, measured.method)
+    if ideal is not None:
+        decode = speed.setdefault("speedup_decode", speed["speedup"])  # of an encoder, nothing comes before the blocks
+        speed["realised_fraction"] = point(decode.value / ideal, len(units))
+        cost["ideal_speedup_decode"] = point(ideal, len(units))
+    energy = _energy_metrics(measured, seed)
+    write_metrics(writer, with_role("speed", speed) | with_role("cost", cost) | with_role("energy", energy))
+
+
+def _energy_metrics(measured: timing.Timing[Any], seed: int) -> dict[str, Interval]:
+    totals = [reading for reading in measured.readings if reading.phase == "total" and not reading.twin]
+    tokens = {arm: sum(r.n_tokens for r in totals if r.arm == arm) for arm in ("full", "method")}
+    return energy_metrics(measured.energy, tokens, seed)
+
+
+def _write_readings(writer: AttemptWriter, measured: timing.Timing[Any]) -> None:
+    energy = measured.energy
+    tables: dict[str, Sequence[Any]] = {"timings": measured.readings, "device": measured.device}
+    if energy.readings:
+        tables |= {"energy": energy.readings, "energy_domains": energy.domains}
+    for table, rows in tables.items():
+        writer.write(table, pa.Table.from_pylist([asdict(row) for row in rows], schema=TABLES[table]))
+    log = f"stopped reading: {measured.stop_reason}\nenergy: {energy.told}\n"
+    writer.log_path.write_text(log, encoding="utf-8")
+
+
+def write_prompt_counts(work: Work[Any], writer: AttemptWriter) -> None:
+    """Write how many documents were left out and how many prompts were cut, where any was.
+
+    `documents_shared` is of the whole split, before its limit; the others are of the documents asked.
+    """
+    held_out = work.item.held_out
+    found = [work.fitting, *([] if held_out is None else [work.on(held_out).fitting])]
+    counts = {
+        "documents_dropped": sum(one.dropped for one in found),
+        "documents_unscorable": sum(one.unscorable for one in found),
+        "prompts_truncated": sum(one.truncated for one in found),
+    }
+    asked = sum(len(one.documents) + one.dropped + one.unscorable for one in found)
+    counts["documents_shared"] = work.model.documents(work.data)[1]
+    metrics = {name: point(n, asked) for name, n in counts.items() if n}
+    if metrics:
+        write_metrics(writer, with_role("data", metrics))
+
+
+PASSES: Final[dict[Kind, Pass]] = {
+    "quality": quality_pass,
+    "probe": lambda work, writer, on_progress: work.probe(writer, on_progress),
+    "scores": lambda work, writer, on_progress: work.score_blocks(writer, on_progress),
+    "replay": replay_pass,
+    "fit": fit_pass,
+    "calibration": calibration_pass,
+    "timing": timing_pass,
+}

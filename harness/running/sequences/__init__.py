@@ -1,1 +1,0 @@
-"""Encoders: cells whose documents are classified as wholes."""

@@ -1,0 +1,339 @@
+"""Classification: texts that an encoder gives labels or numbers, each leaving as a whole after a block of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from exitbench.errors import UserError
+from exitbench.harness.cells.cell import CalibrationSettings
+from exitbench.harness.cells.prompts import Fitting
+from exitbench.harness.cells.texts import EncodedText, TextEncoding, label_places
+from exitbench.harness.engine.checkpoints.encoder_loading import EncoderCheckpoint
+from exitbench.harness.engine.encoders.classify import Classified, classify, pooled_states, text_cost
+from exitbench.harness.engine.encoders.model import EncoderClassifier
+from exitbench.harness.engine.encoders.model import why_not as why_no_labels
+from exitbench.harness.engine.model.batches import in_batches
+from exitbench.harness.work.base import Evaluated, Progress, Work
+from exitbench.harness.work.metrics import (
+    Choices,
+    Metric,
+    agreement_metrics,
+    choice_gaps,
+    depth_interval,
+    sampled,
+    with_role,
+)
+from exitbench.harness.work.timed import Clock, Unit
+from exitbench.methods.base import Cost, FitData, Method, Parts, argmax_token
+from exitbench.methods.gates import Scheduled
+from exitbench.results.spool.attempts import AttemptWriter
+from exitbench.results.spool.schema import TABLES
+from exitbench.results.statistics.intervals import Interval, bounded_ratio_interval, ratio_interval
+from exitbench.tasks.base import Task
+from exitbench.tasks.classification import ClassificationTask
+from exitbench.tasks.document import Document
+
+if TYPE_CHECKING:
+    from exitbench.harness.engine.checkpoints.digest import Description
+
+
+class ClassificationWork(Work[Classified]):
+    """Labels of texts, or numbers, which tasks of classification ask encoders for."""
+
+    output_types = ("classification",)
+    kinds = ("quality", "timing", "fit")
+    records = False
+    task: ClassificationTask
+
+    @classmethod
+    def check_model(cls, task: Task, description: Description) -> None:
+        """Refuse models that generate, and classifiers with other labels."""
+        assert isinstance(task, ClassificationTask)
+        name = description.model.name
+        if description.labels is None:
+            raise UserError(
+                f"task {task.name!r} asks for labels or numbers, and model {name!r} generates text; allowed with it: "
+                "encoders with a classifier. 'tasks' of [models.NAME] says which are its own."
+            )
+        try:
+            label_places(task.name, task.labels, description.labels)
+        except UserError as error:
+            raise UserError(f"model {name!r}: {error}") from None
+
+    @classmethod
+    def check_method(cls, method: Method, description: Description) -> None:
+        """Refuse methods that read what an encoder does not have."""
+        is_regression = description.labels is not None and len(description.labels) == 1
+        reason = why_no_labels(
+            method.parts(n_blocks=2), is_regression=is_regression, is_fitted=bool(method.fit_params())
+        )
+        if reason is not None:
+            raise UserError(f"{method.name!r} cannot be run on {description.model.name!r}: {reason}.")
+
+    @classmethod
+    def about(cls, task: Task, max_new_tokens: int) -> str:
+        """Return the labels."""
+        assert isinstance(task, ClassificationTask)
+        return f"labels: {', '.join(task.labels)}" if task.labels is not None else "a number is asked for"
+
+    # --- Documents and their texts
+
+    @cached_property
+    def _encoding(self) -> TextEncoding:
+        return TextEncoding(self.model.tokenizer, self.settings, self.model.classifier.max_positions)
+
+    def _fit_documents(self) -> Fitting:
+        """Cut texts that are too long, or leave them out where the suite asks for that."""
+        documents, encoding = self.model.documents(self.data)[0], self._encoding
+        cut = [bool(encoding(self.task.texts(document), 0).n_cut) for document in documents]
+        if not encoding.drops:
+            return Fitting(tuple(documents), truncated=sum(cut))
+        kept = tuple(document for document, is_cut in zip(documents, cut, strict=True) if not is_cut)
+        if not kept:
+            raise UserError(f"none of the {len(documents)} inputs has {encoding.longest} tokens or fewer.")
+        return Fitting(kept, dropped=sum(cut))
+
+    def requests(self, documents: Sequence[Document]) -> list[EncodedText]:
+        """Return the texts as the model reads them."""
+        return [self._texts[document.key] for document in documents]
+
+    @cached_property
+    def _texts(self) -> dict[str, EncodedText]:
+        return {one.key: self._encoding(self.task.texts(one), self.seed_of(one.key)) for one in self.documents}
+
+    @cached_property
+    def label_ids(self) -> tuple[int, ...]:
+        """Index among the task's labels of each of the model's."""
+        return label_places(self.task.name, self.task.labels, self.model.classifier.labels)
+
+    def _output(self, answer: Classified) -> str:
+        prediction = answer.value if self.task.is_regression else self.label_ids[answer.label]
+        return self.task.spelled(prediction)
+
+    # --- Quality
+
+    def evaluate(self, parts: Parts, on_progress: Progress) -> Evaluated[Classified]:
+        """Classify and score every document; lm-eval has no such tasks."""
+        answers = dict(zip((one.key for one in self.documents), self.answer(parts, on_progress), strict=True))
+        scores = {one.key: self.task.score(one, self._output(answers[one.key])) for one in self.documents}
+        return Evaluated(answers, scores, {})
+
+    def answer(self, parts: Parts, on_progress: Progress) -> list[Classified]:
+        """Classify every document, texts of alike length together."""
+        texts = self.requests(self.documents)
+        answers: dict[int, Classified] = {}
+
+        def run(chosen: Sequence[int]) -> None:
+            made = classify(self.model.classifier, [texts[index] for index in chosen], parts)
+            answers.update(zip(chosen, made, strict=True))
+
+        by_length = sorted(range(len(texts)), key=lambda index: len(texts[index].ids))
+        in_batches(by_length, self.cell.rows, run, on_progress)
+        return [answers[index] for index in range(len(texts))]
+
+    def sample(self, document: Document, answer: Classified) -> dict[str, Any]:
+        """Return the label; of full depth the text too, which is the same for all others."""
+        text, is_full = self._texts[document.key], self.cell.full_depth_cell_id is None
+        return {
+            "output_text": self._output(answer),
+            "output_ids": [self.label_ids[answer.label]],
+            "n_prompt": len(text.ids),
+            "n_cut": text.n_cut,
+            "n_output": 1,
+            "stop_reason": "label",
+            "input_text": self.task.prompt(document) if is_full else None,
+            "gold_text": self.task.target(document) if is_full else None,
+        }
+
+    def record(self, writer: AttemptWriter, answers: Mapping[str, Classified], parts: Parts) -> dict[str, Metric]:
+        """Write labels and what each block asked said; returns metrics of depth, agreement and cost."""
+        full = self._full_outputs(answers)
+        writer.write("tokens", self._token_table(answers, full, parts))
+        writer.write("sequence_trace", self._trace_table(answers))
+        return self._metrics(answers, full, parts)
+
+    def _full_outputs(self, answers: Mapping[str, Classified]) -> Mapping[str, tuple[int, str]]:
+        """Label and text of full depth's answers, by document key."""
+        if self.cell.full_depth_cell_id is None:
+            return {key: (self.label_ids[answer.label], self._output(answer)) for key, answer in answers.items()}
+        path = self.model.file_of(self.cell.full_depth_cell_id, "samples.parquet")
+        rows = pq.read_table(path, columns=["doc_key", "output_ids", "output_text"]).to_pylist()
+        return {row["doc_key"]: (row["output_ids"][0], row["output_text"]) for row in rows}
+
+    def _token_table(
+        self, answers: Mapping[str, Classified], full: Mapping[str, tuple[int, str]], parts: Parts
+    ) -> pa.Table:
+        """One row per document: a label is its only token."""
+        rows = [
+            {
+                **answer.record.to_row(parts),
+                "doc_key": key,
+                "position": 1,
+                "token_id": self.label_ids[answer.label],
+                "full_token_id": full[key][0],
+            }
+            for key, answer in answers.items()
+        ]
+        return pa.Table.from_pylist(rows, schema=TABLES["tokens"])
+
+    def _trace_table(self, answers: Mapping[str, Classified]) -> pa.Table:
+        """One row per document and block reading."""
+        rows: list[dict[str, Any]] = []
+        for document in self.documents:
+            gold = self.task.gold(document)
+            for reading in answers[document.key].readings:
+                label = None if self.task.is_regression else self.label_ids[reading.label]
+                rows.append(
+                    {
+                        "doc_key": document.key,
+                        "block": reading.block,
+                        "label_id": label,
+                        "prediction": reading.value if label is None else float(label),
+                        "probability": None if label is None else reading.value,
+                        "gold": float(gold),
+                        "score": reading.score,
+                        "exited": reading.exited,
+                    }
+                )
+        return pa.Table.from_pylist(rows, schema=TABLES["sequence_trace"])
+
+    def _metrics(
+        self, answers: Mapping[str, Classified], full: Mapping[str, tuple[int, str]], parts: Parts
+    ) -> dict[str, Metric]:
+        """Mean blocks, agreement with full depth of labels, and ideal speed-ups, each over documents."""
+        model, seed, ones = self.model.classifier, self.bootstrap_seed, np.ones(len(answers))
+        made = list(answers.values())
+        depth = {
+            "mean_exit_layer": depth_interval(
+                [answer.record.exit_layer for answer in made], ones, model.n_blocks, is_fixed=not parts.gate.decides
+            ),
+            "mean_blocks_run": depth_interval(
+                [answer.record.blocks_run for answer in made], ones, model.n_blocks, is_fixed=parts.runs_fixed_blocks
+            ),
+        }
+        agreement = {}
+        if not self.task.is_regression:
+            same = [full[key][1] == self._output(answer) for key, answer in answers.items()]
+            agreement["token_match"] = bounded_ratio_interval(np.array(same, dtype=float), ones)
+        lengths = [len(text.ids) for text in self.requests(self.documents)]
+        own = [
+            text_cost(model, parts, length, answer.record.exit_layer, answer.blocks_read)
+            for length, answer in zip(lengths, made, strict=True)
+        ]
+        whole = [text_cost(model, self.full_parts, length, model.n_blocks, [model.n_blocks]) for length in lengths]
+        cost = {
+            "ideal_speedup_bytes": ratio_interval(
+                [one.read_numel for one in whole], [one.read_numel for one in own], seed=seed
+            ),
+            "ideal_speedup_flops": ratio_interval([one.flops for one in whole], [one.flops for one in own], seed=seed),
+        }
+        return with_role("depth", depth) | agreement_metrics(agreement) | with_role("cost", cost)
+
+    def compare_formats(self, reference: Any, answers: Mapping[str, Classified]) -> dict[str, Interval]:
+        """Compare labels; nothing of a regression."""
+        if self.task.is_regression:
+            return {}
+        assert isinstance(reference, EncoderCheckpoint), "the planner gives encoders tasks of their own"
+        texts = self.requests(sampled(self.documents))
+        own, other = (_label_logprobs(model, texts) for model in (self.model.classifier, reference.model))
+        pairs = zip(own.tolist(), other.tolist(), strict=True)
+        rows = [Choices(a, b, int(np.argmax(a)) == int(np.argmax(b))) for a, b in pairs]
+        return choice_gaps(rows, self.bootstrap_seed)
+
+    # --- Calibration, which plans refuse
+
+    def exit_layers(self, answer: Classified) -> Sequence[int]:
+        """Return the one exit layer."""
+        return [answer.record.exit_layer]
+
+    def losses(
+        self, settings: CalibrationSettings, full: Sequence[Classified], early: Sequence[Classified]
+    ) -> np.ndarray:
+        """Refuse: labels are not calibrated yet."""
+        raise NotImplementedError("the planner refuses it")
+
+    # --- Timing and fitting
+
+    def timed_work(self) -> TimedClassification:
+        """Return the classification that is timed."""
+        return TimedClassification(self.model.classifier)
+
+    def ideal_speedup(
+        self, parts: Parts, documents: Sequence[Document], full: Sequence[Classified], method: Sequence[Classified]
+    ) -> float:
+        """Return the ratio of the products computed."""
+        lengths, model = [len(text.ids) for text in self.requests(documents)], self.model.classifier
+        full_cost, own_cost = (
+            sum(
+                (
+                    text_cost(model, arm, length, answer.record.exit_layer, answer.blocks_read)
+                    for length, answer in zip(lengths, made, strict=True)
+                ),
+                Cost(),
+            )
+            for arm, made in ((self.full_parts, full), (parts, method))
+        )
+        return full_cost.flops / own_cost.flops
+
+    @torch.no_grad()
+    def fit_data(self) -> FitData:
+        """Return what classifiers read of the documents after every block, with the right labels."""
+        model = self.model.classifier
+        pieces: list[torch.Tensor] = []
+        in_batches(
+            self.requests(self.documents),
+            self.cell.rows,
+            lambda texts: pieces.append(pooled_states(model, texts)),
+            lambda done: None,
+        )
+        states_LND = torch.cat(pieces, dim=1)
+        own_label = {label: own for own, label in enumerate(self.label_ids)}
+        gold = [0 if self.task.is_regression else own_label[int(self.task.gold(one))] for one in self.documents]
+        gold_N = torch.tensor(gold, device=states_LND.device)
+        final_N = argmax_token(model.logits(states_LND[-1]))
+        return FitData(model, states_LND, final_N, gold_N, torch.arange(len(gold), device=states_LND.device))
+
+
+@dataclass(frozen=True)
+class TimedClassification:
+    """The timed classification of batches of texts, their embedding included."""
+
+    model: EncoderClassifier
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self.model.device
+
+    def run(self, parts: Parts, unit: Unit[EncodedText]) -> list[Classified]:
+        """Classify a batch, traced."""
+        return classify(self.model, unit.requests, parts)
+
+    def knowing(self, parts: Parts, units: Sequence[Unit[EncodedText]], made: Sequence[Classified]) -> Parts:
+        """The blocks behind the exits of an oracle are really skipped."""
+        texts = [text for unit in units for text in unit.requests]
+        known = {text.seed: [answer.record.exit_layer] for text, answer in zip(texts, made, strict=True)}
+        return Parts(Scheduled(known), parts.threshold, parts.head, parts.kv_policy, parts.blocks)
+
+    def timed(self, parts: Parts, unit: Unit[EncodedText], clock: Clock) -> tuple[tuple[str, ...], int]:
+        """Classify a batch untraced."""
+        clock.mark()
+        classify(self.model, unit.requests, parts, traced=False)
+        clock.mark()
+        return (), len(unit.requests)
+
+
+@torch.inference_mode()
+def _label_logprobs(model: EncoderClassifier, texts: Sequence[EncodedText]) -> np.ndarray:
+    """Log-probability of each label at full depth, [n, C]."""
+    logits = [model.logits(pooled_states(model, [text])[-1])[0] for text in texts]
+    found: np.ndarray = torch.stack(logits).float().log_softmax(-1).cpu().numpy()
+    return found

@@ -1,0 +1,559 @@
+"""Generation: answers that the model decodes, prompt by prompt."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from exitbench.harness.cells.cell import CalibrationSettings, FirstToken, GenerationSettings
+from exitbench.harness.cells.prompts import Fitting, Prompt
+from exitbench.harness.engine.checkpoints.loading import Checkpoint
+from exitbench.harness.engine.decoding.branches import Context
+from exitbench.harness.engine.decoding.decode import Batch, decode, prefill
+from exitbench.harness.engine.decoding.generation import Generation, Request
+from exitbench.harness.engine.decoding.likelihood import score as score_given
+from exitbench.harness.engine.decoding.probe import probe_table, states_of
+from exitbench.harness.engine.model.batches import in_batches
+from exitbench.harness.engine.model.cost import TokenPlace, answer_cost, answer_parts, ideal_speedup
+from exitbench.harness.engine.model.engine import Engine
+from exitbench.harness.engine.model.token_record import TokenRecord, full_depth_records
+from exitbench.harness.work.base import MODEL_READS, Progress
+from exitbench.harness.work.lm import Answer, EarlyExitLM, stops
+from exitbench.harness.work.lm_eval_work import LmEvalWork
+from exitbench.harness.work.metrics import Metric, agreement_metrics, depth_interval, sampled, token_gaps, with_role
+from exitbench.harness.work.recording import record_insides, time_tokens
+from exitbench.harness.work.sharing import Recorded, differ_in_threshold_alone, exits, rows_of
+from exitbench.harness.work.timed import Clock, Unit
+from exitbench.methods.base import Cost, FitData, Parts, argmax_token
+from exitbench.methods.gates import Scheduled
+from exitbench.methods.offline import score_states
+from exitbench.results.files.arrow import lists
+from exitbench.results.spool.attempts import AttemptWriter
+from exitbench.results.spool.schema import TABLES
+from exitbench.results.statistics.intervals import Interval, bounded_ratio_interval, ratio_interval
+from exitbench.tasks.base import Task
+from exitbench.tasks.document import Document
+from exitbench.tasks.lm_eval.task import LmEvalTask
+from exitbench.terminal import number_of
+
+
+@dataclass(frozen=True)
+class FullOutput:
+    """What full depth answered for one document."""
+
+    n_prompt: int
+    token_ids: list[int]
+
+
+class GenerationWork(LmEvalWork[Answer]):
+    """Answers that the model generates, of our tasks and of lm-eval's."""
+
+    output_types = ("generate_until",)
+    generates = True
+    probe_tells_scores = True
+
+    @classmethod
+    def about(cls, task: Task, max_new_tokens: int) -> str:
+        """Return how long answers may be."""
+        return f"answers: up to {number_of(max_new_tokens, 'token')}"
+
+    @classmethod
+    def shown(cls, task: Task, documents: Sequence[Document]) -> Iterator[list[tuple[str, str]]]:
+        """Yield prompts and targets."""
+        if not isinstance(task, LmEvalTask):
+            yield from super().shown(task, documents)
+            return
+        requests = task.instances(documents)
+        for document in documents:
+            contexts = dict.fromkeys(str(one.args[0]) for one in requests[document.key])
+            yield [*((MODEL_READS, context) for context in contexts), ("target", task.target(document))]
+
+    # --- Documents, prompts and references
+
+    def _fit_documents(self) -> Fitting:
+        """Leave out prompts that are too long for the model; those of lm-eval's own tasks are cut."""
+        documents = self.model.documents(self.data)[0]
+        if isinstance(self.task, LmEvalTask):
+            cut = sum(bool(prompt.n_cut) for prompt in self._lm_eval_prompts.values())
+            return Fitting(tuple(documents), truncated=cut)
+        return self.prompts.fitting([(document, self._text(document)) for document in documents])
+
+    @property
+    def _lm_eval_prompts(self) -> Mapping[str, Prompt]:
+        """Prompt of each document of one of lm-eval's own tasks, by document key."""
+        return self.model.once(("prompts", self.data, self.settings), self._make_lm_eval_prompts)
+
+    def _make_lm_eval_prompts(self) -> Mapping[str, Prompt]:
+        budget = self.settings.max_new_tokens
+        return {key: self.encoding.prompt(own[0].args[0], budget) for key, own in self.instances().items()}
+
+    def _text(self, document: Document) -> str:
+        return self.task.prompt_for(document, self.model.checkpoint.kind)
+
+    def prompt(self, document: Document) -> Prompt:
+        """Return the tokens of a document's prompt."""
+        if isinstance(self.task, LmEvalTask):
+            return self._lm_eval_prompts[document.key]
+        return self.prompts(self._text(document))
+
+    def request(self, document: Document) -> Request:
+        """Return a document's prompt and seed, as the engine takes them."""
+        return Request(self.prompt(document).ids, self.seed_of(document.key))
+
+    def target_ids(self, document: Document) -> list[int]:
+        """Return the tokens of the first reference."""
+        target = self.task.target(document)
+        if isinstance(self.task, LmEvalTask) and self.model.checkpoint.kind == "causal":
+            # Goes on from the prompt, behind lm-eval's delimiter, until the model ends it.
+            ids = self.encoding.ids(f" {target}", add_special_tokens=False)
+            return [*ids, *sorted(self.model.checkpoint.eos_ids)[:1]]
+        tokenizer = self.model.tokenizer
+        return list(self.model.once(("target", target), lambda: tuple(tokenizer(target)["input_ids"])))
+
+    def token_kinds(self, document: Document) -> list[str]:
+        """Return the kind of each target token of built-in data, end of sequence included; empty where not known."""
+        known = document.token_kinds
+        return [*known, "end"] if known and len(known) + 1 == len(self.target_ids(document)) else []
+
+    # --- Quality
+
+    def answers_of(self, lm: EarlyExitLM) -> Mapping[str, Answer]:
+        """Return the answers."""
+        return lm.answers
+
+    def answer(self, parts: Parts, on_progress: Progress) -> list[Answer]:
+        """Answer every document, without lm-eval."""
+        lm = self.lm(parts, on_progress)
+        lm.answer({document.key: self.prompt(document) for document in self.documents})
+        return [lm.answers[document.key] for document in self.documents]
+
+    def sample(self, document: Document, answer: Answer) -> dict[str, Any]:
+        """Return text, tokens, lengths and stop reason."""
+        generation = answer.generation
+        return {
+            "output_text": answer.text,
+            "output_ids": generation.token_ids,
+            "n_prompt": answer.n_prompt,
+            "n_cut": answer.n_cut,
+            "n_output": len(generation.token_ids),
+            "stop_reason": generation.stop_reason,
+        }
+
+    def record(self, writer: AttemptWriter, answers: Mapping[str, Answer], parts: Parts) -> dict[str, Metric]:
+        """Write the tokens; returns metrics of depth, agreement and cost."""
+        full = {key: FullOutput(one.n_prompt, one.generation.token_ids) for key, one in answers.items()}
+        if differ_in_threshold_alone(parts, self.full_parts) and not self.settings.logit_rules:
+            # A probe need not decode again; it knows nothing of rules that change logits.
+            self.model.full_answers[self.data, self.settings] = {key: one.token_ids for key, one in full.items()}
+        if self.cell.full_depth_cell_id is not None:
+            full = self._full_outputs(self.cell.full_depth_cell_id)
+        writer.write("tokens", self._token_table(answers, full, parts))
+        return self._metrics(answers, full, parts)
+
+    def _full_outputs(self, cell_id: str) -> dict[str, FullOutput]:
+        path = self.model.file_of(cell_id, "samples.parquet")
+        rows = pq.read_table(path, columns=["doc_key", "n_prompt", "output_ids"]).to_pylist()
+        return {row["doc_key"]: FullOutput(row["n_prompt"], row["output_ids"]) for row in rows}
+
+    def _token_table(self, answers: Mapping[str, Answer], full: Mapping[str, FullOutput], parts: Parts) -> pa.Table:
+        rows: list[dict[str, Any]] = []
+        for document in self.documents:
+            kinds, full_ids = self.token_kinds(document), full[document.key].token_ids
+            rows += [
+                {
+                    **record.to_row(parts),
+                    "doc_key": document.key,
+                    "position": index + 1,
+                    "token_kind": kinds[index] if index < len(kinds) else None,
+                    "full_token_id": full_ids[index] if index < len(full_ids) else None,
+                }
+                for index, record in enumerate(answers[document.key].generation.records)
+            ]
+        return pa.Table.from_pylist(rows, schema=TABLES["tokens"])
+
+    def _metrics(
+        self, answers: Mapping[str, Answer], full: Mapping[str, FullOutput], parts: Parts
+    ) -> dict[str, Metric]:
+        """Mean exit layer and blocks run, agreement with full depth, cost by part and the share of drafts kept.
+
+        Costs are ideal speed-ups of answers, and bytes of a token as shares of full depth's. Each is a ratio of sums
+        over documents.
+        """
+        made = [answer.generation for answer in answers.values()]
+        outputs = [full[key] for key in answers]
+        matches = [
+            sum(a == b for a, b in zip(generation.token_ids, output.token_ids, strict=False))
+            for generation, output in zip(made, outputs, strict=True)
+        ]
+        lengths = [answer.n_prompt for answer in answers.values()]
+        checkpoint, first_token = self.model.checkpoint, self.cell.first_token
+        costs = answer_costs(checkpoint, parts, made, lengths, first_token)
+        by_part = answer_costs_by_part(checkpoint, parts, made, lengths, first_token)
+        full_made = [_at_full_depth(output, checkpoint.model) for output in outputs]
+        full_lengths = [output.n_prompt for output in outputs]
+        full_costs = answer_costs(checkpoint, self.full_parts, full_made, full_lengths, first_token)
+        seed = self.bootstrap_seed
+        tokens, n_blocks = [len(generation.token_ids) for generation in made], checkpoint.model.n_blocks
+        exits, runs = [sum(g.exit_layers) for g in made], [sum(g.blocks_run) for g in made]
+        depth = {
+            "mean_exit_layer": depth_interval(exits, tokens, n_blocks, is_fixed=not parts.gate.decides),
+            "mean_blocks_run": depth_interval(runs, tokens, n_blocks, is_fixed=parts.runs_fixed_blocks),
+        }
+        agreement = {"token_match": bounded_ratio_interval(matches, [len(output.token_ids) for output in outputs])}
+        work = {
+            "ideal_speedup_bytes": ratio_interval(
+                [cost.read_numel for cost in full_costs], [cost.read_numel for cost in costs], seed=seed
+            ),
+            "ideal_speedup_flops": ratio_interval(
+                [cost.flops for cost in full_costs],
+                [cost.flops for cost in costs],
+                seed=seed,
+            ),
+        }
+        full_tokens = sum(len(output.token_ids) for output in outputs)
+        full_bytes = sum(cost.read_numel for cost in full_costs) / full_tokens
+        as_full = [n * full_bytes for n in tokens]
+        for part in by_part[0] if by_part else ():
+            read = [cost[part].read_numel for cost in by_part]
+            work[f"cost_{part}_bytes"] = ratio_interval(read, as_full, seed=seed)
+        work["cost_total_bytes"] = ratio_interval([cost.read_numel for cost in costs], as_full, seed=seed)
+        if parts.kv_policy.verifies:
+            accepted = [
+                sum(record.exit_layer < n_blocks == record.blocks_run for record in generation.records)
+                for generation in made
+            ]
+            drafts = [kept + sum(generation.rejected) for kept, generation in zip(accepted, made, strict=True)]
+            if sum(drafts):
+                agreement["acceptance_rate"] = bounded_ratio_interval(accepted, drafts)
+        return with_role("depth", depth) | agreement_metrics(agreement) | with_role("cost", work)
+
+    def compare_formats(self, reference: Any, answers: Mapping[str, Answer]) -> dict[str, Interval]:
+        """Compare the log-probabilities of full depth's own tokens."""
+        contexts = [
+            Context(self.request(document).prompt_ids, [answers[document.key].generation.token_ids])
+            for document in sampled(self.documents)
+            if answers[document.key].generation.token_ids
+        ]
+        assert isinstance(reference, Checkpoint), "the planner gives encoders tasks of their own"
+        own, other = (
+            score_given(one, contexts, self.full_parts, rows=1, traced=False)
+            for one in (self.model.checkpoint, reference)
+        )
+        return token_gaps(zip(own, other, strict=True), self.bootstrap_seed)
+
+    # --- Offline
+
+    def probe(self, writer: AttemptWriter, on_progress: Progress) -> None:
+        """Decode at full depth, then read every block's opinion on every token in one teacher-forced pass.
+
+        What the quality cell of full depth has answered before on this model is not decoded again.
+        """
+        if self.cell.record is not None:
+            return record_insides(self, self.cell.record, writer, on_progress)
+        checkpoint, settings, documents = self.model.checkpoint, self.settings, self.documents
+        requests = [self.request(document) for document in documents]
+        order = sorted(range(len(documents)), key=lambda index: len(requests[index].prompt_ids))
+        is_lm_eval = isinstance(self.task, LmEvalTask)
+        is_stopped = stops(self.model.tokenizer, settings.stop, reads_special=True) if is_lm_eval else None
+        known = self.model.full_answers.get((self.data, settings), {})
+
+        def outputs_of(chosen: Sequence[int]) -> list[list[int]]:
+            keys = [documents[index].key for index in chosen]
+            if all(key in known for key in keys):
+                return [known[key] for key in keys]
+            rows = [requests[index] for index in chosen]
+            batch = prefill(
+                checkpoint.model, rows, settings.max_new_tokens, gates_first_token=settings.gates_first_token
+            )
+            return [made.token_ids for made in decode(checkpoint, batch, self.full_parts, is_stopped)]
+
+        def probe(chosen: Sequence[int]) -> None:
+            answered = [documents[index] for index in chosen]
+            probed = probe_table(
+                checkpoint,
+                [document.key for document in answered],
+                [requests[index].prompt_ids for index in chosen],
+                outputs_of(chosen),
+                gold_ids=[self.target_ids(document) for document in answered],
+                kinds=[self.token_kinds(document) for document in answered],
+            )
+            writer.write("probe", probed)
+
+        in_batches(order, self.cell.rows, probe, on_progress)
+
+    def score_blocks(self, writer: AttemptWriter, on_progress: Progress) -> None:
+        """Read full depth's answers from the probe, and ask the method's gate at every block of every token."""
+        assert self.cell.probe_cell_id is not None, "the planner gives every scores cell its probe"
+        path = self.model.file_of(self.cell.probe_cell_id, "probe.parquet")
+        outputs: dict[str, list[int]] = defaultdict(list)
+        for row in pq.read_table(path, columns=["doc_key", "position", "token_id"]).to_pylist():
+            outputs[row["doc_key"]].append(row["token_id"])
+        parts, schema = self.parts(), TABLES["scores"]
+
+        def score(chosen: Sequence[Document]) -> None:
+            made = [outputs[document.key] for document in chosen]
+            requests = [self.request(document) for document in chosen]
+            score_NL, emitted_NL = _block_scores(self.model.checkpoint, parts, requests, made)
+            columns = {
+                "doc_key": [document.key for document, tokens in zip(chosen, made, strict=True) for _ in tokens],
+                "position": pa.array([place for tokens in made for place in range(1, len(tokens) + 1)], pa.int32()),
+                "score": lists(score_NL.cpu().numpy(), schema.field("score").type),
+                "emitted_id": lists(emitted_NL.cpu().numpy(), schema.field("emitted_id").type),
+            }
+            writer.write("scores", pa.table(columns))
+
+        in_batches(self.documents, self.cell.rows, score, on_progress)
+
+    def replay(self, writer: AttemptWriter) -> dict[str, Metric]:
+        """Find where the method would have left at each probed token; every token is as full depth left it."""
+        depth, parts = self.model.model.n_blocks, self.parts()
+        tokens = self._replayed_tokens(parts)
+        writer.write("tokens", tokens)
+        is_match = pc.cast(pc.equal(tokens["token_id"], tokens["full_token_id"]), pa.int64())
+        summed = [("exit_layer", "sum"), ("blocks_run", "sum"), ("position", "count"), ("is_match", "sum")]
+        by_document = (
+            tokens.append_column("is_match", is_match).group_by("doc_key", use_threads=False).aggregate(summed)
+        )
+        exit_layers, blocks, n_tokens, matches = (by_document[f"{name}_{how}"].to_numpy() for name, how in summed)
+        depths = {"mean_exit_layer": depth_interval(exit_layers, n_tokens, depth, is_fixed=not parts.gate.decides)}
+        if parts.kv_policy.deferred is None:  # else later tokens of a real decode run skipped blocks too
+            runs = depth_interval(blocks, n_tokens, depth, is_fixed=parts.runs_fixed_blocks)
+            depths["mean_blocks_run"] = runs
+        match = bounded_ratio_interval(matches, n_tokens)
+        return with_role("depth", depths) | agreement_metrics({"token_match": match})
+
+    def _replayed_tokens(self, parts: Parts) -> pa.Table:
+        """Return the rows of each token.
+
+        The score is what the probe's columns say, or, where they cannot, what the method's gate said in a scores cell.
+        """
+        cell, depth = self.cell, self.model.model.n_blocks
+        assert cell.probe_cell_id is not None, "the planner gives every replay its probe"
+        files = {"probe": self.model.file_of(cell.probe_cell_id, "probe.parquet")}
+        source, emitted_sql = f"{rows_of('probe')} AS probe", "top1_id[{e}]"
+        if cell.scores_cell_id is not None:
+            files["scores"] = self.model.file_of(cell.scores_cell_id, "scores.parquet")
+            source = f"{source} JOIN {rows_of('scores')} AS scores USING (doc_key, position)"
+            emitted_sql = "emitted_id[{e}]"
+        first_position = 1 if cell.first_token == "gated" else 2
+
+        def rule_of(method: Parts) -> str:
+            score_sql = "score[l]" if cell.scores_cell_id is not None else method.score_sql(depth)
+            assert score_sql is not None, "the planner gives every replay that a probe cannot score its scores"
+            return method.exit_layer_sql(depth, self.settings.max_new_tokens, score_sql, first_position)
+
+        order, others = ("doc_key", "position"), ("token_kind", "full_token_id")
+        found = exits(self, Recorded(source, files, order, others, {"token_id": emitted_sql}), rule_of)
+        exit_layer, last = found["exit_layer"], pa.scalar(depth, found["exit_layer"].type)
+        blocks_run = pc.if_else(parts.runs_all_blocks, last, exit_layer)
+        reason = pc.if_else(pc.equal(exit_layer, last), "last", "threshold")
+        return found.append_column("blocks_run", blocks_run).append_column("reason", reason)
+
+    # --- Calibration
+
+    def exit_layers(self, answer: Answer) -> Sequence[int]:
+        """Return the exit layer of each token."""
+        return answer.generation.exit_layers
+
+    def losses(self, settings: CalibrationSettings, full: Sequence[Answer], early: Sequence[Answer]) -> np.ndarray:
+        """Return the loss of each document; 0 where the text is the same."""
+        texts = zip(self.documents, (one.text for one in full), (one.text for one in early), strict=True)
+        return np.array([text_loss(self.task, settings, *each) for each in texts])
+
+    # --- Timing and fitting
+
+    def requests(self, documents: Sequence[Document]) -> list[Request]:
+        """Return prompts and seeds."""
+        return [self.request(document) for document in documents]
+
+    def timed_work(self) -> TimedGeneration:
+        """Return the decode that is timed."""
+        return TimedGeneration(self.model.checkpoint, self.settings)
+
+    def n_tokens(self, made: Generation) -> int:
+        """Return the tokens of an answer."""
+        return len(made.token_ids)
+
+    def ideal_speedup(
+        self, parts: Parts, documents: Sequence[Document], full: Sequence[Generation], method: Sequence[Generation]
+    ) -> float:
+        """Return the ratio of decode costs: of bytes read for single rows, of products for batches."""
+        checkpoint, lengths = self.model.checkpoint, [len(self.prompt(document).ids) for document in documents]
+        full_cost, own_cost = (
+            sum(answer_costs(checkpoint, arm, made, lengths, self.cell.first_token), Cost())
+            for arm, made in ((self.full_parts, full), (parts, method))
+        )
+        ideal = ideal_speedup(full_cost, own_cost)
+        # Rows of a batch share the weights that are read: there the products count.
+        return ideal.by_bytes if self.cell.batch_size == 1 else ideal.by_flops
+
+    def time_tokens(self, writer: AttemptWriter, on_progress: Progress) -> None:
+        """Write the time of every token of answers that are decoded one by one."""
+        time_tokens(self, writer, on_progress)
+
+    @torch.no_grad()
+    def fit_data(self) -> FitData:
+        """Return states of the documents, teacher-forced on their references cut at the longest answer allowed."""
+        longest = self.settings.max_new_tokens
+        prompts = [self.request(document).prompt_ids for document in self.documents]
+        return fit_data(
+            self.model.checkpoint,
+            prompts,
+            [self.target_ids(document)[:longest] for document in self.documents],
+            self.cell.rows,
+        )
+
+
+@dataclass(frozen=True)
+class TimedGeneration:
+    """The timed decode of prompts: greedy, in prefill and decode.
+
+    Attributes:
+        settings: Longest answer, and what changes logits; stop strings are not looked for.
+    """
+
+    checkpoint: Checkpoint
+    settings: GenerationSettings
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self.checkpoint.model.device
+
+    def run(self, parts: Parts, unit: Unit[Request]) -> list[Generation]:
+        """Decode a unit, traced."""
+        return decode(self.checkpoint, self._prefilled(unit), parts, asked=self.settings)
+
+    def knowing(self, parts: Parts, units: Sequence[Unit[Request]], made: Sequence[Generation]) -> Parts:
+        """The blocks behind the exits of an oracle are really skipped."""
+        requests = [request for unit in units for request in unit.requests]
+        known = {request.seed: output.exit_layers for request, output in zip(requests, made, strict=True)}
+        return Parts(Scheduled(known), parts.threshold, parts.head, parts.kv_policy, parts.blocks)
+
+    def timed(self, parts: Parts, unit: Unit[Request], clock: Clock) -> tuple[tuple[str, ...], int]:
+        """Prefill and decode."""
+        clock.mark()
+        batch = self._prefilled(unit)
+        clock.mark()
+        generations = decode(self.checkpoint, batch, parts, asked=self.settings, traced=False)
+        clock.mark()
+        return ("prefill", "decode"), sum(len(generation.token_ids) for generation in generations)
+
+    def _prefilled(self, unit: Unit[Request]) -> Batch:
+        gates_first = self.settings.gates_first_token
+        return prefill(
+            self.checkpoint.model, unit.requests, self.settings.max_new_tokens, gates_first_token=gates_first
+        )
+
+
+def text_loss(task: Task, settings: CalibrationSettings, document: Document, full: str, early: str) -> float:
+    """Return the loss of an early answer beside full depth's, in [0, 1]; see `Work.losses`."""
+    metric = task.consistency_metric
+    if full == early:
+        return 0.0
+    if settings.consistency == "textual":
+        score = task.score(task.with_reference(document, full), early).values[metric]
+        loss = task.shortfall(metric, score)
+    else:
+        scores = (task.score(document, text).values[metric] for text in (early, full))
+        loss = task.shortfall(metric, *scores)
+    return min(1.0, max(0.0, loss))
+
+
+@torch.no_grad()
+def fit_data(
+    checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], gold: Sequence[Sequence[int]], rows: int
+) -> FitData:
+    """Return states after every block of tokens that are teacher-forced behind their prompts.
+
+    Args:
+        checkpoint: The model.
+        prompts: Token ids by document.
+        gold: Token ids that are right, by document.
+        rows: Documents run together, at most.
+    """
+    pieces = [
+        states_of(checkpoint, prompts[start : start + rows], gold[start : start + rows])
+        for start in range(0, len(prompts), rows)
+    ]
+    states_LND = torch.cat(pieces, dim=1)
+    flat = [(index, token) for index, tokens in enumerate(gold) for token in tokens]
+    document_N, gold_token_N = torch.tensor(flat, device=states_LND.device).unbind(1)
+    final_token_N = argmax_token(checkpoint.model.logits(states_LND[-1]))
+    return FitData(checkpoint.model, states_LND, final_token_N, gold_token_N, document_N)
+
+
+@torch.inference_mode()
+def _block_scores(
+    checkpoint: Checkpoint, parts: Parts, requests: Sequence[Request], outputs: Sequence[Sequence[int]]
+) -> tuple[Tensor, Tensor]:
+    """Scores and emitted tokens of every token of the outputs, in row order, [N, L] each."""
+    model = checkpoint.model
+    states_LND = states_of(checkpoint, [request.prompt_ids for request in requests], outputs)
+    seeds = [request.seed for request, tokens in zip(requests, outputs, strict=True) for _ in tokens]
+    position_N = torch.cat([torch.arange(1, len(tokens) + 1) for tokens in outputs])
+    score_NL = torch.empty(len(seeds), model.n_blocks)
+    emitted_NL = torch.empty(score_NL.shape, dtype=torch.long)
+    for position in sorted(set(position_N.tolist())):
+        at_N = (position_N == position).nonzero()[:, 0]
+        scores_LN, emitted_LN = score_states(
+            parts, model, states_LND[:, at_N], position=position, seeds_N=[seeds[index] for index in at_N.tolist()]
+        )
+        score_NL[at_N], emitted_NL[at_N] = scores_LN.T, emitted_LN.T
+    return score_NL, emitted_NL
+
+
+def _at_full_depth(output: FullOutput, model: Engine) -> Generation:
+    return Generation(output.token_ids, full_depth_records(output.token_ids, model))
+
+
+def answer_costs(
+    checkpoint: Checkpoint,
+    parts: Parts,
+    generations: Sequence[Generation],
+    prompt_lengths: Sequence[int],
+    first_token: FirstToken,
+) -> list[Cost]:
+    """Decode cost of each document; ``first_token`` as of its cell."""
+    return [
+        answer_cost(checkpoint.model, parts, *_work(checkpoint, generation, n_prompt, first_token))
+        for generation, n_prompt in zip(generations, prompt_lengths, strict=True)
+    ]
+
+
+def answer_costs_by_part(
+    checkpoint: Checkpoint,
+    parts: Parts,
+    generations: Sequence[Generation],
+    prompt_lengths: Sequence[int],
+    first_token: FirstToken,
+) -> list[dict[str, Cost]]:
+    """Decode cost of each document, by the part of the work; ``first_token`` as of its cell."""
+    return [
+        answer_parts(checkpoint.model, parts, *_work(checkpoint, generation, n_prompt, first_token))
+        for generation, n_prompt in zip(generations, prompt_lengths, strict=True)
+    ]
+
+
+def _work(
+    checkpoint: Checkpoint, made: Generation, n_prompt: int, first_token: FirstToken
+) -> tuple[Sequence[TokenRecord], Sequence[TokenPlace]]:
+    """What the cost of an answer depends on, in the order of `answer_cost`.
+
+    A first token read from the prompt's own pass is no step of decoding: only its read-out is.
+    """
+    positions = range(1, len(made.token_ids) + 1)
+    if checkpoint.kind == "seq2seq":
+        places = [TokenPlace(context=position, source=n_prompt) for position in positions]
+    else:  # the first token is chosen where the last one of the prompt is fed
+        places = [TokenPlace(context=n_prompt + position - 1, source=0) for position in positions]
+    return made.records, places[1 if first_token == "full" else 0 :]

@@ -1,0 +1,29 @@
+"""The kinds of work, and which one a task is of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from exitbench.harness.work.classification import ClassificationWork
+from exitbench.harness.work.generation import GenerationWork
+from exitbench.harness.work.likelihood import LikelihoodWork
+
+if TYPE_CHECKING:
+    from exitbench.harness.cells.job import CellJob
+    from exitbench.harness.work.base import Work
+    from exitbench.harness.work.loaded import LoadedModel
+    from exitbench.tasks.base import Task
+
+WORKS: Final[tuple[type[Work[Any]], ...]] = (GenerationWork, LikelihoodWork, ClassificationWork)
+"""The three kinds. Another one is a class beside these."""
+
+
+def work_class(task: Task) -> type[Work[Any]]:
+    """Return the kind of work that a task asks for."""
+    (found,) = (work for work in WORKS if task.output_type in work.output_types)
+    return found
+
+
+def work_of(model: LoadedModel, item: CellJob) -> Work[Any]:
+    """Return what a cell asks of a loaded model."""
+    return work_class(item.data.task_object)(model, item)

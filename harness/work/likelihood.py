@@ -1,0 +1,521 @@
+"""Log-likelihoods: texts that lm-eval gives are scored, token by token, each with its exit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from exitbench.errors import UserError
+from exitbench.harness.cells.cell import CalibrationSettings, GenerationSettings, ModelRef
+from exitbench.harness.cells.prompts import Fitting
+from exitbench.harness.engine.checkpoints.loading import Checkpoint
+from exitbench.harness.engine.decoding.branches import Context
+from exitbench.harness.engine.decoding.likelihood import Scored
+from exitbench.harness.engine.decoding.likelihood import score as score_contexts
+from exitbench.harness.engine.decoding.likelihood import why_not as why_no_likelihood
+from exitbench.harness.engine.decoding.probe import choice_probe_table, choice_scores
+from exitbench.harness.engine.decoding.scoring_cost import scoring_cost
+from exitbench.harness.engine.model.batches import in_batches
+from exitbench.harness.engine.model.engine import Engine
+from exitbench.harness.engine.model.token_record import TokenRecord, full_depth_records
+from exitbench.harness.work.base import MODEL_READS, Progress, Skip
+from exitbench.harness.work.encoding import Unscorable
+from exitbench.harness.work.generation import fit_data
+from exitbench.harness.work.lm import EarlyExitLM
+from exitbench.harness.work.lm_eval_work import LmEvalWork
+from exitbench.harness.work.metrics import (
+    Choices,
+    Metric,
+    agreement_metrics,
+    choice_gaps,
+    depth_interval,
+    sampled,
+    task_metrics,
+    token_gaps,
+    with_role,
+)
+from exitbench.harness.work.scored_texts import (
+    Full,
+    ScoredText,
+    Shared,
+    TextRequest,
+    choice_rows,
+    chosen_place,
+    contexts_of,
+    full_choices,
+    gap_nats,
+    longest_of,
+    n_choices,
+    read_choices,
+    score_texts,
+    scored_contexts,
+    token_rows,
+)
+from exitbench.harness.work.sharing import Recorded, exits, rows_of
+from exitbench.harness.work.timed import Clock, Unit
+from exitbench.methods.base import Cost, FitData, Parts
+from exitbench.results.files.arrow import lists
+from exitbench.results.spool.attempts import AttemptWriter
+from exitbench.results.spool.schema import TABLES
+from exitbench.results.statistics.intervals import Interval, bounded_ratio_interval, ratio_interval
+from exitbench.tasks.base import Task
+from exitbench.tasks.document import Document
+from exitbench.tasks.lm_eval.task import LmEvalTask
+
+_NAMED_REFUSALS: Final = 5
+"""Documents without a text to score that a worker's log names."""
+
+Answer = Sequence[ScoredText]
+"""The texts of a document, in the order of its requests."""
+
+
+class LikelihoodWork(LmEvalWork[Answer]):
+    """Log-likelihoods of choices, of continuations and of whole texts, which tasks of lm-eval ask for."""
+
+    output_types = ("multiple_choice", "loglikelihood", "loglikelihood_rolling")
+    task: LmEvalTask
+
+    @classmethod
+    def why_not(cls, parts: Parts, method: str) -> str | None:
+        """Return why no log-likelihoods can be had of a method."""
+        reason = why_no_likelihood(parts)
+        return None if reason is None else f"log-likelihoods cannot be had of {method}: it {reason}"
+
+    @classmethod
+    def resolve(cls, task: Task, settings: GenerationSettings, model: ModelRef) -> GenerationSettings:
+        """Refuse whole texts of encoder-decoders, whose first token goes through the gate anyway."""
+        if model.kind != "seq2seq":
+            return settings
+        if task.output_type == "loglikelihood_rolling":
+            raise UserError(
+                f"{task.name} asks for the log-likelihood of whole texts (loglikelihood_rolling), which lm-eval and "
+                f"ExitBench have for decoder-only models; model {model.name!r} is an encoder-decoder."
+            )
+        return replace(settings, first_token=None)
+
+    @classmethod
+    def about(cls, task: Task, max_new_tokens: int) -> str:
+        """Return that nothing is generated."""
+        return "log-likelihoods are asked for; nothing is generated"
+
+    @classmethod
+    def shown(cls, task: Task, documents: Sequence[Document]) -> Iterator[list[tuple[str, str]]]:
+        """Yield whole texts, or contexts once each and what is scored behind them."""
+        assert isinstance(task, LmEvalTask)
+        requests = task.instances(documents)
+        for document in documents:
+            right = task.right_choices(document) if task.output_type == "multiple_choice" else frozenset()
+            texts: list[tuple[str, str]] = []
+            before: object = None
+            for number, one in enumerate(requests[document.key]):
+                if len(one.args) == 1:
+                    texts.append(("scored as a whole", str(one.args[0])))
+                    continue
+                if one.args[0] != before:
+                    before = one.args[0]
+                    texts.append((MODEL_READS, str(before)))
+                texts.append((f"choice {number + 1}{' (right)' if number in right else ''}", str(one.args[1])))
+            yield texts
+
+    @property
+    def _has_choices(self) -> bool:
+        return self.task.output_type == "multiple_choice"
+
+    @property
+    def _scores_whole_texts(self) -> bool:
+        return self.task.output_type == "loglikelihood_rolling"
+
+    # --- Documents and their texts
+
+    def _fit_documents(self) -> Fitting:
+        """Leave out documents with a text that cannot be scored; what is too long is cut."""
+        documents, (texts, refusals) = self.model.documents(self.data)[0], self._all_texts
+        if not texts:
+            raise UserError(f"none of the {len(documents)} documents can be scored; the first: {refusals[0]}")
+        for refusal in refusals[:_NAMED_REFUSALS]:
+            print(f"Left out: {refusal}", file=sys.stderr)
+        by_key = {document.key: document for document in documents}
+        kept = tuple(by_key[key] for key in dict.fromkeys(text.doc_key for text in texts))
+        cut = {text.doc_key for text in texts if any(pair.n_cut for pair in text.pairs)}
+        return Fitting(kept, unscorable=len(refusals), truncated=len(cut))
+
+    @property
+    def _all_texts(self) -> tuple[tuple[TextRequest, ...], tuple[str, ...]]:
+        """What each document gives to be scored, and why some give nothing."""
+        return self.model.once(("texts", self.data, self.settings), self._make_texts)
+
+    def _make_texts(self) -> tuple[tuple[TextRequest, ...], tuple[str, ...]]:
+        texts: list[TextRequest] = []
+        refusals = []
+        for key, requests in self.instances().items():
+            try:
+                texts += [TextRequest.of(self.encoding, key, *one.args) for one in requests]
+            except Unscorable as refusal:
+                refusals.append(str(refusal))
+        return tuple(texts), tuple(refusals)
+
+    def texts(self, documents: Sequence[Document]) -> list[TextRequest]:
+        """Return what documents give to be scored; those of a document stand together, in their order."""
+        keys = {document.key for document in documents}
+        return [text for text in self._all_texts[0] if text.doc_key in keys]
+
+    def _contexts(self, documents: Sequence[Document]) -> list[Shared]:
+        """Contexts of documents with the texts behind each."""
+        return contexts_of(self.texts(documents), self.seed_of)
+
+    def _probed_contexts(self) -> list[Shared]:
+        if self._scores_whole_texts:
+            raise Skip("whole texts are scored in windows; probes and replays are of choices behind a context")
+        return self._contexts(self.documents)
+
+    # --- Quality
+
+    def answers_of(self, lm: EarlyExitLM) -> Mapping[str, Answer]:
+        """Return the scored texts."""
+        return lm.scored
+
+    def answer(self, parts: Parts, on_progress: Progress) -> list[Answer]:
+        """Score the texts of every document, without lm-eval."""
+        if not self._has_choices:
+            raise Skip(
+                f"calibrations bound what is lost of answers or choices, of which {self.task.output_type} has none"
+            )
+        lm = self.lm(parts, on_progress)
+        lm.score(self.texts(self.documents), on_progress)
+        return [lm.scored[document.key] for document in self.documents]
+
+    def sample(self, document: Document, answer: Answer) -> dict[str, Any]:
+        """Return the most probable choice; nothing of a whole text, which is the document's own."""
+        chosen = answer[chosen_place(self.task, document, answer)]
+        return {
+            "output_text": "" if self._scores_whole_texts else chosen.text,
+            "output_ids": [] if self._scores_whole_texts else chosen.token_ids,
+            "n_prompt": chosen.n_context,
+            "n_cut": chosen.n_cut or None,
+            "n_output": len(chosen.token_ids),
+            "stop_reason": "scored",
+        }
+
+    def record(self, writer: AttemptWriter, answers: Mapping[str, Answer], parts: Parts) -> dict[str, Metric]:
+        """Write choices and their tokens; returns metrics of depth, agreement and cost."""
+        return self._record_choices(writer, answers, parts, parts) | self._cost_metrics(answers, parts)
+
+    def _record_choices(
+        self, writer: AttemptWriter, answers: Mapping[str, Answer], parts: Parts, ran: Parts | None
+    ) -> dict[str, Metric]:
+        """Write choices and their tokens; returns metrics of depth and agreement.
+
+        Args:
+            writer: Of the attempt.
+            answers: The scored texts, by document key.
+            parts: The method.
+            ran: The same, where it ran; None for a replay.
+        """
+        full = self._full(answers)
+        tables = {
+            "choices": choice_rows(self.task, self.documents, answers, full),
+            "choice_tokens": token_rows(self.documents, answers, full, ran),
+        }
+        for name, rows in tables.items():
+            writer.write(name, pa.Table.from_pylist(rows, schema=TABLES[name]))
+        return self._metrics(answers, full, parts)
+
+    def _full(self, answers: Mapping[str, Answer]) -> Full:
+        """What full depth said of every text: of its own cell, or this one's where it is that."""
+        if self.cell.full_depth_cell_id is None:
+            return full_choices(self.task, self.documents, answers)
+        choices, tokens = (
+            self.model.file_of(self.cell.full_depth_cell_id, f"{name}.parquet") for name in ("choices", "choice_tokens")
+        )
+        return read_choices(choices, tokens)
+
+    def _metrics(self, answers: Mapping[str, Answer], full: Full, parts: Parts) -> dict[str, Metric]:
+        """Mean exit layer and blocks run of scored tokens; agreement with full depth in choices and log-probs."""
+        n_blocks, texts = self.model.model.n_blocks, [answers[document.key] for document in self.documents]
+        tokens = [sum(len(text.token_ids) for text in own) for own in texts]
+        exits = [sum(sum(text.exit_layers) for text in own) for own in texts]
+        runs = [sum(sum(text.blocks_run) for text in own) for own in texts]
+        depth = {
+            "mean_exit_layer": depth_interval(exits, tokens, n_blocks, is_fixed=not parts.gate.decides),
+            "mean_blocks_run": depth_interval(runs, tokens, n_blocks, is_fixed=parts.runs_fixed_blocks),
+        }
+        agreement: dict[str, Metric] = {}
+        if self._has_choices:
+            same = [
+                full[document.key, chosen_place(self.task, document, own) + 1].is_chosen is True
+                for document, own in zip(self.documents, texts, strict=True)
+            ]
+            match = bounded_ratio_interval(same, [1] * len(same))
+            agreement |= agreement_metrics({"choice_match": match})
+        if self.cell.full_depth_cell_id is not None:
+            gaps = [gap_nats(document.key, own, full) for document, own in zip(self.documents, texts, strict=True)]
+            gap = ratio_interval(gaps, tokens, seed=self.bootstrap_seed)
+            agreement |= agreement_metrics({"logprob_gap": gap}, lower_is_better=True)
+        return with_role("depth", depth) | agreement
+
+    def _cost_metrics(self, answers: Mapping[str, Answer], parts: Parts) -> dict[str, Metric]:
+        """Ideal speed-ups of documents, their contexts included: sums of full depth's work over those of the method's.
+
+        Nothing of encoder-decoders, of whose encoders no work is counted.
+        """
+        model, settings = self.model.checkpoint.model, self.settings
+        own, full = ({document.key: Cost() for document in self.documents} for _ in range(2))
+        for key, context, made in scored_contexts(self.texts(self.documents), answers):
+            at_full = [_at_full_depth(one, model) for one in made]
+            for totals, method, texts in ((own, parts, made), (full, self.full_parts, at_full)):
+                cost = scoring_cost(
+                    model,
+                    method,
+                    context,
+                    texts,
+                    scope=settings.scope or "token",
+                    gates_first_token=settings.gates_first_token,
+                )
+                if cost is None:
+                    return {}
+                totals[key] += cost
+        seed = self.bootstrap_seed
+        pairs = [(full[document.key], own[document.key]) for document in self.documents]
+        read = [(whole.read_numel, less.read_numel) for whole, less in pairs]
+        flops = [(whole.flops, less.flops) for whole, less in pairs]
+        work = {
+            name: ratio_interval([whole for whole, _ in both], [less for _, less in both], seed=seed)
+            for name, both in (("ideal_speedup_bytes", read), ("ideal_speedup_flops", flops))
+        }
+        return with_role("cost", work)
+
+    def compare_formats(self, reference: Any, answers: Mapping[str, Answer]) -> dict[str, Interval]:
+        """Compare choices, or the log-probabilities of whole texts."""
+        chosen = sampled(self.documents)
+        assert isinstance(reference, Checkpoint), "the planner gives encoders tasks of their own"
+        texts = self.texts(chosen)
+        others = score_texts(reference, texts, self.full_parts, self.settings, 1, self.seed_of, lambda done: None)
+        if not self._has_choices:
+            pairs = ((_windows(answers[document.key]), _windows(others[document.key])) for document in chosen)
+            return token_gaps(pairs, self.bootstrap_seed)
+        rows = []
+        for document in chosen:
+            own, other = answers[document.key], others[document.key]
+            n = n_choices(self.task, document, own)
+            rows.append(
+                Choices(
+                    [text.logprob for text in own[:n]],
+                    [text.logprob for text in other[:n]],
+                    chosen_place(self.task, document, own) == chosen_place(self.task, document, other),
+                )
+            )
+        return choice_gaps(rows, self.bootstrap_seed)
+
+    # --- Offline
+
+    def probe(self, writer: AttemptWriter, on_progress: Progress) -> None:
+        """Read every block's opinion on every token of every text."""
+        if self.cell.record is not None:
+            raise Skip("what is inside blocks is recorded of tokens that a model generates")
+        shared = self._probed_contexts()
+
+        def probe(chosen: Sequence[Shared]) -> None:
+            keys, choices = [one.doc_key for one in chosen], [one.choices for one in chosen]
+            contexts = [one.context for one in chosen]
+            writer.write("probe", choice_probe_table(self.model.checkpoint, keys, choices, contexts, len(chosen)))
+
+        in_batches(shared, self.cell.rows, probe, lambda done: on_progress(_n_documents(shared, done)))
+
+    def score_blocks(self, writer: AttemptWriter, on_progress: Progress) -> None:
+        """Ask the method's own gate at every block of every token of every text."""
+        shared, parts = self._probed_contexts(), self.parts()
+        schema = TABLES["scores"]
+
+        def score(chosen: Sequence[Shared]) -> None:
+            found = choice_scores(self.model.checkpoint, parts, [one.context for one in chosen], len(chosen))
+            tokens = [
+                (one.doc_key, choice, position, token_id)
+                for one in chosen
+                for choice, token_ids in zip(one.choices, one.context.continuations, strict=True)
+                for position, token_id in enumerate(token_ids, start=1)
+            ]
+            keys, choices, positions, token_ids = zip(*tokens, strict=True)
+            emitted_NL = np.where(found["is_greedy"], np.array(token_ids)[:, None], -1)
+            columns = {
+                "doc_key": list(keys),
+                "choice": pa.array(choices, pa.int32()),
+                "position": pa.array(positions, pa.int32()),
+                "score": lists(found["score"], schema.field("score").type),
+                "emitted_id": lists(emitted_NL.astype(np.int32), schema.field("emitted_id").type),
+                "logprob": lists(found["logprob"], schema.field("logprob").type),
+            }
+            writer.write("scores", pa.table(columns))
+
+        in_batches(shared, self.cell.rows, score, lambda done: on_progress(_n_documents(shared, done)))
+
+    def replay(self, writer: AttemptWriter) -> dict[str, Metric]:
+        """Find where the method would have left at each token, and score the choices by what is read there."""
+        cell, depth, parts = self.cell, self.model.model.n_blocks, self.parts()
+        if self.settings.scope == "context":
+            raise Skip('scope = "context" keeps one depth for a context, which a replay of single tokens cannot tell')
+        assert cell.scores_cell_id is not None, "the planner gives every replay of choices its scores"
+        texts = self.texts(self.documents)
+        first_position = 1 if cell.first_token == "gated" else 2
+        recorded = Recorded(
+            source=rows_of("scores"),
+            files={"scores": self.model.file_of(cell.scores_cell_id, "scores.parquet")},
+            order=("doc_key", "choice", "position"),
+            others=(),
+            at_exit={"score": "score[{e}]", "logprob": "logprob[{e}]", "is_greedy": "emitted_id[{e}] >= 0"},
+        )
+        longest = longest_of(texts)
+        found = exits(self, recorded, lambda method: method.exit_layer_sql(depth, longest, "score[l]", first_position))
+        columns = (found[name].to_pylist() for name in ("doc_key", "choice", "exit_layer", *recorded.at_exit))
+        exited: dict[tuple[str, int], list[tuple[int, float, float, bool]]] = {}
+        for doc_key, choice, *values in zip(*columns, strict=True):
+            exited.setdefault((doc_key, choice), []).append(tuple(values))
+        scored: dict[str, list[ScoredText]] = {}
+        for text in texts:
+            of_document, (pair,) = scored.setdefault(text.doc_key, []), text.pairs
+            own = Scored(list(pair.continuation_ids))
+            for token_id, token in zip(own.token_ids, exited[text.doc_key, len(of_document) + 1], strict=True):
+                layer, score, logprob, is_greedy = token
+                own.logprobs.append(logprob)
+                own.greedy.append(is_greedy)
+                own.records.append(
+                    TokenRecord(
+                        token_id,
+                        layer,
+                        depth if parts.runs_all_blocks else layer,
+                        score=None if layer == depth else score,
+                        logprob=logprob,
+                        is_greedy=is_greedy,
+                    )
+                )
+            of_document.append(ScoredText(text.text, len(pair.context_ids), pair.n_cut, (own,)))
+        responses = {key: [(text.logprob, text.is_greedy) for text in own] for key, own in scored.items()}
+        scores = self.task.score_responses(self.documents, responses, self.model.confirms_unsafe_code)
+        metrics = task_metrics(self.task, [scores[document.key] for document in self.documents])
+        return metrics | self._record_choices(writer, scored, parts, None)
+
+    # --- Calibration
+
+    def exit_layers(self, answer: Answer) -> Sequence[int]:
+        """Return the exit layer of each token of each text."""
+        return [layer for text in answer for layer in text.exit_layers]
+
+    def losses(self, settings: CalibrationSettings, full: Sequence[Answer], early: Sequence[Answer]) -> np.ndarray:
+        """Return the loss of each document: another choice, or a lower score."""
+        task, documents = self.task, self.documents
+        if settings.consistency == "textual":
+            pairs = zip(documents, full, early, strict=True)
+            return np.array([float(chosen_place(task, doc, a) != chosen_place(task, doc, b)) for doc, a, b in pairs])
+        metric = task.consistency_metric
+        whole, cut = (
+            task.score_responses(
+                documents,
+                {
+                    document.key: [(text.logprob, text.is_greedy) for text in own]
+                    for document, own in zip(documents, made, strict=True)
+                },
+            )
+            for made in (full, early)
+        )
+        lost = [
+            task.shortfall(metric, cut[document.key].values[metric], whole[document.key].values[metric])
+            for document in documents
+        ]
+        return np.clip(lost, 0, 1)
+
+    # --- Timing and fitting
+
+    def timed_parts(self) -> Parts:
+        """Return the method; oracles are not timed."""
+        parts = self.parts()
+        if parts.gate.looks_ahead:
+            raise Skip("an oracle reads all blocks, and texts of one context leave at layers of their own: not timed")
+        return parts
+
+    def requests(self, documents: Sequence[Document]) -> list[Context]:
+        """Return contexts with the texts behind them."""
+        return [shared.context for shared in self._contexts(documents)]
+
+    def timed_work(self) -> TimedScoring:
+        """Return the scoring that is timed."""
+        longest = longest_of(self.texts(self.documents))
+        return TimedScoring(self.model.checkpoint, self.settings, longest, self.cell.batch_size)
+
+    def n_tokens(self, made: Sequence[Scored]) -> int:
+        """Return the tokens of the texts behind a context."""
+        return sum(len(scored.token_ids) for scored in made)
+
+    def fit_data(self) -> FitData:
+        """Return states of each document's right choice behind its context, or of its text."""
+        pairs = []
+        for document in self.documents:
+            right = min(self.task.right_choices(document), default=0) if self._has_choices else 0
+            pairs.append(self.texts([document])[right].pairs[0])
+        contexts, texts = [pair.context_ids for pair in pairs], [pair.continuation_ids for pair in pairs]
+        return fit_data(self.model.checkpoint, contexts, texts, self.cell.rows)
+
+
+@dataclass(frozen=True)
+class TimedScoring:
+    """The timed scoring of given texts; requests are contexts with the texts behind them, of whole documents.
+
+    Attributes:
+        settings: By what exits are decided, and whether the first token may leave early.
+        longest: Tokens of the longest text of the cell.
+        rows: Texts scored together.
+    """
+
+    checkpoint: Checkpoint
+    settings: GenerationSettings
+    longest: int
+    rows: int
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self.checkpoint.model.device
+
+    def run(self, parts: Parts, unit: Unit[Context]) -> list[list[Scored]]:
+        """Score a unit, traced."""
+        return self._score(parts, unit, traced=True)
+
+    def knowing(self, parts: Parts, units: Sequence[Unit[Context]], made: Sequence[list[Scored]]) -> Parts:
+        """Refuse: texts of one context leave at layers of their own."""
+        raise ValueError("exit layers of given texts are not known before")
+
+    def timed(self, parts: Parts, unit: Unit[Context], clock: Clock) -> tuple[tuple[str, ...], int]:
+        """Score; prefill and continuations are one."""
+        clock.mark()
+        self._score(parts, unit, traced=False)
+        clock.mark()
+        return (), sum(len(token_ids) for context in unit.requests for token_ids in context.continuations)
+
+    def _score(self, parts: Parts, unit: Unit[Context], *, traced: bool) -> list[list[Scored]]:
+        return score_contexts(
+            self.checkpoint,
+            unit.requests,
+            parts,
+            scope=self.settings.scope or "token",
+            gates_first_token=self.checkpoint.kind == "seq2seq" or self.settings.gates_first_token,
+            rows=self.rows,
+            max_new_tokens=self.longest,
+            traced=traced,
+        )
+
+
+def _windows(texts: Answer) -> list[Scored]:
+    return [part for text in texts for part in text.parts]
+
+
+def _n_documents(shared: Sequence[Shared], done: int) -> int:
+    """How many documents the first contexts are of, the last of which may have more of them."""
+    return len({one.doc_key for one in shared[:done]})
+
+
+def _at_full_depth(scored: Scored, model: Engine) -> Scored:
+    return Scored(scored.token_ids, records=full_depth_records(scored.token_ids, model))

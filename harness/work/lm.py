@@ -1,0 +1,267 @@
+"""lm-eval drives, our decode loop generates and scores: the adapter between the two.
+
+Everything a request needs to be traced is kept with it (lm-eval's own numbers for documents are ordinals of a subset).
+Budgets count new decoder tokens; stop strings are looked for in new tokens only.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
+
+from exitbench.errors import UserError
+from exitbench.harness.cells.prompts import Prompt, Prompts, render_turns
+from exitbench.harness.engine.checkpoints.loading import Checkpoint
+from exitbench.harness.engine.decoding.generation import Generation, Request
+from exitbench.harness.engine.decoding.stream import Stream
+from exitbench.harness.work.encoding import Encoding
+from exitbench.harness.work.scored_texts import ScoredText, TextRequest, score_texts
+from exitbench.methods.base import Parts, Threshold
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one document got: its prompt's length in tokens, the traced generation, the text, and what was cut off.
+
+    ``n_cut`` is of the prompt, in tokens; None where nothing may be cut.
+    """
+
+    n_prompt: int
+    generation: Generation
+    text: str
+    n_cut: int | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What an answer depends on beside model, method and settings that cells of a pass have in common."""
+
+    key: str
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    stop: tuple[str, ...]
+
+
+Known = dict[Asked, Answer]
+"""Answers by what was asked."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Another cell of a pass: its threshold, and where its answers are put."""
+
+    threshold: Threshold
+    known: Known
+
+
+class EarlyExitLM(TemplateLM):  # type: ignore[misc]
+    """A checkpoint with a method, as lm-eval sees it.
+
+    Args:
+        checkpoint: The model.
+        prompts: Makes token ids of prompts, with its transformers tokenizer, as the cell asks.
+        parts: The method.
+        rows: Documents decoded together, at most.
+        seed_of: Seed of a document, by its key.
+        on_answers: Told how many documents have been answered.
+        encoding: Of requests of lm-eval's own tasks, whose prompts are whole; None: requests are our tasks', which
+            generate only.
+        key_of: Key of the document that a request is of.
+
+    Attributes:
+        known: What need not be decoded, because another cell has.
+        beside: Cells to decode for as well.
+        shared_rows: Rows decoded together, at most, where there are such cells; no fewer than ``rows``.
+        on_giving_up: Told that these are not decoded for after all.
+        answers: What each document got that was to be gone on from, by its key.
+        scored: The texts of each document that were to be scored, in the order of its requests, by its key.
+    """
+
+    tokenizer_name = "exitbench"
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        prompts: Prompts,
+        parts: Parts,
+        rows: int,
+        seed_of: Callable[[str], int],
+        on_answers: Callable[[int], None],
+        encoding: Encoding | None = None,
+        key_of: Callable[[Instance], str] = lambda request: str(request.doc["doc_key"]),
+    ) -> None:
+        super().__init__()
+        self.backend = checkpoint.kind
+        self.checkpoint, self.prompts, self.tokenizer, self.parts = checkpoint, prompts, prompts.tokenizer, parts
+        self.rows, self.seed_of, self.on_answers = rows, seed_of, on_answers
+        self.encoding, self.key_of = encoding, key_of
+        self.answers: dict[str, Answer] = {}
+        self.scored: dict[str, list[ScoredText]] = {}
+        self.known: Known = {}
+        self.beside: Sequence[Beside] = ()
+        self.shared_rows = rows
+        self.on_giving_up: Callable[[], None] = lambda: None
+
+    @property
+    def eot_token_id(self) -> int:
+        """End-of-text token."""
+        return int(self.tokenizer.eos_token_id)
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What stands before a text without a context."""
+        return self.eot_token_id if self.encoding is None else self.encoding.prefix_id
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """Token ids of a text, with the special tokens that the checkpoint's tokenizer adds."""
+        if self.encoding is not None:
+            return self.encoding.ids(string, add_special_tokens)
+        return list(self.tokenizer(string, add_special_tokens=add_special_tokens is not False)["input_ids"])
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Return turns as the checkpoint's chat template writes them."""
+        return render_turns(self.tokenizer, chat_history, add_generation_prompt=add_generation_prompt)
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Answer generation requests; returns texts in the order of the requests.
+
+        A request that is repeated is answered once: decoding is greedy, and what methods draw is by document.
+
+        Raises:
+            UserError: A document asks for more than one text.
+        """
+        prepared = {self.key_of(request): request for request in requests}
+        if len({(self.key_of(request), request.idx) for request in requests}) > len(prepared):
+            raise UserError("a document asks for several texts; allowed: tasks with one text a document.")
+        # Alike settings in one batch, rows of alike length together; answers are found again by key.
+        groups: dict[tuple[int, tuple[str, ...]], list[tuple[str, Prompt]]] = {}
+        for key, request in prepared.items():
+            text, raw = request.args
+            kwargs = normalize_gen_kwargs(dict(raw))
+            settings = (kwargs["max_gen_toks"], tuple(kwargs["until"]))
+            prompt = self.prompts(text) if self.encoding is None else self.encoding.prompt(text, settings[0])
+            groups.setdefault(settings, []).append((key, prompt))
+        for (max_new_tokens, stop), items in groups.items():
+            self._answer_all(items, max_new_tokens, stop)
+        return [self.answers[self.key_of(request)].text for request in requests]
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Score continuations of contexts; returns log-probability and greediness in the order of the requests.
+
+        Raises:
+            UserError: A continuation is empty or longer than the model, or the method gives no log-probabilities.
+        """
+        return [(text.logprob, text.is_greedy) for text in self._score(requests)]
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Score whole texts; returns log-probabilities in the order of the requests.
+
+        Raises:
+            UserError: The model is an encoder-decoder, a text is empty, or the method gives no log-probabilities.
+        """
+        return [text.logprob for text in self._score(requests)]
+
+    def _score(self, requests: list[Instance]) -> list[ScoredText]:
+        if self.encoding is None:
+            raise UserError("our own tasks generate text; log-likelihoods are asked by tasks of lm-eval.")
+        distinct = {(self.key_of(request), request.idx): request for request in requests}
+        asked = [TextRequest.of(self.encoding, key, *distinct[key, index].args) for key, index in sorted(distinct)]
+        self.score(asked, self.on_answers)
+        order: dict[str, list[int]] = {}
+        for key, index in sorted(distinct):
+            order.setdefault(key, []).append(index)
+        keys = [self.key_of(request) for request in requests]
+        return [self.scored[key][order[key].index(request.idx)] for key, request in zip(keys, requests, strict=True)]
+
+    def score(self, asked: Sequence[TextRequest], on_documents: Callable[[int], None]) -> None:
+        """Score texts, without lm-eval; they are in `scored`.
+
+        Args:
+            asked: The texts of a document stand together, in their order.
+            on_documents: Told how many documents have been scored.
+        """
+        self.scored |= score_texts(
+            self.checkpoint, asked, self.parts, self.prompts.generation, self.rows, self.seed_of, on_documents
+        )
+
+    def answer(self, prompts: Mapping[str, Prompt]) -> None:
+        """Answer prompts by document key, without lm-eval; the answers are in `answers`."""
+        asked = self.prompts.generation
+        self._answer_all(list(prompts.items()), asked.max_new_tokens, asked.stop)
+
+    def _answer_all(self, items: list[tuple[str, Prompt]], max_new_tokens: int, stop: tuple[str, ...]) -> None:
+        """Answer prompts, and for the cells beside with their thresholds; if that fails, for this cell alone."""
+        asked = {key: Asked(key, tuple(prompt.ids), max_new_tokens, stop) for key, prompt in items}
+        self.answers |= {key: self.known[asked[key]] for key, _ in items if asked[key] in self.known}
+        left = [(key, prompt) for key, prompt in items if asked[key] not in self.known]
+        if len(left) < len(items):
+            self.on_answers(len(self.answers))
+        if self.beside:
+            try:
+                self._decode(left, asked, self.beside)
+                return
+            except Exception as error:
+                print(f"Cells that share a pass run one by one: {type(error).__name__}: {error}", file=sys.stderr)
+                self.beside = ()
+                self.on_giving_up()
+                left = [(key, prompt) for key, prompt in left if key not in self.answers]
+        self._decode(left, asked, ())
+
+    def _decode(
+        self, items: Sequence[tuple[str, Prompt]], asked: Mapping[str, Asked], beside: Sequence[Beside]
+    ) -> None:
+        if not items:
+            return
+        max_new_tokens, stop = asked[items[0][0]].max_new_tokens, asked[items[0][0]].stop
+        thresholds = [self.parts.threshold, *(other.threshold for other in beside)]
+
+        def on_done(place: int) -> None:
+            key, prompt = items[place]
+            own, *others = (self._answer(prompt, made, stop) for made in stream.made(place))
+            self.answers[key] = own
+            for other, answer in zip(beside, others, strict=True):
+                other.known[asked[key]] = answer
+            self.on_answers(len(self.answers))
+
+        stream = Stream(
+            self.checkpoint,
+            [Request(prompt.ids, self.seed_of(key)) for key, prompt in items],
+            self.parts,
+            thresholds,
+            max_new_tokens,
+            max(self.rows, min(self.rows * len(thresholds), self.shared_rows)),
+            stops(self.tokenizer, stop, reads_special=self.encoding is not None),
+            self.prompts.generation,
+            on_done,
+        )
+        stream.run()
+
+    def _answer(self, prompt: Prompt, generation: Generation, stop: tuple[str, ...]) -> Answer:
+        text = self.tokenizer.decode(generation.token_ids, skip_special_tokens=True)
+        return Answer(len(prompt.ids), generation, postprocess_generated_text(text, list(stop), None), prompt.n_cut)
+
+    def _loglikelihood_tokens(self, requests: Any, disable_tqdm: bool = False, **kwargs: Any) -> list[Any]:
+        raise NotImplementedError("texts are scored by document: loglikelihood")
+
+
+def stops(tokenizer: Any, stop: Sequence[str], *, reads_special: bool = False) -> Callable[[list[int]], bool] | None:
+    """Return what says whether new tokens spell a string at which an answer ends; None where there is none.
+
+    Args:
+        tokenizer: The checkpoint's.
+        stop: The strings.
+        reads_special: Special tokens are spelled too, as in lm-eval, whose tasks name some (`<|im_end|>`).
+    """
+    strings = [string for string in stop if string]
+
+    def is_stopped(token_ids: list[int]) -> bool:
+        text = tokenizer.decode(token_ids, skip_special_tokens=not reads_special)
+        return any(string in text for string in strings)
+
+    return is_stopped if strings else None

@@ -1,0 +1,118 @@
+"""Work that lm-eval asks for: our tasks through the bridge, its own by themselves."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from exitbench.errors import UserError
+from exitbench.harness.cells.prompts import Prompts, render_turns
+from exitbench.harness.engine.checkpoints.generation_config import not_applied
+from exitbench.harness.work.base import Answer, Evaluated, Progress, Work
+from exitbench.harness.work.encoding import Encoding, reads_up_to
+from exitbench.harness.work.lm import EarlyExitLM
+from exitbench.harness.work.sharing import PASS_ROWS
+from exitbench.methods.base import Parts
+from exitbench.tasks import lm_eval_bridge
+from exitbench.tasks.base import Task
+from exitbench.tasks.lm_eval.leaves import Chat
+from exitbench.tasks.lm_eval.task import LmEvalTask
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+
+    from exitbench.harness.engine.checkpoints.digest import Description
+
+
+class LmEvalWork(Work[Answer]):
+    """Work of a decoder, which lm-eval asks through `EarlyExitLM`."""
+
+    kinds = ("quality", "timing", "probe", "scores", "replay", "fit", "calibration")
+
+    @classmethod
+    def check_model(cls, task: Task, description: Description) -> None:
+        """Refuse classifiers."""
+        if description.labels is not None:
+            raise UserError(
+                f"task {task.name!r} asks for texts, and model {description.model.name!r} is a classifier; "
+                "allowed with it: tasks of classification. 'tasks' of [models.NAME] says which are its own."
+            )
+
+    @property
+    def ignored_settings(self) -> Mapping[str, Any]:
+        """Generation settings of the checkpoint's own that are not applied."""
+        return not_applied(self.model.path, self.settings).settings
+
+    @property
+    def prompts(self) -> Prompts:
+        """Makes token ids of prompts."""
+        tokenizer, max_positions = self.model.tokenizer, self.model.model.max_positions
+        return self.model.once(("prompts", self.settings), lambda: Prompts(tokenizer, self.settings, max_positions))
+
+    @property
+    def encoding(self) -> Encoding:
+        """Makes token ids of lm-eval's requests."""
+        return self.model.once("encoding", self._make_encoding)
+
+    def _make_encoding(self) -> Encoding:
+        checkpoint, tokenizer = self.model.checkpoint, self.model.tokenizer
+        longest = reads_up_to(self.model.path, tokenizer, checkpoint.model.max_positions)
+        return Encoding(tokenizer, checkpoint.kind, longest)
+
+    @property
+    def chat(self) -> Chat | None:
+        """System message and chat template of lm-eval's prompts, where they go through one."""
+        if self.settings.chat_template_sha256 is None:
+            return None
+        _ = self.prompts  # refuses another template than was planned with
+        return self.settings.system, partial(_turns, self.model.tokenizer)
+
+    def instances(self) -> dict[str, list[Instance]]:
+        """Return lm-eval's requests of each document of a task of its own, by document key."""
+        assert isinstance(self.task, LmEvalTask)
+        return self.task.instances(self.model.documents(self.data)[0], self.chat)
+
+    def lm(self, parts: Parts, on_progress: Progress) -> EarlyExitLM:
+        """Return this model with a method, as lm-eval sees it."""
+        lm = EarlyExitLM(self.model.checkpoint, self.prompts, parts, self.cell.rows, self.seed_of, on_progress)
+        passes, cell_id = self.model.passes, self.cell.cell_id
+        lm.known, lm.beside, lm.shared_rows = passes.known(cell_id), passes.beside(cell_id), PASS_ROWS
+        lm.on_giving_up = partial(passes.give_up, cell_id)
+        if isinstance(self.task, LmEvalTask):
+            documents = self.model.documents(self.data)[0]
+            keys = {(one.fields["task"], one.fields["doc_id"]): one.key for one in documents}
+            lm.encoding, lm.key_of = self.encoding, lambda request: keys[request.task_name, request.doc_id]
+        return self.model.wrap_lm(self.item, lm)
+
+    @abstractmethod
+    def answers_of(self, lm: EarlyExitLM) -> Mapping[str, Answer]:
+        """Return what a model was asked and answered, by document key."""
+
+    def evaluate(self, parts: Parts, on_progress: Progress) -> Evaluated[Answer]:
+        """Have lm-eval ask the model about every document, and score its answers."""
+        lm, documents = self.lm(parts, on_progress), self.documents
+        if isinstance(self.task, LmEvalTask):
+            scores, aggregated = self.task.evaluate(lm, documents, self.chat, self.model.confirms_unsafe_code)
+        else:
+            results = self._evaluate_own(lm)
+            aggregated = {metric: results["results"][self.task.name][f"{metric},none"] for metric in self.task.metrics}
+            scores = lm_eval_bridge.scores(self.task, results)
+        answers = self.answers_of(lm)
+        return Evaluated({document.key: answers[document.key] for document in documents}, scores, aggregated)
+
+    def _evaluate_own(self, lm: EarlyExitLM) -> Any:
+        """Have lm-eval evaluate one of our tasks."""
+        from lm_eval.evaluator import evaluate
+        from lm_eval.tasks import TaskManager
+
+        config = self.task.lm_eval_config(self.documents, self.cell.model.kind)
+        limits = {"until": list(self.settings.stop), "max_gen_toks": self.settings.max_new_tokens}
+        config["generation_kwargs"] = {**config["generation_kwargs"], **limits}
+        tasks = TaskManager(include_defaults=False).load([config])
+        return evaluate(lm=lm, task_dict=tasks, bootstrap_iters=0, log_samples=True)
+
+
+def _turns(tokenizer: Any, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
+    return render_turns(tokenizer, messages, add_generation_prompt=add_generation_prompt)

@@ -1,0 +1,143 @@
+"""The loaded model of a worker, and what the cells that run on it share."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Hashable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from exitbench.errors import UserError
+from exitbench.harness.cells.cell import DeviceMap, EngineChoice, GenerationSettings
+from exitbench.harness.cells.job import CellJob, DataRequest, WorkerSpec
+from exitbench.harness.engine.checkpoints.encoder_loading import EncoderCheckpoint, is_encoder, load_encoder
+from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
+from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
+from exitbench.harness.engine.encoders.model import EncoderClassifier
+from exitbench.harness.engine.model.engine import Engine
+from exitbench.harness.engine.products.choosing import use_fastest
+from exitbench.harness.work.base import Skip
+from exitbench.harness.work.lm import EarlyExitLM
+from exitbench.harness.work.sharing import SharedPasses
+from exitbench.methods.base import NOTHING_FITTED
+from exitbench.results.beside.vocabularies import record_vocabulary
+from exitbench.results.files.atomic import SpoolError
+from exitbench.results.spool.attempts import attempt_status, read_attempt
+from exitbench.results.spool.schema import FITTED_FILE
+from exitbench.tasks.document import Document
+
+Value = TypeVar("Value")
+
+
+class LoadedModel:
+    """One loaded model, and what the cells that run on it share.
+
+    Args:
+        spec: The cells and where things lie.
+        loaded: The model, where it has been loaded already.
+
+    Attributes:
+        tokenizer: The checkpoint's.
+        products: In which form weights are multiplied, where that was measured (`engine.products`).
+        passes: Which cells share a pass.
+        full_answers: Token ids of what greedy full depth answered, by document key, of the documents that it was asked.
+        wrap_lm: Put around the model that lm-eval asks for a cell.
+    """
+
+    def __init__(self, spec: WorkerSpec, loaded: Checkpoint | None = None) -> None:
+        formats = {(item.cell.dtype, item.cell.engine, item.cell.device_map) for item in spec.cells}
+        if len(formats) != 1:
+            raise ValueError(f"one worker loads one number format, engine and device map, not {formats}")
+        ((dtype, engine, device_map),) = formats
+        self.spool, self.inputs, self.data_dir = spec.spool, spec.inputs or spec.spool, spec.data_dir
+        self.path, self.confirms_unsafe_code = spec.model_path, spec.confirm_run_unsafe_code
+        self._checkpoint = loaded or load_model(spec.model_path, getattr(torch, dtype), spec.device, engine, device_map)
+        is_new = loaded is None and isinstance(self._checkpoint, Checkpoint)
+        self.products = use_fastest(self.checkpoint.model) if is_new else None
+        self.tokenizer: Any = load_tokenizer(spec.model_path)
+        self._record_vocabulary(spec.cells[0].cell.model.tokenizer_sha256)
+        self.passes = SharedPasses()
+        self.wrap_lm: Callable[[CellJob, EarlyExitLM], EarlyExitLM] = lambda item, lm: lm
+        self.documents = functools.cache(self._load)
+        self._read_attempt = functools.cache(read_attempt)  # many cells compute from one
+        self.full_answers: dict[tuple[DataRequest, GenerationSettings], Mapping[str, list[int]]] = {}
+        self._made: dict[Hashable, Any] = {}
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The model, where it generates."""
+        assert isinstance(self._checkpoint, Checkpoint), "the planner gives classifiers tasks of their own"
+        return self._checkpoint
+
+    @property
+    def classifier(self) -> EncoderClassifier:
+        """The model, where it is an encoder."""
+        assert isinstance(self._checkpoint, EncoderCheckpoint), "the planner gives encoders tasks of their own"
+        return self._checkpoint.model
+
+    @property
+    def model(self) -> Engine | EncoderClassifier:
+        """The model, whatever it is."""
+        return self._checkpoint.model
+
+    def _record_vocabulary(self, tokenizer_sha256: str) -> None:
+        texts = self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer)))
+        try:
+            record_vocabulary(self.spool, tokenizer_sha256, texts, self.tokenizer.all_special_ids)
+        except UserError as error:  # no cell needs it
+            print(f"The tokens' spellings were not stored: {error}", file=sys.stderr)
+
+    def _load(self, data: DataRequest) -> tuple[list[Document], int]:
+        """Documents of a split, and how many were left out because they have another use; cached as `documents`."""
+        return data.load_apart(self.data_dir)
+
+    def once(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """Return what was made under a key, which all cells share that ask for it; make it the first time."""
+        if key not in self._made:
+            self._made[key] = make()
+        value: Value = self._made[key]
+        return value
+
+    def fitted(self, fit_cell_id: str | None) -> Mapping[str, Tensor]:
+        """Return what a fit cell left; nothing for the many methods that have none."""
+        if fit_cell_id is None:
+            return NOTHING_FITTED
+        path = self.file_of(fit_cell_id, FITTED_FILE)
+        tensors: dict[str, Tensor] = load_file(path, device=str(self.model.device))
+        return tensors
+
+    def file_of(self, cell_id: str, name: str) -> Path:
+        """A file of the latest attempt at another cell.
+
+        Raises:
+            Skip: That cell has not ended well, or its files are not what was written, or are no longer there.
+        """
+        status = attempt_status(self.inputs, cell_id)
+        if status is None or status.status != "ok":
+            found = "was never run" if status is None else f"ended as {status.status}"
+            raise Skip(f"needs cell {cell_id[:12]}, which {found}")
+        try:
+            freed = self._read_attempt(status.path).freed
+        except SpoolError as error:
+            raise Skip(f"needs cell {cell_id[:12]}, which is damaged: {error}") from error
+        if name.removesuffix(".parquet") in freed:
+            raise Skip(f"needs {name} of cell {cell_id[:12]}, which `exitbench gc` removed; run that cell again")
+        return status.path / name
+
+
+def load_model(
+    folder: Path, dtype: torch.dtype, device: str, engine: EngineChoice, device_map: DeviceMap | None
+) -> Checkpoint | EncoderCheckpoint:
+    """Load a checkpoint, whatever it is.
+
+    Raises:
+        UserError: It cannot be read, or does not fit into memory.
+    """
+    if is_encoder(folder):
+        return load_encoder(folder, dtype, device)
+    return load_checkpoint(folder, dtype, device, engine, device_map)

@@ -1,0 +1,185 @@
+"""Metrics of a cell: of its task, from per-document scores just made or stored; and those made here, by role.
+
+Of role ``format``, beside the same checkpoint in float32:
+    format_logprob_gap: Mean absolute difference of log-probabilities, nats: of choices, labels, or tokens.
+    format_choice_gap: The same of the differences between two choices (or labels), over all pairs of a document.
+    format_choice_match: Share of documents with the same choice or label.
+    format_token_match: Share of tokens that are the most probable ones in both formats or in neither; of generated
+        answers these are full depth's tokens, each behind those before it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import ArrayLike
+
+from exitbench.results.spool.attempts import AttemptWriter
+from exitbench.results.spool.schema import TABLES
+from exitbench.results.statistics.intervals import (
+    NONE_DIFFERS,
+    Interval,
+    aggregate_interval,
+    as_sums,
+    bounded_ratio_interval,
+    point,
+    ratio_interval,
+)
+from exitbench.tasks.base import Task, take_by_hash
+from exitbench.tasks.document import Document, DocumentScore
+
+if TYPE_CHECKING:
+    from exitbench.harness.engine.decoding.likelihood import Scored
+
+METRIC_VERSION = "2"
+"""Version of the metrics made here (depth, faithfulness, cost, speed); tasks version their own."""
+
+
+class Metric(NamedTuple):
+    """A metric's version, what it is about (`results.schema.ROLES`), and its value.
+
+    Attributes:
+        lower_is_better: None for what is no score, such as depth and cost.
+        scale: Least and greatest value that a score can have; None without such.
+    """
+
+    version: str
+    role: str
+    interval: Interval
+    lower_is_better: bool | None = None
+    scale: tuple[float, float] | None = None
+
+
+def task_metrics(task: Task, scores: Sequence[DocumentScore]) -> dict[str, Metric]:
+    """Return each metric of a task, headline first.
+
+    Args:
+        task: The task.
+        scores: One a document.
+    """
+    metrics = {}
+    for metric in task.metrics:
+        if any(metric not in score.values for score in scores):  # lm-eval scores it where a package is installed only
+            continue
+        statistics = np.array([score.summands(metric) for score in scores])
+        scale = task.bounds(metric)
+        interval = aggregate_interval(*as_sums(statistics, task.aggregator(metric)), scale)
+        role = "headline" if metric == task.headline else "task"
+        metrics[metric] = Metric(task.metric_version, role, interval, metric in task.lower_is_better, scale)
+    return metrics
+
+
+def score_columns(score: DocumentScore) -> dict[str, str]:
+    """Return a document's scores as the spool's samples have them."""
+    return {"scores": json.dumps(score.values), "statistics": json.dumps(score.statistics)}
+
+
+def metric_table(metrics: Mapping[str, Metric]) -> pa.Table:
+    """Return metrics, by name, as rows of the spool's metrics."""
+    rows = [
+        {
+            "metric": name,
+            "metric_version": metric.version,
+            "role": metric.role,
+            "lower_is_better": metric.lower_is_better,
+            "scale_low": metric.scale and metric.scale[0],
+            "scale_high": metric.scale and metric.scale[1],
+            "value": metric.interval.value,
+            "ci_low": metric.interval.low,
+            "ci_high": metric.interval.high,
+            "ci_method": metric.interval.method,
+            "n": metric.interval.n,
+        }
+        for name, metric in metrics.items()
+    ]
+    return pa.Table.from_pylist(rows, schema=TABLES["metrics"])
+
+
+def depth_interval(blocks: ArrayLike, tokens: ArrayLike, n_blocks: int, *, is_fixed: bool) -> Interval:
+    """Return the mean blocks of a token with its interval.
+
+    Args:
+        blocks: Blocks of all tokens of a document, [n].
+        tokens: Tokens of a document, [n].
+        n_blocks: Decoder blocks, L.
+        is_fixed: The method gives every token the same depth, whatever the documents: where it did, the mean is known
+            and has no interval.
+    """
+    found = bounded_ratio_interval(blocks, tokens, (1, n_blocks))
+    return point(found.value, found.n) if is_fixed and found.method == NONE_DIFFERS else found
+
+
+def with_role(role: str, metrics: Mapping[str, Interval], lower_is_better: bool | None = None) -> dict[str, Metric]:
+    """Return metrics made here, by name, which are all about one thing (`results.schema.ROLES`)."""
+    return {name: Metric(METRIC_VERSION, role, interval, lower_is_better) for name, interval in metrics.items()}
+
+
+def agreement_metrics(metrics: Mapping[str, Interval], *, lower_is_better: bool = False) -> dict[str, Metric]:
+    """Return metrics made here, by name, which are all about agreement with full depth."""
+    return with_role("agreement", metrics, lower_is_better)
+
+
+def write_metrics(writer: AttemptWriter, metrics: Mapping[str, Metric]) -> None:
+    """Write metric rows: role, value, interval and how it was found."""
+    writer.write("metrics", metric_table(metrics))
+
+
+# --- What a number format changes
+
+FORMAT_DOCUMENTS: Final = 50
+"""Documents that are read in both formats, at most: those whose keys sort first."""
+
+
+def sampled(documents: Sequence[Document]) -> list[Document]:
+    """Return the documents that are read in both formats."""
+    return take_by_hash(documents, FORMAT_DOCUMENTS)
+
+
+def token_gaps(pairs: Iterable[tuple[Sequence[Scored], Sequence[Scored]]], seed: int) -> dict[str, Interval]:
+    """Compare tokens, given what was scored of each document in both formats."""
+    gaps: list[float] = []
+    same: list[int] = []
+    counts: list[int] = []
+    for own, other in pairs:
+        tokens = [
+            (abs(a - b), is_greedy == is_other_greedy)
+            for one, two in zip(own, other, strict=True)
+            for a, b, is_greedy, is_other_greedy in zip(one.logprobs, two.logprobs, one.greedy, two.greedy, strict=True)
+        ]
+        gaps.append(sum(gap for gap, _ in tokens))
+        same.append(sum(is_same for _, is_same in tokens))
+        counts.append(len(tokens))
+    if not sum(counts):
+        return {}
+    return {
+        "format_logprob_gap": ratio_interval(gaps, counts, seed=seed),
+        "format_token_match": bounded_ratio_interval(same, counts),
+    }
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Log-probabilities of a document's choices in both formats, and whether both choose the same."""
+
+    own: Sequence[float]
+    other: Sequence[float]
+    is_same: bool
+
+
+def choice_gaps(documents: Sequence[Choices], seed: int) -> dict[str, Interval]:
+    """Compare choices, one entry per document."""
+    moved = [[a - b for a, b in zip(one.own, one.other, strict=True)] for one in documents]
+    apart = [[abs(a - b) for a, b in combinations(each, 2)] for each in moved]
+    intervals = {
+        "format_logprob_gap": ratio_interval([sum(map(abs, each)) for each in moved], list(map(len, moved)), seed=seed),
+        "format_choice_match": bounded_ratio_interval([one.is_same for one in documents], [1] * len(documents)),
+    }
+    if any(apart):
+        intervals["format_choice_gap"] = ratio_interval(list(map(sum, apart)), list(map(len, apart)), seed=seed)
+    return intervals

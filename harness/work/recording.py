@@ -1,0 +1,170 @@
+"""What is recorded where a suite asks (``record``): the inside of blocks, prompts as they are fed, times of tokens.
+
+A timing reads the clock around whole phases. Here it is also read after every token, which costs a fraction of a
+microsecond each, and on a GPU where the loop waits for the token anyway. So it is a cell of its own that a sweep asks
+for (``record = ["token-times"]``), and plain timings stay as they are.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from exitbench.harness.cells.cell import RecordSettings
+from exitbench.harness.engine.checkpoints.loading import Checkpoint
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Generation, Request
+from exitbench.harness.engine.decoding.sublayers import layer_pairs, sublayer_read_outs
+from exitbench.harness.engine.decoding.trace import Observer
+from exitbench.harness.work.base import Progress, Skip
+from exitbench.harness.work.timed import Unit
+from exitbench.methods.base import Parts
+from exitbench.results.spool.attempts import AttemptWriter
+from exitbench.results.spool.schema import TABLES
+
+if TYPE_CHECKING:
+    from exitbench.harness.work.generation import GenerationWork, TimedGeneration
+
+
+def record_insides(
+    work: GenerationWork, settings: RecordSettings, writer: AttemptWriter, on_progress: Progress
+) -> None:
+    """Decode one document after the other at full depth, and look into the blocks that did it."""
+    checkpoint, generation = work.model.checkpoint, work.settings
+    if "sublayers" in settings.what and checkpoint.engine != "lean":
+        raise Skip("what the parts of a block add is known to the lean engine only; this model runs on the hosted one")
+    documents = work.documents[: settings.documents]
+    requests = [work.request(document) for document in documents]
+    if "prompt-ids" in settings.what:
+        for document, request in zip(documents, requests, strict=True):
+            writer.write("prompts", prompt_table(document.key, request.prompt_ids))
+    if not {"sublayers", "layer-pairs"} & set(settings.what):
+        return
+    for done, (document, request) in enumerate(zip(documents, requests, strict=True), start=1):
+        gates_first = generation.gates_first_token
+        batch = prefill(checkpoint.model, [request], generation.max_new_tokens, gates_first_token=gates_first)
+        output = decode(checkpoint, batch, work.full_parts)[0].token_ids
+        if "sublayers" in settings.what:
+            writer.write("sublayers", sublayer_table(checkpoint, document.key, request.prompt_ids, output))
+        if "layer-pairs" in settings.what:
+            writer.write("layer_pairs", pair_table(checkpoint, document.key, request.prompt_ids, output))
+        on_progress(done)
+
+
+def prompt_table(doc_key: str, prompt_ids: Sequence[int]) -> pa.Table:
+    """Return the rows of one prompt, as it is fed: cut where it was too long."""
+    n = len(prompt_ids)
+    return pa.table({"doc_key": [doc_key] * n, "position": range(1, n + 1), "token_id": list(prompt_ids)})
+
+
+def sublayer_table(checkpoint: Checkpoint, doc_key: str, prompt: Sequence[int], output: Sequence[int]) -> pa.Table:
+    """Return the rows of one output, in the order in which the parts of blocks run."""
+    n = len(output)
+    parts = [
+        pa.table(
+            {
+                "doc_key": [doc_key] * n,
+                "position": range(1, n + 1),
+                "token_id": list(output),
+                "block": [read_out.block] * n,
+                "read_out": [read_out.part] * n,
+                "top_ids": read_out.top_ids_NK.tolist(),
+                "top_p": read_out.top_p_NK.tolist(),
+                "entropy": read_out.entropy_N,
+            }
+        )
+        for read_out in sublayer_read_outs(checkpoint, prompt, output)
+    ]
+    return pa.concat_tables(parts)
+
+
+def pair_table(checkpoint: Checkpoint, doc_key: str, prompt: Sequence[int], output: Sequence[int]) -> pa.Table:
+    """Return the rows of one output, every block with every block."""
+    cosine_LL, jsd_LL = layer_pairs(checkpoint, prompt, output)
+    block_a, block_b = (1 + places.ravel() for places in np.indices(cosine_LL.shape))
+    return pa.table(
+        {
+            "doc_key": [doc_key] * cosine_LL.size,
+            "block_a": block_a,
+            "block_b": block_b,
+            "cosine": cosine_LL.ravel(),
+            "jsd": jsd_LL.ravel(),
+            "n": [len(output)] * cosine_LL.size,
+        }
+    )
+
+
+class TokenClock(Observer):
+    """Reads the clock as each token of one answer has been chosen; looks at nothing else.
+
+    Attributes:
+        read_ns: The readings; the first is of before the first token.
+    """
+
+    def __init__(self) -> None:
+        self.read_ns = [time.perf_counter_ns()]
+
+    def emitted(self, generations: Sequence[Generation]) -> None:
+        """Read the clock."""
+        self.read_ns.append(time.perf_counter_ns())
+
+    def token_ns(self) -> list[int]:
+        """How long each token took."""
+        return [after - before for before, after in zip(self.read_ns, self.read_ns[1:], strict=False)]
+
+
+def time_tokens(asked: GenerationWork, writer: AttemptWriter, on_progress: Progress) -> None:
+    """Decode one document after the other, by the method and at full depth in turn, in a timing's least rounds."""
+    cell, timing, settings = asked.cell, asked.cell.timing, asked.cell.record
+    assert timing is not None and settings is not None, "a timing cell has timing settings"
+    if cell.batch_size > 1:
+        raise Skip("in a batch a token takes as long as the step that it shares with others: ask for batch size 1")
+    full, method = asked.full_parts, asked.parts()
+    if method.kv_policy.verifies:
+        raise Skip("drafts are taken back or kept together: no time is one token's")
+    work = asked.timed_work()
+    documents = asked.documents[: settings.documents]
+    units = [Unit(document.key, (asked.request(document),)) for document in documents]
+    made = {name: [work.run(parts, unit)[0] for unit in units] for name, parts in (("full", full), ("method", method))}
+    arms = {"full": full, "method": method}
+    if method.gate.looks_ahead:
+        arms["method"] = work.knowing(method, units, made["method"])
+    for unit in units[: timing.warm_up]:
+        for parts in arms.values():
+            _timed(work, parts, unit)
+    for done, unit in enumerate(units):
+        rows = []
+        for round_ in range(timing.least_rounds):
+            for arm in ("full", "method") if round_ % 2 == 0 else ("method", "full"):
+                answer, token_ns = made[arm][done], _timed(work, arms[arm], unit)
+                columns = zip(answer.token_ids, answer.exit_layers, token_ns, strict=True)
+                rows += [
+                    {"doc_key": unit.doc_key, "round": round_, "arm": arm, "position": at}
+                    | {"token_id": token_id, "exit_layer": exit_layer, "wall_ns": wall_ns}
+                    for at, (token_id, exit_layer, wall_ns) in enumerate(columns, start=1)
+                ]
+        writer.write("token_times", pa.Table.from_pylist(rows, schema=TABLES["token_times"]))
+        on_progress(done + 1)
+
+
+def _timed(work: TimedGeneration, parts: Parts, unit: Unit[Request]) -> list[int]:
+    """Nanoseconds of each token of one decode, untraced; its prefill is over before the clock is read first."""
+    settings = work.settings
+    batch = prefill(
+        work.checkpoint.model, unit.requests, settings.max_new_tokens, gates_first_token=settings.gates_first_token
+    )
+    if work.device.type == "cuda":
+        torch.cuda.synchronize(work.device)
+    gc.disable()
+    try:
+        clock = TokenClock()
+        decode(work.checkpoint, batch, parts, asked=settings, traced=False, observer=clock)
+    finally:
+        gc.enable()
+    return clock.token_ns()

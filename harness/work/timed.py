@@ -1,0 +1,74 @@
+"""What a timing measures: units of documents, run by a method while a clock is marked between phases."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+from exitbench.methods.base import Parts
+
+Asked = TypeVar("Asked")
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class Unit(Generic[Asked]):
+    """Documents that are run together, named by the first one's key."""
+
+    doc_key: str
+    requests: tuple[Asked, ...]
+
+
+class TimedWork(Protocol[Asked, Made]):
+    """What is timed: one unit after the other, with a method."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+
+    def run(self, parts: Parts, unit: Unit[Asked]) -> list[Made]:
+        """Return what comes of a unit, traced."""
+
+    def knowing(self, parts: Parts, units: Sequence[Unit[Asked]], made: Sequence[Made]) -> Parts:
+        """Return a method that looks ahead as if it knew its exit layers, of what came of all units."""
+
+    def timed(self, parts: Parts, unit: Unit[Asked], clock: Clock) -> tuple[tuple[str, ...], int]:
+        """Do a unit untraced, and mark the clock where each phase begins and the last one ends.
+
+        Returns:
+            The phases, and how many tokens were made.
+        """
+
+
+class Clock:
+    """Wall clock, processor time, and events on the stream if there is one; synchronises only at the marks."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.on_device = device.type == "cuda"
+        self.wall_ns: list[int] = []
+        self.cpu_ns: list[int] = []
+        self.events: list[torch.cuda.Event] = []
+
+    def mark(self) -> None:
+        """Wait for the device, and read the time."""
+        if self.on_device:
+            for index in range(torch.cuda.device_count()):  # a worker sees its own alone: one, or those of its model
+                torch.cuda.synchronize(index)
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record()
+            event.synchronize()
+            self.events.append(event)
+        self.wall_ns.append(time.perf_counter_ns())
+        self.cpu_ns.append(time.process_time_ns())
+
+    def between(self, first: int, last: int) -> tuple[int, int | None, int]:
+        """Return nanoseconds between two marks: of the wall, of the device if it has a clock, of the processor."""
+        wall_ns = self.wall_ns[last] - self.wall_ns[first]
+        cpu_ns = self.cpu_ns[last] - self.cpu_ns[first]
+        if not self.on_device:
+            return wall_ns, None, cpu_ns
+        return wall_ns, int(self.events[first].elapsed_time(self.events[last]) * 1e6), cpu_ns

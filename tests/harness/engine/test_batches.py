@@ -1,0 +1,167 @@
+"""Documents a batch at a time, thresholds in one pass: neither changes answers or traces; memory bounds the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from exitbench.harness.cells.job import WorkerSpec
+from exitbench.harness.engine.model.batches import in_batches
+from exitbench.harness.planning.plan import make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running import worker
+from exitbench.methods.registry import method_names
+from exitbench.results.spool.attempts import latest_status
+
+SUITE = """
+schema = 1
+name = "rows"
+seed = 3
+[defaults]
+batch_rows = {rows}
+[models.own]
+recipe = "{model}"
+[tasks]
+wmt-en-fr = {{ source = "builtin", limit = 9, max_new_tokens = 6 }}
+[fit]
+documents = 6
+"""
+SWEEP = '[[sweep]]\nmethod = "{method}"\ngrid = {{ {grid} }}\nkinds = ["quality"]\n'
+CALIBRATION = (
+    '[[calibration]]\nmethod = "calm-softmax"\nlevels = [0.9, 0.1]\ndelta = 0.5\nepsilon = 0.5\ndocuments = 9\n'
+)
+POLICIES = ("state-copy", "state-copy-lazy", "sync-parallel", "recompute-backlog", "exact", "noisy")
+NEAR_TIE = 1e-4
+NEEDS_HEADS = {"heads"}
+GRIDS = {
+    "calm-classifier": "threshold = [0.5, 0.9]",
+    "calm-saturation": "threshold = [0.8, 0.95]",
+    "calm-softmax": f"threshold = [0.3, 0.7], decay = ['none'], kv_policy = {list(POLICIES)}",
+    "entropy": "threshold = [0.3, 0.6]",
+    "free": "threshold = [0.5, 0.9]",
+    "heads": "threshold = [0.01, 0.3]",
+    "patience": "patience = [1, 2]",
+    "mee-lstm": "hidden = [16], threshold = [0.6]",
+    "random": "mean_exit = [4.0]",
+    "self-speculation": "exit_layer = [2], drafts = [2]",
+    "static": "exit_layer = [3]",
+}
+DECAYED = "threshold = [0.3, 0.7], decay = ['code']"
+"""Beside those of the first policy, with which they share a pass."""
+MODELS = {"builtin-weighted": "an encoder-decoder", "builtin-exit-heads": "a decoder-only model with exit heads"}
+
+
+def names(model: str) -> list[str]:
+    """The methods that suit a model."""
+    return [name for name in method_names() if name not in NEEDS_HEADS or "heads" in model]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """Folders of attempts by label, decoded by one row alone and by eight with other thresholds beside.
+
+    Attributes:
+        shared: Labels of the cells of which each decoded for others too, and for how many in all.
+    """
+
+    folders: dict[int, dict[str, Path]]
+    shared: dict[str, int]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    model = request.param
+    methods = names(model)
+    sweeps = [SWEEP.format(method=name, grid=GRIDS.get(name, "")) for name in methods]
+    sweeps.append(SWEEP.format(method="calm-softmax", grid=DECAYED))
+    found = {}
+    events: list[dict[str, Any]] = []
+    for rows in (1, 8):
+        root = tmp_path_factory.mktemp(f"rows{rows}")
+        (root / "rows.toml").write_text(SUITE.format(rows=rows, model=model) + "".join(sweeps) + CALIBRATION)
+        suite = load_suite(root / "rows.toml")
+        (group,) = make_plan(suite, root / "spool", root / "models", None).groups
+        assert group.folder is not None
+        spec = WorkerSpec(group.to_run("all"), group.folder, None, root / "spool", "cpu", 1, shares=rows > 1)
+        worker.run(spec, events.append)
+        ended = latest_status(root / "spool")
+        assert {ended[cell.item.cell.cell_id].status for cell in group.cells} == {"ok"}
+        found[rows] = {cell.item.label: ended[cell.item.cell.cell_id].path for cell in group.cells}
+    return Ran(found, {event["label"]: event["cells"] for event in events if event.get("cells", 1) > 1})
+
+
+@pytest.fixture(scope="module")
+def runs(ran: Ran) -> dict[int, dict[str, Path]]:
+    return ran.folders
+
+
+def test_thresholds_decays_and_patiences_of_a_method_and_policy_share_a_pass(ran: Ran) -> None:
+    """Else the comparison below would say nothing of passes that cells share."""
+    softmax = sorted(cells for label, cells in ran.shared.items() if "/calm-softmax:" in label)
+    assert softmax == [*[2] * (len(POLICIES) - 1), 4], "of each policy two thresholds, of one two decays as well"
+    shared = {label.split("/")[2].split(":")[0]: cells for label, cells in ran.shared.items()}
+    assert shared.pop("heads", 2) == 2
+    del shared["calm-softmax"]
+    assert shared == dict.fromkeys(["calm-classifier", "calm-saturation", "entropy", "free", "patience"], 2)
+
+
+@pytest.mark.parametrize("table", ["samples", "tokens"])
+def test_every_method_answers_by_eight_shared_rows_as_by_one(runs: dict[int, dict[str, Path]], table: str) -> None:
+    labels = [label for label in runs[1] if label.endswith("/quality")]
+    assert {label.split("/")[2].partition(":")[0] for label in labels} > {"calm-softmax", "free", "full", "mee-lstm"}
+    for label in labels:
+        one, eight = (pq.read_table(runs[rows][label] / f"{table}.parquet").to_pydict() for rows in (1, 8))
+        scores = [one.pop("score", []), eight.pop("score", [])]
+        assert one == eight, label
+        assert scores[0] == pytest.approx(scores[1], abs=NEAR_TIE, nan_ok=True), label
+
+
+def test_rows_of_a_batch_leave_at_different_blocks(runs: dict[int, dict[str, Path]]) -> None:
+    """Else the comparison above would say nothing."""
+    layers = {
+        label: set(pq.read_table(path / "tokens.parquet")["exit_layer"].to_pylist())
+        for label, path in runs[8].items()
+        if label.endswith("/quality")
+    }
+    assert sum(len(found) > 1 for found in layers.values()) >= 8, layers
+
+
+def test_a_calibration_finds_the_same_by_eight_rows(runs: dict[int, dict[str, Path]]) -> None:
+    for label in (label for label in runs[1] if label.endswith("/calibration")):
+        one, eight = (pq.read_table(runs[rows][label] / "calibration.parquet").to_pydict() for rows in (1, 8))
+        assert one == eight
+
+
+def test_a_batch_without_memory_is_run_again_by_half() -> None:
+    tried: list[int] = []
+    done: list[int] = []
+
+    def run(batch: Sequence[int]) -> None:
+        tried.append(len(batch))
+        if len(batch) > 2:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB.")
+        done.extend(batch)
+
+    told: list[int] = []
+    in_batches(range(7), 7, run, told.append)
+    assert tried == [7, 3, 1, 1, 1, 1, 1, 1, 1]
+    assert done == list(range(7)) and told == list(range(1, 8))
+
+
+def test_one_row_that_has_no_memory_fails_and_so_does_any_other_error() -> None:
+    def no_memory(batch: Sequence[int]) -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        in_batches(range(4), 4, no_memory, lambda done: None)
+
+    def wrong(batch: Sequence[int]) -> None:
+        raise RuntimeError("shapes differ")
+
+    with pytest.raises(RuntimeError, match="shapes"):
+        in_batches(range(4), 4, wrong, lambda done: None)

@@ -1,0 +1,66 @@
+"""The record of a token: its names are those of the database, and what does not apply is stored as NULL."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from exitbench.harness.engine.model.token_record import TokenRecord
+from exitbench.methods.base import Parts
+from exitbench.methods.registry import get_method
+from exitbench.results.tables.traces import TRACES
+
+
+def parts_of(method: str) -> Parts:
+    return get_method(method).from_params({}).parts(6)
+
+
+RECORD = TokenRecord(
+    token_id=7,
+    exit_layer=3,
+    blocks_run=5,
+    head_rows=20,
+    score=0.5,
+    score_half_width=0.25,
+    head_rows_int8=40,
+    head_fallbacks=1,
+    rejected=2,
+    wasted=1,
+    logprob=-1.5,
+    is_greedy=True,
+)
+STORED = {**{name: value for name, value in RECORD._asdict().items() if name != "wasted"}, "reason": "threshold"}
+EXACT, VERIFYING = parts_of("calm-softmax"), parts_of("self-speculation")
+BOUNDS, DRAFTS = {"head_rows_int8": 40, "head_fallbacks": 1}, {"rejected": 2}
+
+
+def test_every_stored_field_is_a_column_and_no_column_of_a_token_is_left_out() -> None:
+    columns = {column.name for table in TRACES if table.file in ("tokens", "choice_tokens") for column in table.columns}
+    of_the_document = {"attempt_id", "doc_key", "choice", "position", "token_kind"}
+    of_full_depth = {"full_token_id", "full_logprob", "full_is_greedy"}
+    assert set(RECORD.to_row(None)) == columns - of_the_document - of_full_depth
+
+
+@pytest.mark.parametrize(
+    ("parts", "known"),
+    [
+        (EXACT, {}),
+        (EXACT.certified(), BOUNDS),
+        (VERIFYING, DRAFTS),
+        (replace(VERIFYING, head=EXACT.certified().head), BOUNDS | DRAFTS),
+    ],
+    ids=["exact", "certified", "verifying", "certified-and-verifying"],
+)
+def test_counts_are_stored_of_heads_with_bounds_and_of_policies_that_verify_alone(
+    parts: Parts, known: dict[str, int]
+) -> None:
+    assert RECORD.to_row(parts) == STORED | dict.fromkeys(BOUNDS | DRAFTS) | known
+
+
+def test_a_replay_has_read_no_head() -> None:
+    assert RECORD.to_row(None) == STORED | dict.fromkeys(("head_rows", *BOUNDS, *DRAFTS))
+
+
+def test_a_token_without_a_score_has_left_at_the_last_block() -> None:
+    assert RECORD._replace(score=None).to_row(None)["reason"] == "last"

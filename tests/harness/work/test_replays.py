@@ -1,0 +1,186 @@
+"""Replays that read their probe once: of every method that can be replayed, the same as each read for itself."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from exitbench.errors import UserError
+from exitbench.harness.cells.job import CellJob, WorkerSpec
+from exitbench.harness.planning.plan import make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running import worker
+from exitbench.harness.work import partners
+from exitbench.harness.work.partners import asking_the_same
+from exitbench.harness.work.sharing import Recorded
+from exitbench.methods.registry import get_method, method_names
+from exitbench.methods.thresholds import Constant
+from exitbench.results.spool.attempts import latest_status, read_attempt
+
+LEVELS = (0.003, 0.3)
+HEAD = """
+schema = 1
+name = "replays"
+seed = 3
+[models.tiny]
+path = "{model}"
+random_weights = true
+[tasks]
+squad = {{ task = "squad", source = "builtin", limit = 4, max_new_tokens = 6 }}
+[fit]
+documents = 4
+"""
+
+
+def replayable(depth: int = 4) -> Iterator[str]:
+    """Methods that a model without exit heads can be replayed with."""
+    for name in method_names():
+        method = get_method(name)()
+        try:
+            method.check(depth)
+            method.bound_to(())
+        except UserError:
+            continue
+        if not (method.parts(depth).kv_policy.verifies or method.is_baseline):
+            yield name
+
+
+def sweep(name: str) -> str:
+    """A method with two thresholds, where it has one, and two KV policies, where it has them."""
+    known, grid = {field.name for field in fields(get_method(name))}, []
+    if "threshold" in known:
+        grid.append(f"threshold = {list(LEVELS)}")
+    if "kv_policy" in known and name == "calm-softmax":
+        grid.append('kv_policy = ["state-copy", "exact"]')
+    if "epochs" in known:
+        grid.append("epochs = [1]")
+    return f'[[sweep]]\nmethod = "{name}"\ngrid = {{ {", ".join(grid)} }}\nkinds = ["replay"]\n'
+
+
+@pytest.fixture(scope="module")
+def spec(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> WorkerSpec:
+    """Every method that can be replayed; what replays need has been run."""
+    root = tmp_path_factory.mktemp("replays")
+    (root / "suite.toml").write_text(HEAD.format(model=worded_model) + "".join(map(sweep, replayable())))
+    (group,) = make_plan(load_suite(root / "suite.toml"), root / "inputs", root / "models", None).groups
+    assert group.folder is not None
+    needed = tuple(item for item in group.to_run("failed") if item.cell.kind != "replay")
+    replays = tuple(item for item in group.to_run("failed") if item.cell.kind == "replay")
+    spec = WorkerSpec(needed, group.folder, None, root / "inputs", "cpu", 1)
+    assert worker.run(spec, lambda event: None) == 0
+    assert {status.status for status in latest_status(root / "inputs").values()} == {"ok"}
+    return replace(spec, cells=replays, inputs=root / "inputs")
+
+
+@pytest.fixture(scope="module")
+def expected(spec: WorkerSpec, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Tables of each replay that reads for itself."""
+    alone = replace(spec, spool=tmp_path_factory.mktemp("alone"), shares=False)
+    assert set(run(alone).values()) == {1}
+    return stored(alone)
+
+
+def run(spec: WorkerSpec) -> dict[str, int]:
+    """How many cells each reading saw to, by the label of the cell that read."""
+    events: list[dict[str, Any]] = []
+    assert worker.run(spec, events.append) == 0
+    return {event["label"]: event["cells"] for event in events if event["event"] == "start"}
+
+
+def stored(spec: WorkerSpec) -> dict[str, Any]:
+    return {
+        cell_id: {name: pq.read_table(status.path / f"{name}.parquet") for name in ("tokens", "metrics")}
+        for cell_id, status in latest_status(spec.spool).items()
+        if status.status == "ok"
+    }
+
+
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rules each reading applied, in their order."""
+    seen, exits = [], Recorded.exits
+
+    def counted(recorded: Recorded, rules: dict[str, str]) -> Any:
+        seen.append(len(rules))
+        return exits(recorded, rules)
+
+    monkeypatch.setattr(Recorded, "exits", counted)
+    return seen
+
+
+def by_probe(spec: WorkerSpec) -> list[CellJob]:
+    return [item for item in spec.cells if item.cell.scores_cell_id is None]
+
+
+def test_replays_of_every_method_are_stored_as_if_each_had_read_for_itself(
+    spec: WorkerSpec, expected: dict[str, Any], readings: list[int], tmp_path: Path
+) -> None:
+    together = replace(spec, spool=tmp_path)
+    ran = run(together)
+    assert stored(together) == expected
+    assert ran[by_probe(spec)[0].label] == len(by_probe(spec)) == max(readings), "one reads the probe for all methods"
+    scored = {item.cell.scores_cell_id for item in spec.cells} - {None}
+    assert len(readings) == 1 + len(scored) and sum(readings) == len(spec.cells), "and one the scores of each gate"
+    told = {read_attempt(status.path).status["pass_cells"] for status in latest_status(tmp_path).values()}
+    assert told == {None if n == 1 else n for n in readings}
+
+
+def test_a_rule_that_cannot_be_read_fails_alone(
+    spec: WorkerSpec, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = next(item for item in by_probe(spec) if item.cell.method.params.get("threshold") == LEVELS[1])
+    sql = Constant.sql
+
+    def no_sql(rule: Constant, max_new_tokens: int) -> str:
+        return "no_such_column" if rule.level == LEVELS[1] else sql(rule, max_new_tokens)
+
+    monkeypatch.setattr(Constant, "sql", no_sql)
+    chosen = replace(spec, spool=tmp_path, cells=(by_probe(spec)[0], broken))
+    run(chosen)
+    first = by_probe(spec)[0].cell.cell_id
+    assert stored(chosen) == {first: expected[first]}
+    statuses = {status.cell_id: read_attempt(status.path).status for status in latest_status(tmp_path).values()}
+    assert (statuses[broken.cell.cell_id]["status"], statuses[first]["pass_cells"]) == ("failed", None)
+
+
+@pytest.mark.parametrize("name", ["entropy=0.5", "position=7", "doc_key=x", "x[1]", "a*b", "a?b"])
+def test_what_is_read_does_not_depend_on_the_name_of_the_folder(
+    spec: WorkerSpec, expected: dict[str, Any], tmp_path: Path, name: str
+) -> None:
+    """Neither on a folder that its name matches as a pattern."""
+    for folder in (name, "x1", "ab", "a-b"):
+        shutil.copytree(spec.inputs, tmp_path / folder)
+    of_scores = next(item for item in spec.cells if item.cell.scores_cell_id is not None)
+    cells = (by_probe(spec)[0], of_scores)
+    chosen = replace(spec, inputs=tmp_path / name, spool=tmp_path / "spool", cells=cells)
+    run(chosen)
+    assert stored(chosen) == {item.cell.cell_id: expected[item.cell.cell_id] for item in cells}
+
+
+def test_what_waits_is_bounded(
+    spec: WorkerSpec, expected: dict[str, Any], readings: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    one, two, three, *_ = by_probe(spec)
+    rows = expected[one.cell.cell_id]["tokens"].num_rows
+    monkeypatch.setattr(partners, "KEPT_TOKENS", 2 * rows)
+    run(replace(spec, spool=tmp_path, cells=(one, two, three)))
+    assert readings == [2, 1]
+
+
+def test_only_what_reads_the_same_is_read_together(spec: WorkerSpec) -> None:
+    one, *others = by_probe(spec)
+    assert asking_the_same(one, others) == others
+    changes: tuple[dict[str, Any], ...] = (
+        {"kind": "probe"},
+        {"seed": 4},
+        {"probe_cell_id": "0" * 64},
+        {"scores_cell_id": "0" * 64},
+    )
+    differing = [replace(others[0], cell=replace(others[0].cell, **change)) for change in changes]
+    assert asking_the_same(one, [*differing, replace(others[0], data=replace(one.data, limit=3))]) == []

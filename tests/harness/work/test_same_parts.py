@@ -1,0 +1,84 @@
+"""Which methods may decode in one pass: those that differ in nothing but what scores are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from exitbench.harness.work.sharing import differ_in_threshold_alone
+from exitbench.methods.base import BlockView, Gate
+from exitbench.methods.registry import get_method
+
+
+def alike(method: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    cls = get_method(method)
+    return differ_in_threshold_alone(*(cls.from_params(params).parts(8) for params in (one, other)))
+
+
+@pytest.mark.parametrize(
+    ("method", "one", "other"),
+    [
+        ("calm-softmax", {"threshold": 0.1}, {"threshold": 0.9, "decay": "paper"}),
+        ("calm-softmax", {"threshold": 0.1}, {"rule": "per-block", "levels": (0.5,) * 7}),
+        ("calm-softmax", {"head": "pruned-fixed"}, {"head": "pruned-fixed", "threshold": 0.1}),
+        ("patience", {"patience": 1}, {"patience": 2, "counting": "sentence"}),
+        ("entropy", {"threshold": 0.1}, {"threshold": 0.2}),
+    ],
+)
+def test_what_is_compared_with_may_differ(method: str, one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert alike(method, one, other)
+
+
+@pytest.mark.parametrize(
+    ("method", "one", "other"),
+    [
+        ("calm-softmax", {}, {"min_exit": 2}),
+        ("calm-softmax", {}, {"head": "pruned-fixed"}),
+        ("calm-softmax", {"head": "pruned-fixed"}, {"head": "pruned-fixed", "k_first": 300}),
+        ("calm-softmax", {}, {"kv_policy": "exact"}),
+        ("free", {"kv_policy": "sync-parallel-rollback"}, {"kv_policy": "sync-parallel-rollback", "rollback": 1.0}),
+        ("static", {"exit_layer": 1}, {"exit_layer": 2}),
+        ("random", {"mean_exit": 2.0}, {"mean_exit": 3.0}),
+    ],
+)
+def test_what_the_model_computes_may_not(method: str, one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert not alike(method, one, other)
+
+
+class Knowing(Gate):
+    """Remembers something."""
+
+    def __init__(self, what: Any) -> None:
+        self.what = what
+
+    def score(self, view: BlockView) -> Tensor:
+        return torch.zeros(len(view.hidden_AD))
+
+
+class Hiding(Knowing):
+    """Remembers it where attributes do not tell."""
+
+    __slots__ = ("hidden",)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (0.3, 0.3, True),
+        (0.3, 0.5, False),
+        ({"w": torch.ones(2)}, {"w": torch.ones(2)}, True),
+        ({"w": torch.ones(2)}, {"w": torch.zeros(2)}, False),
+        (lambda: 0.3, lambda: 0.3, False),
+        (get_method("calm-softmax")(), get_method("calm-softmax")(), False),
+    ],
+    ids=["alike", "a threshold of its own", "weights alike", "other weights", "functions", "methods"],
+)
+def test_a_gate_shares_only_with_one_that_is_known_to_be_the_same(one: Any, other: Any, same: bool) -> None:
+    parts = get_method("calm-softmax")().parts(8)
+    assert differ_in_threshold_alone(replace(parts, gate=Knowing(one)), replace(parts, gate=Knowing(other))) is same
+    assert not differ_in_threshold_alone(replace(parts, gate=Hiding(0.3)), replace(parts, gate=Hiding(0.3)))

@@ -1,0 +1,253 @@
+"""Cells that share a pass: which may, that each is a cell as ever, and that what goes wrong costs no other cell."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import Tensor
+
+from exitbench.harness.cells.job import CellJob, WorkerSpec
+from exitbench.harness.planning.plan import make_plan
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.running import worker
+from exitbench.harness.running.cell_lock import hold
+from exitbench.harness.work import partners
+from exitbench.harness.work.kinds import work_of
+from exitbench.harness.work.loaded import LoadedModel
+from exitbench.harness.work.partners import asking_the_same
+from exitbench.methods.base import BlockView, Gate
+from exitbench.methods.registry import get_method
+from exitbench.methods.thresholds import Constant
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.spool.attempts import latest_status, read_attempt, scan_spool
+
+THRESHOLDS = [0.001, 0.002, 0.004, 0.5]
+SUITE = """
+schema = 1
+name = "shared"
+seed = 3
+[models.tiny]
+path = "{model}"
+random_weights = true
+[tasks]
+wmt = {{ task = "wmt-en-fr", source = "builtin", limit = 4, max_new_tokens = 6 }}
+[[sweep]]
+method = "calm-softmax"
+grid = {{ threshold = {thresholds} }}
+kinds = ["quality", "timing"]
+"""
+
+
+@pytest.fixture
+def spec(worded_model: Path, tmp_path: Path) -> WorkerSpec:
+    """Full depth, and a method with four thresholds."""
+    (tmp_path / "suite.toml").write_text(SUITE.format(model=worded_model, thresholds=THRESHOLDS))
+    plan = make_plan(load_suite(tmp_path / "suite.toml"), tmp_path / "spool", tmp_path / "models", None)
+    (group,) = plan.groups
+    assert group.folder is not None
+    untimed = tuple(item for item in group.to_run("failed") if item.cell.kind == "quality")
+    return WorkerSpec(untimed, group.folder, None, tmp_path / "spool", "cpu", 1)
+
+
+def swept(spec: WorkerSpec) -> list[CellJob]:
+    """The cells of the method, by threshold."""
+    return [item for item in spec.cells if item.cell.method.name == "calm-softmax"]
+
+
+class Run:
+    """What a worker says: how many cells shared each pass, how all ended, and its exit code."""
+
+    def __init__(self, spec: WorkerSpec, on_event: Any = lambda event: None) -> None:
+        events: list[dict[str, Any]] = []
+
+        def note(event: dict[str, Any]) -> None:
+            events.append(event)
+            on_event(event)
+
+        self.code = worker.run(spec, note)
+        labels = {item.cell.cell_id: item.label for item in spec.cells}
+        self.cells = {event["label"]: event["cells"] for event in events if event["event"] == "start"}
+        self.statuses = {labels[event["cell"]]: event["status"] for event in events if event["event"] == "end"}
+        self.waited = [labels[event["cell"]] for event in events if event["event"] == "wait"]
+
+
+def stored(spec: WorkerSpec) -> dict[str, dict[str, Any]]:
+    """Tables of each cell that has ended well, scores apart."""
+    tables = {}
+    for status in latest_status(spec.spool).values():
+        if status.status == "ok":
+            own = {
+                name: pq.read_table(status.path / f"{name}.parquet").to_pydict()
+                for name in ("samples", "tokens", "metrics")
+            }
+            own["tokens"].pop("score")
+            tables[status.cell_id] = own
+    return tables
+
+
+@pytest.fixture
+def expected(spec: WorkerSpec, tmp_path: Path) -> dict[str, dict[str, Any]]:
+    """Tables of each cell run for itself, one row at a time."""
+    by_itself = replace(spec, spool=tmp_path / "alone", shares=False)
+    assert set(Run(by_itself).cells.values()) == {1}
+    return stored(by_itself)
+
+
+def test_each_cell_of_a_pass_is_stored_as_if_run_for_itself(
+    spec: WorkerSpec, expected: dict[str, dict[str, Any]]
+) -> None:
+    ran = Run(spec)
+    first, *others = (item.label for item in swept(spec))
+    assert ran.cells.pop(first) == 4, "one decodes for all"
+    assert set(ran.cells.values()) == {1} and set(others) < set(ran.cells)
+    assert set(ran.statuses.values()) == {"ok"}
+    assert stored(spec) == expected
+
+
+def test_runs_say_how_many_cells_a_pass_answered(spec: WorkerSpec, tmp_path: Path) -> None:
+    """The seconds of the first are those of all."""
+    Run(spec)
+    ingest(spec.spool, tmp_path / "x.duckdb")
+    with duckdb.connect(str(tmp_path / "x.duckdb"), read_only=True) as connection:
+        told = dict(connection.execute("SELECT cell_id, pass_cells FROM runs").fetchall())
+    assert told == {item.cell.cell_id: 4 if item in swept(spec) else None for item in spec.cells}
+
+
+def test_what_has_ended_and_what_another_runs_is_left_out(spec: WorkerSpec, expected: dict[str, Any]) -> None:
+    first, done, elsewhere, last = swept(spec)
+    full = next(item for item in spec.cells if item.cell.method.name == "full")
+    Run(replace(spec, cells=(full, done)))
+    with contextlib.ExitStack() as other_run:
+        assert other_run.enter_context(hold(spec.spool, elsewhere.cell.cell_id, wait=False))
+        ran = Run(spec, lambda event: other_run.close() if event["event"] == "wait" else None)
+    assert ran.cells == {first.label: 2, last.label: 1, elsewhere.label: 1}
+    assert ran.waited == [elsewhere.label]
+    assert stored(spec) == expected
+    assert len(list(scan_spool(spec.spool))) == len(spec.cells), "nothing was run twice"
+
+
+def test_a_cell_that_cannot_be_decoded_fails_alone(
+    spec: WorkerSpec, expected: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = Constant.value
+
+    def broken(rule: Constant, *where: int) -> float:
+        if rule.level == THRESHOLDS[1]:
+            raise RuntimeError("the lamp went out")
+        return value(rule, *where)
+
+    monkeypatch.setattr(Constant, "value", broken)
+    ran = Run(spec)
+    failed = swept(spec)[1]
+    assert ran.statuses == {item.label: "failed" if item is failed else "ok" for item in spec.cells}
+    assert stored(spec) == {cell_id: tables for cell_id, tables in expected.items() if cell_id != failed.cell.cell_id}
+    assert {read_attempt(one.path).status["pass_cells"] for one in scan_spool(spec.spool)} == {None}
+
+
+def test_scores_that_are_not_finite_fail_one_cell_and_not_those_beside(
+    spec: WorkerSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of one prompt say the same, so that only what thresholds ask makes a difference."""
+    level, score = THRESHOLDS[3], type(get_method("calm-softmax")().gate({})).score
+
+    def broken(gate: Gate, view: BlockView) -> Tensor:
+        rules = view.active.thresholds_A
+        rows = [i for i, rule in enumerate(rules) if isinstance(rule, Constant) and rule.level == level]
+        return score(gate, view).index_fill(0, torch.tensor(rows, dtype=torch.long), float("nan"))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(get_method("calm-softmax")().gate({})), "score", broken)
+    ran = Run(spec)
+    assert ran.statuses == {item.label: "failed" if item is swept(spec)[3] else "ok" for item in spec.cells}
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from exitbench.harness.cells.job import WorkerSpec
+from exitbench.harness.running import worker
+
+ended = []
+def on_event(event):
+    ended.extend([event["cell"]] if event["event"] == "end" else [])
+    if len(ended) == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+worker.run(WorkerSpec.from_json(Path(sys.argv[1]).read_text()), on_event)
+"""
+
+
+def test_a_kill_amid_a_pass_keeps_what_has_ended_and_the_rest_is_run_again(
+    spec: WorkerSpec, expected: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    (tmp_path / "spec.json").write_text(spec.to_json())
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "spec.json"), "3"]
+    assert subprocess.run(command, check=False, env=os.environ, capture_output=True).returncode == -signal.SIGKILL
+    kept = {attempt.cell_id for attempt in scan_spool(spec.spool) if attempt.finished}
+    assert len(kept) == 3  # full depth, and two of the four
+    ran = Run(spec)
+    assert ran.cells == {swept(spec)[2].label: 2, swept(spec)[3].label: 1}
+    assert stored(spec) == expected
+
+
+def test_an_interrupt_lets_go_of_cells_that_were_to_follow(spec: WorkerSpec) -> None:
+    def interrupt(event: dict[str, Any]) -> None:
+        if event["event"] == "progress" and event["cell"] == swept(spec)[0].cell.cell_id:
+            raise KeyboardInterrupt
+
+    assert Run(spec, interrupt).code == worker.INTERRUPTED
+    for item in swept(spec):
+        with hold(spec.spool, item.cell.cell_id, wait=False) as held:
+            assert held
+    assert latest_status(spec.spool)[swept(spec)[0].cell.cell_id].status == "interrupted"
+
+
+# ------------------------------------------------------------------------------------------ which may
+
+
+def test_cells_of_other_documents_kinds_seeds_or_methods_never_share(spec: WorkerSpec) -> None:
+    one, other = swept(spec)[:2]
+    assert asking_the_same(one, [other]) == [other]
+    full = next(item for item in spec.cells if item.cell.method.name == "full")
+    cell = other.cell
+    others = [
+        full,
+        replace(other, data=replace(other.data, limit=3)),
+        *(replace(other, cell=replace(cell, **change)) for change in CHANGES),
+        replace(other, cell=replace(cell, generation=replace(cell.generation, min_length=2))),
+    ]
+    assert asking_the_same(one, others) == []
+    timed = replace(one, cell=replace(one.cell, kind="timing"))
+    assert asking_the_same(timed, [replace(other, cell=replace(cell, kind="timing"))]) == []
+
+
+CHANGES: list[dict[str, Any]] = [
+    {"seed": 4},
+    {"kind": "probe"},
+    {"kv_policy": "exact"},
+    {"batch_rows": 2},
+    {"dtype": "bfloat16"},
+    {"engine": "hosted"},
+]
+
+
+def test_answers_that_wait_and_rows_that_decode_are_bounded(spec: WorkerSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, *others = swept(spec)
+    work = work_of(LoadedModel(spec), one)
+    assert [item for item, _ in partners.partners(work, others)] == others
+    with monkeypatch.context() as patched:
+        patched.setattr(partners, "PASS_ROWS", 2)
+        assert [item for item, _ in partners.partners(work, others)] == others[:1]
+    for cells in (1, 3):
+        monkeypatch.setattr(partners, "KEPT_TOKENS", cells * one.cell.task.documents * 6)
+        assert [item for item, _ in partners.partners(work, others)] == others[: cells - 1]
