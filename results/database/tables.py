@@ -18,12 +18,10 @@ from exitbench.results.files.duckdb_files import in_memory
 from exitbench.results.tables import TABLES, schema_sql
 
 _SHOWN: Final = 60
-_ROWS_PER_BYTE: Final = 100
-_FEW_ROWS: Final = 1_000_000
 _SETS: Final = re.compile(r"\b(?:EXCLUDE|REPLACE) \(")
 # Asked by their full names, and compared without a function: a macro of the database may be called like any.
 _OF: Final = "WHERE database_name = $database AND schema_name = 'main'"
-_TABLES: Final = f"SELECT table_name, estimated_size FROM system.main.duckdb_tables() {_OF}"
+_TABLES: Final = f"SELECT table_name FROM system.main.duckdb_tables() {_OF}"
 _COLUMNS: Final = f"""
     SELECT table_name, column_name, data_type, is_nullable, column_default, is_generated
     FROM system.main.duckdb_columns() {_OF}
@@ -63,7 +61,6 @@ class Catalogue:
 
     Attributes:
         tables: Columns by name, in order, of every table of the schema `main`.
-        sizes: Rows of every table, as the file claims.
         views: SQL of every view of the schema `main`, by name.
         macros: Every macro: its name, type, parameters and definition.
         types: Names of types.
@@ -72,7 +69,6 @@ class Catalogue:
     """
 
     tables: Mapping[str, Columns]
-    sizes: Mapping[str, int]
     views: Mapping[str, str]
     macros: frozenset[tuple[str, str, tuple[str, ...], str]]
     types: frozenset[str]
@@ -104,24 +100,13 @@ def declared_tables() -> Mapping[str, Columns]:
     }
 
 
-def catalogue_with(views: str, storage: str) -> Catalogue:
-    """Return what a database with the declared tables has, with the views and macros of a script.
-
-    Args:
-        views: The script.
-        storage: The version of DuckDB that the database is stored for, on which the text of a stored view depends.
-    """
-    return _catalogue_with(schema_sql(), views, storage)
-
-
 def read_catalogue(duck: duckdb.DuckDBPyConnection, database: str) -> Catalogue:
     """Read what an attached database has; nothing in it is run."""
 
     def rows(query: str) -> list[tuple[Any, ...]]:
         return duck.execute(query, {"database": database}).fetchall()
 
-    sizes = dict(rows(_TABLES))
-    tables: dict[str, dict[str, Column]] = {name: {} for name in sizes}
+    tables: dict[str, dict[str, Column]] = {name: {} for (name,) in rows(_TABLES)}
     for table, column, *about in rows(_COLUMNS):
         if table in tables:  # else of a view
             tables[table][column] = Column(*about)
@@ -129,9 +114,8 @@ def read_catalogue(duck: duckdb.DuckDBPyConnection, database: str) -> Catalogue:
     types, triggers = (frozenset(name for (name,) in rows(query)) for query in (_TYPES, _TRIGGERS))
     ((tags,),) = rows(_STORAGE)
     storage = tags.get("storage_version", "").removesuffix("+")
-    return Catalogue(
-        tables, sizes, {name: _sorted(sql) for name, sql in rows(_VIEWS)}, macros, types, triggers, storage
-    )
+    views = {name: _sorted(sql) for name, sql in rows(_VIEWS)}
+    return Catalogue(tables, views, macros, types, triggers, storage)
 
 
 def _sorted(sql: str) -> str:
@@ -192,38 +176,20 @@ def require_columns(columns: Columns, expected: Columns, where: str) -> None:
             raise UserError(f"{where}: column {name} is {spelled(columns[name].type)}, not {column.type}.")
 
 
-def require_known(tables: Mapping[str, object], where: str) -> None:
-    """Check that there is no table but those that are declared.
-
-    Raises:
-        UserError: There is; names it.
-    """
-    for name in tables:
-        if name not in TABLES:
-            raise UserError(
-                f"{where} has a table {spelled(name)}, which no result database has. "
-                f"Allowed: {', '.join(sorted(TABLES))}."
-            )
-
-
-def require_plausible(rows: int, size_bytes: int, where: str) -> None:
-    """Check that a file is not one that unpacks to more than anybody measured.
-
-    Raises:
-        UserError: It has more rows than a file of its size can have.
-    """
-    if rows > _FEW_ROWS + _ROWS_PER_BYTE * size_bytes:
-        raise UserError(f"{where} has {rows} rows in a file of {size_bytes} bytes. Allowed: {_ROWS_PER_BYTE} a byte.")
-
-
 @cache
-def _catalogue_with(tables: str, views: str, storage: str) -> Catalogue:
+def catalogue_with(views: str, storage: str) -> Catalogue:
+    """Return what a database with the declared tables has, with the views and macros of a script.
+
+    Args:
+        views: The script.
+        storage: The version of DuckDB that the database is stored for, on which the text of a stored view depends.
+    """
     with TemporaryDirectory(prefix="exitbench-") as folder:
         path = quoted_text(str(Path(folder) / "expected.duckdb"))
         with in_memory() as duck:
             duck.execute(f"ATTACH {path} AS expected (STORAGE_VERSION {quoted_text(storage)})")
             duck.execute("USE expected; BEGIN")  # a commit takes longer than all of it
-            for script in (tables, views):
+            for script in (schema_sql(), views):
                 duck.execute(script)
             duck.execute("COMMIT")
         with in_memory() as duck:

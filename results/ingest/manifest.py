@@ -23,8 +23,6 @@ from exitbench.results.database.tables import (
     quoted,
     quoted_text,
     require_columns,
-    require_known,
-    require_plausible,
     spelled,
 )
 from exitbench.results.files.arrow import parquet_path
@@ -35,6 +33,8 @@ from exitbench.results.tables import REFERENCES, SCHEMA_VERSION, TABLES
 MANIFEST: Final = "manifest.json"
 FORMAT: Final = "exitbench-snapshot-1"
 _LARGEST_BYTES: Final = 1_000_000
+_ROWS_PER_BYTE: Final = 100
+_FEW_ROWS: Final = 1_000_000
 _SHOWN: Final = 200
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
@@ -74,7 +74,7 @@ class Manifest:
         rows = {name: table["rows"] for name, table in tables.items()}
         for name, count in rows.items():
             file = _file(folder, name)
-            require_plausible(count, _size_of(file), str(file))
+            _require_plausible(count, _size_of(file), str(file))
         return cls({name: table["sha256"] for name, table in tables.items()}, rows, tuple(labels))
 
     @classmethod
@@ -122,7 +122,7 @@ def _tables(path: Path, tables: Any) -> Mapping[str, Mapping[str, Any]]:
     """Return what a manifest says of tables, each known and complete."""
     if not isinstance(tables, dict):
         raise UserError(f"{path}: tables is not an object of tables by name.")
-    require_known(tables, str(path))
+    _require_known(tables, str(path))
     if missing := sorted(name for name, table in TABLES.items() if not table.local and name not in tables):
         raise UserError(f"{path}: lacks {', '.join(missing)}, which every snapshot has.")
     for name, table in tables.items():
@@ -134,6 +134,30 @@ def _tables(path: Path, tables: Any) -> Mapping[str, Mapping[str, Any]]:
         if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
             raise UserError(f"{path}: tables.{name}.sha256 is {spelled(str(digest))}, not 64 hexadecimal digits.")
     return tables
+
+
+def _require_known(tables: Mapping[str, object], where: str) -> None:
+    """Check that there is no table but those that are declared.
+
+    Raises:
+        UserError: There is; names it.
+    """
+    for name in tables:
+        if name not in TABLES:
+            raise UserError(
+                f"{where} has a table {spelled(name)}, which no result database has. "
+                f"Allowed: {', '.join(sorted(TABLES))}."
+            )
+
+
+def _require_plausible(rows: int, size_bytes: int, where: str) -> None:
+    """Check that a file is not one that unpacks to more than anybody measured.
+
+    Raises:
+        UserError: It has more rows than a file of its size can have.
+    """
+    if rows > _FEW_ROWS + _ROWS_PER_BYTE * size_bytes:
+        raise UserError(f"{where} has {rows} rows in a file of {size_bytes} bytes. Allowed: {_ROWS_PER_BYTE} a byte.")
 
 
 def _size_of(path: Path) -> int:
