@@ -11,7 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from exitbench.reports.frame import Row
 from exitbench.terminal import visible
 
 if TYPE_CHECKING:

@@ -190,15 +190,15 @@ def confusion(gold: int, predicted: int) -> list[float]:
 
 
 def f1(total: FloatArray) -> FloatArray:
-    """Return F1 of class 1 from sums [..., 4] of `confusion`; 0 where there is no positive at all."""
+    """Return F1 of class 1, 0..1, from sums [..., 4] of `confusion`; 0 where there is no positive at all."""
     hits, false, missed, _ = np.moveaxis(total, -1, 0)
-    return 100 * _divided(2 * hits, 2 * hits + false + missed)
+    return _divided(2 * hits, 2 * hits + false + missed)
 
 
 def matthews(total: FloatArray) -> FloatArray:
-    """Return Matthews' correlation from sums [..., 4] of `confusion`."""
+    """Return Matthews' correlation, -1..1, from sums [..., 4] of `confusion`."""
     tp, fp, fn, tn = np.moveaxis(total, -1, 0)
-    return 100 * _divided(tp * tn - fp * fn, np.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)))
+    return _divided(tp * tn - fp * fn, np.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)))
 
 
 def moments(gold: float, predicted: float) -> list[float]:
@@ -251,8 +251,8 @@ def _divided(above: FloatArray, below: FloatArray) -> FloatArray:
 
 _BY_SUMS: Final[Mapping[str, Callable[[FloatArray, FloatArray], FloatArray]]] = {
     "acc": lambda total, n: total[..., 0] / n,
-    "f1": lambda total, n: f1(total),
-    "mcc": lambda total, n: matthews(total),
+    "f1": lambda total, n: 100 * f1(total),
+    "mcc": lambda total, n: 100 * matthews(total),
     "pearson": pearson,
 }
 _CORRELATIONS: Final = frozenset({"mcc", "pearson", "spearman"})

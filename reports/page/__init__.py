@@ -48,20 +48,8 @@ _MOST_ROWS: Final = 200
 """More rows of a table are in its CSV file only: nobody reads them, and they would be most of the page.
 The results are whole: the chart draws their rows."""
 _POINT: Final = (
-    *(
-        "value",
-        "ci_low",
-        "ci_high",
-        "full_value",
-        "lower_is_better",
-        "delta",
-        "delta_low",
-        "delta_high",
-        "mean_exit_layer",
-        "mean_blocks_run",
-        "blocks",
-        "speedup",
-    ),
+    *("value", "ci_low", "ci_high", "full_value", "lower_is_better", "delta", "delta_low", "delta_high"),
+    *("mean_exit_layer", "mean_blocks_run", "blocks", "speedup"),
     *("speedup_low", "speedup_high", "aa_low", "aa_high", "speedup_per_token", "tokens_per_request"),
     *("full_tokens_per_request", "is_other_length", "speedup_decode", "ideal_speedup_decode", "ideal_speedup_bytes"),
     *("energy_ratio", "energy_ratio_low", "energy_ratio_high", "joules_per_token", "full_joules_per_token"),

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from exitbench.errors import UserError
 from exitbench.tasks.document import Document, DocumentScore
+from exitbench.tasks.glue import confusion, f1, matthews
 from exitbench.tasks.lm_eval.configs import LeafConfig
 from exitbench.tasks.lm_eval.leaves import Chat, Leaf, named_errors
 
@@ -71,8 +72,8 @@ def _known() -> dict[Callable[..., Any], Aggregation]:
         metrics.chrf: _corpus(CHRF(), percent),
         metrics.chrfpp: _corpus(CHRF(word_order=2), percent),
         metrics.ter: _corpus(TER(), None),
-        metrics.f1_score: Aggregation(_confusion, _f1, (0.0, 1.0)),
-        metrics.matthews_corrcoef: Aggregation(_confusion, _matthews, (-1.0, 1.0)),
+        metrics.f1_score: Aggregation(_confusion, lambda total, n: f1(total), (0.0, 1.0)),
+        metrics.matthews_corrcoef: Aggregation(_confusion, lambda total, n: matthews(total), (-1.0, 1.0)),
         metrics.brier_score: Aggregation(_brier, lambda total, n: total[..., 0] / n, (0.0, 2.0)),
     }
 
@@ -125,28 +126,7 @@ def _confusion(item: Any) -> list[float]:
     gold, predicted = int(item[0]), int(item[1])
     if not {gold, predicted} <= {0, 1}:
         raise UserError(f"lm-eval: f1 and mcc are kept for two classes, 0 and 1, not for {gold} and {predicted}.")
-    return [
-        float(gold and predicted),
-        float(predicted and not gold),
-        float(gold and not predicted),
-        float(not gold and not predicted),
-    ]
-
-
-def _f1(total: FloatArray, n: FloatArray) -> FloatArray:
-    hits, false, missed = total[..., 0], total[..., 1], total[..., 2]
-    return _divided(2 * hits, 2 * hits + false + missed)
-
-
-def _matthews(total: FloatArray, n: FloatArray) -> FloatArray:
-    tp, fp, fn, tn = (total[..., i] for i in range(4))
-    return _divided(tp * tn - fp * fn, np.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)))
-
-
-def _divided(above: FloatArray, below: FloatArray) -> FloatArray:
-    score: FloatArray = np.zeros_like(np.asarray(above, dtype=np.float64))
-    np.divide(above, below, out=score, where=below > 0)
-    return score
+    return confusion(gold, predicted)
 
 
 def _brier(item: Any) -> list[float]:

@@ -22,7 +22,7 @@ def test_every_query_has_its_module(package: ModuleType) -> None:
 @pytest.mark.parametrize("package", [figures, tables])
 def test_every_source_is_complete(package: ModuleType) -> None:
     for source in discover(package):
-        assert all(getattr(source.module, name) for name in ("TITLE", "CAPTION", "EMPTY")), source.name
+        assert all((source.module.TITLE, source.module.CAPTION, source.empty)), source.name
         numbered = any(source.name.startswith(f"{paper}_") for paper in (*PAPERS, "explain"))
         assert hasattr(source.module, "ORDER") != numbered, source.name
         assert hasattr(source.module, "plot") != hasattr(source.module, "COLUMNS"), source.name

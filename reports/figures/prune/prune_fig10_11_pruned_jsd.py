@@ -1,9 +1,8 @@
 """Pruned heads under the contrastive gate by the first block asked (PRUNE figures 10 and 11)."""
 
-from matplotlib.figure import Figure
+from functools import partial
 
 from exitbench.reports.figures.prune import AT_RELATIVE_DEPTH, STAND_INS, mean_depths, sweep
-from exitbench.reports.frame import Frame
 
 TITLE = "The contrastive gate over pruned heads"
 CAPTION = (
@@ -26,12 +25,5 @@ HEADS = {
     ("contrastive-jsd", "pruned-adaptive"): "adaptive (as meant)",
 }
 
-
-def finding(frame: Frame) -> str:
-    """Return the mean exit layers of the series."""
-    return mean_depths(frame, HEADS)
-
-
-def plot(frame: Frame) -> Figure:
-    """Draw two panels a model and task; frame: as `sweep` asks."""
-    return sweep(frame, HEADS)
+finding = partial(mean_depths, names=HEADS)
+plot = partial(sweep, names=HEADS)

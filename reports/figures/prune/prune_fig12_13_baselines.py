@@ -1,9 +1,8 @@
 """The three gates against the contrastive gate with adaptive pruning (PRUNE figures 12 and 13)."""
 
-from matplotlib.figure import Figure
+from functools import partial
 
 from exitbench.reports.figures.prune import AT_RELATIVE_DEPTH, STAND_INS, mean_depths, sweep
-from exitbench.reports.frame import Frame
 
 TITLE = "Gates over the whole vocabulary against contrast with adaptive pruning"
 CAPTION = (
@@ -20,12 +19,5 @@ GATES = {
     ("contrastive-jsd", "pruned-adaptive-code"): "JSD + adaptive",
 }
 
-
-def finding(frame: Frame) -> str:
-    """Return the mean exit layers of the series."""
-    return mean_depths(frame, GATES)
-
-
-def plot(frame: Frame) -> Figure:
-    """Draw two panels a model and task; frame: as `sweep` asks."""
-    return sweep(frame, GATES)
+finding = partial(mean_depths, names=GATES)
+plot = partial(sweep, names=GATES)

@@ -1,9 +1,8 @@
 """Score and FLOPs of the softmax gate over whole and pruned heads (PRUNE figures 4 and 5)."""
 
-from matplotlib.figure import Figure
+from functools import partial
 
 from exitbench.reports.figures.prune import STAND_INS, cheapest_head, costs
-from exitbench.reports.frame import Frame
 
 TITLE = "Pruning the vocabulary of the softmax gate: score and FLOPs"
 CAPTION = (
@@ -26,12 +25,5 @@ HEADS = {
     ("calm-softmax", "pruned-decaying"): "decaying (by rank)",
 }
 
-
-def finding(frame: Frame) -> str:
-    """Return the read-out whose LM head works least."""
-    return cheapest_head(frame, HEADS)
-
-
-def plot(frame: Frame) -> Figure:
-    """Draw two panels a task; frame: as `costs` asks."""
-    return costs(frame, HEADS, timed=False)
+finding = partial(cheapest_head, names=HEADS)
+plot = partial(costs, names=HEADS, timed=False)

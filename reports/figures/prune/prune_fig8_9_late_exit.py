@@ -1,9 +1,8 @@
 """Score, FLOPs and speed where the gates are first asked late (PRUNE figures 8 and 9)."""
 
-from matplotlib.figure import Figure
+from functools import partial
 
 from exitbench.reports.figures.prune import STAND_INS, cheapest_head, costs
-from exitbench.reports.frame import Frame
 from exitbench.reports.plotting.panels import LENGTH_NOTE
 
 TITLE = "Late exits: score, FLOPs and measured speed of the two gates, pruned and not"
@@ -27,12 +26,5 @@ GATES = {
     ("calm-softmax", "pruned-fixed"): "softmax + fixed",
 }
 
-
-def finding(frame: Frame) -> str:
-    """Return the read-out whose LM head works least."""
-    return cheapest_head(frame, GATES)
-
-
-def plot(frame: Frame) -> Figure:
-    """Draw three panels a task; frame: as `costs` asks."""
-    return costs(frame, GATES, timed=True)
+finding = partial(cheapest_head, names=GATES)
+plot = partial(costs, names=GATES, timed=True)
