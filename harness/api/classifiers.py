@@ -164,7 +164,9 @@ def bound_method(
         raise UserError(f"parameters {', '.join(params)} go with a method's name, not with a method object.")
     method.check(n_blocks)
     if method.fit_params():
-        raise UserError(f"method {method.name!r} must be fitted first: run it in a suite (`exitbench fit`).")
+        raise UserError(
+            f"method {method.name!r} must be fitted first: run it in a suite (`exitbench run SUITE --kinds fit`)."
+        )
     return method.bound_to(exit_blocks)
 
 

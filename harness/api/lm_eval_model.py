@@ -124,7 +124,9 @@ def read_arguments(given: Mapping[str, Any]) -> ModelArguments:
             raise UserError(f"{MODEL}: unknown argument {key!r} of method {name!r}.{suggestion(key, allowed)}")
     made = method.from_params(params, MODEL)
     if made.fit_params():
-        raise UserError(f"{MODEL}: method {name!r} must be fitted first: run it in a suite (`exitbench fit`).")
+        raise UserError(
+            f"{MODEL}: method {name!r} must be fitted first: run it in a suite (`exitbench run SUITE --kinds fit`)."
+        )
     rows = _rows(given.get("batch_size"), given.get("max_batch_size"))
     return ModelArguments(**cast(Any, {**values, "method": made, "rows": rows, "params": params}))
 

@@ -63,7 +63,7 @@ class Results:
         """Ask a saved query, as ``exitbench sql @NAME --set margin=0.01`` does: ``results.ask(NAME, margin=0.01)``.
 
         Args:
-            name: One of ``exitbench ask``.
+            name: One of those that ``exitbench sql`` lists.
             **parameters: Those of the query that shall not have their default.
 
         Raises:

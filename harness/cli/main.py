@@ -120,7 +120,9 @@ def parsed(given: Sequence[str]) -> argparse.Namespace:
         # Every other argument is lm-eval's; argparse would take those that look like options for its own.
         return argparse.Namespace(command="lm_eval:lm_eval", arguments=list(given[1:]))
     program, listed = whole_parser()
-    if given and not given[0].startswith("-") and given[0] not in program.commands:
+    if not given or given[0] == "help":
+        return argparse.Namespace(command="help:print_help", program=program, words=list(given[1:]))
+    if not given[0].startswith("-") and given[0] not in program.commands:
         raise UserError(f"there is no command {given[0]!r}.{suggestion(given[0], listed)}")
     return program.parse_args(given)
 
@@ -132,7 +134,7 @@ def whole_parser() -> "tuple[Overview, list[str]]":
     from exitbench.harness.cli.arguments.common import HIDDEN, Overview, Parser
 
     parser = Overview("exitbench")
-    parser.add_argument("--version", action="version", version=f"exitbench {__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"exitbench {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
     for group in (running, asking, keeping):
         group.add_commands(commands)

@@ -28,10 +28,10 @@ _MOST_THRESHOLDS: Final = 10_000
 def add_commands(commands: Commands) -> None:
     """Add the commands of this file."""
     _add_report(commands)
+    _add_open(commands)
     _add_check(commands)
     _add_claims(commands)
     _add_show(commands)
-    _add_ask(commands)
     _add_sql(commands)
     _add_compare(commands)
     _add_replay(commands)
@@ -72,6 +72,11 @@ def _add_report(commands: Commands) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="PATH", help="folder of the page (RUNS/report), or file of the tables"
     )
+
+
+def _add_open(commands: Commands) -> None:
+    about = "Open the page of the results in a browser; `exitbench report` writes it."
+    add_runs(command(commands, "open", "help:open_page", about, "  exitbench open\n  exitbench open --runs my-runs"))
 
 
 def _add_check(commands: Commands) -> None:
@@ -126,15 +131,10 @@ def _add_show(commands: Commands) -> None:
     add_database(parser)
 
 
-def _add_ask(commands: Commands) -> None:
-    examples = "  exitbench ask\n  exitbench ask near ties\n  exitbench ask speed\n  exitbench sql @near_ties"
-    about = "List questions that saved SQL queries answer: by topic, or those with all WORDs in full."
-    parser = command(commands, "ask", "sql:ask", about, examples)
-    parser.add_argument("words", nargs="*", metavar="WORD", help="only questions with all of these words")
-
-
 def _add_sql(commands: Commands) -> None:
     examples = (
+        "  exitbench sql\n"
+        "  exitbench sql --queries near ties\n"
         "  exitbench sql 'SELECT model, task, method, value FROM frontier'\n"
         "  exitbench sql 'SELECT * FROM exit_histogram' --out exits.parquet\n"
         "  exitbench sql @hop_exit\n"
@@ -144,7 +144,13 @@ def _add_sql(commands: Commands) -> None:
         "  exitbench sql @best_settings --lake s3://BUCKET/study\n"
         "  exitbench sql - < query.sql"
     )
-    parser = command(commands, "sql", "sql:sql", "Ask the database in SQL: one query, which only reads.", examples)
+    parser = command(
+        commands,
+        "sql",
+        "sql:sql",
+        "Ask the database in SQL: one query, which only reads. Without one: list the questions that saved queries answer.",
+        examples,
+    )
     parser.add_argument(
         "query", nargs="?", metavar="QUERY", help="one DuckDB SELECT; @NAME: a saved one; -: from standard input"
     )
@@ -166,7 +172,12 @@ def _add_sql(commands: Commands) -> None:
     asked.add_argument(
         "--explain-view", metavar="NAME", help="print a view's columns, their meaning and its SQL, and stop"
     )
-    asked.add_argument("--queries", action="store_true", help="list the saved queries, and stop")
+    asked.add_argument(
+        "--queries",
+        nargs="*",
+        metavar="WORD",
+        help="print saved queries in full: all, or those with all WORDs",
+    )
     asked.add_argument("--schema", action="store_true", help="print a document on all views and tables, and stop")
     asked.add_argument(
         "--cookbook", action="store_true", help="print questions and the SQL that answers them, and stop"

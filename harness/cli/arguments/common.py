@@ -57,8 +57,8 @@ def brief(about: str) -> str:
     return re.split(r" \(|[:;.] |\.$", about)[0]
 
 
-def add_selection(parser: Parser, kinds: tuple[str, ...] | None = None) -> None:
-    """Add a suite and which of its cells; `kinds` fixes the kinds that may otherwise be chosen."""
+def add_selection(parser: Parser) -> None:
+    """Add a suite and which of its cells."""
     parser.add_argument("suite", metavar="SUITE", help="name of a suite that comes along, or path of a TOML file")
     add_data_dir(parser, "that tasks and recipes name")
     add_plugins(parser)
@@ -74,11 +74,8 @@ def add_selection(parser: Parser, kinds: tuple[str, ...] | None = None) -> None:
     )
     about = "only part K of N of it: for a suite split over N machines by hand (docs/guide/many-machines.md)"
     parser.add_argument("--shard", type=_shard, action="append", default=[], metavar="K/N", help=about)
-    if kinds is None:
-        about = f"only these kinds of cells: {', '.join(KINDS)}"
-        parser.add_argument("--kinds", type=_kinds, metavar="KIND,..", help=about)
-    else:
-        parser.set_defaults(kinds=kinds)
+    about = f"only these kinds of cells: {', '.join(KINDS)}"
+    parser.add_argument("--kinds", type=_kinds, metavar="KIND,..", help=about)
     parser.add_argument(
         "--retry",
         choices=tuple(RETRIED),
@@ -184,14 +181,16 @@ def _kinds(text: str) -> tuple[str, ...]:
     return words
 
 
+DAILY: Final = ("run", "status", "report", "sql", "show", "compare", "tune", "list", "inspect", "new", "doctor")
+"""The commands of the first screen, in the order in which they are needed."""
 PURPOSES: Final[Mapping[str, tuple[str, ...]]] = {
-    "Run": ("plan", "run", "status", "lm-eval"),
-    "Ask and compare": ("report", "show", "compare", "ask", "sql", "replay", "claims"),
-    "Models and training": ("list", "inspect", "show-prompts", "new", "train", "fit", "calibrate", "tune"),
+    "Run": ("plan", "run", "status", "train", "lm-eval"),
+    "Ask and compare": ("report", "open", "sql", "show", "compare", "tune", "replay", "claims"),
+    "Models, tasks, methods": ("list", "inspect", "show-prompts", "new"),
     "Keep and share": ("export", "import", "rescore", "annotate", "db", "gc"),
     "Check": ("check", "verify", "doctor", "env"),
 }
-"""Headings, and the commands below each in the order in which they are needed."""
+"""All commands by purpose, for `exitbench help all`."""
 _START: Final = """\
 usage: exitbench COMMAND ...
 
@@ -199,11 +198,12 @@ Benchmark early-exit methods of language models, and ask the results in SQL.
 
 Start here:
   exitbench run builtin --limit 20    small models, generated data: a first run
-  exitbench ask                       questions that the results answer
+  exitbench sql                       questions that the results answer
 """
 _END: Final = """\
-A suite is a TOML file, or the name of one that comes along (list suites).
-exitbench COMMAND --help explains a command, with examples.
+A suite is a TOML file, or the name of a bundled one (list suites).
+exitbench help COMMAND explains a command, with examples.
+exitbench help all lists every command.
 """
 
 
@@ -213,9 +213,13 @@ class Overview(Parser):
     commands: Mapping[str, Parser]
 
     def format_help(self) -> str:
-        """Return the first screen."""
-        parts = [_START]
-        for heading, names in PURPOSES.items():
-            lines = [f"  {name:<14}{brief(self.commands[name].description or '')}" for name in names]
-            parts.append("\n".join((f"{heading}:", *lines, "")))
-        return "\n".join((*parts, _END))
+        """Return the first screen: the commands of every day."""
+        return "\n".join((_START, self._listed("Commands", DAILY), _END))
+
+    def format_all(self) -> str:
+        """Return all commands by purpose."""
+        return "\n".join(self._listed(heading, names) for heading, names in PURPOSES.items())
+
+    def _listed(self, heading: str, names: tuple[str, ...]) -> str:
+        lines = [f"  {name:<14}{brief(self.commands[name].description or '')}" for name in names]
+        return "\n".join((f"{heading}:", *lines, ""))

@@ -24,8 +24,6 @@ def add_commands(commands: Commands) -> None:
     _add_plan(commands)
     _add_run(commands)
     _add_train(commands)
-    _add_fit(commands)
-    _add_calibrate(commands)
     _add_tune(commands)
     _add_lm_eval(commands)
     _add_cell(commands)
@@ -83,25 +81,6 @@ def _add_train(commands: Commands) -> None:
     add_runs(parser)
     parser.add_argument("--models-dir", type=Path, metavar="DIR", help="folder of the models (default: RUNS/models)")
     add_threads(parser)
-
-
-def _add_fit(commands: Commands) -> None:
-    examples = "  exitbench fit builtin\n  exitbench fit multi30k-en-fr --data-dir ../data --only '*/mee-lstm*'"
-    about = "Fit what methods learn on a frozen model (classifiers, thresholds by block): a suite's fit cells only."
-    parser = command(commands, "fit", "run:run", about, examples)
-    add_selection(parser, kinds=("fit",))
-    _add_what_runs(parser)
-
-
-def _add_calibrate(commands: Commands) -> None:
-    examples = "  exitbench calibrate builtin\n  exitbench calibrate my-suite.toml --data-dir ../data"
-    about = (
-        "Choose thresholds with a statistical guarantee (Learn then Test): a suite's calibration cells only. A small "
-        "loss needs many documents; the report's table of calibrated thresholds says how many where a level fails."
-    )
-    parser = command(commands, "calibrate", "run:run", about, examples)
-    add_selection(parser, kinds=("calibration",))
-    _add_what_runs(parser)
 
 
 def _add_tune(commands: Commands) -> None:

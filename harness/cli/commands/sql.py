@@ -1,4 +1,4 @@
-"""``exitbench sql`` and ``ask``: one query, which only reads, and the questions that saved queries answer."""
+"""``exitbench sql``: one query, which only reads, and the questions that saved queries answer."""
 
 import sys
 from argparse import Namespace
@@ -42,8 +42,8 @@ def sql(arguments: Namespace) -> int:
             written.
     """
     _require_used(arguments)
-    if arguments.queries:
-        print(listed(saved_queries(), in_full=True))
+    if arguments.queries is not None:
+        print(listed(_with_words(arguments.queries), in_full=True))
     elif arguments.views:
         print("\n".join(f"{view.name:18} {_first_sentence(view.comment)}" for view in described_views()))
     elif arguments.explain_view is not None:
@@ -52,16 +52,26 @@ def sql(arguments: Namespace) -> int:
         print(schema_markdown(), end="")
     elif arguments.cookbook:
         print(cookbook_markdown(), end="")
+    elif arguments.query is None and not _given(arguments, _OF_A_QUERY):
+        print(listed(saved_queries(), in_full=False))
+        print(
+            "\nexitbench sql @NAME answers one; exitbench sql --queries WORD says how to read it, and what can be set."
+        )
     else:
         _ask(arguments)
     return 0
 
 
+def _given(arguments: Namespace, names: Sequence[str]) -> list[str]:
+    """Names of the arguments that were given."""
+    return [name for name in names if getattr(arguments, name) not in (None, False, [])]
+
+
 def _require_used(arguments: Namespace) -> None:
     """Refuse arguments that would have no effect."""
-    given = [name for name, value in vars(arguments).items() if value not in (None, False, [])]
-    instead = [name for name in given if name in _INSTEAD]
-    unused = [name for name in given if name in _OF_A_QUERY]
+    instead, unused = _given(arguments, _INSTEAD), _given(arguments, _OF_A_QUERY)
+    if arguments.queries == []:
+        instead.append("queries")
     if instead and unused:
         option = instead[0].replace("_", "-")
         raise UserError(f"--{option}: takes neither a query nor its options; given: {', '.join(unused)}.")
@@ -116,7 +126,7 @@ def _query(asked: str | None, assignments: Sequence[str]) -> tuple[str, Mapping[
     """Return the query's text and the values of its parameters."""
     if asked is None:
         raise UserError(
-            "There is no query. Give one, @NAME of a saved one (--queries lists them), or - for standard input."
+            "There is no query. Give one, @NAME of a saved one (`exitbench sql` lists them), or - for standard input."
         )
     saved = saved_query(asked.removeprefix(_SAVED)) if asked.startswith(_SAVED) else None
     text = saved.sql if saved is not None else _utf8("The query", None if asked == "-" else asked)
@@ -220,20 +230,17 @@ def _first_sentence(comment: str) -> str:
     return comment.replace("\n", " ").partition(". ")[0].removesuffix(".") + "."
 
 
-def ask(arguments: Namespace) -> int:
-    """Print a line a question; of those that words were asked for all that is told.
+def _with_words(words: Sequence[str]) -> list[SavedQuery]:
+    """Return the saved queries that have all words, all queries if there are none.
 
     Raises:
-        UserError: No question has all the words.
+        UserError: None has all of them.
     """
-    words = [word.lower() for word in arguments.words]
-    found = [query for query in saved_queries() if all(word in _all_words(query) for word in words)]
+    wanted = [word.lower() for word in words]
+    found = [query for query in saved_queries() if all(word in _all_words(query) for word in wanted)]
     if not found:
-        raise UserError(f"No question has {' and '.join(map(repr, words))}. `exitbench ask` lists them all.")
-    print(listed(found, in_full=bool(words)))
-    if not words:
-        print("\nexitbench sql @NAME answers one; exitbench ask WORD says how to read it, and what can be set.")
-    return 0
+        raise UserError(f"No question has {' and '.join(map(repr, wanted))}. `exitbench sql` lists them all.")
+    return found
 
 
 def saved_queries() -> list[SavedQuery]:

@@ -25,7 +25,7 @@ CAPTION = (
     "side. Bars are 95 % intervals over documents."
 )
 EMPTY = (
-    "No calibration yet: run `nox -s bench`, or `exitbench calibrate` with any suite that has a [[calibration]]; "
+    "No calibration yet: run `nox -s bench`, or `exitbench run --kinds calibration` with any suite that has a [[calibration]]; "
     "fitted thresholds come with any method whose `rule` is `epsilon`."
 )
 

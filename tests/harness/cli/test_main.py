@@ -17,7 +17,8 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from exitbench.harness.cli.arguments.common import PURPOSES
+from exitbench import __version__
+from exitbench.harness.cli.arguments.common import DAILY
 from exitbench.harness.cli.main import main, parsed, whole_parser
 from exitbench.harness.engine.checkpoints.digest import inspect_checkpoint
 from exitbench.harness.planning import plan
@@ -89,14 +90,44 @@ def test_help_loads_nothing_heavy() -> None:
     assert run.stdout.splitlines()[-1] == "set()"
 
 
-def test_help_lists_every_command_once_by_purpose_and_fits_a_screen(exitbench: Command) -> None:
-    done = exitbench("--help")
+@pytest.mark.parametrize("asked", [("--help",), (), ("help",)], ids=["--help", "nothing", "help"])
+def test_help_lists_the_commands_of_every_day_and_fits_half_a_screen(
+    exitbench: Command, asked: tuple[str, ...]
+) -> None:
+    done = exitbench(*asked)
     lines = done.stdout.splitlines()
-    assert (done.returncode, len(lines) <= SCREEN_LINES, max(map(len, lines)) <= SCREEN_WIDTH) == (0, True, True)
-    assert lines.index("Start here:") < min(lines.index(f"{heading}:") for heading in PURPOSES)
-    assert sorted(name for names in PURPOSES.values() for name in names) == COMMANDS
-    assert "_cell" not in done.stdout  # for other programs
+    assert (done.returncode, len(lines) <= SCREEN_LINES // 2, max(map(len, lines)) <= SCREEN_WIDTH) == (0, True, True)
+    assert lines.index("Start here:") < lines.index("Commands:")
+    assert re.findall("^  ([a-z-]+)  +[A-Z]", done.stdout, re.MULTILINE) == list(DAILY)
+    assert "exitbench help all" in done.stdout
+
+
+def test_help_all_lists_every_command_once_by_purpose(exitbench: Command) -> None:
+    done = exitbench("help", "all")
+    assert done.returncode == 0 and len(done.stdout.splitlines()) <= SCREEN_LINES
     assert sorted(re.findall("^  ([a-z-]+)  +[A-Z]", done.stdout, re.MULTILINE)) == COMMANDS
+    assert set(DAILY) <= set(COMMANDS) and "_cell" not in done.stdout  # for other programs
+
+
+def test_help_of_a_command_is_its_own(exitbench: Command) -> None:
+    assert exitbench("help", "run").stdout == exitbench("run", "--help").stdout
+    refused = exitbench("help", "rum")
+    assert refused.returncode == 2 and "there is no command 'rum'" in refused.stderr and "run" in refused.stderr
+
+
+def test_the_version_has_a_short_option(exitbench: Command) -> None:
+    assert exitbench("-V").stdout == exitbench("--version").stdout == f"exitbench {__version__}\n"
+
+
+def test_open_names_the_page_and_what_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    (tmp_path / "runs").mkdir()
+    assert main(["open", "--runs", str(tmp_path / "runs")]) == 2
+    (tmp_path / "runs/report").mkdir()
+    (tmp_path / "runs/report/index.html").write_text("")
+    assert main(["open", "--runs", str(tmp_path / "runs")]) == 0
+    assert opened == [(tmp_path / "runs/report/index.html").as_uri()]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

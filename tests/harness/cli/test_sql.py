@@ -379,7 +379,7 @@ def test_parameters_are_what_they_look_like(text: str, expected: Any, ask: Comma
         ),
         (("--queries", "--out", "x.csv"), "--queries: takes neither a query nor its options; given: out."),
         (("@hop_exits",), "There is no saved query 'hop_exits'. Did you mean 'hop_exit'?"),
-        ((), "There is no query."),
+        (("--all",), "There is no query."),
     ],
 )
 def test_what_is_missing_or_unknown_is_named(arguments: tuple[str, ...], says: str, ask: Command) -> None:

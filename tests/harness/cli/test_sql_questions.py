@@ -1,4 +1,4 @@
-"""`exitbench ask`: every saved query below its topic, and those that words pick out in full."""
+"""`exitbench sql` without a query: every saved query below its topic; `--queries WORD`: those with words in full."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from exitbench.results.queries.cookbook import SECTIONS
 
 
 def test_every_question_stands_below_its_topic(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ask"]) == 0
+    assert main(["sql"]) == 0
     lines = capsys.readouterr().out.splitlines()
     topic, found = "", {}
     for line in lines:
@@ -21,11 +21,11 @@ def test_every_question_stands_below_its_topic(capsys: pytest.CaptureFixture[str
 
 
 def test_words_pick_questions_out_and_tell_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ask", "NEAR-TIES", "agreement"]) == 0
+    assert main(["sql", "--queries", "NEAR-TIES", "agreement"]) == 0
     told = capsys.readouterr().out
     assert told.count("@") == 1 and "@near_ties" in told and "--set margin=0.1" in told
 
 
 def test_words_that_no_question_has_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ask", "xyzzy", "ties"]) == 2
+    assert main(["sql", "--queries", "xyzzy", "ties"]) == 2
     assert "No question has 'xyzzy' and 'ties'" in capsys.readouterr().err

@@ -1,0 +1,42 @@
+"""``exitbench help``: the first screen, all commands, or the help of one; ``exitbench open``: the page in a browser."""
+
+import webbrowser
+from argparse import Namespace
+
+from exitbench.errors import UserError, suggestion
+from exitbench.harness.cli.arguments.common import Overview
+from exitbench.harness.service.folders import existing_runs
+from exitbench.terminal import tell
+
+
+def print_help(arguments: Namespace) -> int:
+    """Print the first screen, every command (`all`), or the help of a command.
+
+    Raises:
+        UserError: There is no such command.
+    """
+    program: Overview = arguments.program
+    if not arguments.words:
+        print(program.format_help(), end="")
+    elif arguments.words == ["all"]:
+        print(program.format_all(), end="")
+    else:
+        name = " ".join(arguments.words)
+        if name not in program.commands:
+            raise UserError(f"there is no command {name!r}.{suggestion(name, program.commands)}")
+        print(program.commands[name].format_help(), end="")
+    return 0
+
+
+def open_page(arguments: Namespace) -> int:
+    """Open the page of the runs in a browser; says where it is, for machines without one.
+
+    Raises:
+        UserError: There is no page yet.
+    """
+    page = existing_runs(arguments.runs).report / "index.html"
+    if not page.is_file():
+        raise UserError(f"{page}: there is no page yet. `exitbench report` writes it.")
+    tell(str(page))
+    webbrowser.open(page.resolve().as_uri())
+    return 0
