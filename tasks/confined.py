@@ -324,8 +324,7 @@ def judge(tests: str, channel: Channel) -> None:
     """Run the tests, in whose scope the program's names are proxies of its process.
 
     A built-in name is taken from the program only if the tests use no other name of the program: `sum` is the program's
-    if
-    `sum` is what it had to implement, but not if the tests compare with it.
+    if `sum` is what it had to implement, but not if the tests compare with it.
 
     Raises:
         Exception: A test failed, or the program's process has ended.

@@ -134,9 +134,9 @@ CHOICE_METRICS: Final = ("acc", "acc_norm")
 class Declaration:
     """Task without code.
 
-    name: Name of the task, without `PREFIX`.
+    Attributes:
+        name: Name of the task, without `PREFIX`.
         fields: Pairs (name, column of the file); a column with dots leads into nested JSON objects.
-        fields: Pairs (name, column of the file); a column with dots leads into objects of JSON.
         prompt: Template of the input of an encoder-decoder model.
         causal_prompt: Template for decoder-only models; None: `prompt`.
         target: Field with the reference or (JSON) a list of references; for tasks with choices, the correct choice.

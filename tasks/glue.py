@@ -21,12 +21,12 @@ HUB: Final = "nyu-mll/glue"
 class DataSet:
     """One data set of GLUE.
 
-    texts: Field names of its one or two texts on the hub.
+    Attributes:
+        texts: Field names of its one or two texts on the hub.
         columns: Column names of these texts in the original files.
         label_column: Column of the label in the original files.
         labels: Names of the classes in the order of the hub's numbers; None if pairs are rated.
         written: Spellings of these classes in the original files.
-        written: What the original files have in place of these names.
         metrics: Headline first.
         hub: Name of its configuration on the hub.
         validation: Suffix of the hub's `validation` and `test` splits.

@@ -26,8 +26,7 @@ class MetricValue(float):
     """Per-document value of a metric that carries the document's whole score.
 
     lm-eval passes the result of `process_results` to the aggregation and logs the same object with the sample. As a
-    float
-    it is the per-document value there; corpus metrics still aggregate exactly; and no document is scored twice
+    float it is the per-document value there; corpus metrics still aggregate exactly; and no document is scored twice
     (`scores`).
     """
 

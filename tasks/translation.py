@@ -211,10 +211,8 @@ class Translation(Task):
     """Translation of sentences from one language to another: WMT, IWSLT, and any other sentence pairs.
 
     Metrics: `bleu` and `chrf`, 0..100, corpus scores equal to sacrebleu's; a document's value is the sentence score.
-    Local
-    files: one per language, aligned line by line, with the languages' codes as roles (`en` and `fr`); or `pairs`, a
-        file
-    of columns, of which English is the first.
+    Local files: one per language, aligned line by line, with the languages' codes as roles (`en` and `fr`); or `pairs`,
+    a file of columns, of which English is the first.
 
     Args:
         name: Data set and pair, such as `wmt-en-fr`, `wmt16-ro-en`, `iwslt14-de-en`. The data set matters for the hub

@@ -92,8 +92,7 @@ class Leaf:
         """Return a copy of lm-eval's task that is restricted to some documents.
 
         A document's few-shot examples are the same as when all documents are evaluated, so its prompt does not depend
-        on
-        the selection.
+        on the selection.
         """
         docs, draws = self.docs(kind), self._drawn(kind)
         subset: Any = copy(self.task)
