@@ -161,12 +161,12 @@ def encode(value: Any, hold: Any) -> Any:
             return {"held": hold(value)}
 
 
-def decode(message: Any, held: Any) -> Any:
+def decode(message: Any, resolve: Any) -> Any:
     """Return the value that was given to `encode`.
 
     Args:
         message: Result of `encode`.
-        held: Called with the number of a handle; returns the object for it.
+        resolve: Called with the number of a handle; returns the object for it.
     """
     if not isinstance(message, dict):
         return message
@@ -187,17 +187,17 @@ def decode(message: Any, held: Any) -> Any:
         case "range":
             return range(*(int(part, 16) for part in content))
         case "list":
-            return [decode(item, held) for item in content]
+            return [decode(item, resolve) for item in content]
         case "tuple":
-            return tuple(decode(item, held) for item in content)
+            return tuple(decode(item, resolve) for item in content)
         case "set":
-            return {decode(item, held) for item in content}
+            return {decode(item, resolve) for item in content}
         case "frozenset":
-            return frozenset(decode(item, held) for item in content)
+            return frozenset(decode(item, resolve) for item in content)
         case "dict":
-            return {decode(key, held): decode(item, held) for key, item in content}
+            return {decode(key, resolve): decode(item, resolve) for key, item in content}
         case "held":
-            return held(content)
+            return resolve(content)
     raise ValueError(kind)
 
 
@@ -276,9 +276,9 @@ class Proxy:
     def __init__(self, channel: Channel, number: int) -> None:
         self.__dict__.update(channel=channel, number=number)
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
+    def __call__(self, *args: Any, **named: Any) -> Any:
         """Call the program's object with plain values, and return the plain value of its answer."""
-        return _ask(self.channel, "call", self.number, encode(list(given), _number), encode(named, _number))
+        return _ask(self.channel, "call", self.number, encode(list(args), _number), encode(named, _number))
 
     def __getattr__(self, name: str) -> Any:
         return _ask(self.channel, "attribute", self.number, name)
@@ -315,7 +315,7 @@ def _ask(channel: Channel, request: str, number: int | None, *content: Any) -> A
 
 def _value(channel: Channel, answer: Any) -> Any:
     if "error" not in answer:
-        return decode(answer["value"], lambda held: Proxy(channel, held))
+        return decode(answer["value"], lambda handle: Proxy(channel, handle))
     kind = getattr(builtins, str(answer["error"]), None)
     raise kind() if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError
 

@@ -241,8 +241,8 @@ class Declaration:
         """Rebuild a declaration from its JSON."""
         fields = tuple((name, column) for name, column in record["fields"])
         choices = record.get("choices")
-        given = {"fields": fields, "metrics": tuple(record["metrics"])}
-        return cls(**{**record, **given, "choices": tuple(choices) if isinstance(choices, list) else choices})
+        converted = {"fields": fields, "metrics": tuple(record["metrics"])}
+        return cls(**{**record, **converted, "choices": tuple(choices) if isinstance(choices, list) else choices})
 
 
 Record = Mapping[str, Any]

@@ -53,10 +53,10 @@ def read_choices(path: Path, name: str | None, split: str) -> Sequence[Mapping[s
 
 
 def _document(declaration: Declaration, record: Mapping[str, Any], where: str) -> dict[str, Any]:
-    given = {name: value_at(record, column, where) for name, column in declaration.fields}
-    texts = {name: text_of(value, f"{where}, field {name!r}") for name, value in given.items() if _is_text(value)}
-    choices = _choices(declaration, given, texts, where)
-    target = given[declaration.target]
+    values = {name: value_at(record, column, where) for name, column in declaration.fields}
+    texts = {name: text_of(value, f"{where}, field {name!r}") for name, value in values.items() if _is_text(value)}
+    choices = _choices(declaration, values, texts, where)
+    target = values[declaration.target]
     return {
         "prompt": render(declaration.seq2seq_pieces, _Texts(texts, where)),
         "choices": choices,
@@ -64,11 +64,11 @@ def _document(declaration: Declaration, record: Mapping[str, Any], where: str) -
     }
 
 
-def _choices(declaration: Declaration, given: Mapping[str, Any], texts: Mapping[str, str], where: str) -> list[str]:
+def _choices(declaration: Declaration, values: Mapping[str, Any], texts: Mapping[str, str], where: str) -> list[str]:
     if declaration.choice_pieces:
         return [render(pieces, _Texts(texts, where)) for pieces in declaration.choice_pieces]
     name = str(declaration.choices)
-    value = given[name]
+    value = values[name]
     if not isinstance(value, list) or len(value) < 2:
         raise UserError(f"{where}, field {name!r}: needed: a list of two choices or more.")
     return [text_of(choice, f"{where}, field {name!r}") for choice in value]

@@ -106,8 +106,8 @@ def get_task(name: str, settings: LmEvalSettings | None = None) -> Task:
     if name not in _TASKS and name in _unusable:
         raise UserError(f"task {name!r} cannot be used: {_unusable[name]}")
     if name not in _TASKS:
-        others = f"a translation such as 'wmt16-ro-en', or {PREFIX}NAME, a task of lm-eval"
-        raise UserError(f"unknown task {name!r}.{suggestion(name, _TASKS).removesuffix('.')}; {others}.")
+        alternatives = f"a translation such as 'wmt16-ro-en', or {PREFIX}NAME, a task of lm-eval"
+        raise UserError(f"unknown task {name!r}.{suggestion(name, _TASKS).removesuffix('.')}; {alternatives}.")
     task = _TASKS[name]()
     if brought_by(type(task)) is not None:  # third-party: its source is part of the version
         task.metric_version = _revision(type(task))

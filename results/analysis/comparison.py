@@ -27,7 +27,7 @@ from exitbench.results.statistics.paired import Difference, binary_difference, d
 Aggregates = Callable[[str, str], Aggregate]
 """Maps a task and one of its metrics to the function that aggregates the metric."""
 
-_SHOWN_KEYS: Final = 10
+_MAX_KEYS: Final = 10
 _SIGNIFICANT: Final = 0.05
 # Settings besides the method that may affect quality: differences are reported, as any of them may explain a delta.
 _SETTINGS: Final = (
@@ -206,13 +206,14 @@ class _Comparer:
     def _common_version(self, runs: Sequence[Run]) -> str:
         """Return the metric version under which all runs are scored; if there are several, run A's latest one."""
         versions = [self._versions(run) for run in runs]
-        common = [version for version in versions[0] if all(version in own for own in versions)]
+        common = [version for version in versions[0] if all(version in run_versions for run_versions in versions)]
         if not common:
-            told = "\n".join(
-                f"  {self._runs.name(run)}: {'; '.join(own)}" for run, own in zip(runs, versions, strict=True)
+            details = "\n".join(
+                f"  {self._runs.name(run)}: {'; '.join(run_versions)}"
+                for run, run_versions in zip(runs, versions, strict=True)
             )
             raise UserError(
-                f"the runs are scored under different versions of the metrics:\n{told}\n"
+                f"the runs are scored under different versions of the metrics:\n{details}\n"
                 "`exitbench rescore` scores stored outputs under the current version."
             )
         return common[-1]
@@ -320,23 +321,23 @@ class _Comparer:
             return replace(blank, how=f"not comparable: {differ}")
         if facts[0]["is_full_depth"] and facts[1]["is_full_depth"]:
             return replace(blank, how="both are full depth")
-        timings = [self._timings(own) for own in facts]
-        for name, own in ((blank.run_a, timings[0]), (blank.run_b, timings[1])):
-            if own == []:
+        timings = [self._timings(arm) for arm in facts]
+        for name, arm in ((blank.run_a, timings[0]), (blank.run_b, timings[1])):
+            if arm == []:
                 return replace(blank, how=f"{name} was not timed")
         pair = _latest_comparable(*timings)
         if pair is None:
             return replace(blank, how="not comparable: timed on different machines or with different software")
         times = [None if attempt_id is None else self._times(attempt_id) for attempt_id in pair]
-        timed = [own for own in times if own is not None]
+        timed = [arm for arm in times if arm is not None]
         keys = set(timed[0])
-        if any(set(own) != keys for own in timed):
+        if any(set(arm) != keys for arm in timed):
             return replace(blank, how="not comparable: different documents were timed")
         # Full depth against itself is 1, and needs no session.
-        a, b = (np.array([own[key] if own else (1.0, 1.0) for key in sorted(keys)], dtype=np.float64) for own in times)
+        a, b = (np.array([arm[key] if arm else (1.0, 1.0) for key in sorted(keys)], dtype=np.float64) for arm in times)
         # A's speed-up in the denominator, B's in the numerator: (full B / B) / (full A / A).
         interval = product_interval(np.concatenate([a, b], axis=1), (-1, 1, 1, -1), seed=seed)
-        speeds = [float(own[:, 0].sum() / own[:, 1].sum()) for own in (a, b)]
+        speeds = [float(arm[:, 0].sum() / arm[:, 1].sum()) for arm in (a, b)]
         return replace(_of_interval(blank, interval), a=speeds[0], b=speeds[1])
 
     def _timings(self, facts: dict[str, Any]) -> list[tuple[str, str]] | None:
@@ -405,7 +406,7 @@ def _require_same_documents(name_a: str, a: _Samples, name_b: str, b: _Samples) 
     if not only_a and not only_b:
         return
     details = "".join(
-        f"\n  only in {name} ({len(keys)}): {', '.join(keys[:_SHOWN_KEYS])}{', ...' * (len(keys) > _SHOWN_KEYS)}"
+        f"\n  only in {name} ({len(keys)}): {', '.join(keys[:_MAX_KEYS])}{', ...' * (len(keys) > _MAX_KEYS)}"
         for name, keys in ((name_a, only_a), (name_b, only_b))
         if keys
     )

@@ -156,7 +156,7 @@ def _same(old: Any, new: Any) -> bool:
 SECTIONS: Final = ("environment", "hardware")
 _PRODUCTS: Final = "products"
 """Additional section of attempts whose matrix products were selected by measurement."""
-_SHOWN: Final = 8
+_MAX_SHOWN: Final = 8
 _COLUMNS: Final = {
     "environment": ("python", "platform", "packages", "git_commit", "git_dirty", "env_vars"),
     "hardware": ("cpu", "cores", "ram_bytes", "gpu", "gpu_count", "driver", "cuda", "threads"),
@@ -199,9 +199,13 @@ def differences(a: Described, b: Described) -> list[Difference]:
     shared = a.sections.keys() & b.sections.keys()
     if not shared:
         raise UserError(f"{a.name} and {b.name} cannot be compared: one is software, the other a machine.")
-    left, right = a.fields, b.fields
-    names = sorted(name for name in left.keys() | right.keys() if name.split(".")[0] in shared)
-    return [Difference(name, left.get(name), right.get(name)) for name in names if left.get(name) != right.get(name)]
+    fields_a, fields_b = a.fields, b.fields
+    names = sorted(name for name in fields_a.keys() | fields_b.keys() if name.split(".")[0] in shared)
+    return [
+        Difference(name, fields_a.get(name), fields_b.get(name))
+        for name in names
+        if fields_a.get(name) != fields_b.get(name)
+    ]
 
 
 def find(prefix: str, spool_root: Path, database: Path) -> Described:
@@ -225,7 +229,7 @@ def find(prefix: str, spool_root: Path, database: Path) -> Described:
         if not matches:
             raise UserError(f"No attempt, cell, environment or machine in {where} has an id that begins {prefix!r}.")
         names = "".join(
-            f"\n  {described.name}" for described in sorted(matches.values(), key=lambda match: match.name)[:_SHOWN]
+            f"\n  {described.name}" for described in sorted(matches.values(), key=lambda match: match.name)[:_MAX_SHOWN]
         )
         raise UserError(f"{len(matches)} things in {where} have an id that begins {prefix!r}:{names}")
     return next(iter(matches.values()))

@@ -201,7 +201,7 @@ def _steps(tokens: str, exits: Sequence[int], document: str) -> str:
     Below all thresholds, every token exits at the first gated block; from `below_l` on, not at l but at the next one.
     """
     pairs = list(pairwise(exits))
-    below = ["0", *(f"below_{block}" for block, _ in pairs)]
+    places = ["0", *(f"below_{block}" for block, _ in pairs)]
     exit_layer = [str(exits[0]), *(str(after - block) for block, after in pairs)]
     matches = [f"match_{exits[0]}", *(f"match_{after} - match_{block}" for block, after in pairs)]
     is_nan = f"coalesce(isnan(best_{pairs[-1][0]}), false)" if pairs else "false"
@@ -209,7 +209,7 @@ def _steps(tokens: str, exits: Sequence[int], document: str) -> str:
         SELECT document, below, sum(exit_layer)::BIGINT AS exit_layer, coalesce(sum(matches), 0)::BIGINT AS matches,
                bool_or(is_nan) AS is_nan, bool_or(matches IS NULL) AS missing
         FROM (
-            SELECT {document} AS document, {is_nan} AS is_nan, unnest([{", ".join(below)}]) AS below,
+            SELECT {document} AS document, {is_nan} AS is_nan, unnest([{", ".join(places)}]) AS below,
                    unnest([{", ".join(exit_layer)}]) AS exit_layer, unnest([{", ".join(matches)}]) AS matches
             FROM {tokens}
         )

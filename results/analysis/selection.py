@@ -15,7 +15,7 @@ from typing import Any, Final
 from exitbench.errors import UserError
 
 MIN_PREFIX: Final = 4
-_SHOWN: Final = 12
+_MAX_SHOWN: Final = 12
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class RunIndex:
 
     def listing(self, runs: Sequence[Run]) -> str:
         """Return one line per run: attempt, name, and distinguishing text."""
-        lines = [f"  {run.attempt_id}  {self.name(run)}  {run.about}".rstrip() for run in runs[:_SHOWN]]
-        return "\n".join(lines + ([f"  and {len(runs) - _SHOWN} more"] if len(runs) > _SHOWN else []))
+        lines = [f"  {run.attempt_id}  {self.name(run)}  {run.about}".rstrip() for run in runs[:_MAX_SHOWN]]
+        return "\n".join(lines + ([f"  and {len(runs) - _MAX_SHOWN} more"] if len(runs) > _MAX_SHOWN else []))
 
     def _by_glob(self, pattern: str) -> list[Run]:
         return [

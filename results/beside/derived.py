@@ -209,7 +209,7 @@ def _move_aside(spool_root: Path, kind: RecordKind, folder: Path) -> str:
 
 RESCORES: Final = Derived(RESCORE, "metric_version", ("samples.parquet", "metrics.parquet"), "rescore again")
 _SAMPLES: Final = arrow_schema(TABLES["sample_rescore"])
-_KNOWN_RESCORES: Final = "SELECT DISTINCT attempt_id, metric_version FROM sample_rescore"
+_STORED_RESCORES: Final = "SELECT DISTINCT attempt_id, metric_version FROM sample_rescore"
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ def load_rescores(engine: sa.Engine, spool_root: Path) -> list[str]:
         rescore, scored_at = _read_rescore(folder, status)
         _insert_rescore(engine, rescore, scored_at)
 
-    return RESCORES.load(engine, spool_root, _KNOWN_RESCORES, add)
+    return RESCORES.load(engine, spool_root, _STORED_RESCORES, add)
 
 
 def check_rescore(folder: Path) -> None:
@@ -299,7 +299,7 @@ _FILE: Final = "token_tag.parquet"
 TAGS: Final = Derived(TAG, "tagger", (_FILE,), "annotate again")
 TAG_SCHEMA: Final = arrow_schema(TABLES["token_tag"])
 """Schema of tags: one row per token that belongs to a word."""
-_KNOWN_TAGS: Final = "SELECT DISTINCT attempt_id, tagger FROM token_tag"
+_STORED_TAGS: Final = "SELECT DISTINCT attempt_id, tagger FROM token_tag"
 
 
 def record_tags(spool_root: Path, attempt_id: str, tagger: str, tags: pa.Table) -> None:
@@ -331,7 +331,7 @@ def load_tags(engine: sa.Engine, spool_root: Path) -> list[str]:
         with engine.begin() as connection:
             insert_rows(connection, "token_tag", rows, "attempt_id", status["attempt_id"])
 
-    return TAGS.load(engine, spool_root, _KNOWN_TAGS, add)
+    return TAGS.load(engine, spool_root, _STORED_TAGS, add)
 
 
 def check_tags(folder: Path) -> None:

@@ -17,7 +17,7 @@ from exitbench.errors import UserError
 from exitbench.results.files.duckdb_files import in_memory
 from exitbench.results.tables import TABLES, schema_sql
 
-_SHOWN: Final = 60
+_MAX_SHOWN: Final = 60
 _SETS: Final = re.compile(r"\b(?:EXCLUDE|REPLACE) \(")
 # Catalogue functions by their full names, and no other functions: a macro of the database may shadow any.
 _OF: Final = "WHERE database_name = $database AND schema_name = 'main'"
@@ -88,7 +88,7 @@ def quoted_text(text: str) -> str:
 
 def spelled(name: str) -> str:
     """Return a third-party name for a message: quoted, shortened, without control characters."""
-    return ascii(name if len(name) <= _SHOWN else f"{name[:_SHOWN]}...")
+    return ascii(name if len(name) <= _MAX_SHOWN else f"{name[:_MAX_SHOWN]}...")
 
 
 @cache

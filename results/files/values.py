@@ -32,7 +32,7 @@ Keys = Mapping[str, Mapping[str, Value]]
 
 def or_none(value: Value) -> Value:
     """Return a value that may also be null."""
-    return replace(value, words=f"{value.words} or null", allows=lambda found: found is None or value.allows(found))
+    return replace(value, words=f"{value.words} or null", allows=lambda v: v is None or value.allows(v))
 
 
 def optional(value: Value) -> Value:
@@ -67,8 +67,8 @@ def _is_time(value: Any) -> bool:
 INT32: Final = 2**31 - 1
 INT64: Final = 2**63 - 1
 TEXT: Final = Value("text", lambda v: isinstance(v, str))
-LISTS: Final = Value("a list of lists", lambda v: isinstance(v, list) and all(isinstance(one, list) for one in v))
-TEXTS: Final = Value("a list of texts", lambda v: isinstance(v, list) and all(isinstance(one, str) for one in v))
+LISTS: Final = Value("a list of lists", lambda v: isinstance(v, list) and all(isinstance(item, list) for item in v))
+TEXTS: Final = Value("a list of texts", lambda v: isinstance(v, list) and all(isinstance(item, str) for item in v))
 FLAG: Final = Value("true or false", lambda v: isinstance(v, bool))
 OBJECT: Final = Value("an object", lambda v: isinstance(v, dict))
 ANY: Final = Value("anything", lambda _: True)
@@ -95,10 +95,10 @@ def first_fault(record: Mapping[str, Any], keys: Keys) -> str | None:
                 if value.needed:
                     return f"key {key!r} is missing."
             elif not value.allows(part[name]):
-                return f"key {key!r} is {_shown(part[name])}, not {value.words}."
+                return f"key {key!r} is {_abbreviated(part[name])}, not {value.words}."
     return None
 
 
-def _shown(value: Any) -> str:
+def _abbreviated(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}.."

@@ -34,7 +34,7 @@ _NOT_SETTING: Final = (
     "scores_cell_id",
     "fit_cell_id",
 )
-_DATA_ASKED: Final = ("source", "split", "limit", "seed", "level", "files")
+_DATA_KEYS: Final = ("source", "split", "limit", "seed", "level", "files")
 
 Row = dict[str, Any]
 
@@ -138,7 +138,7 @@ def _data_asked(data: Any) -> dict[str, Any] | None:
     """Return a suite's choice of documents for a bundled task; None for tasks whose texts are in separate files."""
     if not isinstance(data, Mapping) or any(data.get(name) is not None for name in ("settings", "declaration")):
         return None
-    return {name: data[name] for name in _DATA_ASKED if name in data}
+    return {name: data[name] for name in _DATA_KEYS if name in data}
 
 
 def setting_id(identity: Mapping[str, Any]) -> str:

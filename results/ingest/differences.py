@@ -30,8 +30,10 @@ _WANTED: Final = """
     WHERE f.execution = 'real' AND NOT f.is_full_depth AND f.delta IS NOT NULL
 """
 _KEY: Final = "attempt_id, full_attempt_id, metric, scored_at, full_scored_at"
-_FORGET: Final = f"DELETE FROM quality_difference WHERE ({_KEY}) NOT IN (SELECT ({_KEY}) FROM wanted_difference)"
-_KNOWN: Final = f"DELETE FROM wanted_difference WHERE ({_KEY}) IN (SELECT ({_KEY}) FROM quality_difference)"
+_DELETE_OUTDATED: Final = (
+    f"DELETE FROM quality_difference WHERE ({_KEY}) NOT IN (SELECT ({_KEY}) FROM wanted_difference)"
+)
+_DROP_STORED: Final = f"DELETE FROM wanted_difference WHERE ({_KEY}) IN (SELECT ({_KEY}) FROM quality_difference)"
 # BLEU is no mean over documents: each document's contribution is computed by leaving it out.
 _DOCUMENTS: Final = """
     WITH scored AS (
@@ -82,8 +84,8 @@ def fill_differences(connection: sa.Connection) -> None:
     """
     duck = driver_connection(connection)
     duck.execute(_WANTED)
-    duck.execute(_FORGET)
-    duck.execute(_KNOWN)
+    duck.execute(_DELETE_OUTDATED)
+    duck.execute(_DROP_STORED)
     wanted = {row["attempt_id"]: row for row in duck.sql("FROM wanted_difference").to_arrow_table().to_pylist()}
     if wanted:
         documents = duck.sql(_DOCUMENTS).to_arrow_table().to_pylist()

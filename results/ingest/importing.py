@@ -142,16 +142,16 @@ def merge(source: Path, spool_root: Path, database_path: Path) -> MergeReport:
     ingest(spool_root, database_path)
     with open_database(database_path) as database:
         with database.engine.connect() as connection:
-            ours = attempt_digests(connection)
+            stored = attempt_digests(connection)
         keys = {table: key_rows(database.engine, table) for table in KEYS}
     problems: tuple[str, ...] = ()
     if kind == "spool":
-        imported = import_spool(source, spool_root, ours)
+        imported = import_spool(source, spool_root, stored)
         added, known, rescored, problems = imported.added, imported.known, imported.rescored, imported.problems
     elif kind == "benchmarks":
         added, known, rescored = _merge_benchmarks(source, spool_root), 0, 0
     else:
-        added, known, rescored = _merge_snapshot(source, spool_root, ours, keys)
+        added, known, rescored = _merge_snapshot(source, spool_root, stored, keys)
     quarantined = ingest(spool_root, database_path).quarantined
     return MergeReport(kind, added, known, rescored, (*problems, *quarantined))
 
@@ -175,13 +175,13 @@ def _merge_benchmarks(source: Path, spool_root: Path) -> int:
 
 
 def _merge_snapshot(
-    source: Path, spool_root: Path, ours: Mapping[str, str], keys: Mapping[str, pa.Table]
+    source: Path, spool_root: Path, stored: Mapping[str, str], keys: Mapping[str, pa.Table]
 ) -> tuple[int, int, int]:
     """Store the new part of a snapshot as another snapshot; return `added`, `known` and `rescored`."""
     with _as_database(source, spool_root) as engine:
         with engine.connect() as connection:
-            theirs = attempt_digests(connection)
-        require_equal(source, theirs, ours)
+            incoming = attempt_digests(connection)
+        require_equal(source, incoming, stored)
         _delete_known(engine, keys)
         new_scores = {tuple(key.values()) for table in SCORES for key in key_rows(engine, table).to_pylist()}
         if any(len(key_rows(engine, table)) for table in KEYS):
@@ -193,9 +193,9 @@ def _merge_snapshot(
                 shutil.rmtree(new)
             else:
                 new.rename(target)
-    known = len(theirs.keys() & ours.keys())
-    rescored = sum(attempt_id in ours for attempt_id, _version in new_scores)
-    return len(theirs) - known, known, rescored
+    known = len(incoming.keys() & stored.keys())
+    rescored = sum(attempt_id in stored for attempt_id, _version in new_scores)
+    return len(incoming) - known, known, rescored
 
 
 @contextmanager
@@ -248,15 +248,15 @@ def has_records(source: Path) -> bool:
     return any(records(source, kind)[0] for kind in RECORD_KINDS)
 
 
-def import_spool(source: Path, spool_root: Path, ours: Mapping[str, str]) -> Imported:
-    """Import everything that another spool has in addition to `ours`, the DONE digests of known attempts by id.
+def import_spool(source: Path, spool_root: Path, stored: Mapping[str, str]) -> Imported:
+    """Import everything that another spool has in addition to `stored`, the DONE digests of known attempts by id.
 
     Raises:
         UserError: An attempt is known with other files (then nothing is imported), or the spool cannot be written.
     """
     problems = [linked(link) for link in links_in(source)]
     attempts = list(_finished(source, problems))
-    require_equal(source, {entry.attempt_id: digest for entry, digest in attempts}, ours)
+    require_equal(source, {entry.attempt_id: digest for entry, digest in attempts}, stored)
     added = known = 0
     for attempt, _digest in attempts:
         target = attempt_path(spool_root, attempt.cell_id, attempt.attempt_id)
@@ -268,8 +268,8 @@ def import_spool(source: Path, spool_root: Path, ours: Mapping[str, str]) -> Imp
         except SpoolError as error:
             problems.append(str(error))
         else:
-            added += attempt.attempt_id not in ours
-            known += attempt.attempt_id in ours
+            added += attempt.attempt_id not in stored
+            known += attempt.attempt_id in stored
     rescored = 0
     for kind in RECORD_KINDS:
         paths, record_problems = records(source, kind)
@@ -283,7 +283,7 @@ def import_spool(source: Path, spool_root: Path, ours: Mapping[str, str]) -> Imp
             except SpoolError as error:
                 problems.append(str(error))
             else:
-                rescored += kind is RESCORE and path.parent.name in ours
+                rescored += kind is RESCORE and path.parent.name in stored
     return Imported(added, known, rescored, tuple(problems))
 
 

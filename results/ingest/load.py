@@ -96,19 +96,19 @@ class SpoolLoader:
             UserError: The database cannot take more rows (for example, the disk is full); rows added before are kept.
         """
         with engine.connect() as connection:
-            known = set(connection.execute(sa.select(ATTEMPT.c.attempt_id)).scalars())
+            stored = set(connection.execute(sa.select(ATTEMPT.c.attempt_id)).scalars())
         if self._seen == 0:
             side_problems = (*load_trainings(engine, self.spool_root), *load_vocabularies(engine, self.spool_root))
             links = (linked(link) for link in links_in(self.spool_root))
             self._count(quarantined=(*side_problems, *links))
         artifacts: set[str] = set()
-        for group, checked in self._checked_groups(known):
+        for group, checked in self._checked_groups(stored):
             problems = _load_group(engine, checked, artifacts)
             self._seen += len(group)
             self._count(
                 added=len(checked) - len(problems),
-                skipped=sum(attempt.attempt_id in known for attempt in group),
-                unfinished=sum(not attempt.finished and attempt.attempt_id not in known for attempt in group),
+                skipped=sum(attempt.attempt_id in stored for attempt in group),
+                unfinished=sum(not attempt.finished and attempt.attempt_id not in stored for attempt in group),
                 quarantined=tuple(_set_aside(self.spool_root, *problem) for problem in problems),
             )
             if self.progress:
@@ -125,15 +125,15 @@ class SpoolLoader:
                 fill_differences(connection)
 
     def _checked_groups(
-        self, known: Set[str]
+        self, stored: Set[str]
     ) -> Iterator[tuple[list[Attempt], dict[Attempt, "Future[AttemptRecord | SpoolError]"]]]:
         """Yield each group with the checks of its new attempts, which run while the previous group is added.
 
         The checks of the next group continue between steps, while other processes have the database.
         """
         before: tuple[list[Attempt], dict[Attempt, Future[AttemptRecord | SpoolError]]] | None = None
-        for group in self._groups(known):
-            fresh = [attempt for attempt in group if attempt.finished and attempt.attempt_id not in known]
+        for group in self._groups(stored):
+            fresh = [attempt for attempt in group if attempt.finished and attempt.attempt_id not in stored]
             checks = {attempt: self._checks.get(attempt) or self._pool.submit(_read, attempt) for attempt in fresh}
             self._checks = checks
             if before is not None:
@@ -142,12 +142,12 @@ class SpoolLoader:
         if before is not None:
             yield before
 
-    def _groups(self, known: Set[str]) -> Iterator[list[Attempt]]:
+    def _groups(self, stored: Set[str]) -> Iterator[list[Attempt]]:
         """Yield the remaining attempts in groups whose new attempts are small enough for one transaction."""
         group: list[Attempt] = []
         fresh, n_bytes = 0, 0
         for attempt in self._attempts[self._seen :]:
-            size = _parquet_bytes(attempt.path) if attempt.finished and attempt.attempt_id not in known else None
+            size = _parquet_bytes(attempt.path) if attempt.finished and attempt.attempt_id not in stored else None
             if size is not None and fresh and (fresh >= _GROUP_ATTEMPTS or n_bytes + size > _GROUP_BYTES):
                 yield group
                 group, fresh, n_bytes = [], 0, 0

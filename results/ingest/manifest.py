@@ -35,7 +35,7 @@ FORMAT: Final = "exitbench-snapshot-1"
 _LARGEST_BYTES: Final = 1_000_000
 _ROWS_PER_BYTE: Final = 100
 _FEW_ROWS: Final = 1_000_000
-_SHOWN: Final = 200
+_MAX_SHOWN: Final = 200
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -180,7 +180,7 @@ def _columns(duck: duckdb.DuckDBPyConnection, folder: Path, table: str, manifest
         described = duck.execute(f"DESCRIBE FROM {rows}").fetchall()
         ((count,),) = duck.execute(f"SELECT count(*) FROM {rows}").fetchall()
     except (duckdb.Error, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as Parquet: {ascii(str(error))[1:_SHOWN]}") from error
+        raise UserError(f"{path}: cannot be read as Parquet: {ascii(str(error))[1:_MAX_SHOWN]}") from error
     columns = {name: Column(_in_parquet(kind), True, None, False) for name, kind, *_ in described}
     expected = {
         name: column._replace(type=_in_parquet(column.type))

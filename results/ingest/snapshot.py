@@ -41,7 +41,7 @@ _BATCH_ROWS: Final = 65_536
 SCORES: Final = ("metric", "sample_rescore")
 """Tables with a known attempt's scores under another metric version."""
 _QUOTING: Final = {
-    table.name: {one.name: f"{one.left_out}::{one.type}" for one in table.columns if one.left_out is not None}
+    table.name: {entry.name: f"{entry.left_out}::{entry.type}" for entry in table.columns if entry.left_out is not None}
     for table in TABLES.values()
 }
 """Columns that quote, or may quote, records of a data set (prompts, answers, references, output of a failed cell),
@@ -106,12 +106,12 @@ def load_snapshot(engine: sa.Engine, folder: Path) -> int:
     with engine.begin() as connection:
         sources = {name: rows.source for name, rows in tables.items()}
         require_sound(driver_connection(connection), sources, str(folder))
-        theirs, ours = (attempt_digests(connection, table) for table in (sources["attempt"], "attempt"))
-        require_equal(folder, theirs, ours)
+        incoming, stored = (attempt_digests(connection, table) for table in (sources["attempt"], "attempt"))
+        require_equal(folder, incoming, stored)
         for table in sorted(tables, key=_turn):
             if not TABLES[table].local:
                 connection.exec_driver_sql(_insert(table, tables[table]))
-    return len(theirs.keys() - ours.keys())
+    return len(incoming.keys() - stored.keys())
 
 
 def is_loaded(engine: sa.Engine, folder: Path) -> bool:
@@ -169,13 +169,13 @@ def _names(columns: Iterable[str]) -> str:
     return ", ".join(map(quoted, columns))
 
 
-def require_equal(source: Path, theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
+def require_equal(source: Path, incoming: Mapping[str, str], stored: Mapping[str, str]) -> None:
     """Check that no attempt is known with other files.
 
     Raises:
         UserError: An attempt is known with other files.
     """
-    differ = sorted(key for key in theirs.keys() & ours.keys() if theirs[key] != ours[key])
+    differ = sorted(key for key in incoming.keys() & stored.keys() if incoming[key] != stored[key])
     if differ:
         raise UserError(
             f"{source}: here already with other files: {number_of(len(differ), 'attempt')}, such as {differ[0]}. "

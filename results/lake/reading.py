@@ -100,7 +100,7 @@ def _select(duck: duckdb.DuckDBPyConnection, table: LakeTable, complete: Collect
     return f"SELECT {columns} FROM {source}"
 
 
-_SHOWN: Final = 20
+_MAX_SHOWN: Final = 20
 _ATTEMPTS: Final = """
     SELECT cell_id, status, left(hw_id, 8) || ' (' || concat_ws(', ', gpu, cpu, 'threads: ' || threads) || ')'
     FROM attempt JOIN hardware USING (hw_id) ORDER BY status <> 'interrupted', attempt_id
@@ -124,6 +124,6 @@ def lake_lines(lake: str, labels: Mapping[str, str] | None = None) -> Iterator[s
     shared = Counter(cell for cells in machines.values() for cell in cells)
     if twice := sum(count > 1 for count in shared.values()):
         yield f"{number_of(twice, 'cell')} ran on more than one machine: shards overlapped, or machines were exchanged"
-    yield from (f"missing  {label}" for label in missing[:_SHOWN])
-    if len(missing) > _SHOWN:
-        yield f"missing  and {len(missing) - _SHOWN} more"
+    yield from (f"missing  {label}" for label in missing[:_MAX_SHOWN])
+    if len(missing) > _MAX_SHOWN:
+        yield f"missing  and {len(missing) - _MAX_SHOWN} more"

@@ -168,7 +168,7 @@ def _is_alive(pid: int) -> bool:
 class _Stored:
     """Contents of the database by attempt id: the digest of DONE, and numbers of rows by table."""
 
-    done: dict[str, str]
+    done_sha256: dict[str, str]
     rows: dict[str, dict[str, int]]
 
     @classmethod
@@ -181,7 +181,7 @@ class _Stored:
         """Return the record of a successful attempt with unchanged files whose rows are all stored, else None."""
         try:
             record = read_attempt(attempt.path)
-            ok = record.status["status"] == "ok" and self.done.get(attempt.attempt_id) == record.done_sha256
+            ok = record.status["status"] == "ok" and self.done_sha256.get(attempt.attempt_id) == record.done_sha256
             return record if ok and counted_rows(record) == self.rows.get(attempt.attempt_id, {}) else None
         except SpoolError:
             return None  # `exitbench db check` names it

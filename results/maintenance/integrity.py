@@ -59,7 +59,7 @@ class CheckReport:
 class _Stored:
     """Contents of the database by attempt id."""
 
-    done: dict[str, str] = field(default_factory=dict)
+    done_sha256: dict[str, str] = field(default_factory=dict)
     files: dict[str, dict[str, str]] = field(default_factory=dict)
     rows: dict[str, dict[str, int]] = field(default_factory=dict)
     total: int = 0
@@ -82,7 +82,7 @@ def check(spool_root: Path, path: Path, progress: Callable[[int, int], None] | N
     except DamagedDatabase as error:
         problems.append(str(error))
     n_files = 0
-    damaged = bool(problems) and not stored.done
+    damaged = bool(problems) and not stored.done_sha256
     for n_checked, attempt in enumerate(attempts, start=1):
         try:
             record = read_attempt(attempt.path)
@@ -98,7 +98,7 @@ def check(spool_root: Path, path: Path, progress: Callable[[int, int], None] | N
             progress(n_checked, len(attempts))
     if not damaged:
         here = {attempt.attempt_id for attempt in attempts} | imported_attempts(spool_root)
-        problems += _nowhere_else(stored.done.keys() - here, spool_root, path)
+        problems += _nowhere_else(stored.done_sha256.keys() - here, spool_root, path)
     problems += [*RESCORES.check(spool_root), *TAGS.check(spool_root)]
     problems += [
         *check_vocabularies(spool_root),
@@ -146,8 +146,8 @@ def _read_all(database: Database) -> _Stored:
         stored.total += row["n"]
     _read_indexes(database)
     with database.engine.connect() as connection:
-        done = connection.execute(sa.select(ATTEMPT.c.attempt_id, ATTEMPT.c.spool_sha256))
-        stored.done.update({attempt_id: digest for attempt_id, digest in done})
+        digests = connection.execute(sa.select(ATTEMPT.c.attempt_id, ATTEMPT.c.spool_sha256))
+        stored.done_sha256.update({attempt_id: digest for attempt_id, digest in digests})
         for attempt_id, name, digest in connection.execute(sa.select(ATTEMPT_FILE)):
             stored.files.setdefault(attempt_id, {})[name] = digest
     return stored
@@ -175,10 +175,10 @@ def _read_indexes(database: Database) -> None:
 def _differences(record: AttemptRecord, stored: _Stored) -> Iterator[str]:
     """Yield a message for each difference between the database and a checked attempt."""
     attempt_id, where = record.attempt.attempt_id, record.attempt.path
-    if attempt_id not in stored.done:
+    if attempt_id not in stored.done_sha256:
         yield f"{where}: is not in the database; the next run adds it."
         return
-    if stored.done[attempt_id] != record.done_sha256:
+    if stored.done_sha256[attempt_id] != record.done_sha256:
         yield f"{where / 'DONE'}: is not what the database was filled from. {_REBUILD}"
     stored_digests = stored.files.get(attempt_id, {})
     if stored_digests != record.digests:

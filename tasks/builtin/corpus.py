@@ -133,18 +133,18 @@ def _records(task_name: str, split: str, seed: int, level: int) -> Iterator[Reco
     """Yield distinct records of a split; raise `UserError` after `IN_VAIN` consecutive draws without a new one."""
     draw = Draw(f"{task_name}/{split}/{level}/{seed}")
     make = TEACHING.get(split, MAKERS).get(task_name, MAKERS[task_name])
-    seen: set[str] = set()
+    sources: set[str] = set()
     in_vain = 0
     while in_vain < IN_VAIN:
         record = make(draw, level)
-        if record.source in seen or _part(record.source) not in SPLIT_PARTS[split]:
+        if record.source in sources or _part(record.source) not in SPLIT_PARTS[split]:
             in_vain += 1
             continue
         in_vain = 0
-        seen.add(record.source)
+        sources.add(record.source)
         yield record
     raise UserError(
-        f"built-in data: {task_name} at level {level} has no more than {len(seen)} documents in split {split!r}."
+        f"built-in data: {task_name} at level {level} has no more than {len(sources)} documents in split {split!r}."
     )
 
 

@@ -9,7 +9,7 @@ ITEMS = ("camera", "guitar", "map", "radio", "ladder", "basket", "brush", "lamp"
 
 FACTS = {1: 5, 2: 8, 3: 11}
 """Number of facts in a dialogue, per level."""
-ASKED = {1: 4, 2: 5, 3: 6}
+N_TARGETS = {1: 4, 2: 5, 3: 6}
 """Number of people that the summary is about, per level."""
 MOST_CHANGES = {1: 1, 2: 2, 3: 2}
 """Maximum number of changes to a count, per level."""
@@ -22,9 +22,9 @@ def dialogue(draw: Draw, level: int) -> Record:
     chains = draw_chains(draw, people)
     ends = {fact.subject: (chain[-1].object_, len(chain) - i) for chain in chains for i, fact in enumerate(chain)}
     facts = draw.some([fact for chain in chains for fact in chain], FACTS[level])
-    followers = [fact for fact in facts if ends[fact.subject][1] > 1][: ASKED[level] - 1]
-    direct = [fact for fact in facts if fact not in followers][: ASKED[level] - len(followers)]
-    targets = draw.some(followers + direct, ASKED[level])
+    followers = [fact for fact in facts if ends[fact.subject][1] > 1][: N_TARGETS[level] - 1]
+    direct = [fact for fact in facts if fact not in followers][: N_TARGETS[level] - len(followers)]
+    targets = draw.some(followers + direct, N_TARGETS[level])
     statement_of_speaker, summed_up = (_brings if draw.chance(0.5) else _has)(draw, speaker, level)
     turns = [(speaker, statement_of_speaker)]
     while facts:

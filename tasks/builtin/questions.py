@@ -64,8 +64,8 @@ def draw_chains(draw: Draw, people: Sequence[str], first: int | None = None) -> 
 
 def tour(draw: Draw, city: str, stops: int) -> str:
     """Return a list of cities, the given one first, each with the vehicle that goes there."""
-    others = [other for other in CITIES if other != city]
-    legs = [f"{place} by {draw.one(VEHICLES)}" for place in (city, *draw.some(others, stops - 1))]
+    other_cities = [other for other in CITIES if other != city]
+    legs = [f"{place} by {draw.one(VEHICLES)}" for place in (city, *draw.some(other_cities, stops - 1))]
     return " and ".join(legs)
 
 
@@ -147,8 +147,8 @@ def _longer(draw: Draw, fact: Fact) -> Fact:
 
 def _answer(fact: Fact, kind: Kind) -> Words:
     """Return the object of a fact as words: the first is of kind `kind`, the others are copied."""
-    first, _, others = fact.object_.partition(" ")
-    return of_kind(kind, first) + of_kind("copy", others)
+    first, _, remaining_words = fact.object_.partition(" ")
+    return of_kind(kind, first) + of_kind("copy", remaining_words)
 
 
 def _start(facts: Sequence[Fact], answering: Fact) -> int:

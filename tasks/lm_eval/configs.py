@@ -218,8 +218,8 @@ def _scoring(leaf: LeafConfig) -> dict[str, Any]:
 def _not_one(name: str, leaves: list[LeafConfig], why: str) -> UserError:
     names = [leaf.task_name for leaf in leaves]
     more = len(names) - _SHOWN_LEAVES
-    shown = ", ".join(names[:_SHOWN_LEAVES]) + (f" and {more} more" if more > 0 else "")
-    return UserError(f"lm-eval: {name!r} is no single task: {why}. Name its tasks singly: {shown}.")
+    listing = ", ".join(names[:_SHOWN_LEAVES]) + (f" and {more} more" if more > 0 else "")
+    return UserError(f"lm-eval: {name!r} is no single task: {why}. Name its tasks singly: {listing}.")
 
 
 def generation_of(leaf: LeafConfig) -> dict[str, Any]:

@@ -254,7 +254,7 @@ _BITS: Final = 1 << 20
 """Maximum size of an integer in bits: Python cannot be interrupted while it multiplies larger ones."""
 _ITEMS: Final = 1 << 24
 """Maximum length of a text or a list."""
-_SHOWN: Final = 80
+_MAX_SHOWN: Final = 80
 
 
 class _Template(Template):
@@ -270,9 +270,9 @@ class _Template(Template):
             UserError: Rendering takes too long.
         """
         seconds = min(_SECONDS, SECONDS_IN_ALL - self._spent)
-        with time_limit(seconds, f"lm-eval: the template {self.source!r}") as left:
+        with time_limit(seconds, f"lm-eval: the template {self.source!r}") as seconds_left:
             text = super().render(*args, **kwargs)
-        self._spent += seconds - left()
+        self._spent += seconds - seconds_left()
         return text
 
 
@@ -293,7 +293,7 @@ class _Sandbox(SandboxedEnvironment):
     def _with_source(self, source: str) -> Template:
         template = super().from_string(source)
         assert isinstance(template, _Template)
-        template.source = without_middle(source, _SHOWN)
+        template.source = without_middle(source, _MAX_SHOWN)
         return template
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:

@@ -41,7 +41,7 @@ class Aggregation:
     value: Callable[[FloatArray, FloatArray], FloatArray]
     bounds: tuple[float, float] | None = None
 
-    def of_one(self, item: Any) -> float:
+    def document_value(self, item: Any) -> float:
         """Return the metric's value for a single document."""
         return float(self.value(np.asarray(self.summands(item), dtype=np.float64), np.asarray(1.0)))
 
@@ -262,7 +262,7 @@ def document_score(metrics: Sequence[LmEvalMetric], by_filter: Mapping[str, Mapp
         if metric.item not in by_filter.get(metric.filter, ()):
             continue
         item = by_filter[metric.filter][metric.item]
-        values[metric.name] = metric.scale * metric.aggregation.of_one(item)
+        values[metric.name] = metric.scale * metric.aggregation.document_value(item)
         if not metric.is_mean:
             statistics[metric.name] = metric.aggregation.summands(item)
     return DocumentScore(values, statistics)
@@ -324,18 +324,18 @@ def _class_metrics(leaf: LeafConfig) -> list[tuple[str, Callable[..., Any] | Non
     return [(str(name), function, bool(higher.get(name, True))) for name, function in functions.items()]
 
 
-Asked = Sequence[tuple[Leaf, str, Mapping[int, Document]]]
+Selection = Sequence[tuple[Leaf, str, Mapping[int, Document]]]
 """Documents by lm-eval's number, for each single task and split."""
 
 
 def evaluate(
-    lm: Any, asked: Asked, metrics: Sequence[LmEvalMetric], chat: Chat | None
+    lm: Any, selection: Selection, metrics: Sequence[LmEvalMetric], chat: Chat | None
 ) -> tuple[dict[str, DocumentScore], dict[str, float]]:
     """Have lm-eval evaluate a model; see `LmEvalTask.evaluate`."""
     from lm_eval.evaluator import evaluate as evaluate_in_lm_eval
 
-    by_name = {f"{leaf.name}/{kind}": (leaf, kind, documents) for leaf, kind, documents in asked}
-    if len(by_name) < len(asked):
+    by_name = {f"{leaf.name}/{kind}": (leaf, kind, documents) for leaf, kind, documents in selection}
+    if len(by_name) < len(selection):
         raise UserError("lm-eval: documents of one task and split are from several sources.")
     tasks = {name: leaf.asking(kind, sorted(documents), chat) for name, (leaf, kind, documents) in by_name.items()}
     results = evaluate_in_lm_eval(
@@ -353,11 +353,11 @@ def evaluate(
 
 
 def score(
-    asked: Asked, responses: Mapping[str, Sequence[Any]], metrics: Sequence[LmEvalMetric]
+    selection: Selection, responses: Mapping[str, Sequence[Any]], metrics: Sequence[LmEvalMetric]
 ) -> dict[str, DocumentScore]:
     """Score existing responses; see `LmEvalTask.score_responses`."""
     scores: dict[str, DocumentScore] = {}
-    for leaf, kind, documents in asked:
+    for leaf, kind, documents in selection:
         with named_errors(leaf.name):
             scores |= _scores_of(leaf, kind, documents, responses, metrics)
     return scores

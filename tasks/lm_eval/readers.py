@@ -45,11 +45,11 @@ def _hellaswag_task(lines: list[str], path: Path, line: int) -> dict[str, Any]:
     context, label, *endings = lines
     if label not in ("0", "1", "2", "3"):
         raise UserError(f"{path}, line {line + 1}: the label is {label[:40]!r}. Allowed: 0 to 3.")
-    activity, colon, rest = context.partition(": ")
+    activity, colon, text = context.partition(": ")
     if not colon:
         raise UserError(f"{path}, line {line}: no activity and colon before the context.")
-    parts = _HELLASWAG_BEGUN.fullmatch(rest)
-    first, second = parts.group("whole", "begun") if parts else (rest, "")
+    parts = _HELLASWAG_BEGUN.fullmatch(text)
+    first, second = parts.group("whole", "begun") if parts else (text, "")
     return {"activity_label": activity, "ctx_a": first, "ctx_b": second, "endings": endings, "label": label}
 
 

@@ -101,7 +101,7 @@ class LmEvalTask(Task):
             chat: A system message and a chat template; None for neither.
         """
         by_key: dict[str, list[Instance]] = {}
-        for leaf, kind, by_ordinal in self._asked(documents):
+        for leaf, kind, by_ordinal in self._group_by_leaf(documents):
             subset = leaf.asking(kind, sorted(by_ordinal), chat)
             subset.build_all_requests()
             for instance in subset.instances:
@@ -131,7 +131,7 @@ class LmEvalTask(Task):
             UserError: The task runs code that the model wrote, and that was not confirmed.
         """
         self._require_confirmed(confirm_run_unsafe_code)
-        return metrics.evaluate(lm, self._asked(documents), tuple(self._metrics.values()), chat)
+        return metrics.evaluate(lm, self._group_by_leaf(documents), tuple(self._metrics.values()), chat)
 
     def score_responses(
         self,
@@ -150,7 +150,7 @@ class LmEvalTask(Task):
             confirm_run_unsafe_code: As in `evaluate`.
         """
         self._require_confirmed(confirm_run_unsafe_code)
-        return metrics.score(self._asked(documents), responses, tuple(self._metrics.values()))
+        return metrics.score(self._group_by_leaf(documents), responses, tuple(self._metrics.values()))
 
     def stored_responses(
         self, samples: Iterable[Mapping[str, Any]], choices: Iterable[Mapping[str, Any]]
@@ -238,7 +238,7 @@ class LmEvalTask(Task):
         """Raise an error: lm-eval has its own configuration of the task; see `evaluate`."""
         raise NotImplementedError("tasks of lm-eval are evaluated by `evaluate`")
 
-    def _asked(self, documents: Sequence[Document]) -> list[tuple[Leaf, str, dict[int, Document]]]:
+    def _group_by_leaf(self, documents: Sequence[Document]) -> list[tuple[Leaf, str, dict[int, Document]]]:
         """Group documents by single task and split, each group by lm-eval's index."""
         grouped: dict[tuple[Source, str, str], dict[int, Document]] = {}
         for document in documents:

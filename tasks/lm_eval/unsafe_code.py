@@ -41,7 +41,16 @@ _LIMITS: Final = {
     "RLIMIT_NOFILE": 64,
 }
 # No process that the program starts outlives it: its PID namespace ends with it.
-_APART: Final = ("--user", "--map-root-user", "--net", "--ipc", "--mount", "--pid", "--fork", "--kill-child")
+_NAMESPACE_OPTIONS: Final = (
+    "--user",
+    "--map-root-user",
+    "--net",
+    "--ipc",
+    "--mount",
+    "--pid",
+    "--fork",
+    "--kill-child",
+)
 
 
 def pass_at_1(references: list[str], predictions: list[str]) -> float:
@@ -123,7 +132,7 @@ def _command() -> tuple[str, ...]:
     why = "there is no `unshare` (Linux, util-linux)"
     if path is not None:
         script = str(Path(confined.__file__))
-        command = (path, *_APART, sys.executable, "-I", "-S", script)
+        command = (path, *_NAMESPACE_OPTIONS, sys.executable, "-I", "-S", script)
         config = json.dumps({"limits": _LIMITS, "disk_bytes": _DISK_BYTES})
         with tempfile.TemporaryDirectory(prefix="exitbench-code-") as folder:
             check = subprocess.run(

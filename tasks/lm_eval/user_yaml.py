@@ -22,7 +22,7 @@ MAX_FILES = 10_000
 _MAX_DEPTH = 50
 _MAX_COUNT = 10_000
 _MAX_BITS = 1_000
-_SHOWN = 80
+_MAX_SHOWN = 80
 _MAX_NODES = 100_000
 """Maximum number of values per file with aliases expanded: a few lines of aliases can stand for billions of values."""
 
@@ -334,7 +334,7 @@ def _check_members(members: object, where: str) -> None:
 
 
 def _abbreviated(value: object) -> str:
-    return without_middle(repr(value), _SHOWN)
+    return without_middle(repr(value), _MAX_SHOWN)
 
 
 def _tables(value: object, where: str) -> list[dict[str, Any]]:
