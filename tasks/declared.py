@@ -90,6 +90,9 @@ Pieces = tuple[tuple[str, str | None], ...]
 def parse(template: str, fields: frozenset[str], where: str) -> Pieces:
     """Parse a template such as ``question: {question}``; a literal brace is doubled.
 
+    >>> parse("Q: {question}", frozenset({"question"}), "prompt")
+    (('Q: ', 'question'),)
+
     Args:
         template: The text.
         fields: Names that may be used in braces.

@@ -77,6 +77,9 @@ def _choices(declaration: Declaration, values: Mapping[str, Any], texts: Mapping
 def right_choice(target: object, choices: Sequence[str], where: str) -> int:
     """Return the index of the correct choice, given as its text, its number from 0, or a letter from A (in this order).
 
+    >>> right_choice("no", ["yes", "no"], "line 1"), right_choice("A", ["yes", "no"], "line 1")
+    (1, 0)
+
     Raises:
         UserError: The target is none of these.
     """

@@ -20,6 +20,9 @@ def normalise(text: str) -> str:
     """Lower the case, then remove ASCII punctuation, English articles and surplus white space, in this order.
 
     The order matters: "a-b" becomes "ab" before articles are removed, so its "a" stays.
+
+    >>> normalise("The  cat's hat!")
+    'cats hat'
     """
     without_punctuation = text.lower().translate(_WITHOUT_PUNCTUATION)
     return " ".join(_ARTICLE.sub(" ", without_punctuation).split())
@@ -35,6 +38,9 @@ def token_f1(output: str, answers: Iterable[str]) -> float:
     """Return the highest bag-of-tokens F1 over the answers, 0..1.
 
     As in the official v1.1 script, two texts that are both empty after normalisation score 0.
+
+    >>> round(token_f1("the black cat", ["cat", "a dog"]), 3)
+    0.667
     """
     return max(_f1(normalise(output).split(), normalise(answer).split()) for answer in answers)
 

@@ -227,7 +227,11 @@ def content_digests(database: Database, attempts: Collection[str], keys: Collect
 
 
 def shared_prefix(answer: Sequence[int], reference: Sequence[int]) -> int:
-    """Return the length of the longest common prefix of two answers, in tokens."""
+    """Return the length of the longest common prefix of two answers, in tokens.
+
+    >>> shared_prefix([5, 7, 9], [5, 7, 8, 2])
+    2
+    """
     pairs = enumerate(zip(answer, reference, strict=False))
     return next((place for place, (token, other) in pairs if token != other), min(len(answer), len(reference)))
 

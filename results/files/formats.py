@@ -16,6 +16,9 @@ from typing import Any, Final, TextIO
 def canonical_json(value: Any) -> str:
     """Return the JSON text of `value` with sorted keys, no spaces, and no NaN or infinity.
 
+    >>> canonical_json({"b": 1, "a": [True, "x"]})
+    '{"a":[true,"x"],"b":1}'
+
     Raises:
         ValueError: `value` contains NaN or infinity, which JSON does not have.
         TypeError: `value` contains something that JSON does not have, or keys that cannot be sorted.

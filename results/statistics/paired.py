@@ -122,6 +122,9 @@ def mcnemar(gained: int, lost: int) -> float:
     """Return McNemar's exact two-sided p-value from the numbers of documents that only B, or only A, got right.
 
     Under the null hypothesis each of these documents is a fair coin, so this is a symmetric binomial test.
+
+    >>> round(mcnemar(gained=1, lost=9), 4)
+    0.0215
     """
     from scipy.special import bdtr
 
@@ -227,6 +230,9 @@ def detectable_share(n: int, discordant: float) -> float | None:
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return Holm's adjusted p-values of a family, in the given order; they control the family-wise error rate.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
 
     Source: Holm (1979), A simple sequentially rejective multiple test procedure.
     """
