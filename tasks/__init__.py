@@ -1,1 +1,1 @@
-"""The tasks: what is asked, what counts as right, and where the records come from."""
+"""The tasks: documents, prompts, references, metrics, and the sources of the records."""

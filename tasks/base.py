@@ -1,8 +1,8 @@
 """Task base class: documents, a prompt, a target, a score, and how scores add up.
 
-A task reads the same records from three sources (built-in generated data, local files in the data
-set's original format, the hub) and never needs the network to score. Scores are kept per document,
-as values and as sufficient statistics, so that a metric over any of them is a sum away.
+A task reads the same records from three sources: built-in generated data, local files in the data set's original
+format, or the hub. Scoring never needs the network. Scores are kept per document, as values and as sufficient
+statistics, so that a metric over any subset of documents is one sum away.
 """
 
 from abc import ABC, abstractmethod
@@ -30,13 +30,13 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Source:
-    """Where a task's records come from.
+    """Source of a task's records.
 
     Attributes:
-        kind: "builtin" (generated, no network), "local" (files in the original format), "hub".
-        data_dir: Local only: folder that the paths of `files` are relative to.
+        kind: "builtin" (generated, no network), "local" (files in the data set's original format) or "hub".
+        data_dir: Local only: folder that the paths in `files` are relative to.
         files: Local only: pairs (role, path). The roles are the task's `local_roles`.
-        level: Built-in data only: how hard they are, 1 to 3.
+        level: Built-in data only: difficulty, 1 to 3.
     """
 
     kind: SourceKind = "builtin"
@@ -50,19 +50,19 @@ class Source:
 
 
 class Task(ABC):
-    """One task. Instances have no state: everything is a function of the documents.
+    """Base class of tasks. Instances have no state: every result is a function of the documents.
 
     Attributes:
-        name: What suites call it.
+        name: The task's name in suites.
         metric_version: Changes whenever a score could change; part of a cell's identity.
         metrics: Names of the metrics, headline first.
-        lower_is_better: Those of `metrics` for which less is better; higher is for all others.
-        output_type: What is asked of a model: texts, likelihoods of given ones, or a label or number for each text.
-        consistency_metric: The metric, of `metrics`, by which two texts are compared in calibrations.
-        default_max_new_tokens: Budget of generated tokens when the suite gives none.
-        local_roles: The sets of roles that `Source.files` may consist of.
-        redistributable: Whether the licence of its local and hub records lets anybody hand on their texts, without more
-            ado; exports leave them out otherwise. Generated records are anybody's.
+        lower_is_better: Metrics, of `metrics`, for which lower is better; for all others, higher is better.
+        output_type: The kind of request: generated text, likelihoods of given texts, or a label or number per text.
+        consistency_metric: Metric, of `metrics`, that compares two texts in calibrations.
+        default_max_new_tokens: Maximum number of generated tokens if the suite sets none.
+        local_roles: Sets of roles that `Source.files` may consist of.
+        redistributable: True if the licence of its local and hub records allows redistributing their texts without
+            further conditions; otherwise exports leave the texts out. Generated records may always be redistributed.
     """
 
     name: str
@@ -77,21 +77,21 @@ class Task(ABC):
 
     @property
     def headline(self) -> str:
-        """The metric, of `metrics`, that stands for the task where there is room for one."""
+        """The headline metric: the first of `metrics`."""
         return self.metrics[0]
 
     def load(self, source: Source, split: str, limit: int | None, seed: int = 0) -> list[Document]:
         """Read the documents of a split, in file order.
 
         Args:
-            source: Where from. Local files are what they are: `split` does not select among them.
+            source: Where the records are read from. `split` does not select among the records of local files.
             split: "train", "calibration", "validation" or "test" (hub: the data set's own names).
-            limit: Keep the documents whose keys come first in hash order, so that a larger limit
-                gives a superset. None keeps all.
-            seed: Built-in data only.
+            limit: Keep the n documents whose keys come first in hash order, so that a larger limit gives a superset.
+                None keeps all.
+            seed: Seed of the built-in data; ignored for other sources.
 
         Raises:
-            UserError: For bad input, naming the file and the line or record.
+            UserError: Invalid input; the message names the file and the line or record.
         """
         if limit is not None and limit < 1:
             raise UserError(
@@ -105,7 +105,7 @@ class Task(ABC):
 
     def _read(self, source: Source, split: str, seed: int) -> list[Document]:
         if source.kind == "builtin":
-            # Imported here: whoever reads files needs no generator.
+            # Imported here: reading files does not need the generator.
             from exitbench.tasks.builtin import documents
 
             return documents(self.name, split, None, seed, source.level)
@@ -116,7 +116,7 @@ class Task(ABC):
 
     @abstractmethod
     def _read_local(self, files: Mapping[str, Path]) -> list[dict[str, Any]]:
-        """Read the fields of every record of local files, given by role."""
+        """Read the fields of every record of local files, given by their roles."""
 
     @abstractmethod
     def _read_hub(self, split: str) -> list[dict[str, Any]]:
@@ -124,22 +124,22 @@ class Task(ABC):
 
     @abstractmethod
     def prompt(self, doc: Document) -> str:
-        """Return the whole input text of an encoder-decoder."""
+        """Return the complete input text of an encoder-decoder model."""
 
     def causal_prompt(self, doc: Document) -> str:
-        """Return the whole input text of a decoder-only model: the same, unless the task says otherwise."""
+        """Return the complete input text of a decoder-only model; by default `prompt`."""
         return self.prompt(doc)
 
     def prompt_for(self, doc: Document, kind: ModelKind) -> str:
-        """Return the whole input text of a model of this kind."""
+        """Return the complete input text of a model of this kind."""
         return self.causal_prompt(doc) if kind == "causal" else self.prompt(doc)
 
     def prompts(self, documents: Sequence[Document], kind: ModelKind) -> list[str]:
-        """Return all that is asked about each document, of a model of this kind, as one text, for digests."""
+        """Return one text per document that identifies all its requests to a model of this kind; used in digests."""
         return [self.prompt_for(document, kind) for document in documents]
 
     def likeness(self, doc: Document) -> str:
-        """Return a text that is equal for documents that ask the same, whatever their references or ids."""
+        """Return a text that is equal for documents with the same question, whatever their references or ids."""
         return self.prompt(doc)
 
     @abstractmethod
@@ -148,20 +148,20 @@ class Task(ABC):
 
     @abstractmethod
     def with_reference(self, doc: Document, text: str) -> Document:
-        """Return the document with another text as its only reference (textual consistency)."""
+        """Return the document with `text` as its only reference (used to measure textual consistency)."""
 
     @abstractmethod
     def score(self, doc: Document, output: str) -> DocumentScore:
         """Score one output text against the document's references."""
 
     def aggregate(self, metric: str, total: FloatArray, n: FloatArray) -> FloatArray:
-        """Turn summed statistics into the metric's value; a plain mean unless a task says otherwise.
+        """Turn summed statistics into the metric's value; by default, a plain mean.
 
         Args:
             metric: One of `metrics`.
-            total: [..., S] sums over documents of `DocumentScore.summands(metric)`, with any
-                leading dimensions (bootstrap weights @ statistics gives [resamples, S]).
-            n: [...] number of documents in each sum, at least 1.
+            total: [..., S] sums over documents of `DocumentScore.summands(metric)`, with any leading dimensions
+                (bootstrap weights @ statistics gives [resamples, S]).
+            n: [...] number of documents per sum, at least 1.
 
         Returns:
             [...] metric values, 0..100.
@@ -169,24 +169,24 @@ class Task(ABC):
         return total[..., 0] / n
 
     def aggregator(self, metric: str) -> Callable[[FloatArray, FloatArray], FloatArray]:
-        """Return `aggregate` of a metric.
+        """Return the function that computes a metric: by default, `aggregate` of that metric.
 
-        Of one that no sums tell, such as a rank correlation: a function with a true attribute `of_columns`, from the
-        summands [n, S] of all documents and how often each counts, [..., n], to the metric [...].
+        A metric that is no function of sums, such as a rank correlation, returns a function with a true attribute
+        `of_columns`. It maps the summands of all documents [n, S] and their counts [..., n] to the metric [...].
         """
         return partial(self.aggregate, metric)
 
     def bounds(self, metric: str) -> tuple[float, float] | None:
-        """Return the least and the greatest value that a metric can have; None where there is no such."""
+        """Return the smallest and the largest possible value of a metric; None if it is unbounded."""
         return 0.0, 100.0
 
     def shortfall(self, metric: str, value: float, reference: float | None = None) -> float:
-        """Return how much worse a value is than a reference value, as a share of the metric's scale; negative: better.
+        """Return how much worse a value is than a reference, as a share of the metric's range; negative if better.
 
         Args:
-            metric: One of `metrics`. Without a scale it is taken to be on one of 0 to 100.
+            metric: One of `metrics`. An unbounded metric is assumed to range from 0 to 100.
             value: The metric's value.
-            reference: Another value of it; None: the best that there can be.
+            reference: The value to compare with; None: the best possible value.
         """
         low, high = self.bounds(metric) or (0.0, 100.0)
         if metric in self.lower_is_better:
@@ -196,7 +196,7 @@ class Task(ABC):
     def lm_eval_config(self, documents: Sequence[Document], kind: ModelKind) -> dict[str, Any]:
         """Return a task configuration for lm-eval's ``TaskManager(include_defaults=False).load([...])``.
 
-        Prompts are those of a model of this kind.
+        Prompts are those for a model of this kind.
 
         Every record carries `doc_key`. Samples hold the per-document values under the metrics'
         names; lm-eval's aggregated results equal `aggregate` over all documents.
@@ -205,7 +205,7 @@ class Task(ABC):
 
 
 def take_by_hash(documents: Sequence[Document], limit: int | None) -> list[Document]:
-    """Keep the `limit` documents whose keys sort first, in the order given; None keeps all."""
+    """Keep the `limit` documents whose keys sort first, in the given order; None keeps all."""
     if limit is None or limit >= len(documents):
         return list(documents)
     last = sorted(document.key for document in documents)[limit - 1]
@@ -213,7 +213,7 @@ def take_by_hash(documents: Sequence[Document], limit: int | None) -> list[Docum
 
 
 def documents_sha256(documents: Sequence[Document]) -> str:
-    """Return the digest of what is evaluated: the fields of all documents, in their order."""
+    """Return the SHA-256 of the fields of all documents, in their order."""
     digest = sha256()
     for document in documents:
         digest.update(canonical_json(document.fields).encode() + b"\n")
@@ -232,7 +232,7 @@ def _require_distinct(task: str, documents: Sequence[Document]) -> None:
 
 
 CHECKED: Final = 200
-"""Documents of a task that are looked at, the first ones."""
+"""The number of documents checked by `self_score_remarks`, from the first one on."""
 _ROUNDING: Final = 1e-6
 _ROUGE: Final = "rouge-score keeps only the letters a to z and the digits 0 to 9"
 _SQUAD: Final = "SQuAD's rules leave out articles (a, an, the) and punctuation"
@@ -248,16 +248,16 @@ _WHY: Final[Mapping[str, str]] = {
 
 
 def self_score_remarks(task: Task, documents: Sequence[Document]) -> tuple[str, ...]:
-    """Score each document's reference as if a model had answered it.
+    """Score each document's reference as if it were a model's output, and report metrics that are not perfect.
 
-    A metric of the whole corpus (BLEU) may be low for one short sentence alone; it is remarked on where it is for most.
+    A corpus metric (BLEU) may be low for one short sentence; it is reported only if it is low for most documents.
 
     Args:
-        task: A task whose answers are texts; others have nothing to be remarked on.
-        documents: Its documents, of which the first `CHECKED` are looked at.
+        task: A task with generated answers; for other tasks the result is empty.
+        documents: The task's documents, of which the first `CHECKED` are scored.
 
     Returns:
-        One sentence per metric under which references are below its best value.
+        One sentence per metric under which some references score below the best value.
     """
     if task.output_type != "generate_until":
         return ()
@@ -269,14 +269,14 @@ def self_score_remarks(task: Task, documents: Sequence[Document]) -> tuple[str, 
             continue
         least_good = metric in task.lower_is_better
         best = bounds[0] if least_good else bounds[1]
-        alone = task.aggregate(metric, np.array([score.summands(metric) for score in scores]), np.ones(len(scores)))
-        away = np.abs(alone - best) > _ROUNDING
-        if away.sum() > (len(scores) / 2 if metric in scores[0].statistics else 0):
-            worst = float((alone.max if least_good else alone.min)())
-            is_one = bool((alone[away] == worst).all())
+        values = task.aggregate(metric, np.array([score.summands(metric) for score in scores]), np.ones(len(scores)))
+        is_imperfect = np.abs(values - best) > _ROUNDING
+        if is_imperfect.sum() > (len(scores) / 2 if metric in scores[0].statistics else 0):
+            worst = float((values.max if least_good else values.min)())
+            is_one = bool((values[is_imperfect] == worst).all())
             value = f"{worst:.3g}" if is_one else f"not {best:g} (the worst: {worst:.3g})"
             remarks.append(
-                f"{metric} of {away.sum()} of {len(scores)} references is {value} even for the reference itself"
+                f"{metric} of {is_imperfect.sum()} of {len(scores)} references is {value} even for the reference itself"
                 + (f": {_WHY[metric]}" if metric in _WHY else "")
             )
     return tuple(remarks)

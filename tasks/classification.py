@@ -1,4 +1,4 @@
-"""Base class of tasks that ask for a label, or a number, of one text or of a pair: what encoders answer."""
+"""Base class of tasks that ask for a label, or a number, per text or pair of texts: the tasks of encoders."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from exitbench.tasks.document import Document, DocumentScore, canonical_json
 
 
 class ClassificationTask(Task):
-    """A task whose answer is one of its labels, or a number where it has none (regression).
+    """Task whose answer is one of its labels, or a number if it has no labels (regression).
 
     Attributes:
-        labels: Names of the labels, in the order of `gold`; None of a regression.
+        labels: Names of the labels, in the order of `gold`; None for a regression.
     """
 
     output_type: OutputType = "classification"
@@ -24,30 +24,30 @@ class ClassificationTask(Task):
 
     @abstractmethod
     def texts(self, doc: Document) -> tuple[str, ...]:
-        """Return the text, or the two texts of a pair."""
+        """Return the text, or both texts of a pair."""
 
     @abstractmethod
     def gold(self, doc: Document) -> int | float:
-        """Return the index of the right label, or the right number."""
+        """Return the index of the correct label, or the correct number."""
 
     @abstractmethod
     def score_prediction(self, doc: Document, prediction: int | float) -> DocumentScore:
-        """Score an index of a label, or a number."""
+        """Score a predicted label index, or a predicted number."""
 
     @property
     def is_regression(self) -> bool:
-        """Whether numbers are asked for."""
+        """True for regression tasks."""
         return self.labels is None
 
     def spelled(self, prediction: int | float) -> str:
-        """Return a prediction as results have it: the label's name, or the number."""
+        """Return a prediction as written in results: the label's name, or the number."""
         return repr(float(prediction)) if self.labels is None else self.labels[int(prediction)]
 
     def parsed(self, text: str) -> int | float:
-        """Return the prediction that a text spells.
+        """Return the prediction that a text stands for.
 
         Raises:
-            UserError: It is no label, or no finite number.
+            UserError: The text is no label, or no finite number.
         """
         if self.labels is not None:
             if text not in self.labels:
@@ -62,17 +62,17 @@ class ClassificationTask(Task):
         return number
 
     def score(self, doc: Document, output: str) -> DocumentScore:
-        """Score a prediction as it is spelled."""
+        """Score a prediction given as text."""
         return self.score_prediction(doc, self.parsed(output))
 
     def prompt(self, doc: Document) -> str:
-        """Return the texts, a line each."""
+        """Return the texts, one per line."""
         return "\n".join(self.texts(doc))
 
     def prompts(self, documents: Sequence[Document], kind: ModelKind) -> list[str]:
-        """Return the texts of each document such that no two pairs look the same."""
+        """Return the texts of each document as JSON, so that no two pairs give the same text."""
         return [canonical_json(self.texts(document)) for document in documents]
 
     def target(self, doc: Document) -> str:
-        """Return the right answer as it is spelled."""
+        """Return the correct answer as text."""
         return self.spelled(self.gold(doc))

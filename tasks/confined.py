@@ -1,11 +1,11 @@
-"""The two processes that score a program: one runs it, the other runs its tests and decides. A script of its own.
+"""Two processes that score a program: one runs it, the other runs its tests and decides. A stand-alone script.
 
-The program is in one process, the tests and the pass token are in another, so that nothing the program does to its own
-interpreter decides. The tests' names that the program defines stand for questions to it: a call sends plain values and
-receives plain values (`encode`, `decode`), which are then compared where the program is not. Anything else stays with
-the program, and the tests hold a handle of it.
+The program runs in one process; the tests and the pass token are in another, so that nothing the program does to its
+own interpreter can decide the result. In the tests, names that the program defines are proxies: a call sends plain
+values and receives plain values (`encode`, `decode`), which are compared in the tests' process. Any other object stays
+in the program's process, and the tests hold a handle to it.
 
-`unsafe_code.py` starts both with `python -I -S confined.py solution|judge`, in namespaces of their own.
+`unsafe_code.py` starts both with `python -I -S confined.py solution|judge`, in separate namespaces.
 """
 
 import ast
@@ -44,19 +44,19 @@ _MODULES: Final = frozenset(
         "string",
     ]
 )
-"""Modules that the tests get as they are, where the program has imported them."""
+"""Modules that the tests import themselves if the program has imported them."""
 
 # ----------------------------------------------------------------------------------------------- what is kept away
 
-_NEW_NAMESPACE_BITS: Final = 0x7E02_0000  # CLONE_NEWUSER and its like
+_NEW_NAMESPACE_BITS: Final = 0x7E02_0000  # CLONE_NEWUSER and the other CLONE_NEW* flags
 _ERRNO: Final = 0x0005_0000  # SECCOMP_RET_ERRNO
 _ALLOW: Final = 0x7FFF_0000
 _KILL: Final = 0x8000_0000
-_MOUNT_SETATTR: Final = 442  # as all calls since 2019, of the same number everywhere
+_MOUNT_SETATTR: Final = 442  # like all system calls since 2019, the same number on every architecture
 _READ_ONLY, _RECURSIVE = 1, 0x8000
 _NOSUID_NODEV_NOEXEC: Final = 2 | 4 | 8
 _FORBIDDEN_EVERYWHERE: Final = (425, 426, 427, 428, 429, 430, 431, 432, 433, 435, 438, 442)
-"""io_uring, open_tree to fspick, clone3 (whose flags are out of sight), pidfd_getfd, mount_setattr."""
+"""io_uring, open_tree to fspick, clone3 (a filter cannot read its flags), pidfd_getfd, mount_setattr."""
 _FORBIDDEN: Final = {  # architecture, clone, then: socket, mount, umount2, unshare, setns, ptrace,
     # process_vm_readv, process_vm_writev, bpf, keyctl, pivot_root, chroot, memfd_create
     "x86_64": (0xC000003E, 56, (41, 165, 166, 272, 308, 101, 310, 311, 321, 250, 155, 161, 319)),
@@ -66,14 +66,14 @@ _X32_BIT: Final = 0x4000_0000
 
 
 def confine(limits: dict[str, int], disk_bytes: int) -> None:
-    """Keep this process, for good, from writing anywhere but into a small file system of its own, and from sockets.
+    """Confine this process permanently: no writes outside a small file system of its own, and no sockets.
 
     Args:
-        limits: Of `resource`, by their names.
-        disk_bytes: What the working folder may hold; every other folder is read-only, and /proc is empty.
+        limits: Limits of `resource`, by their names.
+        disk_bytes: Size of the working folder; every other folder is read-only, and /proc is empty.
 
     Raises:
-        OSError: This system does not allow it.
+        OSError: This system does not support the confinement.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     attributes = struct.pack("QQQQ", _READ_ONLY, 0, 0, 0)
@@ -89,11 +89,11 @@ def confine(limits: dict[str, int], disk_bytes: int) -> None:
 
 
 def _forbid_calls(libc: ctypes.CDLL) -> None:
-    """Refuse sockets, mounts, namespaces and other processes' memory, with EPERM, by a seccomp filter."""
+    """Install a seccomp filter that refuses sockets, mounts, namespaces and other processes' memory with EPERM."""
     architecture, clone, own_calls = _FORBIDDEN[platform.machine()]
     calls = (*own_calls, *_FORBIDDEN_EVERYWHERE)
     load, equal, at_least, has_bits, answer = 0x20, 0x15, 0x35, 0x45, 0x06
-    refusal = len(calls) + 9  # the last line; a jump counts the lines that it passes over
+    refusal = len(calls) + 9  # the index of the last line; a jump counts the lines that it skips
     lines = [
         (load, 0, 0, 4),
         (equal, 1, 0, architecture),
@@ -124,11 +124,11 @@ def _check(result: int) -> None:
 
 
 def encode(value: Any, hold: Any) -> Any:
-    """Return a value as JSON has it; of a subclass of a plain type, its content as that type.
+    """Return a value in a form that JSON can hold; a subclass of a plain type is encoded as that type.
 
     Args:
-        value: Anything.
-        hold: Called with what is not plain; returns its number.
+        value: Any object.
+        hold: Called with a value that is not plain; returns the number of its handle.
     """
     match value:
         case None | bool() | str():
@@ -161,12 +161,12 @@ def encode(value: Any, hold: Any) -> Any:
             return {"held": hold(value)}
 
 
-def decode(message: Any, held: Any) -> Any:
-    """Return what `encode` was given.
+def decode(message: Any, resolve: Any) -> Any:
+    """Return the value that was given to `encode`.
 
     Args:
-        message: What `encode` returned.
-        held: Called with the number of what is not plain; returns what stands for it.
+        message: Result of `encode`.
+        resolve: Called with the number of a handle; returns the object for it.
     """
     if not isinstance(message, dict):
         return message
@@ -187,22 +187,22 @@ def decode(message: Any, held: Any) -> Any:
         case "range":
             return range(*(int(part, 16) for part in content))
         case "list":
-            return [decode(item, held) for item in content]
+            return [decode(item, resolve) for item in content]
         case "tuple":
-            return tuple(decode(item, held) for item in content)
+            return tuple(decode(item, resolve) for item in content)
         case "set":
-            return {decode(item, held) for item in content}
+            return {decode(item, resolve) for item in content}
         case "frozenset":
-            return frozenset(decode(item, held) for item in content)
+            return frozenset(decode(item, resolve) for item in content)
         case "dict":
-            return {decode(key, held): decode(item, held) for key, item in content}
+            return {decode(key, resolve): decode(item, resolve) for key, item in content}
         case "held":
-            return held(content)
+            return resolve(content)
     raise ValueError(kind)
 
 
 class Channel:
-    """Messages to and from the other process, one per line."""
+    """Channel to the other process, one JSON message per line."""
 
     def __init__(self, receiving: int, sending: int) -> None:
         self._receiving: BinaryIO = os.fdopen(receiving, "rb")
@@ -229,7 +229,7 @@ class Channel:
 
 
 def serve(program: str, channel: Channel) -> NoReturn:
-    """Run a program, then answer what the tests ask of it. Everything here is in the program's hands."""
+    """Run a program, then answer the requests of the tests. The program controls everything in this process."""
     scope: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(program, "<model>", "exec"), scope)
     things: list[Any] = []
@@ -239,10 +239,10 @@ def serve(program: str, channel: Channel) -> NoReturn:
         return len(things) - 1
 
     while True:
-        asked, number, *content = channel.receive()
+        request, number, *content = channel.receive()
         thing: Any = things[number] if number is not None else None
         try:
-            if asked == "name":
+            if request == "name":
                 if content[0] not in scope:
                     channel.send({"missing": True})
                     continue
@@ -250,20 +250,20 @@ def serve(program: str, channel: Channel) -> NoReturn:
                 if isinstance(thing, type(os)):  # a module
                     channel.send({"module": thing.__name__})
                     continue
-            elif asked == "call":
-                given, named = (decode(part, things.__getitem__) for part in content)
-                thing = thing(*given, **named)
-            elif asked == "attribute":
+            elif request == "call":
+                args, named = (decode(part, things.__getitem__) for part in content)
+                thing = thing(*args, **named)
+            elif request == "attribute":
                 thing = getattr(thing, content[0])
-            elif asked == "item":
+            elif request == "item":
                 thing = thing[decode(content[0], things.__getitem__)]
-            elif asked == "items":
+            elif request == "items":
                 thing = [item for item, _ in zip(thing, range(_ITEMS), strict=False)]
-            elif asked == "next":
+            elif request == "next":
                 thing = next(thing)
-            elif asked == "length":
+            elif request == "length":
                 thing = len(thing)
-            elif asked == "truth":
+            elif request == "truth":
                 thing = bool(thing)
             channel.send({"value": encode(thing, hold)})
         except Exception as error:
@@ -271,14 +271,14 @@ def serve(program: str, channel: Channel) -> NoReturn:
 
 
 class Proxy:
-    """What the tests hold of something that stays in the program's process. It equals nothing but itself."""
+    """Handle in the tests' process to an object of the program's process. It equals only itself."""
 
     def __init__(self, channel: Channel, number: int) -> None:
         self.__dict__.update(channel=channel, number=number)
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        """Call the program's object with plain values, and return the plain value it answers."""
-        return _ask(self.channel, "call", self.number, encode(list(given), _number), encode(named, _number))
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Call the program's object with plain values, and return the plain value of its answer."""
+        return _ask(self.channel, "call", self.number, encode(list(args), _number), encode(named, _number))
 
     def __getattr__(self, name: str) -> Any:
         return _ask(self.channel, "attribute", self.number, name)
@@ -301,48 +301,48 @@ class Proxy:
 
 
 def _number(thing: Any) -> int:
-    """The number of what the program is given back."""
+    """Return the number of the handle that is passed back to the program."""
     if isinstance(thing, Proxy):
         number: int = thing.__dict__["number"]
         return number
     raise TypeError(f"{type(thing).__name__} cannot be given to the program")
 
 
-def _ask(channel: Channel, asked: str, number: int | None, *content: Any) -> Any:
-    channel.send([asked, number, *content])
+def _ask(channel: Channel, request: str, number: int | None, *content: Any) -> Any:
+    channel.send([request, number, *content])
     return _value(channel, channel.receive())
 
 
 def _value(channel: Channel, answer: Any) -> Any:
     if "error" not in answer:
-        return decode(answer["value"], lambda held: Proxy(channel, held))
+        return decode(answer["value"], lambda handle: Proxy(channel, handle))
     kind = getattr(builtins, str(answer["error"]), None)
     raise kind() if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError
 
 
 def judge(tests: str, channel: Channel) -> None:
-    """Run the tests, to which the program's names stand for questions to its process.
+    """Run the tests, in whose scope the program's names are proxies of its process.
 
-    A built-in function is the program's own only if the tests name nothing else of the program's: a program is asked
-    for `sum` where `sum` is what it had to write, and not where the tests compare by it.
+    A built-in name is taken from the program only if the tests use no other name of the program: `sum` is the program's
+    if `sum` is what it had to implement, but not if the tests compare with it.
 
     Raises:
-        Exception: A test failed, or the program has ended.
+        Exception: A test failed, or the program's process has ended.
     """
     tree = ast.parse(tests)
     names = sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)})
     scope: dict[str, Any] = {"__name__": "__main__"}
-    own = [name for name in names if not hasattr(builtins, name)]
-    if not _take_names(own, channel, scope):
-        _take_names([name for name in names if name not in own], channel, scope)
+    regular = [name for name in names if not hasattr(builtins, name)]
+    if not _take_names(regular, channel, scope):
+        _take_names([name for name in names if name not in regular], channel, scope)
     channel.send(["name", None, ""])
-    channel.receive()  # the program has come to its end
+    channel.receive()  # the program has run to its end
     exec(compile(tree, "<tests>", "exec"), scope)
 
 
 def _take_names(names: list[str], channel: Channel, scope: dict[str, Any]) -> bool:
-    """Take names that the program defines into the tests' scope; return whether any is no module of `_MODULES`."""
-    taken = False
+    """Add names that the program defines to the tests' scope; return whether any is not a module of `_MODULES`."""
+    has_value = False
     for name in names:
         channel.send(["name", None, name])
         answer = channel.receive()
@@ -350,21 +350,21 @@ def _take_names(names: list[str], channel: Channel, scope: dict[str, Any]) -> bo
             scope[name] = importlib.import_module(answer["module"])
         elif "value" in answer:
             scope[name] = _value(channel, answer)
-            taken = True
-    return taken
+            has_value = True
+    return has_value
 
 
 def main() -> None:
-    """Do one of the two, or only try whether a process can be confined."""
-    given = json.load(sys.stdin)
-    confine(given["limits"], given["disk_bytes"])
+    """Run the program or the tests, or only check that a process can be confined."""
+    config = json.load(sys.stdin)
+    confine(config["limits"], config["disk_bytes"])
     if sys.argv[1] == "try":
         return
-    channel = Channel(given["receive"], given["send"])
+    channel = Channel(config["receive"], config["send"])
     if sys.argv[1] == "solution":
-        serve(given["program"], channel)
-    judge(given["tests"], channel)
-    os.write(given["descriptor"], given["token"].encode())
+        serve(config["program"], channel)
+    judge(config["tests"], channel)
+    os.write(config["descriptor"], config["token"].encode())
 
 
 if __name__ == "__main__":

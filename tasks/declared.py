@@ -1,4 +1,4 @@
-"""Tasks that a TOML file describes: fields of local records, a prompt template, metrics. No code."""
+"""Tasks declared in a TOML file: fields of local records, a prompt template, metrics. No code."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -18,13 +18,13 @@ from exitbench.tasks.translation import bleu_by, chrf_statistics, corpus_bleu, c
 
 @dataclass(frozen=True)
 class MetricRule:
-    """How a metric is computed.
+    """Definition of a metric.
 
     Attributes:
         version: Changes whenever a score could change.
-        value: Of an output and its references: 0..100.
-        statistics: Corpus metrics only: of an output and its only reference, what adds up over documents, [S].
-        aggregate: Corpus metrics only: the metric of sums [..., S].
+        value: Maps an output and its references to a value, 0..100.
+        statistics: Corpus metrics only: maps an output and its only reference to statistics that are summed, [S].
+        aggregate: Corpus metrics only: maps sums [..., S] to the metric [...].
     """
 
     version: str
@@ -49,25 +49,25 @@ def _rouge(name: str, output: str, references: Sequence[str]) -> float:
     return 100 * max(float(rouge_scorer(name).score(reference, output)[name].fmeasure) for reference in references)
 
 
-def _of_one(value: Callable[[str, str], float]) -> Callable[[str, Sequence[str]], float]:
+def _first_reference(value: Callable[[str, str], float]) -> Callable[[str, Sequence[str]], float]:
     return lambda output, references: value(output, references[0])
 
 
 BLEU_TOKENIZERS: Final = ("13a", "intl", "zh", "char", "none", "ja-mecab", "ko-mecab")
-"""sacrebleu's, the default first; those with SentencePiece models are left out, since sacrebleu downloads these."""
+"""sacrebleu's tokenizers, the default first, without those whose SentencePiece models sacrebleu downloads."""
 
 
 def bleu_rule(tokenizer: str) -> MetricRule:
-    """Return BLEU with one of sacrebleu's ways to cut a text into words.
+    """Return BLEU with one of sacrebleu's tokenizers.
 
     Raises:
-        UserError: sacrebleu needs another package for it.
+        UserError: sacrebleu needs another package for this tokenizer.
     """
     try:
         bleu = bleu_by(tokenizer)
     except (RuntimeError, ImportError) as error:
         raise UserError(f"{tokenizer!r} cannot be used: {' '.join(str(error).split())}") from None
-    return MetricRule(signature(bleu), _of_one(bleu.of_sentence), bleu.statistics, corpus_bleu)
+    return MetricRule(signature(bleu), _first_reference(bleu.of_sentence), bleu.statistics, corpus_bleu)
 
 
 _BLEU: Final = bleu_rule(BLEU_TOKENIZERS[0])
@@ -78,72 +78,75 @@ METRICS: Final[Mapping[str, MetricRule]] = {
     "f1": MetricRule("squad-v1.1-rules|1", _f1),
     **{name: MetricRule(ROUGE_VERSION, functools.partial(_rouge, name)) for name in ("rouge1", "rouge2", "rougeL")},
     "bleu": _BLEU,
-    "chrf": MetricRule(_BLEU.version, _of_one(sentence_chrf), chrf_statistics, corpus_chrf),
+    "chrf": MetricRule(_BLEU.version, _first_reference(sentence_chrf), chrf_statistics, corpus_chrf),
 }
-"""Values are the best over the references, but those of corpus metrics, which take a single one."""
+"""Metrics by name. A value is the best over the references; corpus metrics take a single reference."""
 
 
 Pieces = tuple[tuple[str, str | None], ...]
-"""Literal text, and the field that follows it; None at the end of the template."""
+"""Literal text and the field that follows it; the field is None at the end of the template."""
 
 
 def parse(template: str, fields: frozenset[str], where: str) -> Pieces:
-    """Read a template such as ``question: {question}``; a brace itself is written twice.
+    """Parse a template such as ``question: {question}``; a literal brace is doubled.
+
+    >>> parse("Q: {question}", frozenset({"question"}), "prompt")
+    (('Q: ', 'question'),)
 
     Args:
         template: The text.
-        fields: Names that may stand in braces.
-        where: The template's place, for messages.
+        fields: Names that may be used in braces.
+        where: Location of the template, for messages.
 
     Raises:
-        UserError: Something else than a field's name is in braces, or a brace stands alone.
+        UserError: Braces contain something else than a field's name, or a brace is unmatched.
     """
     try:
-        found = list(Formatter().parse(template))
+        parts = list(Formatter().parse(template))
     except ValueError as error:
         raise UserError(f"{where}: {error}. Allowed: {{field}} names; write {{{{ for a brace.") from None
-    for _, name, form, conversion in found:
+    for _, name, form, conversion in parts:
         if name is None:
             continue
         if form or conversion or not name.isidentifier():
-            shown = name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
-            raise UserError(f"{where}: {{{shown}}} is no field's name alone.{suggestion(name, fields)}")
+            field_text = name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
+            raise UserError(f"{where}: {{{field_text}}} is no field's name alone.{suggestion(name, fields)}")
         if name not in fields:
             raise UserError(f"{where}: unknown field {name!r}.{suggestion(name, fields)}")
-    return tuple((literal, name) for literal, name, _, _ in found)
+    return tuple((literal, name) for literal, name, _, _ in parts)
 
 
 def fields_of(pieces: Pieces) -> frozenset[str]:
-    """Return the fields that a template names."""
+    """Return the fields that a template uses."""
     return frozenset(name for _, name in pieces if name is not None)
 
 
 def render(pieces: Pieces, values: Mapping[str, object]) -> str:
-    """Return the text with the fields' values in their places; values are not read as templates."""
+    """Return the template filled with the fields' values; values are not parsed as templates."""
     return "".join(literal + ("" if name is None else str(values[name])) for literal, name in pieces)
 
 
 PREFIX: Final = "toml:"
-"""Before the name that a task's file gives it."""
+"""Prefix of the name that a task's file gives it."""
 DEFAULT_MAX_NEW_TOKENS: Final = 64
 CHOICE_METRICS: Final = ("acc", "acc_norm")
-"""Of tasks with choices: the share whose most probable choice is right, as it is, and by its length."""
+"""Metrics of tasks with choices: accuracy of the most probable choice, plain and normalised by length."""
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """A task without code.
+    """Task without code.
 
     Attributes:
-        name: What it is called, without `PREFIX`.
-        fields: Pairs (name, column of the file); a column with dots leads into objects of JSON.
-        prompt: Template of the input of an encoder-decoder.
-        causal_prompt: Of a decoder-only model; None: the same.
-        target: Field with the reference, or (JSON) a list of references; with choices, which of them is right.
-        metrics: Names of `METRICS`, or with choices of `CHOICE_METRICS`, headline first.
-        max_new_tokens: Longest answer, where a suite says nothing.
-        choices: Field with a list of choices, or a template for each; None: the model writes an answer.
-        bleu_tokenize: How BLEU cuts texts into words: one of `BLEU_TOKENIZERS`; None: sacrebleu's default, 13a.
+        name: Name of the task, without `PREFIX`.
+        fields: Pairs (name, column of the file); a column with dots leads into nested JSON objects.
+        prompt: Template of the input of an encoder-decoder model.
+        causal_prompt: Template for decoder-only models; None: `prompt`.
+        target: Field with the reference or (JSON) a list of references; for tasks with choices, the correct choice.
+        metrics: Metrics of `METRICS` or, for tasks with choices, of `CHOICE_METRICS`, headline first.
+        max_new_tokens: Maximum length of an answer if the suite sets none.
+        choices: Field with a list of choices, or one template per choice; None: the answer is generated.
+        bleu_tokenize: BLEU's tokenizer, one of `BLEU_TOKENIZERS`; None: sacrebleu's default, 13a.
     """
 
     name: str
@@ -157,10 +160,10 @@ class Declaration:
     bleu_tokenize: str | None = None
 
     def __post_init__(self) -> None:
-        """Check what the parts say of each other; where they stand in a file, whoever reads it adds.
+        """Check that the attributes are consistent. The caller adds the place in the file to the message.
 
         Raises:
-            UserError: A field, a metric or a template is not what is allowed.
+            UserError: A field, a metric or a template is invalid.
         """
         allowed = self._allowed_metrics()
         names = frozenset(name for name, _ in self.fields)
@@ -183,7 +186,7 @@ class Declaration:
     def _allowed_metrics(self) -> tuple[str, ...]:
         if self.choices is not None:
             return CHOICE_METRICS
-        from exitbench.tasks.declared import METRICS  # its libraries are not for every reader of requests
+        from exitbench.tasks.declared import METRICS  # METRICS imports libraries that are not always needed
 
         return tuple(METRICS)
 
@@ -209,24 +212,24 @@ class Declaration:
 
     @property
     def task_name(self) -> str:
-        """What results call the task."""
+        """Name of the task in results."""
         return f"{PREFIX}{self.name}"
 
     @property
     def seq2seq_pieces(self) -> Pieces:
-        """The prompt of an encoder-decoder, read."""
+        """The parsed prompt of an encoder-decoder model."""
         return parse(self.prompt, frozenset(name for name, _ in self.fields), "prompt")
 
     @property
     def causal_pieces(self) -> Pieces:
-        """The prompt of a decoder-only model, read."""
+        """The parsed prompt of a decoder-only model."""
         if self.causal_prompt is None:
             return self.seq2seq_pieces
         return parse(self.causal_prompt, frozenset(name for name, _ in self.fields), "causal_prompt")
 
     @property
     def choice_pieces(self) -> tuple[Pieces, ...]:
-        """The templates of the choices, read; none where a field has their list."""
+        """The parsed templates of the choices; empty if the choices are a field."""
         if self.choices is None or isinstance(self.choices, str):
             return ()
         names = frozenset(name for name, _ in self.fields)
@@ -241,15 +244,15 @@ class Declaration:
         """Rebuild a declaration from its JSON."""
         fields = tuple((name, column) for name, column in record["fields"])
         choices = record.get("choices")
-        given = {"fields": fields, "metrics": tuple(record["metrics"])}
-        return cls(**{**record, **given, "choices": tuple(choices) if isinstance(choices, list) else choices})
+        converted = {"fields": fields, "metrics": tuple(record["metrics"])}
+        return cls(**{**record, **converted, "choices": tuple(choices) if isinstance(choices, list) else choices})
 
 
 Record = Mapping[str, Any]
 
 
 class DeclaredTask(Task):
-    """A task of a TOML file: its fields, its prompt, metrics that there are."""
+    """Task declared in a TOML file by its fields, its prompt, and existing metrics."""
 
     local_roles = (frozenset({"data"}),)
 
@@ -257,7 +260,7 @@ class DeclaredTask(Task):
         self.declaration = declaration
         self.name = declaration.task_name
         self.metrics = declaration.metrics
-        # Of corpus metrics, chrF tells sentences apart where BLEU is 0 for many.
+        # Of corpus metrics, chrF distinguishes sentences better than BLEU, which is 0 for many.
         self.consistency_metric = "chrf" if "chrf" in self.metrics else self.metrics[0]
         self.default_max_new_tokens = declaration.max_new_tokens
         self._rules = {name: METRICS[name] for name in self.metrics}
@@ -268,11 +271,11 @@ class DeclaredTask(Task):
         self._prompt, self._causal_prompt = declaration.seq2seq_pieces, declaration.causal_pieces
 
     def prompt(self, doc: Document) -> str:
-        """Return the template with the document's fields."""
+        """Return the prompt template filled with the document's fields."""
         return render(self._prompt, doc.fields)
 
     def causal_prompt(self, doc: Document) -> str:
-        """Return the template of decoder-only models with the document's fields."""
+        """Return the prompt template of decoder-only models filled with the document's fields."""
         return render(self._causal_prompt, doc.fields)
 
     def target(self, doc: Document) -> str:
@@ -280,18 +283,18 @@ class DeclaredTask(Task):
         return self._references(doc)[0]
 
     def with_reference(self, doc: Document, text: str) -> Document:
-        """Return the document with another reference."""
+        """Return the document with `text` as its only reference."""
         return Document(doc.key, {**doc.fields, self.declaration.target: [text]})
 
     def score(self, doc: Document, output: str) -> DocumentScore:
-        """Score an output."""
+        """Score an output against the document's references."""
         references = self._references(doc)
         values = {name: rule.value(output, references) for name, rule in self._rules.items()}
-        counted = {name: rule.statistics for name, rule in self._rules.items() if rule.statistics is not None}
-        return DocumentScore(values, {name: count(output, references[0]) for name, count in counted.items()})
+        statistics = {name: rule.statistics for name, rule in self._rules.items() if rule.statistics is not None}
+        return DocumentScore(values, {name: count(output, references[0]) for name, count in statistics.items()})
 
     def aggregate(self, metric: str, total: FloatArray, n: FloatArray) -> FloatArray:
-        """Return the metric's value of summed statistics; see `Task.aggregate`."""
+        """Return the metric's value from summed statistics; see `Task.aggregate`."""
         return aggregate(metric, total, n)
 
     def _references(self, doc: Document) -> list[str]:
@@ -312,7 +315,7 @@ class DeclaredTask(Task):
 
     def _fields(self, record: Record, number: int, path: Path) -> dict[str, Any]:
         texts = fields_of(self._prompt) | fields_of(self._causal_prompt)
-        fields: dict[str, Any] = {"id": str(number)}  # files repeat records; a field of that name takes its place
+        fields: dict[str, Any] = {"id": str(number)}  # files repeat records; a field named `id` replaces it
         where = f"{path}, record {number}"
         for name, column in self.declaration.fields:
             place = f"{where}, column {column!r}"
@@ -330,26 +333,26 @@ class DeclaredTask(Task):
         single = [name for name in self.metrics if METRICS[name].statistics is not None]
         if single and len(value) > 1:
             raise UserError(f"{where}: has {len(value)} references, but {' and '.join(single)} take one.")
-        return [text_of(one, where) for one in value]
+        return [text_of(reference, where) for reference in value]
 
 
 def aggregate(metric: str, total: FloatArray, n: FloatArray) -> FloatArray:
-    """Return a metric of summed statistics [..., S] over n documents [...]: 0..100.
+    """Return a metric from summed statistics [..., S] over n documents [...]: 0..100.
 
     Raises:
-        UserError: There is no such metric.
+        UserError: The metric does not exist.
     """
     if metric not in METRICS:
         raise UserError(f"unknown metric {metric!r}.{suggestion(metric, METRICS)}")
-    of_sums = METRICS[metric].aggregate
-    return total[..., 0] / n if of_sums is None else of_sums(total)
+    from_sums = METRICS[metric].aggregate
+    return total[..., 0] / n if from_sums is None else from_sums(total)
 
 
 def value_at(record: Record, column: str, where: str) -> Any:
-    """Return the value of a column; a name with dots leads into objects, such as ``answers.text``.
+    """Return the value of a column; a name with dots leads into nested objects, such as ``answers.text``.
 
     Raises:
-        UserError: There is none; names what there is.
+        UserError: The column does not exist; the message lists the existing ones.
     """
     if column in record:
         return record[column]
@@ -362,10 +365,10 @@ def value_at(record: Record, column: str, where: str) -> Any:
 
 
 def text_of(value: object, where: str) -> str:
-    """Return a text, or a number as one.
+    """Return a text, or a number as text.
 
     Raises:
-        UserError: It is neither, or holds half of a character.
+        UserError: The value is neither, or contains half of a surrogate pair.
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         kind = "null" if value is None else type(value).__name__

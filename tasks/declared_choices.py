@@ -1,4 +1,4 @@
-"""Declared tasks whose choices are scored by log-likelihoods: tasks of lm-eval, which brings requests and scores."""
+"""Declared tasks with choices, scored by log-likelihood: run as lm-eval tasks, which build the requests and scores."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,18 +11,18 @@ from exitbench.tasks.declared import Declaration, render, text_of, value_at
 from exitbench.tasks.sources import read_table
 
 DATASET: Final = "exitbench:declared"
-"""What stands where lm-eval's configurations name a data set; its part is the declaration."""
+"""Placeholder for the data set's name in lm-eval's configuration; the data set's part is the declaration as JSON."""
 
 
 def choice_config(declaration: Declaration) -> dict[str, Any]:
-    """Return lm-eval's configuration of a declared task with choices; a space stands before each choice, as there."""
+    """Return lm-eval's configuration of a declared task with choices; as in lm-eval, a space precedes each choice."""
     return {
         "task": declaration.name,
         "dataset_path": DATASET,
         "dataset_name": json.dumps(declaration.to_json(), sort_keys=True),
         "test_split": "data",
         "output_type": "multiple_choice",
-        # Names of columns, which lm-eval takes as they are.
+        # Column names, which lm-eval uses directly.
         "doc_to_text": "prompt",
         "doc_to_choice": "choices",
         "doc_to_target": "right",
@@ -34,15 +34,16 @@ def choice_config(declaration: Declaration) -> dict[str, Any]:
 
 
 def read_choices(path: Path, name: str | None, split: str) -> Sequence[Mapping[str, Any]]:
-    """Return the records of a file as lm-eval's configuration names their columns.
+    """Return the records of a file with the column names of lm-eval's configuration.
 
     Args:
         path: The file.
         name: The declaration, as JSON.
-        split: Of no consequence.
+        split: Ignored.
 
     Raises:
-        UserError: A column is missing, no choice is right, or there are fewer than two; names the record.
+        UserError: A column is missing, the target is none of the choices, or there are fewer than two choices; the
+            message names the record.
     """
     declaration = Declaration.from_json(json.loads(name or "{}"))
     return [
@@ -52,10 +53,10 @@ def read_choices(path: Path, name: str | None, split: str) -> Sequence[Mapping[s
 
 
 def _document(declaration: Declaration, record: Mapping[str, Any], where: str) -> dict[str, Any]:
-    given = {name: value_at(record, column, where) for name, column in declaration.fields}
-    texts = {name: text_of(value, f"{where}, field {name!r}") for name, value in given.items() if _is_text(value)}
-    choices = _choices(declaration, given, texts, where)
-    target = given[declaration.target]
+    values = {name: value_at(record, column, where) for name, column in declaration.fields}
+    texts = {name: text_of(value, f"{where}, field {name!r}") for name, value in values.items() if _is_text(value)}
+    choices = _choices(declaration, values, texts, where)
+    target = values[declaration.target]
     return {
         "prompt": render(declaration.seq2seq_pieces, _Texts(texts, where)),
         "choices": choices,
@@ -63,21 +64,24 @@ def _document(declaration: Declaration, record: Mapping[str, Any], where: str) -
     }
 
 
-def _choices(declaration: Declaration, given: Mapping[str, Any], texts: Mapping[str, str], where: str) -> list[str]:
+def _choices(declaration: Declaration, values: Mapping[str, Any], texts: Mapping[str, str], where: str) -> list[str]:
     if declaration.choice_pieces:
         return [render(pieces, _Texts(texts, where)) for pieces in declaration.choice_pieces]
     name = str(declaration.choices)
-    value = given[name]
+    value = values[name]
     if not isinstance(value, list) or len(value) < 2:
         raise UserError(f"{where}, field {name!r}: needed: a list of two choices or more.")
-    return [text_of(one, f"{where}, field {name!r}") for one in value]
+    return [text_of(choice, f"{where}, field {name!r}") for choice in value]
 
 
 def right_choice(target: object, choices: Sequence[str], where: str) -> int:
-    """Return which choice is right, from 0: named by its text, else by its number from 0, else by a letter from A.
+    """Return the index of the correct choice, given as its text, its number from 0, or a letter from A (in this order).
+
+    >>> right_choice("no", ["yes", "no"], "line 1"), right_choice("A", ["yes", "no"], "line 1")
+    (1, 0)
 
     Raises:
-        UserError: It is none of them.
+        UserError: The target is none of these.
     """
     text = str(target)
     if isinstance(target, str) and choices.count(target) == 1:
@@ -98,7 +102,7 @@ def _is_text(value: object) -> bool:
 
 
 class _Texts(dict[str, str]):
-    """Fields that are texts; another that a template names is told."""
+    """Text fields by name; raises `UserError` when a template uses another field."""
 
     def __init__(self, texts: Mapping[str, str], where: str) -> None:
         super().__init__(texts)

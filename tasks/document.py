@@ -1,4 +1,4 @@
-"""Documents, and scores of the outputs for them."""
+"""Documents, and scores of the outputs for documents."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from exitbench.errors import UserError
 
 
 def canonical_json(value: Any) -> str:
-    """Return the one JSON text of a value: sorted keys, no spaces, no NaN, real characters."""
+    """Return the canonical JSON text of a value: sorted keys, no spaces, no NaN, unescaped Unicode."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
@@ -31,39 +31,39 @@ class Document:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any], token_kinds: tuple[str, ...] = ()) -> "Document":
-        """Make a document, deriving its key from its fields."""
+        """Build a document, deriving its key from its fields."""
         digest = sha256(canonical_json(fields).encode()).hexdigest()
         return cls(key=digest[:16], fields=fields, token_kinds=token_kinds)
 
 
 @dataclass(frozen=True)
 class DocumentScore:
-    """The scores of one output.
+    """Scores of one output.
 
     Attributes:
-        values: One value a metric, on a 0..100 scale. For a corpus metric this is its sentence form.
-        statistics: Corpus metrics only: sufficient statistics, which add up over documents.
+        values: One value per metric, on a scale of 0..100. For a corpus metric, its sentence-level value.
+        statistics: Corpus metrics only: sufficient statistics, which are summed over documents.
     """
 
     values: dict[str, float]
     statistics: dict[str, list[float]] = field(default_factory=dict)
 
     def summands(self, metric: str) -> list[float]:
-        """Return what `Task.aggregate` sums over documents: the statistics, or else the value alone, [S]."""
+        """Return the summands of `Task.aggregate`: the statistics or, if there are none, the value, [S]."""
         return self.statistics.get(metric, [self.values[metric]])
 
 
 LEVELS: Final = (1, 2, 3)
-"""More facts, hops and clauses a document from level to level."""
+"""Difficulty levels: a higher level has more facts, hops and clauses per document."""
 DEFAULT_LEVEL: Final = 2
-"""What the models that come along learned."""
+"""Level of the data that the bundled models were trained on."""
 
 
 def require_level(level: int) -> None:
-    """Check a level.
+    """Check that a level exists.
 
     Raises:
-        UserError: There is no such level.
+        UserError: The level does not exist.
     """
     if level not in LEVELS:
         raise UserError(f"built-in data: level is {level}. Allowed: {', '.join(map(str, LEVELS))}.")

@@ -1,4 +1,4 @@
-"""GLUE: sentences and pairs of sentences to be classified, and one set of pairs to be rated."""
+"""GLUE: classification of sentences and sentence pairs, and one data set of rated pairs."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,19 +19,20 @@ HUB: Final = "nyu-mll/glue"
 
 @dataclass(frozen=True)
 class DataSet:
-    """One data set.
+    """One data set of GLUE.
 
     Attributes:
-        texts: The hub's names of its one or two texts.
-        columns: What the original files call these.
-        label_column: Column of the label there.
-        labels: Names of the classes by the hub's numbers; None where pairs are rated.
-        written: What the original files have in place of these names.
+        texts: Field names of its one or two texts on the hub.
+        columns: Column names of these texts in the original files.
+        label_column: Column of the label in the original files.
+        labels: Names of the classes in the order of the hub's numbers; None if pairs are rated.
+        written: Spellings of these classes in the original files.
         metrics: Headline first.
-        hub: Name of its part on the hub.
-        validation: What the hub's `validation` and `test` have behind their names.
-        header: The columns of an original file that does not name them itself; None: its first line does.
-        cut_rows: Some rows of its original file are cut by line breaks within a text. The hub's copy leaves these out.
+        hub: Name of its configuration on the hub.
+        validation: Suffix of the hub's `validation` and `test` splits.
+        header: Columns of an original file without a header line; None: the first line is the header.
+        cut_rows: True if some rows of the original file are cut by line breaks within a text. The hub's copy omits
+            these rows.
     """
 
     texts: tuple[str, ...]
@@ -97,24 +98,24 @@ DATA_SETS: Final[Mapping[str, DataSet]] = {
     "rte": DataSet(_SENTENCES, _SENTENCES, "label", _ENTAILED, _ENTAILED, ("acc",), "rte"),
     "wnli": DataSet(_SENTENCES, _SENTENCES, "label", ("not_entailment", "entailment"), _NUMBERS, ("acc",), "wnli"),
 }
-"""By the names of tasks."""
+"""Data sets by task name."""
 
 
 RATINGS: Final = (0.0, 5.0)
-"""Least and greatest, of pairs that are rated."""
+"""Smallest and largest rating of a pair."""
 
 
 def read_glue(path: Path, data_set: DataSet) -> list[dict[str, Any]]:
-    """Read an original file to records of the hub's fields, numbered from 1.
+    """Read an original file into records with the hub's fields and ids from 1.
 
     Raises:
-        UserError: A column is missing (that of the labels too: a test split), a row has other columns than the header,
-            or a label is none of the data set's; names the line.
+        UserError: A column is missing (including the labels of a test split), a row and the header differ in columns,
+            or a label is invalid; the message names the line.
     """
     lines = read_lines(path)
     header = data_set.header or _header(path, lines, data_set)
     if data_set.header is not None and lines and lines[0].split("\t") == ["index", *data_set.columns]:
-        raise unlabelled(f"{path}, line 1")  # in the test split, whose file does name its columns
+        raise unlabelled(f"{path}, line 1")  # in the test split, whose file does have a header
     records: list[dict[str, Any]] = []
     for where, row in _rows(path, lines, header, data_set):
         texts = {name: row[column] for name, column in zip(data_set.texts, data_set.columns, strict=True)}
@@ -124,7 +125,7 @@ def read_glue(path: Path, data_set: DataSet) -> list[dict[str, Any]]:
 
 
 def unlabelled(where: str) -> UserError:
-    """Return what is raised of records without labels."""
+    """Return the error to raise for records without labels."""
     return UserError(
         f"{where}: has no labels, as GLUE's test splits, so no answer could be judged. Allowed: a file of the train or "
         'dev split, or on the hub split = "train" or "validation".'
@@ -148,7 +149,7 @@ def _header(path: Path, lines: Sequence[str], data_set: DataSet) -> tuple[str, .
 def _rows(
     path: Path, lines: Sequence[str], header: Sequence[str], data_set: DataSet
 ) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """Place and values of each row."""
+    """Yield the place and the values of each row."""
     first = 0 if data_set.header is not None else 1
     for number, line in enumerate(lines[first:], start=first + 1):
         values = line.split("\t")
@@ -176,11 +177,11 @@ def _label(value: str, data_set: DataSet, where: str) -> int | float:
 
 
 _CONSTANT: Final = 1e-12
-"""A share of a sum of squares that is rounding."""
+"""Variances up to this share of the sum of squares count as 0 (rounding)."""
 
 
 def confusion(gold: int, predicted: int) -> list[float]:
-    """Return true positives, false positives, false negatives and true negatives of one document of classes 0 and 1."""
+    """Return true positives, false positives, false negatives and true negatives of one binary prediction."""
     return [
         float(gold == 1 == predicted),
         float(gold == 0 and predicted == 1),
@@ -190,24 +191,24 @@ def confusion(gold: int, predicted: int) -> list[float]:
 
 
 def f1(total: FloatArray) -> FloatArray:
-    """Return F1 of class 1, 0..1, from sums [..., 4] of `confusion`; 0 where there is no positive at all."""
+    """Return F1 of class 1, 0..1, from sums [..., 4] of `confusion`; 0 if nothing is positive."""
     hits, false, missed, _ = np.moveaxis(total, -1, 0)
     return _divided(2 * hits, 2 * hits + false + missed)
 
 
 def matthews(total: FloatArray) -> FloatArray:
-    """Return Matthews' correlation, -1..1, from sums [..., 4] of `confusion`."""
+    """Return the Matthews correlation coefficient, -1..1, from sums [..., 4] of `confusion`."""
     tp, fp, fn, tn = np.moveaxis(total, -1, 0)
     return _divided(tp * tn - fp * fn, np.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)))
 
 
 def moments(gold: float, predicted: float) -> list[float]:
-    """Return what `pearson` sums of one document, [5]."""
+    """Return the summands of `pearson` for one document, [5]."""
     return [gold, predicted, gold * gold, predicted * predicted, gold * predicted]
 
 
 def pearson(total: FloatArray, n: FloatArray) -> FloatArray:
-    """Return Pearson's correlation from sums [..., 5] of `moments` over [...] documents."""
+    """Return Pearson's correlation, -100..100, from sums [..., 5] of `moments` over [...] documents."""
     x, y, xx, yy, xy = np.moveaxis(total, -1, 0)
     spread_x, spread_y = (
         np.where(n * squares - total_ * total_ > _CONSTANT * n * squares, n * squares - total_ * total_, 0)
@@ -217,11 +218,11 @@ def pearson(total: FloatArray, n: FloatArray) -> FloatArray:
 
 
 def spearman(rows: FloatArray, counts: FloatArray) -> FloatArray:
-    """Return Spearman's correlation, Pearson's of ranks (means of ranks where several are equal).
+    """Return Spearman's correlation: Pearson's of the ranks (tied values share their mean rank).
 
     Args:
-        rows: Gold and predicted value of each document, [n, 2].
-        counts: How often each counts, [..., n].
+        rows: Gold and predicted value per document, [n, 2].
+        counts: Number of times that each document counts, [..., n].
     """
     gold, predicted = (_ranks(column, counts) for column in rows.T)
     products = (gold, predicted, gold * gold, predicted * predicted, gold * predicted)
@@ -233,7 +234,7 @@ spearman.of_columns = True  # type: ignore[attr-defined]
 
 
 def _ranks(values: FloatArray, counts: FloatArray) -> FloatArray:
-    """Ranks [..., n] of values [n] that each count [..., n] times, from half of all below to half of all above 0."""
+    """Return centered mean ranks [..., n] of values [n] that count [..., n] times each."""
     _, place = np.unique(values, return_inverse=True)
     order = np.argsort(place, kind="stable")
     starts = np.flatnonzero(np.diff(place[order], prepend=-1))
@@ -243,9 +244,9 @@ def _ranks(values: FloatArray, counts: FloatArray) -> FloatArray:
     return ranks
 
 
-def _divided(above: FloatArray, below: FloatArray) -> FloatArray:
-    ratio: FloatArray = np.zeros(np.broadcast(above, below).shape)
-    np.divide(above, below, out=ratio, where=np.asarray(below) > 0)
+def _divided(numerator: FloatArray, denominator: FloatArray) -> FloatArray:
+    ratio: FloatArray = np.zeros(np.broadcast(numerator, denominator).shape)
+    np.divide(numerator, denominator, out=ratio, where=np.asarray(denominator) > 0)
     return ratio
 
 
@@ -261,11 +262,11 @@ _CORRELATIONS: Final = frozenset({"mcc", "pearson", "spearman"})
 class Glue(ClassificationTask):
     """Classification of a sentence or a pair of sentences, or a pair's rating.
 
-    Metrics: GLUE's own. Of one document alone F1 and correlations tell nothing: its value is 100 where its class is
-    right, else 0; of a rating, 100 less its distance as a share of the scale.
+    Metrics: GLUE's own. F1 and correlations are undefined for one document: its value is 100 if its class is correct,
+    else 0; for a rating, 100 minus its distance in percent of the scale.
 
     Args:
-        name: Of a data set, of `DATA_SETS`.
+        name: Name of a data set in `DATA_SETS`.
     """
 
     metric_version = "glue|1"
@@ -277,50 +278,50 @@ class Glue(ClassificationTask):
         self.consistency_metric = self.metrics[0]
 
     def texts(self, doc: Document) -> tuple[str, ...]:
-        """Return the sentence, or the two sentences."""
+        """Return the sentence or both sentences."""
         return tuple(str(doc.fields[name]) for name in self.data_set.texts)
 
     def gold(self, doc: Document) -> int | float:
-        """Return the class's number, or the rating."""
+        """Return the class index or the rating."""
         label: int | float = doc.fields["label"]
         return label
 
     def with_reference(self, doc: Document, text: str) -> Document:
-        """Return the document with another label."""
+        """Return the document with `text` as its label."""
         return Document(doc.key, {**doc.fields, "label": self.parsed(text)})
 
     def score_prediction(self, doc: Document, prediction: int | float) -> DocumentScore:
-        """Score a class's number or a rating."""
+        """Score a class index or a rating."""
         gold = self.gold(doc)
         if self.labels is None:
-            apart = min(1.0, abs(prediction - gold) / (RATINGS[1] - RATINGS[0]))
+            distance = min(1.0, abs(prediction - gold) / (RATINGS[1] - RATINGS[0]))
             statistics = {"pearson": moments(gold, prediction), "spearman": [gold, prediction]}
-            return DocumentScore({metric: 100 * (1 - apart) for metric in self.metrics}, statistics)
+            return DocumentScore({metric: 100 * (1 - distance) for metric in self.metrics}, statistics)
         values = {metric: 100.0 * (prediction == gold) for metric in self.metrics}
-        counted = confusion(int(gold), int(prediction))
-        return DocumentScore(values, {metric: counted for metric in self.metrics if metric != "acc"})
+        counts = confusion(int(gold), int(prediction))
+        return DocumentScore(values, {metric: counts for metric in self.metrics if metric != "acc"})
 
     def aggregate(self, metric: str, total: FloatArray, n: FloatArray) -> FloatArray:
-        """Return the metric of summed statistics; see `Task.aggregate`."""
+        """Return the metric from summed statistics; see `Task.aggregate`."""
         return _BY_SUMS[metric](total, n)
 
     def aggregator(self, metric: str) -> Callable[[FloatArray, FloatArray], FloatArray]:
-        """Return what has the metric of all documents; see `Task.aggregator`."""
+        """Return the function that computes the metric over all documents; see `Task.aggregator`."""
         return spearman if metric == "spearman" else super().aggregator(metric)
 
     def bounds(self, metric: str) -> tuple[float, float] | None:
-        """Return the ends of the metric's scale."""
+        """Return the smallest and the largest value of the metric."""
         return (-100.0, 100.0) if metric in _CORRELATIONS else (0.0, 100.0)
 
     def _read_local(self, files: Mapping[str, Path]) -> list[dict[str, Any]]:
         return read_glue(files["data"], self.data_set)
 
     def _read_hub(self, split: str) -> list[dict[str, Any]]:
-        own = re.sub(r"^(validation|test)(?!_)", rf"\1{self.data_set.validation}", split)
+        hub_split = re.sub(r"^(validation|test)(?!_)", rf"\1{self.data_set.validation}", split)
         records = [
             {"id": str(number), **{name: row[name] for name in (*self.data_set.texts, "label")}}
-            for number, row in enumerate(read_hub(HUB, self.data_set.hub, own), start=1)
+            for number, row in enumerate(read_hub(HUB, self.data_set.hub, hub_split), start=1)
         ]
         if any(record["label"] == -1 for record in records):
-            raise unlabelled(f"hub data set {HUB} ({self.data_set.hub}), split {own!r}")
+            raise unlabelled(f"hub data set {HUB} ({self.data_set.hub}), split {hub_split!r}")
         return records

@@ -1,7 +1,7 @@
-"""Bridge to lm-eval: a task becomes an lm-eval task with our records, scores and aggregation.
+"""Bridge to lm-eval: presents a task as an lm-eval task with this project's records, scores and aggregation.
 
-lm-eval deep-copies task configurations, so everything here is a module-level function with small,
-immutable arguments bound to it (a bound method would copy its whole object).
+lm-eval deep-copies task configurations, so everything here is a module-level function with small, immutable arguments
+bound to it (a bound method would copy its whole object).
 """
 
 import json
@@ -23,27 +23,27 @@ COLUMNS = ("doc_key", "prompt", "target", "fields")
 
 
 class MetricValue(float):
-    """A document's value of a metric, carrying the document's whole score.
+    """Per-document value of a metric that carries the document's whole score.
 
-    lm-eval hands to an aggregation what `process_results` returned and logs the same object with the
-    sample: as a float it is the per-document value there, corpus metrics still aggregate exactly, and
-    nobody scores the document again (`scores`).
+    lm-eval passes the result of `process_results` to the aggregation and logs the same object with the sample. As a
+    float it is the per-document value there; corpus metrics still aggregate exactly; and no document is scored twice
+    (`scores`).
     """
 
     score: DocumentScore
 
     def __new__(cls, metric: str, score: DocumentScore) -> "MetricValue":
-        """Take the value of a metric."""
+        """Create the value of one metric from a score."""
         self = super().__new__(cls, score.values[metric])
         self.score = score
         return self
 
 
 class Bound(partial[Any]):
-    """A function with its first arguments, shown by its name only.
+    """Function with its first arguments bound, whose repr is its name only.
 
-    lm-eval writes the repr of every callable into its results: that of a plain partial would put the
-    texts of the whole data set and the addresses of objects there.
+    lm-eval writes the repr of every callable into its results; that of a plain partial would contain the texts of the
+    whole data set and addresses of objects.
     """
 
     def __repr__(self) -> str:
@@ -51,7 +51,7 @@ class Bound(partial[Any]):
 
 
 def config(task: "Task", documents: "Sequence[Document]", kind: "ModelKind") -> dict[str, Any]:
-    """Return the configuration described at `Task.lm_eval_config`."""
+    """Return the configuration described in `Task.lm_eval_config`."""
     records = tuple(
         (document.key, task.prompt_for(document, kind), task.target(document), json.dumps(dict(document.fields)))
         for document in documents
@@ -61,7 +61,7 @@ def config(task: "Task", documents: "Sequence[Document]", kind: "ModelKind") -> 
         "custom_dataset": Bound(_dataset, records),
         "test_split": "test",
         "output_type": "generate_until",
-        # Names of columns, which lm-eval takes verbatim; a rendered target that looks like a list it would evaluate.
+        # column names, which lm-eval uses verbatim; it would evaluate a rendered target that looks like a list
         "doc_to_text": "prompt",
         "doc_to_target": "target",
         "process_results": Bound(_process_results, task),
@@ -91,7 +91,7 @@ def _process_results(task: "Task", doc: Mapping[str, Any], results: Sequence[str
 
 
 def scores(task: "Task", results: Mapping[str, Any]) -> dict[str, DocumentScore]:
-    """Return the score of every document, by its key, from what lm-eval's `evaluate` returned with its samples."""
+    """Return the score of every document, by its key, from the result of lm-eval's `evaluate` with its samples."""
     return {sample["doc"]["doc_key"]: sample[task.headline].score for sample in results["samples"][task.name]}
 
 

@@ -1,6 +1,6 @@
-"""Registry of tasks: our own, those that other distributions and plug-ins bring, and those of lm-eval.
+"""Registry of tasks: this project's, those of other distributions and plug-ins, and those of lm-eval.
 
-Third parties publish theirs through the entry-point group ``exitbench.tasks``; the entry point names the class.
+Third parties publish tasks through the entry-point group ``exitbench.tasks``; the entry point names the class.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from exitbench.tasks.summarisation import CORPORA, Summarisation
 from exitbench.tasks.translation import Translation, is_pair
 
 GROUP: Final = "exitbench.tasks"
-"""Entry points of other distributions, and the package of our own tasks."""
+"""Entry-point group of third-party tasks, and package of this project's own tasks."""
 
 _TASKS: dict[str, Callable[[], Task]] = {
     Squad.name: Squad,
@@ -33,11 +33,11 @@ _unusable: dict[str, str] = {}
 
 
 def register(task: type[Task]) -> type[Task]:
-    """Make a task known by its name in this process; workers of a run find those of entry points and plug-ins.
+    """Register a task by its name in this process; a run's workers find those of entry points and plug-ins.
 
     Raises:
-        TypeError: It is no task.
-        ValueError: Another one has its name.
+        TypeError: The object is no complete task class.
+        ValueError: Another task has the name, or the name is reserved for other kinds of tasks.
     """
     if not (isinstance(task, type) and issubclass(task, Task)) or getattr(task, "__abstractmethods__", None):
         raise TypeError(f"{task!r} is no subclass of exitbench.tasks.base.Task with all its methods")
@@ -45,7 +45,7 @@ def register(task: type[Task]) -> type[Task]:
         if not isinstance(getattr(task, attribute, None), str):
             raise TypeError(f'task {task.__name__} needs {attribute} = "..."')
     metrics, lower = getattr(task, "metrics", None), task.lower_is_better
-    # Both may be properties, or set when a task is made.
+    # Both may be properties, or set when a task is instantiated.
     if isinstance(metrics, tuple) and not isinstance(lower, property) and (unknown := sorted({*lower} - {*metrics})):
         raise TypeError(f"task {task.__name__}: lower_is_better has {unknown[0]!r}, which is none of its metrics")
     if ":" in task.name or task.name.endswith(".toml"):
@@ -60,25 +60,25 @@ def _discover() -> None:
     for point in entry_points(group=GROUP):
         try:
             register(point.load())
-        except (Exception, SystemExit) as error:  # of a task that is broken the others know nothing
+        except (Exception, SystemExit) as error:  # a broken task must not affect the others
             _unusable[point.name] = f"{point.value}: {type(error).__name__}: {told(error)}"
     load_plugins()
 
 
 def task_names() -> tuple[str, ...]:
-    """Return the names of all tasks but lm-eval's, sorted; of translation, whose pairs are many, one."""
+    """Return the names of all tasks except lm-eval's, sorted; of the many translation pairs, only one."""
     _discover()
     return tuple(sorted(_TASKS))
 
 
 def unusable_tasks() -> dict[str, str]:
-    """Return entry points that bring no task that can be used, by name, and why not."""
+    """Return the entry points whose task cannot be used, by name, with the reason."""
     _discover()
     return dict(sorted(_unusable.items()))
 
 
 def brought_by(task: type[Task]) -> str | None:
-    """Return what brought a task of others: a distribution with its version, or a module; None of our own."""
+    """Return the origin of a third-party task: a distribution with its version, or a module; None for bundled tasks."""
     if task.__module__.startswith(f"{GROUP}."):
         return None
     name, version = distribution(task, GROUP)
@@ -89,12 +89,12 @@ def get_task(name: str, settings: LmEvalSettings | None = None) -> Task:
     """Return the task of a name.
 
     Args:
-        name: One of `task_names`; a data set of translation and a pair, such as `wmt16-ro-en`; or `lm-eval:` and a
-            task, group or tag of lm-eval.
-        settings: Of a task of lm-eval; None: as lm-eval has it.
+        name: One of `task_names`; a translation data set with a pair, such as `wmt16-ro-en`; or `lm-eval:` and a task,
+            group or tag of lm-eval.
+        settings: Settings of an lm-eval task; None: lm-eval's defaults.
 
     Raises:
-        UserError: If there is none, or a task of our own is given settings.
+        UserError: The task does not exist, or settings are given for a task that is not lm-eval's.
     """
     if name.startswith(PREFIX) or (settings is not None and settings.declaration is not None):
         return _lm_eval_task(name, settings or LmEvalSettings())
@@ -106,28 +106,28 @@ def get_task(name: str, settings: LmEvalSettings | None = None) -> Task:
     if name not in _TASKS and name in _unusable:
         raise UserError(f"task {name!r} cannot be used: {_unusable[name]}")
     if name not in _TASKS:
-        others = f"a translation such as 'wmt16-ro-en', or {PREFIX}NAME, a task of lm-eval"
-        raise UserError(f"unknown task {name!r}.{suggestion(name, _TASKS).removesuffix('.')}; {others}.")
+        alternatives = f"a translation such as 'wmt16-ro-en', or {PREFIX}NAME, a task of lm-eval"
+        raise UserError(f"unknown task {name!r}.{suggestion(name, _TASKS).removesuffix('.')}; {alternatives}.")
     task = _TASKS[name]()
-    if brought_by(type(task)) is not None:  # whose source is a part of the version
+    if brought_by(type(task)) is not None:  # third-party: its source is part of the version
         task.metric_version = _revision(type(task))
     return task
 
 
 def aggregation(name: str, metric: str) -> Callable[[FloatArray, FloatArray], FloatArray]:
-    """Return what has the value of a task's metric, by the names in results; see `Task.aggregator`.
+    """Return the function that computes a task's metric, by their names in results; see `Task.aggregator`.
 
     Raises:
-        UserError: There is no such task or metric.
+        UserError: The task or metric does not exist.
     """
-    if name.startswith(DECLARED):  # of which results have no file
+    if name.startswith(DECLARED):  # results do not contain its TOML file
         return partial(aggregate, metric)
-    if name.startswith(PREFIX):  # nor have they the YAML of users
-        return _of_lm_eval(name, metric)
+    if name.startswith(PREFIX):  # results do not contain the user's YAML either
+        return _lm_eval_aggregation(name, metric)
     return get_task(name).aggregator(metric)
 
 
-def _of_lm_eval(name: str, metric: str) -> Callable[[FloatArray, FloatArray], FloatArray]:
+def _lm_eval_aggregation(name: str, metric: str) -> Callable[[FloatArray, FloatArray], FloatArray]:
     from exitbench.tasks.lm_eval.metrics import aggregate_of
 
     try:
@@ -139,7 +139,7 @@ def _of_lm_eval(name: str, metric: str) -> Callable[[FloatArray, FloatArray], Fl
 
 @cache
 def _lm_eval_task(name: str, settings: LmEvalSettings) -> Task:
-    # Imported here: lm-eval takes seconds that no other task should wait for.
+    # Imported here: importing lm-eval takes seconds, which other tasks should not wait for.
     from exitbench.tasks.lm_eval.task import LmEvalTask
 
     return LmEvalTask(name, settings)

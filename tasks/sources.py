@@ -1,4 +1,4 @@
-"""Readers of data sets in their original formats, plain or .gz, with errors that name file and line."""
+"""Readers of data sets in their original formats, plain or .gz; error messages name file and line."""
 
 import csv
 import gzip
@@ -18,7 +18,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _JSON_TYPES = {dict: "an object", list: "a list", str: "a string", int: "a whole number", float: "a number"}
 _SHOWN_NAMES = 10
 MAX_BYTES = 1 << 30
-"""Of a file, unpacked: 30 times the largest file of the data sets, and little enough to be held in memory."""
+"""Maximum size of an unpacked file: 30 times the largest file of the data sets, and small enough for memory."""
 _CHUNK_BYTES = 1 << 20
 _INTEGERS = 1 << 63
 
@@ -26,27 +26,29 @@ _INTEGERS = 1 << 63
 def resolve_files(
     task: str, data_dir: Path | None, files: Iterable[tuple[str, str]], role_sets: tuple[frozenset[str], ...]
 ) -> dict[str, Path]:
-    """Return the path of each role, after checking that the roles are one of the accepted sets.
+    """Return the path of each role, after checking that the roles are one of the allowed sets.
 
     Args:
         task: The task's name, for messages.
         data_dir: Folder that the paths are relative to.
         files: Pairs (role, path).
-        role_sets: The sets of roles that make a whole source.
+        role_sets: The sets of roles that form a complete source.
 
     Raises:
-        UserError: No data_dir; an unknown, repeated or missing role.
+        UserError: data_dir is None; or a role is unknown, repeated or missing.
     """
     if data_dir is None:
         raise UserError(
             f"{task}: a local source needs --data-dir (data_dir in Python), the folder that the paths of `files` are "
             "relative to."
         )
-    known = frozenset().union(*role_sets)
+    known_roles = frozenset().union(*role_sets)
     paths: dict[str, Path] = {}
     for role, path in files:
-        if role not in known:
-            raise UserError(f"{task}: unknown role {role!r} in files ({role} = {path!r}).{suggestion(role, known)}")
+        if role not in known_roles:
+            raise UserError(
+                f"{task}: unknown role {role!r} in files ({role} = {path!r}).{suggestion(role, known_roles)}"
+            )
         if role in paths:
             raise UserError(f"{task}: role {role!r} is given twice in files: {paths[role]} and {data_dir / path}.")
         paths[role] = below(data_dir, path)
@@ -57,10 +59,10 @@ def resolve_files(
 
 
 def below(folder: Path, path: str) -> Path:
-    """Return a path within a folder: whoever wrote a suite must not read what else lies on its user's machine.
+    """Return a path within a folder: a suite must not read other files of its user's machine.
 
     Raises:
-        UserError: It leads outside, by itself or by a link.
+        UserError: The path leads outside, directly or by a link.
     """
     inside = folder / path
     try:
@@ -75,10 +77,10 @@ def below(folder: Path, path: str) -> Path:
 
 
 def read_text(path: Path) -> str:
-    """Read a UTF-8 file, plain or (by its name) .gz; a byte-order mark is dropped.
+    """Read a UTF-8 file, plain or (by its name) .gz; a byte-order mark is removed.
 
     Raises:
-        UserError: Missing or unreadable file, damaged gzip, bytes that are not UTF-8 (with their line).
+        UserError: The file is missing or unreadable, damaged gzip, or not UTF-8; the message names the line.
     """
     data = _read_bytes(path).removeprefix(_BYTE_ORDER_MARK)
     try:
@@ -91,10 +93,10 @@ def read_text(path: Path) -> str:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Read a text file line by line, without line ends.
+    """Read a text file as a list of lines, without line ends.
 
-    Lines end at a newline only: `str.splitlines` would also split at U+2028 and its like, which
-    parallel corpora hold inside sentences, and shift every following pair.
+    Lines end at a newline only: `str.splitlines` would also split at U+2028 and similar characters, which occur inside
+    sentences of parallel corpora, and would shift all following pairs.
     """
     lines = read_text(path).split("\n")
     if lines[-1] == "":
@@ -103,10 +105,10 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_parallel(path_a: Path, path_b: Path) -> list[tuple[str, str]]:
-    """Read two files whose lines belong together.
+    """Read two files whose lines correspond.
 
     Raises:
-        UserError: If they have different numbers of lines.
+        UserError: The files have different numbers of lines.
     """
     lines_a, lines_b = read_lines(path_a), read_lines(path_b)
     if len(lines_a) != len(lines_b):
@@ -118,10 +120,10 @@ def read_parallel(path_a: Path, path_b: Path) -> list[tuple[str, str]]:
 
 
 def read_tab_separated(path: Path) -> list[tuple[str, str]]:
-    """Read the pairs of a tatoeba/manythings file: two texts a line, then (newer files) an attribution.
+    """Read the pairs of a tatoeba/manythings file: two texts per line and, in newer files, an attribution.
 
     Raises:
-        UserError: If a line has another number of columns.
+        UserError: A line has another number of columns.
     """
     pairs = []
     for number, line in enumerate(read_lines(path), start=1):
@@ -139,7 +141,7 @@ def read_json(path: Path) -> Any:
     """Read a JSON file.
 
     Raises:
-        UserError: If it is not JSON, with line and column.
+        UserError: The file is not JSON; the message names line and column.
     """
     try:
         return json.loads(read_text(path))
@@ -157,17 +159,17 @@ def require(value: object, kind: type[T], where: str) -> T:
     """Return a JSON value after checking its type.
 
     Args:
-        value: What was read.
-        kind: The type wanted: dict, list, str or int.
-        where: File and place, for the message.
+        value: The value that was read.
+        kind: The required type: dict, list, str or int.
+        where: File and location, for the message.
 
     Raises:
-        UserError: If it has another type, or is a string that no UTF-8 text can hold.
+        UserError: The value has another type, is too large an integer, or is a string that UTF-8 cannot encode.
     """
-    # Exact types, since JSON's true would pass as an int.
+    # Compare exact types, since JSON's true would pass as an int.
     if type(value) is not kind:
-        found = _JSON_TYPES.get(type(value), json.dumps(value))
-        raise UserError(f"{where}: is {found}. Needed: {_JSON_TYPES[kind]}.")
+        found_kind = _JSON_TYPES.get(type(value), json.dumps(value))
+        raise UserError(f"{where}: is {found_kind}. Needed: {_JSON_TYPES[kind]}.")
     if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
         raise UserError(f"{where}: holds half of a surrogate pair, which is not a character.")
     if isinstance(value, int) and not -_INTEGERS <= value < _INTEGERS:
@@ -176,16 +178,16 @@ def require(value: object, kind: type[T], where: str) -> T:
 
 
 def member(record: Mapping[str, object], key: str, kind: type[T], where: str) -> T:
-    """Return a record's value after checking that it is there and of its type.
+    """Return a record's value after checking that it exists and has the required type.
 
     Args:
         record: A JSON object.
         key: Its key.
-        kind: The type wanted.
-        where: File and place of the record, for the message.
+        kind: The required type.
+        where: File and location of the record, for the message.
 
     Raises:
-        UserError: If the key is missing or its value has another type.
+        UserError: The key is missing or its value has another type.
     """
     if key not in record:
         raise UserError(f"{where}: key {key!r} is missing. Present: {', '.join(sorted(record)) or 'nothing'}.")
@@ -196,7 +198,7 @@ def read_hub(name: str, config: str | None, split: str) -> Iterable[Mapping[str,
     """Load one split of a hub data set.
 
     Raises:
-        UserError: If the hub cannot be reached or has no such split.
+        UserError: The hub cannot be reached or has no such split.
     """
     import datasets
 
@@ -229,13 +231,13 @@ def _read_bytes(path: Path) -> bytes:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
     if len(data) > MAX_BYTES:
-        unpacked = ", unpacked," if packed else ""
-        raise UserError(f"{path}: has{unpacked} more than {MAX_BYTES} bytes, the most that is read. Split it.")
+        unpacked_note = ", unpacked," if packed else ""
+        raise UserError(f"{path}: has{unpacked_note} more than {MAX_BYTES} bytes, the most that is read. Split it.")
     return data
 
 
 def _at_most(file: gzip.GzipFile | io.BufferedReader, size_bytes: int) -> bytes:
-    """Read a file, or its beginning: a packed one may hold a thousand times its size."""
+    """Read up to `size_bytes` of a file: a packed file may unpack to a thousand times its size."""
     data = bytearray()
     while len(data) < size_bytes and (chunk := file.read(min(_CHUNK_BYTES, size_bytes - len(data)))):
         data += chunk
@@ -262,19 +264,19 @@ _MAX_MEMBERS = 10_000
 
 
 def read_members(path: Path, endings: str | tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Yield name and text of each regular file of an archive whose name has one of some endings.
+    """Yield name and text of each regular file of a tar archive whose name has one of the endings.
 
     Raises:
-        UserError: No archive, a damaged one, one that holds too much, or text that is not UTF-8.
+        UserError: The file is no archive, damaged or too large, or contains text that is not UTF-8.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file.")
-    left = MAX_BYTES
+    remaining = MAX_BYTES
     try:
         with tarfile.open(path, "r|*") as archive:
             for number, member in enumerate(archive):
-                left -= member.size
-                if left < 0 or number >= _MAX_MEMBERS:
+                remaining -= member.size
+                if remaining < 0 or number >= _MAX_MEMBERS:
                     raise UserError(f"{path}: holds more than {MAX_BYTES} bytes or {_MAX_MEMBERS} files. Split it.")
                 if not member.isreg() or not member.name.endswith(endings):
                     continue
@@ -282,8 +284,8 @@ def read_members(path: Path, endings: str | tuple[str, ...]) -> Iterator[tuple[s
                 assert file is not None, "a regular file"
                 data = file.read()
                 if member.name.endswith(".gz"):
-                    data = _unpacked(data, left, path)
-                    left -= len(data)
+                    data = _unpacked(data, remaining, path)
+                    remaining -= len(data)
                 yield member.name, _decoded(data, f"{path}, {member.name}")
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise UserError(f"{path}: not a whole tar archive ({error}). Copy it again.") from None
@@ -310,10 +312,10 @@ _MAX_FIELD_CHARACTERS = 1 << 24
 
 
 def read_table(path: Path) -> list[Mapping[str, Any]]:
-    """Read the records of a file by the ending of its name, `.gz` apart.
+    """Read the records of a file in the format of its name's ending, with or without `.gz`.
 
     Raises:
-        UserError: It has another ending, or a record is no table of fields.
+        UserError: The ending is not supported, or a record is no table of fields.
     """
     form = path.name.removesuffix(".gz").rpartition(".")[2]
     if form == "parquet":
@@ -329,7 +331,7 @@ def read_table(path: Path) -> list[Mapping[str, Any]]:
 
 
 def read_json_lines(path: Path) -> list[Mapping[str, Any]]:
-    """Read one JSON object a line; empty lines count for nothing.
+    """Read one JSON object per line; empty lines are skipped.
 
     Raises:
         UserError: A line is no JSON object.
@@ -340,7 +342,7 @@ def read_json_lines(path: Path) -> list[Mapping[str, Any]]:
 def parse_json_lines(text: str, where: str) -> list[Mapping[str, Any]]:
     """Parse the text of JSON lines; see `read_json_lines`."""
     records: list[Mapping[str, Any]] = []
-    # At newlines only: JSON may hold U+2028 and its like as they are.
+    # Split at newlines only: JSON may contain U+2028 and similar characters unescaped.
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -354,10 +356,10 @@ def parse_json_lines(text: str, where: str) -> list[Mapping[str, Any]]:
 
 
 def read_csv(path: Path, delimiter: str = ",") -> list[Mapping[str, Any]]:
-    """Read a table whose first line names its columns; every value is text.
+    """Read a table whose first line names the columns; every value is text.
 
     Raises:
-        UserError: A record has other columns than the first line.
+        UserError: A record does not have the columns of the first line.
     """
     return parse_csv(read_text(path), str(path), delimiter)
 

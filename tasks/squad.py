@@ -17,9 +17,12 @@ _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalise(text: str) -> str:
-    """Lower the case, drop ASCII punctuation, then English articles, then surplus white space.
+    """Lower the case, then remove ASCII punctuation, English articles and surplus white space, in this order.
 
-    The order matters: "a-b" becomes "ab" before articles are looked for, so its "a" stays.
+    The order matters: "a-b" becomes "ab" before articles are removed, so its "a" stays.
+
+    >>> normalise("The  cat's hat!")
+    'cats hat'
     """
     without_punctuation = text.lower().translate(_WITHOUT_PUNCTUATION)
     return " ".join(_ARTICLE.sub(" ", without_punctuation).split())
@@ -34,7 +37,10 @@ def exact_match(output: str, answers: Iterable[str]) -> float:
 def token_f1(output: str, answers: Iterable[str]) -> float:
     """Return the highest bag-of-tokens F1 over the answers, 0..1.
 
-    As in the official v1.1 script, two texts that are both empty after normalisation share no token: 0.
+    As in the official v1.1 script, two texts that are both empty after normalisation score 0.
+
+    >>> round(token_f1("the black cat", ["cat", "a dog"]), 3)
+    0.667
     """
     return max(_f1(normalise(output).split(), normalise(answer).split()) for answer in answers)
 
@@ -64,11 +70,11 @@ class Squad(Task):
     local_roles = (frozenset({"data"}),)
 
     def prompt(self, doc: Document) -> str:
-        """Return T5's form of a question."""
+        """Return the question in T5's format."""
         return f"question: {doc.fields['question']} context: {doc.fields['context']}"
 
     def causal_prompt(self, doc: Document) -> str:
-        """Return the question behind its context: whoever reads from left to right answers the last thing read."""
+        """Return the context followed by the question: a decoder-only model answers what it reads last."""
         return f"context: {doc.fields['context']} question: {doc.fields['question']}"
 
     def target(self, doc: Document) -> str:
@@ -76,11 +82,11 @@ class Squad(Task):
         return str(doc.fields["answers"]["text"][0])
 
     def with_reference(self, doc: Document, text: str) -> Document:
-        """Return the document with another reference."""
+        """Return the document with `text` as its only reference."""
         return Document(doc.key, {**doc.fields, "answers": {"text": [text], "answer_start": [0]}})
 
     def score(self, doc: Document, output: str) -> DocumentScore:
-        """Score an answer."""
+        """Score an answer against the reference answers."""
         answers = doc.fields["answers"]["text"]
         return DocumentScore({"f1": 100 * token_f1(output, answers), "em": 100 * exact_match(output, answers)})
 
@@ -92,10 +98,10 @@ class Squad(Task):
 
 
 def read_squad(path: Path) -> list[dict[str, Any]]:
-    """Flatten a SQuAD v1.1 JSON file to one record a question, with the hub's field names.
+    """Flatten a SQuAD v1.1 JSON file to one record per question, with the hub's field names.
 
     Raises:
-        UserError: If a record has not the form of SQuAD v1.1, naming the record and the key.
+        UserError: A record does not have the form of SQuAD v1.1; the message names the record and the key.
     """
     root = require(read_json(path), dict, str(path))
     records = []

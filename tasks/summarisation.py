@@ -1,4 +1,4 @@
-"""Summaries of texts: SAMSum, and data sets that differ from it in their fields alone."""
+"""Summarisation: SAMSum, and data sets that differ from it only in their fields."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,18 +28,18 @@ ROUGE_VERSION: Final = f"rouge-score|f-measure|stemmer:porter|version:{version('
 
 @cache
 def rouge_scorer(*names: str) -> "RougeScorer":
-    """Return what scores by some of ROUGE's variants, such as ``rougeL``."""
-    # Imported at the first score: it pulls in nltk and SciPy, a second that no listing of tasks should wait for.
+    """Return a scorer for some of ROUGE's variants, such as ``rougeL``."""
+    # Imported at the first score: nltk and SciPy take a second, which listing tasks should not wait for.
     from rouge_score.rouge_scorer import RougeScorer
 
     return RougeScorer(list(names), use_stemmer=True)
 
 
 def read_dialogues(path: Path) -> list[dict[str, Any]]:
-    """Read SAMSum's original form, a JSON list of objects with id, dialogue and summary.
+    """Read SAMSum's original format, a JSON list of objects with id, dialogue and summary.
 
     Raises:
-        UserError: If a record has another form, naming the record and the key.
+        UserError: A record has another form; the message names the record and the key.
     """
     records = []
     for position, entry in enumerate(require(read_json(path), list, str(path))):
@@ -50,12 +50,12 @@ def read_dialogues(path: Path) -> list[dict[str, Any]]:
 
 
 def read_dialogues_of_lines(path: Path) -> list[dict[str, Any]]:
-    """Read DialogSum's original form: JSON lines of fname, dialogue, and summary, or summary1 (of three) in its test.
+    """Read DialogSum's original format: JSON lines with fname, dialogue, and summary or (test split) summary1 of three.
 
-    Also the hub's CSV, with id, dialogue, summary, topic.
+    The hub's CSV file, with id, dialogue, summary and topic, is read too.
 
     Raises:
-        UserError: If a record has another form, naming the record and the key.
+        UserError: A record has another form; the message names the record and the key.
     """
     if path.name.removesuffix(".gz").endswith(".csv"):
         rows, name = read_csv(path), "id"
@@ -74,7 +74,7 @@ def read_articles(path: Path) -> list[dict[str, Any]]:
     """Read CNN/DailyMail as CSV with the columns article, highlights and id.
 
     Raises:
-        UserError: If a column is missing.
+        UserError: A column is missing.
     """
     fields = ("id", "article", "highlights")
     return [
@@ -84,10 +84,10 @@ def read_articles(path: Path) -> list[dict[str, Any]]:
 
 
 def read_patents(path: Path) -> list[dict[str, Any]]:
-    """Read BigPatent's original form: JSON lines of publication_number, description and abstract, or a tar of such.
+    """Read BigPatent's original format: JSON lines with publication_number, description, abstract, or a tar of these.
 
     Raises:
-        UserError: If a record has another form, naming the record and the key.
+        UserError: A record has another form; the message names the record and the key.
     """
     return [
         {
@@ -114,13 +114,13 @@ METRICS: Final = ("rougeL", "rouge1", "rouge2")
 
 @dataclass(frozen=True)
 class Corpus:
-    """A data set of texts with summaries.
+    """Data set of texts with summaries.
 
     Attributes:
-        fields: Names of its fields: id, text, summary. A record of a data set without an id has its number.
-        hub: Name of the data set on the hub, and of its part.
-        read: Reads a local file, in its original form, to records of these fields.
-        max_new_tokens: Budget of a summary.
+        fields: Names of its fields: id, text, summary. Records of a data set without ids get their number as id.
+        hub: Name of the data set on the hub, and its configuration.
+        read: Function that reads a local file in its original format into records with these fields.
+        max_new_tokens: Maximum number of tokens of a summary.
     """
 
     fields: tuple[str, str, str]
@@ -137,7 +137,7 @@ CORPORA: Final = {
         ("id", "description", "abstract"), ("NortheasternUniversity/big_patent", "all"), read_patents, 256
     ),
 }
-"""By the names of tasks."""
+"""Data sets by task name."""
 
 
 class Summarisation(Task):
@@ -146,7 +146,7 @@ class Summarisation(Task):
     Metrics: `rougeL`, `rouge1`, `rouge2`: F-measures with stemming, 0..100.
 
     Args:
-        name: Of a data set, of `CORPORA`.
+        name: Name of a data set in `CORPORA`.
     """
 
     metric_version = ROUGE_VERSION
@@ -159,7 +159,7 @@ class Summarisation(Task):
         self.default_max_new_tokens = self.corpus.max_new_tokens
 
     def prompt(self, doc: Document) -> str:
-        """Return T5's form of a text to summarise."""
+        """Return the text to summarise in T5's format."""
         return f"summarize: {doc.fields[self.corpus.fields[1]]}"
 
     def target(self, doc: Document) -> str:
@@ -167,11 +167,11 @@ class Summarisation(Task):
         return str(doc.fields[self.corpus.fields[2]])
 
     def with_reference(self, doc: Document, text: str) -> Document:
-        """Return the document with another reference."""
+        """Return the document with `text` as its only reference."""
         return Document(doc.key, {**doc.fields, self.corpus.fields[2]: text})
 
     def score(self, doc: Document, output: str) -> DocumentScore:
-        """Score a summary."""
+        """Score a summary against the reference."""
         scores = rouge_scorer(*METRICS).score(self.target(doc), output)
         return DocumentScore({metric: 100 * scores[metric].fmeasure for metric in self.metrics})
 
@@ -181,7 +181,8 @@ class Summarisation(Task):
     def _read_hub(self, split: str) -> list[dict[str, Any]]:
         name, text, summary = self.corpus.fields
         rows = enumerate(read_hub(*self.corpus.hub, split), start=1)
-        # SAMSum's copy was read from CSV: the corpus's one empty dialogue is null there, an empty text here.
+        # SAMSum's copy on the hub was read from CSV: the corpus's one empty dialogue is null there and an empty text
+        # here.
         return [
             {name: row.get(name) or str(number), text: row[text] or "", summary: row[summary] or ""}
             for number, row in rows

@@ -54,10 +54,10 @@ LANGUAGES: Final = {
     "zh": "Chinese",
     "zu": "Zulu",
 }
-"""Those of the news tests of WMT, and of IWSLT."""
+"""Languages of WMT's news tests and of IWSLT."""
 
 TOKENIZERS: Final = {"zh": "zh", "ja": "char", "ko": "char", "km": "char"}
-"""sacrebleu's, of languages without spaces between words; for all others its default, 13a."""
+"""sacrebleu's tokenizers for languages without spaces between words; all others use its default, 13a."""
 
 _HUB: Final = {
     "wmt": "wmt/wmt14",
@@ -73,10 +73,10 @@ _NAME: Final = re.compile(r"(?P<of>[a-z]+\d*)-(?P<source>[a-z]{2,3})-(?P<target>
 
 
 class Pair(NamedTuple):
-    """A data set, and from which language to which.
+    """Data set, source language and target language.
 
     Attributes:
-        hub: Name of the data set on the hub; None where it has none.
+        hub: Name of the data set on the hub; None if it is not there.
     """
 
     of: str
@@ -86,20 +86,20 @@ class Pair(NamedTuple):
 
 
 def is_pair(name: str) -> bool:
-    """Whether a name has the form of a translation task's, such as `wmt16-ro-en`."""
-    found = _NAME.fullmatch(name)
-    return found is not None and found["of"] in (*_HUB, *_LOCAL_ONLY)
+    """Return whether a name has the form of a translation task's name, such as `wmt16-ro-en`."""
+    match = _NAME.fullmatch(name)
+    return match is not None and match["of"] in (*_HUB, *_LOCAL_ONLY)
 
 
 def pair_of(name: str) -> Pair:
-    """Return the pair of a translation task, by its name.
+    """Return the pair that a translation task's name stands for.
 
     Raises:
-        UserError: It names a language that is not known, or one twice.
+        UserError: The name contains an unknown language, or the same language twice.
     """
-    found = _NAME.fullmatch(name)
-    assert found is not None, "is_pair has been asked"
-    of, source, target = found.group("of", "source", "target")
+    match = _NAME.fullmatch(name)
+    assert match is not None, "is_pair has been asked"
+    corpus, source, target = match.group("of", "source", "target")
     for language in (source, target):
         if language not in LANGUAGES:
             close = get_close_matches(language, LANGUAGES, n=1)
@@ -107,21 +107,21 @@ def pair_of(name: str) -> Pair:
             raise UserError(f"unknown task {name!r}.{hint} Languages: {', '.join(LANGUAGES)}.")
     if source == target:
         raise UserError(f"unknown task {name!r}: it translates from {source} to itself.")
-    return Pair(of, source, target, _HUB.get(of))
+    return Pair(corpus, source, target, _HUB.get(corpus))
 
 
 _CHRF = CHRF()
 _ORDER = BLEU().max_ngram_order
 _KEPT: Final = 16
-"""Pairs of texts of which is kept what sacrebleu says: of a document both statistics and score are asked."""
+"""Size of the cache of sacrebleu's results: a document's statistics and score come from the same result."""
 
 
 class Bleu:
-    """BLEU with one of sacrebleu's ways to cut a text into words."""
+    """BLEU with one of sacrebleu's tokenizers."""
 
     def __init__(self, tokenizer: str = "13a") -> None:
         self.corpus = BLEU(tokenize=tokenizer)
-        # For single sentences sacrebleu leaves out n-gram orders that are longer than the sentence.
+        # For single sentences, sacrebleu omits n-gram orders that are longer than the sentence.
         self._sentence = BLEU(tokenize=tokenizer, effective_order=True)
 
     def statistics(self, output: str, reference: str) -> list[float]:
@@ -140,14 +140,14 @@ def _sentence_bleu(metric: BLEU, output: str, reference: str) -> BLEUScore:
 
 
 bleu_by = functools.cache(Bleu)
-"""BLEU with a way to cut a text into words; the same object for all who ask."""
+"""Cached constructor: one `Bleu` object per tokenizer."""
 
 
 @functools.cache
 def signature(bleu: Bleu) -> str:
-    """Return sacrebleu's signatures of both metrics, which name every setting and the version."""
+    """Return sacrebleu's signatures of BLEU and chrF, which name every setting and the version."""
     for metric in (bleu.corpus, _CHRF):
-        metric.corpus_score(["a"], [["a"]])  # the signature's number of references is known after a score
+        metric.corpus_score(["a"], [["a"]])  # sets the number of references in the signature
     return f"bleu[{bleu.corpus.get_signature()}] chrf[{_CHRF.get_signature()}]"
 
 
@@ -163,7 +163,7 @@ def chrf_statistics(output: str, reference: str) -> list[float]:
 
 @functools.lru_cache(_KEPT)
 def _chrf_counts(output: str, reference: str) -> Sequence[int]:
-    # The only per-segment counts sacrebleu has; its own significance tests are built on the same method.
+    # sacrebleu has no other per-segment counts; its own significance tests use the same method
     counts: Sequence[int] = _CHRF._extract_corpus_statistics([output], [[reference]])[0]
     return counts
 
@@ -194,8 +194,8 @@ def corpus_chrf(total: FloatArray) -> FloatArray:
     """
     counts = total.reshape(*total.shape[:-1], -1, 3)
     hypothesis, reference, match = counts[..., 0], counts[..., 1], counts[..., 2]
-    # Orders that either side is too short for are left out of both means. sacrebleu counts the
-    # hypothesis only where the reference has n-grams of that order, so its count tells for both.
+    # Orders that either side is too short for are excluded from both means. sacrebleu counts the hypothesis only if the
+    # reference has n-grams of that order, so its count covers both sides.
     used = hypothesis > 0
     orders = np.maximum(used.sum(axis=-1), 1)
     precision = np.divide(match, hypothesis, out=np.zeros_like(match), where=used).sum(axis=-1) / orders
@@ -210,16 +210,16 @@ def corpus_chrf(total: FloatArray) -> FloatArray:
 class Translation(Task):
     """Translation of sentences from one language to another: WMT, IWSLT, and any other sentence pairs.
 
-    Metrics: `bleu` and `chrf`, 0..100, corpus scores equal to sacrebleu's; a document's value is the
-    sentence score. Local files: one a language, line by line, under the languages' codes as roles (`en`
-    and `fr`); or `pairs`, in columns, of which English is the first.
+    Metrics: `bleu` and `chrf`, 0..100, corpus scores equal to sacrebleu's; a document's value is the sentence score.
+    Local files: one per language, aligned line by line, with the languages' codes as roles (`en` and `fr`); or `pairs`,
+    a file of columns, of which English is the first.
 
     Args:
-        name: Data set and pair, such as `wmt-en-fr`, `wmt16-ro-en`, `iwslt14-de-en`. They differ in the
-            data set that the hub is asked for; `wmt` is WMT14.
+        name: Data set and pair, such as `wmt-en-fr`, `wmt16-ro-en`, `iwslt14-de-en`. The data set matters for the hub
+            source only; `wmt` is WMT14.
 
     Raises:
-        UserError: It names a language that is not known.
+        UserError: The name contains an unknown language.
     """
 
     metrics = ("bleu", "chrf")
@@ -233,7 +233,7 @@ class Translation(Task):
         self.local_roles = (frozenset({self.pair.source, self.pair.target}), frozenset({"pairs"}))
 
     def prompt(self, doc: Document) -> str:
-        """Return T5's form of a sentence to translate."""
+        """Return the sentence to translate in T5's format."""
         source, target = LANGUAGES[self.pair.source], LANGUAGES[self.pair.target]
         return f"translate {source} to {target}: {doc.fields[self.pair.source]}"
 
@@ -242,11 +242,11 @@ class Translation(Task):
         return str(doc.fields[self.pair.target])
 
     def with_reference(self, doc: Document, text: str) -> Document:
-        """Return the document with another reference."""
+        """Return the document with `text` as its only reference."""
         return Document(doc.key, {**doc.fields, self.pair.target: text})
 
     def score(self, doc: Document, output: str) -> DocumentScore:
-        """Score a translation."""
+        """Score a translation against the reference."""
         reference = self.target(doc)
         statistics = {
             "bleu": self._bleu.statistics(output, reference),
@@ -259,7 +259,7 @@ class Translation(Task):
         return DocumentScore(values, statistics)
 
     def aggregate(self, metric: str, total: FloatArray, n: FloatArray) -> FloatArray:
-        """Return the corpus score of summed statistics; see `Task.aggregate`."""
+        """Return the corpus score from summed statistics; see `Task.aggregate`."""
         return {"bleu": corpus_bleu, "chrf": corpus_chrf}[metric](total)
 
     def _read_local(self, files: Mapping[str, Path]) -> list[dict[str, Any]]:
@@ -273,13 +273,13 @@ class Translation(Task):
     def _read_hub(self, split: str) -> list[dict[str, Any]]:
         if self.pair.hub is None:
             raise UserError(f'{self.name}: the hub has no data set of {self.pair.of}. Allowed: source = "local".')
-        ours = (self.pair.source, self.pair.target)
-        # The hub names a pair by the other language first, whatever the direction.
-        other = next((language for language in ours if language != "en"), ours[0])
-        rows = read_hub(self.pair.hub, f"{other}-{'en' if 'en' in ours else ours[1]}", split)
-        return self._numbered((row["translation"][ours[0]], row["translation"][ours[1]]) for row in rows)
+        languages = (self.pair.source, self.pair.target)
+        # The hub names a pair with the other language first, whatever the direction.
+        other = next((language for language in languages if language != "en"), languages[0])
+        rows = read_hub(self.pair.hub, f"{other}-{'en' if 'en' in languages else languages[1]}", split)
+        return self._numbered((row["translation"][languages[0]], row["translation"][languages[1]]) for row in rows)
 
     def _numbered(self, pairs: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
-        """Return records whose id is the line's number, since corpora repeat sentence pairs."""
+        """Return records whose id is the line number, since corpora repeat sentence pairs."""
         source, target = self.pair.source, self.pair.target
-        return [{"id": str(number), source: one, target: other} for number, (one, other) in enumerate(pairs, start=1)]
+        return [{"id": str(number), source: text, target: other} for number, (text, other) in enumerate(pairs, start=1)]

@@ -1,1 +1,1 @@
-"""Questions to the database that are more than a query: selections of runs, comparisons, traces, repeats, replays."""
+"""Analyses beyond a single query: selections of runs, comparisons, traces, repeats, replays."""

@@ -25,11 +25,11 @@ from exitbench.results.statistics.intervals import (
 from exitbench.results.statistics.paired import Difference, binary_difference, difference, holm
 
 Aggregates = Callable[[str, str], Aggregate]
-"""From a task and one of its metrics to how the metric adds up."""
+"""Maps a task and one of its metrics to the function that aggregates the metric."""
 
-_SHOWN_KEYS: Final = 10
+_MAX_KEYS: Final = 10
 _SIGNIFICANT: Final = 0.05
-# What quality may hang on besides the method: differences are told, since nothing says which of them made a delta.
+# Settings besides the method that may affect quality: differences are reported, as any of them may explain a delta.
 _SETTINGS: Final = (
     *("engine", "batch_size", "batch_rows", "dtype", "device", "device_map", "generation", "seed"),
     *("head_precision", "random_weights"),
@@ -93,18 +93,18 @@ class Contrast:
         run_b: Name of run B.
         quantity: A metric of the task, or `equal_tokens`, `equal_answers`, `first_divergence`, `tokens_per_answer`,
             `speedup`.
-        a: Value of A where it has one.
+        a: Value of A, if it has one.
         b: Value of B.
-        contrast: What the estimate is: `b - a`, `b / a`, or `share` and `median` of both together.
-        estimate: The contrast; None where `how` says why there is none.
+        contrast: Form of the estimate: `b - a`, `b / a`, or `share` and `median` over both together.
+        estimate: The contrast; None if there is none, for the reason in `how`.
         low: Lower end of its paired 95% interval.
         high: Upper end.
         p: Two-sided p-value of no difference; metrics only.
-        p_holm: The same, adjusted by Holm for every metric of every run compared at once.
-        verdict: Whether B is `better` or `worse` than A, whichever way is better; None where `p_holm` is above 5%.
-        detectable: Smallest true difference that the test finds (5%, two-sided, 80% power); None where it finds none.
-        n: Documents.
-        how: How p was found, or why there is no estimate.
+        p_holm: p-value adjusted by Holm's method over every metric of all runs compared.
+        verdict: `better` or `worse`: run B relative to run A in the metric's direction; None if `p_holm` is above 5%.
+        detectable: Smallest true difference that the test detects (5%, two-sided, 80% power); None if it detects none.
+        n: Number of documents.
+        how: Test that gave p, or the reason why there is no estimate.
     """
 
     run_a: str
@@ -126,7 +126,7 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Contrasts of one or more runs B with run A, what to keep in mind, and names of runs that break a contract."""
+    """Contrasts of one or more runs B with run A, warnings, and names of runs whose method breaks its contract."""
 
     contrasts: tuple[Contrast, ...]
     warnings: tuple[str, ...]
@@ -135,7 +135,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _Samples:
-    """The answers of one run, in the order of document keys."""
+    """Answers of one run, in the order of document keys."""
 
     keys: list[str]
     output_ids: list[list[int]]
@@ -145,20 +145,20 @@ class _Samples:
     lower_is_better: frozenset[str]
 
     def rows(self, metric: str) -> Floats:
-        """What the metric sums over documents: its statistics, or else its value alone, [n, S]."""
+        """Return the metric's summands: its statistics or, if there are none, its value, [n, S]."""
         pairs = zip(self.statistics, self.scores, strict=True)
-        return np.array([own.get(metric, [values[metric]]) for own, values in pairs], dtype=np.float64)
+        return np.array([statistics.get(metric, [values[metric]]) for statistics, values in pairs], dtype=np.float64)
 
     def has_ids(self) -> bool:
-        """Whether the token ids are here: exports leave those of licensed data out."""
+        """Return whether the token ids are available: exports leave out those of licensed data."""
         return [len(ids) for ids in self.output_ids] == self.lengths
 
 
 def compare(database: Database, name_a: str, name_b: str, aggregates: Aggregates) -> Comparison:
-    """Compare the run `name_a` with the run, or every other run, that `name_b` names (`results.analysis.selection`).
+    """Compare the run `name_a` with every run that `name_b` selects (see `results.analysis.selection`).
 
     Raises:
-        UserError: A name fits no run or too many, or runs are of different documents or of no common metric version.
+        UserError: A name selects no run or too many, or runs differ in documents or have no common metric version.
     """
     return _Comparer(database, aggregates).compare(name_a, name_b)
 
@@ -169,26 +169,26 @@ class _Comparer:
 
     def compare(self, name_a: str, name_b: str) -> Comparison:
         run_a = self._runs.find_one(name_a)
-        found = self._runs.find(name_b)
-        # A glob may match run A too; a run that is named alone is compared with itself if asked.
-        others = [run for run in found if run != run_a] or found
-        version = self._common_version([run_a, *others])
+        selected = self._runs.find(name_b)
+        # A glob may match run A too; a run that is named exactly can be compared with itself.
+        runs_b = [run for run in selected if run != run_a] or selected
+        version = self._common_version([run_a, *runs_b])
         samples_a = self._samples(run_a, version)
         contrasts: list[Contrast] = []
         warnings: list[str] = []
-        for run_b in others:
+        for run_b in runs_b:
             samples_b = self._samples(run_b, version)
             _require_same_documents(self._runs.name(run_a), samples_a, self._runs.name(run_b), samples_b)
             warnings += self._warnings(run_a, run_b)
             contrasts += self._contrasts(run_a, samples_a, run_b, samples_b)
-        broken = {self._runs.name(run) for run in (run_a, *others) if self._facts[run.attempt_id]["conforms"] is False}
+        broken = {self._runs.name(run) for run in (run_a, *runs_b) if self._facts[run.attempt_id]["conforms"] is False}
         return Comparison(
             tuple(_adjusted(contrasts, samples_a.lower_is_better)), tuple(dict.fromkeys(warnings)), frozenset(broken)
         )
 
     @cached_property
     def _facts(self) -> dict[str, dict[str, Any]]:
-        """Everything known of every quality run, by attempt."""
+        """Columns of every quality run, by attempt id."""
         return {row["attempt_id"]: row for row in self._database.query(_RUNS).to_pylist()}
 
     @cached_property
@@ -204,21 +204,22 @@ class _Comparer:
         return RunIndex(runs, what="quality run")
 
     def _common_version(self, runs: Sequence[Run]) -> str:
-        """The metric version that all runs are scored under; of several the one that run A was last scored under."""
+        """Return the metric version under which all runs are scored; if there are several, run A's latest one."""
         versions = [self._versions(run) for run in runs]
-        common = [version for version in versions[0] if all(version in own for own in versions)]
+        common = [version for version in versions[0] if all(version in run_versions for run_versions in versions)]
         if not common:
-            told = "\n".join(
-                f"  {self._runs.name(run)}: {'; '.join(own)}" for run, own in zip(runs, versions, strict=True)
+            details = "\n".join(
+                f"  {self._runs.name(run)}: {'; '.join(run_versions)}"
+                for run, run_versions in zip(runs, versions, strict=True)
             )
             raise UserError(
-                f"the runs are scored under different versions of the metrics:\n{told}\n"
+                f"the runs are scored under different versions of the metrics:\n{details}\n"
                 "`exitbench rescore` scores stored outputs under the current version."
             )
         return common[-1]
 
     def _versions(self, run: Run) -> list[str]:
-        """Metric versions of a run, in the order in which it was scored."""
+        """Return the metric versions of a run, in the order in which it was scored."""
         facts = self._facts[run.attempt_id]
         rescored = self._database.query(_VERSIONS, [run.attempt_id]).to_pylist()
         scored = [(facts["ended_at"], facts["metric_version"])]
@@ -244,17 +245,17 @@ class _Comparer:
             self._runs.name(run_a),
             self._runs.name(run_b),
         )
-        told = [
+        warnings = [
             f"{setting} differs: {a[setting]} ({name_a}) and {b[setting]} ({name_b})"
             for setting in _SETTINGS
             if a[setting] != b[setting]
         ]
-        told += [
+        warnings += [
             f"{name}: its method breaks its contract, so its numbers are not to be cited (`exitbench check` says why)"
             for name, facts in ((name_a, a), (name_b, b))
             if facts["conforms"] is False
         ]
-        return told + [
+        return warnings + [
             f"{name}: random weights, so its quality means nothing"
             for name, facts in ((name_a, a), (name_b, b))
             if facts["random_weights"]
@@ -271,15 +272,15 @@ class _Comparer:
 
     def _difference(self, a: _Samples, b: _Samples, task: str, metric: str, seed: int) -> Difference:
         rows_a, rows_b = a.rows(metric), b.rows(metric)
-        if any(metric in own for own in a.statistics):
+        if any(metric in statistics for statistics in a.statistics):
             return difference(*paired_as_sums(rows_a, rows_b, self._aggregates(task, metric)), seed=seed)
         if set(np.unique([rows_a, rows_b])) <= {0.0, 100.0}:
             return binary_difference(rows_a[:, 0], rows_b[:, 0])
-        # A metric without statistics is the mean of its values, whoever's task it is.
+        # A metric without statistics is the mean of its values, for third-party tasks too.
         return difference(rows_a, rows_b, lambda total, n: total[..., 0] / n, seed=seed)
 
     def _answers(self, blank: Contrast, run_a: Run, a: _Samples, run_b: Run, b: _Samples, seed: int) -> list[Contrast]:
-        """How far the answers are the same, token by token and as a whole, and how long they are."""
+        """Return the contrasts of the answers: equal tokens, equal answers, first divergence, and length."""
         lengths_a, lengths_b, n = a.lengths, b.lengths, len(a.keys)
         longer = ratio_interval(lengths_b, lengths_a, seed=seed)
         length = replace(
@@ -312,7 +313,7 @@ class _Comparer:
         ]
 
     def _speed(self, blank: Contrast, run_a: Run, run_b: Run, seed: int) -> Contrast:
-        """How much faster B is than A, each against full depth in its own session, since sessions drift."""
+        """Return the ratio of B's speed-up to A's, each against full depth in its own session, since sessions drift."""
         blank = replace(blank, quantity="speedup", contrast="b / a")
         facts = [self._facts[run.attempt_id] for run in (run_a, run_b)]
         if facts[0]["setting_id"] != facts[1]["setting_id"]:
@@ -320,31 +321,31 @@ class _Comparer:
             return replace(blank, how=f"not comparable: {differ}")
         if facts[0]["is_full_depth"] and facts[1]["is_full_depth"]:
             return replace(blank, how="both are full depth")
-        timings = [self._timings(own) for own in facts]
-        for name, own in ((blank.run_a, timings[0]), (blank.run_b, timings[1])):
-            if own == []:
+        timings = [self._timings(arm) for arm in facts]
+        for name, arm in ((blank.run_a, timings[0]), (blank.run_b, timings[1])):
+            if arm == []:
                 return replace(blank, how=f"{name} was not timed")
         pair = _latest_comparable(*timings)
         if pair is None:
             return replace(blank, how="not comparable: timed on different machines or with different software")
         times = [None if attempt_id is None else self._times(attempt_id) for attempt_id in pair]
-        known = [own for own in times if own is not None]
-        keys = set(known[0])
-        if any(set(own) != keys for own in known):
+        timed = [arm for arm in times if arm is not None]
+        keys = set(timed[0])
+        if any(set(arm) != keys for arm in timed):
             return replace(blank, how="not comparable: different documents were timed")
         # Full depth against itself is 1, and needs no session.
-        a, b = (np.array([own[key] if own else (1.0, 1.0) for key in sorted(keys)], dtype=np.float64) for own in times)
-        # A's speed-up below, B's above: (full B / B) / (full A / A).
+        a, b = (np.array([arm[key] if arm else (1.0, 1.0) for key in sorted(keys)], dtype=np.float64) for arm in times)
+        # A's speed-up in the denominator, B's in the numerator: (full B / B) / (full A / A).
         interval = product_interval(np.concatenate([a, b], axis=1), (-1, 1, 1, -1), seed=seed)
-        speeds = [float(own[:, 0].sum() / own[:, 1].sum()) for own in (a, b)]
+        speeds = [float(arm[:, 0].sum() / arm[:, 1].sum()) for arm in (a, b)]
         return replace(_of_interval(blank, interval), a=speeds[0], b=speeds[1])
 
     def _timings(self, facts: dict[str, Any]) -> list[tuple[str, str]] | None:
-        """Timing attempts of a run's method and their comparable ids, latest first; None for full depth itself."""
+        """Return a run's timing attempts and their comparable ids, latest first; None for full depth itself."""
         if facts["is_full_depth"]:
             return None
-        names = ("setting_id", "method", "method_revision", "params", "kv_policy", "fit_cell_id")
-        rows = self._database.query(_TIMINGS, {name: facts[name] for name in names}).to_pylist()
+        columns = ("setting_id", "method", "method_revision", "params", "kv_policy", "fit_cell_id")
+        rows = self._database.query(_TIMINGS, {name: facts[name] for name in columns}).to_pylist()
         return [(row["attempt_id"], row["comparable_id"]) for row in rows]
 
     def _times(self, attempt_id: str) -> dict[str, tuple[float, float]]:
@@ -355,16 +356,21 @@ class _Comparer:
 def _latest_comparable(
     a: list[tuple[str, str]] | None, b: list[tuple[str, str]] | None
 ) -> tuple[str | None, str | None] | None:
-    """The latest attempts of two lists that may be compared; None beside either stands for full depth."""
+    """Return the latest comparable pair of attempts, one per list; None instead of a list stands for full depth."""
     if a is None or b is None:
         return (a[0][0] if a else None), (b[0][0] if b else None)
     pairs = [(x, y) for x, group in a for y, other in b if group == other]
     return max(pairs, key=lambda pair: sorted(pair, reverse=True), default=None)
 
 
-def _of_metric(blank: Contrast, found: Difference) -> Contrast:
+def _of_metric(blank: Contrast, result: Difference) -> Contrast:
     return replace(
-        _of_interval(blank, found.delta), a=found.a, b=found.b, p=found.p, detectable=found.detectable, how=found.test
+        _of_interval(blank, result.delta),
+        a=result.a,
+        b=result.b,
+        p=result.p,
+        detectable=result.detectable,
+        how=result.test,
     )
 
 
@@ -373,7 +379,7 @@ def _of_interval(blank: Contrast, interval: Interval) -> Contrast:
 
 
 def _adjusted(contrasts: Sequence[Contrast], lower_is_better: frozenset[str]) -> list[Contrast]:
-    """Every p-value of the family with Holm's beside it, and what that says of run B."""
+    """Add Holm's adjusted p-value and the verdict to every contrast with a p-value."""
     adjusted = iter(holm([contrast.p for contrast in contrasts if contrast.p is not None]))
     return [
         contrast if contrast.p is None else _judged(replace(contrast, p_holm=next(adjusted)), lower_is_better)
@@ -390,7 +396,7 @@ def _judged(contrast: Contrast, lower_is_better: frozenset[str]) -> Contrast:
 
 
 def _first_divergence(first: Sequence[int], second: Sequence[int]) -> int:
-    """Position, from 1, of the first token that differs; right after the shorter answer if it begins the longer one."""
+    """Return the position, from 1, of the first token that differs; if one answer is a prefix, its length plus 1."""
     pairs = enumerate(zip(first, second, strict=False), start=1)
     return next((position for position, (x, y) in pairs if x != y), min(len(first), len(second)) + 1)
 
@@ -399,9 +405,9 @@ def _require_same_documents(name_a: str, a: _Samples, name_b: str, b: _Samples) 
     only_a, only_b = sorted(set(a.keys) - set(b.keys)), sorted(set(b.keys) - set(a.keys))
     if not only_a and not only_b:
         return
-    told = "".join(
-        f"\n  only in {name} ({len(keys)}): {', '.join(keys[:_SHOWN_KEYS])}{', ...' * (len(keys) > _SHOWN_KEYS)}"
+    details = "".join(
+        f"\n  only in {name} ({len(keys)}): {', '.join(keys[:_MAX_KEYS])}{', ...' * (len(keys) > _MAX_KEYS)}"
         for name, keys in ((name_a, only_a), (name_b, only_b))
         if keys
     )
-    raise UserError(f"the runs are not of the same documents, by key:{told}")
+    raise UserError(f"the runs are not of the same documents, by key:{details}")

@@ -1,4 +1,4 @@
-"""Whether a repetition gives the same: files row by row, and software and machine."""
+"""Check whether a repeated attempt gives the same results: files row by row, software, and machine."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,26 +22,27 @@ _REPEATABLE: Final = (
 KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     file: tuple(name for name in FILES[file].key if name != "attempt_id") for file in _REPEATABLE
 }
-"""What is repeatable, and what names a row of it: times are not, and metrics follow from these."""
+"""Repeatable files with the key columns of their rows. Times are not repeatable; metrics follow from these files."""
 
 
 SCORE_TOLERANCE: Final = 1e-4
-"""By how much numbers of an exit may differ, relative where they are above 1: cells that share a pass run in batches of
-other rows, whose products add up in another order (docs/measuring.md)."""
+"""Tolerance of scores and log-probabilities, relative above 1: cells that share a pass run in batches with other
+rows, which changes the order of sums (docs/measuring.md).
+"""
 _NEAR: Final = ("score", "logprob", "full_logprob")
-"""Which of a token's columns."""
+"""Token columns that are compared with `SCORE_TOLERANCE`."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One file of two attempts.
+    """Comparison of one file of two attempts.
 
     Attributes:
-        file: Its name.
-        rows: That either has; None for what has no rows.
-        differing_rows: Of them.
-        differing_documents: Documents (or steps) that they belong to.
-        first: Where they differ first, in words; None where they do not.
+        file: Name of the file.
+        rows: Rows in either attempt; None for files without rows.
+        differing_rows: Number of rows that differ.
+        differing_documents: Number of documents (or steps) with rows that differ.
+        first: Description of the first difference; None if there is none.
     """
 
     file: str
@@ -52,15 +53,15 @@ class Compared:
 
     @property
     def equal(self) -> bool:
-        """Whether they say the same."""
+        """True if the files have the same content."""
         return self.first is None
 
 
 def compare_attempts(stored: Path, repeated: Path) -> list[Compared]:
-    """Compare what two attempts left.
+    """Compare the files of two attempts.
 
     Raises:
-        UserError: A file of one is missing or is not what was written, or nothing of theirs can be compared.
+        UserError: A file is missing or changed, or the attempts have no file to compare.
     """
     old, new = read_attempt(stored), read_attempt(repeated)
     freed = {f"{table}.parquet" for table in (*old.freed, *new.freed)}
@@ -74,7 +75,7 @@ def compare_attempts(stored: Path, repeated: Path) -> list[Compared]:
             which = stored if name not in old.digests else repeated
             compared.append(Compared(name, None, 0, 0, f"{which} has no such file"))
         elif name == FITTED_FILE or name in freed:
-            # Of rows that `gc` removed the digest is left, which equals wherever one version wrote both.
+            # If `gc` removed the rows, only the digests remain; they are equal if one version wrote both files.
             same = old.digests[name] == new.digests[name]
             other = "other tensors" if name == FITTED_FILE else "other bytes, and gc removed the rows that say where"
             compared.append(Compared(name, None, 0, 0, None if same else other))
@@ -84,7 +85,7 @@ def compare_attempts(stored: Path, repeated: Path) -> list[Compared]:
 
 
 def _tables(name: str, stored: Path, repeated: Path) -> Compared:
-    """Compare rows, not bytes: another version of the writer spells the same rows otherwise."""
+    """Compare rows, not bytes: another version of the writer may encode the same rows differently."""
     keys = KEYS[name.removesuffix(".parquet")]
     with in_memory() as connection:
         for side, folder in (("old", stored), ("new", repeated)):
@@ -110,8 +111,8 @@ def _tables(name: str, stored: Path, repeated: Path) -> Compared:
         ).fetchall()[0]
         cursor = connection.execute(f"SELECT * FROM compared WHERE differs ORDER BY {', '.join(keys)} LIMIT 1")
         names = [column[0] for column in cursor.description or ()]
-        found = cursor.fetchone()
-    first = None if found is None else _first(dict(zip(names, found, strict=True)), keys, columns)
+        first_row = cursor.fetchone()
+    first = None if first_row is None else _first(dict(zip(names, first_row, strict=True)), keys, columns)
     return Compared(name, rows, differing, documents, first)
 
 
@@ -128,15 +129,15 @@ def _first(row: Mapping[str, Any], keys: Sequence[str], columns: Sequence[str]) 
     if row["missing_old"] or row["missing_new"]:
         return f"{where}: only in the {'repetition' if row['missing_old'] else 'stored attempt'}"
     changed = [column for column in columns if not _same(row[f"old_{column}"], row[f"new_{column}"])]
-    told = "; ".join(_change(column, row[f"old_{column}"], row[f"new_{column}"]) for column in changed)
-    return f"{where}: {told}"
+    changes = "; ".join(_change(column, row[f"old_{column}"], row[f"new_{column}"]) for column in changed)
+    return f"{where}: {changes}"
 
 
 _KEY_WORDS: Final = {"doc_key": "document"}
 
 
 def _change(column: str, old: Any, new: Any) -> str:
-    """Of lists (one entry a block, or a token) the first entry that differs."""
+    """Describe a changed value; for lists (per block or token), the first entry that differs."""
     if isinstance(old, list) and isinstance(new, list):
         for index, (before, now) in enumerate(zip(old, new, strict=False), start=1):
             if not _same(before, now):
@@ -146,7 +147,7 @@ def _change(column: str, old: Any, new: Any) -> str:
 
 
 def _same(old: Any, new: Any) -> bool:
-    """Equality in which NaN, which stands for "not asked", equals itself."""
+    """Return whether two values are equal, where NaN ("not asked") equals itself."""
     if isinstance(old, list) and isinstance(new, list):
         return len(old) == len(new) and all(map(_same, old, new))
     return bool(old == new or (old != old and new != new))
@@ -154,8 +155,8 @@ def _same(old: Any, new: Any) -> bool:
 
 SECTIONS: Final = ("environment", "hardware")
 _PRODUCTS: Final = "products"
-"""What attempts have besides whose products were chosen by measurement."""
-_SHOWN: Final = 8
+"""Additional section of attempts whose matrix products were selected by measurement."""
+_MAX_SHOWN: Final = 8
 _COLUMNS: Final = {
     "environment": ("python", "platform", "packages", "git_commit", "git_dirty", "env_vars"),
     "hardware": ("cpu", "cores", "ram_bytes", "gpu", "gpu_count", "driver", "cuda", "threads"),
@@ -164,11 +165,11 @@ _COLUMNS: Final = {
 
 @dataclass(frozen=True)
 class Described:
-    """An environment, a machine, or both.
+    """Description of an environment, a machine, or both.
 
     Attributes:
-        name: What it is of: an attempt, or an id.
-        sections: By name (`SECTIONS`), as in env.json.
+        name: The attempt or id that is described.
+        sections: Sections of env.json by name (`SECTIONS`).
     """
 
     name: str
@@ -176,13 +177,13 @@ class Described:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Every value by its path, e.g. ``environment.packages.torch``."""
+        """All values by path, e.g. ``environment.packages.torch``."""
         return dict(_flat(self.sections))
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One field that differs; None stands for a field that one side does not have."""
+    """One field that differs; None stands for a missing field."""
 
     field: str
     a: Any
@@ -190,60 +191,64 @@ class Difference:
 
 
 def differences(a: Described, b: Described) -> list[Difference]:
-    """Return the fields in which two differ, in the order of their names; sections that one lacks do not count.
+    """Return the fields that differ, sorted by name; sections that only one side has are ignored.
 
     Raises:
-        UserError: They have no section in common.
+        UserError: The two have no section in common.
     """
     shared = a.sections.keys() & b.sections.keys()
     if not shared:
         raise UserError(f"{a.name} and {b.name} cannot be compared: one is software, the other a machine.")
-    left, right = a.fields, b.fields
-    names = sorted(name for name in left.keys() | right.keys() if name.split(".")[0] in shared)
-    return [Difference(name, left.get(name), right.get(name)) for name in names if left.get(name) != right.get(name)]
+    fields_a, fields_b = a.fields, b.fields
+    names = sorted(name for name in fields_a.keys() | fields_b.keys() if name.split(".")[0] in shared)
+    return [
+        Difference(name, fields_a.get(name), fields_b.get(name))
+        for name in names
+        if fields_a.get(name) != fields_b.get(name)
+    ]
 
 
 def find(prefix: str, spool_root: Path, database: Path) -> Described:
-    """Return what an attempt, a cell (its latest attempt), an environment or a machine is, by the beginning of its id.
+    """Find an attempt, a cell (its latest attempt), an environment or a machine by the beginning of its id.
 
     Args:
-        prefix: Of an attempt's, cell's, environment's or hardware's id; at least `MIN_PREFIX` characters.
+        prefix: Prefix of the id of an attempt, cell, environment or machine; at least `MIN_PREFIX` characters.
         spool_root: The spool; need not exist.
         database: The database; need not exist.
 
     Raises:
-        UserError: Nothing has such an id, or several things have.
+        UserError: No id or several ids have the prefix.
     """
     if len(prefix) < MIN_PREFIX:
         raise UserError(f"{prefix!r} is too short: give at least {MIN_PREFIX} characters of an id, or 'now'.")
-    found = _in_spool(prefix, spool_root)
-    if not found and database.exists():
-        found = _in_database(prefix, database)
-    if len(found) != 1:
+    matches = _in_spool(prefix, spool_root)
+    if not matches and database.exists():
+        matches = _in_database(prefix, database)
+    if len(matches) != 1:
         where = f"{spool_root} or {database}"
-        if not found:
+        if not matches:
             raise UserError(f"No attempt, cell, environment or machine in {where} has an id that begins {prefix!r}.")
         names = "".join(
-            f"\n  {described.name}" for described in sorted(found.values(), key=lambda one: one.name)[:_SHOWN]
+            f"\n  {described.name}" for described in sorted(matches.values(), key=lambda match: match.name)[:_MAX_SHOWN]
         )
-        raise UserError(f"{len(found)} things in {where} have an id that begins {prefix!r}:{names}")
-    return next(iter(found.values()))
+        raise UserError(f"{len(matches)} things in {where} have an id that begins {prefix!r}:{names}")
+    return next(iter(matches.values()))
 
 
 def _in_spool(prefix: str, spool_root: Path) -> dict[str, Described]:
-    """By id; of a cell the latest attempt that says where it ran."""
-    found: dict[str, Described] = {}
+    """Return the matches by id; a cell stands for its latest attempt with an env.json."""
+    matches: dict[str, Described] = {}
     unseen = []
     for attempt in scan_spool(spool_root):
         if attempt.attempt_id.startswith(prefix) and (env := _read(attempt.path)):
-            found[attempt.attempt_id] = Described(f"attempt {attempt.attempt_id}", env)
+            matches[attempt.attempt_id] = Described(f"attempt {attempt.attempt_id}", env)
         elif attempt.cell_id.startswith(prefix) and (env := _read(attempt.path)):
-            found[attempt.cell_id] = Described(f"attempt {attempt.attempt_id} at cell {attempt.cell_id[:12]}", env)
+            matches[attempt.cell_id] = Described(f"attempt {attempt.attempt_id} at cell {attempt.cell_id[:12]}", env)
         else:
             unseen.append(attempt.path)
-    for env in () if found else map(_read, unseen):
-        found |= _sections(prefix, env)
-    return found
+    for env in () if matches else map(_read, unseen):
+        matches |= _sections(prefix, env)
+    return matches
 
 
 def _sections(prefix: str, env: Mapping[str, Mapping[str, Any]]) -> dict[str, Described]:
@@ -256,7 +261,7 @@ def _sections(prefix: str, env: Mapping[str, Mapping[str, Any]]) -> dict[str, De
 
 
 def _in_database(prefix: str, path: Path) -> dict[str, Described]:
-    # Imported here: the spool usually knows, and SQLAlchemy takes longer to load than the answer.
+    # Imported here: the spool usually has the answer, and importing SQLAlchemy takes longer than finding it.
     from exitbench.results.database.connection import open_database
 
     with open_database(path) as database:
@@ -266,25 +271,25 @@ def _in_database(prefix: str, path: Path) -> dict[str, Described]:
             "OR starts_with(hw_id, $p) ORDER BY attempt_id",
             {"p": prefix},
         ).to_pylist()
-    found: dict[str, Described] = {}
+    matches: dict[str, Described] = {}
     for row in rows:
         env = {name: {column: row[column] for column in columns} for name, columns in _COLUMNS.items()}
         for column in ("packages", "env_vars"):
             env["environment"][column] = json.loads(row[column] or "{}")
         if row["attempt_id"].startswith(prefix):
-            found[row["attempt_id"]] = Described(f"attempt {row['attempt_id']}", env)
+            matches[row["attempt_id"]] = Described(f"attempt {row['attempt_id']}", env)
         elif row["cell_id"].startswith(prefix):
-            found[row["cell_id"]] = Described(f"attempt {row['attempt_id']} at cell {row['cell_id'][:12]}", env)
+            matches[row["cell_id"]] = Described(f"attempt {row['attempt_id']} at cell {row['cell_id'][:12]}", env)
         else:
             named = {"environment": row["env_id"], "hardware": row["hw_id"]}
             for name, section_id in named.items():
                 if section_id.startswith(prefix):
-                    found[section_id] = Described(f"{name} {section_id[:12]}", {name: env[name]})
-    return found
+                    matches[section_id] = Described(f"{name} {section_id[:12]}", {name: env[name]})
+    return matches
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """env.json of an attempt; empty where it is not there yet, or torn."""
+    """Read an attempt's env.json; return an empty dict if it is missing or incomplete."""
     try:
         env = json.loads((path / "env.json").read_text(encoding="utf-8"))
         chosen = env.get(_PRODUCTS)

@@ -1,10 +1,10 @@
-"""Threshold sweep over a probe: where a gate would have let each token go, and how often rightly.
+"""Threshold sweep over a probe: where a gate would have let each token exit, and how often correctly.
 
-A token exits at the first asked block whose score exceeds the threshold, else at the last block. So it stays beyond
-asked block l at those thresholds that are not below its highest score up to l. With the thresholds sorted, a token is
-told by one number for each asked block: how many thresholds are below its highest score so far. Sums over tokens add
-up at these numbers and are cumulated over the thresholds once, at the end: the work is tokens times blocks times the
-logarithm of the number of thresholds.
+A token exits at the first gated block whose score exceeds the threshold, else at the last block. So it stays beyond
+gated block l at all thresholds that are not below its highest score up to l. With sorted thresholds, one number per
+gated block describes a token: how many thresholds are below its highest score so far. Sums over tokens are collected
+by these numbers and cumulated over the thresholds once, at the end. The cost is tokens times blocks times the logarithm
+of the number of thresholds.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,13 +27,13 @@ _DOCUMENTS: Final = "replay_documents"
 
 @dataclass(frozen=True)
 class Sweep:
-    """Sums over the tokens of each of D documents, or of all as one (D = 1), for each of K thresholds.
+    """Sums over the tokens of each of D documents, or of all documents together (D = 1), for each of K thresholds.
 
     Attributes:
-        documents: Document keys in order; None where all are one.
-        tokens: Tokens, [D].
+        documents: Document keys in order; None if all documents are summed together.
+        tokens: Number of tokens, [D].
         exit_layers: Sum of exit layers, [D, K].
-        matches: Tokens whose emitted token is that of full depth, [D, K].
+        matches: Number of tokens that are equal to full depth's, [D, K].
     """
 
     documents: tuple[str, ...] | None
@@ -57,7 +57,7 @@ class Sweep:
 def thresholds_by_position(
     connection: duckdb.DuckDBPyConnection, expressions: Sequence[str], positions: int
 ) -> Thresholds:
-    """Return the thresholds [P, K] of positions 1..P, each of K a SQL expression over ``position``."""
+    """Return the thresholds [P, K] of positions 1..P from K SQL expressions over ``position``."""
     columns = ", ".join(f"({expression})::FLOAT" for expression in expressions)
     rows = connection.execute(
         f"SELECT [{columns}] FROM range(1, {positions + 1}) AS positions(position) ORDER BY position"
@@ -78,22 +78,23 @@ def sweep(
 ) -> Sweep:
     """Replay a gate over a probe at every threshold.
 
-    Scores and thresholds are compared as FLOAT. A score that is NULL lets nothing go.
+    Scores and thresholds are compared as FLOAT. At a NULL score no token exits.
 
     Args:
-        connection: Where `source` can be read.
-        source: What follows FROM: the probe, one row a token, with `doc_key`, `position` and `full_token_id`; no `l`.
-        score_sql: The gate's score at block ``l`` as SQL over one row.
-        emitted_sql: The token that block ``l`` would emit, likewise.
-        asked: Blocks at which the gate is asked; the last needs no asking.
-        n_blocks: Decoder blocks, L.
+        connection: Connection that can read `source`.
+        source: Text after FROM: the probe, one row per token, with `doc_key`, `position` and `full_token_id`, without
+            `l`.
+        score_sql: The gate's score at block ``l``, as SQL over one row.
+        emitted_sql: The token that block ``l`` would emit, as SQL over one row.
+        asked: Blocks at which the gate is evaluated; the last block needs no gate.
+        n_blocks: Number of decoder blocks, L.
         thresholds: [K], or [P, K] with row p - 1 for position p; K in any order, repeated or not.
-        per_document: Whether to keep documents apart, for intervals over documents.
-        first_position: The first position whose token may exit early; those before leave at the last block.
+        per_document: True to keep documents separate, for intervals over documents.
+        first_position: First position whose token may exit early; tokens before it exit at the last block.
 
     Raises:
-        ValueError: No tokens; NaN scores; blocks without a token; blocks out of range; thresholds that are none, NaN,
-            of another shape, missing for a position, or in another order at one position than at another.
+        ValueError: No tokens; NaN scores; missing tokens; blocks out of range; thresholds that are empty, NaN, of the
+            wrong shape, missing for a position, or ordered differently at different positions.
     """
     if any(not 1 <= block <= n_blocks for block in asked):
         raise ValueError(f"the gate is asked at blocks {sorted(asked)}, of 1 to {n_blocks}")
@@ -102,7 +103,7 @@ def sweep(
     documents = _documents(connection, source, per_document, positions=len(table) if by_position else None)
     exits = [*sorted(set(asked) - {n_blocks}), n_blocks]
     n_thresholds = table.shape[1]
-    width = 1 << n_thresholds.bit_length()  # a power of two, more than K: what halving needs
+    width = 1 << n_thresholds.bit_length()  # a power of two, more than K, as bisection needs
     if first_position > 1:
         score_sql = f"CASE WHEN position >= {first_position} THEN {score_sql} END"
     padded = np.pad(table, ((0, 0), (0, width - n_thresholds)), constant_values=np.inf)
@@ -113,13 +114,13 @@ def sweep(
     if per_document:
         tokens = f"{tokens} JOIN {_DOCUMENTS} USING (doc_key)"
     with _registered(connection, {_THRESHOLDS: _one_list(padded), _DOCUMENTS: documents}):
-        found = connection.execute(_steps(tokens, exits, "document" if per_document else "0")).fetchnumpy()
-    if found["is_nan"].any():
+        changes = connection.execute(_steps(tokens, exits, "document" if per_document else "0")).fetchnumpy()
+    if changes["is_nan"].any():
         raise ValueError(f"the scores {score_sql!r} have NaN entries; a comparison with them says nothing")
-    if found["missing"].any():
+    if changes["missing"].any():
         raise ValueError(f"the tokens {emitted_sql!r} or full_token_id are missing at some blocks of 1 to {n_blocks}")
     exit_layers, matches = (
-        _cumulated((found["document"], found["below"]), found[name], len(documents), order)
+        _cumulated((changes["document"], changes["below"]), changes[name], len(documents), order)
         for name in ("exit_layer", "matches")
     )
     keys = tuple(documents["doc_key"].to_pylist()) if per_document else None
@@ -127,13 +128,13 @@ def sweep(
 
 
 def _sorted(thresholds: ArrayLike) -> tuple[Thresholds, NDArray[np.intp]]:
-    """Return the thresholds [P, K], rising along K, and which of the given ones each is."""
+    """Return the thresholds [P, K], rising along K, and the index of each in the given order."""
     table = np.atleast_2d(np.asarray(thresholds, dtype=np.float32))
     if table.ndim != 2 or table.size == 0:
         raise ValueError(f"thresholds are [K] or [positions, K], at least one; not {np.shape(thresholds)}")
     if np.isnan(table).any():
         raise ValueError("thresholds have NaN entries")
-    # By the first position; where that ties (clipped, say) by the next.
+    # Sort by the first position; ties (such as clipped values) by the next.
     order = np.lexsort(table[::-1])
     table = table[:, order]
     if (table[:, 1:] < table[:, :-1]).any():
@@ -146,7 +147,7 @@ def _sorted(thresholds: ArrayLike) -> tuple[Thresholds, NDArray[np.intp]]:
 def _documents(
     connection: duckdb.DuckDBPyConnection, source: str, per_document: bool, positions: int | None
 ) -> pa.Table:
-    """Return `doc_key`, its place `document` from 0 and its `tokens`, checked."""
+    """Return `doc_key`, its index `document` from 0 and its number of `tokens`, after checking positions."""
     key = "doc_key" if per_document else "NULL"
     documents = connection.sql(
         f"""
@@ -163,13 +164,13 @@ def _documents(
 
 
 def _best_so_far(tokens: str, score_sql: str, emitted_sql: str, exits: Sequence[int]) -> str:
-    """Add to each token `best_l`, the highest score of the asked blocks up to l, and `match_l`, for every exit l.
+    """Add to each token `best_l`, the highest score of the gated blocks up to l, and `match_l`, for every exit l.
 
-    One nested SELECT a block, since SQL has no other way to bind the variable ``l`` than a column of that name.
+    One nested SELECT per block: in SQL only a column named ``l`` can bind the variable ``l``.
     """
     query = f"(SELECT *, NULL::FLOAT AS best_0, {exits[0]}::INTEGER AS l FROM {tokens})"
     match = f"({emitted_sql} = full_token_id)::INTEGER"
-    # NaN counts as the greatest, so the last best tells of any.
+    # NaN counts as the largest value, so the last best score shows any NaN.
     for before, block, after in zip([0, *exits], exits, exits[1:], strict=False):
         query = f"""(
             SELECT * REPLACE ({after}::INTEGER AS l),
@@ -179,15 +180,15 @@ def _best_so_far(tokens: str, score_sql: str, emitted_sql: str, exits: Sequence[
 
 
 def _thresholds_below(tokens: str, exits: Sequence[int], width: int) -> str:
-    """Add `below_l` for every asked l: how many thresholds are below `best_l`, by halving the list `sorted`."""
-    asked = exits[:-1]
-    query = f"(SELECT *{''.join(f', 0::INTEGER AS below_{block}' for block in asked)} FROM {tokens})"
+    """Add `below_l` for every gated l: the number of thresholds below `best_l`, by bisecting the list `sorted`."""
+    gated = exits[:-1]
+    query = f"(SELECT *{''.join(f', 0::INTEGER AS below_{block}' for block in gated)} FROM {tokens})"
     step = width // 2
-    while step and asked:
+    while step and gated:
         halved = ", ".join(
             f"below_{block} + CASE WHEN sorted[row_start + below_{block} + {step}] < best_{block} "
             f"THEN {step} ELSE 0 END AS below_{block}"
-            for block in asked
+            for block in gated
         )
         query = f"(SELECT * REPLACE ({halved}) FROM {query})"
         step //= 2
@@ -195,12 +196,12 @@ def _thresholds_below(tokens: str, exits: Sequence[int], width: int) -> str:
 
 
 def _steps(tokens: str, exits: Sequence[int], document: str) -> str:
-    """Sum by document and `below` what changes from the threshold of that place on: exit layers and matches.
+    """Sum per document and `below` the changes from that threshold on: exit layers and matches.
 
-    At no threshold yet, everything exits at the first asked block; from `below_l` on, no longer at l but at the next.
+    Below all thresholds, every token exits at the first gated block; from `below_l` on, not at l but at the next one.
     """
     pairs = list(pairwise(exits))
-    below = ["0", *(f"below_{block}" for block, _ in pairs)]
+    places = ["0", *(f"below_{block}" for block, _ in pairs)]
     exit_layer = [str(exits[0]), *(str(after - block) for block, after in pairs)]
     matches = [f"match_{exits[0]}", *(f"match_{after} - match_{block}" for block, after in pairs)]
     is_nan = f"coalesce(isnan(best_{pairs[-1][0]}), false)" if pairs else "false"
@@ -208,7 +209,7 @@ def _steps(tokens: str, exits: Sequence[int], document: str) -> str:
         SELECT document, below, sum(exit_layer)::BIGINT AS exit_layer, coalesce(sum(matches), 0)::BIGINT AS matches,
                bool_or(is_nan) AS is_nan, bool_or(matches IS NULL) AS missing
         FROM (
-            SELECT {document} AS document, {is_nan} AS is_nan, unnest([{", ".join(below)}]) AS below,
+            SELECT {document} AS document, {is_nan} AS is_nan, unnest([{", ".join(places)}]) AS below,
                    unnest([{", ".join(exit_layer)}]) AS exit_layer, unnest([{", ".join(matches)}]) AS matches
             FROM {tokens}
         )
@@ -233,7 +234,7 @@ def _registered(connection: duckdb.DuckDBPyConnection, tables: dict[str, pa.Tabl
 
 
 def _cumulated(places: tuple[Counts, Counts], changes: Counts, n_documents: int, order: NDArray[np.intp]) -> Counts:
-    """Return sums [D, K] at the given thresholds, from what changes at (document, place among the sorted ones)."""
+    """Return sums [D, K] at the given thresholds from the changes at (document, index of the sorted threshold)."""
     steps = np.zeros((n_documents, len(order) + 1), dtype=np.int64)
     steps[places] = changes
     sums = np.empty((n_documents, len(order)), dtype=np.int64)

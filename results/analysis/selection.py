@@ -1,7 +1,7 @@
-"""Select runs by id, by the beginning of one, or by a glob over names.
+"""Select runs by id, by a prefix of an id, or by a glob over names.
 
 A run's name is `MODEL/TASK_LABEL/METHOD`, followed by `:name=value,..` of the parameters in which the method's runs on
-that model and task differ. A glob matches the name with those parameters, with all of them, or with none.
+that model and task differ. A glob matches the name with these parameters, with all parameters, or with none.
 """
 
 import json
@@ -15,17 +15,17 @@ from typing import Any, Final
 from exitbench.errors import UserError
 
 MIN_PREFIX: Final = 4
-_SHOWN: Final = 12
+_MAX_SHOWN: Final = 12
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished attempt, as far as one needs to know it to name it.
+    """Finished attempt, with the fields that its name is built from.
 
     Attributes:
         params: Every parameter of the method.
-        newest: Whether globs see it: no later run asks the same (ids reach the others too).
-        about: What tells it from a run of the same name.
+        newest: True if globs match it: no later run has the same setting and method (ids match the other runs too).
+        about: Text that distinguishes it from runs of the same name.
     """
 
     attempt_id: str
@@ -44,7 +44,7 @@ class Run:
 
 
 class RunIndex:
-    """Runs to choose from; `what` is what messages call one of them."""
+    """Runs to select from; `what` is the noun for one of them in messages."""
 
     def __init__(self, runs: Iterable[Run], what: str = "run") -> None:
         self._what = what
@@ -52,25 +52,25 @@ class RunIndex:
         varying: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
         for run in self._runs:
             for name, value in run.params.items():
-                varying[run.bare_name][name].add(_spelled(value))
+                varying[run.bare_name][name].add(_value_text(value))
         self._varying = {
             bare: frozenset(name for name, values in params.items() if len(values) > 1)
             for bare, params in varying.items()
         }
 
     def name(self, run: Run) -> str:
-        """Return the run's name with the parameters that tell it from others of its method."""
+        """Return the run's name with the parameters that distinguish it from other runs of its method."""
         return _with(run, self._varying.get(run.bare_name, ()))
 
     def find(self, text: str) -> list[Run]:
-        """Return the runs that a text names, at least one.
+        """Return the runs that a text selects, at least one.
 
         Raises:
-            UserError: None; says which are spelled alike.
+            UserError: No run is selected; the message suggests similar names.
         """
-        found = self._by_glob(text) if _is_glob(text) else self._by_id(text)
-        if found:
-            return found
+        selected = self._by_glob(text) if _is_glob(text) else self._by_id(text)
+        if selected:
+            return selected
         names = sorted({self.name(run) for run in self._runs if run.newest})
         close = get_close_matches(text, names, n=3, cutoff=0.3)
         hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
@@ -81,20 +81,20 @@ class RunIndex:
         )
 
     def find_one(self, text: str) -> Run:
-        """Return the one run that a text names.
+        """Return the single run that a text selects.
 
         Raises:
-            UserError: None, or several; lists them.
+            UserError: No run or several runs are selected; the message lists them.
         """
-        found = self.find(text)
-        if len(found) > 1:
-            raise UserError(f"{text!r} names {len(found)} {self._what}s, one is needed:\n{self.listing(found)}")
-        return found[0]
+        selected = self.find(text)
+        if len(selected) > 1:
+            raise UserError(f"{text!r} names {len(selected)} {self._what}s, one is needed:\n{self.listing(selected)}")
+        return selected[0]
 
     def listing(self, runs: Sequence[Run]) -> str:
-        """Return a line a run: attempt, name, what else tells them apart."""
-        lines = [f"  {run.attempt_id}  {self.name(run)}  {run.about}".rstrip() for run in runs[:_SHOWN]]
-        return "\n".join(lines + ([f"  and {len(runs) - _SHOWN} more"] if len(runs) > _SHOWN else []))
+        """Return one line per run: attempt, name, and distinguishing text."""
+        lines = [f"  {run.attempt_id}  {self.name(run)}  {run.about}".rstrip() for run in runs[:_MAX_SHOWN]]
+        return "\n".join(lines + ([f"  and {len(runs) - _MAX_SHOWN} more"] if len(runs) > _MAX_SHOWN else []))
 
     def _by_glob(self, pattern: str) -> list[Run]:
         return [
@@ -108,7 +108,7 @@ class RunIndex:
         if len(prefix) < MIN_PREFIX:
             return []
         attempts = [run for run in self._runs if run.attempt_id.startswith(prefix)]
-        # A cell stands for its latest attempt.
+        # A cell id selects the cell's latest attempt.
         cells = {run.cell_id: run for run in self._runs if run.cell_id.startswith(prefix)}
         return attempts or list(cells.values())
 
@@ -118,9 +118,9 @@ def _is_glob(text: str) -> bool:
 
 
 def _with(run: Run, names: Iterable[str]) -> str:
-    stated = ",".join(f"{name}={_spelled(run.params[name])}" for name in sorted(names) if name in run.params)
+    stated = ",".join(f"{name}={_value_text(run.params[name])}" for name in sorted(names) if name in run.params)
     return f"{run.bare_name}:{stated}" if stated else run.bare_name
 
 
-def _spelled(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""What is running, done and left, read from the spool; and what cells took before, which says what they will take."""
+"""Status of a spool (running, finished and failed cells), and estimates of time and disk space from earlier cells."""
 
 import json
 import os
@@ -19,23 +19,23 @@ from exitbench.results.statistics.speed import MIN_ROUNDS
 SHOWN_FAILURES: Final = 5
 RUNNING: Final = "running"
 LOST: Final = "lost"
-"""Beside `schema.STATUSES`: an attempt without DONE whose process is there, or is not."""
+"""States in addition to `schema.STATUSES`: an attempt without DONE whose process is alive, or is not."""
 
 
 @dataclass(frozen=True)
 class Running:
-    """An attempt whose process is there; `cell` is cell.json."""
+    """Attempt whose process is alive; `cell` is the content of cell.json."""
 
     attempt: Attempt
     cell: dict[str, Any]
     owner: Owner
 
     def elapsed_s(self, now_s: float) -> float:
-        """Seconds since it began."""
+        """Return the seconds since the attempt began."""
         return max(0.0, now_s - self.owner.started_s)
 
     def left_s(self, now_s: float) -> float | None:
-        """Seconds until it ends if documents go on as they went so far; None before the first is done."""
+        """Return the estimated seconds until the attempt ends, at its rate so far; None before the first document."""
         if not self.owner.done or self.owner.total is None:
             return None
         return self.elapsed_s(now_s) * (self.owner.total - self.owner.done) / self.owner.done
@@ -43,7 +43,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Failure:
-    """A cell whose latest attempt did not end well; `cell` is cell.json."""
+    """Cell whose latest attempt failed; `cell` is the content of cell.json."""
 
     status: AttemptStatus
     cell: dict[str, Any]
@@ -51,16 +51,16 @@ class Failure:
 
 @dataclass(frozen=True)
 class SpoolStatus:
-    """A spool at one moment.
+    """State of a spool at one moment.
 
     Attributes:
         taken_s: The moment, in seconds since 1970.
-        states: State of every cell by id: how its latest finished attempt ended, else running or lost.
-        running: Attempts that are being written, oldest first; a repeated cell is here and has its old state too.
-        failures: What failed last, newest first, `SHOWN_FAILURES` at most.
-        damaged: One message an attempt whose status cannot be read.
-        size_bytes: Of all files.
-        attempts: Of all cells.
+        states: State of every cell by id: the status of its latest finished attempt, else running or lost.
+        running: Attempts in progress, oldest first; a cell that is repeated is listed here and keeps its old state.
+        failures: The latest failures, newest first, at most `SHOWN_FAILURES`.
+        damaged: One message per attempt whose status cannot be read.
+        size_bytes: Size of all files.
+        attempts: Number of attempts at all cells.
     """
 
     taken_s: float
@@ -73,20 +73,20 @@ class SpoolStatus:
 
     @property
     def counts(self) -> Counter[str]:
-        """Cells by state."""
+        """Number of cells per state."""
         return Counter(self.states.values())
 
 
 def spool_status(spool_root: Path, wanted: Callable[[str], bool] = lambda cell_id: True) -> SpoolStatus:
-    """Look at a spool.
+    """Return the status of a spool.
 
     Args:
-        spool_root: The spool; may be growing meanwhile, and need not exist.
-        wanted: Which cells, by id.
+        spool_root: The spool; attempts may be in progress, and it need not exist.
+        wanted: Filter of cells by id.
     """
     attempts = [attempt for attempt in scan_spool(spool_root) if wanted(attempt.cell_id)]
-    running = [found for attempt in attempts if not attempt.finished and (found := _running(attempt))]
-    live = {found.attempt.cell_id for found in running}
+    running = [entry for attempt in attempts if not attempt.finished and (entry := _running(attempt))]
+    live = {entry.attempt.cell_id for entry in running}
     states, bad, damaged = {}, [], []
     for status in deciding_statuses(attempts):
         if status.status == UNFINISHED:
@@ -102,7 +102,7 @@ def spool_status(spool_root: Path, wanted: Callable[[str], bool] = lambda cell_i
     return SpoolStatus(
         taken_s=time.time(),
         states=states,
-        running=tuple(sorted(running, key=lambda found: found.attempt.attempt_id)),
+        running=tuple(sorted(running, key=lambda entry: entry.attempt.attempt_id)),
         failures=tuple(Failure(status, _cell(status.path)) for status in bad[:SHOWN_FAILURES]),
         damaged=tuple(damaged),
         size_bytes=sum(folder_bytes(attempt.path) for attempt in attempts),
@@ -111,7 +111,7 @@ def spool_status(spool_root: Path, wanted: Callable[[str], bool] = lambda cell_i
 
 
 def folder_bytes(path: Path) -> int:
-    """Return the size of the files in an attempt's folder; 0 if it was removed meanwhile."""
+    """Return the size of the files in an attempt's folder; 0 if it was removed in the meantime."""
     try:
         with os.scandir(path) as entries:
             return sum(entry.stat().st_size for entry in entries)
@@ -125,7 +125,7 @@ def _running(attempt: Attempt) -> Running | None:
 
 
 def _cell(path: Path) -> dict[str, Any]:
-    """cell.json; nothing where it is not written yet, or torn."""
+    """Read cell.json; return an empty dict if it is missing or incomplete."""
     try:
         return read_json(path / "cell.json")
     except SpoolError:
@@ -134,13 +134,13 @@ def _cell(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a cell will take.
+    """Estimated time and disk space of a cell.
 
     Attributes:
-        seconds: Wall time of the attempt; None where nothing like it was ever run.
-        size_bytes: Of its folder; likewise.
-        basis: In words, what the figures are from.
-        at_most: It shares a pass, and the figures are from cells that had one to themselves.
+        seconds: Wall time of the attempt; None if no similar cell was run.
+        size_bytes: Size of its folder; None if no similar cell was run.
+        basis: Description of the cells that the estimate is based on.
+        at_most: True if the cell shares a pass, but the estimate is from cells that did not.
     """
 
     seconds: float | None
@@ -154,15 +154,15 @@ UNKNOWN = Estimate(None, None, "nothing like it was run")
 
 @dataclass(frozen=True)
 class Ask:
-    """What of a cell tells how long it takes.
+    """Properties of a cell that determine how long it takes.
 
     Attributes:
-        kind: Of cell.
-        record: What a probe records of the inside of blocks; nothing for others.
-        shape: Kind of model, decoder blocks, parameters.
-        batch_size: Rows that are decoded together, as a suite says it.
-        units: Documents, times the levels of a calibration or the rounds of a timing (`units`).
-        shares: Whether one pass sees to it and to other cells.
+        kind: Kind of the cell.
+        record: Quantities inside blocks that a probe records; empty for others.
+        shape: Kind of model, number of decoder blocks, number of parameters.
+        batch_size: Number of rows decoded together, as in the suite.
+        units: Documents, times the levels of a calibration or the rounds of a timing (see `units`).
+        shares: True if one pass handles it together with other cells.
     """
 
     kind: str
@@ -180,7 +180,7 @@ class Ask:
 
     @classmethod
     def from_json(cls, cell: Mapping[str, Any], pass_cells: int | None = None) -> "Ask":
-        """Read what counts from the content of cell.json, and from status.json how many cells shared its pass."""
+        """Read the properties from cell.json and, from status.json, the number of cells that shared the pass."""
         model, task = cell["model"], cell["task"]
         timing, calibration, record = cell.get("timing"), cell.get("calibration"), cell.get("record")
         return cls(
@@ -206,7 +206,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class _Rate:
-    """Of one earlier attempt, per unit of work."""
+    """Time and disk space of one earlier attempt, per unit of work."""
 
     seconds: float
     size_bytes: float
@@ -221,11 +221,11 @@ _LEVELS = (
     "same kind, other number format or batch size",
 )
 _OF_ITS_SIZE = 4
-"""How many of these levels, the first ones, are of models of one size."""
+"""The number of leading levels whose models have the same size."""
 
 
 class History:
-    """Rates of the successful attempts in a spool, by how near they are to what is asked."""
+    """Rates of the successful attempts in a spool, by their similarity to a requested cell."""
 
     def __init__(self, spool_root: Path) -> None:
         """Read every finished attempt's cell.json and status.json.
@@ -235,26 +235,26 @@ class History:
         """
         rates: dict[tuple[bool, Hashable], list[_Rate]] = defaultdict(list)
         for attempt in scan_spool(spool_root):
-            if attempt.finished and (found := _past(attempt)):
-                ask, rate = found
+            if attempt.finished and (past := _past(attempt)):
+                ask, rate = past
                 for key in _keys(ask):
                     rates[ask.shares, key].append(rate)
         self._rates: dict[tuple[bool, Hashable], _Rate] = {
-            # A pass is in the seconds of its first cell: its cells' mean is what each has of them.
-            (shared, key): _typical(own, fmean if shared else median)
-            for (shared, key), own in rates.items()
+            # The seconds of a pass are recorded with its first cell; the mean over its cells is the time per cell.
+            (shared, key): _typical(values, fmean if shared else median)
+            for (shared, key), values in rates.items()
         }
 
     def estimate(self, ask: Ask) -> Estimate:
-        """Return what a cell will take by the nearest earlier ones.
+        """Return the estimate of a cell from the most similar earlier cells.
 
-        Of those as near, cells count that shared a pass or had one to themselves as this one will. The others count
-        before cells of models of another size do.
+        At equal similarity, cells that shared a pass, or did not, as this one will, take precedence. The other cells
+        take precedence over cells with models of another size.
         """
         levels = list(zip(_LEVELS, _keys(ask), strict=True))
-        alike, other = ask.shares, not ask.shares
+        same, other = ask.shares, not ask.shares
         of_its_size, of_any = levels[:_OF_ITS_SIZE], levels[_OF_ITS_SIZE:]
-        for shared, near in ((alike, of_its_size), (other, of_its_size), (alike, of_any), (other, of_any)):
+        for shared, near in ((same, of_its_size), (other, of_its_size), (same, of_any), (other, of_any)):
             for level, key in near:
                 if (rate := self._rates.get((shared, key))) is not None:
                     seconds, size_bytes = rate.seconds * ask.units, rate.size_bytes * ask.units
@@ -267,7 +267,7 @@ def _typical(rates: Sequence[_Rate], middle: Callable[[Iterable[float]], float])
 
 
 def total(estimates: Sequence[Estimate]) -> tuple[float, float, int]:
-    """Return the seconds and bytes that are known of some cells, and of how many nothing is."""
+    """Return the total seconds and bytes of some cells, and the number of cells without an estimate."""
     return (
         sum(estimate.seconds or 0 for estimate in estimates),
         sum(estimate.size_bytes or 0 for estimate in estimates),
@@ -276,14 +276,15 @@ def total(estimates: Sequence[Estimate]) -> tuple[float, float, int]:
 
 
 def units(documents: int, *, levels: int = 0, timed: tuple[int, int] | None = None, recorded: int | None = None) -> int:
-    """Return how much a cell does.
+    """Return the amount of work of a cell.
 
     Args:
-        documents: Of its task.
-        levels: Of a calibration, each decoded on all documents, and the chosen one on others.
-        timed: Documents and rounds of a timing, at most. Rounds beyond the first five fill a budget of seconds,
-            whatever the documents take.
-        recorded: Documents of which a probe records the inside of blocks, at most.
+        documents: Number of documents of its task.
+        levels: Number of levels of a calibration; each is decoded on all documents, the chosen one on further
+            documents.
+        timed: Maximum documents and rounds of a timing. Rounds beyond the first five fill a budget of seconds, whatever
+            the documents take.
+        recorded: Maximum number of documents for which a probe records the inside of blocks.
     """
     if timed is not None:
         return min(documents, timed[0]) * min(timed[1], MIN_ROUNDS)
@@ -293,7 +294,7 @@ def units(documents: int, *, levels: int = 0, timed: tuple[int, int] | None = No
 
 
 def _keys(ask: Ask) -> tuple[Hashable, ...]:
-    """One key a level, nearest first; what ran on another device tells nothing."""
+    """Return one key per level, most similar first; other devices never match."""
     shared = (ask.kind, ask.record, ask.dtype, ask.device, ask.engine, ask.batch_size)
     return (
         ("method task", *shared, ask.method, ask.weights_sha256, ask.task),
@@ -306,7 +307,7 @@ def _keys(ask: Ask) -> tuple[Hashable, ...]:
 
 
 def _past(attempt: Attempt) -> tuple[Ask, _Rate] | None:
-    """What one attempt did and took; None if it did not end well, or cannot be read."""
+    """Return the properties and the rate of one attempt; None if it was not successful or cannot be read."""
     try:
         status = json.loads((attempt.path / "status.json").read_text(encoding="utf-8"))
         if status["status"] != "ok":

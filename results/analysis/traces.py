@@ -1,7 +1,7 @@
-"""Token traces of an answer, beside what the probe of full depth's own answer says about the same places.
+"""Token traces of an answer, next to what the probe of full depth's answer recorded at the same positions.
 
-A probe ran over full depth's answer, so its signals belong to a token of another run only as long as the two answers
-begin alike (`shared_prefix`), and to the first token that differs.
+A probe runs over full depth's answer. Its signals apply to a token of another run only while both answers are equal so
+far (`shared_prefix`), and to the first token that differs.
 """
 
 import json
@@ -69,7 +69,7 @@ _ANSWERS: Final = """
     WHERE list_contains($attempts, s.attempt_id) AND ($keys IS NULL OR list_contains($keys, s.doc_key))
     ORDER BY s.attempt_id, s.doc_key
 """
-# As joins, which DuckDB turns into filters of what it reads.
+# Joins, which DuckDB turns into filters of its scans.
 _ONLY: Final = "attempt_id IN (SELECT unnest($attempts::VARCHAR[])) AND doc_key IN (SELECT unnest($keys::VARCHAR[]))"
 _TOKENS: Final = f"""
     SELECT attempt_id, doc_key, position, token_id, exit_layer, score, reason FROM token_exit
@@ -85,7 +85,7 @@ _CLASSIFIED: Final = f"""
     SELECT attempt_id, doc_key, block, label_id, prediction, probability, gold, score, exited FROM sequence_block
     WHERE {_ONLY} ORDER BY attempt_id, doc_key, block
 """
-# A sum and no exclusive or: there rows that are equal would cancel each other out.
+# A sum, not an exclusive or: equal rows would cancel each other out in the latter.
 _DIGEST: Final = "count(*) || ':' || sum(hash(rows)) AS digest"
 _DIGESTS: Final = " UNION ALL ".join(
     f"SELECT attempt_id AS of, '{table}' AS what, {_DIGEST} FROM {table} AS rows WHERE {_ONLY} GROUP BY ALL"
@@ -98,18 +98,18 @@ _SCORED: Final = f"SELECT doc_key, position, score FROM score_token WHERE {_ONLY
 
 @dataclass(frozen=True)
 class TracedRun:
-    """A quality run, and the attempts that say more about its tokens.
+    """Quality run, and the attempts with more data about its tokens.
 
     Attributes:
-        params: Every parameter of the method.
-        model_kind: Of the model: causal, seq2seq or encoder.
-        blocks: Blocks that tokens or texts leave after, L.
-        documents: How many it answered.
-        full_depth_cell_id: Full depth on the same documents; equal for runs that can be laid side by side.
-        full_attempt_id: Its latest attempt; None where it has not run.
-        probe_attempt_id: Probe of full depth's answers; None where there is none.
-        scores_attempt_id: The method's own gate asked at every block of the probe; None where there is none.
-        newest: Whether no later run asks the same.
+        params: All parameters of the method.
+        model_kind: Kind of the model: causal, seq2seq or encoder.
+        blocks: Number of blocks after which tokens or texts can exit, L.
+        documents: Number of documents it answered.
+        full_depth_cell_id: Full depth on the same documents; equal for runs that can be compared side by side.
+        full_attempt_id: Latest attempt of full depth; None if it has not run.
+        probe_attempt_id: Probe of full depth's answers; None if there is none.
+        scores_attempt_id: Scores of the method's own gate at every block of the probe; None if there are none.
+        newest: True if no later run has the same setting and method.
     """
 
     attempt_id: str
@@ -137,22 +137,22 @@ class TracedRun:
 
     @property
     def is_full_depth(self) -> bool:
-        """Whether it is what the others are compared with."""
+        """True if the run is the full-depth baseline."""
         return self.cell_id == self.full_depth_cell_id
 
     @property
     def classifies(self) -> bool:
-        """Whether its documents leave as wholes, each with a label or a number for its only token."""
+        """True if each document exits as a whole, with a label or a number as its only token."""
         return self.model_kind == "encoder"
 
 
 def traced_runs(database: Database) -> list[TracedRun]:
-    """Return every quality run, in the order in which they ran."""
+    """Return every quality run, in the order in which they were run."""
     return [TracedRun(**{**row, "params": json.loads(row["params"])}) for row in database.query(_RUNS).to_pylist()]
 
 
 def named(runs: Sequence[TracedRun]) -> RunIndex:
-    """Return the same runs as things to choose from by id or glob."""
+    """Return the runs as an index for selection by id or glob."""
     names = ("attempt_id", "cell_id", "model", "task_label", "method", "params", "newest")
     return RunIndex(
         [
@@ -167,38 +167,38 @@ def named(runs: Sequence[TracedRun]) -> RunIndex:
 
 
 def answers(database: Database, attempts: Collection[str], keys: Collection[str] | None = None) -> pa.Table:
-    """Return a row for each answer: text, length of prompt and answer, why it ended, scores of the current version.
+    """Return one row per answer: text, lengths of prompt and answer, stop reason, scores under the current version.
 
-    Of encoders at full depth also what was classified and the right answer.
+    For encoders at full depth, also the classified text and the correct answer.
     """
     return database.query(_ANSWERS, {"attempts": list(attempts), "keys": None if keys is None else list(keys)})
 
 
 def tokens(database: Database, attempts: Collection[str], keys: Collection[str]) -> pa.Table:
-    """Return a row for each token of those runs' answers, by attempt, document and position."""
+    """Return one row per token of these runs' answers, ordered by attempt, document and position."""
     return database.query(_TOKENS, {"attempts": list(attempts), "keys": list(keys)})
 
 
 def probed(database: Database, attempt_id: str | None, keys: Collection[str]) -> pa.Table:
-    """Return a row for each token of a probe, lists with an entry per block, by document and position."""
+    """Return one row per token of a probe, with one list entry per block, ordered by document and position."""
     return database.query(_PROBED, {"attempts": [attempt_id], "keys": list(keys)})
 
 
 def scored(database: Database, attempt_id: str | None, keys: Collection[str]) -> pa.Table:
-    """Return the gate's score at every block (NaN: not asked), a row for each probed token, likewise ordered."""
+    """Return one row per probed token with the gate's score at every block (NaN: not asked), in the same order."""
     return database.query(_SCORED, {"attempts": [attempt_id], "keys": list(keys)})
 
 
 def classified(database: Database, attempts: Collection[str], keys: Collection[str]) -> pa.Table:
-    """Return a row for each block that runs of encoders asked of a document, by attempt, document and block."""
+    """Return one row per block evaluated for a document by encoder runs, ordered by attempt, document and block."""
     return database.query(_CLASSIFIED, {"attempts": list(attempts), "keys": list(keys)})
 
 
 @contextmanager
 def read_once(database: Database, attempts: Collection[str], keys: Collection[str]) -> Iterator[None]:
-    """Have the functions above find the tokens of these attempts and documents in temporary tables, and no others.
+    """Restrict the functions above to the tokens of these attempts and documents, copied to temporary tables.
 
-    To find a few documents takes as long as to read all tokens of a large database, for each that asks anew.
+    In a large database, finding a few documents takes as long as reading all tokens, for each query.
     """
     for table in _LARGE:
         database.rows(
@@ -212,24 +212,28 @@ def read_once(database: Database, attempts: Collection[str], keys: Collection[st
 
 
 def content_digests(database: Database, attempts: Collection[str], keys: Collection[str]) -> dict[str, list[str]]:
-    """Return digests of all that the functions above can return of these attempts and documents.
+    """Return digests of everything that the functions above can return for these attempts and documents.
 
     Returns:
-        Digests by attempt and, of its spelling, by tokenizer: they differ where a row does, on one version of DuckDB.
+        Digests by attempt and, for the spelling, by tokenizer: they differ if a row does, on one version of DuckDB.
     """
-    found: dict[str, list[str]] = defaultdict(list)
+    digests: dict[str, list[str]] = defaultdict(list)
     _, rows = database.rows(
         f"{_DIGESTS} UNION ALL {_SPELLING_DIGESTS} ORDER BY ALL", {"attempts": list(attempts), "keys": list(keys)}
     )
-    for of, what, digest in rows:
-        found[of].append(f"{what} {digest}")
-    return dict(found)
+    for owner, what, digest in rows:
+        digests[owner].append(f"{what} {digest}")
+    return dict(digests)
 
 
 def shared_prefix(answer: Sequence[int], reference: Sequence[int]) -> int:
-    """Return how many tokens two answers have in common from the first on."""
+    """Return the length of the longest common prefix of two answers, in tokens.
+
+    >>> shared_prefix([5, 7, 9], [5, 7, 8, 2])
+    2
+    """
     pairs = enumerate(zip(answer, reference, strict=False))
-    return next((place for place, (own, other) in pairs if own != other), min(len(answer), len(reference)))
+    return next((place for place, (token, other) in pairs if token != other), min(len(answer), len(reference)))
 
 
 _STYLE: Final = """
@@ -247,21 +251,21 @@ _TEXTS: Final = """
 
 
 def spelled(database: Database, tokenizer_sha256: str, ids: Collection[int]) -> dict[int, str]:
-    """Return the text of each id, with a space in front where a word begins; `` #17`` where no spelling is recorded."""
+    """Return the text of each id, with a leading space if a word begins; `` #17`` if no spelling is recorded."""
     wanted = sorted(set(ids))
     (style,) = database.query(_STYLE, {"tokenizer": tokenizer_sha256})["style"].to_pylist()
     rows = database.query(_TEXTS, {"tokenizer": tokenizer_sha256, "ids": wanted}).to_pylist()
-    known = {row["token_id"]: readable(row["text"], style, row["begins_word"]) for row in rows}
-    return {token_id: known.get(token_id, f" #{token_id}") for token_id in wanted}
+    spellings = {row["token_id"]: readable(row["text"], style, row["begins_word"]) for row in rows}
+    return {token_id: spellings.get(token_id, f" #{token_id}") for token_id in wanted}
 
 
 def readable(text: str, style: str, begins_word: bool | None) -> str:
-    """Return what a token adds to a text.
+    """Return the text that a token adds to an answer.
 
     Args:
-        text: As the tokenizer spells it.
-        style: Of its marks: sentencepiece, bytes (byte-level BPE), wordpiece, or words (none).
-        begins_word: As in view vocabulary; None for a token that is no text.
+        text: Token as the tokenizer spells it.
+        style: Style of the tokenizer's marks: sentencepiece, bytes (byte-level BPE), wordpiece, or words (none).
+        begins_word: As in the view vocabulary; None for a token that is no text.
     """
     if begins_word is None:
         return f" {text}"
@@ -275,17 +279,17 @@ def readable(text: str, style: str, begins_word: bool | None) -> str:
 
 
 def _from_bytes(text: str) -> str:
-    """Undo byte-level BPE's spelling; bytes that are no whole character stay visible."""
+    """Decode byte-level BPE's spelling; bytes that are no complete character stay visible as escapes."""
     if any(character not in _BYTES for character in text):
         return text
     return bytes(_BYTES[character] for character in text).decode("utf-8", "backslashreplace")
 
 
 def _byte_spelling() -> dict[str, int]:
-    """GPT-2's spelling of bytes: those with a visible Latin-1 character are it, the others follow from U+0100 on."""
-    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in own]
-    return {chr(byte): byte for byte in own} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+    """Return GPT-2's spelling of bytes: visible Latin-1 characters stand for themselves, others start at U+0100."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    invisible = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(0x100 + n): byte for n, byte in enumerate(invisible)}
 
 
 _BYTES: Final = _byte_spelling()

@@ -1,1 +1,1 @@
-"""What lies beside attempts in the spool: trainings, vocabularies, rescores, tags."""
+"""Records next to the attempts in the spool: trainings, vocabularies, rescores, tags."""

@@ -1,10 +1,10 @@
-"""Records made from stored attempts later on: rescores under another metric version, and part-of-speech tags.
+"""Records derived from stored attempts: rescores under another metric version, and part-of-speech tags.
 
     <spool>/rescores/<attempt_id>/<digest of the version>/{samples.parquet, metrics.parquet, status.json, DONE}
     <spool>/tags/<attempt_id>/<digest of the tagger>/{token_tag.parquet, status.json, DONE}
 
-Complete or absent, as attempts are, and like them the source of truth: the database is filled from here. status.json
-has `format`, `attempt_id` and what made the record.
+Records are complete or absent, as attempts are, and like them the source of truth: the database is filled from them.
+status.json has `format`, `attempt_id` and what made the record.
 """
 
 import shutil
@@ -48,13 +48,13 @@ _KEYS: Final = {"format": COUNT, "attempt_id": TEXT, "scored_at": replace(TIME, 
 
 @dataclass(frozen=True)
 class Derived:
-    """A kind of record.
+    """A kind of derived record.
 
     Attributes:
-        kind: Where they lie.
-        maker: Key of status.json that says what made a record.
-        files: What a record has besides status.json.
-        again: What makes a damaged one anew, in words.
+        kind: Folder and file names of the records.
+        maker: Key of status.json that identifies what made the record.
+        files: Files of a record besides status.json.
+        again: What rewrites a damaged record, for messages.
     """
 
     kind: RecordKind
@@ -64,30 +64,30 @@ class Derived:
 
     @property
     def folder(self) -> str:
-        """Their folder below the spool."""
+        """Folder of the records below the spool."""
         return self.kind.folder
 
     @property
     def all_files(self) -> tuple[str, ...]:
-        """What a record's seal lists."""
+        """Files that a record's seal lists."""
         return (*self.files, _STATUS)
 
     def place(self, spool_root: Path, attempt_id: str, maker: str) -> Path:
-        """Return the folder of a record; what made it is named in full, which no folder's name could be."""
+        """Return the folder of a record, named by a digest, since the maker's full name is no valid folder name."""
         return spool_root / self.kind.folder / attempt_id / _digest(maker)
 
     def has(self, spool_root: Path, attempt_id: str, maker: str) -> bool:
-        """Return whether the spool has a record."""
+        """Return whether the spool has the record."""
         return (self.place(spool_root, attempt_id, maker) / "DONE").is_file()
 
     def record(self, spool_root: Path, maker: str, status: Mapping[str, Any], fill: Callable[[Path], None]) -> None:
-        """Write a record; nothing to do if it is there.
+        """Write a record, unless it exists.
 
         Args:
             spool_root: The spool.
-            maker: What made it.
-            status: What status.json says besides `format`; has `attempt_id`.
-            fill: Writes `files` into an empty folder.
+            maker: What made the record.
+            status: Content of status.json besides `format`; includes `attempt_id`.
+            fill: Function that writes `files` into an empty folder.
 
         Raises:
             UserError: The spool cannot be written.
@@ -100,35 +100,35 @@ class Derived:
         write_digested_folder(self.place(spool_root, status["attempt_id"], maker), fill_all)
 
     def load(
-        self, engine: sa.Engine, spool_root: Path, known: str, add: Callable[[Path, Mapping[str, Any]], None]
+        self, engine: sa.Engine, spool_root: Path, known_sql: str, add: Callable[[Path, Mapping[str, Any]], None]
     ) -> list[str]:
-        """Add every record whose attempt the database has, each whole or not at all; return what is wrong with others.
+        """Add each complete record whose attempt is in the database; return problems of the others.
 
         Args:
             engine: An open, writable database.
             spool_root: The spool.
-            known: SQL of the attempts and makers that the database has.
-            add: Adds one, given its folder, checked, and its status.
+            known_sql: SQL that selects attempts and makers that the database has.
+            add: Function that adds one record, given its checked folder and its status.
         """
         with engine.connect() as connection:
             attempts: Set[str] = set(connection.execute(sa.select(ATTEMPT.c.attempt_id)).scalars())
-            there = {(attempt_id, _digest(maker)) for attempt_id, maker in connection.exec_driver_sql(known)}
+            stored = {(attempt_id, _digest(maker)) for attempt_id, maker in connection.exec_driver_sql(known_sql)}
 
         def is_new(folder: Path) -> bool:
-            return folder.parent.name in attempts and (folder.parent.name, folder.name) not in there
+            return folder.parent.name in attempts and (folder.parent.name, folder.name) not in stored
 
         return load_records(spool_root, self.kind, is_new, lambda folder: add(folder, self.status(folder)), self.again)
 
     def check(self, spool_root: Path) -> list[str]:
-        """Return what is wrong with records, each checked against its digests."""
+        """Return problems of records, after checking each against its digests."""
         return check_records(spool_root, self.kind, self.status, self.again)
 
     def status(self, folder: Path) -> dict[str, Any]:
-        """Return what a record that is what was written says of itself.
+        """Return the status of a record after checking its files.
 
         Raises:
-            DamagedFile: A file is missing or was changed, or the record is not the one that its folder names.
-            SpoolError: A newer version wrote it, or a file cannot be read.
+            DamagedFile: A file is missing or was changed, or the record does not match its folder's name.
+            SpoolError: A newer version wrote the record, or a file cannot be read.
         """
         check_digested_folder(folder, self.all_files)
         where = folder / _STATUS
@@ -155,20 +155,21 @@ def load_records(
     add: Callable[[Path], None],
     again: str | None = None,
 ) -> list[str]:
-    """Add the records of a kind that a database does not have, each whole or not at all.
+    """Add the records of a kind that a database lacks, each completely or not at all.
 
     Args:
         spool_root: The spool.
-        kind: What they are.
-        is_new: Whether the database lacks the record of a folder.
-        add: Reads one and adds it.
-        again: What writes a damaged one again, in words: such a record is moved to the quarantine. None leaves it.
+        kind: Kind of the records.
+        is_new: Returns whether the database lacks the record of a folder.
+        add: Function that reads one record and adds it.
+        again: What rewrites a damaged record, for messages: the record is moved to the quarantine. None leaves it in
+            place.
 
     Returns:
-        What is wrong with records that were not added.
+        Problems of records that were not added.
     """
-    found, problems = records(spool_root, kind)
-    for folder in filter(is_new, found):
+    folders, problems = records(spool_root, kind)
+    for folder in filter(is_new, folders):
         try:
             add(folder)
         except (duckdb.Error, sa.exc.StatementError) as error:
@@ -176,7 +177,7 @@ def load_records(
                 raise
             problems.append(f"{folder}: does not fit the database: {error}")
         except (UserError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
-            # Nothing is wrong with a record that cannot be read at the moment.
+            # A record that cannot be read at the moment need not be damaged.
             is_damaged = isinstance(error, DamagedFile) or not isinstance(error, SpoolError)
             moved = f" {_move_aside(spool_root, kind, folder)}; {again}." if again and is_damaged else ""
             problems.append(f"{folder}: {error}{moved}")
@@ -186,9 +187,9 @@ def load_records(
 def check_records(
     spool_root: Path, kind: RecordKind, read: Callable[[Path], object], again: str | None = None
 ) -> list[str]:
-    """Return what is wrong with the records of a kind, each of which is read."""
-    found, problems = records(spool_root, kind)
-    for folder in found:
+    """Read every record of a kind and return the problems."""
+    folders, problems = records(spool_root, kind)
+    for folder in folders:
         try:
             read(folder)
         except UserError as error:
@@ -199,7 +200,7 @@ def check_records(
 
 
 def _move_aside(spool_root: Path, kind: RecordKind, folder: Path) -> str:
-    """Move a damaged record out of the way of a new one, and say so."""
+    """Move a damaged record to the quarantine to make room for a new one; return a message."""
     aside = spool_root / QUARANTINE / kind.folder / "-".join(folder.relative_to(spool_root / kind.folder).parts)
     aside.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(aside, ignore_errors=True)
@@ -208,16 +209,16 @@ def _move_aside(spool_root: Path, kind: RecordKind, folder: Path) -> str:
 
 RESCORES: Final = Derived(RESCORE, "metric_version", ("samples.parquet", "metrics.parquet"), "rescore again")
 _SAMPLES: Final = arrow_schema(TABLES["sample_rescore"])
-_KNOWN_RESCORES: Final = "SELECT DISTINCT attempt_id, metric_version FROM sample_rescore"
+_STORED_RESCORES: Final = "SELECT DISTINCT attempt_id, metric_version FROM sample_rescore"
 
 
 @dataclass(frozen=True)
 class Rescore:
-    """What one attempt's outputs score under one metric version.
+    """Scores of one attempt's outputs under one metric version.
 
     Attributes:
-        samples: doc_key, scores, statistics: as in the spool's samples.
-        metrics: As in the spool's metrics, the task's headline metric first.
+        samples: doc_key, scores and statistics, as in the spool's samples.
+        metrics: Rows as in the spool's metrics, the task's headline metric first.
     """
 
     attempt_id: str
@@ -227,15 +228,15 @@ class Rescore:
 
 
 def is_rescored(spool_root: Path, attempt_id: str, metric_version: str) -> bool:
-    """Return whether the spool has an attempt's scores under a version."""
+    """Return whether the spool has an attempt's scores under a metric version."""
     return RESCORES.has(spool_root, attempt_id, metric_version)
 
 
 def record_rescore(spool_root: Path, rescore: Rescore) -> None:
-    """Write scores into the spool; nothing to do if they are there.
+    """Write scores into the spool, unless they exist.
 
     Raises:
-        UserError: The spool cannot be written, or a column is not what it should be.
+        UserError: The spool cannot be written, or a column is invalid.
     """
     metrics = conform("metrics", rescore.metrics, where="metrics.parquet")
     samples = rescore.samples.select(_SAMPLES.names).cast(_SAMPLES)
@@ -253,26 +254,26 @@ def record_rescore(spool_root: Path, rescore: Rescore) -> None:
 
 
 def load_rescores(engine: sa.Engine, spool_root: Path) -> list[str]:
-    """Add every record whose attempt the database has, each whole or not at all; return what is wrong with others."""
+    """Add each complete record whose attempt is in the database; return problems of the others."""
 
     def add(folder: Path, status: Mapping[str, Any]) -> None:
         rescore, scored_at = _read_rescore(folder, status)
         _insert_rescore(engine, rescore, scored_at)
 
-    return RESCORES.load(engine, spool_root, _KNOWN_RESCORES, add)
+    return RESCORES.load(engine, spool_root, _STORED_RESCORES, add)
 
 
 def check_rescore(folder: Path) -> None:
-    """Read one record, and forget it.
+    """Check one record by reading it.
 
     Raises:
-        UserError: It is not what it should be.
+        UserError: The record is invalid.
     """
     _read_rescore(folder, RESCORES.status(folder))
 
 
 def _read_rescore(folder: Path, status: Mapping[str, Any]) -> tuple[Rescore, datetime]:
-    """Return a record, and when (UTC) it was scored."""
+    """Return a record, and the time (UTC) at which it was scored."""
     scored_at = datetime.fromisoformat(status["scored_at"]).astimezone(UTC).replace(tzinfo=None)
     samples = read_table(folder / "samples.parquet", _SAMPLES)
     path = folder / "metrics.parquet"
@@ -297,16 +298,16 @@ def _with(rows: pa.Table, name: str, values: Sequence[object], kind: pa.DataType
 _FILE: Final = "token_tag.parquet"
 TAGS: Final = Derived(TAG, "tagger", (_FILE,), "annotate again")
 TAG_SCHEMA: Final = arrow_schema(TABLES["token_tag"])
-"""One row a token that belongs to a word."""
-_KNOWN_TAGS: Final = "SELECT DISTINCT attempt_id, tagger FROM token_tag"
+"""Schema of tags: one row per token that belongs to a word."""
+_STORED_TAGS: Final = "SELECT DISTINCT attempt_id, tagger FROM token_tag"
 
 
 def record_tags(spool_root: Path, attempt_id: str, tagger: str, tags: pa.Table) -> None:
-    """Write the tags of an attempt's answers into the spool; nothing to do if they are there.
+    """Write the tags of an attempt's answers into the spool, unless they exist.
 
     Args:
         spool_root: The spool.
-        attempt_id: Whose answers.
+        attempt_id: Attempt whose answers are tagged.
         tagger: Library, model and their versions.
         tags: Rows of `TAG_SCHEMA`.
 
@@ -322,7 +323,7 @@ def record_tags(spool_root: Path, attempt_id: str, tagger: str, tags: pa.Table) 
 
 
 def load_tags(engine: sa.Engine, spool_root: Path) -> list[str]:
-    """Add every record whose attempt the database has, each whole or not at all; return what is wrong with others."""
+    """Add each complete record whose attempt is in the database; return problems of the others."""
 
     def add(folder: Path, status: Mapping[str, Any]) -> None:
         rows = read_table(folder / _FILE, TAG_SCHEMA)
@@ -330,14 +331,14 @@ def load_tags(engine: sa.Engine, spool_root: Path) -> list[str]:
         with engine.begin() as connection:
             insert_rows(connection, "token_tag", rows, "attempt_id", status["attempt_id"])
 
-    return TAGS.load(engine, spool_root, _KNOWN_TAGS, add)
+    return TAGS.load(engine, spool_root, _STORED_TAGS, add)
 
 
 def check_tags(folder: Path) -> None:
-    """Read one record, and forget it.
+    """Check one record by reading it.
 
     Raises:
-        UserError: It is not what it should be.
+        UserError: The record is invalid.
     """
     TAGS.status(folder)
     read_table(folder / _FILE, TAG_SCHEMA)

@@ -1,9 +1,9 @@
-"""Training records: how a model came about, kept in the spool beside the attempts.
+"""Training records: the recipe and log of a trained model, kept in the spool next to the attempts.
 
     <spool>/trainings/<weights_sha256>/{card.json, training_log.csv}
 
-A record is complete or absent. Both are those of the model's folder (`schema.TRAINING_LOG`; an empty block is the whole
-model).
+A record is complete or absent. Both files are copied from the model's folder (`schema.TRAINING_LOG`; an empty block
+stands for the whole model).
 """
 
 import io
@@ -26,13 +26,13 @@ from exitbench.results.spool.records import TRAINING
 from exitbench.results.spool.schema import CARD_FILE, TRAINING_LOG, TRAINING_LOG_FILE
 
 _LOG_BYTES: Final = 1 << 28
-"""A row takes about 30 bytes, and trainings log some hundred steps of each block."""
+"""Maximum size: a row takes about 30 bytes, and trainings log some hundred steps per block."""
 _CARD_KEYS: Final[Keys] = {"": {"recipe": OBJECT}, "recipe": {"name": TEXT}}
 _LOG_COLUMNS = csv.ConvertOptions(column_types=TRAINING_LOG, include_columns=TRAINING_LOG.names)
 
 
 def record_training(spool_root: Path, weights_sha256: str, model_folder: Path) -> None:
-    """Copy card and log of a trained model into the spool; nothing to do if it has none, or they are there."""
+    """Copy the card and log of a trained model into the spool, unless it has none or they are there already."""
     files = [model_folder / CARD_FILE, model_folder / TRAINING_LOG_FILE]
     final = spool_root / TRAINING.folder / weights_sha256
     if final.is_dir() or not all(path.is_file() for path in files):
@@ -51,24 +51,24 @@ def record_training(spool_root: Path, weights_sha256: str, model_folder: Path) -
 
 
 def load_trainings(engine: sa.Engine, spool_root: Path) -> list[str]:
-    """Add every record that the database does not have, each whole or not at all; return what is wrong with others."""
+    """Add each complete record that the database lacks; return problems of the others."""
     with engine.connect() as connection:
-        known = set(connection.execute(sa.select(TRAINING_RUN.c.weights_sha256)).scalars())
+        stored = set(connection.execute(sa.select(TRAINING_RUN.c.weights_sha256)).scalars())
     return load_records(
-        spool_root, TRAINING, lambda folder: folder.name not in known, lambda folder: _load(engine, folder)
+        spool_root, TRAINING, lambda folder: folder.name not in stored, lambda folder: _load(engine, folder)
     )
 
 
 def check_trainings(spool_root: Path) -> list[str]:
-    """Return what is wrong with records."""
+    """Return problems of the records."""
     return check_records(spool_root, TRAINING, read_training)
 
 
 def read_training(folder: Path) -> tuple[dict[str, Any], pa.Table]:
-    """Return the card of a record and its log.
+    """Return the card and the log of a record.
 
     Raises:
-        SpoolError: They are not what a training writes; names the file.
+        SpoolError: They are not what a training writes; the message names the file.
     """
     card = read_json(folder / CARD_FILE)
     if fault := first_fault(card, _CARD_KEYS):

@@ -1,4 +1,4 @@
-"""Vocabularies: spellings of token ids, once per tokenizer, kept in the spool beside the attempts.
+"""Vocabularies: spellings of token ids, one per tokenizer, kept in the spool next to the attempts.
 
 <spool>/vocabularies/<tokenizer_sha256>/{token_text.parquet, DONE}
 """
@@ -22,27 +22,27 @@ from exitbench.results.spool.records import VOCABULARY
 from exitbench.results.spool.schema import arrow_schema
 from exitbench.results.tables import TABLES
 
-_AGAIN: Final = "the next run writes it"
+_REMEDY: Final = "the next run writes it"
 FILE: Final = "token_text.parquet"
 _LONGEST_BYTES: Final = 1 << 16
-"""Of a token's text; the longest that tokenizers have are some hundred spaces."""
+"""Maximum length of a token's text; the longest in real tokenizers are some hundred spaces."""
 _SCHEMA: Final = arrow_schema(TABLES["token_text"])
 _WORD_MARKS: Final = ("\u2581", "\u0120\u010a\u0109")
-"""What begins a word: SentencePiece's space; byte-level BPE's space, line feed and tab."""
-_GOES_ON: Final = "##"
-"""What begins a piece of WordPiece that goes on with a word."""
+"""Marks at the beginning of a word: SentencePiece's space; byte-level BPE's space, line feed and tab."""
+_CONTINUATION: Final = "##"
+"""Mark at the beginning of a WordPiece token that continues a word."""
 
 
 def record_vocabulary(
     spool_root: Path, tokenizer_sha256: str, texts: Sequence[str | None], special_ids: Collection[int]
 ) -> None:
-    """Write a vocabulary into the spool; nothing to do if it is there.
+    """Write a vocabulary into the spool, unless it exists.
 
     Args:
         spool_root: The spool.
-        tokenizer_sha256: Digest of the tokenizer, as cells have it.
-        texts: Every token as the tokenizer spells it, by id; None where an id stands for nothing.
-        special_ids: Tokens that are no text (end of sequence and so on).
+        tokenizer_sha256: Digest of the tokenizer, as in cells.
+        texts: Every token as the tokenizer spells it, by id; None if an id is not used.
+        special_ids: Ids of tokens that are no text (end of sequence and so on).
 
     Raises:
         UserError: The spool cannot be written.
@@ -62,31 +62,31 @@ def record_vocabulary(
 
 
 def begins_word(texts: Sequence[str | None]) -> list[bool]:
-    """Return which tokens begin a word, by the marks of their spelling; without any mark every token is a word."""
+    """Return whether each token begins a word, by the marks of its spelling; without marks every token is a word."""
     for marks in _WORD_MARKS:
         if any(text is not None and len(text) > 1 and text[0] in marks for text in texts):
             return [text is not None and re.match(f"[{marks}]", text) is not None for text in texts]
-    return [text is not None and (text == _GOES_ON or not text.startswith(_GOES_ON)) for text in texts]
+    return [text is not None and (text == _CONTINUATION or not text.startswith(_CONTINUATION)) for text in texts]
 
 
 def load_vocabularies(engine: sa.Engine, spool_root: Path) -> list[str]:
-    """Add every vocabulary that the database lacks, each whole or not at all; return what is wrong with others."""
-    known = known_keys(engine, "token_text")
+    """Add each complete vocabulary that the database lacks; return problems of the others."""
+    stored = known_keys(engine, "token_text")
 
     def add(folder: Path) -> None:
         rows = read_vocabulary(folder)
         with engine.begin() as connection:
             insert_rows(connection, "token_text", rows, "tokenizer_sha256", folder.name)
 
-    return load_records(spool_root, VOCABULARY, lambda folder: folder.name not in known, add, _AGAIN)
+    return load_records(spool_root, VOCABULARY, lambda folder: folder.name not in stored, add, _REMEDY)
 
 
 def read_vocabulary(folder: Path) -> pa.Table:
-    """Return a vocabulary that is what was written.
+    """Return a vocabulary after checking its digest.
 
     Raises:
-        DamagedFile: A file is missing or was changed, or holds no vocabulary.
-        SpoolError: It cannot be read.
+        DamagedFile: A file is missing, changed, or no vocabulary.
+        SpoolError: A file cannot be read.
     """
     check_digested_folder(folder, [FILE])
     rows = read_table(folder / FILE, _SCHEMA)
@@ -97,5 +97,5 @@ def read_vocabulary(folder: Path) -> pa.Table:
 
 
 def check_vocabularies(spool_root: Path) -> list[str]:
-    """Return what is wrong with vocabularies, each checked against its digest."""
-    return check_records(spool_root, VOCABULARY, read_vocabulary, _AGAIN)
+    """Return problems of vocabularies, after checking each against its digest."""
+    return check_records(spool_root, VOCABULARY, read_vocabulary, _REMEDY)

@@ -1,1 +1,1 @@
-"""The DuckDB database: connection, views and comments, access, a sandbox for files of others."""
+"""The DuckDB database: connection, views and comments, access, a sandbox for third-party files."""

@@ -1,14 +1,14 @@
-"""Who may open a database: a fair readers-writer lock, patience with its holder, and marks of verified files.
+"""Access to a database: a fair readers-writer lock, waiting for its holder, and marks of verified files.
 
-DuckDB lets many readers or one writer open a file; whoever comes at the wrong moment is refused at once, and where
-readers come and go all the time a writer would never find the file free. So whoever wants to open it acquires this lock
-first, a lock file beside it: readers share it and only while they open; a writer keeps it until it closes, and closes
-soon after it sees, by a second lock file, that somebody waits.
+DuckDB lets many readers or one writer open a file and refuses all others at once. If readers come and go all the time,
+a writer would never find the file free. So every process first acquires this lock, a lock file next to the database:
+readers share it only while they open the file; a writer holds it until it closes the file. A second lock file shows the
+writer that another process waits, and it then closes soon.
 
-A run opens its database hundreds of times, and looking at all tables, views and macros takes longer than opening it.
-Whoever fills a database leaves a mark beside it, so that the next process need not look either: a mark counts where
-it and the database belong to the user and nobody else may write them, and names the file's inode and the time of its
-last change, which nobody can choose.
+A run opens its database hundreds of times, and checking all tables, views and macros takes longer than opening it. A
+process that fills a database leaves a mark next to it, so that the next process can skip the check. A mark is valid if
+it and the database belong to the user and no other user may write them. It names the file's inode and the time of its
+last change, which no process can choose.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ from exitbench.errors import UserError
 from exitbench.results.files.atomic import lock, write_whole_file
 
 POLL_S = 0.02
-"""How often to try again."""
+"""Seconds between attempts."""
 
 _LONGEST_S = 1.0
 
 
 class DatabaseInUse(UserError):
-    """Another process has the database open; `who` says which, `is_ours` whether it is known to be one of ExitBench."""
+    """Raised if another process has the database open; `who` names it, `is_ours` if it is known to be of ExitBench."""
 
     def __init__(self, path: Path, who: str, wait_s: float, *, is_ours: bool = False) -> None:
         super().__init__(f"{path} is in use by {who}; waited {wait_s:g} s. Try again when it has ended.")
@@ -40,12 +40,12 @@ class DatabaseInUse(UserError):
 
 @dataclass(frozen=True)
 class AccessLock:
-    """The lock as acquired; `release` it. None is held where the lock file cannot be made (a read-only folder)."""
+    """Acquired lock; call `release`. `file` is None if no lock file can be created (read-only folder)."""
 
     file: IO[str] | None
 
     def release(self) -> None:
-        """Let the others in; once is enough."""
+        """Release the lock; further calls do nothing."""
         if self.file is not None:
             self.file.close()
 
@@ -62,12 +62,12 @@ def lock_file(database: Path) -> Path:
 
 
 def acquire(database: Path, *, alone: bool, deadline: float) -> AccessLock | None:
-    """Acquire the lock, waiting for it; None if it is not to be had by the deadline.
+    """Acquire the lock, waiting for it; return None if it is not available by the deadline.
 
     Args:
-        database: The file.
-        alone: As a writer, not shared.
-        deadline: Of `time.monotonic`; there is always one attempt.
+        database: The database file.
+        alone: True for a writer's exclusive lock.
+        deadline: Time of `time.monotonic`; there is always at least one attempt.
     """
     try:
         file, waiting = lock_file(database).open("a", encoding="ascii"), _waiting_file(database).open("a")
@@ -87,14 +87,14 @@ def acquire(database: Path, *, alone: bool, deadline: float) -> AccessLock | Non
 
 
 def _note_holder(file: IO[str]) -> None:
-    # A full disk costs the name in a message, not the lock.
+    # If the disk is full, only the name in messages is lost, not the lock.
     with contextlib.suppress(OSError):
         os.ftruncate(file.fileno(), 0)
         os.write(file.fileno(), str(os.getpid()).encode())
 
 
 def has_waiters(database: Path) -> bool:
-    """Return whether somebody waits for the lock."""
+    """Return whether another process waits for the lock."""
     try:
         with _waiting_file(database).open("a") as waiting:
             return not lock(waiting.fileno())
@@ -103,7 +103,7 @@ def has_waiters(database: Path) -> bool:
 
 
 def yield_to_waiters(database: Path) -> None:
-    """Wait until those who wait have had the lock, for a bounded time; they try only now and then."""
+    """Wait until the waiting processes have had the lock, for a limited time; they retry only now and then."""
     deadline = time.monotonic() + _LONGEST_S
     while has_waiters(database) and time.monotonic() < deadline:
         time.sleep(POLL_S)
@@ -114,7 +114,7 @@ def _waiting_file(database: Path) -> Path:
 
 
 def holder(database: Path) -> str:
-    """Return who last held the lock alone, in words."""
+    """Return a description of the last process that held the lock alone."""
     try:
         text = lock_file(database).read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -125,22 +125,22 @@ def holder(database: Path) -> str:
 Result = TypeVar("Result")
 
 PATIENCE_S: Final = 120.0
-"""How long to wait for a process that has the database open and of which nothing is known, such as a `duckdb` shell."""
+"""Maximum wait in seconds for an unknown process that has the database open, such as a `duckdb` shell."""
 
 
 def patiently(action: Callable[[], Result], say: Callable[[str], None], patience_s: float = PATIENCE_S) -> Result:
-    """Do what opens the database, again and again while it is in use.
+    """Run an action that opens the database, and retry it while the database is in use.
 
-    A process of ExitBench that fills the database holds the lock (`acquire`), ends its work, and is waited for
-    however long that takes. Of any other holder only time tells.
+    A process of ExitBench that fills the database holds the lock (`acquire`) and finishes its work; it is waited for
+    without a limit. Other processes are waited for up to `patience_s`.
 
     Args:
-        action: What to do; it must have done nothing where it raises `DatabaseInUse`.
-        say: Told once of each holder.
-        patience_s: How long to wait for one holder of which nothing is known.
+        action: Action to run; it must have had no effect when it raises `DatabaseInUse`.
+        say: Called once per holder with a message.
+        patience_s: Maximum wait in seconds for one unknown holder.
 
     Raises:
-        DatabaseInUse: It has not let go.
+        DatabaseInUse: The holder has not released the database.
     """
     notified: set[str] = set()
     unknown, since_s = "", 0.0
@@ -165,7 +165,7 @@ _verified: dict[Path, tuple[str, tuple[int, ...]]] = {}
 
 
 def remember(path: Path, version: str) -> None:
-    """Note that a database, which no other process can write at this moment, is as `version` makes it."""
+    """Remember that a database, which no other process can write at this moment, is as `version` makes it."""
     state = file_state(path)
     if state is None:
         _verified.pop(path.absolute(), None)
@@ -174,15 +174,15 @@ def remember(path: Path, version: str) -> None:
 
 
 def leave_mark(path: Path, version: str) -> None:
-    """Note it for other processes too, in a file beside the database; for those who have written it."""
-    with contextlib.suppress(OSError):  # who finds no mark looks for himself
+    """Leave a mark next to the database for other processes; called by writers."""
+    with contextlib.suppress(OSError):  # without a mark, the next process checks the database itself
         if (state := file_state(path)) is not None:
             write_whole_file(mark_of(path), json.dumps([version, state]))
             mark_of(path).chmod(0o600)
 
 
 def mark_of(path: Path) -> Path:
-    """Return where the mark of a database lies."""
+    """Return the path of a database's mark."""
     return path.with_name(f".{path.name}.verified")
 
 
@@ -195,12 +195,12 @@ def is_verified(path: Path, version: str) -> bool:
 
 
 def was_marked(path: Path) -> bool:
-    """Return whether a mark lies beside a file: it was a database of ExitBench, whatever has happened to it since."""
+    """Return whether a file has a mark: it was a database of ExitBench, even if it was changed since."""
     return _marked(path) is not None
 
 
 def _marked(path: Path) -> object:
-    """What the mark says; nothing where somebody else could have made it."""
+    """Return the content of the mark; None if another user could have written it."""
     try:
         if not all(_is_private(file) for file in (path, mark_of(path))):
             return None
@@ -210,18 +210,18 @@ def _marked(path: Path) -> object:
 
 
 def _is_private(file: Path) -> bool:
-    found = file.lstat()
-    owned = not hasattr(os, "getuid") or found.st_uid == os.getuid()
-    return stat.S_ISREG(found.st_mode) and owned and not found.st_mode & _WRITABLE_BY_OTHERS
+    status = file.lstat()
+    owned = not hasattr(os, "getuid") or status.st_uid == os.getuid()
+    return stat.S_ISREG(status.st_mode) and owned and not status.st_mode & _WRITABLE_BY_OTHERS
 
 
 def file_state(path: Path) -> tuple[int, ...] | None:
-    """Return what changes with a database's file; None where there is none, or a log of what is not in it yet."""
+    """Return values that change with a database's file; None if it does not exist or has an unmerged log."""
     if path.with_name(f"{path.name}.wal").exists():
         return None
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    # The time of the last change cannot be chosen, as that of the last writing can.
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    # The time of the last change (ctime) cannot be set by a program, unlike that of the last write.
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -1,4 +1,4 @@
-"""Stream query results batch by batch: no more of one is in memory than is being looked at."""
+"""Stream query results batch by batch: only the current batch is in memory."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from exitbench.results.files.duckdb_files import in_memory
 Result = TypeVar("Result")
 
 BATCH_ROWS: Final = 10_000
-"""Rows that are fetched at a time."""
+"""Number of rows fetched at a time."""
 
 _NOT_IN_PYTHON: Final = (OverflowError, ValueError, pa.ArrowException)
 _GRACE_S: Final = 2.0
@@ -28,29 +28,29 @@ _POLL_S: Final = 0.02
 
 @dataclass(frozen=True)
 class Answer:
-    """The rows of a query.
+    """Rows of a query.
 
     Attributes:
-        schema: Names and Arrow types of the columns; of columns with one name the second is NAME_1, and so on.
-        batches: The rows; can be gone through once.
+        schema: Names and Arrow types of the columns; repeated names become NAME_1, and so on.
+        batches: The rows; can be iterated once.
     """
 
     schema: pa.Schema
     batches: Iterator[pa.RecordBatch]
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """Go through the rows as Python values; what Python cannot hold is the text that DuckDB writes for it."""
+        """Yield the rows as Python values; values that Python cannot represent become DuckDB's text."""
         for batch in self.batches:
             yield from zip(*map(_values, batch.columns), strict=True)
 
 
 @contextmanager
 def answer(database: Database, sql: str, parameters: Mapping[str, Any]) -> Iterator[Answer]:
-    """Run a query; its rows can be had until the context ends.
+    """Run a query; its rows are available until the context ends.
 
     Raises:
-        UserError: DuckDB does not accept the query, or fails at a row of it; carries DuckDB's message.
-        KeyboardInterrupt: At once, however long the query would have taken.
+        UserError: DuckDB rejects the query or fails at a row; the message is DuckDB's.
+        KeyboardInterrupt: Immediately, however long the query would have taken.
     """
     duck = database.duck
     reader = _run(database, lambda: duck.sql(sql, params=dict(parameters)).to_arrow_reader(BATCH_ROWS))
@@ -69,7 +69,7 @@ def _values(column: pa.Array) -> list[Any]:
 
 
 def _with_texts(column: pa.Array) -> list[Any]:
-    """Take DuckDB's text for what Python cannot hold: DATE 'infinity', years above 9999."""
+    """Convert values that Python cannot represent to DuckDB's text: DATE 'infinity', years above 9999."""
     with in_memory() as duck:
         texts = duck.from_arrow(pa.table({"v": column})).project("v::VARCHAR").fetchall()
     values: list[Any] = []
@@ -82,7 +82,7 @@ def _with_texts(column: pa.Array) -> list[Any]:
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """Names that can be keys: what has a name already taken gets a number."""
+    """Return unique names: a repeated name gets a numeric suffix."""
     distinct: list[str] = []
     for name in names:
         numbered = (f"{name}_{n}" for n in count(1))
@@ -102,7 +102,7 @@ def _batches(database: Database, reader: pa.RecordBatchReader, schema: pa.Schema
 
 
 def _run(database: Database, call: Callable[[], Result]) -> Result:
-    """Return what `call` returns. DuckDB does not look for signals, so it runs beside the thread that gets them."""
+    """Return the result of `call`, run in another thread so that this one can handle signals; DuckDB does not."""
     future: Future[Result] = Future()
 
     def work() -> None:
@@ -119,6 +119,6 @@ def _run(database: Database, call: Callable[[], Result]) -> Result:
     except KeyboardInterrupt:
         deadline = time.monotonic() + _GRACE_S
         while not future.done() and time.monotonic() < deadline:
-            database.duck.interrupt()  # again and again: before the query has begun there is nothing to interrupt
+            database.duck.interrupt()  # repeated: before the query has started there is nothing to interrupt
             wait([future], _POLL_S)
         raise

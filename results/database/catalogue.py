@@ -1,4 +1,4 @@
-"""SQLAlchemy over the database: tables written row by row, keys of stored rows, and what writers bring up to date."""
+"""SQLAlchemy over the database: tables written row by row, keys of stored rows, and upgrades of views by writers."""
 
 from datetime import UTC, datetime
 from functools import cache
@@ -44,7 +44,7 @@ _TYPES: Final[dict[str, type[sa.types.TypeEngine[Any]]]] = {
 
 
 def sql_type(name: str) -> sa.types.TypeEngine[Any]:
-    """Return SQLAlchemy's type for one of DuckDB's, by its name; NullType for what tables and views do not have."""
+    """Return SQLAlchemy's type for DuckDB's type of this name; NullType if no table or view uses it."""
     if name.endswith("[]"):
         return sa.ARRAY(sql_type(name[:-2]))
     return sa.JSON(none_as_null=True) if name == "JSON" else _TYPES.get(name, sa.types.NullType)()
@@ -79,7 +79,7 @@ PUBLISHED_SOURCE: Final = _table("published_source")
 
 
 def key_rows(engine: sa.Engine, table: str) -> pa.Table:
-    """Return the keys (`KEYS`) of a table's rows, each once."""
+    """Return the distinct keys (`KEYS`) of a table's rows."""
     with engine.connect() as connection:
         duck = driver_connection(connection)
         keys: pa.Table = duck.sql(
@@ -89,7 +89,7 @@ def key_rows(engine: sa.Engine, table: str) -> pa.Table:
 
 
 def known_keys(engine: sa.Engine, table: str) -> frozenset[str]:
-    """Return the keys of the rows of a table that has one column of them."""
+    """Return the keys of a table's rows, for a table with a single key column."""
     (column,) = KEYS[table]
     return frozenset(key_rows(engine, table)[column].to_pylist())
 
@@ -102,24 +102,24 @@ def engine_over(duck: duckdb.DuckDBPyConnection) -> sa.Engine:
 
 
 def bring_up_to_date(engine: sa.Engine, where: str) -> None:
-    """Create the tables of an empty database, and make views again where they differ.
+    """Create the tables of an empty database, and recreate views that differ.
 
     Raises:
-        UserError: The tables are not this version's, or there is something that no database of ours has.
+        UserError: The tables are not this version's, or the database contains something that none of ExitBench's has.
     """
     with engine.begin() as connection:
-        name, found = find(driver_connection(connection))
-        has_tables = has_these_tables(driver_connection(connection), name, found, where)
-        if foreign := sorted(found.triggers | found.types):
+        name, contents = find(driver_connection(connection))
+        has_tables = has_these_tables(driver_connection(connection), name, contents, where)
+        if foreign := sorted(contents.triggers | contents.types):
             raise UserError(
                 f"{where} has a trigger or type {spelled(foreign[0])}, which no database of ExitBench has. "
                 "Rebuild it from its spool: `exitbench db rebuild`."
             )
-        are_current = has_tables and views_are_current(driver_connection(connection), found)
+        are_current = has_tables and views_are_current(driver_connection(connection), contents)
         if not has_tables:
             _create_tables(connection)
         elif not are_current:
-            _drop_views(connection, found)
+            _drop_views(connection, contents)
     with engine.begin() as connection:
         if not are_current:
             _create_views(connection)
@@ -134,11 +134,11 @@ def _create_tables(connection: sa.Connection) -> None:
     )
 
 
-def _drop_views(connection: sa.Connection, found: Catalogue) -> None:
+def _drop_views(connection: sa.Connection, contents: Catalogue) -> None:
     connection.execute(VIEW_SOURCE.delete())
-    for view in found.views:
+    for view in contents.views:
         connection.exec_driver_sql(f"DROP VIEW {quoted(view)}")
-    for macro, kind in {(name, kind) for name, kind, *_ in found.macros}:
+    for macro, kind in {(name, kind) for name, kind, *_ in contents.macros}:
         connection.exec_driver_sql(f"DROP MACRO {'TABLE ' if kind == 'table_macro' else ''}{quoted(macro)}")
 
 
@@ -149,7 +149,7 @@ def _create_views(connection: sa.Connection) -> None:
 
 
 def _refresh_publications(connection: sa.Connection) -> None:
-    """Replace what the database has of publications, where it is not current."""
+    """Replace the rows about publications if they are not current."""
     duck = driver_connection(connection)
     if publications_are_current(duck):
         return
@@ -162,6 +162,6 @@ def _refresh_publications(connection: sa.Connection) -> None:
 
 
 @cache
-def _published_rows(of: str) -> pa.Table:
-    """The rows of the sources of one digest."""
+def _published_rows(_digest: str) -> pa.Table:
+    """Return the rows of the sources with this digest."""
     return pa.Table.from_pylist(published.published_rows())

@@ -1,11 +1,11 @@
-"""Open the DuckDB file (read-only by default), its views brought up to date; one with other tables is refused.
+"""Open the DuckDB file (read-only by default) with upgraded views; a file with other tables is rejected.
 
-Whoever only reads never changes the file: one whose views or macros are not exactly this version's is refused, and
-nothing that another program left in it is run. DuckDB allows many readers or one writer per file and holds a file lock
-to see to it; whoever comes second waits for a bounded time. The database is derived from the spool, so any trouble with
-it ends at `rebuild` of `results/ingest/ingest.py`.
+A reader never changes the file: a file whose views or macros are not exactly this version's is rejected, and nothing
+that another program left in it is run. DuckDB allows many readers or one writer per file and enforces it with a file
+lock; further processes wait for a limited time. The database is derived from the spool, so any problem with it can be
+solved by `rebuild` of `results/ingest/ingest.py`.
 
-Files of others are read in a sandbox, which reaches them and nothing else.
+Third-party files are read in a sandbox, which has access to these files only.
 """
 
 from __future__ import annotations
@@ -49,39 +49,39 @@ from exitbench.results.files.duckdb_files import (
     require_duckdb_file,
 )
 
-if TYPE_CHECKING:  # half a second that whoever only reads does without
+if TYPE_CHECKING:  # half a second that readers do not need
     import pyarrow as pa
     import sqlalchemy as sa
 
 Result = TypeVar("Result")
 
 WAIT_S: Final = 10.0
-"""How long to wait for another process to let go of the database."""
+"""Seconds to wait for another process to release the database."""
 
 _PATIENCE_S: Final = 0.5
-"""How long a writer lets newcomers wait for the readers that were there before it."""
+"""Seconds for which a writer, waiting for current readers, blocks new ones."""
 
 _STARVED_S: Final = 5.0
 _LAST_PATIENCE_S: Final = 2.0
-"""How long it does so once it has waited for `_STARVED_S` itself, since readers of long queries leave no gap."""
+"""The same once the writer has waited for `_STARVED_S`, since readers with long queries may leave no gap."""
 
 _NO_EXTENSIONS: Final[dict[str, Any]] = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
-"""Configuration of every connection: what DuckDB lacks is neither fetched nor loaded because a file asks for it."""
-# A probed token's lists make DuckDB's default of 122,880 rows a row group larger than most attempts; and what fills a
-# row group is written straight into the file. Everything else is written into its log first, then into the file, and
-# once more when row groups that are not full are joined.
+"""Configuration of every connection: no extension is downloaded or loaded because a file requests it."""
+# The lists of probed tokens make DuckDB's default row group of 122,880 rows larger than most attempts. Only full row
+# groups are written directly to the file. All other rows are written to the log first, then to the file, and again when
+# partial row groups are merged.
 _ROW_GROUP_ROWS: Final = 8_192
-# The oldest DuckDB that can read a new database: people have older command lines than we have libraries.
+# The oldest DuckDB that can read a new database: users have older command-line tools than our libraries.
 _STORAGE_VERSION: Final = "v1.2.0"
 _LOGS: Final = ("", ".wal", ".wal.checkpoint", ".wal.recovery")
-"""What DuckDB keeps beside a database, by the end of its name."""
+"""Files that DuckDB keeps next to a database, by the suffix of their names."""
 
-# Rows are found by their keys, so that threads need not wait for each other to keep an order.
+# Rows are looked up by their keys, so threads need not preserve an order.
 _WRITER_CONFIG: Final[dict[str, Any]] = {
     **_NO_EXTENSIONS,
     "preserve_insertion_order": False,
 }
-# A reader can neither write files nor read others than the database, nor fetch or load extensions.
+# A reader can neither write files nor read files other than the database, nor download or load extensions.
 _READER_CONFIG: Final[dict[str, Any]] = {
     **_NO_EXTENSIONS,
     "enable_external_access": False,
@@ -90,20 +90,20 @@ _READER_CONFIG: Final[dict[str, Any]] = {
 
 
 class DamagedDatabase(UserError):
-    """The file was a database of ExitBench and is not whole any more."""
+    """Raised if the file was a database of ExitBench and is damaged."""
 
 
 @dataclass(frozen=True)
 class Database:
-    """An open database; close it, or use it as a context manager.
+    """Open database; close it, or use it as a context manager.
 
     Attributes:
-        path: The file.
-        duck: The one connection.
-        lock: Released when the database is closed.
-        folder: Temporary folder that the connection reads, if it has one; deleted when the database is closed.
-        is_ours: Whether tables and views are known to be this version's.
-        fault: What to say of an error of DuckDB's.
+        path: The database file.
+        duck: The only connection.
+        lock: Lock that is released when the database is closed.
+        folder: Temporary folder that the connection reads, if any; deleted when the database is closed.
+        is_ours: True if tables and views are known to be this version's.
+        fault: Function that converts an error of DuckDB to a message.
     """
 
     path: Path
@@ -115,7 +115,7 @@ class Database:
 
     @cached_property
     def engine(self) -> sa.Engine:
-        """SQLAlchemy over the one connection, for those who write."""
+        """SQLAlchemy engine over the same connection, for writers."""
         from exitbench.results.database.catalogue import engine_over
 
         return engine_over(self.duck)
@@ -124,11 +124,11 @@ class Database:
         """Run one SQL query and return its rows.
 
         Args:
-            sql: DuckDB SQL; `?` or `$name` stand for parameters.
-            parameters: Their values.
+            sql: DuckDB SQL with `?` or `$name` as parameters.
+            parameters: Values of the parameters.
 
         Raises:
-            UserError: DuckDB does not accept the query; carries DuckDB's message.
+            UserError: DuckDB rejects the query; the message is DuckDB's.
         """
         try:
             return self.duck.sql(sql, params=parameters).to_arrow_table()
@@ -138,12 +138,13 @@ class Database:
     def rows(
         self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None
     ) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-        """Run one SQL query of few rows and return names of its columns, and its rows.
+        """Run one SQL query with few rows and return the names of its columns, and its rows.
 
-        DuckDB plans it once; for `query` twice, which takes longer than to run it where the database is small.
+        DuckDB plans the query once, but twice for `query`, where planning takes longer than running it on a small
+        database.
 
         Raises:
-            UserError: As `query`.
+            UserError: As for `query`.
         """
         try:
             answer = self.duck.execute(sql, parameters)
@@ -156,7 +157,7 @@ class Database:
         return has_waiters(self.path)
 
     def close(self) -> None:
-        """Close the file and let others in."""
+        """Close the file and release the lock."""
         self.duck.close()
         if self.is_ours:
             remember(self.path, version())
@@ -179,17 +180,17 @@ class Database:
 
 
 def open_database(path: Path, read_only: bool = True, wait_s: float = WAIT_S) -> Database:
-    """Open the database at `path`; for a writer it is created or its views are brought up to date first.
+    """Open the database at `path`; for a writer it is created or its views are upgraded first.
 
     Args:
-        path: The file. A reader needs it to exist, and leaves it as it is; a writer creates it.
-        read_only: Whether nothing but the database can be read and nothing at all be written.
-        wait_s: How long to wait while another process has it open.
+        path: The file. For a reader it must exist and is not changed; a writer creates it.
+        read_only: True for a connection that can read only the database and cannot write anything.
+        wait_s: Maximum wait in seconds while another process has it open.
 
     Raises:
-        UserError: No such database, not a DuckDB file, not an ExitBench database, one with tables of another version,
-            for a reader one with other views, locked by another process for longer than `wait_s`, or a folder that
-            cannot be written.
+        UserError: The database does not exist, is no DuckDB file, no ExitBench database, has tables of another version
+            or (for a reader) other views, is locked by another process for longer than `wait_s`, or its folder cannot
+            be written.
     """
     if read_only:
         return _open_reader(path, wait_s)
@@ -206,30 +207,30 @@ def _bring_up_to_date(database: Database) -> None:
 
 
 def log_of(path: Path) -> Path:
-    """DuckDB's log of what is not in the file yet; there is none beside a file that was closed in order."""
+    """Return the path of DuckDB's log of changes not yet in the file; a file that was closed properly has none."""
     return path.with_name(f"{path.name}.wal")
 
 
 def require_complete(path: Path) -> None:
-    """Raise where DuckDB left a log beside a file that was closed."""
+    """Raise `UserError` if DuckDB left a log next to a closed file."""
     if log_of(path).exists():
         raise UserError(f"{path} cannot be written: No space left on device, or something like it.")
 
 
 def _create(path: Path) -> None:
-    """Make an empty database, whole or not at all; whoever calls holds the lock alone."""
-    beside = path.with_name(f".{path.name}.new")
-    for left in (beside, log_of(beside), log_of(path)):
-        left.unlink(missing_ok=True)
+    """Create an empty database, completely or not at all; the caller holds the exclusive lock."""
+    partial = path.with_name(f".{path.name}.new")
+    for leftover in (partial, log_of(partial), log_of(path)):
+        leftover.unlink(missing_ok=True)
     try:
-        with Database(beside, _connection(beside, False, 0.0), AccessLock(None)) as database:
+        with Database(partial, _connection(partial, False, 0.0), AccessLock(None)) as database:
             _bring_up_to_date(database)
-        require_complete(beside)
-        beside.replace(path)
+        require_complete(partial)
+        partial.replace(path)
         remember(path, version())
     finally:
-        beside.unlink(missing_ok=True)
-        log_of(beside).unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
+        log_of(partial).unlink(missing_ok=True)
 
 
 def _open_reader(path: Path, wait_s: float) -> Database:
@@ -249,20 +250,20 @@ def _open_reader(path: Path, wait_s: float) -> Database:
 
 
 def check_path(path: Path) -> None:
-    """Check that DuckDB can keep a database at a path.
+    """Check that DuckDB can store a database at a path.
 
     Raises:
-        UserError: A ``?`` is in it, before which DuckDB would put the ending of its log, as in a URL.
+        UserError: The path contains a ``?``, before which DuckDB would put the suffix of its log, as in a URL.
     """
     if "?" in str(path.absolute()):
         raise UserError(f"{path.absolute()}: DuckDB keeps no database at a path with ? in it. Allowed: another name.")
 
 
 def connect(path: Path, *, read_only: bool, wait_s: float) -> Database:
-    """Open the file under the access lock; a reader releases it once open, a writer when it closes.
+    """Open the file under the access lock; a reader releases the lock once the file is open, a writer on closing it.
 
     Raises:
-        UserError: As `open_database`, except that tables and views are not looked at.
+        UserError: As for `open_database`, except that tables and views are not checked.
     """
     check_path(path)
     require_duckdb_file(path)
@@ -284,7 +285,7 @@ def connect(path: Path, *, read_only: bool, wait_s: float) -> Database:
                 raise _open_error(path, error) from error
             if time.monotonic() >= deadline:
                 raise _in_use(path, error, wait_s) from error
-            time.sleep(_PATIENCE_S)  # others come first now, so that a long reader does not keep them waiting
+            time.sleep(_PATIENCE_S)  # let other processes go first, so that a long reader does not keep them waiting
         except BaseException:
             lock.release()
             raise
@@ -295,7 +296,7 @@ def connect(path: Path, *, read_only: bool, wait_s: float) -> Database:
 
 
 def _connection(path: Path, read_only: bool, deadline: float) -> duckdb.DuckDBPyConnection:
-    """Return the one open connection, tried again until the deadline."""
+    """Return the open connection, retrying until the deadline."""
     while True:
         try:
             return in_file(path, **_READER_CONFIG) if read_only else _attached(path)
@@ -306,7 +307,7 @@ def _connection(path: Path, read_only: bool, deadline: float) -> duckdb.DuckDBPy
 
 
 def _attached(path: Path) -> duckdb.DuckDBPyConnection:
-    """A writer's connection: in memory, the file attached as its database."""
+    """Return a writer's connection: an in-memory database with the file attached."""
     duck = in_memory(**_WRITER_CONFIG)
     try:
         lock_settings(duck)
@@ -346,7 +347,7 @@ def _damaged(path: Path, message: str) -> UserError:
 
 
 def create_folder(folder: Path) -> None:
-    """Make a folder, and those above it."""
+    """Create a folder and its parents."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -364,9 +365,9 @@ def _or_close(database: Database, action: Callable[[Database], Result]) -> Resul
 
 
 def attach_sql(path: Path, name: str) -> str:
-    """Return SQL that makes a file a database of a connection's, to be written; only this can say how it is stored."""
+    """Return SQL that attaches a file to a connection for writing; only ATTACH can set how it is stored."""
     stored = f"ROW_GROUP_SIZE {_ROW_GROUP_ROWS}"
-    if not path.exists():  # one that exists keeps its version, which cannot be lowered
+    if not path.exists():  # an existing file keeps its version, which cannot be lowered
         stored += f", STORAGE_VERSION '{_STORAGE_VERSION}'"
     return f"ATTACH {quoted_text(str(path))} AS {name} (TYPE duckdb, {stored})"
 
@@ -374,15 +375,15 @@ def attach_sql(path: Path, name: str) -> str:
 def sandbox(
     readable: Iterable[Path], folder: Path, folders: Iterable[Path] = (), settings: Iterable[str] = ()
 ) -> duckdb.DuckDBPyConnection:
-    """Return a connection that reaches some files and a folder of one's own, for good.
+    """Return a connection that permanently has access to some files and one private folder only.
 
     Args:
-        readable: Files of others, and of a database what DuckDB keeps beside it.
-        folder: Where it may write, and does so when memory is short.
-        folders: Folders of others.
+        readable: Third-party files; for databases also the files that DuckDB keeps next to them.
+        folder: Folder that the connection may write to, also when it runs out of memory.
+        folders: Third-party folders that it may read.
         settings: Further settings, as NAME = VALUE.
     """
-    # DuckDB asks first whether a pattern is allowed, and then each file that it matches.
+    # DuckDB first checks whether a pattern is allowed, and then each file that matches it.
     names = [name for path in map(str, readable) for name in (path, glob.escape(path))]
     files = [quoted_text(name + end) for name in names for end in _LOGS]
     duck = in_memory(**_NO_EXTENSIONS, python_enable_replacements=False)

@@ -1,4 +1,4 @@
-"""Whether a database is exactly as this version makes it: tables, views, macros, comments, and publications."""
+"""Check that a database is exactly as this version makes it: tables, views, macros, comments, and publications."""
 
 import hashlib
 import tomllib
@@ -27,9 +27,9 @@ from exitbench.results.files.formats import content_id
 from exitbench.results.tables import SCHEMA_VERSION, TABLES, schema_sql
 
 SHARED: Final = "every_view"
-"""The section of columns that mean one thing wherever they are."""
+"""Section of columns with the same meaning in all views."""
 ROWS_OF: Final = "rows_of"
-"""The section that says of which tables a view shows rows."""
+"""Section that names the tables whose rows a view shows."""
 _COLUMNS: Final = """
     SELECT c.table_name, c.column_name
     FROM duckdb_columns() AS c
@@ -39,33 +39,33 @@ _COLUMNS: Final = """
 
 
 def comments_source() -> list[str]:
-    """Return the texts that comments are made of."""
+    """Return the texts from which comments are built."""
     return [_columns_toml(), *(statement for table in TABLES for statement in _on_table(table))]
 
 
 @cache
 def sections() -> Mapping[str, Mapping[str, Any]]:
-    """Return the sections of `columns.toml`: of every view that needs one, `SHARED` and `ROWS_OF`."""
+    """Return the sections of `columns.toml`: one per view that needs one, `SHARED` and `ROWS_OF`."""
     parsed: Mapping[str, Mapping[str, Any]] = tomllib.loads(_columns_toml())
     return parsed
 
 
 def described(view: str, column: str) -> str | None:
-    """Return what a view's column is; None where nothing says it."""
-    own, shared = sections().get(view, {}), sections()[SHARED]
-    of_tables = (one.about for table in shown_tables(view) for one in TABLES[table].columns if one.name == column)
-    text: str | None = own.get(column) or shared.get(column) or next(of_tables, None)
+    """Return the description of a view's column; None if there is none."""
+    view_columns, shared = sections().get(view, {}), sections()[SHARED]
+    of_tables = (entry.about for table in shown_tables(view) for entry in TABLES[table].columns if entry.name == column)
+    text: str | None = view_columns.get(column) or shared.get(column) or next(of_tables, None)
     return text
 
 
 def shown_tables(view: str) -> Sequence[str]:
-    """Return the tables of which a view shows rows, as far as they describe its columns."""
+    """Return the tables whose rows a view shows, as far as they describe its columns."""
     tables: Sequence[str] = sections()[ROWS_OF].get(view, ())
     return tables
 
 
 def comment_on_everything(duck: duckdb.DuckDBPyConnection) -> None:
-    """Write the comments of a database with all its tables and views."""
+    """Write the comments of all tables and views."""
     columns: Sequence[tuple[str, str]] = duck.execute(_COLUMNS).fetchall()
     for table in TABLES:
         for statement in _on_table(table):
@@ -94,10 +94,10 @@ _VERSION_COLUMNS: Final = {
     "applied_at": Column("TIMESTAMP", False, None, False),
     "tool": Column("VARCHAR", False, None, False),
 }
-"""Of the table that says of which schema a database is, in every version of ExitBench."""
+"""Columns of the table with the schema version, the same in every version of ExitBench."""
 _VERSION_TABLE: Final = "schema_version"
 _ALWAYS_THERE: Final = frozenset({_VERSION_TABLE, "cell", "attempt"})
-"""What every result database has; other programs too call a table `schema_version`."""
+"""Tables of every result database; other programs also have a table named `schema_version`."""
 _ANYTHING: Final = """
     SELECT schema_name FROM system.main.duckdb_schemas()
     WHERE database_name = $database AND schema_name NOT IN ('main', 'information_schema', 'pg_catalog')
@@ -106,7 +106,7 @@ _ANYTHING: Final = """
     WHERE database_name = $database AND NOT internal
     UNION ALL SELECT type_name FROM system.main.duckdb_types() WHERE database_name = $database AND NOT internal
 """
-"""Names of what a database may have besides tables and views of the schema `main`."""
+"""Names of objects other than tables and views of the schema `main`."""
 _ADVICE: Final = (
     "`exitbench db rebuild` makes it anew from its spool. Results whose spool is elsewhere can be exported by the "
     "version that made the database (`exitbench export`)."
@@ -114,16 +114,16 @@ _ADVICE: Final = (
 
 
 def is_up_to_date(duck: duckdb.DuckDBPyConnection, where: str) -> bool:
-    """Whether views, macros and the tables beneath them are exactly this version's; more tables or views do no harm.
+    """Return whether views, macros and their tables are exactly this version's; further tables or views are allowed.
 
     Raises:
-        UserError: As `has_these_tables`.
+        UserError: As for `has_these_tables`.
     """
-    name, found = find(duck)
+    name, contents = find(duck)
     return (
-        has_these_tables(duck, name, found, where)
-        and declared_tables().items() <= found.tables.items()
-        and views_are_current(duck, found)
+        has_these_tables(duck, name, contents, where)
+        and declared_tables().items() <= contents.tables.items()
+        and views_are_current(duck, contents)
         and publications_are_current(duck)
     )
 
@@ -132,13 +132,13 @@ def has_these_tables(duck: duckdb.DuckDBPyConnection, database: str, catalogue: 
     """Return whether an attached database has the tables of this version; False if it is empty.
 
     Raises:
-        UserError: It is not one of ExitBench, or of another version: says of which, and what to do.
+        UserError: It is no database of ExitBench, or of another version; the message says which, and what to do.
     """
     if is_empty(duck, database, catalogue, where):
         return False
     table = _VERSION_TABLE
     require_columns(catalogue.tables[table], _VERSION_COLUMNS, f"{where}: table {table}")
-    # Sorted, since max may be a macro of theirs.
+    # Sorted, not with max, which the database may define as a macro.
     latest = duck.execute(
         f"SELECT version, tool FROM {quoted(database)}.main.{table} ORDER BY version DESC LIMIT 1"
     ).fetchone()
@@ -158,10 +158,10 @@ def has_these_tables(duck: duckdb.DuckDBPyConnection, database: str, catalogue: 
 
 
 def is_empty(duck: duckdb.DuckDBPyConnection, database: str, catalogue: Catalogue, where: str) -> bool:
-    """Return whether an attached database holds nothing; if it holds anything, it is one of ExitBench.
+    """Return whether an attached database is empty; otherwise it must be a database of ExitBench.
 
     Raises:
-        UserError: It holds something and is not one of ExitBench.
+        UserError: It is not empty and no database of ExitBench.
     """
     if _VERSION_TABLE in catalogue.tables and catalogue.tables.keys() | catalogue.views.keys() >= _ALWAYS_THERE:
         return False
@@ -171,43 +171,43 @@ def is_empty(duck: duckdb.DuckDBPyConnection, database: str, catalogue: Catalogu
 
 
 def find(duck: duckdb.DuckDBPyConnection) -> tuple[str, Catalogue]:
-    """Return the name that the file has in its connection, and what is in it."""
+    """Return the name of the file's database in its connection, and its contents."""
     attached = duck.execute("SELECT database_name, path FROM system.main.duckdb_databases()").fetchall()
     (name,) = (name for name, path in attached if path is not None)
     return name, read_catalogue(duck, name)
 
 
-def views_are_current(duck: duckdb.DuckDBPyConnection, found: Catalogue) -> bool:
-    """Whether the views are those that the file says they are, and nothing that they call is called like another."""
-    expected = catalogue_with(views_script(), found.storage)
+def views_are_current(duck: duckdb.DuckDBPyConnection, contents: Catalogue) -> bool:
+    """Return whether views and macros are this version's, and no macro or type shadows a name that the views use."""
+    expected = catalogue_with(views_script(), contents.storage)
     return (
-        expected.views.items() <= found.views.items()
-        and (found.macros, found.types) == (expected.macros, expected.types)
-        and _said(duck, "view_source") == views_digest()
+        expected.views.items() <= contents.views.items()
+        and (contents.macros, contents.types) == (expected.macros, expected.types)
+        and _stored_digest(duck, "view_source") == views_digest()
     )
 
 
 def publications_are_current(duck: duckdb.DuckDBPyConnection) -> bool:
-    """Whether the database has what this version of ExitBench knows of publications."""
-    return _said(duck, "published_source") == publications_digest()
+    """Return whether the rows about publications are this version's."""
+    return _stored_digest(duck, "published_source") == publications_digest()
 
 
-def _said(duck: duckdb.DuckDBPyConnection, table: str) -> str | None:
-    """The digest that a table of one row has."""
+def _stored_digest(duck: duckdb.DuckDBPyConnection, table: str) -> str | None:
+    """Return the digest in a table with a single row."""
     rows = duck.execute(f"SELECT sha256 FROM {table}").fetchall()
     return rows[0][0] if len(rows) == 1 else None
 
 
 def views_script() -> str:
-    """Return the views and macros, as SQL."""
+    """Return the SQL script of views and macros."""
     return (files(_PACKAGE) / "views.sql").read_text(encoding="utf-8")
 
 
 def views_digest() -> str:
-    """Return what the table `view_source` says where the views and their comments are this version's."""
+    """Return the digest in the table `view_source` if the views and their comments are this version's."""
     return hashlib.sha256("".join((views_script(), *comments_source())).encode()).hexdigest()
 
 
 def version() -> str:
-    """Return a digest of all that makes tables, views, and the rows of publications."""
+    """Return a digest of everything that defines tables, views, and the rows of publications."""
     return content_id([schema_sql(), views_script(), *comments_source(), publications_digest()])

@@ -1,10 +1,10 @@
 """SQLAlchemy over a result database, with reflection: ``create_engine("duckdb+exitbench:///runs/exitbench.duckdb")``.
 
-The dialect of duckdb-engine (0.17) inherits how PostgreSQL's tables are reflected. With SQLAlchemy 2.1 that asks for
+The dialect of duckdb-engine (0.17) inherits the reflection of PostgreSQL's tables. With SQLAlchemy 2.1 it queries
 pg_catalog.pg_collation (columns), the type REGCLASS (keys) and pg_catalog.pg_inherits (options), which DuckDB lacks.
-This one asks DuckDB itself, and so has the comments of columns too. It opens files for reading unless asked otherwise.
+This dialect queries DuckDB's own catalogue, including comments of columns. By default it opens files for reading.
 
-It has a name of its own: of two distributions that both offer `duckdb` chance would choose, and importing ExitBench
+It has a separate name: if two distributions offered `duckdb`, the choice would be arbitrary, and importing ExitBench
 would change how other programs open their databases.
 """
 
@@ -35,7 +35,7 @@ Name = tuple[str | None, str]
 
 
 def _nothing(default: Callable[[], Any]) -> Callable[..., Iterator[tuple[Name, Any]]]:
-    """Return a method that says of every table asked for that it has none of something, as ours have."""
+    """Return a reflection method for objects that no table of ExitBench has: the default for every requested table."""
 
     def reflect(
         self: object,
@@ -51,13 +51,13 @@ def _nothing(default: Callable[[], Any]) -> Callable[..., Iterator[tuple[Name, A
 
 
 class ExitBenchDialect(duckdb_engine.Dialect):  # type: ignore[misc]
-    """DuckDB's dialect, whose tables and views can be reflected."""
+    """DuckDB's dialect with reflection of tables and views."""
 
     supports_statement_cache = True
     supports_comments = True
 
     def create_connect_args(self, url: sa.URL) -> tuple[Any, Any]:
-        """Return how the file is opened: for reading, unless the URL or the caller says `read_only`."""
+        """Return the arguments for opening the file: read-only, unless the URL or the caller sets `read_only`."""
         positional, named = super().create_connect_args(url)
         return positional, {"read_only": url.database not in (None, ":memory:"), **named}
 
@@ -90,11 +90,11 @@ class ExitBenchDialect(duckdb_engine.Dialect):  # type: ignore[misc]
         **_: Any,
     ) -> Iterator[tuple[Name, list[ReflectedColumn]]]:
         """Return the columns of tables and views, by schema and name."""
-        found: dict[Name, list[ReflectedColumn]] = {}
+        reflected: dict[Name, list[ReflectedColumn]] = {}
         rows = connection.exec_driver_sql(_COLUMNS, {"schema": schema})
         for table, column, type_, nullable, comment in rows:
             if not filter_names or table in filter_names:
-                found.setdefault((schema, table), []).append(
+                reflected.setdefault((schema, table), []).append(
                     {
                         "name": column,
                         "type": sql_type(type_),
@@ -103,7 +103,7 @@ class ExitBenchDialect(duckdb_engine.Dialect):  # type: ignore[misc]
                         "comment": comment,
                     }
                 )
-        return iter(found.items())
+        return iter(reflected.items())
 
     def get_columns(
         self, connection: sa.Connection, table_name: str, schema: str | None = None, **_: Any
@@ -111,7 +111,7 @@ class ExitBenchDialect(duckdb_engine.Dialect):  # type: ignore[misc]
         """Return the columns of one table or view.
 
         Raises:
-            sqlalchemy.exc.NoSuchTableError: There is none of that name.
+            sqlalchemy.exc.NoSuchTableError: There is no table or view of this name.
         """
         for _key, columns in self.get_multi_columns(connection, schema, [table_name]):
             return columns

@@ -1,4 +1,4 @@
-"""Schema documentation from the schema itself: tables and views with their columns, types and comments."""
+"""Schema documentation generated from the schema: tables and views with their columns, types and comments."""
 
 import re
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from exitbench.results.tables import REFERENCES, TABLES
 
 _PACKAGE: Final = "exitbench.results.database"
 _SHARED: Final = "run_names"
-"""The view whose columns most others have."""
+"""View whose columns most other views share."""
 _VIEW: Final = re.compile(r"^CREATE VIEW (\w+) AS\n.*?;$(?=\nCOMMENT)", re.MULTILINE | re.DOTALL)
 _MACRO: Final = re.compile(
     r"^CREATE OR REPLACE MACRO (\w+\(.*?\)) AS\n.*?^COMMENT ON MACRO \w+ IS '(.*?[^'])';$", re.MULTILINE | re.DOTALL
@@ -27,14 +27,14 @@ _COLUMNS: Final = """
 
 @dataclass(frozen=True)
 class Column:
-    """One column.
+    """One column of a table or view.
 
     Attributes:
         name: Its name.
         type: DuckDB's type.
-        nullable: Whether it may be NULL; of a view it is not known and said to be.
-        key: Whether it is part of the primary key.
-        comment: What it is.
+        nullable: Whether it may be NULL; unknown for views.
+        key: True if it is part of the primary key.
+        comment: Description.
     """
 
     name: str
@@ -50,9 +50,9 @@ class Relation:
 
     Attributes:
         name: Its name.
-        comment: What it holds.
-        columns: In order.
-        sql: What created a view; empty for a table.
+        comment: Description.
+        columns: Columns in order.
+        sql: Statement that creates a view; empty for a table.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Relation:
 
 @cache
 def described_views() -> tuple[Relation, ...]:
-    """Return every view in the order of views.sql, which goes from the general to the special."""
+    """Return every view in the order of views.sql, from general to special."""
     script = (files(_PACKAGE) / "views.sql").read_text(encoding="utf-8")
     created = {match[1]: match[0] for match in _VIEW.finditer(script)}
     relations = _relations("SELECT view_name, comment FROM duckdb_views() WHERE NOT internal", created)
@@ -71,14 +71,14 @@ def described_views() -> tuple[Relation, ...]:
 
 
 def described_macros() -> dict[str, str]:
-    """Return what every macro that goes with the views does, by its name and parameters."""
+    """Return the description of every macro of the views, by its name and parameters."""
     script = (files(_PACKAGE) / "views.sql").read_text(encoding="utf-8")
     return {match[1]: " ".join(match[2].replace("''", "'").split()) for match in _MACRO.finditer(script)}
 
 
 @cache
 def described_tables() -> tuple[Relation, ...]:
-    """Return every table, by name."""
+    """Return every table, sorted by name."""
     return tuple(
         Relation(
             table.name,
@@ -94,7 +94,7 @@ def described_tables() -> tuple[Relation, ...]:
 
 
 def schema_markdown() -> str:
-    """Return a document on all of it: a picture, every view, every table."""
+    """Return the documentation in Markdown: a diagram, every view, every table."""
     views, tables = described_views(), described_tables()
     shared = [column.name for column in next(view for view in views if view.name == _SHARED).columns]
     parts = [
@@ -116,10 +116,10 @@ def schema_markdown() -> str:
 
 
 def _chapter(relation: Relation, shared: Sequence[str]) -> str:
-    """Return the text on a table or view; columns that most views begin with are told once."""
+    """Return the section on a table or view; columns that most views share are listed once."""
     columns = relation.columns
     names = [column.name for column in columns]
-    # `params` is the last of every view.
+    # `params` is the last column of every view.
     inherits = relation.name != _SHARED and bool(shared) and [*names[: len(shared) - 1], names[-1]] == list(shared)
     lines = [f"### {relation.name}", "", " ".join(relation.comment.split()), ""]
     if inherits:

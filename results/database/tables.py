@@ -1,6 +1,6 @@
-"""Tables, views and macros that a database has, beside those that it should have.
+"""Tables, views and macros that a database has, and the tables that it should have.
 
-Names of tables and columns in SQL come from here, never from a file: what others made may be called anything.
+Names of tables and columns in SQL come from here, never from a file: third-party files may use any names.
 """
 
 import re
@@ -17,9 +17,9 @@ from exitbench.errors import UserError
 from exitbench.results.files.duckdb_files import in_memory
 from exitbench.results.tables import TABLES, schema_sql
 
-_SHOWN: Final = 60
+_MAX_SHOWN: Final = 60
 _SETS: Final = re.compile(r"\b(?:EXCLUDE|REPLACE) \(")
-# Asked by their full names, and compared without a function: a macro of the database may be called like any.
+# Catalogue functions by their full names, and no other functions: a macro of the database may shadow any.
 _OF: Final = "WHERE database_name = $database AND schema_name = 'main'"
 _TABLES: Final = f"SELECT table_name FROM system.main.duckdb_tables() {_OF}"
 _COLUMNS: Final = f"""
@@ -40,10 +40,10 @@ class Column(NamedTuple):
     """A column of a table.
 
     Attributes:
-        type: As DuckDB spells it.
-        nullable: Whether it may be NULL, and so be missing where rows come from.
-        default: Expression of its default; ours have none.
-        generated: Whether it is computed and not stored; ours are stored.
+        type: Type as DuckDB writes it.
+        nullable: True if it may be NULL, and so may be missing in the source of rows.
+        default: Expression of its default; declared columns have none.
+        generated: True if it is computed, not stored; declared columns are stored.
     """
 
     type: str
@@ -57,15 +57,15 @@ Columns = Mapping[str, Column]
 
 @dataclass(frozen=True)
 class Catalogue:
-    """What a database has of its own.
+    """User-defined contents of a database.
 
     Attributes:
         tables: Columns by name, in order, of every table of the schema `main`.
         views: SQL of every view of the schema `main`, by name.
-        macros: Every macro: its name, type, parameters and definition.
+        macros: Name, type, parameters and definition of every macro.
         types: Names of types.
         triggers: Names of triggers.
-        storage: Version of DuckDB from which on the file can be read, such as v1.2.0.
+        storage: Oldest version of DuckDB that can read the file, such as v1.2.0.
     """
 
     tables: Mapping[str, Columns]
@@ -77,18 +77,18 @@ class Catalogue:
 
 
 def quoted(name: str) -> str:
-    """Return an identifier as SQL has it, whatever it consists of."""
+    """Return a name as a quoted SQL identifier, whatever characters it contains."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def quoted_text(text: str) -> str:
-    """Return a text as SQL has it."""
+    """Return a text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def spelled(name: str) -> str:
-    """Return a name of somebody else's for a message: quoted, shortened, without control characters."""
-    return ascii(name if len(name) <= _SHOWN else f"{name[:_SHOWN]}...")
+    """Return a third-party name for a message: quoted, shortened, without control characters."""
+    return ascii(name if len(name) <= _MAX_SHOWN else f"{name[:_MAX_SHOWN]}...")
 
 
 @cache
@@ -101,14 +101,14 @@ def declared_tables() -> Mapping[str, Columns]:
 
 
 def read_catalogue(duck: duckdb.DuckDBPyConnection, database: str) -> Catalogue:
-    """Read what an attached database has; nothing in it is run."""
+    """Read the contents of an attached database; nothing in it is run."""
 
     def rows(query: str) -> list[tuple[Any, ...]]:
         return duck.execute(query, {"database": database}).fetchall()
 
     tables: dict[str, dict[str, Column]] = {name: {} for (name,) in rows(_TABLES)}
     for table, column, *about in rows(_COLUMNS):
-        if table in tables:  # else of a view
+        if table in tables:  # otherwise a column of a view
             tables[table][column] = Column(*about)
     macros = frozenset((name, kind, tuple(parameters), sql) for name, kind, parameters, sql in rows(_MACROS))
     types, triggers = (frozenset(name for (name,) in rows(query)) for query in (_TYPES, _TRIGGERS))
@@ -119,10 +119,10 @@ def read_catalogue(duck: duckdb.DuckDBPyConnection, database: str) -> Catalogue:
 
 
 def _sorted(sql: str) -> str:
-    """Return a view's text with its sets of columns in one order: DuckDB writes them in another each time."""
+    """Return a view's text with its sets of columns sorted: DuckDB writes them in varying order."""
     parts, end = [], 0
     for match in _SETS.finditer(sql):
-        if match.start() >= end:  # else within one that is sorted as a whole
+        if match.start() >= end:  # otherwise inside a set that is already sorted
             entries, closing = _entries(sql, match.end())
             parts += [sql[end : match.end()], ", ".join(sorted(entries))]
             end = closing
@@ -130,7 +130,7 @@ def _sorted(sql: str) -> str:
 
 
 def _entries(sql: str, start: int) -> tuple[list[str], int]:
-    """Return what stands between commas from a place behind an opening parenthesis on, and where that is closed."""
+    """Return the comma-separated entries after an opening parenthesis, and the position where it is closed."""
     entries, depth, is_quoted = [], 0, False
     for at in range(start, len(sql)):
         character = sql[at]
@@ -147,10 +147,10 @@ def _entries(sql: str, start: int) -> tuple[list[str], int]:
 
 
 def require_tables(tables: Mapping[str, Columns], where: str) -> None:
-    """Check that every declared table is there and has its columns.
+    """Check that every declared table exists and has its columns.
 
     Raises:
-        UserError: One is missing or other than it is declared; names it.
+        UserError: A table is missing or differs from its declaration; the message names it.
     """
     for table, expected in declared_tables().items():
         if table not in tables:
@@ -159,10 +159,10 @@ def require_tables(tables: Mapping[str, Columns], where: str) -> None:
 
 
 def require_columns(columns: Columns, expected: Columns, where: str) -> None:
-    """Check that the columns of a table are those that it should have.
+    """Check that the columns of a table are the expected ones.
 
     Raises:
-        UserError: One is unknown, missing, of another type or computed; names it.
+        UserError: A column is unknown, missing, of another type or computed; the message names it.
     """
     for name in columns:
         if name not in expected:
@@ -178,17 +178,17 @@ def require_columns(columns: Columns, expected: Columns, where: str) -> None:
 
 @cache
 def catalogue_with(views: str, storage: str) -> Catalogue:
-    """Return what a database with the declared tables has, with the views and macros of a script.
+    """Return the contents of a database with the declared tables and with the views and macros of a script.
 
     Args:
         views: The script.
-        storage: The version of DuckDB that the database is stored for, on which the text of a stored view depends.
+        storage: DuckDB version that the database is stored for, on which the stored text of a view depends.
     """
     with TemporaryDirectory(prefix="exitbench-") as folder:
         path = quoted_text(str(Path(folder) / "expected.duckdb"))
         with in_memory() as duck:
             duck.execute(f"ATTACH {path} AS expected (STORAGE_VERSION {quoted_text(storage)})")
-            duck.execute("USE expected; BEGIN")  # a commit takes longer than all of it
+            duck.execute("USE expected; BEGIN")  # a commit takes longer than all statements
             for script in (schema_sql(), views):
                 duck.execute(script)
             duck.execute("COMMIT")

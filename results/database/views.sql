@@ -1,6 +1,6 @@
--- The views: what people and reports query. Tables may change with a version; a view's name and columns do not.
+-- The views: the public interface of queries. Tables may change with a version; a view's name and columns do not.
 -- Every view shows the latest successful attempt at each cell, except `failures`. Blocks and exit layers are numbered
--- 1..L, positions from 1, logarithms are natural.
+-- 1..L, positions start at 1, logarithms are natural.
 
 CREATE OR REPLACE MACRO used_params(params, unused) AS
     CASE WHEN len(unused) > 0
@@ -39,7 +39,7 @@ shortened AS (
         ) OVER (PARTITION BY method, params), '') AS short
     FROM valued
 ),
--- What tells apart those that would be called alike: other values, or that some have none.
+-- Distinguishes settings with the same short name: their values differ, or some have no value.
 compared AS (
     SELECT
         *, min(spelled) OVER alike <> max(spelled) OVER alike
@@ -144,7 +144,7 @@ WITH current_metric AS (
 task_metric AS (
     SELECT * FROM metric WHERE role IN ('headline', 'task')
 ),
--- Of the version computed last alone: an older one may have metrics that are no more.
+-- Of the latest metric version only: an older one may have metrics that no longer exist.
 headline AS (
     SELECT * FROM task_metric WHERE role = 'headline'
     QUALIFY row_number() OVER (PARTITION BY attempt_id ORDER BY scored_at DESC, ordinal) = 1
@@ -214,7 +214,7 @@ read AS (
     FROM latest_timed AS t JOIN current_metric AS v USING (attempt_id)
     GROUP BY ALL
 ),
--- Of a speed-up that is not measurable nothing is left that could be drawn or ranked.
+-- A speed-up that is not measurable becomes NULL, so that it is neither drawn nor ranked.
 speed AS (
     SELECT
         * EXCLUDE (speedup, speedup_low, speedup_high, aa_low, aa_high, speedup_per_token, speedup_decode),
@@ -326,7 +326,7 @@ outputs AS (
     JOIN attempt_file AS f USING (attempt_id)
     JOIN environment AS e USING (env_id)
     WHERE a.status = 'ok' AND f.name IN ('samples.parquet', 'tokens.parquet', 'probe.parquet', 'scores.parquet')
-        -- Log-probabilities of given texts differ in their last bits where other rows share their batch.
+        -- Log-probabilities of given texts differ in their last bits if the other rows of their batch differ.
         AND NOT (f.name = 'tokens.parquet' AND attempt_id IN (SELECT attempt_id FROM attempt_file WHERE name = 'choices.parquet'))
 ),
 repeated AS (
@@ -387,7 +387,7 @@ depths AS (
     JOIN metric AS v ON v.attempt_id = a.attempt_id AND v.metric = 'mean_exit_layer'
     WHERE c.kind IN ('quality', 'replay') AND c.full_depth_cell_id IS NOT NULL
 ),
--- Behind an early exit real decodes read other keys, values and tokens than a probe did: that moves depths by tenths of a block.
+-- After an early exit, real decodes read other keys, values and tokens than a probe: that changes depths by tenths of a block.
 replayed AS (
     SELECT unnest([q.attempt_id, s.attempt_id]) AS attempt_id, q.value AS real_depth, s.value AS simulated_depth, q.blocks
     FROM depths AS q
@@ -396,8 +396,8 @@ replayed AS (
         AND q.fit_cell_id IS NOT DISTINCT FROM s.fit_cell_id AND abs(q.value - s.value) > greatest(1, q.blocks / 8)
         AND NOT coalesce(q.ci_low <= s.ci_high AND s.ci_low <= q.ci_high, false)
 ),
--- What tells that other processes held the cores. ran: the processor time of all threads over the time that passed: an idle machine
--- gives at least one thread all of it. stalled: of all readings, those of more than 1.5 times the median of their document and arm.
+-- Signs of other processes on the cores. ran: processor time of all threads over elapsed time; on an idle machine it is at least 1.
+-- stalled: share of readings above 1.5 times the median of their document and arm.
 readings AS (
     SELECT attempt_id, sum(cpu_ns) / sum(wall_ns) AS ran, count(*) FILTER (wall_ns > 1.5 * typical_ns) / count(*) AS stalled
     FROM timing_sample JOIN (
@@ -409,7 +409,7 @@ loads AS (SELECT attempt_id, avg(load_average) AS load FROM device_sample WHERE 
 unmeasured AS (
     SELECT attempt_id, string_agg(printf('%s is not measurable now (%.3g to %.3g)', metric, ci_low, ci_high), ', ' ORDER BY metric) AS names
     FROM metric WHERE metric IN ('speedup', 'speedup_decode', 'aa_speedup') AND NOT is_measurable(ci_low, ci_high)
-        AND n >= 5  -- of fewer documents intervals are as wide on any machine
+        AND n >= 5  -- with fewer documents intervals are this wide on any machine
     GROUP BY attempt_id
 ),
 busy AS (
@@ -426,17 +426,17 @@ busy AS (
     LEFT JOIN loads AS l USING (attempt_id)
     LEFT JOIN unmeasured AS u USING (attempt_id)
     WHERE c.kind = 'timing'
-        -- Of a load, one thread that was never held up takes no harm.
+        -- A load does no harm to a single thread that was never held up.
         AND ((l.load > 1.25 * h.cores AND NOT coalesce(h.threads = 1 AND r.ran >= 0.95, false)) OR (r.ran < 0.9 AND c.device = 'cpu') OR r.stalled > 0.1 OR u.names IS NOT NULL)
 ),
--- far: even an interval twice as wide lacks 1 (on the logarithmic scale on which it is symmetric), which is hardly chance.
+-- far: even an interval of twice the width excludes 1 (on the logarithmic scale, where it is symmetric), which is hardly chance.
 floors AS (
     SELECT attempt_id, n.suite, a.hw_id, v.value, v.ci_low, v.ci_high, NOT 1 BETWEEN v.ci_low AND v.ci_high AS missed,
         missed AND abs(ln(v.value)) > ln(v.ci_high / v.ci_low) AS far
     FROM run_names AS n JOIN attempt AS a USING (attempt_id) JOIN metric AS v USING (attempt_id)
     WHERE v.metric = 'aa_speedup' AND v.ci_low > 0 AND attempt_id NOT IN (SELECT attempt_id FROM busy)
 ),
--- chance: how probable it is that so many or more intervals of 95% miss what they should hold (binomial).
+-- chance: probability that at least this many 95% intervals miss their true value (binomial).
 missed_floors AS (
     SELECT attempt_id, suite, intervals, missed, sum(exp(
         lgamma(intervals + 1) - lgamma(k + 1) - lgamma(intervals - k + 1) + k * ln(0.05) + (intervals - k) * ln(0.95))) AS chance
@@ -447,7 +447,7 @@ missed_floors AS (
     ) WHERE attempt_id IS NOT NULL)
     GROUP BY ALL
 ),
--- Full depth's headline metric where it has a scale, which goes to 100 (others have Student's t, or no interval). An error has its
+-- Full depth's headline metric if it has a scale, which ends at 100 (others have Student's t, or no interval). An error rate has its
 -- floor at 100.
 full_scores AS (
     SELECT attempt_id, v.metric, CASE WHEN v.lower_is_better THEN 100 - v.value ELSE v.value END AS above_floor, v.value, v.ci_low, v.ci_high
@@ -456,7 +456,7 @@ full_scores AS (
     QUALIFY row_number() OVER (PARTITION BY attempt_id ORDER BY v.scored_at DESC, v.ordinal) = 1
         AND v.ci_method NOT LIKE 'Student%'
 ),
--- What is right by chance: a choice drawn evenly, or the label that is right most often.
+-- Accuracy by chance: of a choice drawn at random, or of the most frequent label.
 guesses AS (
     SELECT attempt_id, 100 * avg(share) AS chance, 'choosing at random' AS how, 'another prompt (exitbench show-prompts, num_fewshot, chat_template)' AS remedy
     FROM (
@@ -470,7 +470,7 @@ guesses AS (
         WHERE label_id IS NOT NULL GROUP BY ALL
     ) GROUP BY attempt_id
 ),
--- Of scores that count what is right alone: the mean of documents that are right or wrong.
+-- Only for scores that are means of documents that are right or wrong.
 guessed AS (
     SELECT f.*, g.chance, g.how, g.remedy
     FROM full_scores AS f
@@ -592,7 +592,7 @@ its interval is not above what guessing gets (one choice of all at random; the m
 documents_dropped: a remark where the suite asks for it; documents_unscorable; prompts_truncated.';
 
 CREATE VIEW answers AS
--- As they were scored last, by the metric that frontier shows.
+-- With the latest scores, by the metric that frontier shows.
 WITH scored AS (
     SELECT s.attempt_id, s.doc_key, coalesce(r.scores, s.scores) AS scores, s.output_ids, len(s.output_ids) = s.n_output AS has_ids
     FROM sample AS s
@@ -628,7 +628,7 @@ COMMENT ON VIEW answers IS 'One row per document of a quality run.';
 CREATE VIEW token_trace AS
 SELECT
     n.* EXCLUDE (params), t.* EXCLUDE (attempt_id), own.text, its.text AS full_text,
-    -- A trace that has no token of full depth says nothing of it.
+    -- NULL if the trace has no token of full depth.
     CASE WHEN d.is_known THEN coalesce(t.token_id = t.full_token_id, false) END AS equal_full,
     CASE WHEN d.is_known THEN coalesce(t.position >= d.first_divergence, false) END AS diverged,
     a.is_right, a.is_chosen, a.full_is_chosen, n.params
@@ -636,10 +636,10 @@ FROM token_exit AS t
 JOIN run_names AS n ON n.attempt_id = t.attempt_id
 JOIN cell AS c ON c.cell_id = n.cell_id
 JOIN model_artifact AS m ON m.model_id = c.model_id
--- What an encoder says are labels, of which the tokenizer knows nothing.
+-- An encoder's outputs are labels, which the tokenizer does not know.
 LEFT JOIN token_text AS own ON own.tokenizer_sha256 = m.tokenizer_sha256 AND own.token_id = t.token_id AND m.kind <> 'encoder'
 LEFT JOIN token_text AS its ON its.tokenizer_sha256 = m.tokenizer_sha256 AND its.token_id = t.full_token_id AND m.kind <> 'encoder'
--- The last, and grouped by what they are joined on: then a query that does not ask for one does not make it.
+-- Joined last, and grouped by the join keys: then a query that does not use them does not compute them.
 LEFT JOIN (
     SELECT attempt_id, doc_key, any_value(is_known) AS is_known, any_value(first_divergence) AS first_divergence
     FROM document_exit GROUP BY attempt_id, doc_key
@@ -673,12 +673,12 @@ JOIN runs AS r USING (attempt_id);
 COMMENT ON VIEW sequence_blocks IS 'One row per quality run of an encoder and block that was asked: how many documents it was asked of, how many left there, and how right it was.';
 
 CREATE VIEW sequence_replay AS
--- What a gate says of a document is the same at any threshold, so a run tells of all that are not above its own. NaN lets nothing go.
+-- A gate's score of a document is the same at any threshold, so a run covers all thresholds up to its own. At NaN no document exits.
 WITH scored AS (SELECT * REPLACE (CASE WHEN NOT isnan(score) THEN score END AS score) FROM sequence_block)
 SELECT
     n.* EXCLUDE (params), t.doc_key, t.block, t.label_id, t.prediction, t.gold, CASE WHEN t.label_id IS NOT NULL THEN t.label_id = t.gold END AS is_right,
     coalesce(max(t.score) OVER (asked ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), '-infinity'::FLOAT) AS from_level,
-    -- Where the run had the document leave nothing is known of higher levels, and highest_level is below them.
+    -- If the document exited here in the run, higher thresholds are unknown, and highest_level is below them.
     CASE WHEN t.exited THEN 'infinity'::FLOAT ELSE coalesce(max(t.score) OVER asked, '-infinity'::FLOAT) END AS below_level,
     max(t.score) FILTER (NOT t.exited) OVER (PARTITION BY t.attempt_id) AS highest_level, n.params
 FROM scored AS t JOIN run_names AS n USING (attempt_id)
@@ -768,7 +768,7 @@ COMMENT ON VIEW token_tags IS 'One row per token of full depth''s answers that b
 CREATE VIEW layer_trace AS
 SELECT
     n.* EXCLUDE (params), p.doc_key, p.choice, p.position, p.token_id, p.full_token_id, p.token_kind, p.first_match, p.stable_from, p.block,
-    -- Lists are read by place and not unnested: then those that nobody asks for are not read at all.
+    -- Lists are indexed, not unnested: then lists that a query does not use are not read.
     p.top1_id[p.block] AS top1_id, p.top2_id[p.block] AS top2_id, p.top3_id[p.block] AS top3_id, p.p1[p.block] AS p1,
     p.p2[p.block] AS p2, p.p3[p.block] AS p3, p.p_final[p.block] AS p_final, p.rank_final[p.block] AS rank_final,
     p.entropy[p.block] AS entropy, p.logsumexp[p.block] AS logsumexp, p.cosine_previous[p.block] AS cosine_previous,
@@ -948,7 +948,7 @@ FROM (
         sum(p_final * p_final) AS p_final_squared, sum(entropy) AS entropy, sum(cosine_previous) AS cosine_previous,
         sum(cosine_last) AS cosine_last, sum(jsd_last) AS jsd_last
     FROM (
-        -- Lists are read by place and not unnested: then those that nobody asks for are not read at all.
+        -- Lists are indexed, not unnested: then lists that a query does not use are not read.
         SELECT
             attempt_id, doc_key, block, first_match, stable_from, monotone_from, nearly_monotone_from, tolerance,
             rank_final[block] AS rank_final,
@@ -1012,7 +1012,7 @@ decoded AS (
     SELECT
         t.*, r.kind, NULL::DOUBLE AS mean_first_match, NULL::DOUBLE AS mean_stable_from
     FROM (
-        -- A token behind the end of full depth's answer equals none of it.
+        -- A token beyond the end of full depth's answer counts as unequal.
         SELECT
             attempt_id, token_kind, count(*) AS n, avg(exit_layer) AS mean_exit_layer,
             CASE WHEN count(full_token_id) > 0 THEN count_if(token_id = full_token_id) / count(*) END AS share_equal_full
@@ -1122,7 +1122,7 @@ worded AS (
             ) END,
             caveat
         ) AS difference,
-        -- A depth is told in blocks of their model: the same share of its blocks.
+        -- A depth is converted to blocks of this model: the same share of its blocks.
         unit_factor * CASE WHEN is_depth THEN blocks / model_blocks ELSE 1 END AS per_unit
     FROM compared
 )

@@ -1,1 +1,1 @@
-"""Files and folders: atomic writes, regular files only, canonical JSON, CSV, Parquet within bounds."""
+"""Files and folders: atomic writes, regular files only, canonical JSON, CSV, size-limited Parquet."""

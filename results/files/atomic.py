@@ -1,4 +1,4 @@
-"""Files and folders that are whole or absent, digests of them, seals, and file locks."""
+"""Files and folders that are complete or absent, their digests, seals, and file locks."""
 
 import errno
 import hashlib
@@ -17,22 +17,22 @@ from exitbench.errors import UserError
 from exitbench.results.files.regular import NotRegular, TooLarge, open_regular, read_regular
 
 SEAL: Final = "DONE"
-"""JSON of every other file's SHA-256, by name."""
+"""File with the SHA-256 of every other file of the folder, as JSON by name."""
 
 JSON_BYTES: Final = 32 << 20
-"""No JSON file here has more: the largest, pytest-benchmark's with every round's time, has a few MB."""
+"""Maximum size of a JSON file: the largest, pytest-benchmark's with the times of all rounds, has a few MB."""
 
 
 class SpoolError(UserError):
-    """Something in the spool, or about to be written to it, is not what the contract says."""
+    """Raised if something in the spool, or about to be written to it, violates the spool's format."""
 
 
 class DamagedFile(SpoolError):
-    """A file is not what was written; one that the device cannot read at the moment is none."""
+    """Raised if a file was changed since it was written; not for a file that cannot be read at the moment."""
 
 
 def write_digested_folder(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Write a folder with a seal; one that is there already (another process was faster) stays as it is.
+    """Write a folder with a seal; an existing one (another process was faster) is kept.
 
     Raises:
         UserError: The folder cannot be written.
@@ -52,11 +52,11 @@ def write_digested_folder(folder: Path, fill: Callable[[Path], None]) -> None:
 
 
 def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Write a folder, or nothing of it.
+    """Write a folder completely or not at all.
 
     Args:
-        folder: Its place, empty so far; what is above it is created.
-        fill: Writes the files into an empty folder beside it, which is then renamed.
+        folder: Path of the folder, which must not exist or be empty; parents are created.
+        fill: Function that writes the files into an empty temporary folder, which is then renamed.
 
     Raises:
         UserError: The folder cannot be written.
@@ -68,9 +68,9 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
 
 
 def unique_name(stem: str) -> str:
-    """Return a name that no other process has, on this machine or another one that shares the folder.
+    """Return a unique name, also among other machines that share the folder.
 
-    It ends with the number of the process, by which `exitbench gc` sees that it is alive.
+    It ends with the process id, which tells `exitbench gc` whether the process is alive.
     """
     return f"{stem}-{secrets.token_hex(8)}-{os.getpid()}"
 
@@ -79,24 +79,24 @@ def check_digested_folder(folder: Path, files: Collection[str]) -> None:
     """Check every file of a sealed folder against its digest.
 
     Raises:
-        DamagedFile: The seal lists others, or a file is missing or not what was written; names it.
+        DamagedFile: The seal lists other files, or a file is missing or was changed; the message names it.
         SpoolError: A file cannot be read.
     """
     digests = read_digests(folder / SEAL)
     if missing := sorted(set(files) - digests.keys()):
         raise DamagedFile(f"{folder / SEAL}: does not list {', '.join(missing)}.")
-    if others := sorted(digests.keys() - set(files)):
-        raise DamagedFile(f"{folder / SEAL}: lists {others[0]!r}; allowed: {', '.join(files)}.")
+    if unexpected := sorted(digests.keys() - set(files)):
+        raise DamagedFile(f"{folder / SEAL}: lists {unexpected[0]!r}; allowed: {', '.join(files)}.")
     for name, digest in digests.items():
         check_digest(folder / name, digest)
 
 
 def read_digests(path: Path) -> dict[str, str]:
-    """Return the SHA-256 of files by name, as a seal has them.
+    """Return the SHA-256 of files by name, as listed in a seal.
 
     Raises:
-        DamagedFile: As `read_json`, or a value is no digest.
-        SpoolError: As `read_json`.
+        DamagedFile: As for `read_json`, or a value is no text.
+        SpoolError: As for `read_json`.
     """
     digests = read_json(path)
     for name, digest in digests.items():
@@ -106,15 +106,15 @@ def read_digests(path: Path) -> dict[str, str]:
 
 
 def check_digest(path: Path, digest: str) -> None:
-    """Check one file.
+    """Check one file against its digest.
 
     Raises:
-        DamagedFile: It is missing, no regular file or not what was written; names it.
-        SpoolError: It cannot be read.
+        DamagedFile: The file is missing, no regular file or changed; the message names it.
+        SpoolError: The file cannot be read.
     """
     with _explained(path):
-        found = sha256(path)
-    if found != digest:
+        actual = sha256(path)
+    if actual != digest:
         raise DamagedFile(f"{path}: is not what was written (its SHA-256 differs from the one in {SEAL}).")
 
 
@@ -122,14 +122,14 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return the object of a JSON file of at most `JSON_BYTES`.
 
     Raises:
-        DamagedFile: It is missing, no regular file, too large, or not a JSON object of text that is UTF-8.
-        SpoolError: It cannot be read.
+        DamagedFile: The file is missing, no regular file, too large, or not a JSON object in UTF-8.
+        SpoolError: The file cannot be read.
     """
     with _explained(path):
         content = read_regular(path, JSON_BYTES)
     try:
         value = json.loads(content.decode("utf-8"))
-        if b"\\u" in content:  # half of a surrogate pair is no text
+        if b"\\u" in content:  # half of a surrogate pair cannot be encoded
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except ValueError as error:  # or an integer of thousands of digits
         raise DamagedFile(f"{path}: is not JSON: {error}") from error
@@ -148,10 +148,10 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a regular file in hexadecimal digits.
+    """Return the SHA-256 of a regular file as hexadecimal digits.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -159,7 +159,7 @@ def sha256(path: Path) -> str:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Put an error of reading a file into words; one of the device is no damage."""
+    """Convert errors of reading a file to messages; only errors of the file itself count as damage."""
     try:
         yield
     except FileNotFoundError as error:
@@ -186,7 +186,7 @@ def _cannot_write(folder: Path, error: OSError) -> UserError:
 
 
 def _to_disk(folder: Path) -> None:
-    """Let no power cut leave a sealed folder with files that are not there."""
+    """Flush files to disk, so that after a power failure a sealed folder has all its files."""
     for path in (*folder.rglob("*"), folder):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -207,27 +207,27 @@ _KINDS: Final = {
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Give a path beside `path` to write to; it takes the place of `path` if nothing was raised, else it is removed.
+    """Yield a temporary path to write to; it replaces `path` if no exception was raised, else it is removed.
 
     Raises:
-        OSError: `path` is there and is no regular file, before anything is written; or it cannot be replaced.
+        OSError: `path` exists and is no regular file (raised before anything is written), or it cannot be replaced.
     """
     require_replaceable(path)
-    # Not to be guessed: in a folder that others can write, a link could lie there.
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    # Unpredictable: in a folder that other users can write, a link could be placed there.
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
-        yield beside
+        yield partial
         require_replaceable(path)  # writing may have taken hours
-        beside.replace(path)
+        partial.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
 def require_replaceable(path: Path) -> None:
-    """Check that a path is free or leads to a regular file, and is no link to one.
+    """Check that a path does not exist or is a regular file, not a link to one.
 
     Raises:
-        OSError: It is a link, a folder, a pipe, a socket or a device, which a file would take the place of.
+        OSError: It is a link, a folder, a pipe, a socket or a device, which a file would replace.
     """
     try:
         mode = path.lstat().st_mode
@@ -239,9 +239,9 @@ def require_replaceable(path: Path) -> None:
 
 
 def write_whole_file(path: Path, content: bytes | str) -> None:
-    """Write `content` (text as UTF-8, its newlines as they are) so that a reader finds all of it or what was there."""
-    with whole_file(path) as beside:
-        beside.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+    """Write `content` (text as UTF-8 with its newlines unchanged); readers see the old or the complete new content."""
+    with whole_file(path) as partial:
+        partial.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 if sys.platform == "win32":
@@ -262,10 +262,10 @@ if sys.platform == "win32":
         )
 
     def lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> bool:
-        """Lock an open file until it is closed; False where another holds it and `wait` is not asked for."""
+        """Lock an open file until it is closed; return False if another process holds the lock and `wait` is False."""
         handle = wintypes.HANDLE(msvcrt.get_osfhandle(descriptor))
         flags = (0 if shared else _EXCLUSIVE) | (0 if wait else _AT_ONCE)
-        place = _Overlapped(offset_high=1)  # one byte far behind the text, which nobody else could read beneath a lock
+        place = _Overlapped(offset_high=1)  # a byte far beyond the text: locked bytes cannot be read by other processes
         if _KERNEL32.LockFileEx(handle, flags, 0, 1, 0, ctypes.byref(place)):
             return True
         if (error := ctypes.get_last_error()) == _HELD_BY_ANOTHER:
@@ -276,10 +276,10 @@ else:
     import fcntl
 
     def lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> bool:
-        """Lock an open file until it is closed; False where another holds it and `wait` is not asked for.
+        """Lock an open file until it is closed; return False if another process holds the lock and `wait` is False.
 
         Raises:
-            OSError: The file system has no locks.
+            OSError: The file system does not support locks.
         """
         try:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))

@@ -1,7 +1,7 @@
-"""Bounded reads of untrusted Parquet files: no further than a file of their size can hold.
+"""Size-limited reads of untrusted Parquet files: no more than a file of their size can plausibly contain.
 
-A few bytes of Parquet can claim 10^12 rows, or repeat one long text in every row. What is written here is not packed
-that tightly: the rows of a table differ.
+A few bytes of Parquet can claim 10^12 rows, or repeat one long text in every row. Files written by ExitBench are never
+that dense: the rows of a table differ.
 """
 
 import itertools
@@ -18,20 +18,20 @@ from exitbench.results.files.atomic import DamagedFile, SpoolError
 from exitbench.results.files.regular import NotRegular, open_regular
 
 ROWS_PER_BYTE: Final = 64
-"""More rows do not fit into a byte: each has a key that no other row has, and most take 10 bytes and more."""
+"""Maximum rows per byte: each row has a unique key, and most rows take 10 bytes or more."""
 BATCH_ROWS: Final = 4096
 BATCH_BYTES: Final = 1 << 30
-"""As many rows of the widest table (a probe of 100 blocks: 6 kB a row) take 25 MB."""
+"""Maximum size of a batch: this many rows of the widest table (a probe of 100 blocks: 6 kB per row) take 25 MB."""
 TABLE_BYTES: Final = 4 << 30
-"""A record that is read at one go is a vocabulary (some MB) or the scores of a run's documents."""
+"""Maximum size of a table read at once: a vocabulary (some MB) or the scores of a run's documents."""
 
 
 def read_table(path: Path, schema: pa.Schema) -> pa.Table:
-    """Return the rows of a Parquet file in the schema's types.
+    """Return the rows of a Parquet file with the schema's types.
 
     Raises:
-        DamagedFile: As `check_table`, or it has more than `TABLE_BYTES`.
-        SpoolError: It cannot be read.
+        DamagedFile: As for `check_table`, or the rows take more than `TABLE_BYTES`.
+        SpoolError: The file cannot be read.
     """
     tables, size = [], 0
     for batch, n_bytes in _batches(path, schema):
@@ -43,17 +43,17 @@ def read_table(path: Path, schema: pa.Schema) -> pa.Table:
 
 
 def check_table(path: Path, schema: pa.Schema, n_blocks: int | None = None) -> None:
-    """Read a Parquet file, and forget it.
+    """Check a Parquet file by reading it.
 
     Args:
         path: The file.
-        schema: The columns that it may have; those that may be null may be missing.
-        n_blocks: Of the model, if exit layers are to be looked at.
+        schema: Allowed columns; nullable columns may be missing.
+        n_blocks: Number of blocks of the model, if exit layers are to be checked.
 
     Raises:
-        DamagedFile: It is no Parquet, has other columns, nulls where none may be, an exit layer or a position
-            that no token has, or more rows or bytes than a file of its size can hold.
-        SpoolError: It cannot be read.
+        DamagedFile: The file is no Parquet, has other columns, nulls in a column that is not nullable, an invalid exit
+            layer or position, or more rows or bytes than a file of its size can contain.
+        SpoolError: The file cannot be read.
     """
     for batch, _ in _batches(path, schema):
         if n_blocks is not None:
@@ -63,9 +63,9 @@ def check_table(path: Path, schema: pa.Schema, n_blocks: int | None = None) -> N
 
 
 def _batches(path: Path, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Yield the rows in batches, texts still as a dictionary, and how many bytes each takes in full."""
+    """Yield the rows in batches, with texts dictionary-encoded, and the size of each batch without the encoding."""
     try:
-        # Not by its path: what was looked at is what is read.
+        # Opened once, not by path: the file that is checked is the file that is read.
         with open_regular(path) as opened:
             metadata = pq.read_metadata(opened)
             _check_claims(path, os.fstat(opened.fileno()).st_size, metadata)
@@ -92,7 +92,7 @@ def _batches(path: Path, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, in
 
 
 def _check_claims(path: Path, size: int, metadata: pq.FileMetaData) -> None:
-    """Refuse counts that no file of this size has, before anything is read by them."""
+    """Reject row counts that no file of this size has, before anything is read based on them."""
     allowed = ROWS_PER_BYTE * size
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     values = (
@@ -105,19 +105,19 @@ def _check_claims(path: Path, size: int, metadata: pq.FileMetaData) -> None:
         raise DamagedFile(f"{path}: claims {metadata.num_rows} rows, its row groups another number.")
 
 
-def _check_columns(path: Path, found: pa.Schema, schema: pa.Schema) -> None:
-    if len(set(found.names)) != len(found.names):
+def _check_columns(path: Path, actual: pa.Schema, schema: pa.Schema) -> None:
+    if len(set(actual.names)) != len(actual.names):
         raise DamagedFile(f"{path}: has a column twice.")
-    for field in found:
+    for field in actual:
         if field.name not in schema.names:
             raise DamagedFile(f"{path}: has a column {field.name!r}; allowed: {', '.join(schema.names)}.")
         expected = schema.field(field.name).type
         inner = field.type.value_type if pa.types.is_list(field.type) and pa.types.is_list(expected) else field.type
-        # Texts arrive as dictionaries.
+        # Texts are dictionary-encoded here.
         if pa.types.is_nested(inner) or pa.types.is_dictionary(inner) != pa.types.is_string(expected):
             raise DamagedFile(f"{path}: column {field.name!r} is {str(field.type)[:80]}, not {expected}.")
     for field in schema:
-        if field.name not in found.names and not field.nullable:
+        if field.name not in actual.names and not field.nullable:
             raise DamagedFile(f"{path}: has no column {field.name!r}.")
 
 
@@ -130,15 +130,15 @@ def _check_nulls(path: Path, batch: pa.RecordBatch, schema: pa.Schema) -> None:
 def _check_range(path: Path, batch: pa.RecordBatch, name: str, least: int, most: int | None) -> None:
     if name not in batch.schema.names:
         return
-    found = pc.min_max(batch[name]).as_py()
-    for value in (found["min"], found["max"]):
+    extremes = pc.min_max(batch[name]).as_py()
+    for value in (extremes["min"], extremes["max"]):
         if value is not None and not (least <= value and (most is None or value <= most)):
             allowed = f"{least} to {most}" if most is not None else f"{least} and more"
             raise DamagedFile(f"{path}: column {name!r} has {value}; allowed: {allowed}.")
 
 
 def _full_bytes(column: pa.Array) -> int:
-    """Bytes of a column, the texts of a dictionary counted as often as they are there."""
+    """Return the bytes of a column, counting dictionary-encoded texts once per occurrence."""
     if not pa.types.is_dictionary(column.type):
         return int(column.nbytes)
     lengths = pc.take(pc.binary_length(column.dictionary), column.indices)

@@ -1,4 +1,4 @@
-"""DuckDB: connections, what a file is by its bytes, and what an error means."""
+"""DuckDB: connections, recognition of file types by content, and classification of errors."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import duckdb
 from exitbench.errors import UserError
 
 NO_PROGRESS_BAR = "SELECT 'SET enable_progress_bar = false' WHERE current_setting('enable_progress_bar')"
-"""Gives the statement that turns it off, if it is on: in a notebook without ipywidgets it is off, and cannot be set."""
+"""Returns the statement that disables the bar if it is enabled; in a notebook without ipywidgets it cannot be set."""
 
 
 def in_memory(**config: Any) -> duckdb.DuckDBPyConnection:
-    """Return a connection to an empty database in memory that draws no progress bar among what we print.
+    """Return a connection to an empty in-memory database that draws no progress bar into our output.
 
     Args:
-        **config: Settings that DuckDB takes only when it starts.
+        **config: Settings that DuckDB accepts only at start.
     """
     connection = duckdb.connect(config=config)
     _draw_no_bar(connection)
@@ -29,10 +29,10 @@ def in_memory(**config: Any) -> duckdb.DuckDBPyConnection:
 
 
 def in_file(path: Path, **config: Any) -> duckdb.DuckDBPyConnection:
-    """Return a connection that reads a file of DuckDB's, draws no progress bar and takes no more settings.
+    """Return a connection that reads a DuckDB file, draws no progress bar and accepts no further settings.
 
     Raises:
-        duckdb.Error: It cannot be opened.
+        duckdb.Error: The file cannot be opened.
     """
     connection = duckdb.connect(str(path), read_only=True, config=config)
     lock_settings(connection)
@@ -40,7 +40,7 @@ def in_file(path: Path, **config: Any) -> duckdb.DuckDBPyConnection:
 
 
 def lock_settings(connection: duckdb.DuckDBPyConnection) -> None:
-    """Take no settings from now on; a second connection to an open file finds them locked."""
+    """Lock the settings; a second connection to an open file finds them locked already."""
     if not connection.execute("SELECT current_setting('lock_configuration')").fetchall()[0][0]:
         _draw_no_bar(connection)
         connection.execute("SET lock_configuration = true")
@@ -53,42 +53,42 @@ def _draw_no_bar(connection: duckdb.DuckDBPyConnection) -> None:
 
 _MAGIC_AT, _MAGIC = 8, b"DUCK"
 _HEADER_BYTES: Final = 3 * 4096
-"""A shorter file holds no rows."""
+"""A shorter file contains no rows."""
 _START_BYTES: Final = 4096
 _PROGRAMS: Final = {b"SQLite format 3\0": "a SQLite database", b"PAR1": "a Parquet file", b"\x1f\x8b": "a gzip file"}
 _SEPARATED: Final = {".csv": "a CSV file", ".tsv": "a TSV file"}
 _OUR_NAMES: Final = (b"schema_version", b"spool_sha256")
-"""A table and a column that every result database has; DuckDB stores their names as they are."""
+"""A table and a column of every result database; DuckDB stores their names uncompressed."""
 
 
 def is_duckdb_file(path: Path) -> bool:
-    """Return whether a regular file begins as DuckDB's do.
+    """Return whether a regular file starts as DuckDB's files do.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     with path.open("rb") as file:
         return file.read(_MAGIC_AT + len(_MAGIC))[_MAGIC_AT:] == _MAGIC
 
 
 def require_duckdb_file(path: Path) -> None:
-    """Check that a path is free, or leads to an empty file or one that begins as DuckDB's do.
+    """Check that a path does not exist, or is an empty file or one that starts as DuckDB's files do.
 
     Raises:
-        UserError: It leads to anything else; says to what.
+        UserError: It is anything else; the message says what.
     """
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         if path.is_symlink():
             raise _refusal(path, "a link to a file that does not exist") from None
         return
     except OSError:
-        return  # whoever opens it says why
-    if not stat.S_ISREG(found.st_mode):
-        raise _refusal(path, "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, a socket or a device")
+        return  # opening it reports the error
+    if not stat.S_ISREG(status.st_mode):
+        raise _refusal(path, "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, a socket or a device")
     try:
-        if not found.st_size or is_duckdb_file(path):
+        if not status.st_size or is_duckdb_file(path):
             return
         raise _refusal(path, _kind(path))
     except OSError as error:
@@ -96,7 +96,7 @@ def require_duckdb_file(path: Path) -> None:
 
 
 def is_ours(path: Path) -> bool:
-    """Return whether a damaged DuckDB file was one of ExitBench, by its content, or is too short for a row."""
+    """Return whether a damaged DuckDB file was one of ExitBench, by its content, or is too short to contain a row."""
     if path.stat().st_size <= _HEADER_BYTES:
         return True
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -104,14 +104,14 @@ def is_ours(path: Path) -> bool:
 
 
 def _kind(path: Path) -> str | None:
-    """Name the format of a file, if it is a common one."""
+    """Return the format of a file, if it is a common one."""
     with path.open("rb") as file:
         start = file.read(_START_BYTES)
     for magic, name in _PROGRAMS.items():
         if start.startswith(magic):
             return name
     try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(start)  # its last character may be cut in two
+        text = codecs.getincrementaldecoder("utf-8")().decode(start)  # its last character may be incomplete
     except UnicodeDecodeError:
         return None
     return None if "\0" in text else _SEPARATED.get(path.suffix.lower(), "a text file")
@@ -132,7 +132,7 @@ _NO_ROOM: Final = (
 
 
 def driver_error(error: BaseException) -> BaseException:
-    """Return DuckDB's own error beneath SQLAlchemy's, or beneath the words that one was put into."""
+    """Return DuckDB's own error under SQLAlchemy's, or the cause of an error that was converted to a message."""
     cause: BaseException | None = error
     while cause is not None:
         if _is_of(cause, "sqlalchemy.exc", "StatementError") and cause.orig is not None:  # type: ignore[attr-defined]
@@ -144,15 +144,15 @@ def driver_error(error: BaseException) -> BaseException:
 
 
 def is_damage(error: BaseException) -> bool:
-    """Return whether an error says that the database is not what was written."""
+    """Return whether an error indicates that the database file is damaged."""
     error = driver_error(error)
     return _is_drivers(error) and any(sign in str(error) for sign in _DAMAGE)
 
 
 def is_trouble(error: BaseException) -> bool:
-    """Return whether an error is the file's or the machine's, and says nothing of what was to be written."""
+    """Return whether an error is caused by the file or the machine, not by the data that was written."""
     cause = driver_error(error)
-    # A commit fails for want of room, or because a key is there twice.
+    # A commit fails for lack of space, or because a key is duplicated.
     at_commit = isinstance(cause, duckdb.TransactionException) and "onstraint" not in str(cause)
     return isinstance(cause, _NO_ROOM) or at_commit or is_damage(error)
 
@@ -162,6 +162,6 @@ def _is_drivers(error: BaseException) -> bool:
 
 
 def _is_of(error: BaseException, module: str, name: str) -> bool:
-    """Whether an error is of a class of a library, which nobody can have raised that has not imported it."""
+    """Return whether an error is of a library's class; False if the library has not been imported."""
     library = sys.modules.get(module)
     return library is not None and isinstance(error, getattr(library, name))

@@ -1,4 +1,4 @@
-"""Text as files have it: canonical JSON and its digests, TOML, CSV, and paths without a home folder."""
+"""Text formats: canonical JSON and its digests, TOML, CSV, and paths without a home folder."""
 
 import csv
 import hashlib
@@ -16,9 +16,12 @@ from typing import Any, Final, TextIO
 def canonical_json(value: Any) -> str:
     """Return the JSON text of `value` with sorted keys, no spaces, and no NaN or infinity.
 
+    >>> canonical_json({"b": 1, "a": [True, "x"]})
+    '{"a":[true,"x"],"b":1}'
+
     Raises:
-        ValueError: `value` holds NaN or infinity, which JSON does not have.
-        TypeError: `value` holds something JSON does not have, or keys that do not sort.
+        ValueError: `value` contains NaN or infinity, which JSON does not have.
+        TypeError: `value` contains something that JSON does not have, or keys that cannot be sorted.
     """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
@@ -29,7 +32,7 @@ def content_id(value: Any) -> str:
 
 
 def source_files(package: ModuleType, pattern: str = "*.py") -> list[tuple[str, Path]]:
-    """Return a package's files, by default those in Python, with their names in it; nothing that Python compiled."""
+    """Return a package's files (by default Python files) with their relative names, without compiled files."""
     return [
         (str(path.relative_to(folder)), path)
         for folder in package.__path__
@@ -51,27 +54,27 @@ _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def toml_table(header: str, values: Mapping[str, Any]) -> list[str]:
-    """Return the lines of a table, an empty one before it; `header` with its brackets."""
+    """Return the lines of a TOML table after an empty line; `header` includes its brackets."""
     return ["", header, *(f"{toml_key(name)} = {toml_value(value)}" for name, value in values.items())]
 
 
 def toml_key(name: str) -> str:
-    """Return a key, in quotes where it needs them."""
+    """Return a TOML key, quoted if necessary."""
     return name if _BARE.fullmatch(name) else toml_value(name)
 
 
 def toml_value(value: Any) -> str:
-    """Return a value of JSON as TOML spells it.
+    """Return a JSON value in TOML syntax.
 
     Raises:
-        TypeError: It is null, which TOML has not, or nothing that JSON has.
+        TypeError: The value is null, which TOML does not have, or no JSON value.
     """
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{toml_key(name)} = {toml_value(one)}" for name, one in value.items()) + " }"
+        return "{ " + ", ".join(f"{toml_key(name)} = {toml_value(item)}" for name, item in value.items()) + " }"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(toml_value, value)) + "]"
     if isinstance(value, str):
-        # JSON's escapes are TOML's, but for a character beyond 16 bits, which JSON can write as two
+        # JSON's escapes are TOML's, except for characters beyond 16 bits, which JSON may escape as two
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if value is None or not isinstance(value, bool | int | float):
         raise TypeError(f"TOML has no {value!r}")
@@ -92,30 +95,31 @@ class _LineFeeds:
 def csv_writer(out: TextIO) -> Any:
     """Return a `csv.writer` that ends lines with a line feed.
 
-    The standard one, told to do that, leaves a carriage return within a value unquoted, where a reader ends the line.
+    The standard writer with this line end would not quote a carriage return in a value, which readers take as a line
+    end.
     """
     return csv.writer(_LineFeeds(out), lineterminator=_LINE_END)
 
 
 _PACKAGES: Final = re.compile(r"[~/][^\s\"':]*/((?:site|dist)-packages|lib/python3\.\d+)(?=/)")
-"""Where an interpreter keeps what it runs."""
+"""Folders of an interpreter's packages."""
 _ENDS: Final = r"(?=[/\\\s\"'`:;,)\]>]|$)"
-"""What may follow a folder's path."""
+"""Characters that may follow a folder's path."""
 _HOMES: Final = re.compile(r"(?<![\w.~/-])(?:/home|/Users)/[^/\s\"'`:;,)\]>]+|(?<![\w.~/-])/root" + _ENDS)
-"""Where homes usually are: what was stored on another machine is of another user."""
+"""Usual home folders: texts stored on another machine contain another user's."""
 
 
 def without_home(text: str) -> str:
-    """Return a text with ``~`` for home folders, and ``...`` for what is above an interpreter's packages."""
+    """Return a text with ``~`` for home folders, and ``...`` for the path above an interpreter's packages."""
     for home in _homes():
         text = re.sub(re.escape(home) + _ENDS, "~", text)
     return _PACKAGES.sub(r".../\1", _HOMES.sub("~", text))
 
 
 def _homes() -> list[str]:
-    """The home folder as people name it and as it is, the longest first."""
+    """Return the home folder's names and resolved paths, longest first."""
     named = [os.environ.get("HOME", ""), os.environ.get("USERPROFILE", "")]
-    with suppress(ImportError, KeyError):  # Windows has none; a container's user may not be in it
+    with suppress(ImportError, KeyError):  # Windows has no pwd; a container's user may not be in it
         import pwd
 
         named.append(pwd.getpwuid(os.getuid()).pw_dir)

@@ -1,7 +1,7 @@
-"""Regular files in real folders: no link is followed, and nothing else (a pipe, a device) is opened.
+"""Regular files in real folders: links are not followed, and nothing else (pipes, devices) is opened.
 
-Who hands on a spool may have put a link to a file of the reader's into it, or a device that never ends. The root of a
-spool may be a link, since people keep results on another disk; what is inside may not.
+A third-party spool may contain a link to a file of the reader's, or a device that never ends. The root of a spool may
+be a link, since users keep results on another disk; paths inside may not.
 """
 
 import errno
@@ -15,26 +15,26 @@ from typing import Final, Self
 
 
 def _flags(*names: str) -> int:
-    """Flags of `os.open`; Windows lacks some, and others lack those of Windows."""
+    """Return flags of `os.open`, ignoring those that the platform lacks."""
     return os.O_RDONLY | sum(getattr(os, name, 0) for name in names)
 
 
 _NO_LINK: Final = _flags("O_NOFOLLOW")
 _FILE: Final = _NO_LINK | _flags("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
-"""Not blocking, since opening a pipe waits for who writes it."""
+"""Non-blocking, since opening a pipe waits for a writer."""
 _FOLDER: Final = _flags("O_DIRECTORY", "O_CLOEXEC")
 _CHUNK_BYTES: Final = 1 << 20
 
 
 class NotRegular(OSError):
-    """A link, a pipe, a device, or a file where a folder should be, and the other way round."""
+    """Raised for a link, a pipe, a device, a file in place of a folder, or a folder in place of a file."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(errno.EINVAL, "is a link, or something else than a regular file in a folder", str(path))
 
 
 class TooLarge(OSError):
-    """A file of more bytes than it may have."""
+    """Raised for a file with more bytes than allowed."""
 
     def __init__(self, path: Path, limit: int) -> None:
         super().__init__(errno.EFBIG, f"has more than {limit} bytes, which no file of its kind has", str(path))
@@ -44,12 +44,12 @@ def open_regular(path: Path, folder: int | None = None) -> BufferedReader:
     """Open a regular file for reading.
 
     Args:
-        path: The file; only its last part may not be a link.
-        folder: Descriptor of the folder that `path.name` is in, in place of the path's.
+        path: The file; only its last component must not be a link.
+        folder: Descriptor of the folder that contains `path.name`; None: the path's own folder.
 
     Raises:
         NotRegular: It is a link, a folder, a pipe, a socket or a device.
-        OSError: It is missing or cannot be opened.
+        OSError: The file is missing or cannot be opened.
     """
     if not _NO_LINK and path.is_symlink():  # Windows
         raise NotRegular(path)
@@ -69,8 +69,8 @@ def read_regular(path: Path, limit: int) -> bytes:
     """Return the bytes of a regular file.
 
     Raises:
-        TooLarge: It has more than `limit` bytes.
-        OSError: As `open_regular`.
+        TooLarge: The file has more than `limit` bytes.
+        OSError: As for `open_regular`.
     """
     with open_regular(path) as file:
         content = file.read(limit + 1)
@@ -80,10 +80,9 @@ def read_regular(path: Path, limit: int) -> bytes:
 
 
 class Folder:
-    """An open folder, from which files and folders are opened by name.
+    """Open folder, from which files and folders are opened by name.
 
-    What is opened lies in this very folder, whatever takes the place of its path meanwhile. Use it as a context
-    manager.
+    Files are opened in this very folder, even if its path is replaced in the meantime. Use it as a context manager.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -96,7 +95,7 @@ class Folder:
         return cls(path, os.open(path, _FOLDER))
 
     def folder(self, name: str) -> "Folder":
-        """Open a folder in this one.
+        """Open a subfolder.
 
         Raises:
             NotRegular: It is a link, or no folder.
@@ -113,7 +112,7 @@ class Folder:
         """Open a file of this folder for reading.
 
         Raises:
-            OSError: As `open_regular`.
+            OSError: As for `open_regular`.
         """
         return open_regular(self.path / name, self._descriptor)
 
@@ -121,22 +120,22 @@ class Folder:
         """Copy a file of this folder to `target`, which must not exist.
 
         Raises:
-            NotRegular: It is something else than a regular file.
-            TooLarge: It has more than `limit` bytes.
-            OSError: It cannot be read, or the copy cannot be written.
+            NotRegular: The source is no regular file.
+            TooLarge: The source has more than `limit` bytes.
+            OSError: The source cannot be read, or the copy cannot be written.
         """
         with self.open(name) as source, target.open("xb") as copy:
             if os.fstat(source.fileno()).st_size > limit:
                 raise TooLarge(self.path / name, limit)
-            left = limit
+            remaining = limit
             while chunk := source.read(_CHUNK_BYTES):
-                left -= len(chunk)
-                if left < 0:  # it grew meanwhile
+                remaining -= len(chunk)
+                if remaining < 0:  # the file grew in the meantime
                     raise TooLarge(self.path / name, limit)
                 copy.write(chunk)
 
     def close(self) -> None:
-        """Close it, once."""
+        """Close the folder; further calls do nothing."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -150,17 +149,17 @@ class Folder:
 
 @contextmanager
 def opened(root: Path, *names: str) -> Iterator[Folder]:
-    """Open a folder below a root, each part of its path in the one before.
+    """Open a folder below a root, opening each component in the one before.
 
     Raises:
-        NotRegular: A part is a link or no folder.
-        OSError: A part is missing or cannot be opened.
+        NotRegular: A component is a link or no folder.
+        OSError: A component is missing or cannot be opened.
     """
     folder = Folder.root(root)
     try:
         for name in names:
-            with folder as above:
-                folder = above.folder(name)
+            with folder as parent:
+                folder = parent.folder(name)
         yield folder
     finally:
         folder.close()

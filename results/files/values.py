@@ -1,4 +1,4 @@
-"""Validate JSON records: what their keys may hold, said once and checked where the files are read."""
+"""Validation of JSON records: allowed values per key, declared once and checked where files are read."""
 
 import json
 import re
@@ -8,17 +8,17 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 SHOWN_CHARACTERS: Final = 60
-"""Of a value that is not what it should be."""
+"""Maximum length of an invalid value in messages."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """What a key holds.
+    """Allowed values of a key.
 
     Attributes:
-        words: What it should be, for messages.
-        allows: Whether a value is that.
-        needed: Whether the key must be there.
+        words: Description of allowed values, for messages.
+        allows: Returns whether a value is allowed.
+        needed: True if the key is required.
     """
 
     words: str
@@ -27,31 +27,31 @@ class Value:
 
 
 Keys = Mapping[str, Mapping[str, Value]]
-"""Keys of a JSON file: at the top ('') and inside its objects."""
+"""Keys of a JSON file: at the top level ('') and in its objects."""
 
 
 def or_none(value: Value) -> Value:
-    """The same, or null."""
-    return replace(value, words=f"{value.words} or null", allows=lambda found: found is None or value.allows(found))
+    """Return a value that may also be null."""
+    return replace(value, words=f"{value.words} or null", allows=lambda v: v is None or value.allows(v))
 
 
 def optional(value: Value) -> Value:
-    """The same or null, or no such key."""
+    """Return a value that may also be null or missing."""
     return replace(or_none(value), needed=False)
 
 
 def whole(low: int, high: int) -> Value:
-    """An integer from `low` to `high`."""
+    """Return a value that must be an integer from `low` to `high`."""
     return Value(f"an integer from {low} to {high}", lambda v: type(v) is int and low <= v <= high)
 
 
 def one_of(words: Collection[str]) -> Value:
-    """One of a few words."""
+    """Return a value that must be one of a few words."""
     return Value(f"one of {', '.join(words)}", lambda v: isinstance(v, str) and v in words)
 
 
 def of_form(words: str, pattern: re.Pattern[str]) -> Value:
-    """A text that all matches a pattern."""
+    """Return a value that must be a text that a pattern matches completely."""
     return Value(words, lambda v: isinstance(v, str) and pattern.fullmatch(v) is not None)
 
 
@@ -67,8 +67,8 @@ def _is_time(value: Any) -> bool:
 INT32: Final = 2**31 - 1
 INT64: Final = 2**63 - 1
 TEXT: Final = Value("text", lambda v: isinstance(v, str))
-LISTS: Final = Value("a list of lists", lambda v: isinstance(v, list) and all(isinstance(one, list) for one in v))
-TEXTS: Final = Value("a list of texts", lambda v: isinstance(v, list) and all(isinstance(one, str) for one in v))
+LISTS: Final = Value("a list of lists", lambda v: isinstance(v, list) and all(isinstance(item, list) for item in v))
+TEXTS: Final = Value("a list of texts", lambda v: isinstance(v, list) and all(isinstance(item, str) for item in v))
 FLAG: Final = Value("true or false", lambda v: isinstance(v, bool))
 OBJECT: Final = Value("an object", lambda v: isinstance(v, dict))
 ANY: Final = Value("anything", lambda _: True)
@@ -78,27 +78,27 @@ COUNT: Final = whole(0, INT32)
 LONG: Final = whole(0, INT64)
 
 
-def first_fault(told: Mapping[str, Any], keys: Keys) -> str | None:
-    """Return what is wrong with the first key that is not as it should be; None if all are.
+def first_fault(record: Mapping[str, Any], keys: Keys) -> str | None:
+    """Return a description of the first invalid key; None if all keys are valid.
 
     Args:
-        told: The object of a JSON file.
-        keys: What its keys hold; it may have others.
+        record: Object of a JSON file.
+        keys: Allowed values of its keys; further keys are ignored.
     """
     for section, values in keys.items():
-        part = told.get(section) if section else told
+        part = record.get(section) if section else record
         if not isinstance(part, Mapping):
-            return f"key {section!r} is {'not an object' if section in told else 'missing'}."
+            return f"key {section!r} is {'not an object' if section in record else 'missing'}."
         for name, value in values.items():
             key = f"{section}.{name}".lstrip(".")
             if name not in part:
                 if value.needed:
                     return f"key {key!r} is missing."
             elif not value.allows(part[name]):
-                return f"key {key!r} is {_shown(part[name])}, not {value.words}."
+                return f"key {key!r} is {_abbreviated(part[name])}, not {value.words}."
     return None
 
 
-def _shown(value: Any) -> str:
+def _abbreviated(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}.."

@@ -1,1 +1,1 @@
-"""Rows into the database: from the spool, from snapshots of others, and from nothing (rebuild)."""
+"""Rows of the database: from the spool, from third-party snapshots, and rebuilding from the spool."""

@@ -1,4 +1,4 @@
-"""Attempts to catalogue rows: what cell.json, env.json, status.json and DONE of checked attempts say."""
+"""Convert checked attempts to catalogue rows: the contents of cell.json, env.json, status.json and DONE."""
 
 from collections.abc import Mapping, Sequence, Set
 from datetime import UTC, datetime
@@ -19,7 +19,7 @@ from exitbench.results.database.catalogue import (
 from exitbench.results.files.formats import canonical_json, content_id
 from exitbench.results.spool.attempts import AttemptRecord
 
-# Of the identity, what says how one cell differs from another that does the same work.
+# Parts of the identity that distinguish cells doing the same work.
 _NOT_SETTING: Final = (
     "id_version",
     "engine_version",
@@ -34,31 +34,33 @@ _NOT_SETTING: Final = (
     "scores_cell_id",
     "fit_cell_id",
 )
-_DATA_ASKED: Final = ("source", "split", "limit", "seed", "level", "files")
+_DATA_KEYS: Final = ("source", "split", "limit", "seed", "level", "files")
 
 Row = dict[str, Any]
 
 
 def insert_catalogue(connection: sa.Connection, records: Sequence[AttemptRecord], stored: Set[str]) -> set[str]:
-    """Add attempts that are new, their cells, and those of their artifacts whose ids are not `stored`.
+    """Add new attempts, their cells, and those of their artifacts whose ids are not `stored`.
 
     Returns:
-        The ids of all their artifacts.
+        The ids of all artifacts of the attempts.
     """
     artifacts: dict[str, tuple[sa.Table, Row]] = {}
     cells: dict[str, Row] = {}
     attempts, files = [], []
     for record in records:
-        of_record, cell, attempt = _rows(record)
-        artifacts |= of_record
-        # The names of a cell are those of its latest attempt, in whatever order the attempts arrive.
+        record_artifacts, cell, attempt = _rows(record)
+        artifacts |= record_artifacts
+        # A cell takes its names from its latest attempt, in whatever order the attempts arrive.
         if cell["cell_id"] not in cells or cells[cell["cell_id"]]["described_by"] < cell["described_by"]:
             cells[cell["cell_id"]] = cell
         attempts.append(attempt)
         attempt_id = record.attempt.attempt_id
         files += [{"attempt_id": attempt_id, "name": name, "sha256": value} for name, value in record.digests.items()]
     for table in (ENVIRONMENT, HARDWARE, MODEL_ARTIFACT, DATASET_ARTIFACT):
-        if new := [row for key, (own_table, row) in artifacts.items() if own_table is table and key not in stored]:
+        if new := [
+            row for key, (artifact_table, row) in artifacts.items() if artifact_table is table and key not in stored
+        ]:
             connection.execute(insert(table).values(new).on_conflict_do_nothing())
     _add_or_describe(connection, list(cells.values()))
     connection.execute(ATTEMPT.insert().values(attempts))
@@ -67,7 +69,7 @@ def insert_catalogue(connection: sa.Connection, records: Sequence[AttemptRecord]
 
 
 def _rows(record: AttemptRecord) -> tuple[dict[str, tuple[sa.Table, Row]], Row, Row]:
-    """Return an attempt's artifacts by id, its cell and itself."""
+    """Return an attempt's artifacts by id, its cell row and its attempt row."""
     environment, hardware = record.env["environment"], record.env["hardware"]
     env_id, hw_id = content_id(environment), content_id(hardware)
     model, data = _model_row(record.cell["model"]), _data_row(record.cell["task"])
@@ -113,7 +115,7 @@ def _cell_row(record: AttemptRecord, model_id: str, data_id: str) -> dict[str, A
     return {
         **_columns_of(CELL, cell),
         "method": cell["method"]["name"],
-        # What tells apart what a method computed: the engine's version and the method's own.
+        # The revision that distinguishes computations: the engine's version and the method's own.
         "method_revision": f"{cell['engine_version']}.{cell['method']['revision']}",
         "params": cell["method"]["params"],
         "method_distribution": cell["method"]["distribution"],
@@ -133,21 +135,21 @@ def _cell_row(record: AttemptRecord, model_id: str, data_id: str) -> dict[str, A
 
 
 def _data_asked(data: Any) -> dict[str, Any] | None:
-    """What a suite says of the documents of a task that comes along; texts of other tasks are in files of their own."""
+    """Return a suite's choice of documents for a bundled task; None for tasks whose texts are in separate files."""
     if not isinstance(data, Mapping) or any(data.get(name) is not None for name in ("settings", "declaration")):
         return None
-    return {name: data[name] for name in _DATA_ASKED if name in data}
+    return {name: data[name] for name in _DATA_KEYS if name in data}
 
 
 def setting_id(identity: Mapping[str, Any]) -> str:
-    """Return what cells have in common whose methods do the same work: identity but for method, kind and inputs."""
+    """Return the id shared by cells that do the same work: the identity without method, kind and inputs."""
     return content_id({key: value for key, value in identity.items() if key not in _NOT_SETTING})
 
 
 def comparable_id(setting_id: str, env_id: str, hw_id: str, products: Mapping[str, str] | None = None) -> str:
-    """Return what attempts have in common whose times may be compared; of earlier ones no ``products`` were chosen."""
-    asked: dict[str, Any] = {"setting": setting_id, "environment": env_id, "hardware": hw_id}
-    return content_id(asked if products is None else {**asked, "products": products})
+    """Return the id shared by attempts with comparable times; ``products`` is None for earlier attempts."""
+    content: dict[str, Any] = {"setting": setting_id, "environment": env_id, "hardware": hw_id}
+    return content_id(content if products is None else {**content, "products": products})
 
 
 def _attempt_row(record: AttemptRecord, env_id: str, hw_id: str, comparable_id: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Fills `quality_difference`: every run's quality against full depth, paired by document, with its interval."""
+"""Fill `quality_difference`: every run's quality against full depth, paired by document, with its interval."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -30,9 +30,11 @@ _WANTED: Final = """
     WHERE f.execution = 'real' AND NOT f.is_full_depth AND f.delta IS NOT NULL
 """
 _KEY: Final = "attempt_id, full_attempt_id, metric, scored_at, full_scored_at"
-_FORGET: Final = f"DELETE FROM quality_difference WHERE ({_KEY}) NOT IN (SELECT ({_KEY}) FROM wanted_difference)"
-_KNOWN: Final = f"DELETE FROM wanted_difference WHERE ({_KEY}) IN (SELECT ({_KEY}) FROM quality_difference)"
-# BLEU is no mean of its documents: how much each moves it is seen by leaving it out.
+_DELETE_OUTDATED: Final = (
+    f"DELETE FROM quality_difference WHERE ({_KEY}) NOT IN (SELECT ({_KEY}) FROM wanted_difference)"
+)
+_DROP_STORED: Final = f"DELETE FROM wanted_difference WHERE ({_KEY}) IN (SELECT ({_KEY}) FROM quality_difference)"
+# BLEU is no mean over documents: each document's contribution is computed by leaving it out.
 _DOCUMENTS: Final = """
     WITH scored AS (
         SELECT
@@ -75,15 +77,15 @@ _EQUAL: Final = 1e-6
 
 
 def fill_differences(connection: sa.Connection) -> None:
-    """Bring `quality_difference` in line with the runs, their full depth and how both were scored last.
+    """Update `quality_difference` for the current runs, their full-depth runs, and the latest scores of both.
 
     Args:
-        connection: A writable database of the current schema; nothing is committed.
+        connection: A writable database of the current schema; nothing is committed here.
     """
     duck = driver_connection(connection)
     duck.execute(_WANTED)
-    duck.execute(_FORGET)
-    duck.execute(_KNOWN)
+    duck.execute(_DELETE_OUTDATED)
+    duck.execute(_DROP_STORED)
     wanted = {row["attempt_id"]: row for row in duck.sql("FROM wanted_difference").to_arrow_table().to_pylist()}
     if wanted:
         documents = duck.sql(_DOCUMENTS).to_arrow_table().to_pylist()
@@ -96,18 +98,18 @@ def fill_differences(connection: sa.Connection) -> None:
 
 
 def _rows(run: dict[str, Any], documents: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Rows of one run: of all documents and, where their contributions add up to the difference, of each part."""
-    moved = np.array([row["moved"] for row in documents], dtype=np.float64)
+    """Yield the rows of one run: over all documents and, if their contributions give the difference, per part."""
+    contributions = np.array([row["moved"] for row in documents], dtype=np.float64)
     differences = np.array([row["difference"] for row in documents], dtype=np.float64)
     chooses = np.array([is_choosing(row["doc_key"]) for row in documents], dtype=bool)
-    is_paired = len(moved) > 0 and bool(abs(moved.mean() - run["delta"]) < _EQUAL)
-    parts = {"all": np.ones(len(moved), dtype=bool), "choosing": chooses, "confirming": ~chooses}
+    is_paired = len(contributions) > 0 and bool(abs(contributions.mean() - run["delta"]) < _EQUAL)
+    parts = {"all": np.ones(len(contributions), dtype=bool), "choosing": chooses, "confirming": ~chooses}
     for part, is_in in parts.items():
         n = int(is_in.sum())
         if part != "all" and not (is_paired and n):
             continue
         interval = (
-            _interval(moved[is_in], None if run["has_no_scale"] else run["scale"])
+            _interval(contributions[is_in], None if run["has_no_scale"] else run["scale"])
             if is_paired
             else point(float("nan"), n)
         )
@@ -130,5 +132,5 @@ def _interval(moved: NDArray[np.float64], scale: float | None) -> Interval:
     if scale is not None:
         return difference_interval(value, moved, scale)
     reach = standard_error(moved) * t_quantile(len(moved))
-    # Where no document differs nothing tells how far others would.
+    # If no document differs, the spread of other documents is unknown.
     return point(value, len(moved)) if reach == 0 else Interval(value, value - reach, value + reach, None, len(moved))

@@ -1,9 +1,9 @@
-"""Tables of one row per document, made of the tokens of its answer: what questions about whole documents read."""
+"""Tables with one row per document, built from the tokens of its answer, for queries about whole documents."""
 
 from typing import Final
 
 _IN_ORDER: Final = "min(position) = 1 AND max(position) = count(*)"
-"""Whether a place in a list is a position; every version of ExitBench has written positions 1..n."""
+"""SQL condition that index and position agree in a list; every version of ExitBench has written positions 1..n."""
 
 _FILL: Final = {
     "token_exit": f"""
@@ -27,11 +27,11 @@ _FILL: Final = {
 
 
 def fill_sql(table: str, rows: str) -> str | None:
-    """Return SQL that adds the documents of new rows; None if nothing is made of the table.
+    """Return SQL that adds the documents of new rows; None if no table of documents is built from the table.
 
     Args:
-        table: Where the rows belong.
-        rows: SQL that selects them.
+        table: Table of the new rows.
+        rows: SQL that selects the new rows.
     """
     fill = _FILL.get(table)
     return None if fill is None else fill.format(rows=rows)

@@ -1,7 +1,7 @@
-"""Import results from elsewhere into the spool, from which the database is filled.
+"""Import third-party results into the spool, from which the database is filled.
 
-Of another spool only regular files in real folders are read, only those that a seal or a record's kind lists, and no
-more than a file of its kind can have. What is checked is the copy, so that nothing can change between check and use.
+From another spool, only regular files in real folders are read, only those listed by a seal or a kind of record, and
+only up to the maximum size of their kind. The copy is checked, so nothing can change between check and use.
 """
 
 import re
@@ -84,14 +84,14 @@ _START_BYTES: Final = 12
 
 @dataclass(frozen=True)
 class MergeReport:
-    """What a source brought.
+    """Result of an import.
 
     Attributes:
-        kind: What the source is.
-        added: Attempts (of benchmarks: files) that are new.
-        known: Attempts that were here already.
-        rescored: Metric versions of known attempts that are new.
-        problems: What of the source, or of the spool as it is now, was left out, and why.
+        kind: Kind of the source.
+        added: Number of new attempts (for benchmarks: files).
+        known: Number of attempts that were in the spool already.
+        rescored: Number of new metric versions of known attempts.
+        problems: Parts of the source, or of the spool as it is now, that were left out, with reasons.
     """
 
     kind: Kind
@@ -102,10 +102,10 @@ class MergeReport:
 
 
 def kind_of(source: Path) -> Kind:
-    """Return what a file or folder is, by its content.
+    """Return the kind of a file or folder, by its content.
 
     Raises:
-        UserError: It is nothing that can be imported, such as a database.
+        UserError: It cannot be imported, for example because it is a database.
     """
     if source.is_dir():
         if is_snapshot(source):
@@ -131,10 +131,10 @@ def kind_of(source: Path) -> Kind:
 
 
 def merge(source: Path, spool_root: Path, database_path: Path) -> MergeReport:
-    """Bring a source into the spool, then fill the database from it.
+    """Import a source into the spool, then fill the database from it.
 
     Raises:
-        UserError: The source is nothing that can be imported or is damaged, or has an attempt that is here with other
+        UserError: The source cannot be imported or is damaged, or contains an attempt that is in the spool with other
             files: then nothing is merged.
     """
     kind = kind_of(source)
@@ -142,18 +142,18 @@ def merge(source: Path, spool_root: Path, database_path: Path) -> MergeReport:
     ingest(spool_root, database_path)
     with open_database(database_path) as database:
         with database.engine.connect() as connection:
-            ours = attempt_digests(connection)
+            stored = attempt_digests(connection)
         keys = {table: key_rows(database.engine, table) for table in KEYS}
     problems: tuple[str, ...] = ()
     if kind == "spool":
-        brought = import_spool(source, spool_root, ours)
-        added, known, rescored, problems = brought.added, brought.known, brought.rescored, brought.problems
+        imported = import_spool(source, spool_root, stored)
+        added, known, rescored, problems = imported.added, imported.known, imported.rescored, imported.problems
     elif kind == "benchmarks":
         added, known, rescored = _merge_benchmarks(source, spool_root), 0, 0
     else:
-        added, known, rescored = _merge_snapshot(source, spool_root, ours, keys)
-    left_out = ingest(spool_root, database_path).quarantined
-    return MergeReport(kind, added, known, rescored, (*problems, *left_out))
+        added, known, rescored = _merge_snapshot(source, spool_root, stored, keys)
+    quarantined = ingest(spool_root, database_path).quarantined
+    return MergeReport(kind, added, known, rescored, (*problems, *quarantined))
 
 
 def _merge_benchmarks(source: Path, spool_root: Path) -> int:
@@ -175,13 +175,13 @@ def _merge_benchmarks(source: Path, spool_root: Path) -> int:
 
 
 def _merge_snapshot(
-    source: Path, spool_root: Path, ours: Mapping[str, str], keys: Mapping[str, pa.Table]
+    source: Path, spool_root: Path, stored: Mapping[str, str], keys: Mapping[str, pa.Table]
 ) -> tuple[int, int, int]:
-    """Keep what is new of a snapshot as another one; return `added`, `known` and `rescored`."""
+    """Store the new part of a snapshot as another snapshot; return `added`, `known` and `rescored`."""
     with _as_database(source, spool_root) as engine:
         with engine.connect() as connection:
-            theirs = attempt_digests(connection)
-        require_equal(source, theirs, ours)
+            incoming = attempt_digests(connection)
+        require_equal(source, incoming, stored)
         _delete_known(engine, keys)
         new_scores = {tuple(key.values()) for table in SCORES for key in key_rows(engine, table).to_pylist()}
         if any(len(key_rows(engine, table)) for table in KEYS):
@@ -193,14 +193,14 @@ def _merge_snapshot(
                 shutil.rmtree(new)
             else:
                 new.rename(target)
-    known = len(theirs.keys() & ours.keys())
-    rescored = sum(attempt_id in ours for attempt_id, _version in new_scores)
-    return len(theirs) - known, known, rescored
+    known = len(incoming.keys() & stored.keys())
+    rescored = sum(attempt_id in stored for attempt_id, _version in new_scores)
+    return len(incoming) - known, known, rescored
 
 
 @contextmanager
 def _as_database(source: Path, spool_root: Path) -> Iterator[sa.Engine]:
-    """Yield a database with the rows of a snapshot, which may be changed."""
+    """Yield a temporary, writable database with the rows of a snapshot."""
     with TemporaryDirectory(dir=spool_root, prefix=".import-") as folder:
         copy = Path(folder) / "source.duckdb"
         try:
@@ -214,13 +214,13 @@ def _as_database(source: Path, spool_root: Path) -> Iterator[sa.Engine]:
 
 
 def _delete_known(engine: sa.Engine, keys: Mapping[str, pa.Table]) -> None:
-    """Delete what is known elsewhere, and the cells that are left without attempts."""
+    """Delete rows that are known already, and cells without attempts."""
     with engine.begin() as connection:
         duck = driver_connection(connection)
         owners = {**dict.fromkeys(tables_of_attempts(), "attempt"), **{table: table for table in KEYS}}
-        for table, keyed in owners.items():
-            equal = " AND ".join(f"known_keys.{quoted(key)} = {quoted(table)}.{quoted(key)}" for key in KEYS[keyed])
-            duck.register("known_keys", keys[keyed])
+        for table, key_table in owners.items():
+            equal = " AND ".join(f"known_keys.{quoted(key)} = {quoted(table)}.{quoted(key)}" for key in KEYS[key_table])
+            duck.register("known_keys", keys[key_table])
             duck.execute(f"DELETE FROM {quoted(table)} WHERE EXISTS (SELECT 1 FROM known_keys WHERE {equal})")
             duck.unregister("known_keys")
         duck.execute("DELETE FROM cell WHERE cell_id NOT IN (SELECT cell_id FROM attempt)")
@@ -228,14 +228,14 @@ def _delete_known(engine: sa.Engine, keys: Mapping[str, pa.Table]) -> None:
 
 _TABLE_FILE: Final = re.compile(r"[a-z][a-z_]*\.parquet")
 _LOG_BYTES: Final = 1 << 28
-"""Of log.txt; a worker that prints a line a token leaves some MB."""
+"""Maximum size of log.txt; a worker that prints one line per token leaves some MB."""
 _TABLE_BYTES: Final = 1 << 36
-"""Of a Parquet or safetensors file; the largest, probes of thousands of documents, have a few GB."""
+"""Maximum size of a Parquet or safetensors file; the largest, probes of thousands of documents, have a few GB."""
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What a spool brought: attempts that are new, those that were here, rescores of those, and what was left out."""
+    """Result of importing a spool: numbers of new and known attempts, of new rescores of known ones, and problems."""
 
     added: int
     known: int
@@ -244,19 +244,19 @@ class Imported:
 
 
 def has_records(source: Path) -> bool:
-    """Return whether a folder holds something that only a spool has beside its attempts."""
+    """Return whether a folder contains records that only a spool has next to its attempts."""
     return any(records(source, kind)[0] for kind in RECORD_KINDS)
 
 
-def import_spool(source: Path, spool_root: Path, ours: Mapping[str, str]) -> Imported:
-    """Bring into a spool what another one has besides `ours`, the digests of DONE of known attempts by id.
+def import_spool(source: Path, spool_root: Path, stored: Mapping[str, str]) -> Imported:
+    """Import everything that another spool has in addition to `stored`, the DONE digests of known attempts by id.
 
     Raises:
-        UserError: An attempt is known with other files: then nothing is imported; or the spool cannot be written.
+        UserError: An attempt is known with other files (then nothing is imported), or the spool cannot be written.
     """
     problems = [linked(link) for link in links_in(source)]
     attempts = list(_finished(source, problems))
-    require_equal(source, {one.attempt_id: digest for one, digest in attempts}, ours)
+    require_equal(source, {entry.attempt_id: digest for entry, digest in attempts}, stored)
     added = known = 0
     for attempt, _digest in attempts:
         target = attempt_path(spool_root, attempt.cell_id, attempt.attempt_id)
@@ -268,12 +268,12 @@ def import_spool(source: Path, spool_root: Path, ours: Mapping[str, str]) -> Imp
         except SpoolError as error:
             problems.append(str(error))
         else:
-            added += attempt.attempt_id not in ours
-            known += attempt.attempt_id in ours
+            added += attempt.attempt_id not in stored
+            known += attempt.attempt_id in stored
     rescored = 0
     for kind in RECORD_KINDS:
-        paths, others = records(source, kind)
-        problems += others
+        paths, record_problems = records(source, kind)
+        problems += record_problems
         for path in paths:
             target = spool_root / path.relative_to(source)
             if target.exists():
@@ -283,7 +283,7 @@ def import_spool(source: Path, spool_root: Path, ours: Mapping[str, str]) -> Imp
             except SpoolError as error:
                 problems.append(str(error))
             else:
-                rescored += kind is RESCORE and path.parent.name in ours
+                rescored += kind is RESCORE and path.parent.name in stored
     return Imported(added, known, rescored, tuple(problems))
 
 
@@ -299,7 +299,7 @@ def _finished(source: Path, problems: list[str]) -> Iterator[tuple[Attempt, str]
 
 
 def _import_attempt(source: Path, attempt: Attempt, target: Path, spool_root: Path) -> None:
-    """Bring one attempt that is what its DONE says, whole or not at all."""
+    """Import one attempt that matches its DONE, completely or not at all."""
     if target.exists():
         raise SpoolError(f"{target}: the attempt is here without DONE: still running, or its process was killed.")
     if freed := freed_tables(attempt.path):
@@ -331,7 +331,7 @@ def _import_record(source: Path, kind: RecordKind, path: Path, target: Path, spo
 
 
 def _files(kind: RecordKind, folder: Folder, copy: Path) -> tuple[Iterable[str], frozenset[str]]:
-    """Return the files of a record, and those that it may have; what lists them is copied first."""
+    """Return the files of a record, and those that it may have; the file that lists them is copied first."""
     if kind is IMPORT:
         folder.copy(MANIFEST, copy / MANIFEST, JSON_BYTES)
         tables = read_json(copy / MANIFEST).get("tables")
@@ -354,7 +354,7 @@ _CHECKS: Final[Mapping[str, Callable[[Path], object]]] = {
     IMPORT.folder: Manifest.read,
     BENCHMARK.folder: benchmark_rows,
 }
-"""What reads a record, and raises where it is not what it should be."""
+"""Function that reads a kind of record, and raises an error if the record is invalid."""
 
 
 def _copy_all(folder: Folder, names: Iterable[str], allowed: frozenset[str], copy: Path) -> None:
@@ -372,10 +372,10 @@ def _limit(name: str) -> int:
 
 @contextmanager
 def _staged(source: Path, path: Path, target: Path, spool_root: Path) -> Iterator[Path]:
-    """Give an empty folder for a copy, with the names above it that the path has; it is put in place if all went well.
+    """Yield an empty folder for a copy, at the same relative path; if no error occurs, it is moved to the target.
 
     Raises:
-        SpoolError: What is copied is not what it should be, or cannot be read; names it in the source.
+        SpoolError: The copied files are invalid or cannot be read; the message names them in the source.
         UserError: This spool cannot be written.
     """
     stage = spool_root / unique_name(".importing")

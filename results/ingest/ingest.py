@@ -1,4 +1,4 @@
-"""Ingest, the one way rows enter the database in daily use, and rebuilding a database from its spool."""
+"""Ingest the spool into the database, the only way rows enter it in daily use; rebuild a database from its spool."""
 
 import time
 from collections.abc import Callable
@@ -33,18 +33,19 @@ def ingest(
 ) -> IngestReport:
     """Add every finished attempt in the spool that the database does not have.
 
-    An attempt is added whole or not at all; only one process writes at a time, by the database's file lock, and lets
-    go of it as soon as somebody waits; doing it again adds nothing. Damaged attempts are reported and moved to the
+    An attempt is added completely or not at all. Only one process writes at a time, by the database's file lock, and
+    releases it when another process waits. Repeating it adds nothing. Damaged attempts are reported and moved to the
     spool's quarantine.
 
     Args:
-        spool_root: The spool; may be growing meanwhile.
-        database_path: The database; created when missing.
-        progress: Called with (attempts seen, attempts in the spool) after each.
-        say: Told whom it waits for, which it then does as long as `patiently` does; without it, `open_database`'s wait.
+        spool_root: The spool; attempts may be in progress.
+        database_path: The database; created if missing.
+        progress: Called after each group with (attempts seen, attempts in the spool).
+        say: Called with the process that is waited for, without a limit as in `patiently`; None: `open_database`'s
+            wait.
 
     Raises:
-        UserError: As `open_database`.
+        UserError: As for `open_database`.
     """
     loader = SpoolLoader(spool_root, progress)
 
@@ -59,47 +60,47 @@ def ingest(
 
 
 _REBUILD_WAIT_S: Final = 60.0
-_SHOWN: Final = 5
+_MAX_SHOWN: Final = 5
 
 
 def rebuild(
     spool_root: Path, path: Path, progress: Callable[[int, int], None] | None = None, *, forget: bool = False
 ) -> IngestReport:
-    """Build the database anew from the spool beside `path`, then put it in place of the old one.
+    """Build the database again from the spool, next to `path`, then replace the old one.
 
-    Readers keep the old one until they open it again; it may be damaged. What another process ingests meanwhile is
-    found by the next ingest, since the spool keeps it.
+    Readers keep the old one, which may be damaged, until they open it again. Attempts that another process ingests in
+    the meantime are added by the next ingest, since the spool keeps them.
 
     Args:
         spool_root: The spool.
-        path: The database; need not exist, and may be of another version.
+        path: The database; it need not exist, and may be of another version.
         progress: Called with (attempts seen, attempts in the spool).
-        forget: Whether the new database may lack attempts that the old one has.
+        forget: True if the new database may lack attempts of the old one.
 
     Raises:
-        UserError: As `open_database`; or what is there was not made by ExitBench, or has attempts that the new one
-            would lack: it stays.
+        UserError: As for `open_database`; or the existing file is not of ExitBench, or has attempts that the new one
+            would lack, and is kept.
     """
     require_duckdb_file(path)
-    if path.is_symlink():  # to another disk: the link stays
+    if path.is_symlink():  # a link to another disk is kept
         path = path.resolve()
     create_folder(path.parent)
     with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        beside = Path(folder) / path.name
-        with open_database(beside, read_only=False) as database:
+        new = Path(folder) / path.name
+        with open_database(new, read_only=False) as database:
             report = load_spool(database.engine, spool_root, progress)
-        require_complete(beside)
-        # Held open while it is replaced, so that no writer is left with a log beside the new file.
+        require_complete(new)
+        # Open while it is replaced, so that no writer is left with a log next to the new file.
         with _connect_or_lock(path) as old:
             if isinstance(old, Database):
-                _require_replaceable(old, beside, report, forget)
+                _require_replaceable(old, new, report, forget)
             log_of(path).unlink(missing_ok=True)
-            beside.replace(path)
+            new.replace(path)
     return report
 
 
 def _require_replaceable(old: Database, new: Path, report: IngestReport, forget: bool) -> None:
-    """Check that a database is one of ExitBench, and unless told to forget them that none of its attempts is lost."""
+    """Check that a database is one of ExitBench and, unless `forget` is set, that no attempt would be lost."""
     name, catalogue = find(old.duck)
     if is_empty(old.duck, name, catalogue, str(old.path)) or forget:
         return
@@ -109,12 +110,12 @@ def _require_replaceable(old: Database, new: Path, report: IngestReport, forget:
 
 
 def _require_all(old: Database, new: Path, report: IngestReport) -> None:
-    """Check that no attempt is lost: one that was read well when it was ingested may be damaged in the spool by now."""
+    """Check that no attempt would be lost: an attempt ingested earlier may be damaged in the spool by now."""
     before = set(old.query("SELECT attempt_id AS a FROM attempt")["a"].to_pylist())
     with open_database(new) as database:
         lost = before - set(database.query("SELECT attempt_id AS a FROM attempt")["a"].to_pylist())
     if lost:
-        why = "\n  ".join(report.quarantined[:_SHOWN])
+        why = "\n  ".join(report.quarantined[:_MAX_SHOWN])
         raise UserError(
             f"{old.path} is kept: it has {number_of(len(lost), 'attempt')} that cannot be read from the spool any "
             f"more, such as {min(lost)}. `exitbench export` saves them; add --force to do without them."
@@ -123,7 +124,7 @@ def _require_all(old: Database, new: Path, report: IngestReport) -> None:
 
 
 def _connect_or_lock(path: Path) -> "Database | AccessLock":
-    """Hold the database alone, or the lock at it where it is too damaged to be opened."""
+    """Open the database for writing, or acquire only its lock if it is too damaged to be opened."""
     try:
         return connect(path, read_only=False, wait_s=_REBUILD_WAIT_S)
     except DamagedDatabase:

@@ -1,4 +1,4 @@
-"""Load checked spool folders into tables: JSON through the catalogue's tables, Parquet by DuckDB's own reader."""
+"""Load checked spool folders into tables: JSON through the catalogue's tables, Parquet with DuckDB's own reader."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -36,24 +36,23 @@ from exitbench.results.tables import FILES
 
 _GROUP_ATTEMPTS: Final = 100
 _GROUP_BYTES: Final = 32_000_000
-"""Attempts share a transaction up to so many, or so many bytes: a commit costs as much as the rows of a small one.
+"""Maximum number of attempts, and of bytes, per transaction: a commit costs as much as the rows of a small attempt.
 
-Who waits for the database waits for a group, or for one attempt that is larger: nothing of an attempt is there before
-all of it is."""
+A process that waits for the database waits for one group, or for one larger attempt: an attempt becomes visible as a
+whole."""
 
 _READERS: Final = 2
 
 
 @dataclass(frozen=True)
 class IngestReport:
-    """What became of the attempts in a spool.
+    """Number of attempts in a spool by what happened to them.
 
     Attributes:
         added: Attempts whose rows were added now.
-        skipped: Attempts that the database already had.
+        skipped: Attempts that the database had already.
         unfinished: Attempts without DONE: running, or killed.
-        quarantined: One message per attempt or training record that was left out because its files are not what they
-            should be.
+        quarantined: One message per attempt or training record that was left out because its files are invalid.
     """
 
     added: int
@@ -64,15 +63,15 @@ class IngestReport:
 
 @dataclass
 class SpoolLoader:
-    """Adds to a database what it does not have of a spool, in as many steps as are given.
+    """Loader that adds the missing attempts of a spool to a database, in one or more steps.
 
-    The spool is listed once, in the beginning; every step asks anew what the database has.
+    The spool is listed once, at the beginning; every step queries the database again.
 
     Attributes:
         spool_root: The spool.
         progress: Called with (attempts seen, attempts in the spool) as they are added.
-        report: What became of the attempts seen so far.
-        done: Whether all have been seen.
+        report: Report on the attempts seen so far.
+        done: True if all attempts have been seen.
     """
 
     spool_root: Path
@@ -87,29 +86,29 @@ class SpoolLoader:
         self._checks: dict[Attempt, Future[AttemptRecord | SpoolError]] = {}
 
     def load(self, engine: sa.Engine, until: Callable[[], bool] = lambda: False) -> None:
-        """Add what is missing, a group of attempts at a time, until everything is seen or ``until`` says so.
+        """Add the missing attempts, one group at a time, until all are seen or ``until`` returns True.
 
         Args:
             engine: An open, writable, up-to-date database.
-            until: Asked after each group.
+            until: Called after each group.
 
         Raises:
-            UserError: The database cannot take more (the disk is full, say); what was added before stays.
+            UserError: The database cannot take more rows (for example, the disk is full); rows added before are kept.
         """
         with engine.connect() as connection:
-            known = set(connection.execute(sa.select(ATTEMPT.c.attempt_id)).scalars())
+            stored = set(connection.execute(sa.select(ATTEMPT.c.attempt_id)).scalars())
         if self._seen == 0:
-            beside = (*load_trainings(engine, self.spool_root), *load_vocabularies(engine, self.spool_root))
+            side_problems = (*load_trainings(engine, self.spool_root), *load_vocabularies(engine, self.spool_root))
             links = (linked(link) for link in links_in(self.spool_root))
-            self._count(quarantined=(*beside, *links))
+            self._count(quarantined=(*side_problems, *links))
         artifacts: set[str] = set()
-        for group, checked in self._checked_groups(known):
+        for group, checked in self._checked_groups(stored):
             problems = _load_group(engine, checked, artifacts)
             self._seen += len(group)
             self._count(
                 added=len(checked) - len(problems),
-                skipped=sum(attempt.attempt_id in known for attempt in group),
-                unfinished=sum(not attempt.finished and attempt.attempt_id not in known for attempt in group),
+                skipped=sum(attempt.attempt_id in stored for attempt in group),
+                unfinished=sum(not attempt.finished and attempt.attempt_id not in stored for attempt in group),
                 quarantined=tuple(_set_aside(self.spool_root, *problem) for problem in problems),
             )
             if self.progress:
@@ -119,22 +118,22 @@ class SpoolLoader:
         self.done = self._seen == len(self._attempts)
         if self.done:
             self._pool.shutdown()
-            added, left_out = load_imports(engine, self.spool_root)
+            added, import_problems = load_imports(engine, self.spool_root)
             derived = (*load_rescores(engine, self.spool_root), *load_tags(engine, self.spool_root))
-            self._count(added=added, quarantined=(*left_out, *derived))
+            self._count(added=added, quarantined=(*import_problems, *derived))
             with engine.begin() as connection:
                 fill_differences(connection)
 
     def _checked_groups(
-        self, known: Set[str]
+        self, stored: Set[str]
     ) -> Iterator[tuple[list[Attempt], dict[Attempt, "Future[AttemptRecord | SpoolError]"]]]:
-        """Yield each group, and the checks of its fresh attempts, which go on while the group before is added.
+        """Yield each group with the checks of its new attempts, which run while the previous group is added.
 
-        Those of the group after go on between steps, while others have the database.
+        The checks of the next group continue between steps, while other processes have the database.
         """
         before: tuple[list[Attempt], dict[Attempt, Future[AttemptRecord | SpoolError]]] | None = None
-        for group in self._groups(known):
-            fresh = [attempt for attempt in group if attempt.finished and attempt.attempt_id not in known]
+        for group in self._groups(stored):
+            fresh = [attempt for attempt in group if attempt.finished and attempt.attempt_id not in stored]
             checks = {attempt: self._checks.get(attempt) or self._pool.submit(_read, attempt) for attempt in fresh}
             self._checks = checks
             if before is not None:
@@ -143,12 +142,12 @@ class SpoolLoader:
         if before is not None:
             yield before
 
-    def _groups(self, known: Set[str]) -> Iterator[list[Attempt]]:
-        """Yield the attempts not yet seen, with the fresh ones of a group small enough for one transaction."""
+    def _groups(self, stored: Set[str]) -> Iterator[list[Attempt]]:
+        """Yield the remaining attempts in groups whose new attempts are small enough for one transaction."""
         group: list[Attempt] = []
         fresh, n_bytes = 0, 0
         for attempt in self._attempts[self._seen :]:
-            size = _parquet_bytes(attempt.path) if attempt.finished and attempt.attempt_id not in known else None
+            size = _parquet_bytes(attempt.path) if attempt.finished and attempt.attempt_id not in stored else None
             if size is not None and fresh and (fresh >= _GROUP_ATTEMPTS or n_bytes + size > _GROUP_BYTES):
                 yield group
                 group, fresh, n_bytes = [], 0, 0
@@ -169,7 +168,7 @@ class SpoolLoader:
 
 
 def load_spool(engine: sa.Engine, spool_root: Path, progress: Callable[[int, int], None] | None = None) -> IngestReport:
-    """Add everything finished that the database does not have, at one go (see `SpoolLoader`)."""
+    """Add all finished attempts that the database lacks in one step (see `SpoolLoader`)."""
     loader = SpoolLoader(spool_root, progress)
     loader.load(engine)
     return loader.report
@@ -180,7 +179,7 @@ def _parquet_bytes(path: Path) -> int:
 
 
 def _set_aside(spool_root: Path, attempt: Attempt, problem: Exception) -> str:
-    """Return what is wrong with an attempt; a damaged one leaves the way, so that its cell is run again."""
+    """Return the problem of an attempt; a damaged attempt is moved to the quarantine, so that its cell is run again."""
     if not isinstance(problem, DamagedFile):
         return str(problem)
     return f"{problem} Moved to {quarantine(spool_root, attempt, str(problem))}; its cell will be run again."
@@ -192,9 +191,9 @@ Problem = tuple[Attempt, SpoolError]
 def _load_group(
     engine: sa.Engine, checked: Mapping[Attempt, "Future[AttemptRecord | SpoolError]"], artifacts: set[str]
 ) -> list[Problem]:
-    """Add attempts in one transaction; if one of them does not fit, each in its own, and nothing of that one.
+    """Add attempts in one transaction; if one of them does not fit, add the others one by one.
 
-    `artifacts` are ids of machines, models and data known to be stored; it grows with those of these attempts.
+    `artifacts` are ids of machines, models and data known to be stored; those of these attempts are added to it.
     """
     reads = {attempt: check.result() for attempt, check in checked.items()}
     problems = [(attempt, read) for attempt, read in reads.items() if isinstance(read, SpoolError)]
@@ -215,12 +214,12 @@ def _read(attempt: Attempt) -> AttemptRecord | SpoolError:
 
 
 def _load_records(engine: sa.Engine, records: Sequence[AttemptRecord], artifacts: set[str]) -> SpoolError | None:
-    """Add checked attempts, or nothing of them; return what is wrong with one of them, if anything is."""
-    where = records[-1].attempt.path  # a wrong one is found when it is alone
+    """Add checked attempts, all or none; return the problem of one of them, if any."""
+    where = records[-1].attempt.path  # exact if it is the only attempt
     try:
         with engine.begin() as connection:
             ids = insert_catalogue(connection, records, artifacts)
-            # A failed attempt's traces are incomplete: they stay in the spool, for whoever looks into the failure.
+            # A failed attempt's traces are incomplete: they stay in the spool, for analysis of the failure.
             successes = [record for record in records if record.status["status"] == "ok"]
             for table in TABLES:
                 _insert_files(connection, table, [record for record in successes if table in record.tables])
@@ -228,7 +227,7 @@ def _load_records(engine: sa.Engine, records: Sequence[AttemptRecord], artifacts
         cause = driver_error(error)
         if is_trouble(cause):
             if (fault := _fault(records)) is not None:
-                return fault  # the trouble was a file's own
+                return fault  # the file itself caused the trouble
             if is_damage(cause):
                 raise
             raise _full(cause) from error
@@ -240,7 +239,7 @@ def _load_records(engine: sa.Engine, records: Sequence[AttemptRecord], artifacts
 
 
 def _fault(records: Sequence[AttemptRecord]) -> SpoolError | None:
-    """Return what is wrong with the tables of attempts; None if they can be read."""
+    """Return the problem of the attempts' tables; None if all can be read."""
     try:
         for record in records:
             for table in record.tables:
@@ -258,11 +257,11 @@ def _full(error: BaseException) -> UserError:
 
 
 def _insert_files(connection: sa.Connection, table: str, records: Sequence[AttemptRecord]) -> None:
-    """Add the rows of one table of several attempts; the attempt of a file is the name of its folder."""
+    """Add the rows of one table for several attempts; the attempt id is the name of the file's folder."""
     if not records:
         return
     more = ""
-    if table == "metrics":  # in the order they were written
+    if table == "metrics":  # in the order in which they were written
         ended_at = "(SELECT ended_at FROM attempt WHERE attempt.attempt_id = string_split(filename, '/')[-2])"
         more = f", file_row_number AS ordinal, {ended_at} AS scored_at"
     files = [parquet_path(record.attempt.path / f"{table}.parquet") for record in records]

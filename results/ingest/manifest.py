@@ -1,8 +1,8 @@
-"""Checks of snapshots: whether manifest and files are what they should be, and whether their rows are sound.
+"""Checks of snapshots: that manifest and files are valid, and that their rows are consistent.
 
-Snapshots come from others. A name of theirs is never part of a path or of SQL before it is known to be one of ours, no
-link is followed, and a file is measured before it is opened. Then what rows refer to is there, ids are ids, and values
-are those that runs make.
+Snapshots are third-party files. Names in them are used in paths or SQL only after they are known to be declared names;
+links are not followed; the size of a file is checked before it is opened. Then references between rows, ids, and values
+are checked.
 """
 
 import re
@@ -35,18 +35,19 @@ FORMAT: Final = "exitbench-snapshot-1"
 _LARGEST_BYTES: Final = 1_000_000
 _ROWS_PER_BYTE: Final = 100
 _FEW_ROWS: Final = 1_000_000
-_SHOWN: Final = 200
+_MAX_SHOWN: Final = 200
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a snapshot says of itself.
+    """Contents of a snapshot's manifest.
 
     Attributes:
-        tables: Digest of every table's file.
-        rows: Rows of every table.
-        texts_left_out_of: Labels of the data sets whose texts it does not have. If there is one, no token is spelled.
+        tables: SHA-256 of every table's file.
+        rows: Number of rows of every table.
+        texts_left_out_of: Labels of the data sets whose texts are left out. If there are any, spellings of tokens are
+            too.
     """
 
     tables: dict[str, str]
@@ -55,7 +56,7 @@ class Manifest:
 
     @classmethod
     def claimed(cls, folder: Path) -> "Manifest":
-        """Read the manifest of a snapshot; of the tables' files only that they are files.
+        """Read the manifest of a snapshot; of the tables' files, check only that they are regular files.
 
         Raises:
             UserError: It is not a snapshot that this version can read, or a table is unknown, missing or no file.
@@ -82,7 +83,7 @@ class Manifest:
         """Read the manifest of a snapshot and check every file against it.
 
         Raises:
-            UserError: As `claimed`; or a file is not what was written.
+            UserError: As for `claimed`; or a file was changed.
         """
         manifest = cls.claimed(folder)
         for name, digest in manifest.tables.items():
@@ -90,11 +91,11 @@ class Manifest:
         return manifest
 
     def columns(self, folder: Path) -> dict[str, tuple[str, ...]]:
-        """Return the names of the columns that every table's file has, all known to be of the table.
+        """Return the column names of every table's file, after checking that all are declared.
 
         Raises:
-            UserError: A file is not Parquet, has other rows than the manifest says, a column that is unknown or of
-                another type, or lacks one that may not be NULL.
+            UserError: A file is not Parquet, has another number of rows than the manifest, an unknown column or one of
+                another type, or lacks a column that must not be NULL.
         """
         files = [_file(folder.absolute(), name) for name in self.tables]
         with TemporaryDirectory(prefix="exitbench-") as spilled, sandbox(files, Path(spilled)) as duck:
@@ -102,7 +103,7 @@ class Manifest:
 
 
 def table_rows(folder: Path, table: str) -> str:
-    """Return what to select the rows of a table of a snapshot from, in SQL."""
+    """Return the source of a snapshot table's rows for FROM, in SQL."""
     return f"read_parquet({quoted_text(parquet_path(_file(folder, table)))}, hive_partitioning=false)"
 
 
@@ -119,7 +120,7 @@ def _require_version(path: Path, version: Any) -> None:
 
 
 def _tables(path: Path, tables: Any) -> Mapping[str, Mapping[str, Any]]:
-    """Return what a manifest says of tables, each known and complete."""
+    """Return a manifest's entries of tables, after checking that each is known and complete."""
     if not isinstance(tables, dict):
         raise UserError(f"{path}: tables is not an object of tables by name.")
     _require_known(tables, str(path))
@@ -137,10 +138,10 @@ def _tables(path: Path, tables: Any) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _require_known(tables: Mapping[str, object], where: str) -> None:
-    """Check that there is no table but those that are declared.
+    """Check that all tables are declared.
 
     Raises:
-        UserError: There is; names it.
+        UserError: A table is not declared; the message names it.
     """
     for name in tables:
         if name not in TABLES:
@@ -151,7 +152,7 @@ def _require_known(tables: Mapping[str, object], where: str) -> None:
 
 
 def _require_plausible(rows: int, size_bytes: int, where: str) -> None:
-    """Check that a file is not one that unpacks to more than anybody measured.
+    """Check that a file does not claim an implausible number of rows for its size.
 
     Raises:
         UserError: It has more rows than a file of its size can have.
@@ -161,7 +162,7 @@ def _require_plausible(rows: int, size_bytes: int, where: str) -> None:
 
 
 def _size_of(path: Path) -> int:
-    """Return the bytes of a file that is one, and not a link, a pipe or a device."""
+    """Return the size in bytes of a regular file; links, pipes and devices are rejected."""
     try:
         info = path.lstat()
     except FileNotFoundError as error:
@@ -179,7 +180,7 @@ def _columns(duck: duckdb.DuckDBPyConnection, folder: Path, table: str, manifest
         described = duck.execute(f"DESCRIBE FROM {rows}").fetchall()
         ((count,),) = duck.execute(f"SELECT count(*) FROM {rows}").fetchall()
     except (duckdb.Error, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as Parquet: {ascii(str(error))[1:_SHOWN]}") from error
+        raise UserError(f"{path}: cannot be read as Parquet: {ascii(str(error))[1:_MAX_SHOWN]}") from error
     columns = {name: Column(_in_parquet(kind), True, None, False) for name, kind, *_ in described}
     expected = {
         name: column._replace(type=_in_parquet(column.type))
@@ -193,7 +194,7 @@ def _columns(duck: duckdb.DuckDBPyConnection, folder: Path, table: str, manifest
 
 
 def _in_parquet(kind: str) -> str:
-    """The type that a column has in Parquet, where DuckDB's JSON is text."""
+    """Return the Parquet type of a column, where DuckDB's JSON is text."""
     return "VARCHAR" if kind == "JSON" else kind
 
 
@@ -201,9 +202,9 @@ _IDS: Final = (
     ("attempt", "attempt_id", "[0-9]{8}T[0-9]{12}Z-[0-9a-f]{8}"),
     ("cell", "cell_id", "[0-9a-f]{64}"),
 )
-"""Ids of which folders of the spool have their names."""
+"""Ids that are names of folders in the spool."""
 _POSITIONS_FROM_0: Final = ("timing_sample", "energy_sample")
-"""Tables whose position is a place in the order of arms, not that of a token."""
+"""Tables whose position is an index in the order of arms, not of a token."""
 _BLOCKS: Final = (
     "(SELECT attempt_id, blocks FROM ({attempt}) JOIN ({cell}) USING (cell_id) "
     "JOIN ({model_artifact}) USING (model_id))"
@@ -211,16 +212,16 @@ _BLOCKS: Final = (
 
 
 def require_sound(duck: Any, sources: Mapping[str, str], where: str) -> None:
-    """Check rows of somebody else's.
+    """Check third-party rows.
 
     Args:
         duck: DuckDB's connection.
-        sources: What to select the rows of every table from, in SQL.
-        where: Where they are from, for messages.
+        sources: Source of every table's rows for FROM, in SQL.
+        where: Origin of the rows, for messages.
 
     Raises:
-        UserError: An id, a status, an exit layer or a position is none, or a row is of an attempt, cell, model ...
-            that is not among them; names it.
+        UserError: An id, a status, an exit layer or a position is invalid, or a row refers to an attempt, cell, model
+            ... that is missing; the message names it.
     """
     for table, column, pattern in _IDS:
         bad_id = duck.execute(
@@ -230,7 +231,7 @@ def require_sound(duck: Any, sources: Mapping[str, str], where: str) -> None:
         if bad_id is not None:
             raise UserError(f"{where}: {table}.{column} {spelled(bad_id[0])} is no id that ExitBench gives.")
     for table, column, owner in REFERENCES:
-        # An attempt may get more rows after it ended, and a snapshot may have only these.
+        # Tables that grow later may be in a snapshot without their attempts.
         if TABLES[table].grows_later or table not in sources or owner not in sources:
             continue
         key = quoted(column)

@@ -2,9 +2,9 @@
 
     FOLDER/{manifest.json, TABLE.parquet ..}
 
-A snapshot is what is handed on (`export`) and what an import keeps in the spool, so that a rebuilt database has it:
-it says of which schema it is, and one of another schema is refused. Imports are kept as they came, attempts whose
-spool is elsewhere and runs of benchmarks:
+A snapshot is written by `export`, and an import keeps it in the spool, so that a rebuilt database includes it. Its
+manifest states the schema; other schemas are rejected. Imports are kept unchanged: attempts whose spool is elsewhere,
+and runs of benchmarks:
 
     <spool>/imports/<digest>/       a snapshot
     <spool>/perf/<digest>.json      as pytest-benchmark wrote it: one run of benchmarks
@@ -41,33 +41,34 @@ _BATCH_ROWS: Final = 65_536
 SCORES: Final = ("metric", "sample_rescore")
 """Tables with a known attempt's scores under another metric version."""
 _QUOTING: Final = {
-    table.name: {one.name: f"{one.left_out}::{one.type}" for one in table.columns if one.left_out is not None}
+    table.name: {entry.name: f"{entry.left_out}::{entry.type}" for entry in table.columns if entry.left_out is not None}
     for table in TABLES.values()
 }
-"""What quotes records of a data set, or may: prompts, answers, references, what a failing cell printed; and what stands
-there instead."""
+"""Columns that quote, or may quote, records of a data set (prompts, answers, references, output of a failed cell),
+and their replacement values.
+"""
 _NAMES_PATHS: Final = {
     table.name: tuple(column.name for column in table.columns if column.names_paths) for table in TABLES.values()
 }
 _SPELLING: Final = "token_text"
-"""With it, the ids in traces of tokens are texts."""
+"""With this table, the token ids in traces can be turned into texts."""
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Where to select rows of a table from, in SQL, and the columns that are there."""
+    """Source of a table's rows for FROM, in SQL, and the available columns."""
 
     source: str
     columns: tuple[str, ...]
 
 
 def is_snapshot(folder: Path) -> bool:
-    """Return whether a folder claims to be a snapshot."""
+    """Return whether a folder has the manifest of a snapshot."""
     return (folder / MANIFEST).is_file()
 
 
 def left_out(labels: Collection[str]) -> str:
-    """Return what a snapshot lacks, and why, if the licences of these data sets are not known to allow it."""
+    """Return a message about what a snapshot lacks because the licences of these data sets may not allow it."""
     columns = ", ".join(f"{table}.{column}" for table, replaced in _QUOTING.items() for column in replaced)
     return (
         f"Texts left out, since {', '.join(sorted(labels))} may not be handed on: {columns} of their runs, and "
@@ -80,9 +81,9 @@ def write_snapshot(engine: sa.Engine, folder: Path, redistributable: Collection[
 
     Args:
         engine: An open, up-to-date database.
-        folder: Where; must not exist.
-        redistributable: Tasks whose records may be handed on. What quotes records of others is left out, but of
-            generated data, which is anybody's; and with it what tokens are spelled. None leaves nothing out.
+        folder: Folder to write; it must not exist.
+        redistributable: Tasks whose records may be redistributed. For other tasks, columns that quote records are left
+            out, except for generated data, and so are the spellings of tokens. None leaves nothing out.
 
     Raises:
         UserError: The folder exists or cannot be written.
@@ -94,30 +95,30 @@ def write_snapshot(engine: sa.Engine, folder: Path, redistributable: Collection[
 
 
 def load_snapshot(engine: sa.Engine, folder: Path) -> int:
-    """Add what the database does not have of a snapshot, in one transaction; return the number of attempts added.
+    """Add the rows of a snapshot that the database lacks, in one transaction; return the number of attempts added.
 
     Raises:
-        UserError: As `Manifest.read` and `Manifest.columns`; rows refer to what is not there; or an attempt that both
-            have is not the same in both.
+        UserError: As for `Manifest.read` and `Manifest.columns`; rows refer to missing rows; or an attempt that both
+            have differs between them.
     """
     columns_of = Manifest.read(folder).columns(folder)
     tables = {table: _Rows(table_rows(folder.absolute(), table), columns) for table, columns in columns_of.items()}
     with engine.begin() as connection:
         sources = {name: rows.source for name, rows in tables.items()}
         require_sound(driver_connection(connection), sources, str(folder))
-        theirs, ours = (attempt_digests(connection, table) for table in (sources["attempt"], "attempt"))
-        require_equal(folder, theirs, ours)
+        incoming, stored = (attempt_digests(connection, table) for table in (sources["attempt"], "attempt"))
+        require_equal(folder, incoming, stored)
         for table in sorted(tables, key=_turn):
             if not TABLES[table].local:
                 connection.exec_driver_sql(_insert(table, tables[table]))
-    return len(theirs.keys() - ours.keys())
+    return len(incoming.keys() - stored.keys())
 
 
 def is_loaded(engine: sa.Engine, folder: Path) -> bool:
-    """Return whether the database has all of a snapshot.
+    """Return whether the database has all rows of a snapshot.
 
     Raises:
-        UserError: As `Manifest.claimed`.
+        UserError: As for `Manifest.claimed`.
         duckdb.Error: A file cannot be read.
     """
     manifest = Manifest.claimed(folder)
@@ -131,30 +132,30 @@ def is_loaded(engine: sa.Engine, folder: Path) -> bool:
 
 
 def _new_rows(table: str, rows: str) -> str:
-    """SQL that selects what a database lacks, and has a place for, of rows of one of its tables."""
-    by, known = (KEYS[table], table) if table in KEYS else (("attempt_id",), "attempt")
+    """Return the FROM clause for rows of a table that a database lacks and can take."""
+    by, existing = (KEYS[table], table) if table in KEYS else (("attempt_id",), "attempt")
     keys = _names(by)
-    # What was made later of attempts that are not here (any more) stays out.
+    # Rows added later to attempts that are not in the database (any more) are left out.
     placed = "SEMI JOIN attempt USING (attempt_id)" if TABLES[table].grows_later else ""
     return (
-        f"FROM {rows} AS incoming ANTI JOIN (SELECT DISTINCT {keys} FROM {quoted(known)}) AS known USING ({keys}) "
+        f"FROM {rows} AS incoming ANTI JOIN (SELECT DISTINCT {keys} FROM {quoted(existing)}) AS known USING ({keys}) "
         f"{placed}"
     )
 
 
 def _turn(table: str) -> int:
-    """Attempts say which of their rows are new until they are in, and whose later ones have a place from then on."""
+    """Return the insertion rank: attempts follow their rows, which are new as long as the attempt is missing."""
     return 2 if TABLES[table].grows_later else int(table == "attempt")
 
 
 def _insert(table: str, rows: _Rows) -> str:
-    """SQL that adds what a table does not have."""
+    """Return SQL that adds the rows that a table lacks."""
     names = _names(rows.columns)
     into = f"INSERT INTO {quoted(table)} ({names}) SELECT {names}"
     if table in ARTIFACTS:
         return f"{into} FROM {rows.source} ON CONFLICT DO NOTHING"
     if table == "cell":
-        # As with attempts of the spool, the latest attempt gives a cell its names.
+        # As with attempts of the spool, a cell takes its names from the latest attempt.
         columns = (quoted(column.name) for column in TABLES[table].columns if not column.key)
         renamed = ", ".join(f"{name} = excluded.{name}" for name in columns)
         return (
@@ -168,13 +169,13 @@ def _names(columns: Iterable[str]) -> str:
     return ", ".join(map(quoted, columns))
 
 
-def require_equal(source: Path, theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
+def require_equal(source: Path, incoming: Mapping[str, str], stored: Mapping[str, str]) -> None:
     """Check that no attempt is known with other files.
 
     Raises:
-        UserError: One is.
+        UserError: An attempt is known with other files.
     """
-    differ = sorted(key for key in theirs.keys() & ours.keys() if theirs[key] != ours[key])
+    differ = sorted(key for key in incoming.keys() & stored.keys() if incoming[key] != stored[key])
     if differ:
         raise UserError(
             f"{source}: here already with other files: {number_of(len(differ), 'attempt')}, such as {differ[0]}. "
@@ -183,7 +184,7 @@ def require_equal(source: Path, theirs: Mapping[str, str], ours: Mapping[str, st
 
 
 def attempt_digests(connection: sa.Connection, attempts: str = "attempt") -> dict[str, str]:
-    """Return the digest of DONE of every attempt in a table, or in what SQL selects as `attempts`."""
+    """Return the digest of DONE of every attempt in a table, or in the SQL source `attempts`."""
     return dict(driver_connection(connection).execute(f"SELECT attempt_id, spool_sha256 FROM {attempts}").fetchall())
 
 
@@ -208,11 +209,11 @@ def _write_tables(engine: sa.Engine, folder: Path, redistributable: Collection[s
 
 
 def licensed_labels(duck: Any, redistributable: Collection[str] | None) -> frozenset[str]:
-    """Return the labels of the data sets that texts are left out of.
+    """Return the labels of the data sets whose texts are left out.
 
     Args:
         duck: DuckDB's connection to an up-to-date database.
-        redistributable: Tasks whose records may be handed on; None leaves nothing out.
+        redistributable: Tasks whose records may be redistributed; None leaves nothing out.
     """
     if redistributable is None:
         return frozenset()
@@ -221,7 +222,7 @@ def licensed_labels(duck: Any, redistributable: Collection[str] | None) -> froze
 
 
 def select_rows(table: str, licensed: Collection[str]) -> str:
-    """Return SQL that selects a table's rows, without what quotes records of data sets with these labels."""
+    """Return SQL that selects a table's rows, without columns that quote records of data sets with these labels."""
     columns, replaced = [column.name for column in TABLES[table].columns], _QUOTING[table]
     if not licensed or not replaced:
         nothing = "WHERE false" if licensed and table == _SPELLING else ""
@@ -231,23 +232,23 @@ def select_rows(table: str, licensed: Collection[str]) -> str:
         SELECT a.attempt_id FROM attempt AS a JOIN cell USING (cell_id) JOIN dataset_artifact AS d USING (data_id)
         WHERE d.source <> 'builtin' AND d.label IN ({labels})
     """
-    kept = ", ".join(
+    selected = ", ".join(
         f"if(attempt_id IN ({quoting}), {replaced[name]}, {quoted(name)}) AS {quoted(name)}"
         if name in replaced
         else quoted(name)
         for name in columns
     )
-    return f"SELECT {kept} FROM {quoted(table)}"
+    return f"SELECT {selected} FROM {quoted(table)}"
 
 
 def without_paths(table: str, row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of a table without homes in the columns that may say where files lie on somebody's machine."""
+    """Return a row of a table without home folders in the columns that may contain paths."""
     texts = {name: row[name] and without_home(row[name]) for name in _NAMES_PATHS[table]}
     return {**row, **texts}
 
 
 def _write_table(duck: Any, query: str, path: Path, names_paths: Sequence[str]) -> int:
-    """Write the rows of a query batch by batch, some columns without homes; return how many they are."""
+    """Write the rows of a query batch by batch, some columns without home folders; return the number of rows."""
     reader = duck.sql(query).to_arrow_reader(_BATCH_ROWS)
     try:
         with pq.ParquetWriter(path, reader.schema, compression="zstd") as writer:
@@ -261,16 +262,16 @@ def _write_table(duck: Any, query: str, path: Path, names_paths: Sequence[str]) 
                 rows += batch.num_rows
         return rows
     finally:
-        reader.close()  # what is still to come of it would be in the way of closing the connection
+        reader.close()  # remaining batches would prevent closing the connection
 
 
 _BENCHMARKS: Final = arrow_schema(TABLES["perf_sample"])
 _ODD: Final = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
-"""What comes of a file that has other things where numbers, texts and objects should be."""
+"""Errors raised by a file with other values in place of numbers, texts and objects."""
 
 
 def load_imports(engine: sa.Engine, spool_root: Path) -> tuple[int, list[str]]:
-    """Add every import that the database does not have; return the attempts added, and what is wrong with others."""
+    """Add every import that the database lacks; return the number of attempts added, and the problems of the others."""
     snapshots, odd_snapshots = records(spool_root, IMPORT)
     benchmarks, odd_benchmarks = records(spool_root, BENCHMARK)
     added, problems = _load_snapshots(engine, snapshots)
@@ -301,14 +302,14 @@ def _load_snapshots(engine: sa.Engine, folders: Sequence[Path]) -> tuple[int, li
                 raise
             problems.append(str(error) if isinstance(error, UserError) else f"{folder}: {driver_error(error)}")
     for folder in loaded:
-        # Scores of attempts that a folder further on brought.
+        # Scores of attempts that came with a later folder.
         if not _is_whole(engine, folder):
             load_snapshot(engine, folder)
     return added, problems
 
 
 def imported_attempts(spool_root: Path) -> set[str]:
-    """Return the attempts of which a snapshot was imported; a damaged import has none, and is named when loaded."""
+    """Return the attempts of imported snapshots; damaged imports are skipped here and reported when they are loaded."""
     attempt_ids: set[str] = set()
     for folder in records(spool_root, IMPORT)[0]:
         try:
@@ -321,17 +322,17 @@ def imported_attempts(spool_root: Path) -> set[str]:
 
 
 def benchmark_rows(path: Path) -> pa.Table:
-    """Return a file of pytest-benchmark as rows of `perf_sample`, without their run.
+    """Return the rows of `perf_sample` from a file of pytest-benchmark, without the id of their run.
 
     Raises:
-        UserError: It is not what pytest-benchmark writes.
+        UserError: The file is not written by pytest-benchmark.
     """
     record = read_json(path)
     try:
         commit = record.get("commit_info", {})
         common = {
             "measured_at": _utc(record["datetime"]),
-            # What it writes outside of a repository.
+            # Value that pytest-benchmark writes outside a repository.
             "git_commit": None if commit.get("id") == "unversioned" else commit.get("id"),
             "git_dirty": commit.get("dirty"),
             "machine": _json(record["machine_info"]),
@@ -350,24 +351,24 @@ def _benchmark_row(benchmark: dict[str, Any]) -> dict[str, Any]:
         "params": _json(benchmark["params"]),
         "extra": _json(benchmark["extra_info"]),
         "median_s": benchmark["stats"]["median"],
-        # Only kept by pytest-benchmark where it was asked to (--benchmark-save-data).
+        # Only kept by pytest-benchmark with --benchmark-save-data.
         "data": benchmark["stats"].get("data", []),
     }
 
 
 def _json(value: Any) -> str:
-    """Return JSON as DuckDB takes it: without NaN, and without the halves of characters that no text has."""
+    """Return JSON that DuckDB accepts: without NaN and without halves of surrogate pairs."""
     return json.dumps(value, allow_nan=False, ensure_ascii=False).encode().decode()
 
 
 def _utc(text: str) -> datetime:
-    """A time as pytest-benchmark writes it: UTC, which older versions do not say."""
+    """Return a time written by pytest-benchmark: in UTC, which older versions do not state."""
     time = datetime.fromisoformat(text)
     return (time if time.tzinfo is None else time.astimezone(UTC)).replace(tzinfo=None)
 
 
 def _is_whole(engine: sa.Engine, folder: Path) -> bool:
-    """Whether the database has all of a snapshot; what cannot be read is left to `load_snapshot` to name."""
+    """Return whether the database has all rows of a snapshot; False if unreadable, which `load_snapshot` reports."""
     try:
         return is_loaded(engine, folder)
     except (UserError, duckdb.Error) as error:

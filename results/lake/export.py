@@ -1,4 +1,4 @@
-"""Lake export: append the rows that a database has and a lake has not.
+"""Lake export: append the rows that a database has and a lake lacks.
 
 What quotes third-party data is left out as in a snapshot (`results/ingest/snapshot.py`).
 """
@@ -23,12 +23,12 @@ _BATCH: Final = 25
 """Attempts per commit: more would take more memory, fewer more commits."""
 _BATCH_ROWS: Final = 30_720
 _CONFLICTS: Final = 50
-"""Conflicts with exporters of the same attempts, after which one gives up."""
+"""Maximum number of conflicts with exporters of the same attempts."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """Numbers of attempts that a lake did not have and had, and data sets whose texts were left out."""
+    """Numbers of attempts that a lake lacked and had, and data sets whose texts were left out."""
 
     added: int
     there: int
@@ -36,7 +36,7 @@ class Exported:
 
 
 def export_lake(duck: duckdb.DuckDBPyConnection, lake: str, redistributable: Collection[str] | None = None) -> Exported:
-    """Append what a lake lacks of a database; may be killed, repeated, and run next to others at any moment.
+    """Append the rows that a lake lacks; may be killed, repeated, and run next to other exports at any moment.
 
     Args:
         duck: An open, up-to-date database.
@@ -44,13 +44,13 @@ def export_lake(duck: duckdb.DuckDBPyConnection, lake: str, redistributable: Col
         redistributable: Tasks whose records may be passed on; None leaves nothing out.
 
     Raises:
-        UserError: The lake cannot be read or written, or is not one. Attempts appended before stay.
+        UserError: The lake cannot be read or written, or is no lake. Attempts appended before are kept.
     """
     tables.require_lake(lake)
     licensed = licensed_labels(duck, redistributable)
-    known = listed.known() if (listed := tables.open_table(lake, "attempt")) is not None else set()
+    exported = listed.known() if (listed := tables.open_table(lake, "attempt")) is not None else set()
     attempts = duck.execute("SELECT attempt_id FROM attempt ORDER BY ALL").fetchall()
-    new = [attempt for attempt in attempts if attempt not in known]
+    new = [attempt for attempt in attempts if attempt not in exported]
     of_attempts = [name for name, key in tables.key_columns().items() if key == ("attempt_id",) and name != "attempt"]
     for name in sorted(set(tables.key_columns()) - {*of_attempts, "attempt"}):
         _append(duck, lake, name, select_rows(name, licensed))
@@ -62,16 +62,16 @@ def export_lake(duck: duckdb.DuckDBPyConnection, lake: str, redistributable: Col
 
 
 def _append(duck: duckdb.DuckDBPyConnection, lake: str, name: str, rows: str) -> None:
-    """Append, in one commit, those rows of a query whose keys a table does not have.
+    """Append, in one commit, the rows of a query whose keys a table does not have.
 
     Each key is an application transaction of Delta Lake: if two exporters append the same key at once, the second one's
-    commit fails, and it looks again.
+    commit fails, and it checks the table again.
     """
     columns = tables.key_columns()[name]
-    found = set(duck.execute(f"SELECT DISTINCT {', '.join(columns)} FROM ({rows})").fetchall())
+    keys = set(duck.execute(f"SELECT DISTINCT {', '.join(columns)} FROM ({rows})").fetchall())
     for _ in range(_CONFLICTS):
-        table = tables.open_table(lake, name) if found else None
-        if not (new := sorted(found - table.known() if table is not None else found)):
+        table = tables.open_table(lake, name) if keys else None
+        if not (new := sorted(keys - table.known() if table is not None else keys)):
             return
         if table is None:
             tables.create_table(lake, name)
@@ -91,8 +91,8 @@ def _append(duck: duckdb.DuckDBPyConnection, lake: str, name: str, rows: str) ->
 
 
 def _reader(duck: duckdb.DuckDBPyConnection, name: str, source: str) -> pa.RecordBatchReader:
-    """Return rows as a lake has them: JSON as text, and messages of attempts without paths of this machine."""
-    types = {column: of.type.replace("JSON", "VARCHAR") for column, of in declared_tables()[name].items()}
+    """Return rows in the types of a lake: JSON as text, and messages of attempts without paths of this machine."""
+    types = {column: declared.type.replace("JSON", "VARCHAR") for column, declared in declared_tables()[name].items()}
     columns = ", ".join(f"{quoted(column)}::{duck_type} AS {quoted(column)}" for column, duck_type in types.items())
     reader = duck.sql(f"SELECT {columns} {source}").to_arrow_reader(_BATCH_ROWS)
     if name != "attempt":

@@ -1,6 +1,6 @@
 """Open a lake as a database: small tables are loaded, large ones become views over their Parquet files.
 
-In a directory a query opens only files of its runs: joined by attempt, DuckDB skips the partitions of others.
+In a directory, a query opens only files of its runs: joined by attempt, DuckDB skips the partitions of other attempts.
 """
 
 from collections import Counter, defaultdict
@@ -34,15 +34,15 @@ def open_lake(lake: str) -> Database:
         UserError: There is no lake, or only one of other schemas; or a table is not one that ExitBench writes.
     """
     tables.require_lake(lake)
-    attempts = tables.open_table(lake, "attempt")  # before the others, which then have all rows of its attempts
+    attempts = tables.open_table(lake, "attempt")  # before the other tables, which then have all rows of its attempts
     if attempts is None or not attempts.files:
-        others = sorted(name for name in tables.listing(lake, "") if name.startswith("schema="))
-        has = f"; it has {', '.join(map(spelled, others))}" if others else ""
+        schemas = sorted(name for name in tables.listing(lake, "") if name.startswith("schema="))
+        has = f"; it has {', '.join(map(spelled, schemas))}" if schemas else ""
         raise UserError(f"{lake}: no lake of schema {SCHEMA_VERSION}{has}. `exitbench export lake` makes one.")
     names = [name for name in tables.key_columns() if name != "attempt"]
     with ThreadPoolExecutor() as pool:
-        found = pool.map(lambda name: tables.open_table(lake, name), names)
-        opened = [attempts, *(table for table in found if table is not None and table.files)]
+        tables_opened = pool.map(lambda name: tables.open_table(lake, name), names)
+        opened = [attempts, *(table for table in tables_opened if table is not None and table.files)]
     folder = TemporaryDirectory(prefix="exitbench-")
     try:
         path = Path(folder.name) / "lake.duckdb"
@@ -79,15 +79,15 @@ def _fill(duck: duckdb.DuckDBPyConnection, opened: list[LakeTable]) -> set[str]:
 
 
 def _select(duck: duckdb.DuckDBPyConnection, table: LakeTable, complete: Collection[str]) -> str:
-    """Return SQL that selects the rows of complete attempts; of a table in a bucket it reads an Arrow data set."""
+    """Return SQL that selects the rows of complete attempts; for a table in a bucket it reads an Arrow data set."""
     types = declared_tables()[table.name]
     columns = ", ".join(f"{quoted(name)}::{column.type} AS {quoted(name)}" for name, column in types.items())
     is_by_attempt = tables.partitioned_by(table.name) == ["attempt_id"]
     if "://" in table.url:
         source = f"temp.lake_{table.name}"
         with tables.explained(table.url):
-            kept = [("attempt_id", "in", sorted(complete))] if is_by_attempt else None
-            dataset = table.delta.to_pyarrow_dataset(kept)
+            partition_filter = [("attempt_id", "in", sorted(complete))] if is_by_attempt else None
+            dataset = table.delta.to_pyarrow_dataset(partition_filter)
         duck.register(f"lake_{table.name}", dataset)
     else:
         files = [file for file, attempt in table.files.items() if not is_by_attempt or attempt in complete]
@@ -100,7 +100,7 @@ def _select(duck: duckdb.DuckDBPyConnection, table: LakeTable, complete: Collect
     return f"SELECT {columns} FROM {source}"
 
 
-_SHOWN: Final = 20
+_MAX_SHOWN: Final = 20
 _ATTEMPTS: Final = """
     SELECT cell_id, status, left(hw_id, 8) || ' (' || concat_ws(', ', gpu, cpu, 'threads: ' || threads) || ')'
     FROM attempt JOIN hardware USING (hw_id) ORDER BY status <> 'interrupted', attempt_id
@@ -108,15 +108,15 @@ _ATTEMPTS: Final = """
 
 
 def lake_lines(lake: str, labels: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Yield lines that say what a lake has of all cells, or of those whose names are given by id."""
+    """Yield lines about a lake's attempts at all cells, or at those whose names are given by id."""
     with open_lake(lake) as database:
         rows = database.duck.execute(_ATTEMPTS).fetchall()
     rows = [row for row in rows if labels is None or row[0] in labels]
     states = {cell: status for cell, status, _ in rows}
     missing = [label for cell, label in (labels or {}).items() if states.get(cell) != "ok"]
     counts = Counter(states.values()) + Counter(new=len((labels or {}).keys() - states.keys()))
-    said = ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "none"
-    yield f"{number_of(counts.total(), 'cell')}: {said}; {number_of(len(rows), 'attempt')}"
+    summary = ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "none"
+    yield f"{number_of(counts.total(), 'cell')}: {summary}; {number_of(len(rows), 'attempt')}"
     machines = defaultdict(set)
     for cell, _, machine in rows:
         machines[machine].add(cell)
@@ -124,6 +124,6 @@ def lake_lines(lake: str, labels: Mapping[str, str] | None = None) -> Iterator[s
     shared = Counter(cell for cells in machines.values() for cell in cells)
     if twice := sum(count > 1 for count in shared.values()):
         yield f"{number_of(twice, 'cell')} ran on more than one machine: shards overlapped, or machines were exchanged"
-    yield from (f"missing  {label}" for label in missing[:_SHOWN])
-    if len(missing) > _SHOWN:
-        yield f"missing  and {len(missing) - _SHOWN} more"
+    yield from (f"missing  {label}" for label in missing[:_MAX_SHOWN])
+    if len(missing) > _MAX_SHOWN:
+        yield f"missing  and {len(missing) - _MAX_SHOWN} more"

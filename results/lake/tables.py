@@ -1,4 +1,4 @@
-"""Delta tables of a lake: their schemas, how to open them, and what is refused before a row is read."""
+"""Delta tables of a lake: their schemas, opening them, and the checks before a row is read."""
 
 import os
 import re
@@ -21,7 +21,7 @@ from exitbench.results.database.tables import declared_tables, spelled
 from exitbench.results.tables import ARTIFACTS, KEYS, SCHEMA_VERSION, TABLES
 
 SHARED: Final = {**{name: TABLES[name].key for name in ARTIFACTS}, "cell": ("cell_id", "described_by")}
-"""Tables whose rows many attempts share, with their keys; of a cell, a reader takes the newest description."""
+"""Tables whose rows many attempts share, with their keys; for a cell, a reader takes the newest description."""
 LOADED: Final = ("attempt", *SHARED, "attempt_file", "metric", "training_run")
 """Tables that a reader loads; others have many rows per attempt and are queried in place."""
 _CONFIGURATION: Final = {"delta.dataSkippingNumIndexedCols": "0"}
@@ -41,7 +41,7 @@ _TYPES: Final = {
 
 @dataclass(frozen=True)
 class LakeTable:
-    """Checked table of a lake at one version; `files` has the value of the partition column, if any, by file."""
+    """Checked table of a lake at one version; `files` maps each file to the value of the partition column, if any."""
 
     name: str
     url: str
@@ -49,7 +49,7 @@ class LakeTable:
     files: Mapping[str, str | None]
 
     def known(self) -> set[tuple[str, ...]]:
-        """Return the keys of its rows."""
+        """Return the keys of the table's rows."""
         if partitioned_by(self.name):
             return {(value,) for value in self.files.values() if value is not None}
         with explained(self.url):
@@ -60,8 +60,8 @@ class LakeTable:
 @cache
 def key_columns() -> Mapping[str, tuple[str, ...]]:
     """Return the columns that identify what is appended at once, by table; tables that a reader loads come first."""
-    others = (name for name, table in TABLES.items() if name not in LOADED and not table.local)
-    return {name: {**SHARED, **KEYS}.get(name, ("attempt_id",)) for name in (*LOADED, *sorted(others))}
+    not_loaded = (name for name, table in TABLES.items() if name not in LOADED and not table.local)
+    return {name: {**SHARED, **KEYS}.get(name, ("attempt_id",)) for name in (*LOADED, *sorted(not_loaded))}
 
 
 def partitioned_by(name: str) -> list[str]:
@@ -80,30 +80,30 @@ def require_lake(lake: str) -> None:
 
 
 def listing(url: str, folder: str) -> dict[str, int]:
-    """Return the sizes of files, and 0 for folders, by name in a folder of a lake; nothing if it does not exist."""
+    """Return the names in a folder of a lake with the sizes of files and 0 for folders; empty if it does not exist."""
     with explained(url):
         if "://" in url:
             store = fs.PyFileSystem(DeltaStorageHandler(url, options(url)))
         else:
             store = fs.SubTreeFileSystem(str(Path(url).absolute()), fs.LocalFileSystem())
-        found = store.get_file_info(fs.FileSelector(folder, allow_not_found=True))
-    return {info.base_name: info.size or 0 for info in found}
+        infos = store.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+    return {info.base_name: info.size or 0 for info in infos}
 
 
 def options(url: str) -> dict[str, str]:
-    """Return storage options: plain HTTP only for an endpoint that the user names so."""
+    """Return storage options; plain HTTP is allowed only for an endpoint that the user sets to it."""
     is_plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
     of_stores = {"max_retries": "4", "retry_timeout": "30s", "allow_http": str(is_plain).lower()}
     return of_stores if "://" in url else {}
 
 
 def table_url(lake: str, name: str) -> str:
-    """Return where a table of this version's schema is."""
+    """Return the URL of a table of this version's schema."""
     return f"{lake.rstrip('/')}/schema={SCHEMA_VERSION}/{name}"
 
 
 def create_table(lake: str, name: str) -> None:
-    """Create a table, unless another exporter has."""
+    """Create a table, unless another exporter has created it."""
     url, by = table_url(lake, name), partitioned_by(name)
     with explained(url), suppress(DeltaError):
         DeltaTable.create(url, _schema(name), "error", by, configuration=_CONFIGURATION, storage_options=options(url))
@@ -113,7 +113,8 @@ def open_table(lake: str, name: str) -> LakeTable | None:
     """Open a table of a lake; return None if there is none.
 
     Raises:
-        UserError: Its log is too large, its schema is not this version's, or its log names other files than ExitBench.
+        UserError: The log is too large, the schema is not this version's, or the log names files not named as by
+            ExitBench.
     """
     url, by = table_url(lake, name), partitioned_by(name)
     logs = listing(url, "_delta_log")
@@ -128,7 +129,7 @@ def open_table(lake: str, name: str) -> LakeTable | None:
         protocol, metadata, schema = table.protocol(), table.metadata(), table.schema()
         files = {file: _FILE.fullmatch(file) for file in pa.table(table.get_add_actions())["path"].to_pylist()}
     features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
-    others = {
+    differs = {
         "columns": schema != _schema(name),
         "partitions": metadata.partition_columns != by,
         "properties": metadata.configuration != _CONFIGURATION,
@@ -138,14 +139,14 @@ def open_table(lake: str, name: str) -> LakeTable | None:
             for file, parts in files.items()
         },
     }
-    if wrong := next((what for what, is_other in others.items() if is_other), None):
+    if wrong := next((what for what, is_other in differs.items() if is_other), None):
         raise UserError(f"{url}: has other {wrong} than ExitBench writes in schema {SCHEMA_VERSION}.")
     return LakeTable(name, url, table, {file: parts[2] for file, parts in files.items() if parts})
 
 
 @contextmanager
 def explained(where: str) -> Iterator[None]:
-    """Turn errors of deltalake, Arrow and the operating system into one sentence."""
+    """Convert errors of deltalake, Arrow and the operating system to one sentence."""
     try:
         yield
     except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
@@ -157,8 +158,11 @@ def explained(where: str) -> Iterator[None]:
 
 def _schema(name: str) -> Schema:
     """Return the schema of a table in a lake."""
-    types = {column: of.type for column, of in declared_tables()[name].items()}
+    types = {column: declared.type for column, declared in declared_tables()[name].items()}
     elements = {column: PrimitiveType(_TYPES[duck.removesuffix("[]")]) for column, duck in types.items()}
     return Schema(
-        [Field(of, ArrayType(elements[of]) if duck.endswith("[]") else elements[of]) for of, duck in types.items()]
+        [
+            Field(column, ArrayType(elements[column]) if duck.endswith("[]") else elements[column])
+            for column, duck in types.items()
+        ]
     )

@@ -1,1 +1,1 @@
-"""Keeping it sound: integrity checks, garbage collection, exports other tools read."""
+"""Maintenance: integrity checks, garbage collection, exports for other tools."""

@@ -1,8 +1,8 @@
-"""Results as records of Every Eval Ever, a schema that several evaluation frameworks share (its version 0.3.0).
+"""Export of results as records of Every Eval Ever, a schema shared by several evaluation frameworks (version 0.3.0).
 
-One JSON file a quality run of a model, `data/TASK_LABEL/exitbench/MODEL/UUID.json`. The method and its parameters are
+One JSON file per quality run of a model, `data/TASK_LABEL/exitbench/MODEL/UUID.json`. The method and its parameters are
 details of generation, so that a model keeps one name; depth and speed are details of the score. No record quotes a
-document, an answer or a token, so that licences of data do not matter.
+document, an answer or a token, so licences of data do not matter.
 """
 
 import json
@@ -69,13 +69,14 @@ _DATA_DETAILS: Final = ("task", "split", "source", "documents", "limited", "data
 
 
 def write_every_eval_ever(database: Database, folder: Path, organization: str, relationship: str) -> int:
-    """Write a record a quality run that has scores; the folder is complete or absent. Returns how many there are.
+    """Write one record per quality run with scores; the folder is complete or absent. Return the number of records.
 
     Args:
         database: An open database.
-        folder: Where; must not exist.
-        organization: Who hands on the results.
-        relationship: Of who evaluated to who made the model: first_party, third_party, collaborative or other.
+        folder: Folder to write; it must not exist.
+        organization: Organization that publishes the results.
+        relationship: Relationship of the evaluator to the model's developer: first_party, third_party, collaborative or
+            other.
 
     Raises:
         UserError: The folder exists or cannot be written.
@@ -111,7 +112,7 @@ def _record(run: Mapping[str, Any], metrics: list[Mapping[str, Any]], now: str) 
     version = str(packages.get("exitbench", _UNKNOWN))
     return {
         "schema_version": SCHEMA_VERSION,
-        # Runs of a model differ in method and parameters, which only the cell's id tells in full.
+        # Runs of a model differ in method and parameters, which only the cell's id identifies completely.
         "evaluation_id": f"{run['task_label']}/{run['model']}/{run['cell_id'][:16]}/{run['ended']:.6f}",
         "evaluation_timestamp": f"{run['ended']:.6f}",
         "retrieved_timestamp": now,
@@ -155,7 +156,7 @@ def _result(run: Mapping[str, Any], metric: Mapping[str, Any]) -> dict[str, Any]
             "evaluation_description": f"{metric['metric']} of {run['task']}, version {metric['metric_version']}",
             "lower_is_better": metric["lower_is_better"],
             "score_type": "continuous",
-            # null says that an end is not known, which is so without a scale
+            # null means that a bound is unknown, as for metrics without a scale
             "min_score": metric["scale_low"],
             "max_score": metric["scale_high"],
         },
@@ -172,17 +173,17 @@ def _result(run: Mapping[str, Any], metric: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _access(model_source: str | None) -> dict[str, str]:
-    """How the model ran, which the schema asks for, and whether its weights are public, as far as that is known."""
+    """Return how the model was run, which the schema requires, and whether its weights are public, if known."""
     is_public = model_source is not None and model_source.startswith("hub:")
     return {"deployment_type": "self_deployed", "model_availability": "open_weights" if is_public else "unknown"}
 
 
 def _details(run: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, str]:
-    """The schema's free fields: texts, and none for what is not known."""
+    """Return the schema's free-form fields as texts, without unknown values."""
     values = {name: run[name] for name in names if run[name] is not None}
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
 
 
 def _portable(name: str) -> str:
-    """A name as a folder's name."""
+    """Return a name that is valid as a folder's name."""
     return "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in name)

@@ -1,4 +1,4 @@
-"""Garbage collection of a runs folder: what it holds that nobody needs any more."""
+"""Garbage collection of a runs folder: find and remove files that are not needed any more."""
 
 import os
 import re
@@ -37,22 +37,23 @@ TRACES: Final = (
     *("tokens", "sequence_trace", "probe", "sublayers", "layer_pairs", "prompts", "scores", "timings", "token_times"),
     *("device", "energy", "energy_domains"),
 )
-"""Tables whose files are large and that only a database needs. Outputs and fitted tensors serve other cells, and so do
-tokens of given texts: full depth's are what every method's are compared with."""
+"""Tables with large files that only a database needs. Outputs and fitted tensors are used by other cells, and so are
+tokens of given texts: full depth's are what every method's are compared with.
+"""
 _BEGINNING_S: Final = 10.0
 _LEFT_S: Final = 3600.0
-"""Something half-written of which nothing is younger than this is of a process that was killed."""
+"""Partial files and folders older than this belong to a process that was killed."""
 _PROCESS: Final = re.compile(r"-(\d+)$")
-"""How names end of what one process writes."""
+"""Suffix of names that belong to one process."""
 
 
 @dataclass(frozen=True)
 class Garbage:
-    """Something that can be freed.
+    """File or folder that can be removed.
 
     Attributes:
-        path: The folder of an attempt, or the file or folder that it is.
-        attempt_id: Of an attempt that the database forgets too; None for others.
+        path: Folder of an attempt, or the file or folder itself.
+        attempt_id: Attempt to be deleted from the database too; None if there is none.
     """
 
     kind: Kind
@@ -62,47 +63,51 @@ class Garbage:
 
 
 def find_garbage(spool_root: Path, path: Path, *, superseded: bool, traces: bool) -> list[Garbage]:
-    """Return what can be freed; nothing is changed.
+    """Return what can be removed; nothing is changed.
 
-    What processes left that were killed, and what was quarantined, is not needed by anything.
+    Remains of killed processes, and quarantined attempts, are never needed.
 
     Args:
         spool_root: The spool.
         path: The database.
-        superseded: Also attempts with a later one at the same cell that ended well and is whole in spool and database,
-            with their rows; not those of which an import has the rows too, since the next ingest would add them again.
-        traces: Also files of traces whose rows the database has, every one.
+        superseded: Also attempts with a later successful one at the same cell that is complete in spool and database,
+            with their rows; except attempts whose rows are in an import too, since the next ingest would add them
+            again.
+        traces: Also files of traces whose rows are all in the database.
 
     Raises:
-        UserError: Superseded attempts or traces are asked for, and there is no database that can be read.
+        UserError: Superseded attempts or traces are requested, and there is no readable database.
     """
     attempts = list(scan_spool(spool_root))
     finished = [attempt for attempt in attempts if attempt.finished]
     dead = [attempt for attempt in attempts if not attempt.finished and _is_dead(attempt.path)]
-    found = [Garbage("killed attempt", attempt.path, folder_bytes(attempt.path)) for attempt in dead]
-    found += [_other("quarantined attempt", folder) for folder in sorted((spool_root / QUARANTINE).glob("*/*"))]
-    found += [_other("leftover", left) for left in _half_written(spool_root, path)]
+    garbage = [Garbage("killed attempt", attempt.path, folder_bytes(attempt.path)) for attempt in dead]
+    garbage += [_other("quarantined attempt", folder) for folder in sorted((spool_root / QUARANTINE).glob("*/*"))]
+    garbage += [_other("leftover", leftover) for leftover in _half_written(spool_root, path)]
     if superseded or traces:
         stored = _Stored.read(path)
     old = _superseded(finished, stored, imported_attempts(spool_root)) if superseded else []
-    found += [Garbage("superseded attempt", one.path, folder_bytes(one.path), one.attempt_id) for one in old]
-    derived = [spool_root / kind.folder / one.attempt_id for kind in (RESCORES, TAGS) for one in old]
-    found += [_other("superseded attempt", folder) for folder in derived if folder.is_dir()]
+    garbage += [
+        Garbage("superseded attempt", old_attempt.path, folder_bytes(old_attempt.path), old_attempt.attempt_id)
+        for old_attempt in old
+    ]
+    derived = [spool_root / kind.folder / old_attempt.attempt_id for kind in (RESCORES, TAGS) for old_attempt in old]
+    garbage += [_other("superseded attempt", folder) for folder in derived if folder.is_dir()]
     if traces:
-        found += _traces([attempt for attempt in finished if attempt not in old], stored)
-    return found
+        garbage += _traces([attempt for attempt in finished if attempt not in old], stored)
+    return garbage
 
 
 def free(garbage: Sequence[Garbage], path: Path, progress: Callable[[int, int], None] | None = None) -> None:
-    """Remove what `find_garbage` found.
+    """Remove garbage returned by `find_garbage`.
 
     Raises:
-        UserError: The database is in use, or something cannot be removed.
+        UserError: The database is in use, or a file cannot be removed.
     """
     forgotten = [item.attempt_id for item in garbage if item.attempt_id is not None]
     if forgotten:
         _forget(path, forgotten)
-    for done, item in enumerate(garbage, start=1):
+    for n_removed, item in enumerate(garbage, start=1):
         try:
             if item.kind == "traces":
                 free_tables(item.path, {**freed_tables(item.path), **_trace_rows(item.path)})
@@ -113,11 +118,11 @@ def free(garbage: Sequence[Garbage], path: Path, progress: Callable[[int, int], 
         except OSError as error:
             raise UserError(f"{item.path}: cannot be removed: {error.strerror}.") from error
         if progress:
-            progress(done, len(garbage))
+            progress(n_removed, len(garbage))
 
 
 def _is_dead(folder: Path) -> bool:
-    """Whether nobody writes an attempt; one that was just begun may not be locked yet."""
+    """Return whether no process writes an attempt; a new attempt may not be locked yet."""
     return owner_of(folder) is None and time.time() - folder.stat().st_mtime > _BEGINNING_S
 
 
@@ -127,41 +132,43 @@ def _other(kind: Kind, path: Path) -> Garbage:
 
 
 def _half_written(spool_root: Path, path: Path) -> Iterator[Path]:
-    """What is renamed or removed when complete: records of the spool, copies of imports, databases being rebuilt."""
+    """Yield what is renamed or removed on completion: records of the spool, copies of imports, rebuilt databases."""
     hidden = ("trainings/.*", "vocabularies/.*", "imports/.*", "rescores/*/.*", ".importing-*", ".import-*")
     rebuilt = path.parent.glob(f".{path.name}.*/")
-    yield from filter(_is_left, [*(left for glob in hidden for left in sorted(spool_root.glob(glob))), *rebuilt])
+    yield from filter(
+        _is_left, [*(leftover for glob in hidden for leftover in sorted(spool_root.glob(glob))), *rebuilt]
+    )
 
 
 def _is_left(path: Path) -> bool:
-    """Whether nobody writes a file or folder, as far as its name and its age tell."""
+    """Return whether no process writes a file or folder, as far as its name and its age show."""
     process = _PROCESS.search(path.name)
     if process and _is_alive(int(process[1])):
         return False
     try:
-        # A folder's own time says nothing of the files that are being filled in it.
+        # A folder's own time does not change while files in it are written.
         changed_s = max(entry.stat().st_mtime for entry in (path, *path.rglob("*")))
-    except FileNotFoundError:  # put in its place at this moment
+    except FileNotFoundError:  # moved to its target at this moment
         return False
     return time.time() - changed_s > _LEFT_S
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether there is such a process here; it need not be the one that wrote, since numbers are used again."""
+    """Return whether a process with this id exists; it need not be the writer, since ids are reused."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # of another user
+    except PermissionError:  # a process of another user
         pass
     return True
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """What the database has of attempts, by id: the digest of DONE, and rows by table."""
+    """Contents of the database by attempt id: the digest of DONE, and numbers of rows by table."""
 
-    done: dict[str, str]
+    done_sha256: dict[str, str]
     rows: dict[str, dict[str, int]]
 
     @classmethod
@@ -171,26 +178,26 @@ class _Stored:
             return cls({row["attempt_id"]: row["spool_sha256"] for row in rows}, stored_rows(database))
 
     def good(self, attempt: Attempt) -> AttemptRecord | None:
-        """Return an attempt that ended well if its files are what was written and the database has every row."""
+        """Return the record of a successful attempt with unchanged files whose rows are all stored, else None."""
         try:
             record = read_attempt(attempt.path)
-            ok = record.status["status"] == "ok" and self.done.get(attempt.attempt_id) == record.done_sha256
+            ok = record.status["status"] == "ok" and self.done_sha256.get(attempt.attempt_id) == record.done_sha256
             return record if ok and counted_rows(record) == self.rows.get(attempt.attempt_id, {}) else None
         except SpoolError:
             return None  # `exitbench db check` names it
 
 
 def _superseded(finished: Sequence[Attempt], stored: _Stored, imported: Set[str]) -> list[Attempt]:
-    """Attempts before the latest good one of their cell."""
+    """Return the attempts before the latest good one of their cell."""
     cells: dict[str, list[Attempt]] = {}
     for attempt in sorted(finished, key=lambda attempt: attempt.attempt_id):
         cells.setdefault(attempt.cell_id, []).append(attempt)
-    found: list[Attempt] = []
+    superseded: list[Attempt] = []
     for attempts in cells.values():
         later = (n for n in range(len(attempts) - 1, 0, -1) if read_status(attempts[n]).status == "ok")
         latest = next((n for n in later if stored.good(attempts[n])), 0)
-        found += [attempt for attempt in attempts[:latest] if attempt.attempt_id not in imported]
-    return found
+        superseded += [attempt for attempt in attempts[:latest] if attempt.attempt_id not in imported]
+    return superseded
 
 
 def _traces(finished: Sequence[Attempt], stored: _Stored) -> Iterator[Garbage]:
@@ -203,7 +210,7 @@ def _traces(finished: Sequence[Attempt], stored: _Stored) -> Iterator[Garbage]:
 
 
 def _trace_tables(record: AttemptRecord) -> list[str]:
-    """Return the tables of an attempt that are traces and serve no other cell."""
+    """Return the tables of an attempt that are traces and are not used by other cells."""
     scored = {"tokens"} if "choices" in record.tables else set()
     return [table for table in TRACES if table in record.tables and table not in scored]
 
@@ -215,7 +222,7 @@ def _trace_rows(path: Path) -> dict[str, int]:
 
 
 def _forget(path: Path, attempt_ids: Sequence[str]) -> None:
-    """Remove every row of attempts, in one transaction."""
+    """Delete all rows of the attempts, in one transaction."""
     with open_database(path, read_only=False) as database, database.engine.begin() as connection:
         duck = driver_connection(connection)
         for table in (*tables_of_attempts(), "attempt"):

@@ -1,4 +1,4 @@
-"""Integrity check of spool and database: whether they are what was written, and say the same."""
+"""Integrity check of spool and database: that files and rows are unchanged and agree."""
 
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
@@ -34,19 +34,19 @@ from exitbench.results.tables import FILES, REFERENCES, TABLES
 from exitbench.terminal import number_of
 
 _INDEX_ROWS: Final = 1_000
-"""DuckDB asks an index for up to 2,048 rows, and reads the table for more."""
+"""DuckDB uses an index for up to 2,048 rows, and scans the table for more."""
 _REBUILD: Final = "`exitbench db rebuild` builds the database anew."
 
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What was looked at, and what is wrong.
+    """Result of a check.
 
     Attributes:
-        attempts: Finished attempts in the spool.
-        files: Files whose digest was computed.
-        rows: Rows of the database that were read.
-        problems: In words, each with what is wrong, where, and what to do.
+        attempts: Number of finished attempts in the spool.
+        files: Number of files whose digest was computed.
+        rows: Number of rows of the database that were read.
+        problems: Messages that say what is wrong, where, and what to do.
     """
 
     attempts: int
@@ -57,16 +57,16 @@ class CheckReport:
 
 @dataclass
 class _Stored:
-    """What the database has of attempts, by id."""
+    """Contents of the database by attempt id."""
 
-    done: dict[str, str] = field(default_factory=dict)
+    done_sha256: dict[str, str] = field(default_factory=dict)
     files: dict[str, dict[str, str]] = field(default_factory=dict)
     rows: dict[str, dict[str, int]] = field(default_factory=dict)
     total: int = 0
 
 
 def check(spool_root: Path, path: Path, progress: Callable[[int, int], None] | None = None) -> CheckReport:
-    """Compare every file of the spool with its digest, every row of the database with its file.
+    """Compare every file of the spool with its digest, and every row count of the database with its file.
 
     Raises:
         UserError: There is no database, or it is in use.
@@ -82,8 +82,8 @@ def check(spool_root: Path, path: Path, progress: Callable[[int, int], None] | N
     except DamagedDatabase as error:
         problems.append(str(error))
     n_files = 0
-    damaged = bool(problems) and not stored.done
-    for seen, attempt in enumerate(attempts, start=1):
+    damaged = bool(problems) and not stored.done_sha256
+    for n_checked, attempt in enumerate(attempts, start=1):
         try:
             record = read_attempt(attempt.path)
         except DamagedFile as error:
@@ -95,10 +95,10 @@ def check(spool_root: Path, path: Path, progress: Callable[[int, int], None] | N
             if not damaged:
                 problems += _differences(record, stored)
         if progress:
-            progress(seen, len(attempts))
+            progress(n_checked, len(attempts))
     if not damaged:
         here = {attempt.attempt_id for attempt in attempts} | imported_attempts(spool_root)
-        problems += _nowhere_else(stored.done.keys() - here, spool_root, path)
+        problems += _nowhere_else(stored.done_sha256.keys() - here, spool_root, path)
     problems += [*RESCORES.check(spool_root), *TAGS.check(spool_root)]
     problems += [
         *check_vocabularies(spool_root),
@@ -110,7 +110,7 @@ def check(spool_root: Path, path: Path, progress: Callable[[int, int], None] | N
 
 
 def counted_rows(record: AttemptRecord) -> dict[str, int]:
-    """Return how many rows of an attempt the database should have, by table; a failed one's stay in the spool.
+    """Return the number of rows of an attempt that the database should have, by table; none for a failed attempt.
 
     Raises:
         SpoolError: A file is not Parquet.
@@ -128,35 +128,35 @@ def counted_rows(record: AttemptRecord) -> dict[str, int]:
 
 
 def stored_rows(database: Database) -> dict[str, dict[str, int]]:
-    """Return how many rows of each attempt the database has, by attempt and table; rescored metrics do not count."""
+    """Return the number of rows of each attempt in the database, by attempt and table, without rescored metrics."""
     counts: dict[str, dict[str, int]] = {}
     for table in (filled.name for filled in FILES.values()):
-        own = "JOIN attempt USING (attempt_id) WHERE scored_at = ended_at" if table == "metric" else ""
-        query = f"SELECT attempt_id, count(*) AS n FROM {table} {own} GROUP BY attempt_id"
+        condition = "JOIN attempt USING (attempt_id) WHERE scored_at = ended_at" if table == "metric" else ""
+        query = f"SELECT attempt_id, count(*) AS n FROM {table} {condition} GROUP BY attempt_id"
         for row in database.query(query).to_pylist():
             counts.setdefault(row["attempt_id"], {})[table] = row["n"]
     return counts
 
 
 def _read_all(database: Database) -> _Stored:
-    """Read every value, since a block that was changed shows when it is read."""
+    """Read every value, since a damaged block is only noticed when it is read."""
     stored = _Stored(rows=stored_rows(database))
     for table in sorted(TABLES):
         row = database.query(f"SELECT count(*) AS n, bit_xor(hash(t)) FROM {quoted(table)} AS t").to_pylist()[0]
         stored.total += row["n"]
     _read_indexes(database)
     with database.engine.connect() as connection:
-        done = connection.execute(sa.select(ATTEMPT.c.attempt_id, ATTEMPT.c.spool_sha256))
-        stored.done.update({attempt_id: digest for attempt_id, digest in done})
+        digests = connection.execute(sa.select(ATTEMPT.c.attempt_id, ATTEMPT.c.spool_sha256))
+        stored.done_sha256.update({attempt_id: digest for attempt_id, digest in digests})
         for attempt_id, name, digest in connection.execute(sa.select(ATTEMPT_FILE)):
             stored.files.setdefault(attempt_id, {})[name] = digest
     return stored
 
 
 def _read_indexes(database: Database) -> None:
-    """Find every row by its primary key, since looking at a table reads no block of its index, and some queries do.
+    """Look up rows by their primary key, since a table scan reads no block of its index, and some queries do.
 
-    Keys of several columns serve only those who write, whom DuckDB tells of damage.
+    Keys of several columns are used only by writers, to which DuckDB reports damage.
     """
     keys = "SELECT table_name AS t, constraint_column_names AS k FROM duckdb_constraints() WHERE constraint_type = $1"
     for row in database.query(keys, ["PRIMARY KEY"]).to_pylist():
@@ -166,34 +166,38 @@ def _read_indexes(database: Database) -> None:
         numbered = f"SELECT {key} AS k, row_number() OVER (ORDER BY {key}) AS n FROM {table}"
         steps = database.query(f"SELECT k FROM ({numbered}) WHERE n % {_INDEX_ROWS} = 1 ORDER BY n")["k"].to_pylist()
         for low, high in pairwise([*steps, None]):
-            # Not `>=`: what is true of every row is not asked for.
+            # Not `>=`: DuckDB does not evaluate a condition that is true for every row.
             database.query(f"SELECT count(*) FROM {table} WHERE {key} = ?", [low])
-            below, bounds = ("", [low]) if high is None else (f"AND {key} < ?", [low, high])
-            database.query(f"SELECT count(*) FROM {table} WHERE {key} > ? {below}", bounds)
+            upper, bounds = ("", [low]) if high is None else (f"AND {key} < ?", [low, high])
+            database.query(f"SELECT count(*) FROM {table} WHERE {key} > ? {upper}", bounds)
 
 
 def _differences(record: AttemptRecord, stored: _Stored) -> Iterator[str]:
-    """Say where the database has something else than a checked attempt."""
+    """Yield a message for each difference between the database and a checked attempt."""
     attempt_id, where = record.attempt.attempt_id, record.attempt.path
-    if attempt_id not in stored.done:
+    if attempt_id not in stored.done_sha256:
         yield f"{where}: is not in the database; the next run adds it."
         return
-    if stored.done[attempt_id] != record.done_sha256:
+    if stored.done_sha256[attempt_id] != record.done_sha256:
         yield f"{where / 'DONE'}: is not what the database was filled from. {_REBUILD}"
-    known = stored.files.get(attempt_id, {})
-    if known != record.digests:
-        names = sorted(name for name in known.keys() | record.digests if known.get(name) != record.digests.get(name))
+    stored_digests = stored.files.get(attempt_id, {})
+    if stored_digests != record.digests:
+        names = sorted(
+            name
+            for name in stored_digests.keys() | record.digests
+            if stored_digests.get(name) != record.digests.get(name)
+        )
         yield f"{where}: attempt_file has other digests of {', '.join(names)}. {_REBUILD}"
     try:
         expected = counted_rows(record)
     except SpoolError as error:
         yield str(error)
         return
-    found = stored.rows.get(attempt_id, {})
-    for table in sorted(expected.keys() | found):
-        if expected.get(table, 0) != found.get(table, 0):
+    n_rows = stored.rows.get(attempt_id, {})
+    for table in sorted(expected.keys() | n_rows):
+        if expected.get(table, 0) != n_rows.get(table, 0):
             yield (
-                f"{where}: {table} has {number_of(found.get(table, 0), 'row')} of it, its file "
+                f"{where}: {table} has {number_of(n_rows.get(table, 0), 'row')} of it, its file "
                 f"{expected.get(table, 0)}. {_REBUILD}"
             )
 
@@ -208,7 +212,7 @@ def _rows_without_owner(database: Database) -> Iterator[str]:
 
 
 def _rows_twice(database: Database) -> Iterator[str]:
-    for table in (one for one in TABLES.values() if not one.indexed):
+    for table in (table_ for table_ in TABLES.values() if not table_.indexed):
         repeated = f"SELECT {', '.join(table.key)} FROM {table.name} GROUP BY ALL HAVING count(*) > 1"
         rows = database.query(f"SELECT *, count(*) OVER () AS n FROM ({repeated}) LIMIT 1").to_pylist()
         if rows:
@@ -245,4 +249,4 @@ def _is_freed(attempt: Attempt) -> bool:
     try:
         return bool(freed_tables(attempt.path))
     except SpoolError:
-        return False  # the rebuild names it, and keeps the old database if that has the attempt
+        return False  # the rebuild reports it, and keeps the old database if that has the attempt

@@ -1,12 +1,12 @@
-"""Saved queries over the views, each one SQL file whose leading comment says what it answers.
+"""Saved queries over the views: one SQL file per query, whose leading comment says what it answers.
 
-The comment's first line is the section of `docs/sql.md` and a question, the next say how to read the answer:
+The comment's first line is the section of `docs/sql.md` and a question; the next lines explain the result:
 
     -- Exits: Do later tokens exit earlier?
     -- How deep tokens go by their position in the output.
     -- $documents = 100: documents of each run, the first by key
 
-A query may have parameters, `$name`. A line `-- $name = value: meaning` of its comment gives one a default value.
+A query may have parameters, `$name`. A comment line `-- $name = value: meaning` sets a default value.
 """
 
 import re
@@ -23,16 +23,16 @@ _PARAMETER: Final = re.compile(r"\$(\w+)")
 
 @dataclass(frozen=True)
 class SavedQuery:
-    """A query with a name.
+    """Named query.
 
     Attributes:
-        name: The name.
-        sql: The text, its leading comment included.
-        section: Where it stands among the others.
-        question: What it answers.
-        reading: How to read the answer, in one paragraph.
-        defaults: Values of parameters, by name.
-        meanings: What these parameters are, by name.
+        name: Name of the query.
+        sql: SQL text, including its leading comment.
+        section: Section of the documentation.
+        question: Question that it answers.
+        reading: How to read the result, in one paragraph.
+        defaults: Default values of parameters, by name.
+        meanings: Descriptions of these parameters, by name.
     """
 
     name: str
@@ -44,7 +44,7 @@ class SavedQuery:
     meanings: Mapping[str, str]
 
     def with_defaults(self) -> str:
-        """Return the statement without its comment, each parameter replaced by its default value."""
+        """Return the statement without its comment, with each parameter replaced by its default value."""
         statement = re.sub(r"\A(--.*\n)*", "", self.sql)
         return _PARAMETER.sub(lambda parameter: _literal(self.defaults[parameter[1]]), statement)
 
@@ -60,7 +60,7 @@ def saved_query(name: str) -> SavedQuery:
     """Return the saved query `name`.
 
     Raises:
-        UserError: No such query; says which there are.
+        UserError: The query does not exist; the message lists the existing ones.
     """
     if name not in query_names():
         raise UserError(f"There is no saved query {name!r}.{suggestion(name, query_names())}")
@@ -82,7 +82,7 @@ def saved_query(name: str) -> SavedQuery:
 
 
 def parameter_value(text: str) -> Any:
-    """Return a parameter as it was meant: a number, true, false or null where it looks like one, else text."""
+    """Parse a parameter: a number, true, false or null if it looks like one, else text."""
     words = {"true": True, "false": False, "null": None}
     if text.lower() in words:
         return words[text.lower()]
@@ -95,12 +95,12 @@ def parameter_value(text: str) -> Any:
 
 
 def parameter_text(value: Any) -> str:
-    """Return a value as `parameter_value` reads it."""
+    """Return a value in the form that `parameter_value` parses."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _literal(value: Any) -> str:
-    """Return a value as SQL spells it."""
+    """Return a value as an SQL literal."""
     if isinstance(value, str):
         return "'" + value.replace("'", "''") + "'"
     return "NULL" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""SQL cookbook (docs/sql.md): questions that researchers of early exit ask, and the saved queries that answer them."""
+"""SQL cookbook (docs/sql.md): questions of early-exit research, and the saved queries that answer them."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -40,21 +40,23 @@ for it, which are more where skipped blocks are run after all. `token_match` is 
 
 
 def cookbook_markdown() -> str:
-    """Return the document."""
+    """Return the cookbook in Markdown."""
     queries = [saved_query(name) for name in query_names()]
     parts = [_OPENING, _contents(queries)]
     for section in SECTIONS:
-        parts += [f"## {section}", *(_chapter(query) for query in _of(section, queries))]
+        parts += [f"## {section}", *(_chapter(query) for query in _in_section(section, queries))]
     return "\n\n".join(parts) + "\n"
 
 
-def _of(section: str, queries: Sequence[SavedQuery]) -> list[SavedQuery]:
+def _in_section(section: str, queries: Sequence[SavedQuery]) -> list[SavedQuery]:
     return [query for query in queries if query.section == section]
 
 
 def _contents(queries: Sequence[SavedQuery]) -> str:
     return "\n\n".join(
-        "\n".join([f"**{section}**", "", *(f"- [{query.question}](#{query.name})" for query in _of(section, queries))])
+        "\n".join(
+            [f"**{section}**", "", *(f"- [{query.question}](#{query.name})" for query in _in_section(section, queries))]
+        )
         for section in SECTIONS
     )
 

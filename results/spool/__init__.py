@@ -1,1 +1,1 @@
-"""The spool: a folder an attempt, columns of its Parquet files, who is at work on it."""
+"""The spool: one folder per attempt, columns of its Parquet files, and the process that writes it."""

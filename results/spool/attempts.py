@@ -2,9 +2,9 @@
 
     <spool>/<cell_id[:2]>/<cell_id>/<attempt_id>/{cell.json, env.json, status.json, *.parquet, log.txt, DONE}
 
-DONE is the JSON of every other file's SHA-256 and is written last, by rename: a folder without it was not finished
-(it is running, which a lock on its file RUNNING tells, or its process was killed), and a folder with it can be checked
-years later. Where tables were freed, because a database has their rows, FREED says how many rows they had.
+DONE contains the SHA-256 of every other file as JSON and is written last, by rename. A folder without it was not
+finished: it is running, which a lock on its file RUNNING shows, or its process was killed. A folder with it can be
+checked years later. If tables were removed because a database has their rows, FREED lists the numbers of their rows.
 """
 
 import json
@@ -52,15 +52,15 @@ UNFINISHED = "unfinished"
 DAMAGED = "damaged"
 NO_OUTCOME = frozenset({UNFINISHED, "interrupted"})
 TO_BE_RUN = NO_OUTCOME | {DAMAGED}
-"""What a cell's latest attempt says of one that has no outcome yet."""
+"""Statuses of a cell's latest attempt for which the cell has no outcome yet."""
 
 _JSON_FILES = ("cell.json", "env.json", "status.json")
 LOG_FILE = "log.txt"
 _FREED = "FREED"
 ATTEMPT_FILES = frozenset({*_JSON_FILES, LOG_FILE, FITTED_FILE, *(f"{table}.parquet" for table in TABLES)})
-"""What DONE may list."""
+"""Files that DONE may list."""
 _OUTCOME: Keys = {"": {name: STATUS_KEYS[""][name] for name in ("status", "reason")}}
-# Small enough that several threads share the reading of one file. Not compressed: that would halve the speed of ingest.
+# Small enough that several threads share reading one file. Not compressed, which would halve the speed of ingest.
 _ROW_GROUP_ROWS = 16_384
 QUARANTINE = "quarantine"
 _ID_TIME = "%Y%m%dT%H%M%S%fZ"
@@ -69,7 +69,7 @@ _PREFIX_LENGTH = 2
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt's folder, known from its name alone."""
+    """Folder of one attempt, known from its name alone."""
 
     cell_id: str
     attempt_id: str
@@ -79,10 +79,10 @@ class Attempt:
 
 @dataclass(frozen=True)
 class AttemptStatus:
-    """How an attempt ended.
+    """Status of an attempt.
 
-    `status` is one of `schema.STATUSES`, 'unfinished' where DONE is missing, or 'damaged' where status.json cannot be
-    read; `reason` says then why.
+    `status` is one of `schema.STATUSES`, 'unfinished' if DONE is missing, or 'damaged' if status.json cannot be read;
+    then `reason` says why.
     """
 
     cell_id: str
@@ -94,12 +94,12 @@ class AttemptStatus:
 
 @dataclass(frozen=True)
 class AttemptRecord:
-    """A finished attempt whose files have been found to be what DONE says.
+    """Finished attempt whose files have been checked against DONE.
 
     Attributes:
-        tables: Those whose file is here.
-        digests: DONE's, by file name.
-        freed: Rows of the tables whose file was removed (`free_tables`), since a database has them.
+        tables: Tables whose file is present.
+        digests: Digests of DONE, by file name.
+        freed: Numbers of rows of the tables whose files were removed (`free_tables`), since a database has them.
     """
 
     attempt: Attempt
@@ -115,7 +115,7 @@ class AttemptRecord:
         """Yield the rows of `table` (a name in `tables`) one Parquet row group at a time, in the schema's types.
 
         Raises:
-            SpoolError: The file is not Parquet of the schema, naming file and column.
+            SpoolError: The file does not match the schema; the message names file and column.
         """
         path = self.attempt.path / f"{table}.parquet"
         try:
@@ -127,23 +127,22 @@ class AttemptRecord:
 
 
 class AttemptWriter:
-    """Writes one attempt at a cell; use it as a context manager and call `finish` once.
+    """Writer of one attempt at a cell; use it as a context manager and call `finish` once.
 
-    Leaving the context by an exception finishes the attempt with the status that the exception means
-    ('interrupted', 'oom', 'timeout' or 'failed') and lets the exception through. A process that is killed
-    leaves a folder without DONE.
+    If an exception leaves the context, the attempt is finished with the status of that exception ('interrupted', 'oom',
+    'timeout' or 'failed'), and the exception propagates. A process that is killed leaves a folder without DONE.
     """
 
     def __init__(self, spool_root: Path, cell: Mapping[str, Any], env: Mapping[str, Any]) -> None:
         """Create the attempt's folder with cell.json and env.json.
 
         Args:
-            spool_root: The spool; created when missing.
-            cell: The content of cell.json (`schema.CELL_KEYS`).
-            env: The content of env.json (`schema.ENV_KEYS`).
+            spool_root: The spool; created if missing.
+            cell: Content of cell.json (`schema.CELL_KEYS`).
+            env: Content of env.json (`schema.ENV_KEYS`).
 
         Raises:
-            SpoolError: A key is missing, or of the wrong kind.
+            SpoolError: A key is missing, or of the wrong type.
             UserError: The folder cannot be created.
         """
         _require(cell, CELL_KEYS, "cell.json")
@@ -166,18 +165,18 @@ class AttemptWriter:
 
     @property
     def log_path(self) -> Path:
-        """Where this attempt's log goes. Nothing may be written to it after `finish`."""
+        """Path of this attempt's log. Nothing may be written to it after `finish`."""
         return self.path / LOG_FILE
 
     def progress(self, done: int, total: int | None = None) -> None:
-        """Say how many documents are done, for whoever watches the spool."""
+        """Record the number of finished documents, for processes that watch the spool."""
         self._owner.progress(done, total)
 
     def write(self, table: str, rows: pa.Table) -> None:
-        """Append `rows` to the Parquet file of `table`; may be called many times for one table.
+        """Append `rows` to the Parquet file of `table`; may be called several times per table.
 
         Raises:
-            SpoolError: No such table, or the columns are not the schema's.
+            SpoolError: The table does not exist, or the columns do not match the schema.
         """
         rows = conform(table, rows, where=f"{table}.parquet")
         if table not in self._parquet:
@@ -199,7 +198,7 @@ class AttemptWriter:
         """Close the files, write status.json, then DONE.
 
         Raises:
-            SpoolError: An unknown status, or the attempt was finished before.
+            SpoolError: The status is unknown, or the attempt is already finished.
         """
         if status not in STATUSES:
             raise SpoolError(f"status {status!r} is not known.{suggestion(status, STATUSES)}")
@@ -227,7 +226,7 @@ class AttemptWriter:
         self._owner.release()
 
     def _ended_at(self) -> str:
-        """Now; or, if the clock was set back since the start, what it would say."""
+        """Return the current time or, if the clock was set back since the start, what it would have been."""
         started, now = datetime.fromisoformat(self._started_at), _utc_now()
         if datetime.fromisoformat(now) >= started:
             return now
@@ -257,7 +256,7 @@ def _id_of(moment: datetime) -> str:
 
 
 def _following_id(spool_root: Path, cell_id: str) -> str:
-    """Return a new id that sorts after every attempt at the cell, even if the clock was set back meanwhile."""
+    """Return a new id that sorts after every attempt at the cell, even if the clock was set back in the meantime."""
     new = new_attempt_id()
     latest = max((attempt.attempt_id for attempt in cell_attempts(spool_root, cell_id)), default="")
     if latest < new:
@@ -266,15 +265,15 @@ def _following_id(spool_root: Path, cell_id: str) -> str:
 
 
 def quarantine(spool_root: Path, attempt: Attempt, why: str) -> Path:
-    """Move a damaged attempt out of the way, with the reason beside its files; return where it lies now."""
+    """Move a damaged attempt to the quarantine, with the reason next to its files; return its new path."""
     places = spool_root / QUARANTINE / attempt.cell_id
     target = places / attempt.attempt_id
     number = 2
-    while target.exists():  # it was there before, and came back from a copy
+    while target.exists():  # it was there before, and was restored from a copy
         target, number = places / f"{attempt.attempt_id}.{number}", number + 1
     places.mkdir(parents=True, exist_ok=True)
     attempt.path.rename(target)
-    (target / "WHY.txt").unlink(missing_ok=True)  # a link would be written through
+    (target / "WHY.txt").unlink(missing_ok=True)  # writing would follow a link
     (target / "WHY.txt").write_text(f"{why}\n", encoding="utf-8")
     return target
 
@@ -290,13 +289,13 @@ def scan_spool(spool_root: Path) -> Iterator[Attempt]:
     A spool that does not exist yet is empty.
     """
     for prefix in _folders(spool_root):
-        if len(prefix.name) == _PREFIX_LENGTH:  # the others are no cells: trainings, quarantine
+        if len(prefix.name) == _PREFIX_LENGTH:  # other folders are no cells: trainings, quarantine
             for cell in _folders(prefix):
                 yield from _attempts(cell)
 
 
 def links_in(spool_root: Path) -> Iterator[Path]:
-    """Yield every link where a folder of attempts should be, which `scan_spool` passes over."""
+    """Yield every link in place of a folder of attempts, which `scan_spool` skips."""
     prefixes = [path for path in _folders(spool_root) if len(path.name) == _PREFIX_LENGTH]
     cells = [cell for prefix in prefixes for cell in _folders(prefix)]
     yield from (path for path in _links(spool_root) if len(path.name) == _PREFIX_LENGTH)
@@ -305,41 +304,41 @@ def links_in(spool_root: Path) -> Iterator[Path]:
 
 
 def cell_attempts(spool_root: Path, cell_id: str) -> Iterator[Attempt]:
-    """Yield every attempt at one cell by time."""
+    """Yield every attempt at one cell, by time."""
     cell = spool_root / cell_id[:_PREFIX_LENGTH] / cell_id
     if not cell.parent.is_symlink() and not cell.is_symlink():
         yield from _attempts(cell)
 
 
 def deciding_statuses(attempts: Iterable[Attempt]) -> Iterator[AttemptStatus]:
-    """Yield the status that decides each cell's state: of its latest attempt with an outcome, else of its latest.
+    """Yield the status that decides each cell's state: its latest attempt's with an outcome, else its latest attempt's.
 
-    An attempt that was interrupted or has not finished has no outcome, so a cell that is being repeated keeps its last.
+    An attempt that was interrupted or is not finished has no outcome, so a cell that is repeated keeps its old state.
 
     Args:
-        attempts: Those of a cell by time.
+        attempts: Attempts; those of a cell are in order of time.
     """
     by_cell: dict[str, list[Attempt]] = {}
     for attempt in attempts:
         by_cell.setdefault(attempt.cell_id, []).append(attempt)
-    for of_cell in by_cell.values():
-        latest = read_status(of_cell[-1])
-        earlier = (status for status in map(read_status, reversed(of_cell)) if status.status not in NO_OUTCOME)
+    for group in by_cell.values():
+        latest = read_status(group[-1])
+        earlier = (status for status in map(read_status, reversed(group)) if status.status not in NO_OUTCOME)
         yield next(earlier, latest)
 
 
 def latest_status(spool_root: Path) -> dict[str, AttemptStatus]:
-    """Return how the latest attempt at each cell that has an outcome ended, by cell id (see `deciding_statuses`)."""
+    """Return the status of each cell's latest attempt with an outcome, by cell id (see `deciding_statuses`)."""
     return {status.cell_id: status for status in deciding_statuses(scan_spool(spool_root))}
 
 
 def attempt_status(spool_root: Path, cell_id: str) -> AttemptStatus | None:
-    """Return the same of one cell; None if there is no attempt. Reads that cell's folders only."""
+    """Return the deciding status of one cell; None if there is no attempt. Reads that cell's folders only."""
     return next(deciding_statuses(cell_attempts(spool_root, cell_id)), None)
 
 
 def read_status(attempt: Attempt) -> AttemptStatus:
-    """Return how an attempt ended."""
+    """Return the status of an attempt."""
     status: str = UNFINISHED
     reason: str | None = None
     if attempt.finished:
@@ -358,8 +357,10 @@ def read_attempt(path: Path) -> AttemptRecord:
     """Check every file of a finished attempt against DONE and read its JSON files.
 
     Raises:
-        DamagedFile: DONE is missing or unreadable, a file is missing, no regular file or was changed; names the file.
-        SpoolError: A key is missing or of the wrong kind, or another version wrote the files; names the file.
+        DamagedFile: DONE is missing or unreadable, or a file is missing, no regular file or changed; the message names
+            it.
+        SpoolError: A key is missing or of the wrong type, or another version wrote the files; the message names the
+            file.
     """
     digests = read_digests(path / "DONE")
     missing = set(_JSON_FILES) - digests.keys()
@@ -388,13 +389,13 @@ def read_attempt(path: Path) -> AttemptRecord:
 
 
 def free_tables(path: Path, rows: Mapping[str, int]) -> None:
-    """Remove files of tables from a finished attempt and note how many rows they had.
+    """Remove files of tables from a finished attempt and record the numbers of their rows.
 
     Args:
         path: The attempt's folder.
-        rows: By table; with those that were freed before.
+        rows: Numbers of rows by table, including tables removed before.
     """
-    (path / f"{_FREED}.partial").unlink(missing_ok=True)  # a link would be written through
+    (path / f"{_FREED}.partial").unlink(missing_ok=True)  # writing would follow a link
     write_json(path / f"{_FREED}.partial", rows)
     (path / f"{_FREED}.partial").rename(path / _FREED)
     for table in rows:
@@ -402,11 +403,11 @@ def free_tables(path: Path, rows: Mapping[str, int]) -> None:
 
 
 def freed_tables(path: Path) -> dict[str, int]:
-    """Return rows by table of what was removed from an attempt's folder.
+    """Return the numbers of rows of tables whose files were removed from an attempt's folder.
 
     Raises:
-        DamagedFile: The note of it is not what was written.
-        SpoolError: It cannot be read.
+        DamagedFile: The record of them was changed.
+        SpoolError: The record cannot be read.
     """
     note = path / _FREED
     if not os.path.lexists(note):
@@ -425,13 +426,13 @@ def conform(table: str, rows: pa.Table, *, where: str) -> pa.Table:
 
     Args:
         table: A name in `schema.TABLES`.
-        rows: The schema's columns, in any order, of types that cast without loss of range; those that may be null may
-            be missing, and are null then.
-        where: What to name in errors.
+        rows: The schema's columns, in any order, of types that can be cast without loss of range; nullable columns may
+            be missing, and become null.
+        where: File to name in errors.
 
     Raises:
-        SpoolError: Unknown table; missing, unknown or ill-typed column; null where none may be; lists of a
-            probed token that differ in length; a metric that is not finite.
+        SpoolError: Unknown table; missing, unknown or ill-typed column; null in a column that is not nullable; lists of
+            a probed token that differ in length; a metric that is not finite.
     """
     if table not in TABLES:
         raise SpoolError(f"{where}: no table {table!r}.{suggestion(table, TABLES)}")
@@ -466,10 +467,10 @@ def _conform_column(rows: pa.Table, field: pa.Field, where: str) -> pa.ChunkedAr
 
 
 def _check_list_lengths(rows: pa.Table, where: str) -> None:
-    """Lists of one row belong together entry by entry, so all are equally long."""
+    """Check that all lists of a row have the same length, since they correspond entry by entry."""
     lists = [field.name for field in rows.schema if pa.types.is_list(field.type)]
     for name in lists[1:]:
-        if rows[name].null_count == rows.num_rows and rows.schema.field(name).nullable:  # of other rows only
+        if rows[name].null_count == rows.num_rows and rows.schema.field(name).nullable:  # of other rows
             continue
         expected, lengths = (pc.list_value_length(rows[column]) for column in (lists[0], name))
         if not expected.equals(lengths):
@@ -500,7 +501,7 @@ def _listed(path: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> list[Path
 
 
 def status_of(error: BaseException) -> str:
-    """Return the status of an attempt that an error ended."""
+    """Return the status of an attempt that ended with an error."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if is_out_of_memory(error):
@@ -513,7 +514,7 @@ def _utc_now() -> str:
 
 
 def _read_status(path: Path) -> dict[str, Any]:
-    """Return status.json of an attempt."""
+    """Read status.json of an attempt."""
     where = path / "status.json"
     status = read_json(where)
     if _is_of_another_version(status):

@@ -1,9 +1,9 @@
-"""Kinds of records that a spool keeps beside its attempts, by the names of their folders and files.
+"""Kinds of records that a spool keeps next to its attempts, by the names of their folders and files.
 
     <spool>/trainings/<weights_sha256>/     <spool>/rescores/<attempt_id>/<digest>/     <spool>/imports/<digest>/
     <spool>/vocabularies/<tokenizer_sha256>/    <spool>/tags/<attempt_id>/<digest>/     <spool>/perf/<digest>.json
 
-Each record is complete or absent. A name that begins with a dot is of something half-written.
+Each record is complete or absent. Names that begin with a dot are of partially written records.
 """
 
 import re
@@ -17,12 +17,12 @@ from exitbench.results.spool.schema import ATTEMPT_ID, SHA256, SHORT_SHA256
 
 @dataclass(frozen=True)
 class RecordKind:
-    """A kind of record.
+    """Kind of record.
 
     Attributes:
-        folder: Below the spool.
-        names: Forms of the names below that, the last one of the record itself.
-        is_file: Whether a record is a file and no folder.
+        folder: Folder below the spool.
+        names: Patterns of the names below that folder, the last one for the record itself.
+        is_file: True if a record is a file, not a folder.
     """
 
     folder: str
@@ -40,7 +40,7 @@ RECORD_KINDS: Final = (TRAINING, VOCABULARY, RESCORE, TAG, IMPORT, BENCHMARK)
 
 
 def records(spool_root: Path, kind: RecordKind) -> tuple[list[Path], list[str]]:
-    """Return where the records of a kind lie, sorted, and in words what else lies there.
+    """Return the paths of the records of a kind, sorted, and messages about anything else in their folder.
 
     Raises:
         UserError: A folder cannot be listed.
@@ -50,13 +50,13 @@ def records(spool_root: Path, kind: RecordKind) -> tuple[list[Path], list[str]]:
         return [], [linked(top)]
     folders, problems = ([top] if top.is_dir() else []), []
     for form in kind.names:
-        below = []
+        matching = []
         for path in (path for folder in folders for path in _visible(folder)):
             if fault := _fault(path, form, is_file=kind.is_file and form is kind.names[-1]):
                 problems.append(fault)
             else:
-                below.append(path)
-        folders = below
+                matching.append(path)
+        folders = matching
     return folders, problems
 
 
@@ -78,5 +78,5 @@ def _fault(path: Path, form: re.Pattern[str], *, is_file: bool) -> str | None:
 
 
 def linked(path: Path) -> str:
-    """Return what is wrong with a link in a spool."""
+    """Return a message about a link in a spool."""
     return f"{path}: is a link, and nothing is read through one. Put what it leads to in its place."

@@ -1,7 +1,7 @@
 """Spool schema: the columns of an attempt's Parquet files and the keys of its JSON files.
 
-What tables and columns mean is declared in `results.tables`. Blocks are numbered 1..L, positions from 1, logarithms are
-natural, times are nanoseconds.
+The meaning of tables and columns is declared in `results.tables`. Blocks are numbered 1..L, positions start at 1,
+logarithms are natural, times are in nanoseconds.
 """
 
 import re
@@ -33,10 +33,10 @@ from exitbench.results.tables import FILES, Table
 from exitbench.results.tables import TABLES as DATABASE_TABLES
 
 SCHEMA_VERSION: Final = 10
-"""Version of the spool's layout, which status.json has; attempts of any other version are not read."""
+"""Version of the spool's layout, recorded in status.json; attempts of any other version are not read."""
 
 STATUSES: Final = ("ok", "failed", "oom", "timeout", "skipped", "interrupted")
-"""How an attempt can end."""
+"""Possible statuses of an attempt."""
 
 CELL_KINDS: Final = ("quality", "timing", "probe", "scores", "replay", "fit", "calibration")
 EXECUTIONS: Final = ("real", "simulated")
@@ -44,7 +44,7 @@ EXECUTIONS: Final = ("real", "simulated")
 SHA256: Final = re.compile(r"[0-9a-f]{64}")
 SHORT_SHA256: Final = re.compile(r"[0-9a-f]{16}")
 ATTEMPT_ID: Final = re.compile(r"[0-9]{8}T[0-9]{12}Z-[0-9a-f]{8}")
-"""The forms that names of folders have: digests of what they are of, and ids of attempts."""
+"""Patterns of names of folders: digests, and ids of attempts."""
 
 
 _ARROW: Final = {
@@ -61,7 +61,7 @@ _ARROW: Final = {
 
 
 def arrow_schema(table: Table) -> pa.Schema:
-    """Return the columns of the files that a table of the database is filled from."""
+    """Return the columns of the files from which a table of the database is filled."""
     return pa.schema(
         [
             pa.field(column.name, _arrow_type(column.type), nullable=not column.required)
@@ -76,23 +76,22 @@ def _arrow_type(name: str) -> pa.DataType:
 
 
 FITTED_FILE: Final = "fitted.safetensors"
-"""What a fit cell leaves beside its tables: the tensors that other cells load."""
+"""File of tensors that a fit cell leaves next to its tables, for other cells to load."""
 
 CARD_FILE: Final = "card.json"
 TRAINING_LOG_FILE: Final = "training_log.csv"
-"""What a training leaves in its model's folder: how the model came about, and values by step, block and metric."""
+"""Files that a training leaves in its model's folder: its recipe, and values by step, block and metric."""
 
 TRAINING_LOG: Final = arrow_schema(DATABASE_TABLES["training_log"])
 TABLES: Final[dict[str, pa.Schema]] = {file: arrow_schema(table) for file, table in FILES.items()}
-"""Schema of each Parquet file by its name without the ending. A writer may leave out a column that may be NULL."""
+"""Schema of each Parquet file by its name without suffix. A writer may omit nullable columns."""
 
 ROLES: Final = ("headline", "task", "agreement", "depth", "cost", "speed", "energy", "format", "preparation", "data")
-"""What a metric is about, said by whoever writes it.
+"""Topic of a metric, given by its writer.
 
-headline, task: scores of answers, of which a task's headline metric is the one that stands for it; agreement: with full
-depth; depth: blocks; cost: work, as counted; speed: time, as measured; energy: as the machine's counters tell;
-format: what the number format changes; preparation: of what was fitted or calibrated; data: documents and prompts that
-were left out or cut.
+headline, task: scores of answers; a task's headline metric stands for it; agreement: with full depth; depth: blocks;
+cost: counted work; speed: measured time; energy: from the machine's counters; format: effects of the number format;
+preparation: of fits and calibrations; data: documents and prompts that were left out or truncated.
 """
 
 CELL_KEYS: Final[Keys] = {
@@ -159,7 +158,7 @@ CELL_KEYS: Final[Keys] = {
     "generation": {},
     "identity": {},
 }
-"""Keys of cell.json. Only a cell of a plan says which documents to read and what was found of its method before."""
+"""Keys of cell.json. Only cells of a plan have the documents to read and earlier results about the method."""
 
 ENV_KEYS: Final[Keys] = {
     "": {"environment": OBJECT, "hardware": OBJECT, "products": optional(OBJECT)},
@@ -182,7 +181,7 @@ ENV_KEYS: Final[Keys] = {
         "threads": or_none(COUNT),
     },
 }
-"""What env.json holds."""
+"""Keys of env.json."""
 
 STATUS_KEYS: Final[Keys] = {
     "": {
@@ -198,4 +197,4 @@ STATUS_KEYS: Final[Keys] = {
         "log_tail": optional(TEXT),
     },
 }
-"""What status.json holds."""
+"""Keys of status.json."""

@@ -1,1 +1,1 @@
-"""Statistics: confidence intervals, paired tests, risk control, when predictions settle. Numbers in, numbers out."""
+"""Statistics: confidence intervals, paired tests, risk control, stability of predictions. Numbers in, numbers out."""

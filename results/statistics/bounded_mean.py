@@ -1,18 +1,18 @@
-"""Bounds of a bounded mean that hold for rare large values which have not been seen yet.
+"""Bounds of a bounded mean that also hold for rare large values that are not in the sample.
 
-A loss that one document in a hundred suffers in full is missed by most samples of forty. Intervals that go by the
-spread of the sample (Student's t, a bootstrap, a likelihood ratio) then reach nowhere near the true mean. Gaffke's
-bound adds one document that loses everything and takes
+A full loss on one document in a hundred is missed by most samples of forty documents. Intervals based on the spread of
+the sample (Student's t, a bootstrap, a likelihood ratio) then stay far from the true mean. Gaffke's bound adds one
+document with the largest loss and takes
 
     the upper 97.5 % quantile of  W_1 x_1 + ... + W_n x_n + W_(n+1) * greatest,   W uniform on the simplex.
 
-For values that are all or nothing it is the bound of Clopper and Pearson. It grows with every single value, so more
-evidence of loss never tightens it. That it covers every bounded distribution is proved for special cases and otherwise
-supported by simulation only; the simulations of `tests/results/statistics/test_coverage.py` are this project's.
+For binary values it is the bound of Clopper and Pearson. It increases with every single value, so more evidence of loss
+never tightens it. Coverage for every bounded distribution is proved for special cases only, and otherwise supported by
+simulation, here in `tests/results/statistics/test_coverage.py`.
 
 Sources: Gaffke (2005), Three test statistics for a nonparametric one-sided hypothesis on the mean of a nonnegative
 variable; Learned-Miller and Thomas (2020), A new confidence interval for the mean of a bounded random variable. The
-quantile is found by inverting the characteristic function (Imhof, 1961).
+quantile is computed by inverting the characteristic function (Imhof, 1961).
 """
 
 import math
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 TAIL: Final = 0.025
-"""Chance of a mean above the bound: that of one end of a 95 % interval."""
+"""Probability of a mean above the bound: that of one end of a 95 % interval."""
 
 _LOG_FREQUENCIES: Final = np.linspace(-14.0, 14.0, 351)
 _STEP: Final = float(_LOG_FREQUENCIES[1] - _LOG_FREQUENCIES[0])
@@ -30,12 +30,12 @@ _MOST_DISTINCT: Final = 1024
 
 
 def upper_bound(values: ArrayLike, greatest: float, tail: float = TAIL) -> float:
-    """Return the upper bound of the mean of a population from its sample.
+    """Return the upper bound of a population's mean from a sample.
 
     Args:
         values: Sample, [n], n at least 1, none above `greatest`.
-        greatest: Largest value that a document can have.
-        tail: Chance of a mean above the bound.
+        greatest: Largest possible value of a document.
+        tail: Probability of a mean above the bound.
 
     Example:
         >>> round(upper_bound([0.0] * 100, 1.0), 4)  # nothing lost in 100 documents: the rule of three
@@ -63,22 +63,22 @@ def upper_bound(values: ArrayLike, greatest: float, tail: float = TAIL) -> float
 
 
 def least_upper_bound(n: int, tail: float = TAIL) -> float:
-    """Return the bound, 0..1, of n documents of which none loses anything: no smaller loss can be shown with so few."""
+    """Return the bound, 0..1, for n documents without loss: with n documents no smaller loss can be shown."""
     return 1.0 - float(tail ** (1 / n))
 
 
 def documents_to_bound(loss: float, tail: float = TAIL) -> int:
-    """Return how many documents, of which none loses anything, bound the mean loss by `loss`, above 0 and below 1."""
+    """Return the number of documents without loss that bound the mean loss by `loss`, above 0 and below 1."""
     return math.ceil(math.log(tail) / math.log1p(-loss))
 
 
 def lower_bound(values: ArrayLike, least: float, tail: float = TAIL) -> float:
-    """Return the lower bound of the mean of a population from its sample, [n], none below `least`."""
+    """Return the lower bound of a population's mean from a sample, [n], none below `least`."""
     return -upper_bound(-np.asarray(values, dtype=np.float64), -least, tail)
 
 
 def _distinct(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return the distinct values and their counts; where they are very many, means of neighbours."""
+    """Return the distinct values and their counts; if there are too many, means of neighbouring values."""
     levels, counts = np.unique(values, return_counts=True)
     if len(levels) <= _MOST_DISTINCT:
         return levels, counts
@@ -86,12 +86,12 @@ def _distinct(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray
     place = np.digitize(levels, edges)
     merged = np.bincount(place, counts)
     sums = np.bincount(place, counts * levels)
-    kept = merged > 0
-    return sums[kept] / merged[kept], merged[kept].astype(np.int64)
+    nonempty = merged > 0
+    return sums[nonempty] / merged[nonempty], merged[nonempty].astype(np.int64)
 
 
 def _chance_above(distances: NDArray[np.float64], counts: NDArray[np.int64]) -> float:
-    """Return the chance that distances [k], each `counts` times, weighted by exponential variables, sum above 0."""
+    """Return the probability that distances [k], each `counts` times, with exponential weights, sum above 0."""
     scale = np.sqrt(counts @ distances**2)
     products = np.exp(_LOG_FREQUENCIES)[:, None] * (distances / scale)
     angle = np.arctan(products) @ counts

@@ -1,19 +1,19 @@
-"""95% confidence intervals over documents: of means, of corpus metrics, of shares and of ratios of sums.
+"""95% confidence intervals over documents: for means, corpus metrics, shares, and ratios of sums.
 
-The unit is the document; what belongs to one document is summed first. Which interval is taken was chosen by simulation
-(tests/results/statistics/test_coverage.py asserts what each of them covers, from 5 to 200 documents):
+The unit is the document; values of one document are summed first. The kinds of intervals were chosen by simulation
+(tests/results/statistics/test_coverage.py asserts the coverage of each, from 5 to 200 documents):
 
-- All or nothing for a document: Clopper-Pearson's exact interval, which covers 95% or more.
-- Bounded (a score, a share, a mean exit layer), corpus metrics too: Korn and Graubard's, which is Clopper-Pearson's
-  for as many documents as would make the jackknife's standard error, fewer where Student's t is wide. It stays
-  on the scale, and is lopsided near its ends.
-- Without a scale (a perplexity, a log-likelihood a byte): Student's t of the jackknife.
-- Ratios of sums, such as speed-ups: Student's t of the jackknife on the logarithm, and a studentised bootstrap where
-  that reaches further, up to 1.3 times as far. The first alone is too narrow for skewed documents, the second for few.
-  Without the limit one document unlike the others makes the bootstrap reach to 1e50.
-- Where no document differs, nothing tells the spread: others may differ, anywhere on the scale, in as large a share of
-  documents as could have stayed unseen (about 3.7 / n: the rule of three, two-sided). Without a scale there is no
-  interval. None has a width of 0.
+- Binary values per document: Clopper-Pearson's exact interval, which covers 95% or more.
+- Bounded values (a score, a share, a mean exit layer), also of corpus metrics: Korn and Graubard's interval, which is
+  Clopper-Pearson's for the number of documents that gives the jackknife's standard error, reduced by the width of
+  Student's t. It stays on the scale, and is asymmetric near its ends.
+- Values without a scale (a perplexity, a log-likelihood per byte): Student's t of the jackknife.
+- Ratios of sums, such as speed-ups: Student's t of the jackknife on the logarithm, or a studentised bootstrap if it
+  reaches further, at most 1.3 times as far. The first alone is too narrow for skewed documents, the second for few
+  documents. Without the limit one outlying document makes the bootstrap reach to 1e50.
+- If no document differs, the spread is unknown: other documents may differ, anywhere on the scale, up to the share that
+  can remain unseen in n documents (about 3.7 / n: the rule of three, two-sided). Without a scale there is no interval.
+  No interval has a width of 0.
 
 Sources: Clopper and Pearson (1934); Korn and Graubard (1998), Confidence intervals for proportions with small expected
 number of positive counts; Efron and Tibshirani (1993), An introduction to the bootstrap, sections 11 and 12.5.
@@ -30,7 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 Aggregate = Callable[[Floats, Floats], NDArray[np.floating]]
-"""Maps summed statistics [..., S] and document counts [...] to values [...]."""
+"""Function from summed statistics [..., S] and document counts [...] to values [...]."""
 Bounds = tuple[float, float]
 
 N_BOOT: Final = 10_000
@@ -38,26 +38,26 @@ LEVEL: Final = 0.95
 PERCENT: Final[Bounds] = (0.0, 100.0)
 SHARE: Final[Bounds] = (0.0, 1.0)
 NONE_DIFFERS: Final = "no document differs"
-"""How the interval is made where no document moves the value: of the share of others that may."""
+"""Method of the interval if no document differs: based on the share of unseen documents that may differ."""
 _TAIL: Final = (1 - LEVEL) / 2
 _EQUAL: Final = 1e-7
-# Fewer documents have too many resamples of one or two of them, of which nearly anything can be the spread.
+# With fewer documents too many resamples consist of one or two of them, and the spread is arbitrary.
 _LEAST_RESAMPLED: Final = 5
-# The bootstrap reaches this much further than Student's t at most.
+# Upper limit of the bootstrap's reach, relative to Student's t.
 _FURTHEST: Final = 1.3
 _BLOCK_ENTRIES: Final = 2_000_000
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its 95% interval.
+    """Estimate with its 95% interval.
 
     Attributes:
-        value: The estimate over all documents; NaN where it is undefined (no documents, nothing to divide by).
-        low: Lower end; None where fewer than two documents, or no difference and no scale, leave nothing to go by.
-        high: Upper end; None likewise.
-        method: How the interval was made; None without one.
-        n: Documents.
+        value: Estimate over all documents; NaN if undefined (no documents, or division by zero).
+        low: Lower end; None if undefined: fewer than two documents, or no difference and no scale.
+        high: Upper end; None if `low` is None.
+        method: Name of the interval's method; None without an interval.
+        n: Number of documents.
     """
 
     value: float
@@ -77,9 +77,9 @@ def aggregate_interval(statistics: ArrayLike, aggregate: Aggregate, bounds: Boun
     """Return a corpus metric with its interval.
 
     Args:
-        statistics: Per-document statistics that add up, [n, S].
+        statistics: Per-document statistics, which are summed, [n, S].
         aggregate: Maps summed statistics [..., S] and document counts [...] to metric values [...].
-        bounds: Least and greatest value that the metric can have; None where it has none.
+        bounds: Smallest and largest possible value of the metric; None if unbounded.
 
     Raises:
         ValueError: `statistics` is not two-dimensional or not finite.
@@ -99,15 +99,15 @@ def aggregate_interval(statistics: ArrayLike, aggregate: Aggregate, bounds: Boun
 
 
 def bounded_ratio_interval(above: ArrayLike, below: ArrayLike, bounds: Bounds = SHARE) -> Interval:
-    """Return a ratio of sums as `ratio_interval` does, where it lies on a scale: a share of tokens, a mean over them.
+    """Return a ratio of sums on a bounded scale, such as a share of tokens or a mean over them, with its interval.
 
     Args:
         above: Numerator per document, [n].
         below: Denominator per document, [n], not negative.
-        bounds: Least and greatest value that the ratio can have.
+        bounds: Smallest and largest possible value of the ratio.
 
     Raises:
-        ValueError: As `ratio_interval`.
+        ValueError: As for `ratio_interval`.
     """
     rows = _pairs(above, below)
     value = float(_ratio_of_sums(rows.sum(axis=0), np.asarray(float(len(rows)))))
@@ -119,13 +119,13 @@ def bounded_ratio_interval(above: ArrayLike, below: ArrayLike, bounds: Bounds = 
 def ratio_interval(above: ArrayLike, below: ArrayLike, *, seed: int, n_boot: int = N_BOOT) -> Interval:
     """Return the ratio of sums ``sum(above) / sum(below)`` over the same documents, with its paired interval.
 
-    A speed-up, when both are nanoseconds per document: full depth's above, the method's below.
+    For a speed-up, both are nanoseconds per document: full depth's `above`, the method's `below`.
 
     Args:
         above: Numerator per document, [n].
         below: Denominator per document, [n], not negative.
         seed: Seed of the resamples.
-        n_boot: Resamples.
+        n_boot: Number of resamples.
 
     Raises:
         ValueError: The two differ in length, a value is not finite, or a denominator is negative.
@@ -137,14 +137,14 @@ def product_interval(rows: Floats, powers: Sequence[int], *, seed: int, n_boot: 
     """Return the product of powers of sums over documents, such as a ratio of ratios, with its interval.
 
     Args:
-        rows: What is summed, [n, S].
-        powers: One a column, adding up to 0: the product has no unit.
+        rows: Summands per document, [n, S].
+        powers: One exponent per column; they sum to 0, so the product has no unit.
         seed: Seed of the resamples.
-        n_boot: Resamples.
+        n_boot: Number of resamples.
     """
     n, exponents = len(rows), np.asarray(powers, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        # A sum of no documents, and one over nothing, is no number.
+        # Without documents, or with a sum of 0 in the denominator, the value is undefined.
         value = float(np.prod(rows.sum(axis=0) ** exponents)) if n else float("nan")
         if not np.isfinite(value):
             return point(float("nan"), n)
@@ -152,14 +152,16 @@ def product_interval(rows: Floats, powers: Sequence[int], *, seed: int, n_boot: 
             return point(value, n)
         influence = jackknife(rows, lambda total, _n: np.log(total) @ exponents)
         error = standard_error(influence)
-        # NaN where one document is all there is.
+        # NaN if all but one document are 0.
         if not error > _EQUAL:
             return point(value, n)
         reach = t_quantile(n)
         reach_low = reach_high = reach
         if n >= _LEAST_RESAMPLED:
-            below, above = np.quantile(_studentised(rows, exponents, seed, n_boot), [_TAIL, 1 - _TAIL])
-            reach_low, reach_high = np.clip([above, -below], reach, _FURTHEST * reach)
+            lower_quantile, upper_quantile = np.quantile(
+                _studentised(rows, exponents, seed, n_boot), [_TAIL, 1 - _TAIL]
+            )
+            reach_low, reach_high = np.clip([upper_quantile, -lower_quantile], reach, _FURTHEST * reach)
         low, high = float(value * np.exp(-error * reach_low)), float(value * np.exp(error * reach_high))
     if low == 0 or np.isinf(high):
         return point(value, n)
@@ -167,33 +169,33 @@ def product_interval(rows: Floats, powers: Sequence[int], *, seed: int, n_boot: 
 
 
 def _studentised(rows: Floats, powers: Floats, seed: int, n_boot: int) -> Floats:
-    """By how many of its own standard errors the logarithm of each resample's product is off, [n_boot] or fewer.
+    """Return the studentised errors of the logarithm of each resample's product, [n_boot] or fewer.
 
-    Resamples without a spread, such as one document over and over, say nothing and are left out.
+    Resamples without spread, such as n copies of one document, are left out.
     """
     n, width = rows.shape
-    # Relative to the totals, so that numbers of any size are squared without loss.
+    # Relative to the totals, so that squares of numbers of any size keep their precision.
     parts = rows / rows.sum(axis=0)
     squares = (parts[:, :, None] * parts[:, None, :]).reshape(n, width * width)
-    found = []
+    blocks = []
     for weights in bootstrap_weights(n, n_boot, seed):
         totals = weights @ parts
         slopes = powers / totals
         variance = np.einsum("bs,bst,bt->b", slopes, (weights @ squares).reshape(-1, width, width), slopes)
         error = np.sqrt(np.maximum(variance, 0) * n / (n - 1))
-        found.append(np.where(error > _EQUAL, np.log(totals) @ powers / error, np.nan))
-    studentised = np.concatenate(found)
+        blocks.append(np.where(error > _EQUAL, np.log(totals) @ powers / error, np.nan))
+    studentised = np.concatenate(blocks)
     studentised = studentised[np.isfinite(studentised)]
     return studentised if len(studentised) else np.zeros(1)
 
 
 def bootstrap_weights(n: int, n_boot: int, seed: int) -> Iterator[Floats]:
-    """Yield the bootstrap's counts in blocks of rows, [rows, n], `n_boot` rows in all, each summing to `n`.
+    """Yield bootstrap counts in blocks of rows, [rows, n], `n_boot` rows in total, each summing to `n`.
 
     Args:
-        n: Documents, at least 1.
-        n_boot: Resamples.
-        seed: Seed of the draws.
+        n: Number of documents, at least 1.
+        n_boot: Number of resamples.
+        seed: Seed of the resamples.
     """
     block_rows = max(1, _BLOCK_ENTRIES // n)
     if n_boot <= block_rows:
@@ -206,7 +208,7 @@ def bootstrap_weights(n: int, n_boot: int, seed: int) -> Iterator[Floats]:
 
 @functools.lru_cache(1)
 def _only_block(n: int, rows: int, seed: int) -> Floats:
-    """The counts of all resamples, where they are few enough to be kept: a cell's ratios are resampled alike."""
+    """Return the counts of all resamples, cached if they are few: all ratios of a cell use the same resamples."""
     counts = _counts(np.random.default_rng(seed), n, rows)
     counts.flags.writeable = False
     return counts
@@ -218,23 +220,23 @@ def _counts(rng: np.random.Generator, n: int, rows: int) -> Floats:
 
 
 def jackknife(rows: Floats, aggregate: Aggregate) -> Floats:
-    """Return how much each document moves a metric, [n]: of a mean, by how far the document is from it.
+    """Return each document's influence on a metric, [n]; for a mean, its deviation from the mean.
 
-    Their standard deviation over the root of n is the jackknife's standard error.
+    The standard deviation of the influences over the root of n is the jackknife's standard error.
 
     Args:
-        rows: Per-document statistics that add up, [n, S], n at least 2.
-        aggregate: As in `aggregate_interval`.
+        rows: Per-document statistics, which are summed, [n, S], n at least 2.
+        aggregate: As for `aggregate_interval`.
     """
     n = len(rows)
-    without = np.asarray(aggregate(rows.sum(axis=0) - rows, np.full(n, n - 1.0)), dtype=np.float64)
-    moved: Floats = (n - 1) * (without.mean() - without)
+    left_out_values = np.asarray(aggregate(rows.sum(axis=0) - rows, np.full(n, n - 1.0)), dtype=np.float64)
+    moved: Floats = (n - 1) * (left_out_values.mean() - left_out_values)
     return moved
 
 
 def clopper_pearson(share: float, n: float) -> tuple[float, float]:
-    """Return the exact interval of a binomial probability from `share` of `n` trials, 0..1; n need not be whole."""
-    from scipy.special import betaincinv  # a quarter of a second that no other command should wait for
+    """Return the exact interval of a binomial probability, 0..1, from `share` of `n` trials; n may be fractional."""
+    from scipy.special import betaincinv  # a quarter of a second that other commands should not wait for
 
     hits, misses = share * n, (1 - share) * n
     low = float(betaincinv(hits, misses + 1, _TAIL)) if hits > 0 else 0.0
@@ -243,11 +245,11 @@ def clopper_pearson(share: float, n: float) -> tuple[float, float]:
 
 
 def korn_graubard(share: float, influence: Floats) -> tuple[float, float]:
-    """Return the interval of a share, 0..1, by documents that each count for as much as they move it.
+    """Return the interval of a share, 0..1, from the influence of each document.
 
     Args:
         share: The estimate, 0..1.
-        influence: As `jackknife` returns it for the share, [n].
+        influence: Result of `jackknife` for the share, [n].
     """
     n, error = len(influence), standard_error(influence)
     if not error > _EQUAL or not 0 < share < 1:
@@ -258,7 +260,7 @@ def korn_graubard(share: float, influence: Floats) -> tuple[float, float]:
 
 
 def _bounded(value: float, influence: Floats, bounds: Bounds) -> Interval:
-    """The interval of a value on a scale, from how much each document moves it, [n]."""
+    """Return the interval of a value on a bounded scale from the influence of each document, [n]."""
     n, (least, greatest) = len(influence), bounds
     relative, share = influence / (greatest - least), _share(value, bounds)
     if not 0 <= share <= 1 or not np.isfinite(relative).all():
@@ -268,7 +270,7 @@ def _bounded(value: float, influence: Floats, bounds: Bounds) -> Interval:
 
 
 def _unbounded(value: float, influence: Floats) -> Interval:
-    """The interval of a value without a scale, from how much each document moves it, [n]."""
+    """Return the interval of a value without a scale from the influence of each document, [n]."""
     n, error = len(influence), standard_error(influence)
     if not np.isfinite(error) or not error > _EQUAL * abs(value):
         return point(value, n)
@@ -277,19 +279,19 @@ def _unbounded(value: float, influence: Floats) -> Interval:
 
 
 def _on_scale(value: float, low: float, high: float, bounds: Bounds, method: str, n: int) -> Interval:
-    """An interval of a share, 0..1, on the scale of its value, which it holds in spite of rounding."""
+    """Return an interval of a share, 0..1, on the value's scale; it contains the value in spite of rounding."""
     least, span = bounds[0], bounds[1] - bounds[0]
     return Interval(value, min(value, least + span * low), max(value, least + span * high), method, n)
 
 
 def _share(value: float, bounds: Bounds) -> float:
     share = (value - bounds[0]) / (bounds[1] - bounds[0])
-    # Sums of many documents can miss an end of the scale by their last digits.
+    # Rounding of sums over many documents may exceed the end of the scale.
     return float(np.clip(share, 0, 1)) if -_EQUAL < share < 1 + _EQUAL else share
 
 
 def standard_error(influence: Floats) -> float:
-    """Return the jackknife's standard error, from how much each document moves a value, [n]."""
+    """Return the jackknife's standard error from the influence of each document, [n]."""
     return float(influence.std(ddof=1) / np.sqrt(len(influence)))
 
 
@@ -332,15 +334,15 @@ def _documents(values: ArrayLike, name: str, ndim: int) -> Floats:
 
 
 def as_sums(rows: Floats, aggregate: Aggregate) -> tuple[Floats, Aggregate]:
-    """Return rows that add up, and what turns their sums into the metric.
+    """Return rows that can be summed, and the function from their sums to the metric.
 
-    Of a metric that no sums tell, such as a rank correlation, which document it is is summed: each has a column of its
-    own, so that a sum says how often each one counts, and intervals and tests need to know of nothing but sums.
+    For a metric that is no function of sums, such as a rank correlation, the rows are one-hot: each document has its
+    own column, so that a sum counts documents, and intervals and tests work on sums only.
 
     Args:
-        rows: Documents' statistics, [n, S].
-        aggregate: Of sums; or, where it has a true attribute `of_columns`, of these statistics and how often each of
-            them counts, [..., n].
+        rows: Per-document statistics, [n, S].
+        aggregate: Function of sums; or, if it has a true attribute `of_columns`, of these statistics and the count of
+            each document, [..., n].
     """
     if not getattr(aggregate, "of_columns", False):
         return rows, aggregate
@@ -348,8 +350,8 @@ def as_sums(rows: Floats, aggregate: Aggregate) -> tuple[Floats, Aggregate]:
 
 
 def paired_as_sums(rows_a: Floats, rows_b: Floats, aggregate: Aggregate) -> tuple[Floats, Floats, Aggregate]:
-    """Return rows of two runs over the same documents that add up; those that were equal still are."""
+    """Return rows of two runs over the same documents that can be summed; equal rows stay equal."""
     n = len(rows_a)
-    rows, of_sums = as_sums(np.concatenate([rows_a, rows_b]), aggregate)
+    rows, from_sums = as_sums(np.concatenate([rows_a, rows_b]), aggregate)
     differs = (rows_a != rows_b).any(axis=1, keepdims=True)
-    return rows[:n], np.where(differs, rows[n:], rows[:n]), of_sums
+    return rows[:n], np.where(differs, rows[n:], rows[:n]), from_sums

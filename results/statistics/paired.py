@@ -1,7 +1,7 @@
 """Paired significance tests of two runs over the same documents: McNemar, permutation, Holm, detectable effect.
 
-The unit is the document, and what belongs to one document stays together: an interval is over documents with both
-outputs, tests exchange the two outputs of a document (it does not matter, under the null hypothesis, whose they are).
+The unit is the document, and values of one document stay together: intervals are over documents with both outputs;
+tests exchange the two outputs of a document (under the null hypothesis it does not matter which run they are from).
 """
 
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ from exitbench.results.statistics.intervals import (
 )
 
 EXACT_DOCUMENTS: Final = 16
-"""Up to this many differing documents, every exchange is tried: 65,536 at most."""
+"""Up to this many differing documents, all exchanges are evaluated: at most 65,536."""
 DRAWS: Final = 20_000
-"""Exchanges considered beyond that: the observed one and random ones, so that p is a multiple of 1 / DRAWS."""
+"""Number of exchanges evaluated beyond that: the observed one and random ones, so p is a multiple of 1 / DRAWS."""
 POWER: Final = 0.8
 LEAST_DIFFERING: Final = 6
-"""Documents that must differ, all one way, before a test can reject at 5%: 2 / 2 ** 6 is less, 2 / 2 ** 5 is more."""
+"""Minimum documents that differ in one direction for a test to reject at 5%: 2 / 2 ** 6 is less, 2 / 2 ** 5 more."""
 NOTHING_DIFFERS: Final = "no document differs"
 _BLOCK_ENTRIES: Final = 4_000_000
 _ROUNDING: Final = 1e-9
@@ -38,17 +38,17 @@ _ROUNDING: Final = 1e-9
 
 @dataclass(frozen=True)
 class Difference:
-    """Run B against run A over the same documents.
+    """Comparison of run B with run A over the same documents.
 
     Attributes:
         a: Value of run A.
         b: Value of run B.
         delta: b - a with its paired interval.
         p: Two-sided p-value of no difference.
-        test: How p was found, or `NOTHING_DIFFERS`.
-        detectable: Smallest true difference that the test finds at 5%, two-sided, with 80% power, at the spread seen
-            here; None where it finds none, however large (fewer than `LEAST_DIFFERING` documents), and where no
-            document differs, since there is no spread then.
+        test: Test that gave p, or `NOTHING_DIFFERS`.
+        detectable: Smallest true difference that the test detects at 5%, two-sided, with 80% power, at the observed
+            spread; None if it detects none (fewer than `LEAST_DIFFERING` documents), or if no document differs, since
+            there is no spread then.
     """
 
     a: float
@@ -60,13 +60,13 @@ class Difference:
 
 
 def difference(rows_a: Floats, rows_b: Floats, aggregate: Aggregate, *, seed: int) -> Difference:
-    """Compare two runs in one metric of 0..100.
+    """Compare two runs in one metric on a scale of 0..100.
 
     Args:
-        rows_a: Statistics of A's documents that add up, [n, S], n at least 1.
-        rows_b: Those of B for the same documents in the same order, [n, S].
-        aggregate: Turns summed statistics into the metric.
-        seed: Of random exchanges.
+        rows_a: Statistics of A's documents, which are summed, [n, S], n at least 1.
+        rows_b: Statistics of B for the same documents in the same order, [n, S].
+        aggregate: Function from summed statistics to the metric.
+        seed: Seed of the random exchanges.
     """
     n, width = rows_a.shape
     a, b = (float(aggregate(rows.sum(axis=0), np.asarray(float(n)))) for rows in (rows_a, rows_b))
@@ -78,7 +78,7 @@ def difference(rows_a: Floats, rows_b: Floats, aggregate: Aggregate, *, seed: in
     if n == 1:
         interval, detectable = Interval(b - a, None, None, None, n), None
     else:
-        # What each document has of the difference: their mean is the difference.
+        # Contributions of the documents to the difference; their mean is the difference.
         moved = b - a + jackknife(np.concatenate([rows_a, rows_b], axis=1), delta)
         interval = difference_interval(b - a, moved)
         detectable = detectable_effect(moved, differs=(rows_a != rows_b).any(axis=1))
@@ -89,7 +89,7 @@ def difference(rows_a: Floats, rows_b: Floats, aggregate: Aggregate, *, seed: in
 
 
 def binary_difference(right_a: Floats, right_b: Floats) -> Difference:
-    """Compare two runs in a metric that is all or nothing for a document: the mean of values [n] that are 0 or 100."""
+    """Compare two runs in a binary metric: the mean of values [n] that are 0 or 100."""
     n, gained, lost = len(right_a), int((right_a < right_b).sum()), int((right_a > right_b).sum())
     a, b = float(right_a.mean()), float(right_b.mean())
     interval = Interval(b - a, None, None, None, n) if n == 1 else difference_interval(b - a, right_b - right_a)
@@ -101,15 +101,15 @@ def binary_difference(right_a: Floats, right_b: Floats) -> Difference:
 
 
 def difference_interval(value: float, moved: Floats, scale: float = PERCENT[1]) -> Interval:
-    """Return the paired 95% interval of a difference of two values on a scale.
+    """Return the paired 95% interval of a difference between two values on a scale.
 
-    Each end is a bound that counts one more document, which gains or loses the whole scale (`bounded_mean`): it holds
-    for rare large losses too, and a document that loses more never raises the lower end.
+    Each end is a bound with one additional document, which gains or loses the whole scale (`bounded_mean`). It also
+    holds for rare large losses, and a document with a larger loss never raises the lower end.
 
     Args:
-        value: Difference of the two values.
+        value: Difference between the two values.
         moved: Contribution of each document, [n], n at least 2; their mean is the difference.
-        scale: From the least to the greatest value that the metric can have.
+        scale: Size of the metric's scale, from the smallest to the largest value.
     """
     n = len(moved)
     parts = np.clip(moved, -scale, scale)
@@ -119,9 +119,12 @@ def difference_interval(value: float, moved: Floats, scale: float = PERCENT[1]) 
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """Return McNemar's exact two-sided p-value from the documents that only B, or only A, got right.
+    """Return McNemar's exact two-sided p-value from the numbers of documents that only B, or only A, got right.
 
-    Under the null hypothesis each of them is a fair coin, so it is a binomial test, which is symmetric.
+    Under the null hypothesis each of these documents is a fair coin, so this is a symmetric binomial test.
+
+    >>> round(mcnemar(gained=1, lost=9), 4)
+    0.0215
     """
     from scipy.special import bdtr
 
@@ -129,16 +132,16 @@ def mcnemar(gained: int, lost: int) -> float:
 
 
 def permutation_test(rows_a: Floats, rows_b: Floats, aggregate: Aggregate, *, seed: int) -> tuple[float, str]:
-    """Return the two-sided p-value of exchanging the two outputs of documents, and how it was found.
+    """Return the two-sided p-value of exchanging the two outputs of documents, and the name of the test.
 
-    For a mean this is the sign-flip test; for a corpus metric every exchange is summed and aggregated anew. Exact up
-    to `EXACT_DOCUMENTS` documents that differ, else over `DRAWS` exchanges drawn with `seed`.
+    For a mean this is the sign-flip test; for a corpus metric the sums of every exchange are aggregated. Exact up to
+    `EXACT_DOCUMENTS` documents that differ, else over `DRAWS` exchanges drawn with `seed`.
 
     Args:
-        rows_a: [n, S], as in `difference`.
+        rows_a: [n, S], as for `difference`.
         rows_b: [n, S].
-        aggregate: Turns summed statistics into the metric.
-        seed: Of random exchanges.
+        aggregate: Function from summed statistics to the metric.
+        seed: Seed of the random exchanges.
     """
     change = rows_b - rows_a
     change = change[change.any(axis=1)]
@@ -148,7 +151,7 @@ def permutation_test(rows_a: Floats, rows_b: Floats, aggregate: Aggregate, *, se
     reached = abs(b - a) - _ROUNDING * (abs(a) + abs(b))
 
     def as_far(exchanged: Floats) -> int:
-        """How many of the exchanges [rows, n_differ] of 0 and 1 lie as far apart as what was observed."""
+        """Return how many of the exchanges [rows, n_differ] of 0 and 1 differ at least as much as observed."""
         moved = exchanged @ change
         counts = np.full(len(moved), count)
         return int((np.abs(aggregate(total_b - moved, counts) - aggregate(total_a + moved, counts)) >= reached).sum())
@@ -159,22 +162,22 @@ def permutation_test(rows_a: Floats, rows_b: Floats, aggregate: Aggregate, *, se
         return as_far(exchanged) / 2**n_differ, "permutation, exact"
     rng = np.random.default_rng(seed)
     block_rows = max(1, _BLOCK_ENTRIES // n_differ)
-    found = 1
+    n_reaching = 1
     for start in range(1, DRAWS, block_rows):
         rows = min(block_rows, DRAWS - start)
-        found += as_far(rng.integers(2, size=(rows, n_differ)).astype(np.float64))
-    return found / DRAWS, f"permutation, {DRAWS:,} draws"
+        n_reaching += as_far(rng.integers(2, size=(rows, n_differ)).astype(np.float64))
+    return n_reaching / DRAWS, f"permutation, {DRAWS:,} draws"
 
 
 def detectable_effect(moved: Floats, differs: NDArray[np.bool_]) -> float | None:
-    """Return the smallest effect that exchanging outputs finds at 5%, two-sided, with 80% power; None: it finds none.
+    """Return the smallest effect that exchanging outputs detects at 5%, two-sided, with 80% power, or None.
 
-    By Student's t for what documents of this spread show on average, but never less than what it takes to have
-    `LEAST_DIFFERING` of them differ one way.
+    Based on Student's t for documents with this spread on average, but at least the effect at which `LEAST_DIFFERING`
+    of them differ in one direction.
 
     Args:
-        moved: What each document has of the difference, [n].
-        differs: Whether its two outputs do, [n].
+        moved: Contribution of each document to the difference, [n].
+        differs: True if the document's two outputs differ, [n].
     """
     from scipy.special import betaincinv
 
@@ -182,7 +185,8 @@ def detectable_effect(moved: Floats, differs: NDArray[np.bool_]) -> float | None
     if n < LEAST_DIFFERING or not differs.any():
         return None
     error = standard_error(moved)
-    # The chance of a document to differ one way with which so many of them do, four times in five.
+    # Probability of a document to differ in one direction at which `LEAST_DIFFERING` of them do so with 80%
+    # probability.
     chance = float(betaincinv(LEAST_DIFFERING, n - LEAST_DIFFERING + 1, POWER))
     return max(
         (t_quantile(n) + t_quantile(n, POWER)) * error,
@@ -192,29 +196,29 @@ def detectable_effect(moved: Floats, differs: NDArray[np.bool_]) -> float | None
 
 
 def detectable_share(n: int, discordant: float) -> float | None:
-    """Return the smallest difference of two shares that McNemar's exact test finds at 5%, two-sided, with 80% power.
+    """Return the smallest difference of two shares that McNemar's exact test detects at 5%, two-sided, with 80% power.
 
     Args:
-        n: Documents.
-        discordant: Share of them that one run alone got right. A larger difference needs more, and has as many.
+        n: Number of documents.
+        discordant: Share of documents that only one run got right. A larger difference needs, and gets, a larger share.
 
     Returns:
-        The difference, 0..1; None where none is found so often.
+        The difference, 0..1; None if no difference is detected with this power.
     """
     from scipy.special import bdtr, bdtrik, gammaln, xlog1py, xlogy
 
     if n < LEAST_DIFFERING:
         return None
     differ = np.arange(LEAST_DIFFERING, n + 1)
-    # By how many documents differ: the most that may be on the smaller side where the test rejects.
+    # Per number of differing documents, the largest count on the smaller side for which the test rejects.
     fewest = np.floor(bdtrik((1 - LEVEL) / 2, differ, 0.5))
     fewest -= bdtr(fewest, differ, 0.5) > (1 - LEVEL) / 2
     ways = gammaln(n + 1) - gammaln(differ + 1) - gammaln(n - differ + 1)
 
     def power(share: float) -> float:
-        apart = max(share, discordant)
-        gains = (1 + share / apart) / 2
-        chances = np.exp(ways + xlogy(differ, apart) + xlog1py(n - differ, -apart))
+        share_differing = max(share, discordant)
+        gains = (1 + share / share_differing) / 2
+        chances = np.exp(ways + xlogy(differ, share_differing) + xlog1py(n - differ, -share_differing))
         return float(chances @ (bdtr(fewest, differ, 1 - gains) + bdtr(fewest, differ, gains)))
 
     low, high = 0.0, 1.0
@@ -225,7 +229,10 @@ def detectable_share(n: int, discordant: float) -> float | None:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return Holm's adjusted p-values of a family, in the order given; they control the family-wise error rate.
+    """Return Holm's adjusted p-values of a family, in the given order; they control the family-wise error rate.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
 
     Source: Holm (1979), A simple sequentially rejective multiple test procedure.
     """

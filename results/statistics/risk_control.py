@@ -1,13 +1,14 @@
-"""Learn then Test: choose how early to exit with P(risk of the chosen level <= delta) >= 1 - epsilon.
+"""Learn then Test: choose how early to exit such that P(risk of the chosen level <= delta) >= 1 - epsilon.
 
-A level is a threshold, or whatever else orders a method's settings from conservative to eager. Its loss on a document
-lies in [0, 1]: how far the early output is from the full model's, say. Levels and their order are fixed before any loss
-is seen; the documents are drawn like those of the test and were used for nothing else. Each level is tested in turn for
-H: E[loss] > delta, and the walk ends at the first H that is not rejected: tests in a fixed order need no correction for
-their number (Angelopoulos et al. 2021, Learn then Test, arXiv:2110.01052; for exits Schuster et al. 2022, CALM,
-arXiv:2207.07061). Losses may rise and fall along the levels; that costs power, never validity.
+A level is a threshold, or any other quantity that orders a method's settings from conservative to eager. Its loss on a
+document lies in [0, 1], for example the distance of the early output from the full model's. Levels and their order are
+fixed before any loss is seen; the documents have the same distribution as the test documents and were used for nothing
+else. The levels are tested in order for H: E[loss] > delta, up to the first H that is not rejected: tests in a fixed
+order need no correction for their number (Angelopoulos et al. 2021, Learn then Test, arXiv:2110.01052; for exits
+Schuster et al. 2022, CALM, arXiv:2207.07061). Losses may rise and fall along the levels; that costs power, never
+validity.
 
-Letters differ between papers. Here delta is the risk that is tolerated, epsilon the probability of exceeding it.
+Papers use different letters. Here delta is the tolerated risk, epsilon the probability of exceeding it.
 """
 
 import math
@@ -24,23 +25,23 @@ LossesAt = Callable[[float], ArrayLike]
 Rule = Literal["hoeffding-bentkus", "hoeffding", "binomial", "wsr", "crc", "naive"]
 RULES: Final[tuple[Rule, ...]] = get_args(Rule)
 
-# A sum this little above an integer is that integer: rounding must not move a ceiling. Where a sum truly lies there,
-# the guarantee is for a delta larger by this over n.
+# A sum this little above an integer counts as that integer: rounding must not change a ceiling. If a sum truly lies
+# there, the guarantee is for a delta larger by this over n.
 _SUM_SLACK: Final = 1e-9
 
 _MOST_TRIED: Final = 1_000_000
-"""Documents up to which the least number is searched; beyond, Hoeffding's part alone says how many are enough."""
+"""Largest number of documents that is searched exactly; beyond it, Hoeffding's part alone gives a sufficient number."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One level that was tested.
+    """One tested level.
 
     Attributes:
         level: The level.
         mean_loss: Mean of its losses over the calibration documents.
-        p_value: Of H: E[loss] > delta; None under a rule that tests nothing (`crc`, `naive`).
-        passed: Whether the walk went on.
+        p_value: p-value of H: E[loss] > delta; None for a rule without a test (`crc`, `naive`).
+        passed: True if the level passed, so that the walk continued.
     """
 
     level: float
@@ -51,15 +52,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was chosen, and the path to it.
+    """Chosen level, and the steps of the walk.
 
     Attributes:
-        chosen: The last level that passed; None where the first failed already, which leaves the full model.
-        steps: Every level tested, in order; only the last can have failed. Levels after it were not looked at.
-        rule: How a level was judged.
+        chosen: Last level that passed; None if the first one failed, which leaves the full model.
+        steps: Every tested level, in order; only the last one can have failed. Levels after it were not evaluated.
+        rule: Rule by which levels pass.
         delta: Tolerated risk.
-        epsilon: Tolerated probability, over calibration draws, of a chosen level with more risk than that.
-        n: Calibration documents.
+        epsilon: Tolerated probability, over calibration draws, that the chosen level's risk exceeds delta.
+        n: Number of calibration documents.
     """
 
     chosen: float | None
@@ -82,7 +83,7 @@ def hoeffding_p(losses: ArrayLike, delta: float) -> float:
 
 
 def hoeffding_bentkus_p(losses: ArrayLike, delta: float) -> float:
-    """Return the Hoeffding-Bentkus p-value of H: E[loss] > delta, the smaller of two that are each valid.
+    """Return the Hoeffding-Bentkus p-value of H: E[loss] > delta, the minimum of two valid p-values.
 
     ``exp(-n h1(min(mean, delta), delta))`` and ``e P[Bin(n, delta) <= ceil(n mean)]``, where
     ``h1(a, b) = a ln(a/b) + (1 - a) ln((1 - a)/(1 - b))``. Both bound the same tail, so their minimum is valid (Bates
@@ -100,18 +101,18 @@ def hoeffding_bentkus_p(losses: ArrayLike, delta: float) -> float:
 
 
 def documents_needed(mean_loss: float, delta: float, epsilon: float) -> int | None:
-    """Return from how many documents on `hoeffding_bentkus_p` is at most epsilon for losses of a mean.
+    """Return the number of documents from which on `hoeffding_bentkus_p` is at most epsilon for a given mean loss.
 
     >>> documents_needed(0.0, 0.01, 0.1), documents_needed(0.005, 0.01, 0.1)
     (230, 1489)
 
     Args:
-        mean_loss: Mean loss over the documents, however many they are.
+        mean_loss: Mean loss over the documents, independent of their number.
         delta: Tolerated risk.
         epsilon: Tolerated probability of exceeding it.
 
     Returns:
-        None where no number is enough: the mean loss is `delta` or more.
+        The number; None if no number is sufficient, because the mean loss is `delta` or more.
 
     Raises:
         ValueError: A mean loss outside [0, 1], or `delta` or `epsilon` outside (0, 1).
@@ -124,10 +125,10 @@ def documents_needed(mean_loss: float, delta: float, epsilon: float) -> int | No
     if mean_loss >= delta:
         return None
     divergence = _bernoulli_divergence(mean_loss, delta)
-    enough = max(1, math.ceil(-math.log(epsilon) / divergence))  # for Hoeffding's part, which falls with every document
+    enough = max(1, math.ceil(-math.log(epsilon) / divergence))  # by Hoeffding's part, which falls with n
     if enough > _MOST_TRIED:
         return enough
-    # Bentkus' part needs fewer, but rises wherever the sum of the losses passes a whole number.
+    # Bentkus' part needs fewer documents, but rises whenever the sum of the losses exceeds another integer.
     sizes = np.arange(1, enough)
     fails = math.e * bdtr(np.ceil(sizes * mean_loss - _SUM_SLACK), sizes, delta) > epsilon
     return int(sizes[fails][-1]) + 1 if fails.any() else 1
@@ -149,15 +150,15 @@ def binomial_p(losses: ArrayLike, delta: float) -> float:
 def wsr_p(losses: ArrayLike, delta: float, epsilon: float) -> float:
     """Return the betting p-value of H: E[loss] > delta after Waudby-Smith and Ramdas, ``1 / max_t K_t(delta)``.
 
-    ``K_t(r) = prod_{i <= t} (1 - nu_i (loss_i - r))`` is the wealth of one who bets against a mean of r or more. Stakes
-    are set by the losses before: ``nu_i = min(1, sqrt(2 ln(1/epsilon) / (n var_{i-1})))``. Wealth grows with r, so that
-    the p-value is at most epsilon exactly where the upper confidence bound, the smallest r with
-    ``max_t K_t(r) >= 1/epsilon``, is at most delta: no root needs to be sought (arXiv:2010.09686; Bates et al. 2021).
+    ``K_t(r) = prod_{i <= t} (1 - nu_i (loss_i - r))`` is the wealth of a bettor against a mean of r or more. Stakes
+    depend on the previous losses: ``nu_i = min(1, sqrt(2 ln(1/epsilon) / (n var_{i-1})))``. Wealth grows with r, so the
+    p-value is at most epsilon exactly if the upper confidence bound, the smallest r with ``max_t K_t(r) >= 1/epsilon``,
+    is at most delta: no root has to be computed (arXiv:2010.09686; Bates et al. 2021).
 
     Args:
-        losses: Per document, in [0, 1], in an order that does not depend on them: the order enters.
+        losses: Losses per document, in [0, 1], in an order that does not depend on them, since the order matters.
         delta: Tolerated risk.
-        epsilon: The level the stakes are tuned to; the p-value is valid at every level.
+        epsilon: Level for which the stakes are tuned; the p-value is valid at every level.
 
     Raises:
         ValueError: No losses, a loss outside [0, 1], or `delta` or `epsilon` outside (0, 1).
@@ -169,7 +170,7 @@ def wsr_p(losses: ArrayLike, delta: float, epsilon: float) -> float:
     counts = 1.0 + np.arange(1, n + 1)
     means = (0.5 + np.cumsum(checked)) / counts
     variances = (0.25 + np.cumsum((checked - means) ** 2)) / counts
-    # A stake may know the losses before it only.
+    # A stake may only depend on the losses before it.
     variances = np.concatenate([[0.25], variances[:-1]])
     stakes = np.minimum(1.0, np.sqrt(2 * math.log(1 / epsilon) / (n * variances)))
     log_wealth = np.cumsum(np.log1p(-stakes * (checked - delta)))
@@ -177,7 +178,7 @@ def wsr_p(losses: ArrayLike, delta: float, epsilon: float) -> float:
 
 
 def calibrate(rule: Rule, levels: Sequence[float], losses_at: LossesAt, delta: float, epsilon: float) -> Calibration:
-    """Walk the levels under any rule, guaranteed or not, to its first failure.
+    """Walk along the levels under any rule, with or without a guarantee, up to the first failure.
 
     - `hoeffding-bentkus`, `hoeffding`, `binomial`, `wsr`: levels pass while their p-value is at most epsilon, and
       P(E[loss at the chosen level] <= delta) >= 1 - epsilon: to choose a level of more risk than delta, the walk must
@@ -189,16 +190,16 @@ def calibrate(rule: Rule, levels: Sequence[float], losses_at: LossesAt, delta: f
     - `naive`: ``mean < delta``. No guarantee: a level of slightly more risk than delta passes nearly half of the time.
 
     Args:
-        rule: One of `RULES`.
+        rule: Name of the rule, one of `RULES`.
         levels: Strictly monotone, either way, most conservative first.
-        losses_at: Losses per document at a level. Called in order, once a level, and never after the first that fails:
-            every call may cost a decode of all documents.
+        losses_at: Returns the losses per document at a level. Called in order, once per level, and never after the
+            first failure: each call may cost a decode of all documents.
         delta: Tolerated risk.
-        epsilon: Tolerated probability of exceeding it; without effect on `crc` and `naive`.
+        epsilon: Tolerated probability of exceeding it; not used by `crc` and `naive`.
 
     Raises:
-        ValueError: The rule is unknown; levels are not strictly monotone; losses lie outside [0, 1], or are not one
-            per document, equally many at every level; `delta` or `epsilon` is outside (0, 1).
+        ValueError: The rule is unknown; levels are not strictly monotone; losses are outside [0, 1], or are not one per
+            document and equally many at every level; `delta` or `epsilon` is outside (0, 1).
     """
     if rule not in RULES:
         raise ValueError(f"unknown rule {rule!r}; expected one of {', '.join(RULES)}")
@@ -247,19 +248,19 @@ def _bernoulli_divergence(a: float, b: float) -> float:
     """Return ``a ln(a/b) + (1 - a) ln((1 - a)/(1 - b))`` for 0 <= a <= b < 1, b > 0, where 0 ln 0 = 0."""
     from scipy.special import rel_entr
 
-    # Zero at a = b; rounding may fall below it.
+    # Zero at a = b; rounding may give a negative value.
     return max(0.0, float(rel_entr(a, b) + rel_entr(1 - a, 1 - b)))
 
 
 def _binomial_cdf(k: int, n: int, p: float) -> float:
     """Return P[Bin(n, p) <= k]."""
-    from scipy.special import bdtr  # a quarter of a second that no other command should wait for
+    from scipy.special import bdtr  # a quarter of a second that other commands should not wait for
 
     return float(bdtr(k, n, p))
 
 
 def _losses(losses: ArrayLike) -> Floats:
-    """Return losses [n] as floats, or raise."""
+    """Return losses [n] as floats, or raise an error if they are invalid."""
     array = np.asarray(losses, dtype=np.float64)
     if array.ndim != 1:
         raise ValueError(f"losses must be one per document, one-dimensional; got {array.ndim} dimensions")
@@ -272,7 +273,7 @@ def _losses(losses: ArrayLike) -> Floats:
 
 
 def _check_levels(levels: Sequence[float]) -> None:
-    """Raise unless there are levels, and they strictly rise or strictly fall."""
+    """Raise an error unless levels are given and strictly rise or strictly fall."""
     if len(levels) == 0:
         raise ValueError("no levels to test")
     steps = np.diff(np.asarray(levels, dtype=np.float64))
@@ -281,6 +282,6 @@ def _check_levels(levels: Sequence[float]) -> None:
 
 
 def _check_open_unit(name: str, value: float) -> None:
-    """Raise unless 0 < value < 1."""
+    """Raise an error unless 0 < value < 1."""
     if not 0 < value < 1:
         raise ValueError(f"{name} must lie between 0 and 1, both excluded; got {value}")

@@ -1,4 +1,4 @@
-"""Stability of predictions over blocks: from which block a token's probability and state change no more."""
+"""Stability of predictions over blocks: the block from which a token's probability and state do not change any more."""
 
 from typing import Final
 
@@ -6,25 +6,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 SIMILAR: Final = 0.9
-"""Cosine with the last block's state from which a block's state counts as similar (MEE, Table 1)."""
+"""Minimum cosine with the last block's state for a block's state to count as similar (MEE, Table 1)."""
 
 TOLERANCE: Final = 0.01
-"""By how much, in all, a probability or a cosine may fall where it counts as nearly growing: more than rounding."""
+"""Total decrease of a probability or cosine that still counts as nearly monotone: more than rounding."""
 
 
 def stability(p_final_NL: NDArray[np.floating], cosine_last_NL: NDArray[np.floating]) -> dict[str, NDArray[np.number]]:
-    """Return the probe's columns that follow from two of its lists.
+    """Return the probe's columns that are derived from two of its lists.
 
     Args:
         p_final_NL: Probability of the final token at blocks 1..L.
         cosine_last_NL: Cosine of a block's state with that of block L.
 
     Returns:
-        For each of N tokens: `monotone_from`, the block from which the probability falls at no further block;
-        `first_similar`, the first block whose state is similar to the last one's (L at the latest); `similar_blocks`,
-        how many of blocks 1..L-1 are; `grows_from`, the block from which the similarity grows strictly with each of
-        blocks 1..L-1; `nearly_monotone_from` and `nearly_grows_from`, the block from which each falls by no more than
-        `tolerance` below what it was at any block since.
+        For each of N tokens: `monotone_from`, the block from which on the probability never falls; `first_similar`, the
+        first block whose state is similar to the last one's (L at the latest); `similar_blocks`, the number of such
+        blocks among 1..L-1; `grows_from`, the block from which on the similarity grows strictly at each of blocks
+        1..L-1; `nearly_monotone_from` and `nearly_grows_from`, the block from which on each falls by at most
+        `tolerance` below any value since that block.
     """
     similar_NL = cosine_last_NL >= SIMILAR
     similar_NL[:, -1] = True
@@ -41,13 +41,13 @@ def stability(p_final_NL: NDArray[np.floating], cosine_last_NL: NDArray[np.float
 
 
 def _falls(values_NK: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return how far the values fall in all below that of block k = 1..K-1, at whichever later block they are least."""
+    """Return the largest total decrease from the value of block k = 1..K-1 to any later block."""
     least_NK = np.minimum.accumulate(values_NK[:, ::-1].astype(np.float64), axis=1)[:, ::-1]
     return values_NK[:, :-1].astype(np.float64) - least_NK[:, 1:]
 
 
 def _after_last(broken_NK: NDArray[np.bool_]) -> NDArray[np.int_]:
-    """Return the block after the last step (from block k to k + 1, k = 1..K) at which something is broken, else 1."""
+    """Return the block after the last step (from block k to k + 1, k = 1..K) at which `broken` is true, else 1."""
     steps = np.arange(1, broken_NK.shape[1] + 1)
     last_N: NDArray[np.int_] = np.max(np.where(broken_NK, steps, 0), axis=1, initial=0)
     return 1 + last_N

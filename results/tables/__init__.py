@@ -1,9 +1,9 @@
 """Every table of the result database, declared once: name, columns, types, keys, references and descriptions.
 
-From here come the DDL (`schema_sql`), SQLAlchemy's tables, the schemas of the spool's Parquet files, what ingest fills
-from which file, what `db check` and imports check, what exports leave out, and the tables in docs/schema.md. A new
-column is declared here, and named in views that show it; a new table likewise. Times are UTC; ids that end in _id are
-SHA-256 of canonical JSON, except attempt_id, which sorts by time.
+These declarations define the DDL (`schema_sql`), SQLAlchemy's tables, the schemas of the spool's Parquet files, which
+file ingest fills each table from, what `db check` and imports check, what exports leave out, and the tables in
+docs/schema.md. A new table or column is declared here; a new column is also named in the views that show it. Times are
+UTC; ids that end in _id are the SHA-256 of canonical JSON, except attempt_id, which sorts by time.
 """
 
 from collections.abc import Mapping
@@ -19,26 +19,26 @@ from exitbench.results.tables.traces import TRACES
 from exitbench.results.tables.upkeep import UPKEEP
 
 SCHEMA_VERSION: Final = 1
-"""Version of the tables. A database or snapshot of any other version is refused."""
+"""Version of the tables. A database or snapshot of any other version is rejected."""
 
 _EVERY: Final = (*CATALOGUE, *ANSWERS, *TRACES, *READINGS, *PREPARATION, *UPKEEP)
 TABLES: Final[Mapping[str, Table]] = {table.name: table for table in _EVERY}
-"""By name."""
+"""All tables by name."""
 FILES: Final[Mapping[str, Table]] = {table.file: table for table in _EVERY if table.file is not None}
-"""Tables that are filled from an attempt's Parquet files, by the file's name without its ending."""
+"""Tables that are filled from an attempt's Parquet files, by the file's name without suffix."""
 REFERENCES: Final = tuple(
     (table.name, column.name, column.references)
     for table in _EVERY
     for column in table.columns
     if column.references is not None
 )
-"""Table and column that names a row of another table by its key, and that table."""
+"""Foreign keys: table, its column, and the table whose key the column contains."""
 ARTIFACTS: Final = tuple(
     dict.fromkeys(owner for name, _, owner in REFERENCES if name in ("attempt", "cell") and owner != "cell")
 )
-"""Tables of what attempts and cells share: machines, environments, models, data."""
+"""Tables that attempts and cells share: machines, environments, models, data."""
 KEYS: Final[Mapping[str, tuple[str, ...]]] = {table.name: table.arrives_by for table in _EVERY if table.arrives_by}
-"""What tells whether rows from elsewhere are new, by table; what comes with its attempt is as new as that."""
+"""Columns that decide, per table, whether imported rows are new; rows of other tables are new if their attempt is."""
 
 
 def schema_sql() -> str:
@@ -47,5 +47,5 @@ def schema_sql() -> str:
 
 
 def tables_of_attempts() -> list[str]:
-    """Return the names of tables whose rows are of attempts."""
+    """Return the names of tables whose rows belong to attempts."""
     return sorted(table.name for table in _EVERY if table.is_of_attempts)

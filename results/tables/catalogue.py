@@ -1,4 +1,4 @@
-"""What was asked, by whom it was tried, on what: cells, attempts, machines, models, data."""
+"""Catalogue: cells, attempts, machines, models and data."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""How a table is declared: all that DDL, files, checks and documents need to know of it."""
+"""Declaration of a table: everything that DDL, files, checks and documentation need."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,19 +6,19 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table.
+    """Column of a table.
 
     Attributes:
-        name: Its name.
-        type: As DuckDB spells it.
-        about: What it holds.
-        key: Whether it is part of what tells rows apart.
-        required: Whether whoever writes a row must say it.
-        references: Table that has a row with this value as its key; None for most columns.
-        added: Whether it is added where the database is filled, and no file of the spool has it.
-        left_out: SQL over the row of what an export has instead where texts of data sets are left out; None for what
-            quotes none.
-        names_paths: Whether it may say where files lie on somebody's machine.
+        name: Name of the column.
+        type: Type as DuckDB writes it.
+        about: Description of its values.
+        key: True if it is part of the table's key.
+        required: True if every writer of a row must give a value.
+        references: Table whose key the column contains; None for most columns.
+        added: True if it is added when the database is filled, and is in no file of the spool.
+        left_out: SQL over the row for the value that an export writes if it leaves out texts of data sets; None for
+            columns that quote no texts.
+        names_paths: True if it may contain paths of a user's machine.
     """
 
     name: str
@@ -33,22 +33,22 @@ class Column:
 
     @property
     def is_nullable(self) -> bool:
-        """Whether a row of a database may have NULL here."""
+        """True if rows of a database may have NULL in this column."""
         return not self.required or "NULL" in (self.left_out or "")
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the database, and the file of the spool that it is filled from.
+    """Table of the database, and the file of the spool from which it is filled.
 
     Attributes:
-        name: Its name.
-        about: What it holds, in sentences.
-        columns: In order.
-        file: Name of the attempt's Parquet file, without its ending; None for what is filled from elsewhere.
-        indexed: Whether its key is a primary key, which slows ingest down, or is only checked by `db check`.
-        arrives_by: Columns by which rows come from elsewhere as one; empty for what comes with its attempt.
-        local: Whether every database makes its rows itself, and takes none from elsewhere.
+        name: Name of the table.
+        about: Description of its rows, in sentences.
+        columns: Columns in order.
+        file: Name of the attempt's Parquet file, without suffix; None for tables filled from other sources.
+        indexed: True if its key is a primary key, which slows ingest down; otherwise only `db check` checks the key.
+        arrives_by: Columns that identify rows imported as a unit; empty if rows are imported with their attempt.
+        local: True if every database creates its own rows, and imports none.
     """
 
     name: str
@@ -61,17 +61,17 @@ class Table:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Columns that tell rows apart."""
+        """Names of the key columns."""
         return tuple(column.name for column in self.columns if column.key)
 
     @property
     def is_of_attempts(self) -> bool:
-        """Whether each row is of an attempt."""
+        """True if each row belongs to an attempt."""
         return any(column.references == "attempt" for column in self.columns)
 
     @property
     def grows_later(self) -> bool:
-        """Whether an attempt may get more rows after it ended."""
+        """True if an attempt may get more rows after it ended."""
         return self.is_of_attempts and bool(self.arrives_by)
 
     @property
@@ -85,7 +85,7 @@ class Table:
 
 
 def _definition(column: Column) -> str:
-    # To look for patterns in recorded probabilities takes a quarter of the time of ingest and finds few.
+    # Searching for patterns in recorded probabilities takes a quarter of the time of ingest and finds few.
     stored = " USING COMPRESSION uncompressed" if column.type == "FLOAT[]" else ""
     return f"{column.type}{stored}{'' if column.is_nullable else ' NOT NULL'}"
 

@@ -1,4 +1,4 @@
-"""Fits, calibrations and trainings, and what tokens are spelled."""
+"""Fits, calibrations and trainings, and spellings of tokens."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""One row per token. They carry no index: they are read by scans, and an index would halve the speed of ingest."""
+"""Tables with one row per token, without an index: they are scanned, and an index would halve the speed of ingest."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""What every database makes itself, what papers printed, and benchmarks of ExitBench itself."""
+"""Tables that every database creates itself, published results, and benchmarks of ExitBench."""
 
 from typing import Final
 

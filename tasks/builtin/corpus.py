@@ -1,4 +1,4 @@
-"""Documents of the built-in data: which belong to which split, and in which order."""
+"""Documents of the built-in data: their split and their order."""
 
 from collections.abc import Callable, Iterator
 from hashlib import sha256
@@ -21,11 +21,11 @@ KINDS_ASKED: dict[int, tuple[Kind, ...]] = {
     2: ("copy", "hop1", "hop2", "hop2", "hop3"),
     3: ("copy", "hop2", "hop3", "hop4"),
 }
-"""By level; a kind as often as it is named."""
+"""Question kinds per level, drawn with equal probability; a repeated kind is drawn more often."""
 
 
 def mood(draw: Draw, level: int) -> Record:
-    """Make one sentence with its label: 1 of who is well, 0 of who is not."""
+    """Make one sentence with its label: 1 if the person is happy, 0 if not."""
     kind = draw.one(KINDS_ASKED[level])
     label = draw.chance(0.5)
     hops = draw.one((1, level)) if kind == "copy" else int(kind[-1])
@@ -41,7 +41,7 @@ def mood(draw: Draw, level: int) -> Record:
 
 
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
-# What the tasks' prompts add to the documents' own text.
+# Words that prompts add to the documents' own text.
 PROMPT_WORDS = frozenset({"question", "context", "summarize", "translate", "English", "to", "French", ":"})
 END_OF_LINE = "\n"
 
@@ -53,9 +53,9 @@ def vocabulary() -> list[str]:
 
 
 def build_tokenizer() -> Tokenizer:
-    """Make the tokenizer: ids 0 <pad>, 1 </s>, 2 <unk>; every encoding ends with </s>.
+    """Build the tokenizer: ids 0 <pad>, 1 </s>, 2 <unk>; every encoding ends with </s>.
 
-    Decoding an encoding gives the text back, for any text of the built-in data.
+    Decoding an encoding restores the text, for any text of the built-in data.
     """
     ids = {word: i for i, word in enumerate((PAD, EOS, UNK, *vocabulary()))}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNK))
@@ -66,7 +66,7 @@ def build_tokenizer() -> Tokenizer:
             pre_tokenizers.Punctuation("isolated"),
         ]
     )
-    # The decoder of WordPiece joins by spaces all that does not begin with its prefix, and here nothing does.
+    # WordPiece's decoder joins with spaces all tokens without its prefix, and here no token has the prefix.
     tokenizer.decoder = decoders.Sequence(
         [
             decoders.WordPiece(prefix="##", cleanup=False),
@@ -86,34 +86,34 @@ MAKERS: dict[str, Callable[[Draw, int], Record]] = {
     "wmt-en-fr": translation.translation,
 }
 TEACHING = {"train": {"squad": questions.exercise}, "validation": {"squad": questions.exercise}}
-"""What a split makes otherwise: trainings validate on documents like those that they train on."""
+"""Other generators for some splits: trainings validate on documents like those that they train on."""
 TASKS = tuple(sorted(MAKERS))
-"""Names of the tasks that have generated data."""
+"""Names of the tasks with generated data."""
 TEXT_TASKS = tuple(name for name in TASKS if name != "sst2")
-"""Those of them that are answered with texts."""
-# The digest of what a document says puts it into one of ten parts; so no seed can put it into another split.
+"""Those of `TASKS` whose answers are texts."""
+# A hash of the document's text assigns it to one of ten parts, so no seed can move it into another split.
 PARTS = 10
 SPLIT_PARTS = {"train": range(7), "calibration": (7,), "validation": (8,), "test": (9,)}
 IN_VAIN = 2_000
-"""Draws in a row without a new document of the split after which there are thought to be no more."""
+"""Give up after this many consecutive draws without a new document of the split."""
 SIZES = {"train": 20_000, "calibration": 500, "validation": 500, "test": 1_000}
 
 
 def documents(task_name: str, split: str, n: int | None, seed: int = 0, level: int = DEFAULT_LEVEL) -> list[Document]:
-    """Generate documents of a task, the same for the same arguments on every machine.
+    """Generate n documents of a task; the same arguments give the same documents on every machine.
 
     Args:
         task_name: "squad", "samsum", "sst2" or "wmt-en-fr".
         split: "train", "calibration", "validation" or "test". No text occurs in two of them, whatever the seeds.
-        n: How many; the first documents of a larger n are those of a smaller one. None: the split's usual size.
-        seed: Another seed gives other documents.
-        level: How hard they are; 1 to 3.
+        n: Number of documents; a smaller n gives a prefix of a larger one. None: the split's usual size.
+        seed: Random seed; another seed gives other documents.
+        level: Difficulty, 1 to 3.
 
     Returns:
         n documents with the fields of the real data set and the kind of each target word.
 
     Raises:
-        UserError: For an unknown task, split or level, n below 1, or more documents than there are.
+        UserError: For an unknown task, split or level, n below 1, or more documents than can be generated.
     """
     if task_name not in MAKERS:
         raise UserError(f"built-in data: unknown task {task_name!r}.{suggestion(task_name, MAKERS)}")
@@ -130,24 +130,24 @@ def documents(task_name: str, split: str, n: int | None, seed: int = 0, level: i
 
 
 def _records(task_name: str, split: str, seed: int, level: int) -> Iterator[Record]:
-    """Yield the different records of a split, until there seem to be no more."""
+    """Yield distinct records of a split; raise `UserError` after `IN_VAIN` consecutive draws without a new one."""
     draw = Draw(f"{task_name}/{split}/{level}/{seed}")
     make = TEACHING.get(split, MAKERS).get(task_name, MAKERS[task_name])
-    seen: set[str] = set()
+    sources: set[str] = set()
     in_vain = 0
     while in_vain < IN_VAIN:
         record = make(draw, level)
-        if record.source in seen or _part(record.source) not in SPLIT_PARTS[split]:
+        if record.source in sources or _part(record.source) not in SPLIT_PARTS[split]:
             in_vain += 1
             continue
         in_vain = 0
-        seen.add(record.source)
+        sources.add(record.source)
         yield record
     raise UserError(
-        f"built-in data: {task_name} at level {level} has no more than {len(seen)} documents in split {split!r}."
+        f"built-in data: {task_name} at level {level} has no more than {len(sources)} documents in split {split!r}."
     )
 
 
 def _part(source: str) -> int:
-    """Return the part that a text belongs to, 0..PARTS-1."""
+    """Return the part that a text is assigned to by its hash, 0..PARTS-1."""
     return int.from_bytes(sha256(source.encode()).digest()[:8]) % PARTS

@@ -1,4 +1,4 @@
-"""Two people tell each other by chat where others go; the summary says where those end who are asked for."""
+"""Dialogues: two people chat about where others go; the summary says where the people asked about end up."""
 
 from exitbench.tasks.builtin.questions import HOPS, draw_chains, fact_words
 from exitbench.tasks.builtin.words import NAMES, Draw, Kind, Record, Words, is_woman, kinds_of, split_all, text_of
@@ -8,11 +8,11 @@ FRUITS = ("apples", "lemons", "pears", "plums", "nuts", "eggs")
 ITEMS = ("camera", "guitar", "map", "radio", "ladder", "basket", "brush", "lamp")
 
 FACTS = {1: 5, 2: 8, 3: 11}
-"""That are told, by level."""
-ASKED = {1: 4, 2: 5, 3: 6}
-"""People whom the summary is about, by level."""
+"""Number of facts in a dialogue, per level."""
+N_TARGETS = {1: 4, 2: 5, 3: 6}
+"""Number of people that the summary is about, per level."""
 MOST_CHANGES = {1: 1, 2: 2, 3: 2}
-"""Of a count, by level."""
+"""Maximum number of changes to a count, per level."""
 _STATES: tuple[Kind, ...] = ("state1", "state2", "state3")
 
 
@@ -21,19 +21,19 @@ def dialogue(draw: Draw, level: int) -> Record:
     speaker, other, *people = draw.some(NAMES, 2 + FACTS[level])
     chains = draw_chains(draw, people)
     ends = {fact.subject: (chain[-1].object_, len(chain) - i) for chain in chains for i, fact in enumerate(chain)}
-    told = draw.some([fact for chain in chains for fact in chain], FACTS[level])
-    followers = [fact for fact in told if ends[fact.subject][1] > 1][: ASKED[level] - 1]
-    others = [fact for fact in told if fact not in followers][: ASKED[level] - len(followers)]
-    asked = draw.some(followers + others, ASKED[level])
-    said, summed_up = (_brings if draw.chance(0.5) else _has)(draw, speaker, level)
-    turns = [(speaker, said)]
-    while told:
+    facts = draw.some([fact for chain in chains for fact in chain], FACTS[level])
+    followers = [fact for fact in facts if ends[fact.subject][1] > 1][: N_TARGETS[level] - 1]
+    direct = [fact for fact in facts if fact not in followers][: N_TARGETS[level] - len(followers)]
+    targets = draw.some(followers + direct, N_TARGETS[level])
+    statement_of_speaker, summed_up = (_brings if draw.chance(0.5) else _has)(draw, speaker, level)
+    turns = [(speaker, statement_of_speaker)]
+    while facts:
         n = draw.one((2, 3))
-        turns.append(((speaker, other)[len(turns) % 2], " ".join(fact.text for fact in told[:n])))
-        told = told[n:]
-    turns.append(((speaker, other)[len(turns) % 2], f"where do {' , '.join(fact.subject for fact in asked)} end ?"))
+        turns.append(((speaker, other)[len(turns) % 2], " ".join(fact.text for fact in facts[:n])))
+        facts = facts[n:]
+    turns.append(((speaker, other)[len(turns) % 2], f"where do {' , '.join(fact.subject for fact in targets)} end ?"))
     summary: Words = ()
-    for fact in asked:
+    for fact in targets:
         end, hops = ends[fact.subject]
         summary += ((fact.subject, "copy"), (fact.object_, "hop1"))
         if hops > 1:
@@ -45,24 +45,24 @@ def dialogue(draw: Draw, level: int) -> Record:
 
 
 def _brings(draw: Draw, speaker: str, level: int) -> tuple[str, Words]:
-    """What somebody says of what they bring, and its summary."""
+    """Return a statement about an item that the speaker brings, and its summary."""
     item = draw.one(ITEMS)
     her: Words = (("her" if is_woman(speaker) else "his", "agreement"),)
     return f"I bring my {item} .", ((speaker, "copy"), ("brings", "frame"), *her, (item, "copy"))
 
 
 def _has(draw: Draw, speaker: str, level: int) -> tuple[str, Words]:
-    """What somebody says of how many they had, ate and found; and how many are left."""
+    """Return a statement about fruit that the speaker had, ate and found, and its summary: how many are left."""
     fruit, count, changes = draw.one(FRUITS), draw.one(range(4, 7)), draw.one(range(MOST_CHANGES[level] + 1))
-    said = f"I have {NUMBERS[count - 1]} {fruit} ."
+    statement = f"I have {NUMBERS[count - 1]} {fruit} ."
     for _ in range(changes):
         verb = draw.one(("ate", "found"))
         count += 1 if verb == "found" else -1
-        said += f" I {verb} one ."
-    return said, ((speaker, "copy"), ("has", "frame"), (NUMBERS[count - 1], _STATES[changes]), (fruit, "copy"))
+        statement += f" I {verb} one ."
+    return statement, ((speaker, "copy"), ("has", "frame"), (NUMBERS[count - 1], _STATES[changes]), (fruit, "copy"))
 
 
 def words() -> set[str]:
-    """Return every word that a dialogue or summary can hold."""
+    """Return every word that a dialogue or summary can contain."""
     frame = ": I bring my have ate found one where do end ? brings her his has , ."
     return fact_words() | split_all((*NAMES, *NUMBERS, *FRUITS, *ITEMS, frame))

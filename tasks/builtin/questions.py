@@ -1,12 +1,12 @@
-"""Questions about where somebody ends, with a context of shuffled facts.
+"""Questions about where a person ends up, with a context of shuffled facts.
 
-The facts are of a small world of people who follow each other to the places that some of them visit. Everybody has one
-fact; whoever follows somebody ends where that person does. So where somebody ends takes as many facts as there are
-people on the way.
+The facts describe a small world of people who follow each other to places. Every person has one fact: they visit a
+place, or they follow another person and end up where that person does. The number of facts needed to answer is the
+number of people on the way.
 
-Answers are exactly extractive. The number of hops of a question is the number of facts that its answer
-needs; a copied answer is found by its cue words alone, without binding a name to anything. Of a long
-answer only the first word takes the hops: the others follow it in the text.
+Answers are exactly extractive. The number of hops of a question is the number of facts that its answer needs. A
+copied answer is located by its cue words alone, without binding a name to anything. Only the first word of a long
+answer needs the hops: the other words follow it in the text.
 """
 
 import itertools
@@ -24,13 +24,13 @@ VEHICLES = ("boat", "bus", "car", "plane", "train", "tram")
 FOLLOW = ("follows", "joins")
 VISIT = "visits"
 LENGTHS = (1, 1, 1, 2, 3, 4, 5)
-"""Facts of a chain, each as likely as it is named."""
+"""Number of facts in a chain, drawn with equal probability; repeated numbers are drawn more often."""
 HOPS: tuple[Kind, ...] = ("hop1", "hop2", "hop3", "hop4", "hop5")
 
 
 @dataclass(frozen=True)
 class Fact:
-    """A statement: who does what to whom or what."""
+    """A fact: subject, verb, and object."""
 
     subject: str
     verb: str
@@ -38,48 +38,48 @@ class Fact:
 
     @property
     def text(self) -> str:
-        """The statement."""
+        """The fact as a sentence."""
         return f"{self.subject} {self.verb} {self.object_} ."
 
 
 def draw_chains(draw: Draw, people: Sequence[str], first: int | None = None) -> list[list[Fact]]:
-    """Draw chains of facts, one for each person: from person to person, and at last to a place.
+    """Draw chains of facts, one fact per person; each chain leads from person to person and ends at a place.
 
     Args:
-        draw: Decides.
-        people: Who has a fact.
-        first: Facts of the first chain; None draws them too.
+        draw: Source of random choices.
+        people: Names of the people, each the subject of one fact.
+        first: Number of facts of the first chain; None draws it too.
     """
-    left, cities = iter(people), iter(draw.some(CITIES, len(people)))
+    remaining, cities = iter(people), iter(draw.some(CITIES, len(people)))
     lengths: list[int] = [] if first is None else [first]
     while n := len(people) - sum(lengths):
         lengths.append(min(n, draw.one(LENGTHS)))
     chains = []
     for length in lengths:
-        own = list(itertools.islice(left, length))
-        follows = [Fact(one, draw.one(FOLLOW), other) for one, other in itertools.pairwise(own)]
-        chains.append([*follows, Fact(own[-1], VISIT, next(cities))])
+        members = list(itertools.islice(remaining, length))
+        follows = [Fact(name, draw.one(FOLLOW), other) for name, other in itertools.pairwise(members)]
+        chains.append([*follows, Fact(members[-1], VISIT, next(cities))])
     return chains
 
 
 def tour(draw: Draw, city: str, stops: int) -> str:
-    """Some cities, the first one given, each with what takes one there."""
-    others = [other for other in CITIES if other != city]
-    legs = [f"{place} by {draw.one(VEHICLES)}" for place in (city, *draw.some(others, stops - 1))]
+    """Return a list of cities, the given one first, each with the vehicle that goes there."""
+    other_cities = [other for other in CITIES if other != city]
+    legs = [f"{place} by {draw.one(VEHICLES)}" for place in (city, *draw.some(other_cities, stops - 1))]
     return " and ".join(legs)
 
 
 def fact_words() -> set[str]:
-    """Return every word of a fact."""
+    """Return every word that a fact can contain."""
     return split_all((*NAMES, *CITIES, *VEHICLES, *FOLLOW, VISIT, "by and ."))
 
 
 @dataclass(frozen=True)
 class Size:
-    """How many facts a context tells, and which kinds are asked: a kind as often as it is named.
+    """Number of facts in a context, and the kinds of questions; a repeated kind is drawn more often.
 
-    Models are taught deep questions more often than they are asked them: what is rare in training, small models
-    do not learn at all.
+    Deep questions are more frequent in training data than in evaluation data: small models do not learn
+    what is rare in training.
     """
 
     facts: int
@@ -98,60 +98,60 @@ SIZES = {
     ),
     3: Size(10, _HARD, _HARD),
 }
-"""By level."""
+"""Sizes per level."""
 LONG_ANSWERS = 0.3
 STOPS = (2, 3)
 
 
 def question(draw: Draw, level: int) -> Record:
-    """Make one question with its context and answer, as the splits that measure have it."""
+    """Make one question with its context and answer, distributed as in the evaluation splits."""
     return _question(draw, SIZES[level].facts, draw.one(SIZES[level].asked))
 
 
 def exercise(draw: Draw, level: int) -> Record:
-    """Make one question with its context and answer, as the splits that teach have it."""
+    """Make one question with its context and answer, distributed as in the training splits."""
     return _question(draw, SIZES[level].facts, draw.one(SIZES[level].taught))
 
 
 def words() -> set[str]:
-    """Return every word that a context, question or answer can hold."""
+    """Return every word that a context, question or answer can contain."""
     return fact_words() | split_all(("where does end what the note say says ?",))
 
 
 def _question(draw: Draw, n_facts: int, kind: Kind) -> Record:
     chains = draw_chains(draw, draw.some(NAMES, n_facts), 1 if kind == "copy" else int(kind[-1]))
-    told = [_longer(draw, fact) for chain in chains for fact in chain]
-    answering = told[len(chains[0]) - 1]
-    asked = f"where does {chains[0][0].subject} end ?"
+    facts = [_longer(draw, fact) for chain in chains for fact in chain]
+    answering = facts[len(chains[0]) - 1]
+    question = f"where does {chains[0][0].subject} end ?"
     if kind == "copy":
-        answering, asked = Fact("the note", "says", tour(draw, draw.one(CITIES), 3)), "what does the note say ?"
-        told[0] = answering
-    told = draw.some(told, len(told))
+        answering, question = Fact("the note", "says", tour(draw, draw.one(CITIES), 3)), "what does the note say ?"
+        facts[0] = answering
+    facts = draw.some(facts, len(facts))
     answer = _answer(answering, kind)
-    context = " ".join(fact.text for fact in told)
+    context = " ".join(fact.text for fact in facts)
     fields = {
         "title": chains[0][0].subject,
         "context": context,
-        "question": asked,
-        "answers": {"text": [text_of(answer)], "answer_start": [_start(told, answering)]},
+        "question": question,
+        "answers": {"text": [text_of(answer)], "answer_start": [_start(facts, answering)]},
     }
     return Record(fields, context, kinds_of(answer))
 
 
 def _longer(draw: Draw, fact: Fact) -> Fact:
-    """Make a longer journey of some visits."""
+    """Replace the place of some visits by a longer tour."""
     if fact.verb != VISIT or not draw.chance(LONG_ANSWERS):
         return fact
     return replace(fact, object_=tour(draw, fact.object_, draw.one(STOPS)))
 
 
 def _answer(fact: Fact, kind: Kind) -> Words:
-    """The object of a fact: its first word takes the hops."""
-    first, _, others = fact.object_.partition(" ")
-    return of_kind(kind, first) + of_kind("copy", others)
+    """Return the object of a fact as words: the first is of kind `kind`, the others are copied."""
+    first, _, remaining_words = fact.object_.partition(" ")
+    return of_kind(kind, first) + of_kind("copy", remaining_words)
 
 
-def _start(told: Sequence[Fact], answering: Fact) -> int:
-    """Return the character at which the answering fact's object begins in the context."""
-    before = list(accumulate((len(fact.text) + 1 for fact in told), initial=0))
-    return before[told.index(answering)] + len(f"{answering.subject} {answering.verb} ")
+def _start(facts: Sequence[Fact], answering: Fact) -> int:
+    """Return the character offset of the answering fact's object in the context."""
+    before = list(accumulate((len(fact.text) + 1 for fact in facts), initial=0))
+    return before[facts.index(answering)] + len(f"{answering.subject} {answering.verb} ")

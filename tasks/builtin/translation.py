@@ -1,4 +1,4 @@
-"""English sentences and their French: word order, agreement near and far, and words that depend on other words."""
+"""English sentences and their French translations: word order, near and distant agreement, lexical ambiguity."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from exitbench.tasks.builtin.words import (
 
 @dataclass(frozen=True)
 class Noun:
-    """A noun in both numbers, with its French gender; `living` decides between translations of some verbs."""
+    """Noun in singular and plural, with its French gender; `living` selects the translation of some verbs."""
 
     en: str
     en_plural: str
@@ -31,7 +31,7 @@ class Noun:
 
 @dataclass(frozen=True)
 class Inflected:
-    """An adjective or participle: English, and French by (feminine, plural)."""
+    """Adjective or participle: English, and French by (feminine, plural)."""
 
     en: str
     masculine: str
@@ -52,7 +52,7 @@ class Inflected:
 
 @dataclass(frozen=True)
 class Verb:
-    """Third person singular and plural; the French pair may depend on whether the object lives."""
+    """Verb in third person singular and plural; the French pair may depend on whether the object is living."""
 
     en: tuple[str, str]
     fr_thing: tuple[str, str]
@@ -60,20 +60,20 @@ class Verb:
 
     @property
     def ambiguous(self) -> bool:
-        """Whether the object decides the translation."""
+        """True if the object decides the translation."""
         return self.fr_thing != self.fr_living
 
 
 @dataclass(frozen=True)
 class Part:
-    """A noun whose translation depends on what it is a part of: owner (English) to (French, feminine)."""
+    """Noun whose translation depends on the whole it is a part of: owner (English) to (French, feminine)."""
 
     en: str
     by_owner: Mapping[str, tuple[str, bool]]
 
 
 def _regular(en: str, masculine: str) -> Inflected:
-    """An adjective with the regular endings -e, -s, -es."""
+    """Return an adjective with the regular endings -e, -s, -es."""
     return Inflected(en, masculine, f"{masculine}e", f"{masculine}s", f"{masculine}es")
 
 
@@ -145,7 +145,7 @@ PARTS = (
 )
 
 
-# English to French by (feminine, plural); "de" swallows the article that follows it.
+# English to French by (feminine, plural); "de" merges with the following article.
 ARTICLES = (Inflected("the", "le", "la", "les", "les"), Inflected("a", "un", "une", "des", "des"))
 OF_THE = Inflected("of the", "du", "de la", "des", "des")
 VOWELS = "aeiou"
@@ -154,16 +154,16 @@ PLURAL_EN = {"the": "the", "a": "some"}
 
 CONJUNCTIONS = (("but", "mais"), ("and", "et"), ("so", "donc"))
 CLAUSES = {1: (1,), 2: (1, 2), 3: (2, 3)}
-"""How many a sentence has, by level."""
+"""Possible numbers of clauses in a sentence, per level."""
 RELATIVES = {1: 0.0, 2: 0.4, 3: 0.7}
-"""How often a subject that something is said of has a relative clause, by level."""
+"""Probability that the subject of a state has a relative clause, per level."""
 
 
 @dataclass(frozen=True)
 class Phrase:
-    """A noun phrase in both languages, with what other words must agree with.
+    """Noun phrase in both languages, with the features that other words must agree with.
 
-    `near` is the kind of what agrees with it: of its own phrase, or past another noun.
+    `near` is the kind of the words that agree with it: within its own phrase, or across another noun.
     """
 
     en: str
@@ -177,7 +177,7 @@ class Phrase:
 
 @dataclass(frozen=True)
 class Clause:
-    """What is said, in both languages, and of whom."""
+    """Clause in both languages, with its subject."""
 
     en: str
     fr: Words
@@ -199,7 +199,7 @@ def translation(draw: Draw, level: int) -> Record:
 
 
 def words() -> set[str]:
-    """Return every word that a sentence pair can hold."""
+    """Return every word that a sentence pair can contain."""
     inflected = (*ADJECTIVES_BEFORE, *ADJECTIVES_AFTER, *STATES, *MOODS, *ARTICLES, OF_THE)
     return (
         split_all(text for noun in NOUNS for text in (noun.en, noun.en_plural, noun.fr, noun.fr_plural))
@@ -212,7 +212,7 @@ def words() -> set[str]:
 
 
 def _action(draw: Draw, level: int) -> Clause:
-    """Somebody does something to somebody or something, perhaps with somebody."""
+    """Make a clause with a verb and an object, sometimes with a companion."""
     subject = _person(draw) if draw.chance(0.4) else _noun_phrase(draw, draw.one(ANIMALS))
     clause = _does(draw, subject)
     if draw.chance(0.3):
@@ -222,7 +222,7 @@ def _action(draw: Draw, level: int) -> Clause:
 
 
 def _does(draw: Draw, subject: Phrase) -> Clause:
-    """A subject does something to somebody or something."""
+    """Make a clause with the given subject, a verb and an object."""
     object_ = _person(draw) if draw.chance(0.2) else _noun_phrase(draw, draw.one(NOUNS))
     verb = draw.one(VERBS)
     fr_verb = (verb.fr_living if object_.living else verb.fr_thing)[subject.plural]
@@ -233,7 +233,7 @@ def _does(draw: Draw, subject: Phrase) -> Clause:
 
 
 def _state(draw: Draw, level: int) -> Clause:
-    """Something is in a state, which agrees with it."""
+    """Make a clause about a thing and its state; the French participle agrees with the thing."""
     subject = _noun_phrase(draw, draw.one(NOUNS))
     if draw.chance(RELATIVES[level]):
         subject = _with_relative(draw, subject)
@@ -241,7 +241,7 @@ def _state(draw: Draw, level: int) -> Clause:
 
 
 def _more(draw: Draw, subject: Phrase) -> Clause:
-    """Something else is said of a subject, by its pronoun: its gender in French, its number and life in English."""
+    """Make another clause about a subject, named by its pronoun (French: by gender; English: by number and animacy)."""
     if subject.named and not subject.plural:
         en = "she" if subject.feminine else "he"
     else:
@@ -253,7 +253,7 @@ def _more(draw: Draw, subject: Phrase) -> Clause:
 
 
 def _with_relative(draw: Draw, phrase: Phrase) -> Phrase:
-    """Put a clause with another noun between a phrase and what agrees with it."""
+    """Insert a relative clause with another noun between a phrase and the words that agree with it."""
     by, verb = _noun_phrase(draw, draw.one(ANIMALS), ARTICLES[:1]), draw.one(VERBS)  # "que un" would need elision
     fr_verb = (verb.fr_living if phrase.living else verb.fr_thing)[by.plural]
     kind: Kind = "lexical" if verb.ambiguous else "copy"
@@ -262,7 +262,7 @@ def _with_relative(draw: Draw, phrase: Phrase) -> Phrase:
 
 
 def _part(draw: Draw, level: int) -> Clause:
-    """A part, whose translation depends on the whole, is in a state, which agrees with the translation."""
+    """Make a clause about the state of a part; its translation depends on the whole, and the participle on it."""
     part = draw.one(PARTS)
     owner = NOUN_BY_EN[draw.one(tuple(part.by_owner))]
     fr, feminine = part.by_owner[owner.en]
@@ -284,7 +284,7 @@ def _part(draw: Draw, level: int) -> Clause:
 
 
 def _mood(draw: Draw, level: int) -> Clause:
-    """One person, or two, and how they feel; the feminine plural is for women only."""
+    """Make a clause about the mood of one or two people; the feminine plural is for two women only."""
     first, second = draw.some(NAMES, 2)
     if draw.chance(0.4):
         return _predicate(_named(first), draw.one(MOODS))
@@ -300,7 +300,7 @@ def _mood(draw: Draw, level: int) -> Clause:
 
 
 def _predicate(subject: Phrase, state: Inflected) -> Clause:
-    """Say that the subject is something."""
+    """Make a clause that says that the subject is in a state."""
     ending = state.fr(subject.feminine, subject.plural)
     fr: Words = (*subject.fr, ("sont" if subject.plural else "est", "copy"), (ending, subject.near))
     return Clause(f"{subject.en} {'are' if subject.plural else 'is'} {state.en}", fr, subject)
@@ -315,13 +315,13 @@ def _named(name: str) -> Phrase:
 
 
 def _noun_phrase(draw: Draw, noun: Noun, articles: Sequence[Inflected] = ARTICLES) -> Phrase:
-    """An article, a noun, and perhaps an adjective."""
+    """Return an article, a noun, and sometimes an adjective."""
     plural = draw.chance(0.4)
     article = draw.one(articles)
     core = _core(draw, noun, plural)
-    one = "an" if article.en == "a" and core.en[0] in VOWELS else article.en
+    article_en = "an" if article.en == "a" and core.en[0] in VOWELS else article.en
     return Phrase(
-        f"{PLURAL_EN[article.en] if plural else one} {core.en}",
+        f"{PLURAL_EN[article.en] if plural else article_en} {core.en}",
         ((article.fr(noun.feminine, plural), "agreement"), *core.fr),
         noun.feminine,
         plural,
@@ -330,7 +330,7 @@ def _noun_phrase(draw: Draw, noun: Noun, articles: Sequence[Inflected] = ARTICLE
 
 
 def _core(draw: Draw, noun: Noun, plural: bool) -> Phrase:
-    """A noun with or without an adjective, which in French stands before or after it, as the adjective wants."""
+    """Return a noun, sometimes with an adjective, which in French precedes or follows the noun, as it requires."""
     en = noun.en_plural if plural else noun.en
     fr: Words = ((noun.fr_plural if plural else noun.fr, "copy"),)
     if draw.chance(0.5):

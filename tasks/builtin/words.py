@@ -1,4 +1,4 @@
-"""Kinds of target words: what each word of a generated answer depends on, and how many blocks that should take."""
+"""Kinds of target words: what each word of a generated answer depends on, and how many blocks it should need."""
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,32 +21,32 @@ Kind = Literal[
     "hop4",
     "hop5",
 ]
-"""What decides a target word, shallow kinds first:
+"""Dependency of a target word, shallow kinds first:
 
-frame: the pattern of the sentence, the same whatever it says: frequent words.
+frame: the fixed pattern of the sentence, whatever its content: frequent words.
 end: a full stop, and the end of the answer.
-copy: one source word, carried over or translated one to one.
+copy: one source word, copied or translated one to one.
 agreement: gender and number of a word of the same phrase.
-lexical: the meaning of another word, which decides among near-synonyms.
-distance: gender and number of a word of another phrase or sentence, past others that would have it otherwise.
-state1, state2, state3: so many statements of the source, one changing what the other said: counts, dates, times.
-hop1, hop2, hop3, hop4, hop5: so many facts of the source, each found by what the one before says; fewer where the
-    answer itself has said a part of the way.
+lexical: the meaning of another word, which selects among near-synonyms.
+distance: gender and number of a word of another phrase or sentence, past intervening words with other features.
+state1, state2, state3: n statements of the source, each changing the state given by the previous one.
+hop1, hop2, hop3, hop4, hop5: n facts of the source, each looked up with the result of the previous one; fewer if the
+    answer itself has already stated a part of the chain.
 """
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
-"""In the order in which blocks should be needed, family by family."""
+"""Kinds in the order in which they should need more blocks, family by family."""
 
 Words = tuple[tuple[str, Kind], ...]
 
 
 @dataclass(frozen=True)
 class Record:
-    """One generated document before it has an id.
+    """Generated document without an id.
 
     Attributes:
         fields: The fields of the real data set, except `id`.
-        source: What must not occur in two splits.
-        kinds: The kind of each word of the target.
+        source: Text that must not occur in two splits.
+        kinds: Kind of each word of the target.
     """
 
     fields: Mapping[str, Any]
@@ -55,12 +55,12 @@ class Record:
 
 
 def of_kind(kind: Kind, text: str) -> Words:
-    """Give every word of a text the same kind."""
+    """Return the words of a text, all with the same kind."""
     return tuple((word, kind) for word in text.split())
 
 
 def text_of(words: Words) -> str:
-    """Return the words as text; punctuation is a word like any other."""
+    """Return the words as text; punctuation marks are words too."""
     return " ".join(word for word, _ in words)
 
 
@@ -70,7 +70,7 @@ def kinds_of(words: Words) -> tuple[Kind, ...]:
 
 
 def split_all(texts: Iterable[str]) -> set[str]:
-    """Return the set of all words of some texts."""
+    """Return the set of all words of the texts."""
     return {word for text in texts for word in text.split()}
 
 
@@ -80,7 +80,7 @@ NAMES = WOMEN + MEN
 
 
 def is_woman(name: str) -> bool:
-    """Tell a name's gender."""
+    """Return whether a name is a woman's."""
     return name in WOMEN
 
 
@@ -88,10 +88,10 @@ T = TypeVar("T")
 
 
 class Draw:
-    """A seeded source of choices."""
+    """Seeded source of random choices."""
 
     def __init__(self, key: str) -> None:
-        """Start the sequence that belongs to a key."""
+        """Start the random sequence of a key."""
         self._random = random.Random(key)
 
     def chance(self, probability: float) -> bool:
@@ -99,11 +99,11 @@ class Draw:
         return self._random.random() < probability
 
     def one(self, choices: Sequence[T]) -> T:
-        """Return one of the choices, each as likely as the others."""
+        """Return one of the choices, each with the same probability."""
         return choices[int(self._random.random() * len(choices))]
 
     def some(self, choices: Sequence[T], n: int) -> list[T]:
-        """Return n different choices in random order (Fisher-Yates); with n = len(choices), a shuffle."""
+        """Return n distinct choices in random order (Fisher-Yates); with n = len(choices), a shuffle."""
         pool = list(choices)
         for i in range(n):
             j = i + int(self._random.random() * (len(pool) - i))

@@ -1,1 +1,1 @@
-"""lm-eval's tasks as documents, requests and scores: any of its own, and any that the user's YAML describes."""
+"""lm-eval's tasks as documents, requests and scores: its own tasks, and tasks of users' YAML files."""

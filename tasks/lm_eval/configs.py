@@ -1,4 +1,4 @@
-"""From a name to the tasks it stands for: their configurations, before any data set is read."""
+"""Look up the tasks that a name stands for: their configurations, before any data set is read."""
 
 import contextlib
 import hashlib
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from lm_eval.tasks._index import Entry
 
 _SHOWN_LEAVES = 12
-# Where a task is from and what it is called change nothing that is computed.
+# The task's name and location do not affect any result.
 _NOT_HASHED = frozenset({"task", "task_alias", "tag", "group", "metadata", "num_fewshot"})
 
 
 @dataclass(frozen=True)
 class LeafConfig:
-    """A single task of lm-eval: its name, and its configuration with everything it includes and the settings.
+    """Single task of lm-eval: its name, and its configuration with all includes and settings applied.
 
     Attributes:
-        is_users: It is from an `include` folder, so nothing in it may be code.
+        is_users: True if the task is from an `include` folder, so nothing in it may be code.
     """
 
     task_name: str
@@ -43,39 +43,39 @@ class LeafConfig:
 
     @property
     def task_class(self) -> type[Any] | None:
-        """The class of a task that is written in Python; None for one of YAML alone."""
-        found: type[Any] | None = self.config.get("class")
-        return found
+        """Class of a task written in Python; None for a task of YAML alone."""
+        task_class: type[Any] | None = self.config.get("class")
+        return task_class
 
     @property
     def output_type(self) -> str:
-        """What is asked of a model."""
-        given = self.config.get("output_type") or getattr(self.task_class, "OUTPUT_TYPE", None)
-        return str(given or "generate_until")
+        """Kind of request, such as "generate_until"."""
+        output_type = self.config.get("output_type") or getattr(self.task_class, "OUTPUT_TYPE", None)
+        return str(output_type or "generate_until")
 
     @property
     def num_fewshot(self) -> int:
-        """Examples before each question."""
+        """Number of few-shot examples before each question."""
         return int(self.config.get("num_fewshot") or 0)
 
     @property
     def task_version(self) -> str:
-        """The task's own version."""
+        """Version that the task declares."""
         metadata = self.config.get("metadata")
-        said = metadata.get("version") if isinstance(metadata, dict) else None
-        return str(said if said is not None else getattr(self.task_class, "VERSION", "Yaml"))
+        declared = metadata.get("version") if isinstance(metadata, dict) else None
+        return str(declared if declared is not None else getattr(self.task_class, "VERSION", "Yaml"))
 
     @property
     def sha256(self) -> str:
-        """Digest of all that decides scores and requests, but the data and what the versions cover."""
-        kept = {key: _plain(value) for key, value in self.config.items() if key not in _NOT_HASHED}
-        return hashlib.sha256(canonical_json(kept).encode()).hexdigest()
+        """Digest of everything that decides scores and requests, except the data and what the versions cover."""
+        hashed = {key: _plain(value) for key, value in self.config.items() if key not in _NOT_HASHED}
+        return hashlib.sha256(canonical_json(hashed).encode()).hexdigest()
 
     def build(self, **changes: Any) -> Any:
-        """Return lm-eval's own task object, its data set read.
+        """Return lm-eval's own task object, with its data set read.
 
         Args:
-            changes: Values in place of those of the configuration.
+            changes: Values that replace those of the configuration.
         """
         from lm_eval.api.task import ConfigurableTask
 
@@ -93,19 +93,18 @@ class LeafConfig:
 
 @cache
 def leaf_configs(name: str, settings: LmEvalSettings) -> tuple[LeafConfig, ...]:
-    """Return the tasks that a name stands for: itself, or those of a group or a tag.
+    """Return the tasks that a name stands for: a single task, or the tasks of a group or tag.
 
     Raises:
-        UserError: There is no such name; or its tasks differ in what they ask or how they are scored, so that they
-            are no single task.
+        UserError: The name does not exist; or its tasks differ in requests or scoring, so that they are no single task.
     """
     if settings.declaration is not None:
         declared = LeafConfig(settings.declaration.name, choice_config(settings.declaration), is_users=True)
         return (_with(settings, declared),)
-    found = _build(name, settings)
-    if isinstance(found, LeafConfig):
-        return (_with(settings, found),)
-    leaves = found if isinstance(found, list) else _leaves_of(name, found)
+    built = _build(name, settings)
+    if isinstance(built, LeafConfig):
+        return (_with(settings, built),)
+    leaves = built if isinstance(built, list) else _leaves_of(name, built)
     if not leaves:
         raise UserError(f"lm-eval: {name!r} has no tasks.")
     leaves = [_with(settings, leaf) for leaf in leaves]
@@ -121,7 +120,7 @@ def _build(name: str, settings: LmEvalSettings) -> Any:
     entries = catalogue(settings.include)
 
     class Configs(TaskFactory):  # type: ignore[misc]
-        """lm-eval's own way from names to tasks, but the last step, which reads the data."""
+        """lm-eval's task factory without the last step, which reads the data."""
 
         def _build_task(self, entry: Any, overrides: Mapping[str, Any] | None) -> LeafConfig:
             _require_apart(entry)
@@ -133,11 +132,11 @@ def _build(name: str, settings: LmEvalSettings) -> Any:
         return Configs().build(find(name, settings.include), registry=dict(entries))
     except ImportError as error:
         raise UserError(f"lm-eval: {name!r} needs a package that is not installed: {error}.") from None
-    except SystemExit as error:  # what a task needs is not installed, and it ends the program where it finds out
+    except SystemExit as error:  # the task needs something that is not installed, and its code exits
         raise UserError(f"lm-eval: {name!r} cannot be had here: its own code gave up when it was read.") from error
     except UserError:
         raise
-    except Exception as error:  # whatever code of a task of lm-eval's raises where it is imported
+    except Exception as error:  # any error of the task's code at import
         why = f"{type(error).__name__}: {told(error, 200)}"
         raise UserError(
             f"lm-eval: {name!r} cannot be read: {why}. Code of metrics is not downloaded; one that lm-eval's own run "
@@ -146,7 +145,7 @@ def _build(name: str, settings: LmEvalSettings) -> Any:
 
 
 def _require_apart(entry: Any) -> None:
-    """Refuse what would run a model's code in this process, before any code of the task is imported."""
+    """Reject tasks whose scoring would run a model's code in this process, before any code of the task is imported."""
     from lm_eval.tasks._yaml_loader import load_yaml
 
     if entry.yaml_path is None or entry.yaml_path.is_relative_to(SHIPPED):
@@ -159,7 +158,7 @@ def _require_apart(entry: Any) -> None:
 
 
 def _without_downloads() -> None:
-    """Keep `evaluate`, which some tasks import, from fetching the code of metrics."""
+    """Keep `evaluate`, which some tasks import, from downloading code of metrics."""
     os.environ["HF_EVALUATE_OFFLINE"] = "1"
     if "evaluate" in sys.modules:
         sys.modules["evaluate"].config.HF_EVALUATE_OFFLINE = True
@@ -181,16 +180,16 @@ def _leaves_of(name: str, group: Any) -> list[LeafConfig]:
 
 
 def _with(settings: LmEvalSettings, leaf: LeafConfig) -> LeafConfig:
-    """Settings over a task's own, by the rules of lm-eval's command line."""
+    """Apply settings over a task's own, by the rules of lm-eval's command line."""
     config = dict(leaf.config)
-    own = config.get("num_fewshot")
-    asked = settings.num_fewshot
-    config["num_fewshot"] = (own if asked is None or own == 0 else asked) or 0
+    task_shots = config.get("num_fewshot")
+    requested = settings.num_fewshot
+    config["num_fewshot"] = (task_shots if requested is None or task_shots == 0 else requested) or 0
     if settings.gen_kwargs:
         if leaf.output_type != "generate_until":
             raise UserError(f"lm-eval: {leaf.task_name!r} generates no text, so gen_kwargs have no meaning for it.")
-        given = {name: list(value) if isinstance(value, tuple) else value for name, value in settings.gen_kwargs}
-        config["generation_kwargs"] = {**_generation(config), **given}
+        overrides = {name: list(value) if isinstance(value, tuple) else value for name, value in settings.gen_kwargs}
+        config["generation_kwargs"] = {**_generation(config), **overrides}
     return LeafConfig(leaf.task_name, config, leaf.is_users)
 
 
@@ -198,8 +197,8 @@ def _generation(config: Mapping[str, Any]) -> dict[str, Any]:
     from lm_eval.defaults import default_gen_kwargs
 
     delimiter = config.get("fewshot_delimiter", "\n\n")
-    given = config.get("generation_kwargs")
-    return {"until": [delimiter], **given} if given is not None else dict(default_gen_kwargs(delimiter))
+    own_kwargs = config.get("generation_kwargs")
+    return {"until": [delimiter], **own_kwargs} if own_kwargs is not None else dict(default_gen_kwargs(delimiter))
 
 
 def _require_alike(name: str, leaves: list[LeafConfig]) -> None:
@@ -212,19 +211,19 @@ def _require_alike(name: str, leaves: list[LeafConfig]) -> None:
 
 
 def _scoring(leaf: LeafConfig) -> dict[str, Any]:
-    filters = [one.get("name") for one in leaf.config.get("filter_list") or ()]
+    filters = [entry.get("name") for entry in leaf.config.get("filter_list") or ()]
     return {"metrics": leaf.config.get("metric_list"), "filters": filters, "class": leaf.task_class}
 
 
 def _not_one(name: str, leaves: list[LeafConfig], why: str) -> UserError:
     names = [leaf.task_name for leaf in leaves]
     more = len(names) - _SHOWN_LEAVES
-    shown = ", ".join(names[:_SHOWN_LEAVES]) + (f" and {more} more" if more > 0 else "")
-    return UserError(f"lm-eval: {name!r} is no single task: {why}. Name its tasks singly: {shown}.")
+    listing = ", ".join(names[:_SHOWN_LEAVES]) + (f" and {more} more" if more > 0 else "")
+    return UserError(f"lm-eval: {name!r} is no single task: {why}. Name its tasks singly: {listing}.")
 
 
 def generation_of(leaf: LeafConfig) -> dict[str, Any]:
-    """Return the generation settings of a task that generates."""
+    """Return the generation settings of a generation task."""
     return _generation(leaf.config)
 
 
@@ -234,11 +233,11 @@ def lm_eval_version() -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A configuration as JSON; functions by their names, since lm-eval's version covers what they do."""
+    """Convert a configuration to JSON; functions become their names, since lm-eval's version covers their code."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if callable(value):
         return f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', type(value).__qualname__)}"
     if value is None or isinstance(value, str | int | bool | float):
@@ -251,29 +250,29 @@ SHIPPED = Path(__file__).parent / "yaml"
 
 @cache
 def catalogue(include: str | None) -> "dict[str, Entry]":
-    """Return what each name stands for; the user's names hide those of lm-eval, as in lm-eval.
+    """Return lm-eval's index entry per name; as in lm-eval, the user's names override lm-eval's.
 
     Args:
         include: Folder of the user's YAML files.
 
     Raises:
-        UserError: The folder is not there, or a file in it is not what is allowed (`user_yaml`).
+        UserError: The folder does not exist, or a file in it is invalid (see `user_yaml`).
     """
     entries = {**_installed(), **_shipped()}
     if include is not None:
-        own = _indexed(read_folder(Path(include)))
-        for tag, entry in own.items():
-            if not entry.cfg and tag in entries:  # a tag of both has the tasks of both
+        user_entries = _indexed(read_folder(Path(include)))
+        for tag, entry in user_entries.items():
+            if not entry.cfg and tag in entries:  # a tag that both define has the tasks of both
                 entry.tags.update(entries[tag].tags)
-        entries.update(own)
+        entries.update(user_entries)
     return entries
 
 
 def find(name: str, include: str | None) -> "Entry":
-    """Return what a name stands for.
+    """Return lm-eval's index entry of a name.
 
     Raises:
-        UserError: Nothing, with the names that come close.
+        UserError: The name does not exist; the message lists similar names.
     """
     entries = catalogue(include)
     if name not in entries:
@@ -289,19 +288,19 @@ def find(name: str, include: str | None) -> "Entry":
 
 
 def shipped_names() -> tuple[str, ...]:
-    """Return the names that YAML files which come along define, sorted."""
+    """Return the names that bundled YAML files define, sorted."""
     return tuple(sorted(_shipped()))
 
 
 def _shipped() -> "dict[str, Entry]":
     from lm_eval.tasks._index import TaskIndex
 
-    found: dict[str, Entry] = TaskIndex.build([SHIPPED])
-    return found
+    entries: dict[str, Entry] = TaskIndex.build([SHIPPED])
+    return entries
 
 
 def _indexed(configs: list[dict[str, Any]]) -> "dict[str, Entry]":
-    """Entries of configurations that were read here: lm-eval gets no path, so that it opens no file."""
+    """Return entries of configurations that were read here: they have no path, so that lm-eval opens no file."""
     from lm_eval.tasks._index import TaskIndex
 
     entries: dict[str, Entry] = {}
@@ -316,9 +315,9 @@ def _installed() -> "dict[str, Entry]":
     from lm_eval.tasks._index import Entry, Kind, TaskIndex
 
     root = Path(lm_eval.tasks.__file__).parent
-    kept = user_cache() / f"lm-eval-tasks-{_stamp(root)}.json"
+    cache_file = user_cache() / f"lm-eval-tasks-{_stamp(root)}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        rows = json.loads(kept.read_text(encoding="utf-8"))
+        rows = json.loads(cache_file.read_text(encoding="utf-8"))
         return {
             name: Entry(name, Kind[kind], None if path is None else root / path, None, set(tags))
             for name, (kind, path, tags) in rows.items()
@@ -333,15 +332,15 @@ def _installed() -> "dict[str, Entry]":
         for name, entry in built.items()
     }
     with contextlib.suppress(OSError):
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        partial = kept.with_name(f"{kept.name}.{os.getpid()}")
+        cache_file.parent.mkdir(parents=True, exist_ok=True)
+        partial = cache_file.with_name(f"{cache_file.name}.{os.getpid()}")
         partial.write_text(json.dumps(rows), encoding="utf-8")
-        partial.replace(kept)
+        partial.replace(cache_file)
     return built
 
 
 def _stamp(root: Path) -> str:
-    """Digest of where lm-eval's YAML files are, and of their sizes and times."""
+    """Return a digest of the paths, sizes and modification times of lm-eval's YAML files."""
     digest = hashlib.sha256(str(root).encode())
     for folder, folders, names in os.walk(root):
         folders.sort()

@@ -1,4 +1,4 @@
-"""Where the records of a task of lm-eval come from: the hub, files that its YAML names, or files that a suite names."""
+"""Data of lm-eval tasks: from the hub, from files that the task's YAML names, or from files that a suite names."""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -26,21 +26,21 @@ FILE_FORMATS = {
     "parquet": frozenset({"data_files", "columns"}),
     "arrow": frozenset({"data_files"}),
 }
-"""Loaders of `datasets` that read files and run nothing, and what may be asked of them."""
+"""Loaders of `datasets` that read files and run no code, and their allowed settings."""
 _HUB_SETTINGS = frozenset({"revision", "data_files"})
 _MAX_MATCHES = 10_000
 
 
 def names_its_files(leaf: LeafConfig) -> bool:
-    """Whether the YAML of a task says which files hold its data."""
+    """Return whether the YAML of a task names the files with its data."""
     return leaf.config.get("dataset_path") in FILE_FORMATS
 
 
 def changes_for(leaf: LeafConfig, source: "Source") -> dict[str, Any] | None:
-    """Return what a source changes in the configuration of a task; None where the source holds nothing of it.
+    """Return the changes to a task's configuration for a source; None if the source has no data for the task.
 
     Raises:
-        UserError: The source does not go with the task, or a file is missing, damaged or of another form.
+        UserError: The source does not fit the task, or a file is missing, damaged or in another format.
     """
     name = leaf.task_name
     if source.kind == "builtin":
@@ -59,7 +59,7 @@ def changes_for(leaf: LeafConfig, source: "Source") -> dict[str, Any] | None:
 
 
 def unreadable(leaf: LeafConfig, source: "Source", error: Exception) -> UserError:
-    """Return what to tell where a task's data could not be read."""
+    """Return the error to raise if a task's data could not be read."""
     name, path = leaf.config.get("dataset_name"), leaf.config.get("dataset_path")
     label = f"{path} ({name})" if name else f"{path}"
     if source.kind != "hub":
@@ -73,7 +73,7 @@ def unreadable(leaf: LeafConfig, source: "Source", error: Exception) -> UserErro
 
 
 def splits(config: Mapping[str, Any]) -> list[str]:
-    """Return the splits of its data set that a task uses, evaluated one first."""
+    """Return the splits of its data set that a task uses, the evaluated one first."""
     fewshot = config.get("fewshot_config") or {}
     named = [*(config.get(key) for key in SPLIT_KEYS), fewshot.get("split") if isinstance(fewshot, dict) else None]
     return list(dict.fromkeys(str(split) for split in named if split))
@@ -82,37 +82,37 @@ def splits(config: Mapping[str, Any]) -> list[str]:
 def _from_hub(leaf: LeafConfig) -> dict[str, Any]:
     if not leaf.is_users:
         return {}
-    path, given = leaf.config.get("dataset_path"), leaf.config.get("dataset_kwargs") or {}
+    path, dataset_kwargs = leaf.config.get("dataset_path"), leaf.config.get("dataset_kwargs") or {}
     if names_its_files(leaf):
         raise UserError(f'{leaf.task_name}: its YAML names files. Allowed: source = "local", with --data-dir.')
     if not is_hub_name(path):
         raise UserError(f"{leaf.task_name}: dataset_path is {path!r}. Needed: a name of the hub, such as 'owner/name'.")
-    _allow(leaf, given, _HUB_SETTINGS)
-    for file in _file_names(leaf, given.get("data_files")):
+    _allow(leaf, dataset_kwargs, _HUB_SETTINGS)
+    for file in _file_names(leaf, dataset_kwargs.get("data_files")):
         if "://" in file or "::" in file or file.startswith(("/", "~")):
             raise UserError(f"{leaf.task_name}: data_files: {file!r} is no file of the data set.")
     return {}
 
 
 def _with_files(leaf: LeafConfig, data_dir: Path | None) -> dict[str, Any]:
-    """`dataset_kwargs` whose files are whole paths below the data folder."""
-    given = deepcopy(dict(leaf.config.get("dataset_kwargs") or {}))
+    """Return `dataset_kwargs` with absolute paths of files below the data folder."""
+    dataset_kwargs = deepcopy(dict(leaf.config.get("dataset_kwargs") or {}))
     if leaf.is_users:
-        _allow(leaf, given, FILE_FORMATS[str(leaf.config["dataset_path"])])
+        _allow(leaf, dataset_kwargs, FILE_FORMATS[str(leaf.config["dataset_path"])])
     if data_dir is None:
         raise UserError(f"{leaf.task_name}: its YAML names files; --data-dir says which folder they are in.")
-    files = given.get("data_files")
+    files = dataset_kwargs.get("data_files")
     if isinstance(files, Mapping):
-        given["data_files"] = {str(split): _paths(leaf, data_dir, one) for split, one in files.items()}
+        dataset_kwargs["data_files"] = {str(split): _paths(leaf, data_dir, names) for split, names in files.items()}
     elif files:
-        given["data_files"] = _paths(leaf, data_dir, files)
+        dataset_kwargs["data_files"] = _paths(leaf, data_dir, files)
     else:
         raise UserError(f"{leaf.task_name}: dataset_kwargs has no data_files.")
-    return given
+    return dataset_kwargs
 
 
 def _paths(leaf: LeafConfig, data_dir: Path, value: object) -> list[str]:
-    found: list[str] = []
+    paths: list[str] = []
     for name in _file_names(leaf, value):
         if "://" in name or "::" in name:
             raise UserError(f"{leaf.task_name}: data_files: {name!r} is an address. Allowed: files below --data-dir.")
@@ -121,38 +121,38 @@ def _paths(leaf: LeafConfig, data_dir: Path, value: object) -> list[str]:
         files = [below(data_dir, str(path.relative_to(data_dir))) for path in matches]
         if not files or not all(path.is_file() for path in files):
             raise UserError(f"{leaf.task_name}: data_files: {name!r}: no such file below --data-dir {data_dir}.")
-        found += [str(path.resolve()) for path in files]
-    return found
+        paths += [str(path.resolve()) for path in files]
+    return paths
 
 
 def _file_names(leaf: LeafConfig, value: object) -> list[str]:
-    """Every name in `data_files`, which may be one, a list, or either by split."""
+    """Return all names in `data_files`, which is a name, a list, or either of them per split."""
     if value is None:
         return []
     if isinstance(value, Mapping):
-        return [name for one in value.values() for name in _file_names(leaf, one)]
+        return [name for entry in value.values() for name in _file_names(leaf, entry)]
     names = value if isinstance(value, list) else [value]
     if not all(isinstance(name, str) for name in names):
         raise UserError(f"{leaf.task_name}: data_files: needed: names of files, in lists or not, by split or not.")
     return list(names)
 
 
-def _allow(leaf: LeafConfig, given: Mapping[str, Any], allowed: frozenset[str]) -> None:
-    for key in given:
+def _allow(leaf: LeafConfig, settings: Mapping[str, Any], allowed: frozenset[str]) -> None:
+    for key in settings:
         if key not in allowed:
             raise UserError(f"{leaf.task_name}: dataset_kwargs: {key!r} is not read.{suggestion(str(key), allowed)}")
 
 
 def _from_files(leaf: LeafConfig, source: "Source") -> dict[str, Any] | None:
-    """Files of a suite, by split, in place of the data set."""
+    """Return the changes that replace the data set with a suite's files, one per split."""
     if leaf.task_class is not None:
         raise UserError(f'{leaf.task_name} is written in Python and reads its data itself. Allowed: source = "hub".')
     if source.data_dir is None:
         raise UserError(f"{leaf.task_name}: a local source needs --data-dir, the folder that files are relative to.")
-    known, paths = splits(leaf.config), dict[str, Path]()
+    known_splits, paths = splits(leaf.config), dict[str, Path]()
     for role, path in source.files:
-        if role not in known:
-            raise UserError(f"{leaf.task_name}: files: unknown split {role!r}.{suggestion(role, known)}")
+        if role not in known_splits:
+            raise UserError(f"{leaf.task_name}: files: unknown split {role!r}.{suggestion(role, known_splits)}")
         paths[role] = below(source.data_dir, path)
     records = _records(leaf, paths)
     if not any(leaf.config.get(key) in records for key in ("test_split", "validation_split")):
@@ -176,19 +176,19 @@ def _where(leaf: LeafConfig) -> tuple[str, str | None]:
 
 
 def _records(leaf: LeafConfig, paths: Mapping[str, Path]) -> dict[str, Sequence[Mapping[str, Any]]]:
-    """Records by split, without splits that have none."""
+    """Return the records per split, without empty splits."""
     read = {split: read_records(*_where(leaf), split, path) for split, path in paths.items()}
     return {split: rows for split, rows in read.items() if rows}
 
 
 def _fewshot_split(config: Mapping[str, Any]) -> str | None:
-    """The split that lm-eval draws examples from; None where they are written down."""
+    """Return the split that lm-eval draws examples from; None if the configuration lists the examples."""
     fewshot = config.get("fewshot_config") or {}
     if isinstance(fewshot, dict) and fewshot.get("samples") is not None:
         return None
-    own = fewshot.get("split") if isinstance(fewshot, dict) else None
+    explicit = fewshot.get("split") if isinstance(fewshot, dict) else None
     order = ("fewshot_split", "training_split", "validation_split", "test_split")
-    return own or next((str(config[key]) for key in order if config.get(key)), None)
+    return explicit or next((str(config[key]) for key in order if config.get(key)), None)
 
 
 def _datasets(

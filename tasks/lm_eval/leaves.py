@@ -1,4 +1,4 @@
-"""Tasks of lm-eval with their data read: documents, and the requests that lm-eval makes of them."""
+"""Single tasks of lm-eval with their data: documents, and the requests that lm-eval builds for them."""
 
 import random
 import signal
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from exitbench.tasks.base import Source
 
 Chat = tuple[str | None, Callable[..., str] | None]
-"""A system message, and the checkpoint's chat template: of messages to text."""
+"""A system message, and the checkpoint's chat template as a function from messages to text."""
 
 _RANDOM_SEED, _NUMPY_SEED = 0, 1234
-"""lm-eval's own, set before it loads tasks: some shuffle their choices then."""
+"""Seeds that lm-eval sets before it loads tasks; some tasks shuffle their choices at that point."""
 
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """A single task of lm-eval with its data.
+    """Single task of lm-eval with its data.
 
     Attributes:
-        task: lm-eval's object.
-        seed: Seed with which examples are drawn.
+        task: lm-eval's task object.
+        seed: Seed for drawing few-shot examples.
     """
 
     config: LeafConfig
@@ -51,19 +51,19 @@ class Leaf:
 
     @property
     def name(self) -> str:
-        """lm-eval's name of the task."""
+        """Name of the task in lm-eval."""
         return self.config.task_name
 
     @cached_property
     def evaluated(self) -> str:
-        """The split that lm-eval evaluates: test, or else validation."""
+        """Split that lm-eval evaluates: test or, if there is none, validation."""
         return "test" if self.task.has_test_docs() else "validation"
 
     def kind_of(self, split: str) -> str:
-        """Return which of lm-eval's kinds of documents (test, validation, train) a suite means.
+        """Return which of lm-eval's kinds of documents (test, validation, train) a suite's split stands for.
 
         Raises:
-            UserError: The task has none of these.
+            UserError: The task has no such documents.
         """
         has = {
             "train": self.task.has_training_docs(),
@@ -72,12 +72,12 @@ class Leaf:
         }
         kind = self.evaluated if split in ("test", "validation") and not has[split] else split
         if not has.get(kind):
-            allowed = [name for name, there in has.items() if there]
+            allowed = [name for name, exists in has.items() if exists]
             raise UserError(f"lm-eval: task {self.name!r} has no split {split!r}.{suggestion(split, allowed)}")
         return kind
 
     def docs(self, kind: str) -> list[Any]:
-        """Return lm-eval's documents of a kind, in its order."""
+        """Return lm-eval's documents of a kind, in lm-eval's order."""
         if kind not in self._docs:
             read = {
                 "train": self.task.training_docs,
@@ -89,23 +89,23 @@ class Leaf:
         return self._docs[kind]
 
     def asking(self, kind: str, ordinals: Sequence[int], chat: Chat | None) -> Any:
-        """Return lm-eval's task for some documents only.
+        """Return a copy of lm-eval's task that is restricted to some documents.
 
-        A document's examples are those that it has where all documents are asked, in their order, so that its prompt
-        does not depend on which others are asked.
+        A document's few-shot examples are the same as when all documents are evaluated, so its prompt does not depend
+        on the selection.
         """
         docs, draws = self.docs(kind), self._drawn(kind)
-        asked: Any = copy(self.task)
+        subset: Any = copy(self.task)
         system, template = chat or (None, None)
-        of_doc = {id(docs[ordinal]): ordinal for ordinal in ordinals}
+        ordinal_of_doc = {id(docs[ordinal]): ordinal for ordinal in ordinals}
         if draws:
-            asked.sampler = sampler = _Drawn()
+            subset.sampler = sampler = _Drawn()
 
             def fewshot_context(doc: Any, *args: Any, **kwargs: Any) -> Any:
-                sampler.examples = draws[of_doc[id(doc)]]
-                return self.task.__class__.fewshot_context(asked, doc, *args, **kwargs)
+                sampler.examples = draws[ordinal_of_doc[id(doc)]]
+                return self.task.__class__.fewshot_context(subset, doc, *args, **kwargs)
 
-            asked.fewshot_context = fewshot_context
+            subset.fewshot_context = fewshot_context
 
         def doc_iterator(**_: Any) -> Iterator[tuple[int, Any]]:
             return iter([(ordinal, docs[ordinal]) for ordinal in ordinals])
@@ -113,7 +113,7 @@ class Leaf:
         def build_all_requests(**_: Any) -> None:
             with _without_bars(), named_errors(self.name):
                 self.task.__class__.build_all_requests(
-                    asked,
+                    subset,
                     system_instruction=system,
                     apply_chat_template=template is not None,
                     fewshot_as_multiturn=self.multiturn,
@@ -122,19 +122,19 @@ class Leaf:
 
         def process_results(doc: Any, results: Any) -> dict[str, Any]:
             with named_errors(self.name):
-                found: dict[str, Any] = self.task.process_results(doc, results)
-            return found
+                scores: dict[str, Any] = self.task.process_results(doc, results)
+            return scores
 
         def apply_filters() -> Any:
             with named_errors(self.name), time_limit(SECONDS_IN_ALL, f"lm-eval: filter_list of task {self.name!r}"):
-                return self.task.__class__.apply_filters(asked)
+                return self.task.__class__.apply_filters(subset)
 
-        asked.doc_iterator, asked.build_all_requests, asked._instances = doc_iterator, build_all_requests, None
-        asked.process_results, asked.apply_filters = process_results, apply_filters
-        return asked
+        subset.doc_iterator, subset.build_all_requests, subset._instances = doc_iterator, build_all_requests, None
+        subset.process_results, subset.apply_filters = process_results, apply_filters
+        return subset
 
     def _drawn(self, kind: str) -> list[Any]:
-        """The examples before each document, drawn as lm-eval draws them; nothing where it draws none."""
+        """Return the examples before each document, drawn as lm-eval draws them; empty if it draws none."""
         from lm_eval.api.task import ConfigurableTask
 
         n = self.config.num_fewshot
@@ -143,17 +143,17 @@ class Leaf:
         if kind not in self._draws:
             self.task.set_fewshot_seed(self.seed)
             config = self.task.config
-            # Where lm-eval takes care that no document is its own example; in other splits we do.
-            apart = kind != self.evaluated or self.task.fewshot_cfg.split == config.test_split
+            # For its evaluated split, lm-eval ensures that no document is its own example; for other splits we do.
+            exclude_self = kind != self.evaluated or self.task.fewshot_cfg.split == config.test_split
             with named_errors(self.name):
                 self._draws[kind] = [
-                    self.task.sampler.sample(n=n, eval_doc=doc if apart else None) for doc in self.docs(kind)
+                    self.task.sampler.sample(n=n, eval_doc=doc if exclude_self else None) for doc in self.docs(kind)
                 ]
         return self._draws[kind]
 
 
 class _Drawn:
-    """A sampler of examples that have been drawn."""
+    """Sampler that returns examples drawn earlier."""
 
     examples: Sequence[Any] = ()
 
@@ -163,10 +163,10 @@ class _Drawn:
 
 @lru_cache(maxsize=16)
 def leaves(name: str, settings: LmEvalSettings, source: "Source") -> tuple[Leaf, ...]:
-    """Return the tasks that a name stands for, with their data; those of which a local source has nothing are left out.
+    """Return the single tasks of a name with their data; tasks without data in a local source are left out.
 
     Raises:
-        UserError: The data cannot be read, or nothing is left.
+        UserError: The data cannot be read, or no task has data.
     """
     use_sandbox()
     configs = leaf_configs(name, settings)
@@ -177,8 +177,8 @@ def leaves(name: str, settings: LmEvalSettings, source: "Source") -> tuple[Leaf,
             task = _built(config, changes, source)
             built.append(Leaf(config, task, settings.fewshot_seed, settings.fewshot_as_multiturn))
     if not built:
-        given = ", ".join(path for _, path in source.files)
-        raise UserError(f"lm-eval: {name!r}: {given} holds nothing of {', '.join(c.task_name for c in configs[:8])}.")
+        paths = ", ".join(path for _, path in source.files)
+        raise UserError(f"lm-eval: {name!r}: {paths} holds nothing of {', '.join(c.task_name for c in configs[:8])}.")
     return tuple(built)
 
 
@@ -190,7 +190,7 @@ def _built(config: LeafConfig, changes: Mapping[str, Any], source: "Source") -> 
         raise
     except ImportError as error:
         raise UserError(f"lm-eval: task {config.task_name!r} needs a package that is not installed: {error}.") from None
-    except Exception as error:  # a template that fails on the first document, whatever it raises
+    except Exception as error:  # any error of a template on the first document
         raise unreadable(config, source, error) from error
     if getattr(task, "MULTIMODAL", False):
         raise UserError(f"lm-eval: task {config.task_name!r} has pictures or sound. Allowed: tasks of text.")
@@ -207,7 +207,7 @@ def _built(config: LeafConfig, changes: Mapping[str, Any], source: "Source") -> 
 
 @contextmanager
 def named_errors(name: str) -> Iterator[None]:
-    """Turn what templates and scoring of a task raise into a message that names the task."""
+    """Convert errors of a task's templates and scoring into a message that names the task."""
     try:
         yield
     except UserError:
@@ -218,7 +218,7 @@ def named_errors(name: str) -> Iterator[None]:
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """Random numbers as lm-eval has them while it loads tasks; those of others go on as if nothing had been."""
+    """Seed the random generators as lm-eval does while it loads tasks, and restore their state afterwards."""
     before, before_numpy = random.getstate(), np.random.get_state()
     random.seed(_RANDOM_SEED)
     np.random.seed(_NUMPY_SEED)
@@ -231,7 +231,7 @@ def _seeded() -> Iterator[None]:
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """No progress bars of lm-eval and `datasets`: requests of single documents are made, thousands of times."""
+    """Disable progress bars of lm-eval and `datasets`: requests are built for single documents, thousands of times."""
     import datasets
     import lm_eval.api.task
 
@@ -247,37 +247,37 @@ def _without_bars() -> Iterator[None]:
 
 
 _SECONDS: Final = 10.0
-"""Of processor time that rendering a template once may take."""
+"""Maximum CPU seconds for rendering a template once."""
 SECONDS_IN_ALL: Final = 600.0
-"""That one template, or the filters of one task, may take for all documents."""
+"""Maximum CPU seconds for one template, or the filters of one task, over all documents."""
 _BITS: Final = 1 << 20
-"""Of a whole number: nothing interrupts Python while it multiplies larger ones."""
+"""Maximum size of an integer in bits: Python cannot be interrupted while it multiplies larger ones."""
 _ITEMS: Final = 1 << 24
-"""Of a text or a list."""
-_SHOWN: Final = 80
+"""Maximum length of a text or a list."""
+_MAX_SHOWN: Final = 80
 
 
 class _Template(Template):
-    """A template with a limit of time, which knows its text."""
+    """Template with a time limit and its source text."""
 
     source = ""
     _spent = 0.0
 
     def render(self, *args: Any, **kwargs: Any) -> str:
-        """Render it.
+        """Render the template.
 
         Raises:
-            UserError: It takes too long.
+            UserError: Rendering takes too long.
         """
         seconds = min(_SECONDS, SECONDS_IN_ALL - self._spent)
-        with time_limit(seconds, f"lm-eval: the template {self.source!r}") as left:
+        with time_limit(seconds, f"lm-eval: the template {self.source!r}") as seconds_left:
             text = super().render(*args, **kwargs)
-        self._spent += seconds - left()
+        self._spent += seconds - seconds_left()
         return text
 
 
 class _Sandbox(SandboxedEnvironment):
-    """A sandbox that compiles each template once: lm-eval compiles them anew for every document."""
+    """Sandbox that compiles each template once, not once per document as lm-eval does."""
 
     template_class = _Template
     intercepted_binops = frozenset({"*", "**"})
@@ -287,24 +287,24 @@ class _Sandbox(SandboxedEnvironment):
         self._compiled = lru_cache(maxsize=4096)(self._with_source)
 
     def from_string(self, source: str, *args: object, **kwargs: object) -> Template:  # type: ignore[override]
-        """Return a template of a text."""
+        """Return the compiled template of a text."""
         return self._compiled(source)
 
     def _with_source(self, source: str) -> Template:
         template = super().from_string(source)
         assert isinstance(template, _Template)
-        template.source = without_middle(source, _SHOWN)
+        template.source = without_middle(source, _MAX_SHOWN)
         return template
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute a product or a power whose size is bounded."""
+        """Compute a product or a power whose size is limited."""
         if _size(operator, left, right) > 1:
             raise SecurityError(f"{operator} of values this large")
         return super().call_binop(context, operator, left, right)
 
 
 def _size(operator: str, left: Any, right: Any) -> float:
-    """How large the result may become, as a share of the largest one allowed."""
+    """Return an upper bound of the result's size, as a share of the largest allowed size."""
     for number, other in ((left, right), (right, left)):
         if isinstance(number, int) and operator == "*" and isinstance(other, str | bytes | list | tuple):
             return number * len(other) / _ITEMS
@@ -316,7 +316,7 @@ def _size(operator: str, left: Any, right: Any) -> float:
 
 @cache
 def use_sandbox() -> None:
-    """Have lm-eval render templates in a sandbox from now on, in this process."""
+    """Make lm-eval render templates in a sandbox from now on, in this process."""
     from lm_eval import utils
 
     plain = utils.env
@@ -327,13 +327,13 @@ def use_sandbox() -> None:
 
 @contextmanager
 def time_limit(seconds: float, what: str) -> Iterator[Callable[[], float]]:
-    """End what takes too much of the processor; gives what says how many seconds were left.
+    """Limit the CPU time of a block; yields a function that returns the seconds left when the block ended.
 
-    A signal ends it, Python's regular expressions too, and signals come to the main thread only: in others there is no
-    limit.
+    The limit is a signal, which also interrupts regular expressions. Only the main thread receives signals: in other
+    threads there is no limit.
 
     Raises:
-        UserError: It took longer.
+        UserError: The block took longer.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield lambda: seconds

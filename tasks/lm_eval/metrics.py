@@ -1,8 +1,8 @@
-"""The metrics of a task of lm-eval: their names, what they add up to, on which scale, and which way is better.
+"""Metrics of lm-eval tasks: their names, summed statistics, scales and directions.
 
-A metric here is a function of sums over documents, so that its interval, or its value without a document, is a sum
-away. lm-eval's are functions of lists; taken over are those that are both. Documents are scored by lm-eval's own
-evaluate(), filters and process_results.
+A metric here is a function of sums over documents, so that its interval, and its value without a document, are cheap.
+lm-eval's metrics are functions of lists; those that can be written with sums are supported. Documents are scored by
+lm-eval's own evaluate(), filters and process_results.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,40 +24,40 @@ if TYPE_CHECKING:
 
 FloatArray = npt.NDArray[np.float64]
 _LARGEST_LOG = 700.0
-"""exp of more is no number."""
+"""Largest exponent: exp of more overflows."""
 
 
 @dataclass(frozen=True)
 class Aggregation:
-    """An aggregation of lm-eval.
+    """An aggregation of lm-eval, written with sums over documents.
 
     Attributes:
-        summands: Of what `process_results` returned for a document: the numbers that are summed, [S].
-        value: Of the sums [..., S] and the number of documents [...]: the metric [...].
-        bounds: Least and greatest value; None where there is no such.
+        summands: Maps a document's result of `process_results` to the numbers that are summed, [S].
+        value: Maps the sums [..., S] and the number of documents [...] to the metric [...].
+        bounds: Smallest and largest value; None if unbounded.
     """
 
     summands: Callable[[Any], list[float]]
     value: Callable[[FloatArray, FloatArray], FloatArray]
     bounds: tuple[float, float] | None = None
 
-    def of_one(self, item: Any) -> float:
-        """Return the metric of a single document."""
+    def document_value(self, item: Any) -> float:
+        """Return the metric's value for a single document."""
         return float(self.value(np.asarray(self.summands(item), dtype=np.float64), np.asarray(1.0)))
 
 
 def aggregation(function: Callable[..., Any] | None) -> Aggregation | None:
-    """Return the sums of an aggregation of lm-eval; None where it is none."""
+    """Return the `Aggregation` of lm-eval's aggregation function; None if it cannot be written with sums."""
     if function is None:
         return None
     try:
-        return _known().get(function) or _found_out(function)
-    except TypeError:  # one that cannot be hashed
-        return _found_out(function)
+        return _by_function().get(function) or _detect_mean(function)
+    except TypeError:  # a function that cannot be hashed
+        return _detect_mean(function)
 
 
 @cache
-def _known() -> dict[Callable[..., Any], Aggregation]:
+def _by_function() -> dict[Callable[..., Any], Aggregation]:
     from lm_eval.api import metrics
     from sacrebleu.metrics import BLEU, CHRF, TER
 
@@ -78,8 +78,8 @@ def _known() -> dict[Callable[..., Any], Aggregation]:
     }
 
 
-def _found_out(function: Callable[..., Any]) -> Aggregation | None:
-    """A task's own function that is a mean under another name."""
+def _detect_mean(function: Callable[..., Any]) -> Aggregation | None:
+    """Return the aggregation of a task's own function if it behaves as a mean; None otherwise."""
     single, nested = [0.25, 0.5, 1.0], [[True, False, True], [False]]
     if _gives(function, single, sum(single) / len(single)):
         return MEAN
@@ -91,7 +91,7 @@ def _found_out(function: Callable[..., Any]) -> Aggregation | None:
 def _gives(function: Callable[..., Any], items: Sequence[Any], expected: float) -> bool:
     try:
         return bool(abs(float(function(list(items))) - expected) < 1e-12)
-    except Exception:  # whatever a task's code raises where it is given other things than it makes
+    except Exception:  # any error of a task's code on unexpected input
         return False
 
 
@@ -122,7 +122,7 @@ def _exp(exponent: FloatArray) -> FloatArray:
 
 
 def _confusion(item: Any) -> list[float]:
-    """True positives, false positives, false negatives, true negatives."""
+    """Return true positives, false positives, false negatives, true negatives."""
     gold, predicted = int(item[0]), int(item[1])
     if not {gold, predicted} <= {0, 1}:
         raise UserError(f"lm-eval: f1 and mcc are kept for two classes, 0 and 1, not for {gold} and {predicted}.")
@@ -136,13 +136,13 @@ def _brier(item: Any) -> list[float]:
 
 
 def _corpus(metric: "CorpusMetric", bounds: tuple[float, float] | None) -> Aggregation:
-    """A corpus metric of sacrebleu, by the counts that its own significance tests add up."""
+    """Return the aggregation of a corpus metric of sacrebleu, based on the counts of its significance tests."""
 
     def summands(item: Any) -> list[float]:
         references, output = item
-        given = [references] if isinstance(references, str) else list(references)
+        texts = [references] if isinstance(references, str) else list(references)
         text = output if isinstance(output, str) else output[0]
-        counts = metric._extract_corpus_statistics([text], [[reference] for reference in given])[0]
+        counts = metric._extract_corpus_statistics([text], [[reference] for reference in texts])[0]
         return [float(count) for count in counts]
 
     def value(total: FloatArray, n: FloatArray) -> FloatArray:
@@ -153,7 +153,7 @@ def _corpus(metric: "CorpusMetric", bounds: tuple[float, float] | None) -> Aggre
 
 MEAN = Aggregation(_number, lambda total, n: total[..., 0] / n)
 PER_BYTE = Aggregation(_pair, _ratio)
-"""Log-likelihood over bytes, from what lm-eval aggregates to bits per byte."""
+"""Log-likelihood per byte, from the pairs that lm-eval aggregates to bits per byte."""
 
 
 PER_BYTE_NAME = "loglikelihood_per_byte"
@@ -164,7 +164,7 @@ _SHARES = frozenset(
         *("pass@1", "pass_at_1", "mc1", "mc2"),
     }
 )
-"""Shares of something, which lm-eval has in 0..1 and we in 0..100."""
+"""Metrics that lm-eval reports in 0..1 and this project in 0..100."""
 
 
 @dataclass(frozen=True)
@@ -172,11 +172,11 @@ class LmEvalMetric:
     """One metric under one filter.
 
     Attributes:
-        name: `exact_match,strict-match`, or `acc` where there is one filter without a name.
+        name: Name in results, such as `exact_match,strict-match`; without the filter if the filter has no name.
         metric: lm-eval's name.
         filter: lm-eval's name of the filter.
-        scale: Factor from lm-eval's value to ours.
-        item: lm-eval's metric whose value of a document this one adds up.
+        scale: Factor from lm-eval's value to this project's.
+        item: lm-eval's metric whose per-document value this metric sums.
     """
 
     name: str
@@ -188,60 +188,60 @@ class LmEvalMetric:
     item: str
 
     def aggregate(self, total: FloatArray, n: FloatArray) -> FloatArray:
-        """Return the metric [...] of sums [..., S] over [...] documents, of a mean of the documents' own values."""
+        """Return the metric [...] from sums [..., S] over [...] documents; for a mean, of the already scaled values."""
         return self.aggregation.value(total, n) * (1.0 if self.is_mean else self.scale)
 
     @property
     def is_mean(self) -> bool:
-        """Whether it is the mean of its values, which need no other statistics."""
+        """True if the metric is the mean of its values, which needs no other statistics."""
         return self.aggregation is MEAN
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """Least and greatest value; None where there is no such."""
-        known = (0.0, 1.0) if self.scale == 100 and self.aggregation.bounds is None else self.aggregation.bounds
-        return known and (self.scale * known[0], self.scale * known[1])
+        """Smallest and largest value; None if unbounded."""
+        bounds = (0.0, 1.0) if self.scale == 100 and self.aggregation.bounds is None else self.aggregation.bounds
+        return bounds and (self.scale * bounds[0], self.scale * bounds[1])
 
 
 def metrics_of(leaf: LeafConfig) -> tuple[LmEvalMetric, ...]:
-    """Return the metrics of a task, headline first: the first that is better when higher, if any is.
+    """Return the metrics of a task, headline first: the first for which higher is better, if any.
 
     Raises:
-        UserError: None of them is a function of sums over documents.
+        UserError: No metric is a function of sums over documents.
     """
-    found, left_out = [], []
+    supported, unsupported = [], []
     for metric, function, higher in _listed(leaf):
         sums = aggregation(function)
         if sums is None:
-            left_out.append(metric)
+            unsupported.append(metric)
             continue
         scale = _scale(metric, sums)
-        found += [
+        supported += [
             LmEvalMetric(name_of(metric, kind), metric, kind, sums, scale, higher, metric) for kind in _filters(leaf)
         ]
         if metric == _BITS:
-            found.append(LmEvalMetric(PER_BYTE_NAME, metric, "none", PER_BYTE, 1.0, True, metric))
-    if not found:
+            supported.append(LmEvalMetric(PER_BYTE_NAME, metric, "none", PER_BYTE, 1.0, True, metric))
+    if not supported:
         raise UserError(
-            f"lm-eval: task {leaf.task_name!r}: its metrics ({', '.join(left_out) or 'none'}) are aggregated by "
+            f"lm-eval: task {leaf.task_name!r}: its metrics ({', '.join(unsupported) or 'none'}) are aggregated by "
             "functions of its own, of whose results no interval can be found. Allowed: means and corpus scores."
         )
-    # Sorting keeps the order of those that are alike.
-    return tuple(sorted(found, key=lambda one: not one.higher_is_better))
+    # The sort is stable, so metrics of the same direction keep their order.
+    return tuple(sorted(supported, key=lambda entry: not entry.higher_is_better))
 
 
 def aggregate_of(metric: str) -> Callable[[FloatArray, FloatArray], FloatArray]:
-    """Return what turns summed statistics of a metric into its value, where only its name in results is known.
+    """Return the function from summed statistics to a metric's value, given only its name in results.
 
     Raises:
-        UserError: lm-eval has no such metric, or one of another form.
+        UserError: lm-eval has no such metric, or it cannot be written with sums.
     """
     from lm_eval.api import metrics as _  # noqa: F401 - fills the registries
     from lm_eval.api.registry import METRIC_REGISTRY, get_metric_aggregation
 
     name = metric.partition(",")[0]
-    known = get_metric_aggregation(name) if name in METRIC_REGISTRY else None
-    sums = PER_BYTE if metric == PER_BYTE_NAME else aggregation(known)
+    function = get_metric_aggregation(name) if name in METRIC_REGISTRY else None
+    sums = PER_BYTE if metric == PER_BYTE_NAME else aggregation(function)
     if sums is None:
         raise UserError(f"metric {metric!r}: how its statistics add up is not known without the task's YAML.")
     scale = _scale(name, sums)
@@ -249,12 +249,12 @@ def aggregate_of(metric: str) -> Callable[[FloatArray, FloatArray], FloatArray]:
 
 
 def document_score(metrics: Sequence[LmEvalMetric], by_filter: Mapping[str, Mapping[str, Any]]) -> DocumentScore:
-    """Return our score of a document.
+    """Return a document's score on this project's scale.
 
     Args:
-        metrics: Those of its task.
-        by_filter: What lm-eval's `process_results` returned, by filter and metric. A metric that a task lists and does
-            not return (its package is not installed, say) is left out.
+        metrics: Metrics of the document's task.
+        by_filter: lm-eval's result of `process_results`, by filter and metric. A listed metric that is missing there
+            (for example because its package is not installed) is left out.
     """
     values: dict[str, float] = {}
     statistics: dict[str, list[float]] = {}
@@ -262,28 +262,28 @@ def document_score(metrics: Sequence[LmEvalMetric], by_filter: Mapping[str, Mapp
         if metric.item not in by_filter.get(metric.filter, ()):
             continue
         item = by_filter[metric.filter][metric.item]
-        values[metric.name] = metric.scale * metric.aggregation.of_one(item)
+        values[metric.name] = metric.scale * metric.aggregation.document_value(item)
         if not metric.is_mean:
             statistics[metric.name] = metric.aggregation.summands(item)
     return DocumentScore(values, statistics)
 
 
 def _scale(metric: str, sums: Aggregation) -> float:
-    """Factor from lm-eval's value to ours."""
+    """Return the factor from lm-eval's value to this project's."""
     return 100.0 if metric in _SHARES and (sums is MEAN or sums.bounds == (0.0, 1.0)) else 1.0
 
 
 def name_of(metric: str, filter_name: str) -> str:
-    """Return what a metric of lm-eval's is called under a filter."""
+    """Return the name of an lm-eval metric under a filter."""
     return metric if filter_name == "none" else f"{metric},{filter_name}"
 
 
 def _filters(leaf: LeafConfig) -> list[str]:
-    return [str(one["name"]) for one in leaf.config.get("filter_list") or ()] or ["none"]
+    return [str(entry["name"]) for entry in leaf.config.get("filter_list") or ()] or ["none"]
 
 
 def _listed(leaf: LeafConfig) -> list[tuple[str, Callable[..., Any] | None, bool]]:
-    """Name, aggregation and direction of each metric, as lm-eval's ConfigurableTask reads them."""
+    """Return name, aggregation and direction of each metric, as lm-eval's ConfigurableTask reads them."""
     from lm_eval.api import metrics as _  # noqa: F401 - fills the registries
     from lm_eval.api.registry import (
         DEFAULT_METRIC_REGISTRY,
@@ -295,12 +295,12 @@ def _listed(leaf: LeafConfig) -> list[tuple[str, Callable[..., Any] | None, bool
     listed = leaf.config.get("metric_list")
     if listed is None:
         if leaf.task_class is not None:
-            return _of_class(leaf)
+            return _class_metrics(leaf)
         listed = [{"metric": name} for name in DEFAULT_METRIC_REGISTRY[leaf.output_type]]
-    found = []
+    metrics_read = []
     for entry in listed:
-        given = entry["metric"]
-        name = str(getattr(given, "__name__", given))
+        metric = entry["metric"]
+        name = str(getattr(metric, "__name__", metric))
         function = entry.get("aggregation")
         if isinstance(function, str):
             function = get_aggregation(function)
@@ -309,33 +309,33 @@ def _listed(leaf: LeafConfig) -> list[tuple[str, Callable[..., Any] | None, bool
         higher = entry.get("higher_is_better")
         if higher is None:
             higher = is_higher_better(name)
-        found.append((name, function, bool(higher)))
-    return found
+        metrics_read.append((name, function, bool(higher)))
+    return metrics_read
 
 
-def _of_class(leaf: LeafConfig) -> list[tuple[str, Callable[..., Any] | None, bool]]:
-    """Of a task written in Python, which says so by methods that need no data."""
+def _class_metrics(leaf: LeafConfig) -> list[tuple[str, Callable[..., Any] | None, bool]]:
+    """Return the metrics of a task written in Python, from methods that need no data."""
     assert leaf.task_class is not None
     empty: Any = object.__new__(leaf.task_class)
     try:
         functions, higher = empty.aggregation(), empty.higher_is_better()
-    except Exception as error:  # whatever a class of lm-eval's does without its data
+    except Exception as error:  # any error of a task's class without its data
         raise UserError(f"lm-eval: task {leaf.task_name!r} does not say its metrics: {error!r}.") from error
     return [(str(name), function, bool(higher.get(name, True))) for name, function in functions.items()]
 
 
-Asked = Sequence[tuple[Leaf, str, Mapping[int, Document]]]
-"""Of each single task and split: the documents, by lm-eval's number."""
+Selection = Sequence[tuple[Leaf, str, Mapping[int, Document]]]
+"""Documents by lm-eval's number, for each single task and split."""
 
 
 def evaluate(
-    lm: Any, asked: Asked, metrics: Sequence[LmEvalMetric], chat: Chat | None
+    lm: Any, selection: Selection, metrics: Sequence[LmEvalMetric], chat: Chat | None
 ) -> tuple[dict[str, DocumentScore], dict[str, float]]:
-    """Have lm-eval ask a model; see `LmEvalTask.evaluate`."""
+    """Have lm-eval evaluate a model; see `LmEvalTask.evaluate`."""
     from lm_eval.evaluator import evaluate as evaluate_in_lm_eval
 
-    by_name = {f"{leaf.name}/{kind}": (leaf, kind, documents) for leaf, kind, documents in asked}
-    if len(by_name) < len(asked):
+    by_name = {f"{leaf.name}/{kind}": (leaf, kind, documents) for leaf, kind, documents in selection}
+    if len(by_name) < len(selection):
         raise UserError("lm-eval: documents of one task and split are from several sources.")
     tasks = {name: leaf.asking(kind, sorted(documents), chat) for name, (leaf, kind, documents) in by_name.items()}
     results = evaluate_in_lm_eval(
@@ -353,11 +353,11 @@ def evaluate(
 
 
 def score(
-    asked: Asked, responses: Mapping[str, Sequence[Any]], metrics: Sequence[LmEvalMetric]
+    selection: Selection, responses: Mapping[str, Sequence[Any]], metrics: Sequence[LmEvalMetric]
 ) -> dict[str, DocumentScore]:
-    """Score responses that are there; see `LmEvalTask.score_responses`."""
+    """Score existing responses; see `LmEvalTask.score_responses`."""
     scores: dict[str, DocumentScore] = {}
-    for leaf, kind, documents in asked:
+    for leaf, kind, documents in selection:
         with named_errors(leaf.name):
             scores |= _scores_of(leaf, kind, documents, responses, metrics)
     return scores
@@ -377,16 +377,16 @@ def _scores_of(
     for instance in task.instances:
         by_ordinal.setdefault(instance.doc_id, []).append(instance)
     for ordinal, instances in by_ordinal.items():
-        given = responses[documents[ordinal].key]
-        for instance, response in zip(sorted(instances, key=lambda one: one.idx), given, strict=True):
+        answers = responses[documents[ordinal].key]
+        for instance, response in zip(sorted(instances, key=lambda request: request.idx), answers, strict=True):
             once = not isinstance(response, list)
             instance.resps = [response] * (instance.repeats or 1) if once else list(response)
     task.apply_filters()
     for ordinal, instances in by_ordinal.items():
-        instances.sort(key=lambda one: one.idx)
+        instances.sort(key=lambda request: request.idx)
         doc = leaf.docs(kind)[ordinal]
         returned = {
-            name: task.process_results(doc, [one.filtered_resps[name] for one in instances])
+            name: task.process_results(doc, [request.filtered_resps[name] for request in instances])
             for name in instances[0].filtered_resps
         }
         scores[documents[ordinal].key] = _scored(leaf, metrics, returned)
@@ -394,7 +394,7 @@ def _scores_of(
 
 
 def filtered(leaf: Leaf, kind: str, ordinal: int, text: str) -> dict[str, Any]:
-    """Return what each filter of a task makes of a text generated for a document."""
+    """Return the result of each filter of a task for a text generated for a document."""
     task = leaf.asking(kind, [ordinal], None)
     task.build_all_requests()
     (instance,) = task.instances
@@ -404,27 +404,27 @@ def filtered(leaf: Leaf, kind: str, ordinal: int, text: str) -> dict[str, Any]:
 
 
 def _scored(leaf: Leaf, metrics: Sequence[LmEvalMetric], returned: Mapping[str, Mapping[str, Any]]) -> DocumentScore:
-    found = document_score(metrics, returned)
-    if metrics[0].name not in found.values:
+    doc_score = document_score(metrics, returned)
+    if metrics[0].name not in doc_score.values:
         raise UserError(
             f"lm-eval: task {leaf.name!r} returns no {metrics[0].name!r} for a document, only "
-            f"{', '.join(sorted(found.values)) or 'nothing'}. A package that it scores with may not be installed."
+            f"{', '.join(sorted(doc_score.values)) or 'nothing'}. A package that it scores with may not be installed."
         )
-    return found
+    return doc_score
 
 
 def _aggregated(results: Mapping[str, Any], names: Iterable[str], metrics: Sequence[LmEvalMetric]) -> dict[str, float]:
-    """lm-eval's aggregated values on our scale; of several tasks, weighted by size, as lm-eval weights groups."""
+    """Return lm-eval's aggregated values on this project's scale; groups are weighted by size, as in lm-eval."""
     from lm_eval.api.metrics import aggregate_subtask_metrics
 
-    found = {}
+    aggregated = {}
     for metric in metrics:
         key = f"{metric.item},{metric.filter}"
         rows = [results[name] for name in names if key in results[name]]
         if not rows or metric.name != name_of(metric.metric, metric.filter):
             continue
         values, sizes = [row[key] for row in rows], [row["sample_len"] for row in rows]
-        # The mean of one value is not that value to the last digit.
+        # The mean of a single value may differ from it in the last digit.
         value = values[0] if len(values) == 1 else aggregate_subtask_metrics(values, sizes)
-        found[metric.name] = metric.scale * float(value)
-    return found
+        aggregated[metric.name] = metric.scale * float(value)
+    return aggregated

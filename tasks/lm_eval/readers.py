@@ -1,7 +1,7 @@
-"""Readers of local files for tasks of lm-eval: any form of a data set, in the fields that the hub has.
+"""Readers of local files for tasks of lm-eval: from any original format to the hub's fields.
 
-A data set of the hub has a reader here if its original files have another form; JSON, JSON lines, CSV and Parquet with
-the hub's fields are read of any.
+A data set of the hub has a reader here if its original files have another format; JSON, JSON lines, CSV and Parquet
+with the hub's fields are read for any data set.
 """
 
 import csv
@@ -21,14 +21,14 @@ _HELLASWAG_BEGUN = re.compile(r"(?P<whole>.*[.!?]) (?P<begun>[a-z][^.!?]*)", re.
 
 
 def read_hellaswag(path: Path, name: str | None, split: str) -> list[dict[str, Any]]:
-    """Read HellaSwag in plain text, or JSON lines with the hub's fields.
+    """Read HellaSwag from plain text, or from JSON lines with the hub's fields.
 
-    Plain text has six lines per task: context, label 0 to 3, four endings. Its context is activity, colon, and the two
-    parts of the JSON lines' context; the second part is what a context ends with after its last whole sentence, in
-    lower case. lm-eval writes it with a capital.
+    Plain text has six lines per question: context, label 0 to 3, four endings. The context is the activity, a colon,
+    and both parts of the JSON lines' context. The second part is the unfinished sentence at the end, in lower case;
+    lm-eval capitalizes it.
 
     Raises:
-        UserError: The lines are no whole tasks, or a label is none.
+        UserError: The number of lines is no multiple of six, or a label is invalid.
     """
     if not path.name.removesuffix(".gz").endswith(".txt"):
         return [dict(row) for row in read_table(path)]
@@ -45,23 +45,23 @@ def _hellaswag_task(lines: list[str], path: Path, line: int) -> dict[str, Any]:
     context, label, *endings = lines
     if label not in ("0", "1", "2", "3"):
         raise UserError(f"{path}, line {line + 1}: the label is {label[:40]!r}. Allowed: 0 to 3.")
-    activity, colon, rest = context.partition(": ")
+    activity, colon, text = context.partition(": ")
     if not colon:
         raise UserError(f"{path}, line {line}: no activity and colon before the context.")
-    parts = _HELLASWAG_BEGUN.fullmatch(rest)
-    first, second = parts.group("whole", "begun") if parts else (rest, "")
+    parts = _HELLASWAG_BEGUN.fullmatch(text)
+    first, second = parts.group("whole", "begun") if parts else (text, "")
     return {"activity_label": activity, "ctx_a": first, "ctx_b": second, "endings": endings, "label": label}
 
 
 _MBPP_SPLITS = {"prompt": range(1, 11), "test": range(11, 511), "validation": range(511, 601), "train": range(601, 975)}
-"""Of Austin et al. 2021, section 2.1."""
+"""Task ids per split, from Austin et al. 2021, section 2.1."""
 
 
 def read_mbpp(path: Path, name: str | None, split: str) -> list[dict[str, Any]]:
-    """Read the problems of a split of MBPP: one file of JSON lines, whose task ids say the split.
+    """Read the problems of one split of MBPP: a single file of JSON lines, whose task ids determine the split.
 
     Raises:
-        UserError: A problem has no whole number as `task_id`.
+        UserError: A problem has no integer `task_id`.
     """
     rows = [dict(row) for row in read_table(path)]
     ids = _MBPP_SPLITS.get(split)
@@ -74,10 +74,10 @@ _MMLU_MARKS = ("_dev", "_val", "_test")
 
 
 def read_mmlu(path: Path, subject: str | None, split: str) -> list[dict[str, Any]]:
-    """Return a subject's questions of MMLU: CSV files of one subject each, alone or packed in a tar archive.
+    """Return a subject's questions of MMLU: from one CSV file per subject, alone or in a tar archive.
 
-    Columns are question, four choices and the answer: without a header and the answer as A to D, as the authors publish
-    them; or under a header `question,choice0,...,choice3,answer`, the answer as 0 to 3. An archive that has no file of
+    Columns are question, four choices and the answer: without a header and with answers A to D, as published by the
+    authors; or under the header `question,choice0,...,choice3,answer` with answers 0 to 3. An archive without a file of
     the subject gives no questions.
 
     Raises:
@@ -94,14 +94,14 @@ def read_mmlu(path: Path, subject: str | None, split: str) -> list[dict[str, Any
 
 @lru_cache(maxsize=4)
 def _mmlu_archive(path: Path) -> dict[str, tuple[str, str]]:
-    """Place and text of each CSV, by subject."""
-    found = {}
+    """Return place and text of each CSV file, by subject."""
+    files = {}
     for name, text in read_members(path, ".csv"):
         stem = PurePosixPath(name).stem
         for mark in _MMLU_MARKS:
             stem = stem.removesuffix(mark)
-        found[stem] = (f"{path}, {name}", text)
-    return found
+        files[stem] = (f"{path}, {name}", text)
+    return files
 
 
 def _mmlu_questions(where: str, text: str, subject: str) -> list[dict[str, Any]]:
@@ -135,11 +135,11 @@ def read_narrativeqa(path: Path, name: str | None, split: str) -> list[dict[str,
     Raises:
         UserError: A field is missing or of another type.
     """
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     for i, row in enumerate(read_table(path)):
         where = f"{path}, [{i}]"
         if "qas" not in row:
-            found.append(dict(row))
+            records.append(dict(row))
             continue
         summary = {"summary": {"text": member(row, "context", str, where).strip()}}
         for q, value in enumerate(member(row, "qas", list, where)):
@@ -147,8 +147,8 @@ def read_narrativeqa(path: Path, name: str | None, split: str) -> list[dict[str,
             pair = require(value, dict, place)
             question = {"text": member(pair, "question", str, place)}
             answers = [{"text": member(pair, "answer", str, place)}]
-            found.append({"document": summary, "question": question, "answers": answers})
-    return found
+            records.append({"document": summary, "question": question, "answers": answers})
+    return records
 
 
 _STRATEGYQA_TEXTS = ("qid", "term", "description", "question")
@@ -160,17 +160,17 @@ def read_strategyqa(path: Path, name: str | None, split: str) -> list[dict[str, 
     Raises:
         UserError: A field is missing or of another type.
     """
-    found = []
+    records = []
     for i, row in enumerate(read_table(path)):
         where = f"{path}, [{i}]"
         texts = {field: member(row, field, str, where) for field in _STRATEGYQA_TEXTS}
-        found.append({**texts, "answer": member(row, "answer", bool, where)})
-    return found
+        records.append({**texts, "answer": member(row, "answer", bool, where)})
+    return records
 
 
 Records = Sequence[Mapping[str, Any]]
 Reader = Callable[[Path, str | None, str], Records]
-"""Of a file, the name of the part of the data set, and the split."""
+"""Function of a file, the name of the data set's configuration, and the split."""
 
 READERS: Final[dict[str, Reader]] = {
     "cais/mmlu": read_mmlu,
@@ -180,21 +180,21 @@ READERS: Final[dict[str, Reader]] = {
     "deepmind/narrativeqa": read_narrativeqa,
     DATASET: read_choices,
 }
-"""By the data set's name on the hub."""
+"""Readers by the data set's name on the hub."""
 
 
 @lru_cache(maxsize=256)
 def read_records(dataset: str, name: str | None, split: str, path: Path) -> Records:
-    """Return the records of a file, in the hub's fields.
+    """Return the records of a file with the hub's fields.
 
     Args:
-        dataset: Name of the data set on the hub, which decides the form of the file.
-        name: Part of the data set: a subject, a language pair; None where there is one.
-        split: Split of the data set, for files that hold several.
-        path: Plain, or `.gz`.
+        dataset: Name of the data set on the hub, which decides the file's format.
+        name: Configuration of the data set, such as a subject or a language pair; None if there is one.
+        split: Split of the data set, for files that contain several.
+        path: Path of the file, plain or `.gz`.
 
     Raises:
-        UserError: The file is missing, damaged or of another form, with the record and the key.
+        UserError: The file is missing, damaged or in another format; the message names the record and the key.
     """
     reader = READERS.get(dataset)
     return read_table(path) if reader is None else reader(path, name, split)

@@ -1,4 +1,4 @@
-"""What a suite says about a task of lm-eval beside its name."""
+"""Settings of an lm-eval task in a suite."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -8,20 +8,21 @@ from exitbench.errors import UserError, suggestion
 from exitbench.tasks.declared import Declaration
 
 PREFIX = "lm-eval:"
-"""Before the name of a task, group or tag of lm-eval."""
+"""Prefix of the name of a task, group or tag of lm-eval."""
 
 
 @dataclass(frozen=True)
 class LmEvalSettings:
-    """Settings of a task of lm-eval, under the names of its own command line.
+    """Settings of an lm-eval task, named as on lm-eval's command line.
 
     Attributes:
-        include: Folder with YAML files of the user; they are data, code in them is refused.
-        num_fewshot: Examples before each question; None: as the task says. A task that says 0 keeps 0, as in lm-eval.
-        fewshot_seed: Seed with which examples are drawn.
-        fewshot_as_multiturn: Examples are turns of their own in a chat template.
-        gen_kwargs: Pairs (name, value) in place of the task's `generation_kwargs` of those names.
-        declaration: A task with choices that a TOML file describes, which is then the task; None for all others.
+        include: Folder with the user's YAML files; they are data, and code in them is rejected.
+        num_fewshot: Number of examples before each question; None: the task's own. A task with 0 keeps 0, as in
+            lm-eval.
+        fewshot_seed: Seed for drawing few-shot examples.
+        fewshot_as_multiturn: Examples are separate turns in a chat template.
+        gen_kwargs: Pairs (name, value) that override the task's `generation_kwargs`.
+        declaration: Declared task with choices, which replaces the named task; None for all other tasks.
     """
 
     include: str | None = None
@@ -32,9 +33,9 @@ class LmEvalSettings:
     declaration: Declaration | None = None
 
     def __post_init__(self) -> None:
-        # Lists of JSON become tuples, so that settings can be keys.
-        given = tuple((str(name), _frozen(value)) for name, value in self.gen_kwargs)
-        object.__setattr__(self, "gen_kwargs", given)
+        # JSON lists become tuples, so that settings are hashable.
+        pairs = tuple((str(name), _frozen(value)) for name, value in self.gen_kwargs)
+        object.__setattr__(self, "gen_kwargs", pairs)
         if self.num_fewshot is not None and self.num_fewshot < 0:
             raise UserError(f"num_fewshot is {self.num_fewshot}. Allowed: 0 or more.")
 
@@ -47,12 +48,12 @@ class LmEvalSettings:
         """Rebuild settings from their JSON.
 
         Raises:
-            UserError: There is no such setting.
+            UserError: A setting does not exist.
         """
-        known = {field.name for field in fields(cls)}
+        names = {field.name for field in fields(cls)}
         for name in record:
-            if name not in known:
-                raise UserError(f"settings of an lm-eval task: unknown {name!r}.{suggestion(name, known)}")
+            if name not in names:
+                raise UserError(f"settings of an lm-eval task: unknown {name!r}.{suggestion(name, names)}")
         pairs = tuple((name, value) for name, value in record.get("gen_kwargs", ()))
         declared = record.get("declaration")
         declaration = declared and Declaration.from_json(declared)
@@ -71,11 +72,11 @@ _CHANGE_NOTHING: Final = {
     "min_new_tokens": 0,
     "num_return_sequences": 1,
 }
-"""Arguments that change what greedy decoding gives, and their values that change nothing."""
+"""Generation arguments that change greedy decoding, each with the value that has no effect."""
 
 
 class NotGreedy(NamedTuple):
-    """What is asked for, and the argument that asks for greedy decoding in its place."""
+    """Unsupported request, and the name and value of the argument that restore greedy decoding."""
 
     what: str
     name: str
@@ -83,13 +84,13 @@ class NotGreedy(NamedTuple):
 
 
 def why_not_greedy(kwargs: Mapping[str, Any]) -> NotGreedy | None:
-    """Return what of lm-eval's arguments of generation greedy decoding does not do; None where it does all."""
+    """Return the first of lm-eval's generation arguments that greedy decoding does not support, or None."""
     from lm_eval.models.utils import normalize_gen_kwargs
 
-    asked: dict[str, Any] = dict(normalize_gen_kwargs(dict(kwargs)))
-    if asked.get("do_sample") and asked.get("temperature") != 0:
+    normalised: dict[str, Any] = dict(normalize_gen_kwargs(dict(kwargs)))
+    if normalised.get("do_sample") and normalised.get("temperature") != 0:
         return NotGreedy("sampling", "do_sample", False)
     for name, value in _CHANGE_NOTHING.items():
-        if asked.get(name, value) != value:
-            return NotGreedy(f"{name} = {asked[name]}", name, value)
+        if normalised.get(name, value) != value:
+            return NotGreedy(f"{name} = {normalised[name]}", name, value)
     return None

@@ -1,4 +1,4 @@
-"""A task, group or tag of lm-eval as one of our tasks."""
+"""A task, group or tag of lm-eval as a `Task`."""
 
 import base64
 import math
@@ -21,34 +21,34 @@ if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
 _DEFAULT_MAX_NEW_TOKENS = 256
-"""lm-eval's, of tasks that say nothing."""
+"""lm-eval's default for tasks that set none."""
 
 
 @dataclass(frozen=True)
 class LmEvalDocument(Document):
-    """A document of a task of lm-eval.
+    """Document of an lm-eval task.
 
-    `fields` are task (lm-eval's name of the single task), split (test, validation or train), doc_id (lm-eval's number
-    of the document in it) and doc (the record). Documents given another reference have that too.
+    `fields` are task (lm-eval's name of the single task), split (test, validation or train), doc_id (lm-eval's index of
+    the document in the split) and doc (the record). Documents from `with_reference` also have `reference`.
 
     Attributes:
-        source: Where the record is from; examples in prompts come from the same place. Not part of the key.
+        source: Source of the record, and of the examples in its prompt. Not part of the key.
     """
 
     source: Source = field(default_factory=Source)
 
 
 class LmEvalTask(Task):
-    """A task, group or tag of lm-eval: its documents, requests, filters, scores and aggregation are lm-eval's.
+    """Task, group or tag of lm-eval: its documents, requests, filters, scores and aggregation are lm-eval's.
 
-    Metrics that are shares are on 0..100; all others are as lm-eval has them.
+    Metrics that are shares are scaled to 0..100; all others are as in lm-eval.
 
     Args:
-        name: As in suites, with its prefix.
-        settings: What the suite says beside.
+        name: Name in suites, with its prefix.
+        settings: Further settings of the suite.
 
     Raises:
-        UserError: There is no such task; it is several; or it has no metric whose interval can be found.
+        UserError: The task does not exist; its tasks cannot be combined; or no metric is a function of sums.
     """
 
     local_roles = ()
@@ -61,14 +61,14 @@ class LmEvalTask(Task):
         first = configs[0]
         self._metrics = {metric.name: metric for metric in metrics_of(first)}
         self.metrics = tuple(self._metrics)
-        self.lower_is_better = frozenset(name for name, one in self._metrics.items() if not one.higher_is_better)
+        self.lower_is_better = frozenset(name for name, entry in self._metrics.items() if not entry.higher_is_better)
         self.consistency_metric = self.metrics[0]
         self.output_type = cast(OutputType, first.output_type)
         self.metric_version = _version(configs)
         self.generation_kwargs: dict[str, Any] = generation_of(first) if self.output_type == "generate_until" else {}
-        """Of a task that generates, with what the settings put in their place: until, max_gen_toks, do_sample, ..."""
-        asked = self.generation_kwargs.get("max_gen_toks")
-        self.default_max_new_tokens = int(asked) if asked else _DEFAULT_MAX_NEW_TOKENS
+        """Generation arguments with the settings applied: until, max_gen_toks, ...; empty for other output types."""
+        max_gen_toks = self.generation_kwargs.get("max_gen_toks")
+        self.default_max_new_tokens = int(max_gen_toks) if max_gen_toks else _DEFAULT_MAX_NEW_TOKENS
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -77,36 +77,36 @@ class LmEvalTask(Task):
 
     @property
     def num_fewshot(self) -> int:
-        """Examples before each question, of its first single task."""
+        """Number of few-shot examples before each question, from the first single task."""
         return next(iter(self._configs.values())).num_fewshot
 
     @cached_property
     def is_unsafe(self) -> bool:
-        """Whether scoring runs what the model wrote."""
+        """True if scoring runs code that the model wrote."""
         return any(bool(config.config.get("unsafe_code")) for config in self._configs.values())
 
     def bounds(self, metric: str) -> tuple[float, float] | None:
-        """Return the least and the greatest value that a metric can have; None where there is no such."""
+        """Return the smallest and the largest possible value of a metric; None if it is unbounded."""
         return self._metrics[metric].bounds
 
     def aggregate(self, metric: str, total: FloatArray, n: FloatArray) -> FloatArray:
-        """Return what lm-eval aggregates a metric to; see `Task.aggregate`."""
+        """Return lm-eval's aggregated value of a metric; see `Task.aggregate`."""
         return self._metrics[metric].aggregate(total, n)
 
     def instances(self, documents: Sequence[Document], chat: Chat | None = None) -> "dict[str, list[Instance]]":
-        """Return lm-eval's requests of each document, by its key, in the order of their `idx`.
+        """Return lm-eval's requests per document, by document key, in the order of their `idx`.
 
         Args:
-            documents: Of `load`.
+            documents: Documents from `load`.
             chat: A system message and a chat template; None for neither.
         """
-        found: dict[str, list[Instance]] = {}
-        for leaf, kind, by_ordinal in self._asked(documents):
-            asked = leaf.asking(kind, sorted(by_ordinal), chat)
-            asked.build_all_requests()
-            for instance in asked.instances:
-                found.setdefault(by_ordinal[instance.doc_id].key, []).append(instance)
-        return {document.key: sorted(found[document.key], key=lambda one: one.idx) for document in documents}
+        by_key: dict[str, list[Instance]] = {}
+        for leaf, kind, by_ordinal in self._group_by_leaf(documents):
+            subset = leaf.asking(kind, sorted(by_ordinal), chat)
+            subset.build_all_requests()
+            for instance in subset.instances:
+                by_key.setdefault(by_ordinal[instance.doc_id].key, []).append(instance)
+        return {document.key: sorted(by_key[document.key], key=lambda request: request.idx) for document in documents}
 
     def evaluate(
         self,
@@ -115,22 +115,23 @@ class LmEvalTask(Task):
         chat: Chat | None = None,
         confirm_run_unsafe_code: bool = False,
     ) -> tuple[dict[str, DocumentScore], dict[str, float]]:
-        """Have lm-eval's `evaluate()` ask a model and score its answers.
+        """Have lm-eval's `evaluate()` run a model and score its answers.
 
         Args:
             lm: lm-eval's `LM`.
-            documents: Of `load`; requests are made in their order in lm-eval's data set, task by task.
+            documents: Documents from `load`; requests are in the order of lm-eval's data set, task by task.
             chat: A system message and a chat template; None for neither.
-            confirm_run_unsafe_code: What the model wrote may be run, where the task scores it so.
+            confirm_run_unsafe_code: Code that the model wrote may be run, if the task's scoring does that.
 
         Returns:
-            The scores of each document, by its key; and lm-eval's own aggregated value of each metric, on our scale.
+            The score of each document, by its key; and lm-eval's own aggregated value of each metric, on this project's
+            scale.
 
         Raises:
-            UserError: The task runs what the model wrote and that was not confirmed.
+            UserError: The task runs code that the model wrote, and that was not confirmed.
         """
         self._require_confirmed(confirm_run_unsafe_code)
-        return metrics.evaluate(lm, self._asked(documents), tuple(self._metrics.values()), chat)
+        return metrics.evaluate(lm, self._group_by_leaf(documents), tuple(self._metrics.values()), chat)
 
     def score_responses(
         self,
@@ -138,41 +139,41 @@ class LmEvalTask(Task):
         responses: Mapping[str, Sequence[Any]],
         confirm_run_unsafe_code: bool = False,
     ) -> dict[str, DocumentScore]:
-        """Score responses that are there already, by lm-eval's own filters and rules.
+        """Score existing responses with lm-eval's own filters and rules.
 
         Args:
-            documents: Of `load`.
-            responses: By document, one for each of its `instances`, in their order: a text (generate_until), a pair of
-                log-likelihood and whether the text is what greedy decoding gives (multiple_choice, loglikelihood), or
-                a log-likelihood (loglikelihood_rolling). For a task with repeats, a list of these, or one for all.
+            documents: Documents from `load`.
+            responses: Per document, one response for each of its `instances`, in order: a text (generate_until), a pair
+                of log-likelihood and whether the text is the greedy decode (multiple_choice, loglikelihood), or a
+                log-likelihood (loglikelihood_rolling). For a task with repeats, a list of these, or one for all
+                repeats.
             confirm_run_unsafe_code: As in `evaluate`.
         """
         self._require_confirmed(confirm_run_unsafe_code)
-        return metrics.score(self._asked(documents), responses, tuple(self._metrics.values()))
+        return metrics.score(self._group_by_leaf(documents), responses, tuple(self._metrics.values()))
 
     def stored_responses(
         self, samples: Iterable[Mapping[str, Any]], choices: Iterable[Mapping[str, Any]]
     ) -> dict[str, list[Any]]:
-        """Return what was answered about each document, as `score_responses` takes it.
+        """Return the stored responses per document, in the form that `score_responses` takes.
 
         Args:
-            samples: Rows of the spool's ``samples``.
-            choices: Rows of its ``choices``; none of a task that generates.
+            samples: Rows of the spool's ``samples`` table.
+            choices: Rows of its ``choices`` table; empty for a generation task.
         """
         if self.output_type == "generate_until":
             return {row["doc_key"]: [row["output_text"]] for row in samples}
         is_rolling = self.output_type == "loglikelihood_rolling"
-        found: dict[str, list[Any]] = {}
+        responses: dict[str, list[Any]] = {}
         for row in sorted(choices, key=lambda row: int(row["choice"])):
             response = row["logprob"] if is_rolling else (row["logprob"], row["is_greedy"])
-            found.setdefault(row["doc_key"], []).append(response)
-        return found
+            responses.setdefault(row["doc_key"], []).append(response)
+        return responses
 
     def score(self, doc: Document, output: str) -> DocumentScore:
-        """Score one text, of a task that generates.
+        """Score one text of a generation task.
 
-        A document with another reference (`with_reference`) is scored by whether the task's own filters make the same
-        of both texts.
+        A document from `with_reference` is scored by whether the task's filters return the same for both texts.
         """
         if "reference" in doc.fields:
             return self._same(doc, output)
@@ -184,48 +185,48 @@ class LmEvalTask(Task):
         return [str(choice) for choice in leaf.task.doc_to_choice(record)]
 
     def right_choices(self, doc: Document) -> frozenset[int]:
-        """Return which choices of a multiple-choice document are right, counted from 0; more than one is rare."""
+        """Return the indices of the correct choices of a multiple-choice document; more than one is rare."""
         leaf, record = self._leaf(doc)
         task, choices = leaf.task, self.choices(doc)
         gold = task.doc_to_text(record) if getattr(task, "multiple_input", 0) else task.doc_to_target(record)
-        found = {_index(one, choices) for one in (gold if isinstance(gold, list | tuple) else [gold])}
-        return frozenset(index for index in found if 0 <= index < len(choices))
+        indices = {_index(answer, choices) for answer in (gold if isinstance(gold, list | tuple) else [gold])}
+        return frozenset(index for index in indices if 0 <= index < len(choices))
 
     def prompts(self, documents: Sequence[Document], kind: ModelKind) -> list[str]:
-        """Return all that is asked about each document as one text, for digests: the same for models of any kind."""
-        asked = self.instances(documents)
-        return [canonical_json([plain(one.args) for one in asked[document.key]]) for document in documents]
+        """Return one text per document that identifies all its requests, for digests; it does not depend on `kind`."""
+        requests = self.instances(documents)
+        return [canonical_json([plain(request.args) for request in requests[document.key]]) for document in documents]
 
     def likeness(self, doc: Document) -> str:
-        """Return the record: prompts of the same one differ in their examples."""
+        """Return the record as JSON: prompts of equal records may differ in their examples."""
         return canonical_json(doc.fields["doc"])
 
     def prompt(self, doc: Document) -> str:
-        """Return the context of a document's first request; of a rolling one, the text itself."""
+        """Return the context of a document's first request; for a rolling request, the text itself."""
         return str(self.instances([doc])[doc.key][0].args[0])
 
     def target(self, doc: Document) -> str:
-        """Return the reference as text: the right choice where there are choices."""
+        """Return the reference as text; for multiple choice, the correct choice."""
         if self.output_type == "multiple_choice":
             return " / ".join(self.choices(doc)[index] for index in sorted(self.right_choices(doc)))
         leaf, record = self._leaf(doc)
-        given = leaf.task.doc_to_target(record)
-        return str(given[0] if isinstance(given, list) and given else given)
+        reference = leaf.task.doc_to_target(record)
+        return str(reference[0] if isinstance(reference, list) and reference else reference)
 
     def with_reference(self, doc: Document, text: str) -> Document:
         """Return the document with another text as its only reference."""
         return LmEvalDocument(doc.key, {**doc.fields, "reference": text}, source=_source(doc))
 
     def _read(self, source: Source, split: str, seed: int) -> list[Document]:
-        found: list[Document] = []
+        documents: list[Document] = []
         for leaf in leaves(self._own_name, self.settings, source):
-            # Files are the split that they are given for; a part of it may be asked for.
+            # local files stand for the split they are given for; only a slice of it can be requested
             part, kind = _part(leaf, "test" if source.files and "[" not in split else split)
             docs = leaf.docs(kind)
             for ordinal in part:
                 fields = _fields(leaf.name, kind, ordinal, docs[ordinal])
-                found.append(LmEvalDocument(Document.from_fields(fields).key, fields, source=source))
-        return found
+                documents.append(LmEvalDocument(Document.from_fields(fields).key, fields, source=source))
+        return documents
 
     def _read_local(self, files: Mapping[str, Path]) -> list[dict[str, Any]]:
         raise NotImplementedError("`_read` reads")
@@ -234,25 +235,25 @@ class LmEvalTask(Task):
         raise NotImplementedError("`_read` reads")
 
     def lm_eval_config(self, documents: Sequence[Document], kind: ModelKind) -> dict[str, Any]:
-        """Refuse: lm-eval has a configuration of its own; see `evaluate`."""
+        """Raise an error: lm-eval has its own configuration of the task; see `evaluate`."""
         raise NotImplementedError("tasks of lm-eval are evaluated by `evaluate`")
 
-    def _asked(self, documents: Sequence[Document]) -> list[tuple[Leaf, str, dict[int, Document]]]:
-        """Documents by number, of each single task and split."""
+    def _group_by_leaf(self, documents: Sequence[Document]) -> list[tuple[Leaf, str, dict[int, Document]]]:
+        """Group documents by single task and split, each group by lm-eval's index."""
         grouped: dict[tuple[Source, str, str], dict[int, Document]] = {}
         for document in documents:
             fields = document.fields
             place = (_source(document), str(fields["task"]), str(fields["split"]))
             grouped.setdefault(place, {})[int(fields["doc_id"])] = document
-        asked = []
+        groups = []
         for (source, name, kind), by_ordinal in grouped.items():
             leaf = self._leaf_named(source, name)
             docs = leaf.docs(kind)
             for ordinal, document in by_ordinal.items():
                 if ordinal >= len(docs) or plain(docs[ordinal]) != document.fields["doc"]:
                     raise UserError(f"lm-eval: task {name!r}, document {ordinal}: not what was planned.")
-            asked.append((leaf, kind, by_ordinal))
-        return asked
+            groups.append((leaf, kind, by_ordinal))
+        return groups
 
     def _leaf(self, doc: Document) -> tuple[Leaf, Any]:
         leaf = self._leaf_named(_source(doc), str(doc.fields["task"]))
@@ -274,27 +275,27 @@ class LmEvalTask(Task):
     def _same(self, doc: Document, output: str) -> DocumentScore:
         leaf, _ = self._leaf(doc)
         kind, ordinal = str(doc.fields["split"]), int(doc.fields["doc_id"])
-        made = [metrics.filtered(leaf, kind, ordinal, text) for text in (str(doc.fields["reference"]), output)]
+        filtered = [metrics.filtered(leaf, kind, ordinal, text) for text in (str(doc.fields["reference"]), output)]
         same = {
-            metric.name: _ends(metric)[made[0][metric.filter] == made[1][metric.filter]]
+            metric.name: _ends(metric)[filtered[0][metric.filter] == filtered[1][metric.filter]]
             for metric in self._metrics.values()
         }
         return DocumentScore({name: float(value) for name, value in same.items()})
 
 
 def _ends(metric: LmEvalMetric) -> tuple[float, float]:
-    """The worst and the best value of a metric; of one without a scale, 0 and 100."""
+    """Return the worst and the best value of a metric; 0 and 100 if it is unbounded."""
     low, high = metric.bounds or (0.0, 100.0)
     return (low, high) if metric.higher_is_better else (high, low)
 
 
 def document_key(task: str, split: str, doc_id: int, doc: Any) -> str:
-    """Return the key of a document of lm-eval's.
+    """Return the key of a document of an lm-eval task.
 
     Args:
         task: lm-eval's name of the single task.
         split: test, validation or train.
-        doc_id: lm-eval's number of the document in it.
+        doc_id: lm-eval's index of the document in the split.
         doc: lm-eval's record.
     """
     return Document.from_fields(_fields(task, split, doc_id, doc)).key
@@ -319,13 +320,13 @@ def _index(gold: Any, choices: list[str]) -> int:
 def _version(configs: Sequence[LeafConfig]) -> str:
     import hashlib
 
-    own = sorted({config.task_version for config in configs})
+    versions = sorted({config.task_version for config in configs})
     digest = hashlib.sha256("".join(f"{config.task_name} {config.sha256}\n" for config in configs).encode())
-    return f"lm-eval:{lm_eval_version()}|version:{','.join(own)}|yaml:{digest.hexdigest()[:16]}"
+    return f"lm-eval:{lm_eval_version()}|version:{','.join(versions)}|yaml:{digest.hexdigest()[:16]}"
 
 
 def _part(leaf: Leaf, split: str) -> tuple[range, str]:
-    """The documents that a split, or a part of one such as `train[50%:]`, stands for."""
+    """Return the documents of a split, or of a slice of it such as `train[50%:]`, and their kind."""
     name, bracket, _ = split.partition("[")
     kind = leaf.kind_of(name)
     n = len(leaf.docs(kind))
@@ -346,17 +347,17 @@ __all__ = ["Chat", "LmEvalDocument", "LmEvalMetric", "LmEvalTask"]
 
 
 def plain(value: Any) -> Any:
-    """Return a record as JSON has it: what is no number is null, what has no form of its own is its text."""
+    """Return a record as plain JSON data: NaN and infinity become null, unknown types become text."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
-    if hasattr(value, "tolist"):  # numpy's
+    if hasattr(value, "tolist"):  # numpy scalars and arrays
         return plain(value.tolist())
     return str(value)

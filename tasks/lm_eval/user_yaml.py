@@ -1,7 +1,8 @@
-"""YAML of the user, or of whoever gave it to them, read as data.
+"""Read the user's YAML files, which may be from third parties, as data.
 
-lm-eval imports and calls what a `!function` names, opens whatever an `include` leads to, and loads metrics as code from
-the hub. Of files under `include` none of this happens: plain values only, keys that are known, files of that folder.
+lm-eval imports and calls what a `!function` names, opens any path that an `include` leads to, and loads metrics as code
+from the hub. Files below an `include` folder may do none of this: only plain values, known keys, and files of that
+folder.
 """
 
 import os
@@ -21,9 +22,9 @@ MAX_FILES = 10_000
 _MAX_DEPTH = 50
 _MAX_COUNT = 10_000
 _MAX_BITS = 1_000
-_SHOWN = 80
+_MAX_SHOWN = 80
 _MAX_NODES = 100_000
-"""Of one file, aliases written out: a few lines of them can stand for billions of values."""
+"""Maximum number of values per file with aliases expanded: a few lines of aliases can stand for billions of values."""
 
 _CODE = ("class", "custom_dataset", "process_docs", "process_results", "doc_to_image", "doc_to_audio", "unsafe_code")
 _STRUCTURE = ("task", "group", "tag", "include", "group_alias", "aggregate_metric_list", "task_list")
@@ -33,14 +34,14 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 class _Loader(yaml.CSafeLoader if hasattr(yaml, "CSafeLoader") else yaml.SafeLoader):  # type: ignore[misc]
-    """PyYAML's safe loader: no tag makes anything but plain values, and merged tables stay few."""
+    """PyYAML's safe loader with a limit on merged tables: tags create plain values only."""
 
     def __init__(self, stream: bytes) -> None:
         super().__init__(stream)
         self._merged_pairs = 0
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Merge tables (`<<`) into one, counted before that is done: each level can multiply them."""
+        """Merge tables (`<<`) into one, after counting their values: each level can multiply them."""
         for key, value in node.value:
             if key.tag != _MERGE:
                 continue
@@ -56,10 +57,10 @@ class _Loader(yaml.CSafeLoader if hasattr(yaml, "CSafeLoader") else yaml.SafeLoa
 def read_folder(folder: Path) -> list[dict[str, Any]]:
     """Return the configuration of every task and group below a folder, in the order of their paths.
 
-    Files that others include (any name that does not end in `.yaml` may be one) are read where they are named.
+    Files that others include (with any name, not only in `.yaml`) are read when they are included.
 
     Raises:
-        UserError: Names file, key, and what is allowed.
+        UserError: The folder or a file is invalid; the message names file and key, and what is allowed.
     """
     folder = Path(os.path.normpath(folder))
     if not folder.is_dir():
@@ -70,7 +71,7 @@ def read_folder(folder: Path) -> list[dict[str, Any]]:
         config = _merged(path, folder, ())
         name = config.get("group", config.get("task"))
         if name is None:
-            continue  # read where it is included
+            continue  # read when it is included
         if not isinstance(name, str) or not name:
             raise UserError(f"{path}: its name is {name!r}. Needed: text.")
         if name in names:
@@ -84,14 +85,14 @@ def read_folder(folder: Path) -> list[dict[str, Any]]:
 
 
 def check_config(config: Mapping[str, Any], where: str, *, is_group: bool = False) -> None:
-    """Check that a configuration is data that lm-eval makes nothing else of.
+    """Check that a configuration is pure data, from which lm-eval imports and loads no code.
 
     Raises:
-        UserError: Names the key and what is allowed.
+        UserError: The configuration is invalid; the message names the key and what is allowed.
     """
     from lm_eval.config.task import TaskConfig
 
-    known = {field.name for field in fields(TaskConfig)} - set(_CODE) | set(_STRUCTURE)
+    known_keys = {field.name for field in fields(TaskConfig)} - set(_CODE) | set(_STRUCTURE)
     for key, value in config.items():
         if key in _CODE:
             if value in (None, False):
@@ -100,8 +101,8 @@ def check_config(config: Mapping[str, Any], where: str, *, is_group: bool = Fals
                 f"{where}: {key} needs code, which YAML of an `include` folder may not bring. Allowed: templates, "
                 "filters and metrics of lm-eval; code of your own goes into a plug-in (docs/tasks.md)."
             )
-        if key not in known:
-            raise UserError(f"{where}: unknown key {key!r}.{suggestion(str(key), known)}")
+        if key not in known_keys:
+            raise UserError(f"{where}: unknown key {key!r}.{suggestion(str(key), known_keys)}")
     _check_kinds(config, where)
     _check_prompt(config, where)
     _check_metrics(config.get("metric_list"), where)
@@ -112,12 +113,12 @@ def check_config(config: Mapping[str, Any], where: str, *, is_group: bool = Fals
 
 
 def _yaml_files(folder: Path) -> Iterator[Path]:
-    """Regular files below the folder; links are not followed, neither to files nor to folders."""
-    found = 0
+    """Yield the regular files below the folder; symbolic links to files or folders are not followed."""
+    n_files = 0
     for path in sorted(_walk(folder), key=lambda path: path.as_posix()):
         if path.suffix == ".yaml":
-            found += 1
-            if found > MAX_FILES:
+            n_files += 1
+            if n_files > MAX_FILES:
                 raise UserError(f"include: {folder} holds more than {MAX_FILES} YAML files.")
             yield path
 
@@ -132,26 +133,26 @@ def _walk(folder: Path) -> Iterator[Path]:
             yield entry
 
 
-def _merged(path: Path, folder: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    """A file with what it includes beneath it, as lm-eval merges them."""
-    if path in seen:
-        raise UserError(f"{path}: includes itself, by way of {', '.join(map(str, seen[1:])) or 'nothing else'}.")
+def _merged(path: Path, folder: Path, parents: tuple[Path, ...]) -> dict[str, Any]:
+    """Return a file's values over those of the files it includes, as lm-eval merges them."""
+    if path in parents:
+        raise UserError(f"{path}: includes itself, by way of {', '.join(map(str, parents[1:])) or 'nothing else'}.")
     config = _read(path)
     included = config.pop("include", [])
     merged: dict[str, Any] = {}
     for name in included if isinstance(included, list) else [included]:
-        inner = _merged(_inside(name, path, folder), folder, (*seen, path))
+        inner = _merged(_inside(name, path, folder), folder, (*parents, path))
         inner.pop("task_list", None)
         merged.update(inner)
     return {**merged, **config}
 
 
 def _inside(name: object, path: Path, folder: Path) -> Path:
-    """The file that another one includes, in one spelling, so that a loop is seen."""
+    """Return the normalised path of an included file, so that loops are detected."""
     inside = Path(os.path.normpath(path.parent / str(name)))
     steps = [inside, *inside.parents]
-    below = steps[: steps.index(folder)] if folder in steps else []
-    if not isinstance(name, str) or not below or any(step.is_symlink() for step in below):
+    steps_below = steps[: steps.index(folder)] if folder in steps else []
+    if not isinstance(name, str) or not steps_below or any(step.is_symlink() for step in steps_below):
         raise UserError(f"{path}: include {name!r} leads out of {folder} or over a link.")
     if not inside.is_file():
         raise UserError(f"{path}: include {name!r}: there is no such file.")
@@ -188,20 +189,20 @@ def _check_shape(data: bytes, path: Path) -> None:
 
 
 def _count(value: object, path: Path) -> None:
-    """Refuse what is many values once aliases are written out."""
-    left, stack = _MAX_NODES, [value]
+    """Reject a file with too many values once aliases are expanded."""
+    remaining, stack = _MAX_NODES, [value]
     while stack:
-        one = stack.pop()
-        left -= 1
-        if isinstance(one, int) and one.bit_length() > _MAX_BITS:
+        item = stack.pop()
+        remaining -= 1
+        if isinstance(item, int) and item.bit_length() > _MAX_BITS:
             raise UserError(f"{path}: a whole number has more than {_MAX_BITS} bits.")
-        if left < 0:
+        if remaining < 0:
             raise UserError(f"{path}: stands for more than {_MAX_NODES} values.")
-        if isinstance(one, dict):
-            stack += one.keys()
-            stack += one.values()
-        elif isinstance(one, list | set | tuple):
-            stack += one
+        if isinstance(item, dict):
+            stack += item.keys()
+            stack += item.values()
+        elif isinstance(item, list | set | tuple):
+            stack += item
 
 
 def _tag_message(error: yaml.constructor.ConstructorError) -> str:
@@ -220,10 +221,10 @@ def _place(error: Exception) -> str:
 
 
 def _check_kinds(config: Mapping[str, Any], where: str) -> None:
-    """Check the values that lm-eval, or what is read before it, takes for granted."""
+    """Check the types of values that lm-eval, or the code that reads them first, takes for granted."""
     for key, (fits, needed) in _KINDS.items():
         if config.get(key) is not None and not fits(config[key]):
-            raise UserError(f"{where}: {key} is {_shown(config[key])}. Needed: {needed}.")
+            raise UserError(f"{where}: {key} is {_abbreviated(config[key])}. Needed: {needed}.")
 
 
 def _is_count(value: object) -> bool:
@@ -273,11 +274,11 @@ def _check_metrics(metrics: object, where: str) -> None:
             raise UserError(f"{where}: metric {name!r}: hf_evaluate loads code from the hub. Allowed: lm-eval's own.")
         if not isinstance(name, str) or name not in METRIC_REGISTRY:
             allowed = suggestion(str(name), METRIC_REGISTRY.keys())
-            raise UserError(f"{where}: metric_list: unknown metric {_shown(name)}.{allowed}")
+            raise UserError(f"{where}: metric_list: unknown metric {_abbreviated(name)}.{allowed}")
         if not isinstance(aggregation, str) or aggregation not in AGGREGATION_REGISTRY:
             allowed = suggestion(str(aggregation), AGGREGATION_REGISTRY.keys())
-            raise UserError(f"{where}: metric {name!r}: unknown aggregation {_shown(aggregation)}.{allowed}")
-        # Of results no more than a metric's name is known.
+            raise UserError(f"{where}: metric {name!r}: unknown aggregation {_abbreviated(aggregation)}.{allowed}")
+        # The metric must be computable from its name alone, as results store nothing else.
         fitting = (get_aggregation("mean"), get_metric_aggregation(name))
         if get_aggregation(aggregation) not in fitting:
             allowed = ", ".join(key for key in AGGREGATION_REGISTRY if get_aggregation(key) in fitting)
@@ -295,10 +296,10 @@ def _check_filters(filters: object, where: str) -> None:
         for step in _tables(pipeline.get("filter"), f"{where}: filter_list: filter"):
             if (name := step.get("function")) not in allowed:
                 raise UserError(f"{where}: unknown filter {name!r}.{suggestion(str(name), allowed)}")
-            given = {str(key): value for key, value in step.items() if key != "function"}
+            kwargs = {str(key): value for key, value in step.items() if key != "function"}
             try:
-                get_filter(name)(**given)
-            except Exception as error:  # whatever a filter raises of its arguments, a regular expression for one
+                get_filter(name)(**kwargs)
+            except Exception as error:  # any error about its arguments, such as an invalid regular expression
                 raise UserError(f"{where}: filter_list: {name}: {told(error)}") from error
 
 
@@ -310,14 +311,14 @@ def _check_fewshot(fewshot: object, where: str) -> None:
 
     if not isinstance(fewshot, dict):
         raise UserError(f"{where}: fewshot_config is no table.")
-    known = {field.name for field in fields(FewshotConfig)} - {"process_docs"}
+    known_keys = {field.name for field in fields(FewshotConfig)} - {"process_docs"}
     for key in fewshot:
-        if key not in known:
-            raise UserError(f"{where}: fewshot_config: unknown key {key!r}.{suggestion(str(key), known)}")
+        if key not in known_keys:
+            raise UserError(f"{where}: fewshot_config: unknown key {key!r}.{suggestion(str(key), known_keys)}")
     sampler = fewshot.get("sampler", "default")
     if not isinstance(sampler, str) or sampler not in SAMPLER_REGISTRY:
         allowed = suggestion(str(sampler), SAMPLER_REGISTRY)
-        raise UserError(f"{where}: fewshot_config: unknown sampler {_shown(sampler)}.{allowed}")
+        raise UserError(f"{where}: fewshot_config: unknown sampler {_abbreviated(sampler)}.{allowed}")
 
 
 def _check_members(members: object, where: str) -> None:
@@ -332,18 +333,18 @@ def _check_members(members: object, where: str) -> None:
             raise UserError(f"{where}: task {member!r} is no name.")
 
 
-def _shown(value: object) -> str:
-    return without_middle(repr(value), _SHOWN)
+def _abbreviated(value: object) -> str:
+    return without_middle(repr(value), _MAX_SHOWN)
 
 
 def _tables(value: object, where: str) -> list[dict[str, Any]]:
     if value is None:
         return []
-    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise UserError(f"{where} is no list of tables.")
     return value
 
 
 def is_hub_name(name: object) -> bool:
-    """Whether a text can be the name of a data set of the hub, and no path or address."""
+    """Return whether a text can be the name of a data set on the hub, and not a path or address."""
     return isinstance(name, str) and _HUB_NAME.fullmatch(name) is not None and ".." not in name

@@ -1,7 +1,7 @@
-"""What papers and their authors' files printed, and which of it compares with runs of ours.
+"""Results printed in papers and their authors' files, and which of them are comparable with runs of ExitBench.
 
-`published_results.csv` is kept as it was read: a value a row, with its source, setting and caveat. `comparable.toml`
-says for every row which run of ours compares with it, or why none does. Both are copied into the table
+`published_results.csv` keeps the values as printed: one value per row, with its source, setting and caveat.
+`comparable.toml` says for every row which run is comparable with it, or why none is. Both are copied into the table
 `published_result` of every database.
 """
 
@@ -22,13 +22,13 @@ Row = dict[str, Any]
 
 
 def digest() -> str:
-    """Digest of the sources."""
+    """Return the digest of both source files."""
     return hashlib.sha256("\0".join(map(text, (ROWS, RULES))).encode()).hexdigest()
 
 
 @cache
 def text(name: str) -> str:
-    """Return the text of one."""
+    """Return the text of one source file."""
     return (files(__name__) / name).read_text(encoding="utf-8")
 
 
@@ -40,10 +40,10 @@ def published_rows() -> list[Row]:
 
 
 def _published_row(number: int, line: Mapping[str, str], rules: Mapping[str, Any]) -> Row:
-    """Return one line as a row: as printed, empty fields NULL, and how it compares with ours.
+    """Return one line as a row: values as printed, empty fields NULL, and how it compares with runs of ExitBench.
 
     Raises:
-        ValueError: A value is not a number; it would have to be recorded in words, not guessed.
+        ValueError: A value is not a number; it must be recorded in words, not guessed.
     """
     printed: Row = {name: text or None for name, text in line.items()}
     for name in ("value", "std"):
@@ -55,8 +55,8 @@ def _published_row(number: int, line: Mapping[str, str], rules: Mapping[str, Any
 
 
 def _comparison(line: Mapping[str, str], rules: Mapping[str, Any]) -> Row:
-    """Return the columns that say which run of ours compares with a line, or why none does."""
-    rule, found = next((rule, found) for rule in rules["rule"] if (found := _matches(rule, line)) is not None)
+    """Return the columns that say which run is comparable with a line, or why none is."""
+    rule, matched = next((rule, matched) for rule in rules["rule"] if (matched := _matches(rule, line)) is not None)
     reason = rule.get("not_comparable")
     row: Row = {
         "not_comparable": reason,
@@ -69,7 +69,7 @@ def _comparison(line: Mapping[str, str], rules: Mapping[str, Any]) -> Row:
         return row
     model = rules["model"][line["model"]]
     common = rules["common"][rule["common"]] if "common" in rule else {}
-    params = {**common, **rule.get("params", {}), **found}
+    params = {**common, **rule.get("params", {}), **matched}
     min_exit = params.pop("min_exit", None)
     return row | {
         "our_task": rules["task"][line["dataset"]],
@@ -87,7 +87,7 @@ def _comparison(line: Mapping[str, str], rules: Mapping[str, Any]) -> Row:
 
 
 def _matches(rule: Mapping[str, Any], line: Mapping[str, str]) -> dict[str, int] | None:
-    """Return the parameters read from the setting where a rule fits a line, else None."""
+    """Return the parameters parsed from the setting if a rule matches a line, else None."""
     if not all(line[column] in _alternatives(texts) for column, texts in rule["match"].items()):
         return None
     if "metrics" in rule and line["metric"] not in rule["metrics"]:
