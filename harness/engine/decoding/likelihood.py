@@ -1,8 +1,9 @@
-"""Log-likelihoods with exits: forced decode of given continuations, and one pass where every token has one depth.
+"""Log-likelihoods with exits: forced decode of given continuations, and one pass if every token has the same depth.
 
-A context is prefilled once, and each of its continuations goes on from a copy of its keys and values. The first token
-of all of them is read from one row, where the context ends. After it the decode loop is given the next token in place
-of choosing one, with the same gate, head and KV policy as in generation; log p of a token is read where its row left.
+A context is prefilled once, and each of its continuations resumes from a copy of its keys and values. The first token
+of all of them is read from one row, at the end of the context. After it, the decode loop is given the next token
+instead of choosing one, with the same gate, head and KV policy as in generation; log p of a token is read at the block
+where its row left.
 
 Shape suffixes: C contexts, B rows (branches), T positions, N tokens (of all rows), K continuations of a row, A rows
 that leave, D model width, V vocabulary.
@@ -33,9 +34,9 @@ from exitbench.methods.base import ActiveRows, BlockView, Gate, Parts, argmax_to
 from exitbench.methods.thresholds import Constant
 
 READ_OUT_BYTES = 64 * 2**20
-"""Most memory for the logits of a pass at once; tokens are read out in pieces that fit."""
+"""Memory limit for the logits of a pass; tokens are read out in chunks that fit."""
 PACKED_TOKENS = 512
-"""Most tokens of branches side by side in a row: each is compared with all of them."""
+"""Most branch tokens packed into one row, each of which attends over all of them."""
 
 
 @dataclass
@@ -81,23 +82,27 @@ def score(
 
     Args:
         checkpoint: The model and its special tokens.
-        contexts: What is scored after what.
+        contexts: Contexts and their continuations.
         parts: The method.
-        scope: ``token``: every token leaves by itself; ``context``: the depth at which the first scored token leaves
-            is kept for all tokens of all continuations of the context.
-        gates_first_token: Let the first token of a decoder-only model leave early too, else it is read from the
-            context's own pass, at full depth. That of an encoder-decoder always may.
+        scope: ``token``: every token exits by itself; ``context``: the exit depth of the first scored token is kept for
+            all tokens of all continuations of the context.
+        gates_first_token: Let the first token of a decoder-only model exit early too; otherwise it is read from the
+            context's own pass, at full depth. The first token of an encoder-decoder always may.
         rows: Rows run together: continuations of one or several contexts.
         max_new_tokens: N of position-decayed thresholds; None: the longest continuation of all.
         traced: Record exits and check that all numbers are finite. Log-probabilities are the same without.
 
     Returns:
-        By context and continuation, in their order.
+        Scores by context and continuation, in their order.
 
     Raises:
         UserError: The method gives no log-probabilities (`why_not`); a context or a continuation is empty, or longer
-            than the model; ``scope = "context"`` where the first token is read at full depth.
-        ArithmeticError: Traced, and a logit or a score is not finite.
+            than the model's positions; ``scope = "context"`` with a first token read at full depth.
+        ArithmeticError: The score is traced, and a logit or a gate's score is not finite.
+
+    Example:
+        >>> ((yes, no),) = score(checkpoint, [Context(context_ids, [yes_ids, no_ids])], parts)
+        >>> yes.total_logprob > no.total_logprob
     """
     model = checkpoint.model
     _check(contexts, parts, rows)
@@ -127,15 +132,15 @@ def why_not(parts: Parts) -> str | None:
 
 
 def fixed_depth(parts: Parts, n_blocks: int) -> int | None:
-    """The blocks that every token runs and is read after, whatever it says; None where that is not known before."""
-    asked = parts.asked(n_blocks)
-    if not asked:
+    """Return the blocks after which every token is read, if the method fixes it in advance; None if it does not."""
+    gate_blocks = parts.asked(n_blocks)
+    if not gate_blocks:
         return n_blocks
-    return None if parts.gate.decides or parts.runs_all_blocks else asked[0]
+    return None if parts.gate.decides or parts.runs_all_blocks else gate_blocks[0]
 
 
 def keeping(parts: Parts, depth: int) -> Parts:
-    """Return the method with its depth decided: every token leaves after this number of blocks."""
+    """Return the method with its depth fixed: every token leaves after this number of blocks."""
     return replace(parts, gate=_Kept(parts.gate), threshold=Constant(0.5), blocks=frozenset({depth}))
 
 
@@ -152,14 +157,14 @@ def _check(contexts: Sequence[Context], parts: Parts, rows: int) -> None:
 
 
 class _Given:
-    """Reads log-probabilities of given tokens from rows that leave; stands where a gate chooses tokens.
+    """Reader of log-probabilities of given tokens, used in place of the gate's token chooser.
 
     Args:
-        gate: Of the method.
-        token_BK: What is given to each row.
+        gate: The method's gate.
+        token_BK: Tokens given to each row.
 
     Attributes:
-        logprob_BK: Their natural logarithms.
+        logprob_BK: Natural logarithms of their probabilities.
         greedy_BK: Whether each is the most probable token.
     """
 
@@ -178,13 +183,13 @@ class _Given:
 
 
 class _Kept(Gate):
-    """A depth that was decided before: score 1 at the block asked, and tokens read as the method reads them."""
+    """Gate of a depth decided before: score 1 at its only block, and tokens read as the method reads them."""
 
     decides = False
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self.needs_history = gate.needs_history  # type: ignore[misc]  # of the class elsewhere
+        self.needs_history = gate.needs_history  # a class attribute elsewhere
 
     def score(self, view: BlockView) -> Tensor:
         return torch.ones(len(view.hidden_AD), device=view.hidden_AD.device)
@@ -210,7 +215,7 @@ class _Exits(Observer):
 
 @dataclass(frozen=True)
 class _Place:
-    """A token's place: the continuations that are given one there, its number in them, and their context's seed."""
+    """Position of a token: its continuations, the token's number in them, and the context's seed."""
 
     of: Sequence[Scored]
     position: int
@@ -218,12 +223,12 @@ class _Place:
 
     @property
     def given(self) -> list[int]:
-        """The tokens."""
+        """The tokens given at this position, one per continuation."""
         return [scored.token_ids[self.position - 1] for scored in self.of]
 
 
 class _Scorer:
-    """Scores one batch of contexts after the other; see `score` for the arguments."""
+    """Scorer of one batch of contexts after another; for the arguments see `score`."""
 
     def __init__(
         self,
@@ -244,8 +249,10 @@ class _Scorer:
         self._read: list[tuple[Sequence[_Place], list[TokenRecord] | None, _Given]] = []
 
     def score(self, contexts: Sequence[Context], scored: Sequence[Sequence[Scored]]) -> None:
-        """Score the continuations of a batch into what is there for each."""
-        firsts = [_Place(own, 1, context.seed) for context, own in zip(contexts, scored, strict=True)]
+        """Score the continuations of a batch, adding to their `Scored` entries."""
+        firsts = [
+            _Place(scored_context, 1, context.seed) for context, scored_context in zip(contexts, scored, strict=True)
+        ]
         depth = fixed_depth(self.parts, self.model.n_blocks)
         branches = [branch for branch in branches_of(contexts) if branch.fed]
         if depth is None or self.parts.gate.needs_history:
@@ -256,9 +263,9 @@ class _Scorer:
             self._rest(cache, branches, firsts, self.parts)
         else:
             exits = self.observer.exit_layers
-            for kept in sorted(set(exits)):
-                chosen = [branch for branch in branches if exits[branch.context] == kept]
-                self._rest(cache, chosen, firsts, keeping(self.parts, kept))
+            for depth_kept in sorted(set(exits)):
+                chosen = [branch for branch in branches if exits[branch.context] == depth_kept]
+                self._rest(cache, chosen, firsts, keeping(self.parts, depth_kept))
         self._tell()
 
     # ------------------------------------------------------- the first token, one row a context
@@ -282,7 +289,7 @@ class _Scorer:
         return cache
 
     def _first_at_once(self, contexts: Sequence[Context], firsts: Sequence[_Place], depth: int) -> DecodingCache:
-        """Prefill as many blocks as any token runs, and read the first token where the context ends."""
+        """Prefill as many blocks as any token runs, and read the first token at the end of the context."""
         prompts, longest = [context.context_ids for context in contexts], max(context.longest for context in contexts)
         cache: DecodingCache
         if self.is_decoder_only:
@@ -309,7 +316,7 @@ class _Scorer:
         for start in range(0, len(branches), self.rows):
             chosen = branches[start : start + self.rows]
             rows, own = [branch.context for branch in chosen], cache
-            if len(branches) > self.rows or rows != list(range(cache.n_rows)):  # else nobody else goes on from it
+            if len(branches) > self.rows or rows != list(range(cache.n_rows)):  # others resume from it
                 own = cache.copied(self._tensor(rows))
             if depth is None:
                 self._decoded(own, chosen, firsts, parts)
@@ -339,7 +346,7 @@ class _Scorer:
     def _side_by_side(
         self, cache: Cache, rows: Sequence[Sequence[Branch]], firsts: Sequence[_Place], parts: Parts, depth: int
     ) -> None:
-        """Branches of a context in one row, which the lean engine runs."""
+        """Run branches of a context packed into one row, which only the lean engine supports."""
         model = self.model
         assert isinstance(model, Transformer), "as is its cache"
         fed = [[token for branch in row for token in branch.fed] for row in rows]
@@ -363,13 +370,13 @@ class _Scorer:
         parts: Parts,
         depth: int,
     ) -> None:
-        """Run all positions of a step that has begun through ``depth`` blocks in one pass; their branches in order."""
+        """Run all positions of a step through ``depth`` blocks in one pass, and read them out by branch."""
         states = self._pass(begun, depth, keeps_all=parts.gate.needs_history)
         flat = [state.flatten(0, 1) if mask_BT is None else state[mask_BT] for state in states]
         self._read_out(parts, depth, flat, [place for branch in branches for place in self._places(branch, firsts)])
 
     def _places(self, branch: Branch, firsts: Sequence[_Place]) -> list[_Place]:
-        """Return the places of the tokens that follow what is fed."""
+        """Return the positions of the tokens predicted from the fed ones."""
         first = firsts[branch.context]
         chosen = [first.of[choice] for choice in branch.choices]
         return [_Place(chosen, position, first.seed) for position in range(2, len(branch.fed) + 2)]
@@ -378,7 +385,7 @@ class _Scorer:
         return torch.tensor(numbers, device=self.model.device)
 
     def _pass(self, begun: tuple[Tensor, Any], depth: int, *, keeps_all: bool = False) -> list[Tensor]:
-        """States [B, T, D] after ``depth`` blocks; of those before too, from the embedding on, where asked."""
+        """Return states [B, T, D] after ``depth`` blocks, preceded by all earlier ones if ``keeps_all``."""
         hidden_BTD, context = begun
         states = [hidden_BTD]
         for block in range(1, depth + 1):
@@ -389,7 +396,7 @@ class _Scorer:
     # ------------------------------------------------------------------------ what was read
 
     def _given(self, parts: Parts, places: Sequence[_Place]) -> _Given:
-        """The tokens of each place; where one has fewer than another, its first again."""
+        """Return a reader of the tokens of each position; shorter rows repeat their first token."""
         rows = [place.given for place in places]
         widest = max(map(len, rows))
         filled = [row + row[:1] * (widest - len(row)) for row in rows]
@@ -403,7 +410,7 @@ class _Scorer:
         decode_step(runner, token_B, positions, self.max_new_tokens, seeds, given, self.observer)
 
     def _read_out(self, parts: Parts, block: int, states: Sequence[Tensor], places: Sequence[_Place]) -> None:
-        """Read tokens from states [N, D] after a block, the last of ``states``; those before are earlier blocks'."""
+        """Read tokens from states [N, D] after a block, the last of ``states``; the others are of earlier blocks."""
         few = max(1, READ_OUT_BYTES // (4 * self.model.vocab_size))
         for start in range(0, len(places), few):
             some = places[start : start + few]
@@ -436,7 +443,7 @@ class _Scorer:
         self._read.append((places, records, given))
 
     def _tell(self) -> None:
-        """Hand out what was read, in the order of positions: the only device synchronization."""
+        """Copy results to the host and add them to the scores, by position: the only device synchronization."""
         for places, records, given in self._read:
             rows = zip(places, given.logprob_BK.tolist(), given.greedy_BK.tolist(), strict=True)
             for row, (place, logprobs, greedy) in enumerate(rows):
