@@ -262,12 +262,12 @@ class Decoding:
 
     @property
     def holds_first_token(self) -> bool:
-        """Whether the first token is yet to be read from the prompt's own pass; no batch can join before."""
+        """True until the first token is read from the prompt's own pass; no batch can join before."""
         return self._token_B is None
 
     @property
     def can_be_joined(self) -> bool:
-        """Whether rows of another batch can join."""
+        """True if rows of another batch can join."""
         return self._cache.joins
 
     @torch.inference_mode()

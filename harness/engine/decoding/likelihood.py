@@ -62,7 +62,7 @@ class Scored(TokenColumns):
 
     @property
     def is_greedy(self) -> bool:
-        """Whether every token is the most probable one."""
+        """True if every token is the most probable one."""
         return all(self.greedy)
 
 

@@ -1,8 +1,8 @@
-"""Analytic cost of decoding one token: FLOPs and numbers read, whatever the harness loses on top.
+"""Analytic cost of decoding one token: FLOPs and numbers read, without any overhead of the harness.
 
-`block_cost` counts the products of a block of the lean engine; gates, heads and KV policies say their own
-(`Parts.cost`). Ideal speed-up is full-depth cost over executed cost: by bytes at batch 1, where reading weights and
-caches bounds a step, by FLOPs at large batches.
+`block_cost` counts the products of a block of the lean engine; gates, heads and KV policies provide their own
+(`Parts.cost`). The ideal speed-up is full-depth cost over executed cost: by bytes at batch 1, where reading weights
+and caches dominates a step, by FLOPs at large batches.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class TokenPlace:
 
 
 def block_cost(arch: Architecture, place: TokenPlace) -> Cost:
-    """Work of one decoder block for one token of one row."""
+    """Return the work of one decoder block for one token of one row."""
     inner = arch.n_heads * arch.head_dim
     weights = arch.d_model * (inner + 2 * arch.kv_width) + inner * arch.d_model
     weights += arch.d_model * arch.d_ff * (3 if arch.gated else 2)
     keys = place.context
     if arch.encoder_blocks:
-        weights += 2 * arch.d_model * inner  # query and output; keys and values of the source are made once
+        weights += 2 * arch.d_model * inner  # query and output; source keys and values are computed once per prompt
         keys += place.source
     return Cost(matmul_flops=2 * weights + 4 * keys * inner, read_numel=weights + 2 * keys * arch.kv_width)
 
@@ -61,7 +61,7 @@ def answer_cost(model: Engine, parts: Parts, records: Sequence[TokenRecord], pla
 
 
 def _int8_cost(model: Engine, records: Sequence[TokenRecord]) -> Cost:
-    """Work of multiplying rows of an int8 copy; a number of one byte is that part of a number of the model's."""
+    """Return the work of multiplying rows of an int8 copy; its one-byte numbers count as a fraction of the model's."""
     numel = sum(record.head_rows_int8 for record in records) * model.d_model
     return Cost(matmul_flops=2 * numel, read_numel=numel / model.dtype.itemsize)
 
@@ -69,9 +69,9 @@ def _int8_cost(model: Engine, records: Sequence[TokenRecord]) -> Cost:
 def answer_parts(
     model: Engine, parts: Parts, records: Sequence[TokenRecord], places: Sequence[TokenPlace]
 ) -> dict[str, Cost]:
-    """Return the work of `answer_cost` by part: blocks, heads, gates, kv and, of methods that verify, verification.
+    """Return the work of `answer_cost` by part: blocks, heads, gates, kv and, for verifying methods, verification.
 
-    Verification is what drafts thrown away cost, less what reading drafts out together saves: it may be below zero.
+    Verification is the cost of discarded drafts minus the saving from reading drafts out together; it may be negative.
     """
     exit_layers = [record.exit_layer for record in records[len(records) - len(places) :]]
     block_costs = [model.block_cost(place) for place in places]
@@ -92,13 +92,13 @@ def answer_parts(
 
 @dataclass(frozen=True)
 class IdealSpeedup:
-    """Full-depth cost over executed cost of the same or of another set of tokens."""
+    """Full-depth cost over executed cost, of the same or of another set of tokens."""
 
     by_bytes: float
     by_flops: float
 
 
 def ideal_speedup(full: Cost, method: Cost) -> IdealSpeedup:
-    """Compare two totals; both must hold tokens."""
+    """Return full-depth cost over the method's; both must be positive."""
     flops = full.flops / method.flops
     return IdealSpeedup(full.read_numel / method.read_numel, flops)
