@@ -172,12 +172,12 @@ def calibration_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progre
     ]
     writer.write("calibration", pa.Table.from_pylist(rows, schema=TABLES["calibration"]))
     chosen = {} if path.chosen is None else {"threshold": Interval(path.chosen, None, None, None, len(documents))}
-    loss, depth = _held_out(work, path.chosen)
+    loss, depth = _held_out_results(work, path.chosen)
     metrics = with_role("preparation", {**chosen, "held_out_loss": loss})
     write_metrics(writer, metrics | with_role("depth", {"held_out_mean_exit_layer": depth}))
 
 
-def _held_out(work: Work[Any], chosen: float | None) -> tuple[Interval, Interval]:
+def _held_out_results(work: Work[Any], chosen: float | None) -> tuple[Interval, Interval]:
     """Return loss and mean exit layer on held-out documents at the chosen level; at full depth without one."""
     settings = work.cell.calibration
     assert settings is not None and work.item.held_out is not None, "the planner gives every calibration both"

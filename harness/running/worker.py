@@ -177,9 +177,9 @@ def _attempt(work: Work[Any], env: dict[str, Any], emit: Emit) -> str:
     try:
         with AttemptWriter(spool, work.cell_record(), env) as writer, Interruptible():
 
-            def on_progress(done: int) -> None:
-                emit({"event": "progress", "cell": item.cell.cell_id, "done": done})
-                writer.progress(done, work.units())
+            def on_progress(n_done: int) -> None:
+                emit({"event": "progress", "cell": item.cell.cell_id, "done": n_done})
+                writer.progress(n_done, work.units())
 
             try:
                 if item.cell.kind != "replay":  # all others decode at full depth at least

@@ -216,20 +216,18 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
                 unanswered = [(key, prompt) for key, prompt in unanswered if key not in self.answers]
         self._decode(unanswered, keys, ())
 
-    def _decode(
-        self, items: Sequence[tuple[str, Prompt]], asked: Mapping[str, Asked], beside: Sequence[Beside]
-    ) -> None:
+    def _decode(self, items: Sequence[tuple[str, Prompt]], keys: Mapping[str, Asked], cells: Sequence[Beside]) -> None:
         if not items:
             return
-        max_new_tokens, stop = asked[items[0][0]].max_new_tokens, asked[items[0][0]].stop
-        thresholds = [self.parts.threshold, *(other.threshold for other in beside)]
+        max_new_tokens, stop = keys[items[0][0]].max_new_tokens, keys[items[0][0]].stop
+        thresholds = [self.parts.threshold, *(other.threshold for other in cells)]
 
         def on_done(place: int) -> None:
             key, prompt = items[place]
             own_answer, *other_answers = (self._answer(prompt, generation, stop) for generation in stream.made(place))
             self.answers[key] = own_answer
-            for other, answer in zip(beside, other_answers, strict=True):
-                other.known[asked[key]] = answer
+            for other, answer in zip(cells, other_answers, strict=True):
+                other.known[keys[key]] = answer
             self.on_answers(len(self.answers))
 
         stream = Stream(

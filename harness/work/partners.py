@@ -28,8 +28,8 @@ def asking_the_same(item: CellJob, others: Iterable[CellJob]) -> list[CellJob]:
     """Return the cells that can share a pass (replays: any method; others: the same method)."""
     if not may_share(item):
         return []
-    key = _asked(item)
-    return [other for other in others if other.data == item.data and _asked(other) == key]
+    key = _pass_key(item)
+    return [other for other in others if other.data == item.data and _pass_key(other) == key]
 
 
 def may_share(item: CellJob) -> bool:
@@ -38,7 +38,7 @@ def may_share(item: CellJob) -> bool:
     return decodes or item.cell.kind == "replay"
 
 
-def _asked(item: CellJob) -> dict[str, Any]:
+def _pass_key(item: CellJob) -> dict[str, Any]:
     cell = item.cell
     key = {name: value for name, value in cell.identity.items() if name not in _OF_A_METHOD}
     return key if cell.kind == "replay" else {**key, "method": cell.method.name, "kv_policy": cell.kv_policy}

@@ -212,31 +212,33 @@ def score_texts(
     return texts
 
 
-def _places(asked: Sequence[TextRequest]) -> list[list[tuple[int, int]]]:
+def _places(requests: Sequence[TextRequest]) -> list[list[tuple[int, int]]]:
     """Return groups of (text number, window number) that share a context."""
     shared: dict[tuple[str, tuple[int, ...]], list[tuple[int, int]]] = {}
-    for number, request in enumerate(asked):
+    for number, request in enumerate(requests):
         for at, pair in enumerate(request.pairs):
             shared.setdefault((request.doc_key, pair.context_ids), []).append((number, at))
     return list(shared.values())
 
 
-def _context(of: Sequence[tuple[int, int]], asked: Sequence[TextRequest], seed_of: Callable[[str], int]) -> Context:
-    pairs = [asked[number].pairs[at] for number, at in of]
-    seed = seed_of(asked[of[0][0]].doc_key)
+def _context(
+    group: Sequence[tuple[int, int]], requests: Sequence[TextRequest], seed_of: Callable[[str], int]
+) -> Context:
+    pairs = [requests[number].pairs[at] for number, at in group]
+    seed = seed_of(requests[group[0][0]].doc_key)
     return Context(pairs[0].context_ids, [pair.continuation_ids for pair in pairs], seed)
 
 
-def _length(of: Sequence[tuple[int, int]], asked: Sequence[TextRequest]) -> int:
-    pairs = [asked[number].pairs[at] for number, at in of]
+def _length(group: Sequence[tuple[int, int]], requests: Sequence[TextRequest]) -> int:
+    pairs = [requests[number].pairs[at] for number, at in group]
     return len(pairs[0].context_ids) + max(len(pair.continuation_ids) for pair in pairs)
 
 
 def _by_document(
-    places: Sequence[Sequence[tuple[int, int]]], asked: Sequence[TextRequest]
+    places: Sequence[Sequence[tuple[int, int]]], requests: Sequence[TextRequest]
 ) -> dict[str, list[Sequence[tuple[int, int]]]]:
-    ordered = sorted(places, key=lambda group: asked[group[0][0]].doc_key)
-    return {key: list(groups) for key, groups in groupby(ordered, key=lambda group: asked[group[0][0]].doc_key)}
+    ordered = sorted(places, key=lambda group: requests[group[0][0]].doc_key)
+    return {key: list(groups) for key, groups in groupby(ordered, key=lambda group: requests[group[0][0]].doc_key)}
 
 
 @dataclass(frozen=True)

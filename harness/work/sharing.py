@@ -47,7 +47,7 @@ class SharedPasses:
     def begin(self, cell_id: str, others: Mapping[str, Parts]) -> None:
         """Begin a pass of a cell that other cells share: their methods, by cell id."""
         self._others[cell_id] = others
-        self._known |= {other: {} for other in others}
+        self._known |= {partner: {} for partner in others}
         self.cells |= dict.fromkeys((cell_id, *others), 1 + len(others))
 
     def others(self, cell_id: str) -> Mapping[str, Parts]:
@@ -79,8 +79,8 @@ class SharedPasses:
 
     def end(self, cell_id: str) -> None:
         """Drop everything stored for a cell that has ended."""
-        kept: tuple[dict[str, Any], ...] = (self._others, self._known, self._exits, self.cells)
-        for of_cells in kept:
+        stores: tuple[dict[str, Any], ...] = (self._others, self._known, self._exits, self.cells)
+        for of_cells in stores:
             of_cells.pop(cell_id, None)
 
 
@@ -91,23 +91,23 @@ def differ_in_threshold_alone(one: Parts, other: Parts) -> bool:
     )
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(a: Any, b: Any) -> bool:
     """Return whether two values are known to be equal; False if they cannot be compared."""
-    if one is other:
+    if a is b:
         return True
-    if type(one) is not type(other):
+    if type(a) is not type(b):
         return False
-    if isinstance(one, Tensor):
-        return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, Mapping):
-        return list(one) == list(other) and all(_same(value, other[name]) for name, value in one.items())
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, (bool, int, float, str, frozenset)):
-        return bool(one == other)
-    if isinstance(one, (Gate, Head, KVPolicy, nn.Module)):
-        hides = any(getattr(cls, "__slots__", ()) for cls in type(one).__mro__)
-        return not hides and _same(vars(one), vars(other))
+    if isinstance(a, Tensor):
+        return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, Mapping):
+        return list(a) == list(b) and all(_same(value, b[name]) for name, value in a.items())
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, (bool, int, float, str, frozenset)):
+        return bool(a == b)
+    if isinstance(a, (Gate, Head, KVPolicy, nn.Module)):
+        hides = any(getattr(cls, "__slots__", ()) for cls in type(a).__mro__)
+        return not hides and _same(vars(a), vars(b))
     return False
 
 
@@ -174,10 +174,10 @@ def exits(work: Work[Any], recorded: Recorded, rule_of: Callable[[Parts], str]) 
     passes, cell_id = work.model.passes, work.cell.cell_id
     if (stored := passes.exits(cell_id)) is not None:
         return stored
-    own_parts, others = {cell_id: work.parts()}, passes.others(cell_id)
-    if others:
+    own_parts, partners = {cell_id: work.parts()}, passes.others(cell_id)
+    if partners:
         try:
-            exit_tables = recorded.exits({name: rule_of(parts) for name, parts in (own_parts | {**others}).items()})
+            exit_tables = recorded.exits({name: rule_of(parts) for name, parts in (own_parts | {**partners}).items()})
             passes.keep_exits(exit_tables)
             return exit_tables[cell_id]
         except Exception as error:

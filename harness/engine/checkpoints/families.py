@@ -59,11 +59,11 @@ def _head(tensors: Tensors, embedded: str, embedding: Tensor, vocab_size: int, *
     return tensors(name, vocab_size, embedding.shape[1])
 
 
-_SPELLED = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new", "swish": "silu"}
+_ALIASES = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new", "swish": "silu"}
 
 
 def _activation(name: str, path: Path) -> Any:
-    canonical = _SPELLED.get(name, name)
+    canonical = _ALIASES.get(name, name)
     if canonical not in ACTIVATIONS:
         raise UserError(f"{path}: activation {name!r} is not supported.{suggestion(name, ACTIVATIONS)}")
     return canonical
@@ -71,7 +71,7 @@ def _activation(name: str, path: Path) -> Any:
 
 def _no_activation(name: str) -> str | None:
     """Return why the lean engine does not support an activation of transformers; None if it does."""
-    if _SPELLED.get(name, name) in ACTIVATIONS:
+    if _ALIASES.get(name, name) in ACTIVATIONS:
         return None
     # Imported here: it loads torch's compiler, which takes longer to import than everything else a lean model needs.
     from transformers.activations import ACT2FN
@@ -79,7 +79,7 @@ def _no_activation(name: str) -> str | None:
     return _lacks("activation", name, sorted(ACTIVATIONS)) if name in ACT2FN else None
 
 
-def _without(config: Any, *options: str) -> str | None:
+def _first_unsupported(config: Any, *options: str) -> str | None:
     """Return why the lean engine does not support the first of these options that is on; None if all are off."""
     values = ((option, getattr(config, option, None)) for option in options)
     return next(
@@ -126,7 +126,7 @@ def _read_t5(config: Any, tensors: Tensors, *, biases_each_block: bool = False) 
 
     def block(stack: str, index: int, source_norm: Linear | None) -> BlockWeights:
         layer = f"{stack}.block.{index}.layer"
-        q, k, v, out = attention(f"{layer}.0.SelfAttention")
+        q, k, v, attention_out = attention(f"{layer}.0.SelfAttention")
         last = 1 if source_norm is None else 2
         names = ("wi_0", "wi_1") if config.is_gated_act else ("wi",)
         dense = f"{layer}.{last}.DenseReluDense"
@@ -138,7 +138,7 @@ def _read_t5(config: Any, tensors: Tensors, *, biases_each_block: bool = False) 
             cross = {"cross_q": cross_q, "cross_kv": _fold(_join(ck, cv), source_norm), "cross_out": cross_out}
         return _block(
             qkv=_fold(_join(q, k, v), tensors.norm(f"{layer}.0.layer_norm", width)),
-            attention_out=out,
+            attention_out=attention_out,
             up=_fold(up, tensors.norm(f"{layer}.{last}.layer_norm", width)),
             down=Linear(tensors(f"{dense}.wo.weight", width, config.d_ff, dtype=wide)),
             **cross,
@@ -243,14 +243,14 @@ def _read_llama(config: Any, tensors: Tensors, variant: _Variant) -> tuple[Archi
         qkv = joined(attention, "qkv", {"q": heads * size, "k": groups * size, "v": groups * size}, bias=qkv_bias)
         if rotated < size:
             qkv = _halves_apart(qkv, heads + groups, size, rotated)
-        out = tensors.linear(f"{attention}.o_proj", (width, heads * size), bias=out_bias)
+        attention_out = tensors.linear(f"{attention}.o_proj", (width, heads * size), bias=out_bias)
         up = joined(mlp, "gate_up", {"gate": inner, "up": inner}, bias=mlp_bias)
         down = tensors.linear(f"{mlp}.down_proj", (width, inner), bias=mlp_bias)
         behind_attention = tensors.norm(f"{layer}.post_attention_layernorm", width)
-        normed_out: Linear | NormedLinear = out
+        normed_out: Linear | NormedLinear = attention_out
         normed_down: Linear | NormedLinear = down
         if variant.norms_outputs:
-            normed_out = _normed(out, behind_attention, config.rms_norm_eps)
+            normed_out = _normed(attention_out, behind_attention, config.rms_norm_eps)
             normed_down = _normed(down, tensors.norm(f"{layer}.post_feedforward_layernorm", width), config.rms_norm_eps)
         else:
             qkv = _fold(qkv, tensors.norm(f"{layer}.input_layernorm", width))
@@ -308,7 +308,7 @@ def _rotating(config: Any, path: Path) -> list[bool]:
 
 def _why_not_llama(config: Any) -> str | None:
     return (
-        _without(config, "use_sliding_window", "sliding_window")
+        _first_unsupported(config, "use_sliding_window", "sliding_window")
         or _no_rotary(config.rope_parameters.get("rope_type"))
         or _no_activation(config.hidden_act)
     )
@@ -406,7 +406,7 @@ def _read_gpt2(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
 
 
 def _why_not_gpt2(config: Any) -> str | None:
-    unsupported = _without(config, "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn")
+    unsupported = _first_unsupported(config, "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn")
     return unsupported or _no_activation(config.activation_function)
 
 

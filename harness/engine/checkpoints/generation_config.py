@@ -69,7 +69,7 @@ class NotApplied:
     settings: Mapping[str, Any]
 
     def __str__(self) -> str:
-        settings = ", ".join(f"{name} = {_shown(value)}" for name, value in self.settings.items())
+        settings = ", ".join(f"{name} = {_short_json(value)}" for name, value in self.settings.items())
         return f"not applied: {settings} ({self.file})"
 
 
@@ -111,6 +111,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _shown(value: Any) -> str:
+def _short_json(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

@@ -229,7 +229,7 @@ def _ask(name: HubName) -> tuple[str, dict[str, int]]:
     """Return the commit of a revision, and the size in bytes of each of its files."""
     from huggingface_hub import HfApi
 
-    with _told(name), checked_responses(str(name), _free_bytes()):
+    with _as_user_errors(name), checked_responses(str(name), _free_bytes()):
         api = HfApi()
         # Query the hub first: `resolve_revision` caches its result, and uses the cached one if the hub does not answer.
         info = api.model_info(name.repository, revision=name.revision, files_metadata=True)
@@ -253,7 +253,7 @@ def _download(
     from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
 
     repository, free = name.repository, _free_bytes()
-    with _told(name), _bars_in_a_terminal(), checked_responses(str(name), free):
+    with _as_user_errors(name), _bars_in_a_terminal(), checked_responses(str(name), free):
         cached = [isinstance(try_to_load_from_cache(repository, file, revision=commit), str) for file in files]
         if lacking := [file for file, here in zip(files, cached, strict=True) if not here]:
             needed = sum(sizes.get(file, 0) for file in lacking)
@@ -293,7 +293,7 @@ def _bars_in_a_terminal() -> Iterator[None]:
 
 
 @contextmanager
-def _told(name: HubName) -> Iterator[None]:
+def _as_user_errors(name: HubName) -> Iterator[None]:
     """Convert errors of the hub or the connection to one `UserError`.
 
     Raises:

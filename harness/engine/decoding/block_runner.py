@@ -43,7 +43,7 @@ class BlockRunner:
         self._filled = 0  # last block that wrote keys and values of those rows
         self._deferred_places: tuple[list[list[int]], Any] | None = None  # places where deferred tokens ran last
         self._windows: dict[int, Begun] = {}  # window contexts by number of newest positions
-        self._beside = _Beside()
+        self._joint_states = _JointStates()
 
     # ---------------------------------------------------------------- a step
 
@@ -78,7 +78,7 @@ class BlockRunner:
             waiting = [[token for token in self.cache.waiting[row] if token.done == block - 1] for row in rows]
             if any(waiting):
                 if self._policy.deferred != "project":
-                    return self._run_beside(block, hidden_AD, rows, rows_A, waiting)
+                    return self._run_with_deferred(block, hidden_AD, rows, rows_A, waiting)
                 self._project(block, rows, waiting)
         if self._left_BD is None:
             return self.model.block(block, hidden_AD, self._context, rows_A)
@@ -107,7 +107,7 @@ class BlockRunner:
 
     # --------------------------------------------------------- deferred tokens
 
-    def _run_beside(
+    def _run_with_deferred(
         self,
         block: int,
         hidden_AD: Tensor,
@@ -116,28 +116,28 @@ class BlockRunner:
         waiting: list[list[DeferredToken]],
     ) -> Tensor:
         """Run a block on deferred tokens and the new one, which is last; shorter rows repeat it, without effect."""
-        hidden_ATD = self._beside.states(hidden_AD, waiting)
-        n_beside = hidden_ATD.shape[1] - 1
-        if all(len(tokens) == n_beside and self._are_newest(tokens) for tokens in waiting):
-            if n_beside + 1 not in self._windows:
-                self._windows[n_beside + 1] = self.model.window(self.cache, n_beside + 1)
-            hidden_ATD = self.model.block(block, hidden_ATD, self._windows[n_beside + 1], rows_A)
+        hidden_ATD = self._joint_states.states(hidden_AD, waiting)
+        n_deferred = hidden_ATD.shape[1] - 1
+        if all(len(tokens) == n_deferred and self._are_newest(tokens) for tokens in waiting):
+            if n_deferred + 1 not in self._windows:
+                self._windows[n_deferred + 1] = self.model.window(self.cache, n_deferred + 1)
+            hidden_ATD = self.model.block(block, hidden_ATD, self._windows[n_deferred + 1], rows_A)
         else:
-            places = self._places(rows, rows_A, waiting, n_beside)
+            places = self._places(rows, rows_A, waiting, n_deferred)
             hidden_ATD = self.model.block(block, hidden_ATD, self._context, rows_A, places)
-        return self._beside.ran(block, hidden_ATD, waiting)
+        return self._joint_states.ran(block, hidden_ATD, waiting)
 
     def _are_newest(self, tokens: Sequence[DeferredToken]) -> bool:
         """Return whether a row's deferred tokens, ascending, are at the positions right before the new one."""
         return tokens[0].place == self.cache.length - len(tokens)
 
     def _places(
-        self, rows: Sequence[int], rows_A: Tensor | None, waiting: list[list[DeferredToken]], n_beside: int
+        self, rows: Sequence[int], rows_A: Tensor | None, waiting: list[list[DeferredToken]], n_deferred: int
     ) -> Any:
         """Return the positions of deferred tokens, padded with the newest position."""
         newest = self.cache.length
         row_places = [
-            [row, *(token.place for token in tokens), *[newest] * (n_beside + 1 - len(tokens))]
+            [row, *(token.place for token in tokens), *[newest] * (n_deferred + 1 - len(tokens))]
             for row, tokens in zip(rows, waiting, strict=True)
         ]
         if self._deferred_places is None or self._deferred_places[0] != row_places:  # mostly those of the block before
@@ -213,7 +213,7 @@ class BlockRunner:
             cache.waiting[row].append(DeferredToken(cache.length, block, hidden_AD, (index,), embedding_D))
 
 
-class _Beside:
+class _JointStates:
     """States of the tokens that ran a block together, cached because mostly they run the next one together too."""
 
     def __init__(self) -> None:

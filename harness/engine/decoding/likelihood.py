@@ -141,7 +141,7 @@ def fixed_depth(parts: Parts, n_blocks: int) -> int | None:
 
 def keeping(parts: Parts, depth: int) -> Parts:
     """Return the method with its depth fixed: every token leaves after this number of blocks."""
-    return replace(parts, gate=_Kept(parts.gate), threshold=Constant(0.5), blocks=frozenset({depth}))
+    return replace(parts, gate=_FixedDepth(parts.gate), threshold=Constant(0.5), blocks=frozenset({depth}))
 
 
 def _check(contexts: Sequence[Context], parts: Parts, rows: int) -> None:
@@ -156,7 +156,7 @@ def _check(contexts: Sequence[Context], parts: Parts, rows: int) -> None:
             raise UserError(f"context {number} has an empty continuation; there is nothing to score in it.")
 
 
-class _Given:
+class _TokenReader:
     """Reader of log-probabilities of given tokens, used in place of the gate's token chooser.
 
     Args:
@@ -176,13 +176,13 @@ class _Given:
     def __call__(self, view: BlockView) -> Tensor:
         log_p_AV, rows_A = self.gate.log_p(view), view.active.rows_A
         rows = slice(None) if rows_A is None else rows_A
-        given_AK = self.token_BK[rows]
-        self.logprob_BK[rows] = log_p_AV.gather(1, given_AK)
-        self.greedy_BK[rows] = argmax_token(log_p_AV)[:, None] == given_AK
-        return given_AK[:, 0]
+        token_AK = self.token_BK[rows]
+        self.logprob_BK[rows] = log_p_AV.gather(1, token_AK)
+        self.greedy_BK[rows] = argmax_token(log_p_AV)[:, None] == token_AK
+        return token_AK[:, 0]
 
 
-class _Kept(Gate):
+class _FixedDepth(Gate):
     """Gate of a depth decided before: score 1 at its only block, and tokens read as the method reads them."""
 
     decides = False
@@ -246,7 +246,7 @@ class _Scorer:
         self.reads_prompt = self.is_decoder_only and not gates_first_token
         self.trace = Trace(self.model) if traced else None
         self.observer: Trace | _Exits = self.trace or _Exits(self.model.n_blocks)
-        self._read: list[tuple[Sequence[_Place], list[TokenRecord] | None, _Given]] = []
+        self._read: list[tuple[Sequence[_Place], list[TokenRecord] | None, _TokenReader]] = []
 
     def score(self, contexts: Sequence[Context], scored: Sequence[Sequence[Scored]]) -> None:
         """Score the continuations of a batch, adding to their `Scored` entries."""
@@ -260,19 +260,19 @@ class _Scorer:
         else:
             cache = self._first_at_once(contexts, firsts, depth)
         if self.scope == "token" or depth is not None:
-            self._rest(cache, branches, firsts, self.parts)
+            self._later_tokens(cache, branches, firsts, self.parts)
         else:
             exits = self.observer.exit_layers
-            for depth_kept in sorted(set(exits)):
-                chosen = [branch for branch in branches if exits[branch.context] == depth_kept]
-                self._rest(cache, chosen, firsts, keeping(self.parts, depth_kept))
+            for exit_depth in sorted(set(exits)):
+                chosen = [branch for branch in branches if exits[branch.context] == exit_depth]
+                self._later_tokens(cache, chosen, firsts, keeping(self.parts, exit_depth))
         self._tell()
 
     # ------------------------------------------------------- the first token, one row a context
 
     def _first_decoded(self, contexts: Sequence[Context], firsts: Sequence[_Place]) -> DecodingCache:
         """Prefill, and read the first token as the decode loop does."""
-        model, given = self.model, self._given(self.parts, firsts)
+        model, given = self.model, self._reader(self.parts, firsts)
         prompts, seeds = [context.context_ids for context in contexts], tuple(place.seed for place in firsts)
         cache: DecodingCache
         cache, state_CD = model.start(
@@ -306,7 +306,9 @@ class _Scorer:
 
     # ------------------------------------------------------------ the others, one row a branch
 
-    def _rest(self, cache: DecodingCache, branches: Sequence[Branch], firsts: Sequence[_Place], parts: Parts) -> None:
+    def _later_tokens(
+        self, cache: DecodingCache, branches: Sequence[Branch], firsts: Sequence[_Place], parts: Parts
+    ) -> None:
         depth = fixed_depth(parts, self.model.n_blocks)
         if depth is not None and isinstance(cache, Cache):
             packed = packs(branches, PACKED_TOKENS)
@@ -315,14 +317,14 @@ class _Scorer:
             return
         for start in range(0, len(branches), self.rows):
             chosen = branches[start : start + self.rows]
-            rows, own = [branch.context for branch in chosen], cache
+            rows, branch_cache = [branch.context for branch in chosen], cache
             if len(branches) > self.rows or rows != list(range(cache.n_rows)):  # others resume from it
-                own = cache.copied(self._tensor(rows))
+                branch_cache = cache.copied(self._tensor(rows))
             if depth is None:
-                self._decoded(own, chosen, firsts, parts)
+                self._decoded(branch_cache, chosen, firsts, parts)
             else:
                 tokens_BT, mask_BT = padded([branch.fed for branch in chosen], self.model.device, side="right")
-                self._at_once(self.model.embed(tokens_BT, own), mask_BT, chosen, firsts, parts, depth)
+                self._at_once(self.model.embed(tokens_BT, branch_cache), mask_BT, chosen, firsts, parts, depth)
 
     def _decoded(
         self, cache: DecodingCache, branches: Sequence[Branch], firsts: Sequence[_Place], parts: Parts
@@ -331,12 +333,12 @@ class _Scorer:
         runner = BlockRunner(self.model, cache, parts)
         alive = [(branch, self._places(branch, firsts)) for branch in branches]
         for step in count():
-            now = [own[step] for _, own in alive]
-            given = self._given(parts, now)
+            now = [places[step] for _, places in alive]
+            given = self._reader(parts, now)
             seeds = tuple(place.seed for place in now)
             self._step(runner, [branch.fed[step] for branch, _ in alive], step + 2, seeds, given)
             self._note(now, given)
-            going = [row for row, (_, own) in enumerate(alive) if len(own) > step + 1]
+            going = [row for row, (_, places) in enumerate(alive) if len(places) > step + 1]
             if not going:
                 break
             if len(going) < len(alive):
@@ -358,12 +360,12 @@ class _Scorer:
         if mask_BT is not None:
             number_BT = number_BT.masked_fill(~mask_BT, -1)
         wide = cache.widened(model, self._tensor([row[0].context for row in rows]), cache.length + tokens_BT.shape[1])
-        begun = model.embed_branches(tokens_BT, number_BT, offset_BT, wide)
-        self._at_once(begun, mask_BT, [branch for row in rows for branch in row], firsts, parts, depth)
+        embedded = model.embed_branches(tokens_BT, number_BT, offset_BT, wide)
+        self._at_once(embedded, mask_BT, [branch for row in rows for branch in row], firsts, parts, depth)
 
     def _at_once(
         self,
-        begun: tuple[Tensor, Any],
+        embedded: tuple[Tensor, Any],
         mask_BT: Tensor | None,
         branches: Sequence[Branch],
         firsts: Sequence[_Place],
@@ -371,7 +373,7 @@ class _Scorer:
         depth: int,
     ) -> None:
         """Run all positions of a step through ``depth`` blocks in one pass, and read them out by branch."""
-        states = self._pass(begun, depth, keeps_all=parts.gate.needs_history)
+        states = self._pass(embedded, depth, keeps_all=parts.gate.needs_history)
         flat = [state.flatten(0, 1) if mask_BT is None else state[mask_BT] for state in states]
         self._read_out(parts, depth, flat, [place for branch in branches for place in self._places(branch, firsts)])
 
@@ -384,9 +386,9 @@ class _Scorer:
     def _tensor(self, numbers: Sequence[int]) -> Tensor:
         return torch.tensor(numbers, device=self.model.device)
 
-    def _pass(self, begun: tuple[Tensor, Any], depth: int, *, keeps_all: bool = False) -> list[Tensor]:
+    def _pass(self, embedded: tuple[Tensor, Any], depth: int, *, keeps_all: bool = False) -> list[Tensor]:
         """Return states [B, T, D] after ``depth`` blocks, preceded by all earlier ones if ``keeps_all``."""
-        hidden_BTD, context = begun
+        hidden_BTD, context = embedded
         states = [hidden_BTD]
         for block in range(1, depth + 1):
             hidden_BTD = self.model.block(block, hidden_BTD, context)
@@ -395,15 +397,15 @@ class _Scorer:
 
     # ------------------------------------------------------------------------ what was read
 
-    def _given(self, parts: Parts, places: Sequence[_Place]) -> _Given:
+    def _reader(self, parts: Parts, places: Sequence[_Place]) -> _TokenReader:
         """Return a reader of the tokens of each position; shorter rows repeat their first token."""
         rows = [place.given for place in places]
         widest = max(map(len, rows))
         filled = [row + row[:1] * (widest - len(row)) for row in rows]
-        return _Given(parts.gate, torch.tensor(filled, device=self.model.device))
+        return _TokenReader(parts.gate, torch.tensor(filled, device=self.model.device))
 
     def _step(
-        self, runner: BlockRunner, fed: Sequence[int], position: int, seeds: tuple[int, ...], given: _Given
+        self, runner: BlockRunner, fed: Sequence[int], position: int, seeds: tuple[int, ...], given: _TokenReader
     ) -> None:
         token_B = torch.tensor(fed, device=self.model.device)
         positions = (position,) * len(token_B)
@@ -414,7 +416,7 @@ class _Scorer:
         few = max(1, READ_OUT_BYTES // (4 * self.model.vocab_size))
         for start in range(0, len(places), few):
             some = places[start : start + few]
-            given, n = self._given(parts, some), len(some)
+            given, n = self._reader(parts, some), len(some)
             self.observer.step_began(n)
             view = BlockView(
                 block=block,
@@ -435,7 +437,7 @@ class _Scorer:
             self.observer.read(view)
             self._note(some, given)
 
-    def _note(self, places: Sequence[_Place], given: _Given) -> None:
+    def _note(self, places: Sequence[_Place], given: _TokenReader) -> None:
         records = None
         if self.trace is not None:
             self.trace.check_finite()

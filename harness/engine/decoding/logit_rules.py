@@ -71,13 +71,13 @@ class LogitRules:
 
     def __call__(self, logits_AV: Tensor, rows: Sequence[int]) -> Tensor:
         """Return changed logits [A, V], float32, of rows of the batch."""
-        asked, logits_AV = self._asked, logits_AV.float()
-        if asked.repetition_penalty is not None:
-            penalty, seen_AV = asked.repetition_penalty, self._seen_BV[list(rows)]
+        settings, logits_AV = self._asked, logits_AV.float()
+        if settings.repetition_penalty is not None:
+            penalty, is_seen_AV = settings.repetition_penalty, self._seen_BV[list(rows)]
             punished_AV = torch.where(logits_AV < 0, logits_AV * penalty, logits_AV / penalty)
-            logits_AV = torch.where(seen_AV, punished_AV, logits_AV)
+            logits_AV = torch.where(is_seen_AV, punished_AV, logits_AV)
         banned = [(i, token) for i, row in enumerate(rows) for token in self._banned(row)]
-        forced = asked.forced_bos_token_id
+        forced = settings.forced_bos_token_id
         if banned:
             logits_AV = logits_AV.index_put(
                 tuple(torch.tensor(banned, device=self._device).T), logits_AV.new_tensor(float("-inf"))

@@ -86,8 +86,8 @@ def probe_table(
         "doc_key": [key for key, output in zip(keys, outputs, strict=True) for _ in output],
         "position": [position for output in outputs for position in range(1, len(output) + 1)],
         "token_id": [token for output in outputs for token in output],
-        "gold_token_id": _beside(outputs, gold_ids or no_entries),
-        "token_kind": _beside(outputs, kinds or no_entries),
+        "gold_token_id": _at_positions(outputs, gold_ids or no_entries),
+        "token_kind": _at_positions(outputs, kinds or no_entries),
     }
     return as_table(columns | probe(checkpoint, prompts, outputs))
 
@@ -103,7 +103,7 @@ def _array(values: Any, kind: pa.DataType) -> pa.Array:
     return lists(values, kind) if is_matrix else pa.array(values, type=kind)
 
 
-def _beside(outputs: Sequence[Sequence[int]], entries: Sequence[Sequence[Any]]) -> list[Any]:
+def _at_positions(outputs: Sequence[Sequence[int]], entries: Sequence[Sequence[Any]]) -> list[Any]:
     """Return the entry at each position of the outputs; None beyond the end of a document's entries."""
     return [
         doc_entries[place] if place < len(doc_entries) else None
@@ -177,7 +177,7 @@ def choice_probe_table(
         rows: Continuations run together.
     """
     model = checkpoint.model
-    given_N = _given(contexts).to(model.device)
+    given_N = _continuation_tokens(contexts).to(model.device)
     columns = signals_of(model, states_after(checkpoint, contexts, rows), given_N)
     tokens = [
         (key, choice, position, token_id)
@@ -199,7 +199,10 @@ def choice_scores(
         ``score``, ``logprob`` of the given token (both NaN at blocks without gate) and ``is_greedy``, [N, L] each, in
         the order of contexts and continuations.
     """
-    states_LND, given_N = states_after(checkpoint, contexts, rows), _given(contexts).to(checkpoint.model.device)
+    states_LND, given_N = (
+        states_after(checkpoint, contexts, rows),
+        _continuation_tokens(contexts).to(checkpoint.model.device),
+    )
     continuations = [(context.seed, ids) for context in contexts for ids in context.continuations]
     seeds = [seed for seed, token_ids in continuations for _ in token_ids]
     position_N = torch.tensor([place for _, ids in continuations for place in range(1, len(ids) + 1)])
@@ -253,5 +256,5 @@ def _states(model: Engine, cache: DecodingCache, branches: Sequence[Branch], lea
     return [torch.stack([state[row, : len(tokens)] for state in states]) for row, tokens in enumerate(fed)]
 
 
-def _given(contexts: Sequence[Context]) -> Tensor:
+def _continuation_tokens(contexts: Sequence[Context]) -> Tensor:
     return torch.tensor([token for context in contexts for ids in context.continuations for token in ids])

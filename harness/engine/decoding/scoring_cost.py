@@ -51,12 +51,14 @@ def scoring_cost(
         prompt = _pass(model, model.n_blocks, [(1, n_context - 1)], n_context - 1)
         first = prompt + parts.cost(model, [layer], [head_rows], [_block(model, n_context)])
     later_parts = parts if scope == "token" or depth is not None else keeping(parts, layer)
-    return first + _rest(
+    return first + _later_tokens_cost(
         model, later_parts, n_context, [branch for branch in branches_of([context]) if branch.fed], scored
     )
 
 
-def _rest(model: Engine, parts: Parts, n_context: int, branches: Sequence[Branch], scored: Sequence[Scored]) -> Cost:
+def _later_tokens_cost(
+    model: Engine, parts: Parts, n_context: int, branches: Sequence[Branch], scored: Sequence[Scored]
+) -> Cost:
     """Return the work of every token but the first. With a fixed depth, no gate that costs anything is evaluated."""
     depth, total = fixed_depth(parts, model.n_blocks), Cost()
     if depth is None:

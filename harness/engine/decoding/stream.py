@@ -133,18 +133,18 @@ class Stream:
             entries.append(queue.popleft())
         return entries
 
-    def _go_together(self, one: _Waiting, other: _Waiting) -> bool:
+    def _go_together(self, first: _Waiting, second: _Waiting) -> bool:
         """Return whether prompts can be prefilled in one batch: some models cannot be padded."""
         model = self.checkpoint.model
-        lengths = {len(self.requests[waiting.prompt].prompt_ids) for waiting in (one, other)}
+        lengths = {len(self.requests[waiting.prompt].prompt_ids) for waiting in (first, second)}
         return model.pads_left or model.encoder_blocks > 0 or len(lengths) == 1
 
-    def _begin(self, taken: Sequence[_Waiting]) -> Decoding:
+    def _begin(self, entries: Sequence[_Waiting]) -> Decoding:
         gates_first = self.asked is not None and self.asked.gates_first_token
-        requests = [self.requests[entry.prompt] for entry in taken]
+        requests = [self.requests[entry.prompt] for entry in entries]
         batch = prefill(self.checkpoint.model, requests, self.max_new_tokens, gates_first_token=gates_first)
         if len(self.thresholds) > 1:
-            batch = repeat_rows(batch, [[self.thresholds[number] for number in entry.thresholds] for entry in taken])
+            batch = repeat_rows(batch, [[self.thresholds[number] for number in entry.thresholds] for entry in entries])
         else:
             batch.thresholds = tuple(self.thresholds) * len(requests)
         return Decoding(self.checkpoint, batch, self.parts, self.is_stopped, self.asked)

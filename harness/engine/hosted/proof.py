@@ -231,7 +231,7 @@ def _spare(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
         handle.remove()
     for name in sorted(used):
         spared = [SparedLinear(each[name], model.calls) for each in linears[1:] if name in each]
-        if not _are_equal(_filled(model, rows), expected):
+        if not _all_equal(_filled(model, rows), expected):
             for projection in spared:
                 projection.undo()
 
@@ -244,8 +244,8 @@ def _filled(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> list[Ten
     return [buffer for layer in cache.layers[1:] for buffer in layer.kv]
 
 
-def _are_equal(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
-    return all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+def _all_equal(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def _check_skipped(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
@@ -260,14 +260,14 @@ def _check_skipped(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> N
         of_some = model.block(block, state_BD.index_select(0, some), step, some)
         same(f"the state after block {block} of some rows", of_some, of_all.index_select(0, some), model.dtype)
     _, step = model.embed(torch.tensor(tokens, device=model.device), filled)
-    others = torch.tensor([1], device=model.device)
-    model.fill([(1, state_BD.index_select(0, rows_A), rows_A) for rows_A in (some, others)], step)
-    for number, (one, other) in enumerate(zip(ran.layers, filled.layers, strict=True), start=1):
-        if not one.kv:
+    other_rows = torch.tensor([1], device=model.device)
+    model.fill([(1, state_BD.index_select(0, rows_A), rows_A) for rows_A in (some, other_rows)], step)
+    for number, (ran_layer, filled_layer) in enumerate(zip(ran.layers, filled.layers, strict=True), start=1):
+        if not ran_layer.kv:
             raise Differs(
                 f"block {number} keeps no keys and values in the cache, from which later tokens could read it"
             )
-        for name, filled_part, ran_part in zip(("keys", "values"), other.kv, one.kv, strict=True):
+        for name, filled_part, ran_part in zip(("keys", "values"), filled_layer.kv, ran_layer.kv, strict=True):
             same(f"{name} of block {number} filled from a state", filled_part, ran_part)
 
 

@@ -89,13 +89,13 @@ class ByIntegers(Int8Product):
 
     def __call__(self, states_AD: Tensor) -> tuple[Tensor, Tensor]:
         """Return products [A, V] in float32 with nearby states, and the distances to those [A] in float64."""
-        high_AD, high_A1, rest_AD = _leading_part(states_AD.double())
-        low_AD, low_A1, rest_AD = _leading_part(rest_AD)
+        high_AD, high_A1, remainder_AD = _leading_part(states_AD.double())
+        low_AD, low_A1, remainder_AD = _leading_part(remainder_AD)
         products_NV = torch.ops.quantized.linear_dynamic(
             torch.cat((high_AD, low_AD, self._ends_1D)), self._packed, True
         )
         high_AV, low_AV, _ = products_NV.split([len(states_AD), len(states_AD), 1])
-        return high_AV.mul_(high_A1).addcmul_(low_AV, low_A1), torch.linalg.vector_norm(rest_AD, dim=-1)
+        return high_AV.mul_(high_A1).addcmul_(low_AV, low_A1), torch.linalg.vector_norm(remainder_AD, dim=-1)
 
 
 def _leading_part(states_AD: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -166,7 +166,7 @@ def use_fastest(model: Engine) -> Choices | None:
         return None
     if not isinstance(model, Transformer) or model.device.type != "cpu" or model.lm_head.weight.dtype not in FORMS:
         return None
-    key = _asked(model)
+    key = _cache_key(model)
     chosen = kept(key)
     if chosen is None:
         chosen = keep(key, measured(model))
@@ -193,7 +193,7 @@ def _is_asked() -> bool:
     return setting == "measured"
 
 
-def _asked(model: Transformer) -> dict[str, Any]:
+def _cache_key(model: Transformer) -> dict[str, Any]:
     """Return the cache key of a choice: everything that it depends on."""
     products = list(_products(model))
     counts = Counter(product.place for product in products)

@@ -81,15 +81,15 @@ def all_kept(machine: Asked) -> Iterator[tuple[str, Asked, dict[str, str]]]:
                 yield path.stem.removeprefix(_PREFIX), asked, chosen
 
 
-def _path(asked: Asked) -> Path:
-    return user_cache() / f"{_PREFIX}{content_id(asked)[:16]}.json"
+def _path(key: Asked) -> Path:
+    return user_cache() / f"{_PREFIX}{content_id(key)[:16]}.json"
 
 
-def _usable(path: Path, asked: Asked) -> dict[str, str] | None:
+def _usable(path: Path, key: Asked) -> dict[str, str] | None:
     """Return the choices in a file if its cache key matches and each form is available."""
     content = _content(path)
-    chosen, places = content.get("chosen"), asked["places"]
-    if content.get("asked") != asked or not isinstance(chosen, dict) or chosen.keys() != places.keys():
+    chosen, places = content.get("chosen"), key["places"]
+    if content.get("asked") != key or not isinstance(chosen, dict) or chosen.keys() != places.keys():
         return None
     return chosen if all(chosen[place] in places[place]["forms"] for place in places) else None
 

@@ -20,7 +20,7 @@ from exitbench.results.files.values import INT64
 ROOT: Final = Path("/sys/class/powercap")
 _ZONE: Final = re.compile(r"intel-rapl:([0-9]{1,3})(?::[0-9]{1,3})?")
 _PACKAGE: Final = re.compile(r"package-[0-9]{1,3}(?:-die-[0-9]{1,3})?")
-_WHOLE: Final = re.compile(r"[0-9]{1,19}")
+_INTEGER: Final = re.compile(r"[0-9]{1,19}")
 _MOST_BYTES: Final = 64
 _MOST_ZONES: Final = 256
 _MOST_WATTS: Final = 1_000
@@ -61,13 +61,13 @@ def _counter(root: Path, zone: str) -> Counter | None:
         name = f"{package}/dram" if _PACKAGE.fullmatch(package) else name
     elif name != "psys" and not _PACKAGE.fullmatch(name):
         return None
-    range_uj = _whole(root / zone / "max_energy_range_uj")
-    return Counter(name, name != "psys", range_uj, _MOST_WATTS, partial(_whole, root / zone / "energy_uj"))
+    range_uj = _microjoules(root / zone / "max_energy_range_uj")
+    return Counter(name, name != "psys", range_uj, _MOST_WATTS, partial(_microjoules, root / zone / "energy_uj"))
 
 
-def _whole(path: Path) -> int:
+def _microjoules(path: Path) -> int:
     text = _text(path)
-    if not _WHOLE.fullmatch(text) or int(text) > INT64:
+    if not _INTEGER.fullmatch(text) or int(text) > INT64:
         raise CounterError(f"{path} says {text!a}, not a number of microjoules")
     return int(text)
 

@@ -31,7 +31,7 @@ GRACE_S = 20.0
 """Seconds that an interrupted worker has to end its attempt before it is killed."""
 
 # Exit codes of a worker that was asked to end; a signal if it was still starting.
-_ASKED_TO_END: Final = (130, -signal.SIGINT, -signal.SIGTERM, -signal.SIGUSR2)
+_END_REQUESTED: Final = (130, -signal.SIGINT, -signal.SIGTERM, -signal.SIGUSR2)
 
 _LOG_BYTES: Final = 1 << 18
 """Bytes read from the end of a worker's log."""
@@ -227,7 +227,7 @@ class GroupRun:
         lines = _lines(log_path)[-LOG_TAIL_LINES:]
         killed_for_memory = returncode == -signal.SIGKILL and _oom_kills() > oom_kills
         out_of_memory = killed_for_memory or (returncode != 0 and says_out_of_memory("".join(lines[-1:])))
-        if returncode in _ASKED_TO_END:
+        if returncode in _END_REQUESTED:
             self.interrupted = self.interrupted or "the worker was asked to end"
         return _Death(returncode, self.interrupted, killed_for, out_of_memory, "\n".join(lines))
 

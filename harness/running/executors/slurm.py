@@ -232,16 +232,16 @@ def _settle(task: _Task, job: Job) -> dict[str, str]:
     how = ENDED[job.state]
     statuses = {}
     for item in task.spec.cells:
-        cell_attempts_ = attempts[item.cell.cell_id]
-        finished = [attempt for attempt in cell_attempts_ if attempt.finished]
+        tries = attempts[item.cell.cell_id]
+        finished = [attempt for attempt in tries if attempt.finished]
         if finished:
             statuses[item.cell.cell_id] = read_status(finished[-1]).status
             continue
         # If a job never reached its first cell, all of its cells would fail alike.
-        has_begun = bool(cell_attempts_) or not any(attempts.values())
+        has_begun = bool(tries) or not any(attempts.values())
         reason = f"Slurm job {job.job_id}: {job.state}" + ("" if has_begun else ", before this cell began")
         status = statuses[item.cell.cell_id] = how if has_begun else "interrupted"
-        env = _read_env(cell_attempts_[-1].path) if cell_attempts_ else None
+        env = _read_env(tries[-1].path) if tries else None
         with AttemptWriter(
             task.spec.spool, item.cell_record(), env or environment_and_hardware(task.spec.threads)
         ) as row:
