@@ -123,7 +123,7 @@ class TaskRef:
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """Settings of prompts, and of the end of greedy generation besides end-of-sequence; None if a suite sets none.
+    """Settings of prompts and of greedy generation; None for those that a suite does not set.
 
     Attributes:
         max_new_tokens: Longest answer.

@@ -19,6 +19,12 @@ def seed_for(axis: Axis, suite_seed: int, *keys: str) -> int:
             document's key. ``bootstrap``: resamples of documents.
         suite_seed: Seed of the suite.
         keys: Keys by which the axis is divided.
+
+    Examples:
+        >>> seed_for("decode", 0, "doc-1") == seed_for("decode", 0, "doc-1")
+        True
+        >>> seed_for("bootstrap", 7)
+        7
     """
     if axis == "bootstrap":
         return suite_seed

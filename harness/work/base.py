@@ -255,7 +255,7 @@ class Work(ABC, Generic[Answer]):
     def compare_formats(self, reference: Any, answers: Mapping[str, Answer]) -> dict[str, Interval]:
         """Compare full depth with the same checkpoint in float32; `metrics` describes the metrics."""
 
-    # --- Offline: what every block says
+    # --- Offline: predictions of every block
 
     def probe(self, writer: AttemptWriter, on_progress: Progress) -> None:
         """Write every block's prediction of every token."""

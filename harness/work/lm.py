@@ -76,7 +76,7 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
 
     Attributes:
         known: Answers that another cell of the pass has decoded already.
-        beside: Other cells to decode for.
+        beside: Other cells answered by the same pass.
         shared_rows: Most rows decoded together if there are such cells; not below ``rows``.
         on_giving_up: Called when the shared pass is abandoned.
         answers: Generated answers by document key.

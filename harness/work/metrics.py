@@ -133,7 +133,7 @@ def write_metrics(writer: AttemptWriter, metrics: Mapping[str, Metric]) -> None:
 # --- What a number format changes
 
 FORMAT_DOCUMENTS: Final = 50
-"""Most documents read in both formats: those whose keys have the smallest hashes."""
+"""Most documents read in both formats: those whose keys sort first."""
 
 
 def sampled(documents: Sequence[Document]) -> list[Document]:

@@ -77,7 +77,7 @@ def inspect_checkpoint(name: str, folder: Path, engine: EngineChoice = "auto") -
     Raises:
         UserError: The engine cannot read it, it has no tokenizer, or one with more tokens than the model.
     """
-    # The inode change time is part of the stamp, because whoever packed the folder cannot set it: a cached description
+    # The inode change time is part of the stamp, because it cannot be set when a folder is packed: a cached description
     # that came with a third-party checkpoint is never trusted.
     files = sorted(path for path in folder.glob("*") if path.is_file() and not path.name.startswith("."))
     status = {path.name: path.stat() for path in files}

@@ -165,7 +165,7 @@ def completed(path: Path, family: str, values: dict[str, Any]) -> Any:
     from transformers import AutoConfig
     from transformers.utils import logging
 
-    logging.set_verbosity_error()  # its advice about config keys is of no use to readers of a finished checkpoint
+    logging.set_verbosity_error()  # its advice is for authors of a configuration
     try:
         return AutoConfig.for_model(family, **values)
     except Exception as error:  # whatever these checks raise

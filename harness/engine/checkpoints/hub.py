@@ -61,9 +61,9 @@ class Located:
     """A checkpoint's folder on this machine.
 
     Attributes:
-        folder: Where its files lie.
-        source: Where they came from, such as ``hub:OWNER/NAME@COMMIT``; None for a folder of the user's own.
-        remarks: What is not wrong but should be known, a sentence each.
+        folder: Folder with its files.
+        source: Origin, such as ``hub:OWNER/NAME@COMMIT``; None for a user's own folder.
+        remarks: Notes (not errors), one sentence each.
     """
 
     folder: Path

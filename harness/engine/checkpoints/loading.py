@@ -187,6 +187,11 @@ def load_checkpoint(
     Raises:
         UserError: Something in it cannot be read or would be ignored; names the file and what was expected. Or the
             weights do not fit into the device's free memory.
+
+    Examples:
+        >>> checkpoint = load_checkpoint(Path("models/gpt2"), torch.bfloat16)
+        >>> checkpoint.engine, checkpoint.kind, checkpoint.model.n_blocks
+        ('lean', 'causal', 12)
     """
     raw = read_config(folder)
     require_room(folder, dtype, *([device] if device_map is None else dict(device_map)))

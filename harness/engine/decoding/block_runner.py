@@ -155,7 +155,7 @@ class BlockRunner:
             token.done = block
 
     def complete(self, rows: Sequence[int]) -> None:
-        """After a step, run the remaining blocks of these rows' deferred tokens, the newest of each as new token."""
+        """Run the remaining blocks of these rows' deferred tokens after a step, the newest of each as new token."""
         cache, n_blocks = self.cache, self.model.n_blocks
         cache.length -= 1  # back in the step that fed the newest token
         for n_done in {cache.waiting[row][-1].done for row in rows} - {n_blocks}:
@@ -170,7 +170,7 @@ class BlockRunner:
                 cache.waiting[row].append(token)
         cache.length += 1
 
-    # ---------------------------------------------- what KV policies may ask for
+    # ---------------------------------------------- called by KV policies
 
     def fill_from_state(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
         """Request keys and values of blocks block+1..L at the current position, projected from one state in this step.

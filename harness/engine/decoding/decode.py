@@ -133,7 +133,7 @@ def decode(
     Raises:
         ArithmeticError: The decode is traced, and a logit or a score is not finite.
 
-    Example:
+    Examples:
         >>> batch = prefill(checkpoint.model, [Request(prompt_ids)], max_new_tokens=32)
         >>> generation, = decode(checkpoint, batch, parts)
         >>> generation.token_ids, generation.exit_layers

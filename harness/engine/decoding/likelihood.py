@@ -100,7 +100,7 @@ def score(
             than the model's positions; ``scope = "context"`` with a first token read at full depth.
         ArithmeticError: The score is traced, and a logit or a gate's score is not finite.
 
-    Example:
+    Examples:
         >>> ((yes, no),) = score(checkpoint, [Context(context_ids, [yes_ids, no_ids])], parts)
         >>> yes.total_logprob > no.total_logprob
     """
@@ -395,7 +395,7 @@ class _Scorer:
             states = [*states, hidden_BTD] if keeps_all else [hidden_BTD]
         return states
 
-    # ------------------------------------------------------------------------ what was read
+    # ------------------------------------------------------------------------ read-outs
 
     def _reader(self, parts: Parts, places: Sequence[_Place]) -> _TokenReader:
         """Return a reader of the tokens of each position; shorter rows repeat their first token."""

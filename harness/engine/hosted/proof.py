@@ -107,7 +107,7 @@ def same(what: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype | None = No
         )
 
 
-# ------------------------------------------------------------------------------------------------- what is compared
+# ------------------------------------------------------------------------------------------------- comparisons
 
 
 def _plain(model: HostedTransformer, row: Sequence[int]) -> tuple[list[Tensor], Tensor]:

@@ -8,7 +8,7 @@ from exitbench.progress import Progress
 
 
 class Executor(Protocol):
-    """Runs model groups, each on one machine from its first cell to its last."""
+    """Runner of model groups, each on one machine from its first cell to its last."""
 
     @property
     def threads(self) -> int:

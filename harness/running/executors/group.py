@@ -108,7 +108,7 @@ class _Death:
     """End of a worker process that did not finish its cells.
 
     Attributes:
-        interrupted: Reason, if it was asked to end.
+        interrupted: Reason, if it was requested to end.
         killed_for: Status and reason, if this process killed it.
     """
 

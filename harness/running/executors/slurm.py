@@ -59,7 +59,7 @@ class _Task:
 
 @dataclass
 class _Followed:
-    """State of the cells that the controller was asked to run."""
+    """State of the cells that the controller has to run."""
 
     progress: Progress
     items: dict[str, CellJob]
@@ -85,7 +85,7 @@ class _Followed:
 
 
 class SlurmExecutor:
-    """Submits groups, follows their jobs, and writes a row for every cell that a job did not end."""
+    """Executor that submits groups, follows their jobs, and writes a row for every cell that a job did not end."""
 
     def __init__(self, folder: Path, options: SlurmOptions) -> None:
         """Find earlier submissions, and write the rows of jobs that ended without a controller.
