@@ -189,7 +189,7 @@ class _FixedDepth(Gate):
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self.needs_history = gate.needs_history  # a class attribute elsewhere
+        self.needs_history = gate.needs_history  # type: ignore[misc]  # a class attribute elsewhere
 
     def score(self, view: BlockView) -> Tensor:
         return torch.ones(len(view.hidden_AD), device=view.hidden_AD.device)
