@@ -222,7 +222,7 @@ class _Place:
     seed: int
 
     @property
-    def given(self) -> list[int]:
+    def token_ids(self) -> list[int]:
         """The tokens given at this position, one per continuation."""
         return [scored.token_ids[self.position - 1] for scored in self.of]
 
@@ -272,7 +272,7 @@ class _Scorer:
 
     def _first_decoded(self, contexts: Sequence[Context], firsts: Sequence[_Place]) -> DecodingCache:
         """Prefill, and read the first token as the decode loop does."""
-        model, given = self.model, self._reader(self.parts, firsts)
+        model, reader = self.model, self._reader(self.parts, firsts)
         prompts, seeds = [context.context_ids for context in contexts], tuple(place.seed for place in firsts)
         cache: DecodingCache
         cache, state_CD = model.start(
@@ -281,11 +281,11 @@ class _Scorer:
             holds_last=self.is_decoder_only and not self.reads_prompt,
         )
         if state_CD is not None:
-            prompt_step(model, state_CD, self.parts, self.max_new_tokens, seeds, given, self.observer)
+            prompt_step(model, state_CD, self.parts, self.max_new_tokens, seeds, reader, self.observer)
         else:
             lead = [prompt[-1] if self.is_decoder_only else self.start_id for prompt in prompts]
-            self._step(BlockRunner(model, cache, self.parts), lead, 1, seeds, given)
-        self._note(firsts, given)
+            self._step(BlockRunner(model, cache, self.parts), lead, 1, seeds, reader)
+        self._note(firsts, reader)
         return cache
 
     def _first_at_once(self, contexts: Sequence[Context], firsts: Sequence[_Place], depth: int) -> DecodingCache:
@@ -334,10 +334,10 @@ class _Scorer:
         alive = [(branch, self._places(branch, firsts)) for branch in branches]
         for step in count():
             now = [places[step] for _, places in alive]
-            given = self._reader(parts, now)
+            reader = self._reader(parts, now)
             seeds = tuple(place.seed for place in now)
-            self._step(runner, [branch.fed[step] for branch, _ in alive], step + 2, seeds, given)
-            self._note(now, given)
+            self._step(runner, [branch.fed[step] for branch, _ in alive], step + 2, seeds, reader)
+            self._note(now, reader)
             going = [row for row, (_, places) in enumerate(alive) if len(places) > step + 1]
             if not going:
                 break
@@ -399,24 +399,24 @@ class _Scorer:
 
     def _reader(self, parts: Parts, places: Sequence[_Place]) -> _TokenReader:
         """Return a reader of the tokens of each position; shorter rows repeat their first token."""
-        rows = [place.given for place in places]
+        rows = [place.token_ids for place in places]
         widest = max(map(len, rows))
         filled = [row + row[:1] * (widest - len(row)) for row in rows]
         return _TokenReader(parts.gate, torch.tensor(filled, device=self.model.device))
 
     def _step(
-        self, runner: BlockRunner, fed: Sequence[int], position: int, seeds: tuple[int, ...], given: _TokenReader
+        self, runner: BlockRunner, fed: Sequence[int], position: int, seeds: tuple[int, ...], reader: _TokenReader
     ) -> None:
         token_B = torch.tensor(fed, device=self.model.device)
         positions = (position,) * len(token_B)
-        decode_step(runner, token_B, positions, self.max_new_tokens, seeds, given, self.observer)
+        decode_step(runner, token_B, positions, self.max_new_tokens, seeds, reader, self.observer)
 
     def _read_out(self, parts: Parts, block: int, states: Sequence[Tensor], places: Sequence[_Place]) -> None:
         """Read tokens from states [N, D] after a block, the last of ``states``; the others are of earlier blocks."""
         few = max(1, READ_OUT_BYTES // (4 * self.model.vocab_size))
         for start in range(0, len(places), few):
             some = places[start : start + few]
-            given, n = self._reader(parts, some), len(some)
+            reader, n = self._reader(parts, some), len(some)
             self.observer.step_began(n)
             view = BlockView(
                 block=block,
@@ -433,21 +433,21 @@ class _Scorer:
             if block < self.model.n_blocks:
                 self.observer.scored(view, parts.gate.score(view))
                 self.observer.left(view, runs_all_blocks=False)
-            given(view)
+            reader(view)
             self.observer.read(view)
-            self._note(some, given)
+            self._note(some, reader)
 
-    def _note(self, places: Sequence[_Place], given: _TokenReader) -> None:
+    def _note(self, places: Sequence[_Place], reader: _TokenReader) -> None:
         records = None
         if self.trace is not None:
             self.trace.check_finite()
             records = self.trace.records
-        self._read.append((places, records, given))
+        self._read.append((places, records, reader))
 
     def _tell(self) -> None:
         """Copy results to the host and add them to the scores, by position: the only device synchronization."""
-        for places, records, given in self._read:
-            rows = zip(places, given.logprob_BK.tolist(), given.greedy_BK.tolist(), strict=True)
+        for places, records, reader in self._read:
+            rows = zip(places, reader.logprob_BK.tolist(), reader.greedy_BK.tolist(), strict=True)
             for row, (place, logprobs, greedy) in enumerate(rows):
                 for scored, logprob, is_greedy in zip(place.of, logprobs, greedy, strict=False):
                     scored.logprobs.append(logprob)
