@@ -200,34 +200,36 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
 
     def _answer_all(self, items: list[tuple[str, Prompt]], max_new_tokens: int, stop: tuple[str, ...]) -> None:
         """Answer prompts for this cell and the cells that share the pass; if that fails, for this cell alone."""
-        keys = {key: Asked(key, tuple(prompt.ids), max_new_tokens, stop) for key, prompt in items}
-        self.answers |= {key: self.known[keys[key]] for key, _ in items if keys[key] in self.known}
-        unanswered = [(key, prompt) for key, prompt in items if keys[key] not in self.known]
+        cache_keys = {key: Asked(key, tuple(prompt.ids), max_new_tokens, stop) for key, prompt in items}
+        self.answers |= {key: self.known[cache_keys[key]] for key, _ in items if cache_keys[key] in self.known}
+        unanswered = [(key, prompt) for key, prompt in items if cache_keys[key] not in self.known]
         if len(unanswered) < len(items):
             self.on_answers(len(self.answers))
         if self.beside:
             try:
-                self._decode(unanswered, keys, self.beside)
+                self._decode(unanswered, cache_keys, self.beside)
                 return
             except Exception as error:
                 print(f"Cells that share a pass run one by one: {type(error).__name__}: {error}", file=sys.stderr)
                 self.beside = ()
                 self.on_giving_up()
                 unanswered = [(key, prompt) for key, prompt in unanswered if key not in self.answers]
-        self._decode(unanswered, keys, ())
+        self._decode(unanswered, cache_keys, ())
 
-    def _decode(self, items: Sequence[tuple[str, Prompt]], keys: Mapping[str, Asked], cells: Sequence[Beside]) -> None:
+    def _decode(
+        self, items: Sequence[tuple[str, Prompt]], cache_keys: Mapping[str, Asked], shared_cells: Sequence[Beside]
+    ) -> None:
         if not items:
             return
-        max_new_tokens, stop = keys[items[0][0]].max_new_tokens, keys[items[0][0]].stop
-        thresholds = [self.parts.threshold, *(other.threshold for other in cells)]
+        max_new_tokens, stop = cache_keys[items[0][0]].max_new_tokens, cache_keys[items[0][0]].stop
+        thresholds = [self.parts.threshold, *(other.threshold for other in shared_cells)]
 
         def on_done(place: int) -> None:
             key, prompt = items[place]
             own_answer, *other_answers = (self._answer(prompt, generation, stop) for generation in stream.made(place))
             self.answers[key] = own_answer
-            for other, answer in zip(cells, other_answers, strict=True):
-                other.known[keys[key]] = answer
+            for other, answer in zip(shared_cells, other_answers, strict=True):
+                other.known[cache_keys[key]] = answer
             self.on_answers(len(self.answers))
 
         stream = Stream(
