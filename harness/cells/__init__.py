@@ -1,1 +1,1 @@
-"""What one cell asks for and by which id it is known: settings, seeds, documents, prompts, the worker's job."""
+"""Definition of a cell and its id: settings, seeds, documents, prompts, and the worker's job."""

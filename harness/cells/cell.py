@@ -1,8 +1,8 @@
-"""One cell: what is asked of one method on one model and one task, and the identity that follows from it.
+"""A cell: one method on one model and one task, and the identity computed from its settings.
 
-A cell's id is the SHA-256 of the canonical JSON of *what was asked*. Where a file lies and what
-somebody calls a suite, a model or a task are not part of that; the bytes of weights, data and prompts are, and so are
-the versions that engine, method and metric declare of what they compute. How their code is written is not.
+A cell's id is the SHA-256 of the canonical JSON of its settings. Paths of files and a suite's names for itself, models
+and tasks are not part of it. The bytes of weights, data and prompts are, and so are the declared versions of engine,
+method and metric. The code that implements them is not.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CONSISTENCIES: tuple[Consistency, ...] = get_args(Consistency)
 Record = Literal["sublayers", "layer-pairs", "prompt-ids", "token-times"]
 RECORDS: tuple[Record, ...] = get_args(Record)
 TIMED_RECORDS: tuple[Record, ...] = ("token-times",)
-"""What timing cells record; probes record the others."""
+"""Records of timing cells; probes record the others."""
 
 Truncate = Literal["left", "right", "drop"]
 TRUNCATIONS: tuple[Truncate, ...] = get_args(Truncate)
@@ -48,17 +48,17 @@ FirstToken = Literal["full", "gated"]
 FIRST_TOKENS: tuple[FirstToken, ...] = get_args(FirstToken)
 
 DeviceMap = tuple[tuple[str, int], ...]
-"""Devices, each with how many decoder blocks it has, the first blocks first."""
+"""Devices in the order of the blocks, each with its number of decoder blocks."""
 
 Scope = Literal["token", "context"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 
 UNTIMED_ROWS = 16
-"""Documents that go through all blocks together in a fit, a probe and its scores, where a suite names no number."""
+"""Default number of documents that share a batch in a fit, a probe and its scores."""
 
 INPUTS = ("probe_cell_id", "scores_cell_id", "fit_cell_id")
-"""Cells whose rows a cell computes from: part of what it asks."""
+"""Cells whose rows a cell computes from: part of its identity."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,11 @@ class MethodRef:
     """A method with every parameter, defaults included, and the revision of what it computes.
 
     Attributes:
-        revision: The version that it declares and, of a method that does not come along, its distribution and the
-            digest of its syntax (`methods.registry.revision`).
-        distribution: What brought it, by name; None where no installed distribution did.
-        version: Of the distribution.
-        unused_params: Parameters that the others leave without effect. Not part of the identity, which has them all.
+        revision: The version that it declares and, for a third-party method, its distribution and the digest of its
+            syntax (`methods.registry.revision`).
+        distribution: Name of the distribution that contains it; None if it is not from an installed one.
+        version: Version of the distribution.
+        unused_params: Parameters without effect given the others. Not part of the identity, which has all parameters.
     """
 
     name: str
@@ -83,11 +83,11 @@ class MethodRef:
 
 @dataclass(frozen=True)
 class ModelRef:
-    """A checkpoint by content. ``name`` is what the suite calls it; ``kind`` is seq2seq or causal.
+    """A checkpoint by content. ``name`` is the suite's name for it; ``kind`` is seq2seq, causal or encoder.
 
     Attributes:
-        source: Where it came from, such as ``hub:OWNER/NAME@COMMIT``; None for a folder of the user's and for a recipe.
-            Not part of the identity: a copy of the same files is the same model.
+        source: Origin, such as ``hub:OWNER/NAME@COMMIT``; None for a user's own folder and for a recipe. Not part of
+            the identity: a copy of the same files is the same model.
     """
 
     name: str
@@ -103,11 +103,11 @@ class ModelRef:
 
 @dataclass(frozen=True)
 class TaskRef:
-    """A task's documents by content. ``label`` is what the suite calls them; ``documents`` counts them.
+    """A task's documents by content. ``label`` is the suite's name for them; ``documents`` is their number.
 
     Attributes:
-        settings: Of a task of lm-eval: what its prompts and answers are made by beside its YAML, which the metrics'
-            version has; None for our own tasks.
+        settings: For lm-eval's tasks: settings of prompts and answers in addition to the task's YAML, which is part of
+            the metrics' version; None for this project's tasks.
     """
 
     name: str
@@ -123,24 +123,25 @@ class TaskRef:
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """How prompts are made and when greedy generation ends besides end-of-sequence; None where a suite does not ask.
+    """Settings of prompts and of greedy generation; None for those that a suite does not set.
 
     Attributes:
         max_new_tokens: Longest answer.
         stop: Strings that end an answer.
-        repetition_penalty: What logits of tokens seen before are divided by (multiplied with where negative).
-        no_repeat_ngram_size: No run of so many tokens appears twice.
-        min_length: Tokens before which no answer ends, counted as transformers does: with the prompt of a decoder-only
-            model, with the start token of an encoder-decoder.
+        repetition_penalty: Divisor of logits of tokens seen before (factor if negative).
+        no_repeat_ngram_size: No n-gram of this size appears twice.
+        min_length: Tokens before which no answer ends, counted as transformers does: including the prompt of a
+            decoder-only model, or the start token of an encoder-decoder.
         forced_bos_token_id: First new token of an encoder-decoder.
-        chat_template_sha256: Digest of the checkpoint's chat template, through which prompts go.
+        chat_template_sha256: Digest of the checkpoint's chat template, if prompts use it.
         system: System message of the chat.
         max_prompt_tokens: Longest prompt, special tokens included.
-        truncate: Where longer ones are cut (``left`` keeps their end), or ``drop``: their documents are left out.
+        truncate: Side on which longer prompts are cut (``left`` keeps their end), or ``drop``: their documents are
+            excluded.
         first_token: Decoder-only models: ``gated`` lets the first token exit early like every other; None reads it
             from the prompt's own pass, at full depth.
         scope: Log-likelihoods: ``context`` keeps the depth of the first scored token for all tokens of all choices of
-            its context; None decides by token.
+            its context; None decides per token.
     """
 
     max_new_tokens: int
@@ -158,30 +159,30 @@ class GenerationSettings:
 
     @property
     def gates_first_token(self) -> bool:
-        """Whether the last prompt token of a decoder-only model goes through the decode loop."""
+        """True if the last prompt token of a decoder-only model goes through the decode loop."""
         return self.first_token == "gated"
 
     @cached_property
     def logit_rules(self) -> dict[str, Any]:
-        """Rules asked for, by name, that change logits before a token is chosen (`engine.decoding.logit_rules`)."""
+        """Requested rules, by name, that change logits before a token is chosen (`engine.decoding.logit_rules`)."""
         names = ("repetition_penalty", "no_repeat_ngram_size", "min_length", "forced_bos_token_id")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the budget, the stop strings and whatever else is asked: its part of an identity."""
+        """Return the budget, the stop strings and all other settings that are not None: the part of an identity."""
         asked = {name: value for name, value in asdict(self).items() if value is not None}
         return {**asked, "stop": list(self.stop)}
 
 
 @dataclass(frozen=True)
 class TimingSettings:
-    """How a timing cell measures (docs: how we measure).
+    """Settings of a timing cell's measurement (docs/measuring.md).
 
     Attributes:
-        documents: Documents timed, taken in order. They are what intervals are over, so that fewer than the default are
-            a remark; rounds over the same ones make no interval hold more often.
-        seconds: Stop after `least_rounds` or more, once each arm has been timed for this long; None where only the
-            other two stop it, as before there was a budget.
+        documents: Number of documents timed, taken in order. Intervals are over documents, so fewer than the default
+            give a remark; more rounds over the same ones do not improve coverage.
+        seconds: Stop after `least_rounds` or more, once each arm has been timed for this long; None: no such budget,
+            as in older cells.
         max_rounds: Upper bound of ABBA rounds over the documents.
         target_half_width: Stop earlier, after `least_rounds` or more, once the 95% interval of the paired speed-up is
             within this half width, relative to the speed-up.
@@ -196,24 +197,24 @@ class TimingSettings:
 
     @property
     def least_rounds(self) -> int:
-        """Rounds that are always timed: a median of fewer readings follows those that stalled."""
+        """Rounds that are always timed: a median of fewer readings is not robust to stalled ones."""
         from exitbench.results.statistics.speed import MIN_ROUNDS
 
         return min(MIN_ROUNDS, self.max_rounds)
 
     def to_json(self) -> dict[str, Any]:
-        """Return its part of an identity; settings that are not asked for are left out."""
+        """Return the settings that are not None: the part of an identity."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
 class CalibrationSettings:
-    """How a threshold is calibrated (CALM section 4).
+    """Settings of a threshold's calibration (CALM section 4).
 
     Attributes:
         levels: Values of the method's threshold to try, conservative first.
         delta: Bound on the expected loss.
-        epsilon: Chance that the bound is broken, over draws of the calibration documents.
+        epsilon: Probability that the bound is violated, over draws of the calibration documents.
         consistency: Loss against full depth's text, or how much worse the score against the references is.
         rule: A name of `results.risk_control.RULES`.
         held_out_sha256: Digest of the documents on which the choice is checked.
@@ -229,14 +230,15 @@ class CalibrationSettings:
 
 @dataclass(frozen=True)
 class RecordSettings:
-    """What a probe or a timing records in place of what it usually does, in a cell of its own.
+    """Records of a probe or timing cell, which replace its usual ones.
 
-    Of probes: the inside of blocks (`engine.decoding.sublayers`), and the ids of prompts. Of timings: when each token
-    is there (`work.recording`).
+    For probes: the inside of blocks (`engine.decoding.sublayers`), and the ids of prompts. For timings: the time of
+    each
+    token (`work.recording`).
 
     Attributes:
         what: Names of `RECORDS`, in their order.
-        documents: Documents of which it is recorded, taken in order.
+        documents: Number of documents that are recorded, taken in order.
     """
 
     what: tuple[Record, ...]
@@ -244,7 +246,7 @@ class RecordSettings:
 
 
 def unasked_rows(kind: Kind, batch_size: int) -> int:
-    """Return how many documents go through the model together in a cell of which a suite says no `batch_rows`."""
+    """Return the default number of documents that share a batch in a cell without `batch_rows`."""
     return UNTIMED_ROWS if kind in ("probe", "scores", "fit") else batch_size
 
 
@@ -254,21 +256,20 @@ class Cell:
 
     Attributes:
         engine_version: `harness.engine.ENGINE_VERSION`.
-        engine: What runs the model's blocks: the engine's own forward pass, or transformers' (`harness.engine.hosted`).
-        batch_size: Rows that are decoded together in what is timed.
-        batch_rows: Rows that are decoded together in a cell that decodes and is not timed, at most; None where it is
-            not asked (`rows`). Part of what was asked: products of more rows add up in another order, which decides
-            between tokens that are tied but for rounding.
-        timing: Only for timing cells; part of what was asked.
-        calibration: Only for calibration cells; likewise.
-        record: Only for probe and timing cells that record what others do not; likewise.
+        engine: Engine that runs the blocks: the lean one, or transformers' own blocks (`harness.engine.hosted`).
+        batch_size: Rows decoded together in timed work.
+        batch_rows: Most rows decoded together in an untimed cell; None for the default (`rows`). Part of the identity:
+            products of more rows are summed in another order, which decides between tokens tied up to rounding.
+        timing: Only for timing cells; part of the identity.
+        calibration: Only for calibration cells; part of the identity.
+        record: Only for probe and timing cells with records of their own; part of the identity.
         full_depth_cell_id: Quality cell of full depth on the same model and documents; None for itself.
-        probe_cell_id: What a scores or replay cell reads.
-        scores_cell_id: What a replay reads besides, where the probe cannot tell the method's score.
-        fit_cell_id: Where the method was fitted; None for methods that fit nothing.
-        device_map: Where the blocks of a model are that is on several devices; None where all is on ``device``.
-        head_precision: ``certified`` decides from bounds of the logits where those tell, with the tokens and exit
-            layers of ``exact``. Work and stored scores differ: part of what was asked.
+        probe_cell_id: Probe that a scores or replay cell reads.
+        scores_cell_id: Scores cell that a replay also reads, if the probe does not determine the method's score.
+        fit_cell_id: Cell that fitted the method; None for methods that are not fitted.
+        device_map: Number of blocks per device of a model on several devices; None if all is on ``device``.
+        head_precision: ``certified`` decides from bounds of the logits if those suffice, with the tokens and exit
+            layers of ``exact``. Work and stored scores differ, so it is part of the identity.
     """
 
     suite: str
@@ -299,7 +300,7 @@ class Cell:
 
     @property
     def rows(self) -> int:
-        """Documents that go through the model together."""
+        """Number of documents that share a batch."""
         return self.batch_rows or unasked_rows(self.kind, self.batch_size)
 
     @property
@@ -311,17 +312,17 @@ class Cell:
 
     @property
     def execution(self) -> str:
-        """``simulated`` for a replay, ``real`` for everything that ran the model."""
+        """``simulated`` for a replay, ``real`` for all cells that run the model."""
         return "simulated" if self.kind == "replay" else "real"
 
     @property
     def first_token(self) -> FirstToken:
-        """``full`` where the first token is read from the prompt's own pass, ``gated`` where it may exit early."""
+        """``full`` if the first token is read from the prompt's own pass, ``gated`` if it may exit early."""
         return "gated" if self.model.kind == "seq2seq" or self.generation.gates_first_token else "full"
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """Exactly what is hashed."""
+        """The content that is hashed to the cell's id."""
         asked: dict[str, Any] = {
             "id_version": ID_VERSION,
             "kind": self.kind,
@@ -356,7 +357,7 @@ class Cell:
             asked["calibration"] = {**asdict(self.calibration), "levels": list(self.calibration.levels)}
         if self.record is not None:
             asked["record"] = {**asdict(self.record), "what": list(self.record.what)}
-        if self.engine != "lean":  # left out at its default, like every later setting, so that ids stay
+        if self.engine != "lean":  # left out at its default, like every later setting, so that existing ids stay valid
             asked["engine"] = self.engine
         if self.device_map is not None:
             asked["device_map"] = [list(share) for share in self.device_map]
@@ -394,7 +395,7 @@ class Cell:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Cell:
-        """Rebuild a cell from ``cell.json``; derived keys (id, execution, identity) are computed anew."""
+        """Rebuild a cell from ``cell.json``; derived keys (id, execution, identity) are computed again."""
         generation, timing, calibration = record["generation"], record["timing"], record["calibration"]
         method = record["method"]
         recorded = record["record"]

@@ -1,7 +1,7 @@
-"""Cached digests of a task's documents and prompts: making the built-in data takes longer than planning.
+"""Cached digests of a task's documents and prompts: generating the built-in data takes longer than planning.
 
-Kept only where nothing but sources and files decides what the documents are, with a digest of the former and size and
-time of the latter; what comes from a hub is read every time.
+Documents are cached only if source code and files alone determine them, with a digest of the code and size and time of
+the files. Data from a hub are read every time.
 """
 
 import contextlib
@@ -24,17 +24,17 @@ from exitbench.tasks.registry import brought_by
 CACHE = ".exitbench-documents.json"
 
 _unkept: dict[Path, dict[str, Any]] = {}
-"""What this process described for folders that were not there."""
+"""Descriptions computed by this process for folders that did not exist yet."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents by content: how many, and digests of their fields and of the prompts made of them.
+    """Documents by content: their number, and digests of their fields and prompts.
 
     Attributes:
-        prompts_sha256: By the kind of model that reads them.
-        prompts: First 16 hexadecimal digits of the SHA-256 of what each one asks (`Task.likeness`), in their order.
-        remarks: Metrics under which references are not best (`self_score_remarks`), a sentence each.
+        prompts_sha256: Digest of the prompts, by the kind of model that reads them.
+        prompts: First 16 hexadecimal digits of the SHA-256 of each document's `Task.likeness`, in order.
+        remarks: Metrics under which references do not score best (`self_score_remarks`), one sentence each.
     """
 
     documents: int
@@ -45,21 +45,21 @@ class Corpus:
 
 
 class Corpora:
-    """Descriptions of documents, kept in one file of a folder that exists; one that is unusable is made anew."""
+    """Descriptions of documents, cached in one file of a folder that exists; an unusable file is replaced."""
 
     def __init__(self, folder: Path) -> None:
         self._cache = folder / CACHE
         self._known: dict[str, Any] = _unkept.get(self._cache) or _read(self._cache)
 
     def describe(self, data: DataRequest, data_dir: Path | None) -> Corpus:
-        """Return what identifies the documents.
+        """Return the description of the documents.
 
         Raises:
             UserError: They cannot be read.
         """
         key = _key(data, data_dir)
-        if key is not None and (known := self._known.get(key)) is not None:
-            return Corpus(**{**known, "prompts": tuple(known["prompts"]), "remarks": tuple(known["remarks"])})
+        if key is not None and (cached := self._known.get(key)) is not None:
+            return Corpus(**{**cached, "prompts": tuple(cached["prompts"]), "remarks": tuple(cached["remarks"])})
         if data.settings is not None:
             return _of_lm_eval(data, data_dir)
         corpus = _described(data, data_dir)
@@ -72,9 +72,9 @@ class Corpora:
 
 def _described(data: DataRequest, data_dir: Path | None) -> Corpus:
     task, documents = data.task_object, data.load(data_dir)
-    prompts = tuple(hashlib.sha256(task.likeness(one).encode()).hexdigest()[:16] for one in documents)
+    prompts = tuple(hashlib.sha256(task.likeness(document).encode()).hexdigest()[:16] for document in documents)
     digests = {kind: content_id(task.prompts(documents, kind)) for kind in get_args(ModelKind)}
-    # Built-in documents are English, and the tests hold their metrics to this; third-party scores may take long.
+    # Built-in documents are English, and tests check their metrics; third-party scores may take long.
     is_checked = data.source != "builtin" and data.settings is None and brought_by(type(task)) is None
     remarks = self_score_remarks(task, documents) if is_checked else ()
     return Corpus(len(documents), documents_sha256(documents), digests, prompts, remarks)
@@ -82,19 +82,19 @@ def _described(data: DataRequest, data_dir: Path | None) -> Corpus:
 
 @functools.cache
 def _of_lm_eval(data: DataRequest, data_dir: Path | None) -> Corpus:
-    """Described once a process, which reads the data of lm-eval's tasks once too."""
+    """Describe documents once per process, which also reads the data of lm-eval's tasks once."""
     return _described(data, data_dir)
 
 
 def keep(folder: Path) -> None:
-    """Keep what was described before the folder was made: a first run makes its own after its plan."""
-    if known := _unkept.pop(folder / CACHE, None):
-        _write(folder / CACHE, known)
+    """Write descriptions computed before the folder existed: a first run creates its folder after its plan."""
+    if descriptions := _unkept.pop(folder / CACHE, None):
+        _write(folder / CACHE, descriptions)
 
 
 def _key(data: DataRequest, data_dir: Path | None) -> str | None:
-    """What the documents follow from; None where that is not known, or a file is missing."""
-    if data.source == "hub" or data.settings is not None:  # YAML of lm-eval may name any file
+    """Return a cache key of the documents; None if they depend on something else, or a file is missing."""
+    if data.source == "hub" or data.settings is not None:  # an lm-eval YAML file may name any file
         return None
     try:
         files = [(role, *_stamp((data_dir or Path()) / path)) for role, path in _files(data)]
@@ -107,7 +107,7 @@ def _key(data: DataRequest, data_dir: Path | None) -> str | None:
 
 
 def _files(data: DataRequest) -> list[tuple[str, str]]:
-    """Every file that decides what the documents are."""
+    """Return every file that determines the documents."""
     return [*data.files, *(file for other in data.apart_from for file in _files(other))]
 
 
@@ -118,16 +118,18 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 def _read(cache: Path) -> dict[str, Any]:
     try:
-        known = json.loads(cache.read_text(encoding="utf-8"))
+        stored = json.loads(cache.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     expected = set(Corpus.__dataclass_fields__)
-    usable = isinstance(known, dict) and all(isinstance(one, dict) and set(one) == expected for one in known.values())
-    return known if usable else {}
+    usable = isinstance(stored, dict) and all(
+        isinstance(description, dict) and set(description) == expected for description in stored.values()
+    )
+    return stored if usable else {}
 
 
 def _write(cache: Path, known: Mapping[str, Any]) -> bool:
-    """Keep the descriptions; False where the folder is not there or cannot be written."""
+    """Write the descriptions; return False if the folder does not exist or cannot be written."""
     partial = cache.with_name(f"{cache.name}.{os.getpid()}")
     try:
         partial.write_text(json.dumps(known, indent=1), encoding="utf-8")

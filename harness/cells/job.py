@@ -1,16 +1,16 @@
-"""Worker jobs: the cells of one loaded model, handed from parent to worker as one JSON file.
+"""Worker jobs: the cells of one loaded model, passed from parent to worker as one JSON file.
 
 The contract between planner and worker is files, so that the same command runs under a shell, a
 cluster's scheduler or a test. A worker
 
-* loads ``model_path`` once and runs ``cells`` in their order, one attempt folder in ``spool`` each;
-* says how far it is in events, one a line, through a pipe of their own (`events`);
+* loads ``model_path`` once and runs ``cells`` in their order, with one attempt folder in ``spool`` each;
+* reports progress as events, one per line, through a separate pipe (`events`);
 * ends a cell whose dependency did not end ``ok`` as ``skipped``, with the reason;
-* holds each cell while it runs (`cell_lock`); one that has ended since it was planned gets its ``end`` event only, so
-  that a specification given again does the rest;
-* on SIGINT, SIGTERM and SIGUSR2 (a scheduler's notice) ends the current attempt as ``interrupted``, says so in an
-  ``end`` event, and exits with 130;
-* ends at once, and unfinished, when whoever started it is gone (`lifeline`).
+* holds each cell while it runs (`cell_lock`); one that has ended since it was planned only gets its ``end`` event, so
+that running a specification again runs the remaining cells;
+* on SIGINT, SIGTERM and SIGUSR2 (a scheduler's notice) ends the current attempt as ``interrupted``, reports it in an
+``end`` event, and exits with 130;
+* ends immediately, unfinished, when its parent process is gone (`lifeline`).
 """
 
 import json
@@ -34,16 +34,16 @@ SourceKind = Literal["builtin", "local", "hub"]
 
 @dataclass(frozen=True)
 class DataRequest:
-    """Which documents of a task: everything ``Task.load`` needs but the data folder.
+    """Selection of a task's documents: everything ``Task.load`` needs but the data folder.
 
     Attributes:
         files: Local source only: role and path relative to the data folder.
-        limit: Documents kept, in hash order of their keys; None keeps all.
+        limit: Number of documents kept, in hash order of their keys; None keeps all.
         seed: Seed of the built-in generator.
-        level: How hard built-in data are.
-        apart_from: Documents with the same prompt as one of these are left out, before `limit` counts.
-        settings: Of a task of lm-eval: how its prompts are made; None for our own tasks.
-        declaration: Of a task that a TOML file describes: what the file says; None for all others.
+        level: Difficulty of built-in data.
+        apart_from: Documents with the same prompt as one of these are excluded, before `limit` is applied.
+        settings: For lm-eval's tasks: settings of prompts; None for this project's tasks.
+        declaration: For a task declared in a TOML file: the content of that file; None for all others.
     """
 
     task: str
@@ -62,7 +62,7 @@ class DataRequest:
         """The task, with its settings.
 
         Raises:
-            UserError: There is none of this name.
+            UserError: There is no task of this name.
         """
         from exitbench.tasks.declared import DeclaredTask
         from exitbench.tasks.registry import get_task
@@ -78,7 +78,7 @@ class DataRequest:
         return self.load_apart(data_dir)[0]
 
     def load_apart(self, data_dir: Path | None) -> "tuple[list[Document], int]":
-        """Load the documents, and count those that `apart_from` left out.
+        """Load the documents, and count those excluded by `apart_from`.
 
         Raises:
             UserError: See `load`.
@@ -89,19 +89,19 @@ class DataRequest:
         source = Source(self.source, data_dir, self.files, self.level)
         if not self.apart_from:
             return task.load(source, self.split, self.limit, self.seed), 0
-        others = {task.likeness(document) for other in self.apart_from for document in other.load(data_dir)}
+        excluded = {task.likeness(document) for other in self.apart_from for document in other.load(data_dir)}
         documents = task.load(source, self.split, None, self.seed)
-        kept = [document for document in documents if task.likeness(document) not in others]
-        if not kept:
+        remaining = [document for document in documents if task.likeness(document) not in excluded]
+        if not remaining:
             raise UserError(
                 f"{self.task}: all {len(documents)} documents of {self.place} have prompts of documents with another "
                 "use, and drop_shared = true leaves none."
             )
-        return take_by_hash(kept, self.limit), len(documents) - len(kept)
+        return take_by_hash(remaining, self.limit), len(documents) - len(remaining)
 
     @property
     def place(self) -> str:
-        """Where the documents are from, for messages."""
+        """Origin of the documents, for messages."""
         return " and ".join(path for _, path in self.files) or f"split {self.split!r}"
 
     @classmethod
@@ -113,19 +113,19 @@ class DataRequest:
         rebuilt = settings and LmEvalSettings.from_json(settings)
         declared = record["declaration"]
         declaration = declared and Declaration.from_json(declared)
-        given = {"files": files, "apart_from": apart_from, "settings": rebuilt, "declaration": declaration}
-        return cls(**{**record, **given})
+        converted = {"files": files, "apart_from": apart_from, "settings": rebuilt, "declaration": declaration}
+        return cls(**{**record, **converted})
 
 
 @dataclass(frozen=True)
 class CellJob:
-    """A cell, the line that names it in progress and logs, and where its documents come from.
+    """A cell, its label in progress and logs, and the source of its documents.
 
     Attributes:
-        held_out: The documents on which a calibration is checked; None for other cells.
-        seen: The last attempt that had ended when the plan was made; a worker runs what has no later one that ended.
-        conformance: What was found of the method before (`harness.conformance`); None where it was not tried.
-        timeout_s: How long the cell may take, the loading of its model apart; None for any time.
+        held_out: Documents on which a calibration is checked; None for other cells.
+        seen: Last attempt that had ended when the plan was made; a worker runs the cell unless a later one has ended.
+        conformance: Results of the method's conformance checks (`harness.conformance`); None if they were not run.
+        timeout_s: Time limit of the cell, without loading its model; None for no limit.
     """
 
     cell: Cell
@@ -149,31 +149,31 @@ class CellJob:
         }
 
     def cell_record(self) -> dict[str, Any]:
-        """Return the content of ``cell.json``: the cell, which documents to read, and what was found of its method."""
+        """Return the content of ``cell.json``: the cell, its documents' source, and the method's conformance."""
         held_out = self.held_out and asdict(self.held_out)
-        known = {"data": asdict(self.data), "held_out": held_out}
-        return {**self.cell.to_json(), **known, "conformance": self.conformance, "cell_timeout_s": self.timeout_s}
+        sources = {"data": asdict(self.data), "held_out": held_out}
+        return {**self.cell.to_json(), **sources, "conformance": self.conformance, "cell_timeout_s": self.timeout_s}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "CellJob":
         """Rebuild an item from its JSON."""
         held_out = record["held_out"] and DataRequest.from_json(record["held_out"])
         cell, data = Cell.from_json(record["cell"]), DataRequest.from_json(record["data"])
-        found, timeout_s = record["conformance"], record["timeout_s"]
-        return cls(cell, record["label"], data, held_out, record["seen"], found, timeout_s)
+        conformance, timeout_s = record["conformance"], record["timeout_s"]
+        return cls(cell, record["label"], data, held_out, record["seen"], conformance, timeout_s)
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """All that one worker process needs. Timing settings are in each timing cell (``cell.timing``).
+    """Everything one worker process needs. Timing settings are in each timing cell (``cell.timing``).
 
     Attributes:
         device: Resolved device, e.g. ``cpu`` or ``cuda``.
         threads: Threads of torch's intra-op pool.
         inputs: Spool of the cells that these depend on; None: ``spool``.
         plugins: Folder whose Python files the user trusts; None: none.
-        confirm_run_unsafe_code: Scoring may run what a model wrote, of tasks that score so.
-        shares: Cells may be answered in one pass (`harness.work.partners`).
+        confirm_run_unsafe_code: Whether scoring may run code written by a model, for tasks that need it.
+        shares: Whether cells may be answered in one pass (`harness.work.partners`).
     """
 
     cells: tuple[CellJob, ...]

@@ -1,4 +1,4 @@
-"""Number formats that a model can be run in, and by which engine."""
+"""Number formats in which a model can be run, and the engines that support them."""
 
 from pathlib import Path
 
@@ -7,10 +7,10 @@ from exitbench.harness.cells.cell import EngineName
 
 
 def check_format(where: Path | str, dtype: str, engine: EngineName) -> None:
-    """Check that an engine has a number format.
+    """Check that an engine supports a number format.
 
     Raises:
-        UserError: It has not: the hosted one multiplies as transformers' blocks do.
+        UserError: It does not: the hosted engine multiplies as transformers' blocks do.
     """
     if dtype == "int8" and engine == "hosted":
         raise UserError(

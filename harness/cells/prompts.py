@@ -1,4 +1,4 @@
-"""Prompts to token ids: through the checkpoint's chat template or not, cut or left out where too long."""
+"""Encode prompts to token ids, with or without the checkpoint's chat template; long ones are cut or excluded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SAMPLE, _SAMPLE_SYSTEM = "sample-prompt", "sample-system-message"
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids, special tokens included, and how many were cut off; None where nothing may be cut."""
+    """Token ids, special tokens included, and the number cut off; None if prompts may not be cut."""
 
     ids: list[int]
     n_cut: int | None = None
@@ -26,12 +26,12 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Fitting:
-    """The documents of a cell whose prompts are short enough, in their order.
+    """The documents of a cell whose prompts are short enough, in order.
 
     Attributes:
-        dropped: Documents left out for their length.
-        unscorable: Documents left out because a text of theirs cannot be scored.
-        truncated: Documents of those kept whose prompt is cut.
+        dropped: Number of documents excluded for their length.
+        unscorable: Number of documents excluded because one of their texts cannot be scored.
+        truncated: Number of documents kept with a truncated prompt.
     """
 
     documents: tuple[Document, ...]
@@ -41,15 +41,15 @@ class Fitting:
 
 
 class Prompts:
-    """Makes prompts as a cell asks.
+    """Encoder of prompts with a cell's settings.
 
     Args:
-        tokenizer: The checkpoint's.
-        generation: What the cell asks.
-        max_positions: Tokens of prompt and answer that the model has positions for; None: any number.
+        tokenizer: The checkpoint's tokenizer.
+        generation: Settings of the cell.
+        max_positions: Number of positions of the model, for prompt and answer; None: unlimited.
 
     Raises:
-        UserError: The chat template is not the one that was planned with, or the special tokens leave no room.
+        UserError: The chat template differs from the planned one, or the special tokens leave no room.
     """
 
     def __init__(self, tokenizer: Any, generation: GenerationSettings, max_positions: int | None = None) -> None:
@@ -70,7 +70,7 @@ class Prompts:
 
     @property
     def _room(self) -> int:
-        """Tokens of a prompt beside the special ones."""
+        """Number of a prompt's tokens besides the special ones."""
         assert self.generation.max_prompt_tokens is not None, "read together with truncate"
         return self.generation.max_prompt_tokens - self._before - self._behind
 
@@ -81,7 +81,7 @@ class Prompts:
             UserError: The chat template fails on it.
         """
         if self.generation.chat_template_sha256 is not None:
-            # The template writes the special tokens itself.
+            # The template contains the special tokens.
             rendered = render_chat(self.tokenizer, self.generation.system, text)
             ids = self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
         else:
@@ -91,7 +91,7 @@ class Prompts:
         return self._cut(list(ids))
 
     def fits(self, prompt: Prompt) -> bool:
-        """Whether the prompt and the longest answer fit the model, and the prompt its bound."""
+        """Return whether prompt and longest answer fit the model, and the prompt its bound."""
         return self._longest is None or len(prompt.ids) <= self._longest
 
     def fitting(self, texts: Sequence[tuple[Document, str]]) -> Fitting:
@@ -102,16 +102,16 @@ class Prompts:
         """
         if self._longest is None:
             return Fitting(tuple(document for document, _ in texts))
-        made = [(document, self(text)) for document, text in texts]
-        kept = [(document, prompt) for document, prompt in made if self.fits(prompt)]
-        if not kept:
-            shortest = min(len(prompt.ids) for _, prompt in made)
+        encoded = [(document, self(text)) for document, text in texts]
+        fitting = [(document, prompt) for document, prompt in encoded if self.fits(prompt)]
+        if not fitting:
+            shortest = min(len(prompt.ids) for _, prompt in encoded)
             raise UserError(
-                f"none of the {len(made)} prompts fits: the shortest has {shortest} tokens, "
+                f"none of the {len(encoded)} prompts fits: the shortest has {shortest} tokens, "
                 f"{max(self._longest, 0)} are left beside {self.generation.max_new_tokens} new ones."
             )
-        truncated = sum(bool(prompt.n_cut) for _, prompt in kept)
-        return Fitting(tuple(document for document, _ in kept), len(made) - len(kept), truncated=truncated)
+        truncated = sum(bool(prompt.n_cut) for _, prompt in fitting)
+        return Fitting(tuple(document for document, _ in fitting), len(encoded) - len(fitting), truncated=truncated)
 
     def _cut(self, ids: list[int]) -> Prompt:
         if self.generation.truncate == "drop":
@@ -119,8 +119,8 @@ class Prompts:
         end = len(ids) - self._behind
         text_ids = ids[self._before : end]
         n_cut = max(0, len(text_ids) - self._room)
-        kept = text_ids[n_cut:] if self.generation.truncate == "left" else text_ids[: len(text_ids) - n_cut]
-        return Prompt([*ids[: self._before], *kept, *ids[end:]], n_cut)
+        kept_ids = text_ids[n_cut:] if self.generation.truncate == "left" else text_ids[: len(text_ids) - n_cut]
+        return Prompt([*ids[: self._before], *kept_ids, *ids[end:]], n_cut)
 
 
 def check_chat_template(tokenizer: Any, system: str | None) -> str:
@@ -130,7 +130,7 @@ def check_chat_template(tokenizer: Any, system: str | None) -> str:
         Its digest.
 
     Raises:
-        UserError: There is none, it fails, or it leaves out what it is given.
+        UserError: There is none, it fails, or it omits the message that it is given.
     """
     digest = template_sha256(tokenizer)
     rendered = render_chat(tokenizer, None if system is None else _SAMPLE_SYSTEM, _SAMPLE)
@@ -141,7 +141,7 @@ def check_chat_template(tokenizer: Any, system: str | None) -> str:
 
 
 def template_sha256(tokenizer: Any) -> str:
-    """Digest of the text of a tokenizer's chat template.
+    """Return the digest of a tokenizer's chat template.
 
     Raises:
         UserError: It has none.
@@ -154,9 +154,9 @@ def template_sha256(tokenizer: Any) -> str:
 
 
 def render_chat(tokenizer: Any, system: str | None, text: str) -> str:
-    """Return a prompt as the checkpoint's chat template writes it, ready for the assistant's turn.
+    """Return a prompt rendered by the checkpoint's chat template, ready for the assistant's turn.
 
-    Templates come with checkpoints of others; transformers renders them in a sandbox without access to Python.
+    Templates may be part of a third-party checkpoint; transformers renders them in a sandbox without access to Python.
 
     Raises:
         UserError: The template cannot be rendered.
@@ -167,12 +167,13 @@ def render_chat(tokenizer: Any, system: str | None, text: str) -> str:
 
 
 def render_turns(tokenizer: Any, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
-    """Return turns as the checkpoint's chat template writes them.
+    """Return turns rendered by the checkpoint's chat template.
 
     Args:
-        tokenizer: The checkpoint's.
+        tokenizer: The checkpoint's tokenizer.
         messages: Role and content of each turn.
-        add_generation_prompt: Get ready for the assistant's turn; else the last turn is the assistant's and goes on.
+        add_generation_prompt: Prepare for the assistant's turn; otherwise the last turn is the assistant's and
+            continues.
 
     Raises:
         UserError: The template cannot be rendered.
@@ -190,9 +191,9 @@ def render_turns(tokenizer: Any, messages: Sequence[Mapping[str, str]], *, add_g
 
 
 def _special_tokens(tokenizer: Any) -> tuple[int, int]:
-    """How many special tokens a prompt begins and ends with."""
-    bare, whole = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
-    for before in range(len(whole) - len(bare) + 1):
-        if whole[before : before + len(bare)] == bare:
-            return before, len(whole) - before - len(bare)
+    """Return how many special tokens a prompt begins and ends with."""
+    bare, full = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
+    for before in range(len(full) - len(bare) + 1):
+        if full[before : before + len(bare)] == bare:
+            return before, len(full) - before - len(bare)
     raise UserError(f"{tokenizer.name_or_path}: the tokenizer changes a text where it adds special tokens.")

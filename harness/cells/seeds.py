@@ -1,8 +1,8 @@
-"""Random seeds of a cell, derived by axis alike for all methods, so that pairs stay paired.
+"""Random seeds of a cell, derived in the same way for all methods, so that pairs stay paired.
 
-A method's name is never an argument: two methods of one suite draw alike for the same document, and resample the same
-documents. Other seeds are not a suite's: built-in data have their task's, a fit its method's parameter `fit_seed`, a
-training its recipe's. Timing draws nothing, its order is fixed.
+A method's name is never an argument: two methods of one suite draw the same for the same document, and resample the
+same documents. Other seeds do not come from the suite: built-in data have their task's, a fit its method's parameter
+`fit_seed`, a training its recipe's. Timing draws nothing, its order is fixed.
 """
 
 import hashlib
@@ -15,10 +15,16 @@ def seed_for(axis: Axis, suite_seed: int, *keys: str) -> int:
     """Return the seed of one axis.
 
     Args:
-        axis: ``decode``: what methods draw while a document is decoded, in any batch and order; needs the document's
-            key. ``bootstrap``: resamples of documents.
-        suite_seed: Of the suite.
-        keys: What the axis is divided by.
+        axis: ``decode``: random numbers of methods while a document is decoded, in any batch and order; needs the
+            document's key. ``bootstrap``: resamples of documents.
+        suite_seed: Seed of the suite.
+        keys: Keys by which the axis is divided.
+
+    Examples:
+        >>> seed_for("decode", 0, "doc-1") == seed_for("decode", 0, "doc-1")
+        True
+        >>> seed_for("bootstrap", 7)
+        7
     """
     if axis == "bootstrap":
         return suite_seed
@@ -27,5 +33,5 @@ def seed_for(axis: Axis, suite_seed: int, *keys: str) -> int:
 
 
 def derivations(suite_seed: int) -> dict[Axis, str]:
-    """Return, for readers of cell.json, how the seed of each axis is found."""
+    """Return, for readers of cell.json, the formula for the seed of each axis."""
     return {"decode": f"int(sha256('{suite_seed}:' + doc_key)[:15], 16)", "bootstrap": str(suite_seed)}

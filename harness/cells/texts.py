@@ -1,4 +1,4 @@
-"""Texts of classification tasks as an encoder reads them, cut where too long; and the labels of task and model."""
+"""Encode texts of classification tasks for an encoder, truncated if too long; and match labels of task and model."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _PAIR: Final = 2
 
 @dataclass(frozen=True)
 class EncodedText:
-    """A text, or a pair, as the model reads it.
+    """Model input of a text, or of a pair of texts.
 
     Attributes:
         ids: Token ids, special tokens included.
-        types: Which text each token belongs to; None where the tokenizer does not tell.
-        seed: Of the row, the same in every batch.
-        n_cut: Tokens cut off because the model has no more positions, or fewer were asked for.
+        types: Index of the text that each token belongs to; None if the tokenizer does not say.
+        seed: Seed of the row, the same in every batch.
+        n_cut: Number of tokens cut off because of the model's positions or the suite's limit.
     """
 
     ids: tuple[int, ...]
@@ -30,12 +30,12 @@ class EncodedText:
 
 
 class TextEncoding:
-    """Makes token ids of texts and pairs.
+    """Encoder of texts and pairs to token ids.
 
     Args:
-        tokenizer: The checkpoint's.
-        generation: What the cell asks: the longest input, and where it is cut (on the right, where nothing is said).
-        max_positions: Tokens that the model has positions for.
+        tokenizer: The checkpoint's tokenizer.
+        generation: Settings of the cell: the longest input, and the side on which it is cut (right by default).
+        max_positions: Number of positions of the model.
     """
 
     def __init__(self, tokenizer: Any, generation: GenerationSettings, max_positions: int) -> None:
@@ -45,19 +45,19 @@ class TextEncoding:
         self._side = "left" if generation.truncate == "left" else "right"
 
     def __call__(self, texts: Sequence[str], seed: int) -> EncodedText:
-        """Return the tokens of a text or a pair; of a pair the longer one is cut first.
+        """Return the tokens of a text or a pair; in a pair the longer text is cut first.
 
         Raises:
             UserError: There is not one text, or two; or special tokens alone are too long.
         """
         if not 1 <= len(texts) <= _PAIR:
             raise UserError(f"a classifier reads a text or a pair, not {len(texts)} texts.")
-        made = self._tokenizer(*texts, truncation=False)
-        n_cut = len(made["input_ids"]) - self.longest
+        encoded = self._tokenizer(*texts, truncation=False)
+        n_cut = len(encoded["input_ids"]) - self.longest
         if n_cut > 0 and not self.drops:
-            made = self._cut(texts)
-        types = made.get("token_type_ids")
-        return EncodedText(tuple(made["input_ids"]), None if types is None else tuple(types), seed, max(0, n_cut))
+            encoded = self._cut(texts)
+        types = encoded.get("token_type_ids")
+        return EncodedText(tuple(encoded["input_ids"]), None if types is None else tuple(types), seed, max(0, n_cut))
 
     def _cut(self, texts: Sequence[str]) -> Mapping[str, list[int]]:
         side = self._tokenizer.truncation_side
@@ -72,15 +72,15 @@ class TextEncoding:
 
 
 def label_places(task: str, asked: Sequence[str] | None, has: Sequence[str]) -> tuple[int, ...]:
-    """Return the place in a task's labels of each of a model's: by name where names are the same, else in order.
+    """Return the index among a task's labels of each of a model's: by name if the names agree, else in order.
 
     Args:
-        task: Its name.
-        asked: Its labels; None of a regression.
-        has: What the checkpoint calls its own; one of a regressor.
+        task: Name of the task.
+        asked: Labels of the task; None for a regression.
+        has: Labels of the checkpoint; one for a regression.
 
     Raises:
-        UserError: They are not as many.
+        UserError: Their numbers differ.
     """
     wanted = 1 if asked is None else len(asked)
     if len(has) != wanted:
@@ -92,5 +92,9 @@ def label_places(task: str, asked: Sequence[str] | None, has: Sequence[str]) -> 
     if asked is None:
         return (0,)
     names = [name.casefold() for name in asked]
-    own = [name.casefold() for name in has]
-    return tuple(names.index(name) for name in own) if sorted(names) == sorted(own) else tuple(range(wanted))
+    model_names = [name.casefold() for name in has]
+    return (
+        tuple(names.index(name) for name in model_names)
+        if sorted(names) == sorted(model_names)
+        else tuple(range(wanted))
+    )

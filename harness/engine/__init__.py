@@ -3,7 +3,7 @@
 from typing import Final
 
 ENGINE_VERSION: Final = 1
-"""Raised whenever tokens, exit layers, blocks run, scores, costs or a probe's signals of any cell may become others,
-and whenever what several methods share (a gate, a head, a threshold rule, a KV policy) comes to compute something else:
-the golden traces say so (tests/golden). Not raised for what is only faster, or only written otherwise.
+"""Version of everything the engine computes. Raise it whenever tokens, exit layers, blocks run, scores, costs or probe
+signals of any cell may change, or when a component shared by methods (gate, head, threshold rule, KV policy) computes
+something else. The golden traces show when (tests/golden). Do not raise it for pure speed-ups or refactorings.
 """

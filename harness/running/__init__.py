@@ -1,1 +1,1 @@
-"""Running cells: workers, passes over documents, timing, executors. What is written goes to the spool."""
+"""Running cells: workers, passes over documents, timing, executors. Results are written to the spool."""

@@ -1,6 +1,6 @@
 """GPU and CPU telemetry around each timing round: clock, power, temperature, throttling, load.
 
-Read between timed decodes, never during one. A value that the hardware does not tell is None.
+It is read between timed decodes, never during one. A value that the hardware does not provide is None.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _THERMAL = Path("/sys/class/thermal")
 _GPU_QUERY = ("clocks.sm", "power.draw", "temperature.gpu", "clocks_throttle_reasons.active")
 _WAIT_S = 10.0
 
-# NVML's reasons for a clock below what was asked for, by bit; an idle GPU is not throttled.
+# NVML's reasons for a clock below the requested one, by bit; an idle GPU is not throttled.
 _REASONS = {
     0x2: "application clocks",
     0x4: "power cap",
@@ -40,10 +40,10 @@ class DeviceReading:
     """One reading; a row of the spool's ``device`` table.
 
     Attributes:
-        clock_mhz: Mean over the cores, or of the GPU's multiprocessors.
-        throttle: Why the clock is held down: reasons separated by commas, or ``none``.
-        load_average: Of the machine over the last minute: processes that run or want to. None where this process may
-            use only some of its cores.
+        clock_mhz: Mean over the cores, or clock of the GPU's multiprocessors.
+        throttle: Reasons for a reduced clock, separated by commas, or ``none``.
+        load_average: Processes that run or are ready, over the machine's last minute. None if this process may use only
+            some of its cores.
     """
 
     round: int
@@ -57,12 +57,12 @@ class DeviceReading:
 
 
 def read_device(device: str, round_: int, moment: Moment) -> DeviceReading:
-    """Read what there is.
+    """Read the device's telemetry.
 
     Args:
         device: ``cpu`` or ``cuda``, as torch names it.
-        round_: Of the timing, from 0.
-        moment: Before or after its decodes.
+        round_: Round of the timing, from 0.
+        moment: Before or after the round's decodes.
     """
     clock_mhz, power_w, temperature_c, throttle = _gpu() if device.startswith("cuda") else _cpu()
     return DeviceReading(round_, moment, device, clock_mhz, power_w, temperature_c, throttle, _load())
@@ -76,7 +76,7 @@ def _cpu() -> _Values:
 
 
 def cpu_clock_mhz(cpu_info: str) -> float | None:
-    """Return the mean clock of the cores, of the text of /proc/cpuinfo."""
+    """Return the mean clock of the cores, from the text of /proc/cpuinfo."""
     clocks = [float(clock) for clock in re.findall(r"^cpu MHz\s*:\s*([\d.]+)", cpu_info, re.MULTILINE)]
     return sum(clocks) / len(clocks) if clocks else None
 
@@ -90,14 +90,14 @@ def hottest_c(folder: Path) -> float | None:
 def _gpu() -> _Values:
     command = ["nvidia-smi", f"--query-gpu={','.join(_GPU_QUERY)}", "--format=csv,noheader,nounits", *_gpu_id()]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_WAIT_S)
+        completed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_WAIT_S)
     except (OSError, subprocess.SubprocessError):
         return None, None, None, None
-    return gpu_values(done.stdout)
+    return gpu_values(completed.stdout)
 
 
 def gpu_values(answer: str) -> _Values:
-    """Return clock, power, temperature and throttling of one line of nvidia-smi's answer to `_GPU_QUERY`."""
+    """Return clock, power, temperature and throttling from one line of nvidia-smi's answer to `_GPU_QUERY`."""
     fields = [field.strip() for field in answer.partition("\n")[0].split(",")]
     if len(fields) != len(_GPU_QUERY):
         return None, None, None, None
@@ -106,7 +106,7 @@ def gpu_values(answer: str) -> _Values:
 
 
 def _gpu_id() -> Sequence[str]:
-    """The GPU that torch computes on: nvidia-smi does not heed CUDA_VISIBLE_DEVICES."""
+    """Return nvidia-smi's option for the GPU that torch uses: nvidia-smi ignores CUDA_VISIBLE_DEVICES."""
     import torch
 
     uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
@@ -129,7 +129,7 @@ def _reasons(mask: str) -> str | None:
 
 
 def _load() -> float | None:
-    """Return the load of the machine; None where it is not that of the cores that this process may use."""
+    """Return the machine's load average; None if this process may use only some of its cores."""
     if available_cores() < (os.cpu_count() or 1):
         return None
     try:

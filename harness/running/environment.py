@@ -17,7 +17,7 @@ _LOOK_S: Final = 0.5
 
 _SPINNING: Final = {"GOMP_SPINCOUNT": "10000"}
 
-# Variables that change numbers or speed. A list, and no copy of the environment, which may hold secrets.
+# Variables that change numbers or speed. A list rather than a copy of the environment, which may hold secrets.
 ENV_VARS = (
     "CUBLAS_WORKSPACE_CONFIG",
     "CUDA_LAUNCH_BLOCKING",
@@ -40,7 +40,7 @@ def environment_and_hardware(threads: int) -> dict[str, Any]:
     """Return the content of env.json.
 
     Args:
-        threads: Threads of torch's intra-op pool in the process that measures.
+        threads: Threads of torch's intra-op pool in the measuring process.
     """
     return {"environment": environment(), "hardware": hardware(threads)}
 
@@ -54,7 +54,7 @@ def environment() -> dict[str, Any]:
         "packages": _packages(),
         "git_commit": commit,
         "git_dirty": dirty,
-        # What `spinning` sets belongs to this version, whose commit is beside it.
+        # Values set by `spinning` belong to this version, whose commit is recorded.
         "env_vars": {
             name: os.environ[name] for name in ENV_VARS if os.environ.get(name) not in (None, _SPINNING.get(name))
         },
@@ -62,11 +62,11 @@ def environment() -> dict[str, Any]:
 
 
 def spinning() -> dict[str, str]:
-    """Return the variables that bound how long a thread of torch spins while it waits for the others.
+    """Return the variables that limit how long a thread of torch spins while it waits for the others.
 
-    torch's wheels bring GNU's OpenMP, whose threads spin 300,000 times: some milliseconds, for which a thread whose
-    core another process holds keeps the rest busy with waiting (docs/measuring.md). Nothing where the user has said how
-    to wait.
+    torch's wheels include GNU's OpenMP, whose threads spin 300,000 times, for some milliseconds: a thread whose core
+    another
+    process occupies keeps all others spinning (docs/measuring.md). Empty if the user has chosen a wait policy.
     """
     return {} if "OMP_WAIT_POLICY" in os.environ else _SPINNING
 
@@ -88,17 +88,18 @@ def available_cores() -> int:
 
 
 def free_cores() -> int:
-    """Return how many of the cores that this process may use no other process holds now, at least 1.
+    """Return how many of this process's cores no other process is using now, at least 1.
 
-    Threads beyond them wait for each other: the one whose core is taken holds up all, which spin meanwhile. Read over
-    half a second, so that neither a moment's work nor what ended a minute ago counts. Without /proc/stat all are free.
+    More threads than that wait for each other: one whose core is taken delays all, which spin meanwhile. The load is
+    measured over half a second, so that neither a short burst nor an old process counts. Without /proc/stat all are
+    free.
     """
     cores = _affinity()
     if len(cores) == 1:
         return 1
-    held = _held_cores(cores)
+    busy = _held_cores(cores)
     allowed = _cgroup_cores(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")) or len(cores)
-    return max(1, min(int(allowed), int(len(cores) - held + 0.5)))
+    return max(1, min(int(allowed), int(len(cores) - busy + 0.5)))
 
 
 def _affinity() -> set[int]:
@@ -106,7 +107,7 @@ def _affinity() -> set[int]:
 
 
 def _held_cores(cores: set[int]) -> float:
-    """How many of the cores have work now, while this process waits; 0 where the system does not say."""
+    """Return how many of the cores are busy now, while this process waits; 0 if the system does not say."""
     before, since_s = _held_ticks(cores), time.monotonic()
     if before is None:
         return 0.0
@@ -116,24 +117,28 @@ def _held_cores(cores: set[int]) -> float:
 
 
 def _held_ticks(cores: set[int], stat: Path = Path("/proc/stat")) -> int | None:
-    """Ticks for which cores have worked, other virtual machines included; None where the system does not say."""
+    """Return the ticks that cores have worked, including for other virtual machines; None if unknown."""
     try:
         lines = stat.read_text(encoding="ascii").splitlines()
     except OSError:
         return None
     fields = (line.split() for line in lines if re.match(r"cpu\d", line))
-    # user, nice, system, idle, iowait, irq, softirq, steal: who is nice gives way, and guests count as users already.
-    return sum(sum(map(int, [own[1], own[3], *own[6:9]])) for own in fields if int(own[0].removeprefix("cpu")) in cores)
+    # user, nice, system, idle, iowait, irq, softirq, steal: nice processes give way, and guests are included in user.
+    return sum(
+        sum(map(int, [columns[1], columns[3], *columns[6:9]]))
+        for columns in fields
+        if int(columns[0].removeprefix("cpu")) in cores
+    )
 
 
 def _cgroup_cores(root: Path, membership: Path) -> float | None:
-    """Cores that this process's control group, or one above it, may use; None without a limit."""
+    """Return the cores that this process's control group and its parents allow; None without a limit."""
     try:
-        own = membership.read_text(encoding="utf-8").rpartition("0::/")[2].strip()
+        group = membership.read_text(encoding="utf-8").rpartition("0::/")[2].strip()
     except OSError:
         return None
     limits = []
-    for folder in (root / own, *(root / own).parents):
+    for folder in (root / group, *(root / group).parents):
         try:
             quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
         except (OSError, ValueError):
@@ -148,8 +153,7 @@ def _cgroup_cores(root: Path, membership: Path) -> float | None:
 def git_state(folder: Path) -> tuple[str | None, bool | None]:
     """Return the commit of the checkout that a folder belongs to, and whether tracked files differ from it.
 
-    Both are None where git does not track the folder's files, e.g. for an installed wheel, even if
-    that lies inside the checkout of something else.
+    Both are None if git does not track the folder's files, e.g. for an installed wheel, even inside another checkout.
     """
     tracked = _git(folder, "ls-files", "--error-unmatch", "__init__.py")
     commit = _git(folder, "rev-parse", "HEAD")
@@ -161,21 +165,21 @@ def git_state(folder: Path) -> tuple[str | None, bool | None]:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+        completed = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip()
+    return completed.stdout.strip()
 
 
 def _packages() -> dict[str, str]:
-    """Return the versions of the project, of what it requires, and of what brings further methods."""
+    """Return the versions of the project, its requirements, and distributions with third-party methods."""
     required = [re.split(r"[^\w.-]", line)[0] for line in requires(PROJECT) or [] if "extra ==" not in line]
     plugins = [point.dist.name for point in entry_points(group="exitbench.methods") if point.dist is not None]
     return {name: version(name) for name in sorted({PROJECT, *required, *plugins})}
 
 
 def _gpu() -> dict[str, Any]:
-    # Imported here: whoever only asks for the environment should not wait for torch.
+    # Imported here, so that callers of `environment` alone need not wait for torch.
     import torch
 
     if not torch.cuda.is_available():

@@ -1,15 +1,15 @@
-"""Worker events: one JSON object a line, through a pipe that nothing else writes to.
+"""Worker events: one JSON object per line, through a pipe used for nothing else.
 
 ::
 
-    {"event": "wait", "cell": cell_id, "holder": str}             # another process runs the cell
-    {"event": "held", "cell": cell_id}                            # that one has let go of it
-    {"event": "start", "cell": cell_id, "label": str, "documents": int, "cells": int}     # for so many it decodes
-    {"event": "progress", "cell": cell_id, "done": int}           # documents finished so far
-    {"event": "end", "cell": cell_id, "status": "ok" | "failed" | ...}
-    {"event": "no_room", "cell": cell_id, "path": str, "why": str}    # the spool cannot be written; the worker ends
+  {"event": "wait", "cell": cell_id, "holder": str}             # another process runs the cell
+  {"event": "held", "cell": cell_id}                            # that process has released it
+  {"event": "start", "cell": cell_id, "label": str, "documents": int, "cells": int}     # cells sharing the decode
+  {"event": "progress", "cell": cell_id, "done": int}           # documents finished so far
+  {"event": "end", "cell": cell_id, "status": "ok" | "failed" | ...}
+  {"event": "no_room", "cell": cell_id, "path": str, "why": str}    # the spool cannot be written; the worker ends
 
-A worker runs methods of others, so nothing that it says is believed before it has been looked at.
+A worker runs third-party methods, so its events are validated before they are used.
 """
 
 import json
@@ -26,15 +26,15 @@ _KEYS: Final[dict[str, dict[str, type]]] = {
     "end": {"status": str},
     "no_room": {"path": str, "why": str},
 }
-"""The keys of each event besides `event` and `cell`."""
+"""Keys of each event in addition to `event` and `cell`."""
 
 
 def read_event(line: str, cell_ids: Collection[str]) -> dict[str, Any] | None:
-    """Return the event that a line is; None if it is none.
+    """Parse a line as an event; None if it is not one.
 
     Args:
-        line: What a worker wrote.
-        cell_ids: The cells that it was given.
+        line: Line written by a worker.
+        cell_ids: The cells of that worker.
     """
     try:
         event = json.loads(line)
@@ -43,7 +43,7 @@ def read_event(line: str, cell_ids: Collection[str]) -> dict[str, Any] | None:
     keys = _KEYS.get(word) if isinstance(event, dict) and isinstance(word := event.get("event"), str) else None
     if keys is None or event.keys() != {"event", "cell", *keys}:
         return None
-    # `isinstance` would take a bool for an int.
+    # `isinstance` would accept a bool as an int.
     if not isinstance(event["cell"], str) or any(type(event[key]) is not kind for key, kind in keys.items()):
         return None
     is_known = event["cell"] in cell_ids and event.get("status", "ok") in STATUSES

@@ -1,6 +1,6 @@
-"""Passes: what each kind of cell does with its work; each writes tables into the attempt's spool folder.
+"""Passes: how each kind of cell uses its work; each pass writes tables into the attempt's spool folder.
 
-Nothing here depends on the kind of task: that is what `harness.work` is for.
+Nothing here depends on the kind of task: that is the purpose of `harness.work`.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from exitbench.tasks.document import DocumentScore
 
 _TOLERANCE: Final = 1e-6
 REFERENCE: Final = "float32"
-"""The number format that others are compared with."""
+"""Number format with which others are compared."""
 _ROOM: Final = 1.25
-"""Times the weights' bytes that must be free: activations and a document's keys and values need some too."""
+"""Free memory needed, relative to the weights: activations and a document's keys and values need some too."""
 
 Pass = Callable[[Work[Any], AttemptWriter, Progress], None]
 
@@ -67,24 +67,27 @@ def quality_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progress) 
 
 
 def checked_metrics(task: Task, scores: Sequence[DocumentScore], aggregated: Mapping[str, float]) -> dict[str, Metric]:
-    """Return the task's metrics of stored scores.
+    """Return the task's metrics from stored scores.
 
     Raises:
-        RuntimeError: lm-eval says another value.
+        RuntimeError: lm-eval computed another value.
     """
     metrics = task_metrics(task, scores)
     for metric, stored in metrics.items():
-        said = aggregated.get(metric, stored.interval.value)
-        if abs(said - stored.interval.value) > _TOLERANCE * max(1.0, abs(said)):
-            raise RuntimeError(f"lm-eval says {metric} = {said}, the stored scores say {stored.interval.value}")
+        lm_eval_value = aggregated.get(metric, stored.interval.value)
+        if abs(lm_eval_value - stored.interval.value) > _TOLERANCE * max(1.0, abs(lm_eval_value)):
+            raise RuntimeError(
+                f"lm-eval says {metric} = {lm_eval_value}, the stored scores say {stored.interval.value}"
+            )
     return metrics
 
 
 def format_metrics(work: Work[Any], answers: Mapping[str, Any]) -> dict[str, Metric]:
-    """Return what the number format changes at full depth: a few documents are read with float32 weights too.
+    """Return the effect of the number format at full depth: a few documents are also read with float32 weights.
 
-    Empty for float32, for early exits, and where there is no memory for the weights a second time. Documents are read
-    one by one, so that little memory is needed beside them.
+    Empty for float32, for early exits, and without memory for a second copy of the weights. Documents are read one by
+    one,
+    so that little memory is needed in addition to the weights.
     """
     cell, path = work.cell, work.model.path
     if cell.dtype == REFERENCE or cell.full_depth_cell_id is not None:
@@ -102,26 +105,26 @@ def format_metrics(work: Work[Any], answers: Mapping[str, Any]) -> dict[str, Met
 
 
 def _require_room(needed_bytes: int, devices: Sequence[str]) -> None:
-    """Check that the weights fit into memory a second time, in float32.
+    """Check that a second copy of the weights, in float32, fits into memory.
 
     Raises:
-        UserError: They do not; has the numbers.
+        UserError: It does not; gives the numbers.
     """
     if torch.cuda.is_available():
-        torch.cuda.empty_cache()  # what torch keeps of the pass before counts as used
+        torch.cuda.empty_cache()  # memory that torch caches from the pass before counts as used
     available = available_bytes(*devices)
     if available is not None and needed_bytes > available:
         raise UserError(f"that needs {gib(needed_bytes)}, and {gib(available)} are available on {', '.join(devices)}.")
 
 
 def replay_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progress) -> None:
-    """Apply the method's exit rule to what every block said (simulated)."""
+    """Apply the method's exit rule to recorded predictions of every block (simulated)."""
     write_metrics(writer, work.replay(writer))
     on_progress(work.units())
 
 
 def fit_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progress) -> None:
-    """Fit what the method trains or sets, with the model frozen; write tensors and curve."""
+    """Fit the method's networks or thresholds, with the model frozen; write tensors and curve."""
     data, total = work.fit_data(), work.units()
     fitted = work.method.fit(data, lambda share: on_progress(round(share * total)))
     save_file({name: tensor.contiguous() for name, tensor in fitted.tensors.items()}, writer.path / FITTED_FILE)
@@ -136,20 +139,21 @@ def fit_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progress) -> N
 def calibration_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progress) -> None:
     """Find the cheapest threshold whose loss is bounded with confidence (CALM with Learn then Test).
 
-    Levels are tried from the conservative end until one fails. Each is a real decode of the calibration split, damage
-    to the cache included; the outcome is then checked on documents that calibration did not see.
+    Levels are tried from the conservative end until one fails. Each is a real decode of the calibration split,
+    including
+    the damage to the cache. The outcome is then checked on documents that calibration did not see.
     """
     settings, documents = work.cell.calibration, work.documents
     assert settings is not None, "the planner gives every calibration its settings"
-    done = count(len(documents), len(documents))
+    counter = count(len(documents), len(documents))
     full = work.answer(work.full_parts, _ignore)
-    on_progress(next(done))
+    on_progress(next(counter))
     depths: dict[float, float] = {}
 
     def losses_at(level: float) -> np.ndarray:
         parts = work.parts(threshold=level)
         early = work.answer(parts, _ignore)
-        on_progress(next(done))
+        on_progress(next(counter))
         depths[level] = _mean_exit_layer(work, early, parts).value
         return work.losses(settings, full, early)
 
@@ -168,13 +172,13 @@ def calibration_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progre
     ]
     writer.write("calibration", pa.Table.from_pylist(rows, schema=TABLES["calibration"]))
     chosen = {} if path.chosen is None else {"threshold": Interval(path.chosen, None, None, None, len(documents))}
-    loss, depth = _held_out(work, path.chosen)
+    loss, depth = _held_out_results(work, path.chosen)
     metrics = with_role("preparation", {**chosen, "held_out_loss": loss})
     write_metrics(writer, metrics | with_role("depth", {"held_out_mean_exit_layer": depth}))
 
 
-def _held_out(work: Work[Any], chosen: float | None) -> tuple[Interval, Interval]:
-    """Loss and mean exit layer on other documents at the chosen level; full depth where none was chosen."""
+def _held_out_results(work: Work[Any], chosen: float | None) -> tuple[Interval, Interval]:
+    """Return loss and mean exit layer on held-out documents at the chosen level; at full depth without one."""
     settings = work.cell.calibration
     assert settings is not None and work.item.held_out is not None, "the planner gives every calibration both"
     held_out = work.on(work.item.held_out)
@@ -192,11 +196,11 @@ def _mean_exit_layer(work: Work[Any], answers: Sequence[Any], parts: Parts) -> I
 
 
 def _ignore(done: int) -> None:
-    """Take no note of progress."""
+    """Ignore progress."""
 
 
 def timing_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progress) -> None:
-    """Time the method against full depth and itself against its twin; write raw readings and ratios."""
+    """Time the method against full depth and full depth against its twin; write raw readings and ratios."""
     cell, settings, seed = work.cell, work.cell.timing, work.bootstrap_seed
     if settings is None:
         raise ValueError("a timing cell has timing settings")
@@ -213,14 +217,14 @@ def timing_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progress) -
     if any(reading.phase == "decode" for reading in measured.readings):
         speed["speedup_decode"] = timing.speedup(measured.readings, "decode", seed)
         speed |= timing.token_metrics(measured, len(units))
-    for prefix, made in (("", measured.method), ("full_", measured.full)):
-        tokens = [n for n in map(work.n_tokens, made) if n is not None]
+    for prefix, outputs in (("", measured.method), ("full_", measured.full)):
+        tokens = [n for n in map(work.n_tokens, outputs) if n is not None]
         if tokens:
             speed[f"{prefix}tokens_per_request"] = point(sum(tokens) / len(documents), len(units))
     cost = {}
     ideal = work.ideal_speedup(parts, documents, measured.full, measured.method)
     if ideal is not None:
-        decode = speed.setdefault("speedup_decode", speed["speedup"])  # of an encoder, nothing comes before the blocks
+        decode = speed.setdefault("speedup_decode", speed["speedup"])  # an encoder has no phase before the blocks
         speed["realised_fraction"] = point(decode.value / ideal, len(units))
         cost["ideal_speedup_decode"] = point(ideal, len(units))
     energy = _energy_metrics(measured, seed)
@@ -245,20 +249,20 @@ def _write_readings(writer: AttemptWriter, measured: timing.Timing[Any]) -> None
 
 
 def write_prompt_counts(work: Work[Any], writer: AttemptWriter) -> None:
-    """Write how many documents were left out and how many prompts were cut, where any was.
+    """Write how many documents were excluded and how many prompts were truncated, if any.
 
-    `documents_shared` is of the whole split, before its limit; the others are of the documents asked.
+    `documents_shared` counts over the whole split, before its limit; the others over the requested documents.
     """
     held_out = work.item.held_out
-    found = [work.fitting, *([] if held_out is None else [work.on(held_out).fitting])]
+    fittings = [work.fitting, *([] if held_out is None else [work.on(held_out).fitting])]
     counts = {
-        "documents_dropped": sum(one.dropped for one in found),
-        "documents_unscorable": sum(one.unscorable for one in found),
-        "prompts_truncated": sum(one.truncated for one in found),
+        "documents_dropped": sum(fitting.dropped for fitting in fittings),
+        "documents_unscorable": sum(fitting.unscorable for fitting in fittings),
+        "prompts_truncated": sum(fitting.truncated for fitting in fittings),
     }
-    asked = sum(len(one.documents) + one.dropped + one.unscorable for one in found)
+    n_requested = sum(len(fitting.documents) + fitting.dropped + fitting.unscorable for fitting in fittings)
     counts["documents_shared"] = work.model.documents(work.data)[1]
-    metrics = {name: point(n, asked) for name, n in counts.items() if n}
+    metrics = {name: point(n, n_requested) for name, n in counts.items() if n}
     if metrics:
         write_metrics(writer, with_role("data", metrics))
 

@@ -1,7 +1,7 @@
-"""Shards: which part of a suite a machine runs, where a suite is split over several by hand.
+"""Shards: the part of a suite that one machine runs, if a suite is split over several by hand.
 
-What is dealt out is a model on a task, with everything that runs there: what cells depend on runs once and where it is
-needed, no machine waits for another, and timings that are compared are of one machine.
+A unit is a model on a task, with all of its cells. So dependencies run once and on the machine that needs them, no
+machine waits for another, and timings that are compared are from one machine.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from exitbench.errors import UserError
 from exitbench.terminal import number_of
 
-if TYPE_CHECKING:  # a plan needs torch, and the command line reads shards before it is known to need any
+if TYPE_CHECKING:  # a plan needs torch, and the command line reads shards before torch is known to be needed
     from exitbench.harness.planning.plan import Plan
 
 
@@ -28,7 +28,7 @@ class Shard:
 
 
 def require_apart(shards: Sequence[Shard]) -> None:
-    """Check that parts are of one split, and each named once.
+    """Check that shards are parts of one split, and each is named once.
 
     Raises:
         UserError: They are not.
@@ -41,10 +41,11 @@ def require_apart(shards: Sequence[Shard]) -> None:
 
 
 def part(plan: "Plan", shards: Sequence[Shard]) -> "Plan":
-    """Return the part of a plan that some shards of it are; all of it without any.
+    """Return the part of a plan that some of its shards cover; all of it without shards.
 
-    Pairs of a model and a task are dealt out in the suite's order, one to each shard in turn: that depends on the suite
-    and the selection alone, which every machine is given alike.
+    Pairs of a model and a task are dealt out in the suite's order, one to each shard in turn. The result depends only
+    on
+    the suite and the selection, which are the same on every machine.
 
     Raises:
         UserError: The shards overlap, there are more than pairs, or a model is still to be trained.
@@ -53,7 +54,7 @@ def part(plan: "Plan", shards: Sequence[Shard]) -> "Plan":
         return plan
     require_apart(shards)
     if plan.untrained:
-        # trained on each machine its weights would differ in their last bits, and with them every cell's id
+        # trained on each machine, its weights would differ in their last bits, and so would every cell's id
         names = ", ".join(recipe.name for recipe in plan.untrained)
         raise UserError(
             f"--shard: to be trained first: {names}. `exitbench train` on one machine, then copy RUNS/models to all."
@@ -64,16 +65,16 @@ def part(plan: "Plan", shards: Sequence[Shard]) -> "Plan":
             f"--shard {shards[0]}: a model on a task is run by one machine, and this selection has "
             f"{number_of(len(pairs), 'such pair')}. Allowed: K/N with N up to {len(pairs)}."
         )
-    ours = {pair for shard in shards for pair in pairs[shard.number - 1 :: shard.of]}
+    selected = {pair for shard in shards for pair in pairs[shard.number - 1 :: shard.of]}
     groups = []
     for group in plan.groups:
-        labels = tuple(label for label in group.labels if _pair(group.model.name, label) in ours)
-        cells = tuple(cell for cell in group.cells if _pair(group.model.name, cell.item.label) in ours)
+        labels = tuple(label for label in group.labels if _pair(group.model.name, label) in selected)
+        cells = tuple(cell for cell in group.cells if _pair(group.model.name, cell.item.label) in selected)
         if labels:
             groups.append(replace(group, labels=labels, cells=cells))
     return replace(plan, groups=tuple(groups))
 
 
 def _pair(model: str, label: str) -> tuple[str, str]:
-    """The model, and the task of a cell's label MODEL/TASK/METHOD/KIND."""
+    """Return the model, and the task of a cell's label MODEL/TASK/METHOD/KIND."""
     return model, label.removeprefix(f"{model}/").partition("/")[0]

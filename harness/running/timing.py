@@ -1,11 +1,11 @@
 """Paired speed-up against full depth of the same checkpoint, in one process, with its own noise floor.
 
-What is timed is a `TimedWork`: answers to prompts, scores of given texts, or labels of texts.
+A `TimedWork` is timed: answers to prompts, scores of given texts, or labels of texts.
 
-For every unit of documents the order is full, twin, method, method, twin, full, where twin is full depth again: both
+For every unit of documents the order is full, twin, method, method, twin, full, where twin is full depth again. Both
 comparisons are ABBA, so a machine that slowly warms up or cools down favours neither. Nothing is traced, checked or
 scored while the clock runs: an untimed decode before does that (`decode`'s ``traced``). Rounds over the units repeat,
-so that a document's time is a median, which a few stalled readings leave alone (`results.statistics.speed`).
+so that a document's time is a median, robust to a few stalled readings (`results.statistics.speed`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Timing(Generic[Made]):
     """All readings of a cell.
 
     Attributes:
-        stop_reason: ``precise``, ``seconds`` (the budget is spent) or ``rounds`` (no more are allowed).
+        stop_reason: ``precise``, ``seconds`` (the budget is spent) or ``rounds`` (the most are done).
     """
 
     readings: list[Reading]
@@ -82,19 +82,19 @@ def measure(
     """Time a method against full depth.
 
     Args:
-        work: What is timed, on the model.
+        work: Work to time, on the model.
         full: Parts of the baseline.
         method: Parts of the method. One that looks ahead is timed as if it knew its exit layers: they are taken from
-            an untimed decode and the blocks behind them are really skipped.
-        units: What is done, in this order, every round.
+            an untimed decode, and the blocks behind them are really skipped.
+        units: Units to run in this order, every round.
         settings: Rounds, precision, warm-up.
-        seed: Of the bootstrap that decides when to stop.
-        on_unit: Told how many units have been timed.
-        meter: Reads the energy of every decode, outside of what is timed; or why nothing does.
+        seed: Seed of the bootstrap that decides when to stop.
+        on_unit: Called with the number of units timed.
+        meter: Reads the energy of every decode, outside of its timed interval; or the reason why there is none.
     """
     energy = EnergyLog(meter)
-    full_outputs = [made for unit in units for made in work.run(full, unit)]
-    outputs = [made for unit in units for made in work.run(method, unit)]
+    full_outputs = [output for unit in units for output in work.run(full, unit)]
+    outputs = [output for unit in units for output in work.run(method, unit)]
     if method.gate.looks_ahead:
         method = work.knowing(method, units, outputs)
     arms = {"full": full, "method": method}
@@ -121,7 +121,7 @@ def measure(
 
 
 def _stop_reason(readings: Sequence[Reading], rounds: int, settings: TimingSettings, seed: int) -> StopReason | None:
-    """Why no further round is needed after this many; None if one is."""
+    """Return why no further round is needed after ``rounds`` rounds; None if one is."""
     if rounds >= settings.max_rounds:
         return "rounds"
     if rounds < settings.least_rounds:
@@ -136,16 +136,16 @@ def _stop_reason(readings: Sequence[Reading], rounds: int, settings: TimingSetti
 
 
 def request_metrics(measured: Timing[Any], n_documents: int, n_units: int, seed: int) -> dict[str, Interval]:
-    """Return the metrics of every timing: speed-up and its noise floor, milliseconds of either arm, how much was timed.
+    """Return the metrics of every timing: speed-up, noise floor, milliseconds of either arm, amount timed.
 
     ``speedup_choosing`` and ``speedup_confirming`` are the speed-up on either part of the documents
     (`results.statistics.split`); a part without documents has none.
 
     Args:
         measured: All readings of the cell.
-        n_documents: Timed; the last unit may have fewer of them than the others.
-        n_units: Timed.
-        seed: Of the bootstrap.
+        n_documents: Number of documents timed; the last unit may have fewer than the others.
+        n_units: Number of units timed.
+        seed: Seed of the bootstrap.
     """
     metrics = {
         "speedup": speedup(measured.readings, "total", seed),
@@ -153,9 +153,9 @@ def request_metrics(measured: Timing[Any], n_documents: int, n_units: int, seed:
         "cpu_speedup": speedup(measured.readings, "total", seed, clock="cpu_ns"),
     }
     for part, chooses in (("choosing", True), ("confirming", False)):
-        own = [reading for reading in measured.readings if is_choosing(reading.doc_key) == chooses]
-        if own:
-            metrics[f"speedup_{part}"] = speedup(own, "total", seed)
+        part_readings = [reading for reading in measured.readings if is_choosing(reading.doc_key) == chooses]
+        if part_readings:
+            metrics[f"speedup_{part}"] = speedup(part_readings, "total", seed)
     metrics["timed_documents"] = point(n_documents, n_units)
     metrics["timed_rounds"] = point(len({reading.round for reading in measured.readings}), n_units)
     for prefix, arm in (("", "method"), ("full_", "full")):
@@ -165,7 +165,7 @@ def request_metrics(measured: Timing[Any], n_documents: int, n_units: int, seed:
 
 
 def token_metrics(measured: Timing[Any], n_units: int) -> dict[str, Interval]:
-    """Return the milliseconds a token takes to decode, of either arm: medians of documents, summed, by token."""
+    """Return the decode milliseconds per token of either arm: sum of documents' medians over number of tokens."""
     metrics = {}
     for prefix, arm in (("", "method"), ("full_", "full")):
         decode_ns = sum(typical(_readings_of(measured.readings, "decode", arm)).values())
@@ -185,11 +185,11 @@ def speedup(
     """Return full depth's time over the method's (or its twin's), with a paired interval over documents.
 
     Args:
-        readings: Of any number of rounds.
+        readings: Readings of any number of rounds.
         phase: ``prefill``, ``decode`` or ``total``.
-        seed: Of the bootstrap.
+        seed: Seed of the bootstrap.
         twin: Compare full depth with itself: the noise floor.
-        clock: Time that passes, or processor time.
+        clock: Wall time, or CPU time.
     """
     other = ("full", True) if twin else ("method", False)
     full, compared = (_readings_of(readings, phase, *arm, clock=clock) for arm in (("full", False), other))
@@ -199,14 +199,14 @@ def speedup(
 def _readings_of(
     readings: Sequence[Reading], phase: str, arm: str, twin: bool = False, clock: str = "wall_ns"
 ) -> list[tuple[str, float]]:
-    """The readings of one arm and phase, each with its document's key."""
+    """Return the readings of one arm and phase, each with its document's key."""
     return [(r.doc_key, getattr(r, clock)) for r in readings if (r.phase, r.arm, r.twin) == (phase, arm, twin)]
 
 
 def _timed(
     work: TimedWork[Asked, Made], parts: Parts, unit: Unit[Asked]
 ) -> list[tuple[str, int, int, int | None, int]]:
-    """Do one unit and return (phase, tokens, wall ns, device ns, CPU ns) of each phase, and of the total."""
+    """Run one unit and return (phase, tokens, wall ns, device ns, CPU ns) of each phase, and of the total."""
     clock = Clock(work.device)
     gc.disable()
     try:

@@ -1,7 +1,7 @@
-"""The worker: loads one model and runs its cells, each into its own spool folder.
+"""The worker: loads one model and runs its cells, each into a separate spool folder.
 
-Run by the executor in a process of its own (`worker_process`; by hand: ``exitbench _cell SPEC.json``); what it says is
-in `events`. A cell that fails is a row and the next one runs; only a dead process loses its current cell.
+The executor runs it in a separate process (`worker_process`; by hand: ``exitbench _cell SPEC.json``); it reports
+through `events`. A failed cell is a row and the next one runs; only a dead process loses its current cell.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from exitbench.results.spool.attempts import AttemptWriter, status_of
 Emit = Callable[[dict[str, Any]], None]
 
 INTERRUPTED = 130
-"""Exit code after a signal that asks to end."""
+"""Exit code after a signal that asks the worker to end."""
 
 NO_ROOM = 74
-"""Exit code where the spool cannot be written: the disk is full (EX_IOERR of sysexits.h)."""
+"""Exit code if the spool cannot be written: the disk is full (EX_IOERR of sysexits.h)."""
 
 _ROOM_BYTES: Final = 1 << 16
-"""What must fit into the spool for a disk not to be full."""
+"""Bytes that must fit into the spool for a disk not to count as full."""
 
 
 def run(spec: WorkerSpec, emit: Emit, model: LoadedModel | None = None) -> int:
     """Run every cell of the specification.
 
     Args:
-        spec: The model, its cells and where they go.
+        spec: The model, its cells and the spool.
         emit: Receives the events of `harness.running.events`.
-        model: Of the specification, where it has been loaded already.
+        model: The model of the specification, if it is loaded already.
 
     Returns:
-        The exit code: 0, 130 after an interrupt, 74 if the spool cannot be written. A failed cell is not a failed
+        The exit code: 0, 130 after an interrupt, 74 if the spool cannot be written. A failed cell does not fail the
         worker.
 
     Raises:
@@ -71,13 +71,13 @@ def _run(spec: WorkerSpec, emit: Emit, model: LoadedModel | None) -> int:
         files = use_plugins(spec.plugins)
         print(f"Plug-ins of {spec.plugins}: {', '.join(path.name for path in files)}", file=sys.stderr)
     queue = _Queue(spec, emit, model)
-    held: list[CellJob] = []
+    waiting: list[CellJob] = []
     try:
         for item in spec.cells:
-            waits = {other.cell.cell_id for other in held} & set(item.cell.depends_on)
+            waits = {waiting_cell.cell.cell_id for waiting_cell in waiting} & set(item.cell.depends_on)
             if waits or not queue.end(item, wait=False):
-                held.append(item)
-        for item in held:
+                waiting.append(item)
+        for item in waiting:
             queue.end(item, wait=True)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -89,31 +89,31 @@ def _run(spec: WorkerSpec, emit: Emit, model: LoadedModel | None) -> int:
 
 
 class _NoRoom(Exception):
-    """The spool cannot be written, which has been said."""
+    """The spool cannot be written; this has been reported."""
 
 
 class _Queue:
-    """The cells of a specification, one after the other; the model is loaded for the first that is to be run."""
+    """The cells of a specification, run one after another; the model is loaded for the first cell that must run."""
 
     def __init__(self, spec: WorkerSpec, emit: Emit, model: LoadedModel | None) -> None:
         self._spec, self._emit, self._loaded = spec, emit, model
         self._env = environment_and_hardware(spec.threads)
         self._ended: set[str] = set()
-        self._claimed: dict[str, contextlib.ExitStack] = {}  # locks of cells to which another sees
+        self._claimed: dict[str, contextlib.ExitStack] = {}  # locks of cells answered by another cell's pass
 
     @functools.cached_property
     def _model(self) -> LoadedModel:
         return self._loaded or LoadedModel(self._spec)
 
     def end(self, item: CellJob, *, wait: bool) -> bool:
-        """See to it that a cell has ended; False if another process holds it and `wait` is not asked for."""
+        """Run a cell unless it has ended; return False if another process holds it and ``wait`` is False."""
         spool, cell_id = self._spec.spool, item.cell.cell_id
         try:
-            with self._claimed.pop(cell_id, None) or hold(spool, cell_id, wait=False) as held:
-                if held:
+            with self._claimed.pop(cell_id, None) or hold(spool, cell_id, wait=False) as is_held:
+                if is_held:
                     self._end(item)
-            if held or not wait:
-                return bool(held)
+            if is_held or not wait:
+                return bool(is_held)
             self._emit({"event": "wait", "cell": cell_id, "holder": holder(spool, cell_id)})
             with hold(spool, cell_id, wait=True):
                 self._emit({"event": "held", "cell": cell_id})
@@ -128,7 +128,7 @@ class _Queue:
             raise _NoRoom from error
 
     def let_go(self) -> None:
-        """Let go of the cells that were claimed and not run."""
+        """Release the cells that were claimed and not run."""
         for claim in self._claimed.values():
             claim.close()
 
@@ -138,22 +138,22 @@ class _Queue:
         self._emit({"event": "end", "cell": item.cell.cell_id, "status": status})
 
     def _claim(self, item: CellJob) -> None:
-        """Take the cells that one pass answers with this one, of those that nobody else runs or has ended."""
+        """Claim the cells that can share this cell's pass, except those that have ended or another process runs."""
         model, spool, cell_id = self._model, self._spec.spool, item.cell.cell_id
         if not self._spec.shares or cell_id in model.passes.cells:
             return
-        taken = {cell_id, *self._ended, *self._claimed}
-        free = [other for other in self._spec.cells if other.cell.cell_id not in taken]
-        others: dict[str, Parts] = {}
+        unavailable = {cell_id, *self._ended, *self._claimed}
+        free = [other for other in self._spec.cells if other.cell.cell_id not in unavailable]
+        partner_parts: dict[str, Parts] = {}
         for other, parts in partners(work_of(model, item), free):
             claim = contextlib.ExitStack()
             if claim.enter_context(hold(spool, other.cell.cell_id, wait=False)) and outcome(spool, other) is None:
                 self._claimed[other.cell.cell_id] = claim
-                others[other.cell.cell_id] = parts
+                partner_parts[other.cell.cell_id] = parts
             else:
                 claim.close()
-        if others:
-            model.passes.begin(cell_id, others)
+        if partner_parts:
+            model.passes.begin(cell_id, partner_parts)
 
     def _run(self, item: CellJob) -> str:
         model, cell_id = self._model, item.cell.cell_id
@@ -177,9 +177,9 @@ def _attempt(work: Work[Any], env: dict[str, Any], emit: Emit) -> str:
     try:
         with AttemptWriter(spool, work.cell_record(), env) as writer, Interruptible():
 
-            def on_progress(done: int) -> None:
-                emit({"event": "progress", "cell": item.cell.cell_id, "done": done})
-                writer.progress(done, work.units())
+            def on_progress(n_done: int) -> None:
+                emit({"event": "progress", "cell": item.cell.cell_id, "done": n_done})
+                writer.progress(n_done, work.units())
 
             try:
                 if item.cell.kind != "replay":  # all others decode at full depth at least
@@ -198,7 +198,7 @@ def _attempt(work: Work[Any], env: dict[str, Any], emit: Emit) -> str:
             return "ok"
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # whatever a method raises costs its cell alone
+    except BaseException as error:  # whatever a method raises fails only its cell
         if _no_room(error, spool) is not None:
             raise
         print(f"{item.label}: {type(error).__name__}: {error}", file=sys.stderr)
@@ -206,7 +206,7 @@ def _attempt(work: Work[Any], env: dict[str, Any], emit: Emit) -> str:
 
 
 def _no_room(error: BaseException, spool: Path) -> OSError | None:
-    """Return what the system said if an error came about because the spool cannot be written.
+    """Return the system's error if an exception was caused by a spool that cannot be written; else None.
 
     A method may fill another disk, or raise such an error itself.
     """

@@ -1,7 +1,7 @@
 """Worker subprocess: ``python -m exitbench.harness.running.worker_process SPEC.json EVENTS LIFELINE``.
 
-EVENTS is the descriptor of the pipe for events, LIFELINE that of a pipe whose other end the parent holds while it
-lives. Whatever is printed, by Python or below it, goes where the parent has led it, and is never taken for an event.
+EVENTS is the descriptor of the event pipe, LIFELINE that of a pipe whose other end the parent holds while it lives.
+Everything printed, by Python or native code, goes to the parent's log, and is never taken for an event.
 """
 
 import contextlib
@@ -17,23 +17,23 @@ from exitbench.harness.processes.lifeline import end_with, end_with_starting_thr
 
 
 def main(spec_path: Path, events: int, lifeline: int) -> int:
-    """Run the cells of a SPEC.json; returns the worker's exit code."""
-    for descriptor in (events, lifeline):  # a process that a method starts is not to hold them
+    """Run the cells of a SPEC.json; return the worker's exit code."""
+    for descriptor in (events, lifeline):  # processes started by a method must not inherit them
         os.set_inheritable(descriptor, False)
-    # Before anything that takes long; asked of the system first, so that a parent that ends meanwhile is seen after.
+    # Before anything slow. Ask the system first, so that a parent that ends meanwhile is noticed by the second call.
     end_with_starting_thread()
     end_with(lifeline)
     from exitbench.harness.running import worker
 
-    # Of a scheduler that is about to end this process, or of whoever started it, perhaps in the background of a shell,
-    # whose jobs begin with SIGINT ignored.
+    # Signals of a scheduler that is about to end this process, or of its parent; a background job of a shell starts
+    # with SIGINT ignored.
     for notice in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
         signal.signal(notice, signal.default_int_handler)
 
     def emit(event: dict[str, Any]) -> None:
         try:
             os.write(events, json.dumps(event).encode() + b"\n")
-        except BrokenPipeError:  # whoever started this worker is gone
+        except BrokenPipeError:  # the parent process is gone
             raise KeyboardInterrupt from None
 
     with contextlib.redirect_stdout(sys.stderr):

@@ -1,5 +1,5 @@
-"""What cells ask of a loaded model: to generate, to give log-likelihoods, to classify. One class per kind of work.
+"""Kinds of work of cells on a loaded model: generation, log-likelihoods, classification. One class per kind of work.
 
-Each class knows how its requests are made of documents, answered, scored, recorded, timed, fitted and checked when a
-suite is planned. Nothing outside asks which kind a task is of.
+Each class builds its requests from documents, answers, scores, records, times and fits them, and checks suites when
+they are planned. No module outside depends on the kind of a task.
 """

@@ -1,4 +1,4 @@
-"""Base class of the kinds of work: what a cell asks of a loaded model about its documents."""
+"""Base class of the kinds of work that cells do on a loaded model with its documents."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 
 Progress = Callable[[int], None]
-"""Called with the number of documents done."""
+"""Callback that receives the number of documents done."""
 
 
 MODEL_READS: Final = "the model reads"
@@ -41,7 +41,7 @@ _READERS: Final[dict[ModelKind, str]] = {"seq2seq": "an encoder-decoder reads", 
 
 
 class Skip(Exception):
-    """This cell cannot be run, and why; stored as a row with status ``skipped``."""
+    """Raised if a cell cannot be run, with the reason; stored as a row with status ``skipped``."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Evaluated(Generic[Answer]):
     """Answers with their scores, by document key.
 
     Attributes:
-        aggregated: Value of each metric as lm-eval aggregates it; empty where lm-eval did not ask.
+        aggregated: Value of each metric as aggregated by lm-eval; empty if lm-eval was not used.
     """
 
     answers: Mapping[str, Answer]
@@ -58,9 +58,10 @@ class Evaluated(Generic[Answer]):
 
 
 class Work(ABC, Generic[Answer]):
-    """What a cell asks of a loaded model about its documents; one subclass per kind of work.
+    """Work of a cell on a loaded model and its documents; one subclass per kind of work.
 
-    Class attributes and class methods are known without a model: a plan asks them. `Answer` is what one document gets.
+    Class attributes and class methods need no loaded model, since plans use them. `Answer` is the answer to one
+    document.
 
     Args:
         model: The loaded model.
@@ -68,13 +69,13 @@ class Work(ABC, Generic[Answer]):
         data: The documents; None: the cell's own, rather than those that a calibration is checked on.
 
     Attributes:
-        output_types: Of the tasks whose work this is.
-        kinds: Kinds of cells that it can be asked in.
+        output_types: Output types of the tasks that need this work.
+        kinds: Kinds of cells that support it.
         generates: Texts are generated, by greedy decoding: logit rules, stop strings, chat templates and certified
             heads apply.
-        probe_tells_scores: Replays can read some gates' scores from the columns of a probe; otherwise from a scores
-            cell always.
-        records: The inside of blocks and times of tokens may be asked for (``record``); a run may still skip them.
+        probe_tells_scores: Replays can compute some gates' scores from the columns of a probe; otherwise they always
+            need a scores cell.
+        records: Sub-layers of blocks and times of tokens may be requested (``record``); a run may still skip them.
     """
 
     output_types: ClassVar[tuple[OutputType, ...]]
@@ -91,12 +92,12 @@ class Work(ABC, Generic[Answer]):
 
     @classmethod
     def why_not(cls, parts: Parts, method: str) -> str | None:
-        """Return why a method, named in the answer, cannot do this kind of work; None where it can."""
+        """Return why a method, named in the reason, cannot do this kind of work; None if it can."""
         return None
 
     @classmethod
     def resolve(cls, task: Task, settings: GenerationSettings, model: ModelRef) -> GenerationSettings:
-        """Return the settings that matter on a model.
+        """Return the settings that have an effect on a model.
 
         Raises:
             UserError: The model cannot do it.
@@ -106,10 +107,10 @@ class Work(ABC, Generic[Answer]):
     @classmethod
     @abstractmethod
     def check_model(cls, task: Task, description: Description) -> None:
-        """Check that a model gives what a task asks for.
+        """Check that a model's outputs are of the type that a task needs.
 
         Raises:
-            UserError: It does not; names both.
+            UserError: They are not; names both.
         """
 
     @classmethod
@@ -123,11 +124,11 @@ class Work(ABC, Generic[Answer]):
     @classmethod
     @abstractmethod
     def about(cls, task: Task, max_new_tokens: int) -> str:
-        """Return a line on what is asked, for people."""
+        """Return a line that describes the expected outputs, for readers."""
 
     @classmethod
     def shown(cls, task: Task, documents: Sequence[Document]) -> Iterator[list[tuple[str, str]]]:
-        """Yield titles and texts of what a model is given to read of each document, and of what is right."""
+        """Yield titles and texts of each document: the model's inputs, and the reference."""
         for document in documents:
             texts = {title: task.prompt_for(document, kind) for kind, title in _READERS.items()}
             is_same = len(set(texts.values())) == 1
@@ -147,28 +148,28 @@ class Work(ABC, Generic[Answer]):
 
     @cached_property
     def fitting(self) -> Fitting:
-        """The documents that fit the model: the same for every cell of its model, task and settings.
+        """The documents that fit the model, shared by all cells with the same model, task and settings.
 
         Raises:
-            UserError: None does.
+            UserError: No document fits.
         """
         return self.model.once(("fitting", self.data, self.settings), self._fit_documents)
 
     @property
     def documents(self) -> Sequence[Document]:
-        """The documents that are asked about."""
+        """The documents to answer."""
         return self.fitting.documents
 
     @abstractmethod
     def _fit_documents(self) -> Fitting:
-        """Leave out what is too long, or cannot be asked."""
+        """Exclude documents that are too long or cannot be requested."""
 
     def units(self) -> int:
-        """What progress counts up to: documents (over all levels of a calibration), or timed units."""
+        """Return the total of the progress count: documents (over all levels of a calibration), or timed units."""
         cell = self.cell
         try:
             n_documents = len(self.documents)
-        except UserError:  # nothing has begun yet that could fail with it: the pass does
+        except UserError:  # the pass itself will raise it, where failures are recorded
             n_documents = len(self.model.documents(self.data)[0])
         if cell.calibration is not None:
             return n_documents * (1 + len(cell.calibration.levels))
@@ -179,17 +180,17 @@ class Work(ABC, Generic[Answer]):
         return -(-min(n_documents, cell.timing.documents) // cell.batch_size)
 
     def seed_of(self, doc_key: str) -> int:
-        """Seed of what a method draws for a document."""
+        """Return the random seed of methods for a document."""
         return seed_for("decode", self.cell.seed, doc_key)
 
     @property
     def bootstrap_seed(self) -> int:
-        """Seed of the cell's intervals."""
+        """Seed of the cell's bootstrap intervals."""
         return seed_for("bootstrap", self.cell.seed)
 
     @property
     def ignored_settings(self) -> Mapping[str, Any]:
-        """Generation settings of the checkpoint's own that are not applied."""
+        """Generation settings of the checkpoint that are not applied."""
         return {}
 
     def cell_record(self) -> dict[str, Any]:
@@ -207,13 +208,13 @@ class Work(ABC, Generic[Answer]):
         return method.bound_to(self.model.model.exit_blocks)
 
     def parts(self, *, threshold: float | None = None) -> Parts:
-        """Return the method's parts, bound to this model and to what was fitted for it.
+        """Return the method's parts, bound to this model and to its fitted tensors.
 
         Args:
-            threshold: In place of the cell's.
+            threshold: Replaces the cell's threshold.
 
         Raises:
-            Skip: The engine cannot run it on this model, or it cannot do this kind of work; says why.
+            Skip: The engine cannot run it on this model, or it cannot do this kind of work; gives the reason.
         """
         method = self.method if threshold is None else replace(self.method, threshold=threshold)  # type: ignore[call-arg]
         parts = method.parts(self.model.model.n_blocks, self.model.fitted(self.cell.fit_cell_id))
@@ -233,47 +234,47 @@ class Work(ABC, Generic[Answer]):
 
     @property
     def full_parts(self) -> Parts:
-        """Full depth on this model."""
+        """Parts of full depth on this model."""
         return baseline_method()().parts(self.model.model.n_blocks)
 
     # --- Quality
 
     @abstractmethod
     def evaluate(self, parts: Parts, on_progress: Progress) -> Evaluated[Answer]:
-        """Answer every document and score the answers, through lm-eval where it has tasks of this kind."""
+        """Answer every document and score the answers, through lm-eval if it has tasks of this kind."""
 
     @abstractmethod
     def sample(self, document: Document, answer: Answer) -> dict[str, Any]:
-        """Return a row of the spool's ``samples``, but for its scores."""
+        """Return a row of the spool's ``samples``, without its scores."""
 
     @abstractmethod
     def record(self, writer: AttemptWriter, answers: Mapping[str, Answer], parts: Parts) -> dict[str, Metric]:
-        """Write the trace of answers beside full depth's; returns metrics of depth, agreement and cost."""
+        """Write the trace of answers next to full depth's; return metrics of depth, agreement and cost."""
 
     @abstractmethod
     def compare_formats(self, reference: Any, answers: Mapping[str, Answer]) -> dict[str, Interval]:
-        """Compare full depth with the same checkpoint in float32; see `metrics` for what is compared."""
+        """Compare full depth with the same checkpoint in float32; `metrics` describes the metrics."""
 
-    # --- Offline: what every block says
+    # --- Offline: predictions of every block
 
     def probe(self, writer: AttemptWriter, on_progress: Progress) -> None:
-        """Write what every block says of every token."""
+        """Write every block's prediction of every token."""
         raise NotImplementedError("the planner refuses it")
 
     def score_blocks(self, writer: AttemptWriter, on_progress: Progress) -> None:
-        """Write what the method's gate says at every block of every token."""
+        """Write the score of the method's gate at every block of every token."""
         raise NotImplementedError("the planner refuses it")
 
     def replay(self, writer: AttemptWriter) -> dict[str, Metric]:
-        """Apply the method's exit rule to what every block said; writes the trace and returns metrics."""
+        """Apply the method's exit rule to recorded predictions of every block; write the trace and return metrics."""
         raise NotImplementedError("the planner refuses it")
 
     def replayed_tokens(self) -> int:
-        """Number of tokens that a replay reads."""
+        """Return the number of tokens that a replay reads."""
         return int(pq.read_metadata(self.replayed_file()).num_rows)
 
     def replayed_file(self) -> Path:
-        """What a replay reads: its probe, or what the method's gate said of the probed tokens."""
+        """Return the file that a replay reads: its probe, or the gate's scores of the probed tokens."""
         if self.cell.scores_cell_id is not None:
             return self.model.file_of(self.cell.scores_cell_id, "scores.parquet")
         assert self.cell.probe_cell_id is not None, "the planner gives every replay its probe"
@@ -293,9 +294,11 @@ class Work(ABC, Generic[Answer]):
     def losses(self, settings: CalibrationSettings, full: Sequence[Answer], early: Sequence[Answer]) -> np.ndarray:
         """Return the loss of each document in [0, 1].
 
-        textual: how far the score of the early answer is from the best, with full depth's as the reference; of choices,
+        textual: distance of the early answer's score from the best, with full depth's answer as the reference; for
+        choices,
         whether another one was chosen. risk: how much worse the early answer scores against the real reference than
-        full depth's, 0 if not worse (CALM section 4).
+        full
+        depth's, 0 if not worse (CALM section 4).
         """
 
     # --- Timing and fitting
@@ -310,20 +313,20 @@ class Work(ABC, Generic[Answer]):
 
     @abstractmethod
     def requests(self, documents: Sequence[Document]) -> Sequence[Any]:
-        """Return what the engine is given for documents that are run together."""
+        """Return the engine's inputs for documents that are run together."""
 
     @abstractmethod
     def timed_work(self) -> TimedWork[Any, Any]:
-        """Return what is timed."""
+        """Return the work to time."""
 
     def n_tokens(self, made: Any) -> int | None:
-        """Return the number of tokens of one output of the timed work; None where there are none to count."""
+        """Return the number of tokens of one output of the timed work; None if there are none to count."""
         return None
 
     def ideal_speedup(
         self, parts: Parts, documents: Sequence[Document], full: Sequence[Any], method: Sequence[Any]
     ) -> float | None:
-        """Return the speed-up that the work saved allows, of what both arms of a timing made; None: it is not known."""
+        """Return the speed-up allowed by the work saved between the outputs of both arms; None if unknown."""
         return None
 
     def time_tokens(self, writer: AttemptWriter, on_progress: Progress) -> None:
@@ -332,4 +335,4 @@ class Work(ABC, Generic[Answer]):
 
     @abstractmethod
     def fit_data(self) -> FitData:
-        """Return what a method is fitted on: states after every block, and what is right."""
+        """Return the data a method is fitted on: states after every block, and correct tokens or labels."""

@@ -1,4 +1,4 @@
-"""Classification: texts that an encoder gives labels or numbers, each leaving as a whole after a block of its own."""
+"""Classification: texts that an encoder maps to labels or numbers, each with its own exit block."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class ClassificationWork(Work[Classified]):
-    """Labels of texts, or numbers, which tasks of classification ask encoders for."""
+    """Labels or numbers for texts: classification tasks on encoders."""
 
     output_types = ("classification",)
     kinds = ("quality", "timing", "fit")
@@ -55,7 +55,7 @@ class ClassificationWork(Work[Classified]):
 
     @classmethod
     def check_model(cls, task: Task, description: Description) -> None:
-        """Refuse models that generate, and classifiers with other labels."""
+        """Raise UserError for models that generate, and for classifiers with other labels."""
         assert isinstance(task, ClassificationTask)
         name = description.model.name
         if description.labels is None:
@@ -70,7 +70,7 @@ class ClassificationWork(Work[Classified]):
 
     @classmethod
     def check_method(cls, method: Method, description: Description) -> None:
-        """Refuse methods that read what an encoder does not have."""
+        """Raise UserError for methods that need something an encoder does not have."""
         is_regression = description.labels is not None and len(description.labels) == 1
         reason = why_no_labels(
             method.parts(n_blocks=2), is_regression=is_regression, is_fitted=bool(method.fit_params())
@@ -80,7 +80,7 @@ class ClassificationWork(Work[Classified]):
 
     @classmethod
     def about(cls, task: Task, max_new_tokens: int) -> str:
-        """Return the labels."""
+        """Return a line with the labels."""
         assert isinstance(task, ClassificationTask)
         return f"labels: {', '.join(task.labels)}" if task.labels is not None else "a number is asked for"
 
@@ -91,27 +91,30 @@ class ClassificationWork(Work[Classified]):
         return TextEncoding(self.model.tokenizer, self.settings, self.model.classifier.max_positions)
 
     def _fit_documents(self) -> Fitting:
-        """Cut texts that are too long, or leave them out where the suite asks for that."""
+        """Cut texts that are too long, or exclude their documents if the suite says so."""
         documents, encoding = self.model.documents(self.data)[0], self._encoding
         cut = [bool(encoding(self.task.texts(document), 0).n_cut) for document in documents]
         if not encoding.drops:
             return Fitting(tuple(documents), truncated=sum(cut))
-        kept = tuple(document for document, is_cut in zip(documents, cut, strict=True) if not is_cut)
-        if not kept:
+        short_enough = tuple(document for document, is_cut in zip(documents, cut, strict=True) if not is_cut)
+        if not short_enough:
             raise UserError(f"none of the {len(documents)} inputs has {encoding.longest} tokens or fewer.")
-        return Fitting(kept, dropped=sum(cut))
+        return Fitting(short_enough, dropped=sum(cut))
 
     def requests(self, documents: Sequence[Document]) -> list[EncodedText]:
-        """Return the texts as the model reads them."""
+        """Return the texts as the model's inputs."""
         return [self._texts[document.key] for document in documents]
 
     @cached_property
     def _texts(self) -> dict[str, EncodedText]:
-        return {one.key: self._encoding(self.task.texts(one), self.seed_of(one.key)) for one in self.documents}
+        return {
+            document.key: self._encoding(self.task.texts(document), self.seed_of(document.key))
+            for document in self.documents
+        }
 
     @cached_property
     def label_ids(self) -> tuple[int, ...]:
-        """Index among the task's labels of each of the model's."""
+        """Index among the task's labels of each of the model's labels."""
         return label_places(self.task.name, self.task.labels, self.model.classifier.labels)
 
     def _output(self, answer: Classified) -> str:
@@ -121,26 +124,28 @@ class ClassificationWork(Work[Classified]):
     # --- Quality
 
     def evaluate(self, parts: Parts, on_progress: Progress) -> Evaluated[Classified]:
-        """Classify and score every document; lm-eval has no such tasks."""
-        answers = dict(zip((one.key for one in self.documents), self.answer(parts, on_progress), strict=True))
-        scores = {one.key: self.task.score(one, self._output(answers[one.key])) for one in self.documents}
+        """Classify and score every document; lm-eval has no classification tasks."""
+        answers = dict(zip((document.key for document in self.documents), self.answer(parts, on_progress), strict=True))
+        scores = {
+            document.key: self.task.score(document, self._output(answers[document.key])) for document in self.documents
+        }
         return Evaluated(answers, scores, {})
 
     def answer(self, parts: Parts, on_progress: Progress) -> list[Classified]:
-        """Classify every document, texts of alike length together."""
+        """Classify every document; texts of similar length share a batch."""
         texts = self.requests(self.documents)
         answers: dict[int, Classified] = {}
 
         def run(chosen: Sequence[int]) -> None:
-            made = classify(self.model.classifier, [texts[index] for index in chosen], parts)
-            answers.update(zip(chosen, made, strict=True))
+            batch_answers = classify(self.model.classifier, [texts[index] for index in chosen], parts)
+            answers.update(zip(chosen, batch_answers, strict=True))
 
         by_length = sorted(range(len(texts)), key=lambda index: len(texts[index].ids))
         in_batches(by_length, self.cell.rows, run, on_progress)
         return [answers[index] for index in range(len(texts))]
 
     def sample(self, document: Document, answer: Classified) -> dict[str, Any]:
-        """Return the label; of full depth the text too, which is the same for all others."""
+        """Return the label, and at full depth also the text, which is the same for all other cells."""
         text, is_full = self._texts[document.key], self.cell.full_depth_cell_id is None
         return {
             "output_text": self._output(answer),
@@ -154,14 +159,14 @@ class ClassificationWork(Work[Classified]):
         }
 
     def record(self, writer: AttemptWriter, answers: Mapping[str, Classified], parts: Parts) -> dict[str, Metric]:
-        """Write labels and what each block asked said; returns metrics of depth, agreement and cost."""
+        """Write labels and the readings of each block; return metrics of depth, agreement and cost."""
         full = self._full_outputs(answers)
         writer.write("tokens", self._token_table(answers, full, parts))
         writer.write("sequence_trace", self._trace_table(answers))
         return self._metrics(answers, full, parts)
 
     def _full_outputs(self, answers: Mapping[str, Classified]) -> Mapping[str, tuple[int, str]]:
-        """Label and text of full depth's answers, by document key."""
+        """Return label and text of full depth's answers, by document key."""
         if self.cell.full_depth_cell_id is None:
             return {key: (self.label_ids[answer.label], self._output(answer)) for key, answer in answers.items()}
         path = self.model.file_of(self.cell.full_depth_cell_id, "samples.parquet")
@@ -171,7 +176,7 @@ class ClassificationWork(Work[Classified]):
     def _token_table(
         self, answers: Mapping[str, Classified], full: Mapping[str, tuple[int, str]], parts: Parts
     ) -> pa.Table:
-        """One row per document: a label is its only token."""
+        """Return one row per document; its label is its only token."""
         rows = [
             {
                 **answer.record.to_row(parts),
@@ -185,7 +190,7 @@ class ClassificationWork(Work[Classified]):
         return pa.Table.from_pylist(rows, schema=TABLES["tokens"])
 
     def _trace_table(self, answers: Mapping[str, Classified]) -> pa.Table:
-        """One row per document and block reading."""
+        """Return one row per document and block reading."""
         rows: list[dict[str, Any]] = []
         for document in self.documents:
             gold = self.task.gold(document)
@@ -208,15 +213,21 @@ class ClassificationWork(Work[Classified]):
     def _metrics(
         self, answers: Mapping[str, Classified], full: Mapping[str, tuple[int, str]], parts: Parts
     ) -> dict[str, Metric]:
-        """Mean blocks, agreement with full depth of labels, and ideal speed-ups, each over documents."""
+        """Return mean blocks, agreement of labels with full depth, and ideal speed-ups, each over documents."""
         model, seed, ones = self.model.classifier, self.bootstrap_seed, np.ones(len(answers))
-        made = list(answers.values())
+        classified = list(answers.values())
         depth = {
             "mean_exit_layer": depth_interval(
-                [answer.record.exit_layer for answer in made], ones, model.n_blocks, is_fixed=not parts.gate.decides
+                [answer.record.exit_layer for answer in classified],
+                ones,
+                model.n_blocks,
+                is_fixed=not parts.gate.decides,
             ),
             "mean_blocks_run": depth_interval(
-                [answer.record.blocks_run for answer in made], ones, model.n_blocks, is_fixed=parts.runs_fixed_blocks
+                [answer.record.blocks_run for answer in classified],
+                ones,
+                model.n_blocks,
+                is_fixed=parts.runs_fixed_blocks,
             ),
         }
         agreement = {}
@@ -224,79 +235,89 @@ class ClassificationWork(Work[Classified]):
             same = [full[key][1] == self._output(answer) for key, answer in answers.items()]
             agreement["token_match"] = bounded_ratio_interval(np.array(same, dtype=float), ones)
         lengths = [len(text.ids) for text in self.requests(self.documents)]
-        own = [
+        method_costs = [
             text_cost(model, parts, length, answer.record.exit_layer, answer.blocks_read)
-            for length, answer in zip(lengths, made, strict=True)
+            for length, answer in zip(lengths, classified, strict=True)
         ]
-        whole = [text_cost(model, self.full_parts, length, model.n_blocks, [model.n_blocks]) for length in lengths]
+        full_costs = [text_cost(model, self.full_parts, length, model.n_blocks, [model.n_blocks]) for length in lengths]
         cost = {
             "ideal_speedup_bytes": ratio_interval(
-                [one.read_numel for one in whole], [one.read_numel for one in own], seed=seed
+                [text_work.read_numel for text_work in full_costs],
+                [text_work.read_numel for text_work in method_costs],
+                seed=seed,
             ),
-            "ideal_speedup_flops": ratio_interval([one.flops for one in whole], [one.flops for one in own], seed=seed),
+            "ideal_speedup_flops": ratio_interval(
+                [text_work.flops for text_work in full_costs],
+                [text_work.flops for text_work in method_costs],
+                seed=seed,
+            ),
         }
         return with_role("depth", depth) | agreement_metrics(agreement) | with_role("cost", cost)
 
     def compare_formats(self, reference: Any, answers: Mapping[str, Classified]) -> dict[str, Interval]:
-        """Compare labels; nothing of a regression."""
+        """Compare labels; a regression has no comparison."""
         if self.task.is_regression:
             return {}
         assert isinstance(reference, EncoderCheckpoint), "the planner gives encoders tasks of their own"
         texts = self.requests(sampled(self.documents))
-        own, other = (_label_logprobs(model, texts) for model in (self.model.classifier, reference.model))
-        pairs = zip(own.tolist(), other.tolist(), strict=True)
+        model_logprobs, reference_logprobs = (
+            _label_logprobs(model, texts) for model in (self.model.classifier, reference.model)
+        )
+        pairs = zip(model_logprobs.tolist(), reference_logprobs.tolist(), strict=True)
         rows = [Choices(a, b, int(np.argmax(a)) == int(np.argmax(b))) for a, b in pairs]
         return choice_gaps(rows, self.bootstrap_seed)
 
     # --- Calibration, which plans refuse
 
     def exit_layers(self, answer: Classified) -> Sequence[int]:
-        """Return the one exit layer."""
+        """Return the single exit layer, in a list."""
         return [answer.record.exit_layer]
 
     def losses(
         self, settings: CalibrationSettings, full: Sequence[Classified], early: Sequence[Classified]
     ) -> np.ndarray:
-        """Refuse: labels are not calibrated yet."""
+        """Raise NotImplementedError: labels are not calibrated yet."""
         raise NotImplementedError("the planner refuses it")
 
     # --- Timing and fitting
 
     def timed_work(self) -> TimedClassification:
-        """Return the classification that is timed."""
+        """Return the classification to time."""
         return TimedClassification(self.model.classifier)
 
     def ideal_speedup(
         self, parts: Parts, documents: Sequence[Document], full: Sequence[Classified], method: Sequence[Classified]
     ) -> float:
-        """Return the ratio of the products computed."""
+        """Return the ratio of the FLOPs computed."""
         lengths, model = [len(text.ids) for text in self.requests(documents)], self.model.classifier
         full_cost, own_cost = (
             sum(
                 (
                     text_cost(model, arm, length, answer.record.exit_layer, answer.blocks_read)
-                    for length, answer in zip(lengths, made, strict=True)
+                    for length, answer in zip(lengths, arm_answers, strict=True)
                 ),
                 Cost(),
             )
-            for arm, made in ((self.full_parts, full), (parts, method))
+            for arm, arm_answers in ((self.full_parts, full), (parts, method))
         )
         return full_cost.flops / own_cost.flops
 
     @torch.no_grad()
     def fit_data(self) -> FitData:
-        """Return what classifiers read of the documents after every block, with the right labels."""
+        """Return the pooled states of the documents after every block, with the correct labels."""
         model = self.model.classifier
         pieces: list[torch.Tensor] = []
         in_batches(
             self.requests(self.documents),
             self.cell.rows,
             lambda texts: pieces.append(pooled_states(model, texts)),
-            lambda done: None,
+            lambda n_done: None,
         )
         states_LND = torch.cat(pieces, dim=1)
-        own_label = {label: own for own, label in enumerate(self.label_ids)}
-        gold = [0 if self.task.is_regression else own_label[int(self.task.gold(one))] for one in self.documents]
+        own_label = {label: index for index, label in enumerate(self.label_ids)}
+        gold = [
+            0 if self.task.is_regression else own_label[int(self.task.gold(document))] for document in self.documents
+        ]
         gold_N = torch.tensor(gold, device=states_LND.device)
         final_N = argmax_token(model.logits(states_LND[-1]))
         return FitData(model, states_LND, final_N, gold_N, torch.arange(len(gold), device=states_LND.device))
@@ -304,13 +325,13 @@ class ClassificationWork(Work[Classified]):
 
 @dataclass(frozen=True)
 class TimedClassification:
-    """The timed classification of batches of texts, their embedding included."""
+    """The timed classification of batches of texts, including their embedding."""
 
     model: EncoderClassifier
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """Device of the model."""
         return self.model.device
 
     def run(self, parts: Parts, unit: Unit[EncodedText]) -> list[Classified]:
@@ -318,10 +339,10 @@ class TimedClassification:
         return classify(self.model, unit.requests, parts)
 
     def knowing(self, parts: Parts, units: Sequence[Unit[EncodedText]], made: Sequence[Classified]) -> Parts:
-        """The blocks behind the exits of an oracle are really skipped."""
+        """Return an oracle's method with its exits fixed, so that the blocks behind them are really skipped."""
         texts = [text for unit in units for text in unit.requests]
-        known = {text.seed: [answer.record.exit_layer] for text, answer in zip(texts, made, strict=True)}
-        return Parts(Scheduled(known), parts.threshold, parts.head, parts.kv_policy, parts.blocks)
+        exits = {text.seed: [answer.record.exit_layer] for text, answer in zip(texts, made, strict=True)}
+        return Parts(Scheduled(exits), parts.threshold, parts.head, parts.kv_policy, parts.blocks)
 
     def timed(self, parts: Parts, unit: Unit[EncodedText], clock: Clock) -> tuple[tuple[str, ...], int]:
         """Classify a batch untraced."""
@@ -333,7 +354,7 @@ class TimedClassification:
 
 @torch.inference_mode()
 def _label_logprobs(model: EncoderClassifier, texts: Sequence[EncodedText]) -> np.ndarray:
-    """Log-probability of each label at full depth, [n, C]."""
+    """Return the log-probability of each label at full depth, [n, C]."""
     logits = [model.logits(pooled_states(model, [text])[-1])[0] for text in texts]
-    found: np.ndarray = torch.stack(logits).float().log_softmax(-1).cpu().numpy()
-    return found
+    logprobs: np.ndarray = torch.stack(logits).float().log_softmax(-1).cpu().numpy()
+    return logprobs

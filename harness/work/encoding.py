@@ -1,6 +1,6 @@
-"""Texts of lm-eval's requests to token ids, cut where they are too long: as lm-eval's backend for transformers does.
+"""Encode texts of lm-eval's requests to token ids, truncated in the same way as lm-eval's transformers backend.
 
-Its rules are followed to the token, so that scores at full depth are those of ``lm_eval --model hf``.
+Its rules are followed to the token, so that scores at full depth equal those of ``lm_eval --model hf``.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from exitbench.tasks.base import ModelKind
 
 
 class Unscorable(UserError):
-    """A text of one document has nothing to score, or more than the model reads; others of its task may be scored."""
+    """A document's text has nothing to score, or more than the model reads; the task's other texts may be scored."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A context and what is scored behind it, in tokens.
+    """Tokens of a context and its continuation.
 
     Attributes:
-        context_ids: At least one.
-        continuation_ids: At least one.
+        context_ids: At least one token.
+        continuation_ids: At least one token.
         n_cut: Tokens cut off the context's left, for which the model has no positions.
     """
 
@@ -37,28 +37,28 @@ class Pair:
 
 
 def reads_up_to(folder: Path, tokenizer: Any, max_positions: int | None) -> int:
-    """Return how many tokens lm-eval has a model read: what its configuration or its tokenizer says, else 2048.
+    """Return how many tokens lm-eval lets a model read: by its configuration or tokenizer, else 2048.
 
     Args:
         folder: The checkpoint.
-        tokenizer: Its own.
-        max_positions: Tokens that the model has positions for; None: any number.
+        tokenizer: Its tokenizer.
+        max_positions: Number of positions of the model; None: unlimited.
     """
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    found = int(resolve_max_length(config, tokenizer))
-    return found if max_positions is None else min(found, max_positions)
+    longest = int(resolve_max_length(config, tokenizer))
+    return longest if max_positions is None else min(longest, max_positions)
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """Makes token ids of a request.
+    """Encoder of requests to token ids.
 
     Attributes:
-        tokenizer: The checkpoint's.
-        kind: Of the model: of an encoder-decoder the context is the encoder's text, the continuation the decoder's.
-        max_length: Tokens of context and answer together that are read; of an encoder-decoder, of each.
+        tokenizer: The checkpoint's tokenizer.
+        kind: Kind of the model: an encoder-decoder reads the context in the encoder, the continuation in the decoder.
+        max_length: Most tokens of context and answer together; for an encoder-decoder, of each.
     """
 
     tokenizer: Any
@@ -67,19 +67,19 @@ class Encoding:
 
     @property
     def prefix_id(self) -> int:
-        """What stands before a text without a context."""
+        """Token that precedes a text without a context."""
         bos = self.tokenizer.bos_token_id
         return int(self.tokenizer.eos_token_id if bos is None else bos)
 
     def ids(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
-        """Token ids of a text; special tokens as the tokenizer adds them, unless asked or there already."""
+        """Return token ids of a text; by default with special tokens, unless the text begins with them."""
         if add_special_tokens is None and has_bos_prefix(text, self.tokenizer.decode(self.prefix_id)):
             add_special_tokens = False
         special = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
         return list(self.tokenizer.encode(text, **special))
 
     def prompt(self, text: str, max_new_tokens: int) -> Prompt:
-        """Tokens of a text to go on from.
+        """Return the tokens of a prompt to continue.
 
         Raises:
             UserError: The longest answer leaves no room for it.
@@ -97,18 +97,19 @@ class Encoding:
         return Prompt(ids[-room:], max(0, len(ids) - room))
 
     def pair(self, context: str, continuation: str, where: str) -> Pair:
-        """Tokens of a context and of what is scored behind it.
+        """Return the tokens of a context and its continuation.
 
-        White space at the context's end is moved to the continuation. Of a decoder-only model both are read as one
-        text, and the continuation is what goes beyond the context's own tokens.
+        White space at the context's end is moved to the continuation. A decoder-only model tokenizes both as one text,
+        and the
+        continuation is what follows the context's own tokens.
 
         Args:
             context: May be empty.
-            continuation: Scored.
+            continuation: Text to score.
             where: Document and choice, for messages.
 
         Raises:
-            Unscorable: No token is left of the continuation, or it has more than the model has positions.
+            Unscorable: No token is left of the continuation, or it is longer than the model's positions.
         """
         if context == "":
             ids = self.ids(continuation, add_special_tokens=False)
@@ -126,7 +127,7 @@ class Encoding:
         return self._cut(before, ids, where, continuation)
 
     def windows(self, text: str, where: str) -> list[Pair]:
-        """Tokens of a whole text, in windows that together score each of its tokens once.
+        """Return the tokens of a whole text, in windows that together score each token once.
 
         Raises:
             Unscorable: The text has no tokens.
@@ -152,6 +153,6 @@ class Encoding:
             raise Unscorable(
                 f"{where}: {len(ids)} tokens are to be scored, but the model reads {self.max_length}; allowed: as many."
             )
-        # Decoder-only: the last scored token is not read itself, so that one more fits.
+        # Decoder-only: the last scored token is not read itself, so one more token fits.
         room = self.max_length + 1 - len(ids) if self.kind == "causal" else self.max_length
         return Pair(tuple(before[-room:]), tuple(ids), max(0, len(before) - room))

@@ -1,4 +1,4 @@
-"""Generation: answers that the model decodes, prompt by prompt."""
+"""Generation: answers that the model decodes from prompts."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ from exitbench.terminal import number_of
 
 @dataclass(frozen=True)
 class FullOutput:
-    """What full depth answered for one document."""
+    """Answer of full depth to one document."""
 
     n_prompt: int
     token_ids: list[int]
 
 
 class GenerationWork(LmEvalWork[Answer]):
-    """Answers that the model generates, of our tasks and of lm-eval's."""
+    """Answers that the model generates, for this project's tasks and lm-eval's."""
 
     output_types = ("generate_until",)
     generates = True
@@ -63,7 +63,7 @@ class GenerationWork(LmEvalWork[Answer]):
 
     @classmethod
     def about(cls, task: Task, max_new_tokens: int) -> str:
-        """Return how long answers may be."""
+        """Return a line with the longest answer."""
         return f"answers: up to {number_of(max_new_tokens, 'token')}"
 
     @classmethod
@@ -74,13 +74,13 @@ class GenerationWork(LmEvalWork[Answer]):
             return
         requests = task.instances(documents)
         for document in documents:
-            contexts = dict.fromkeys(str(one.args[0]) for one in requests[document.key])
+            contexts = dict.fromkeys(str(request.args[0]) for request in requests[document.key])
             yield [*((MODEL_READS, context) for context in contexts), ("target", task.target(document))]
 
     # --- Documents, prompts and references
 
     def _fit_documents(self) -> Fitting:
-        """Leave out prompts that are too long for the model; those of lm-eval's own tasks are cut."""
+        """Exclude prompts that are too long for the model; those of lm-eval's own tasks are truncated."""
         documents = self.model.documents(self.data)[0]
         if isinstance(self.task, LmEvalTask):
             cut = sum(bool(prompt.n_cut) for prompt in self._lm_eval_prompts.values())
@@ -94,7 +94,7 @@ class GenerationWork(LmEvalWork[Answer]):
 
     def _make_lm_eval_prompts(self) -> Mapping[str, Prompt]:
         budget = self.settings.max_new_tokens
-        return {key: self.encoding.prompt(own[0].args[0], budget) for key, own in self.instances().items()}
+        return {key: self.encoding.prompt(requests[0].args[0], budget) for key, requests in self.instances().items()}
 
     def _text(self, document: Document) -> str:
         return self.task.prompt_for(document, self.model.checkpoint.kind)
@@ -106,23 +106,23 @@ class GenerationWork(LmEvalWork[Answer]):
         return self.prompts(self._text(document))
 
     def request(self, document: Document) -> Request:
-        """Return a document's prompt and seed, as the engine takes them."""
+        """Return a document's prompt and seed, as the engine's request."""
         return Request(self.prompt(document).ids, self.seed_of(document.key))
 
     def target_ids(self, document: Document) -> list[int]:
         """Return the tokens of the first reference."""
         target = self.task.target(document)
         if isinstance(self.task, LmEvalTask) and self.model.checkpoint.kind == "causal":
-            # Goes on from the prompt, behind lm-eval's delimiter, until the model ends it.
+            # Continues the prompt, after lm-eval's delimiter, until the model ends it.
             ids = self.encoding.ids(f" {target}", add_special_tokens=False)
             return [*ids, *sorted(self.model.checkpoint.eos_ids)[:1]]
         tokenizer = self.model.tokenizer
         return list(self.model.once(("target", target), lambda: tuple(tokenizer(target)["input_ids"])))
 
     def token_kinds(self, document: Document) -> list[str]:
-        """Return the kind of each target token of built-in data, end of sequence included; empty where not known."""
-        known = document.token_kinds
-        return [*known, "end"] if known and len(known) + 1 == len(self.target_ids(document)) else []
+        """Return the kind of each target token of built-in data, including end of sequence; empty if unknown."""
+        kinds = document.token_kinds
+        return [*kinds, "end"] if kinds and len(kinds) + 1 == len(self.target_ids(document)) else []
 
     # --- Quality
 
@@ -149,11 +149,11 @@ class GenerationWork(LmEvalWork[Answer]):
         }
 
     def record(self, writer: AttemptWriter, answers: Mapping[str, Answer], parts: Parts) -> dict[str, Metric]:
-        """Write the tokens; returns metrics of depth, agreement and cost."""
-        full = {key: FullOutput(one.n_prompt, one.generation.token_ids) for key, one in answers.items()}
+        """Write the tokens; return metrics of depth, agreement and cost."""
+        full = {key: FullOutput(answer.n_prompt, answer.generation.token_ids) for key, answer in answers.items()}
         if differ_in_threshold_alone(parts, self.full_parts) and not self.settings.logit_rules:
-            # A probe need not decode again; it knows nothing of rules that change logits.
-            self.model.full_answers[self.data, self.settings] = {key: one.token_ids for key, one in full.items()}
+            # A probe reuses these instead of decoding; it knows nothing of rules that change logits.
+            self.model.full_answers[self.data, self.settings] = {key: answer.token_ids for key, answer in full.items()}
         if self.cell.full_depth_cell_id is not None:
             full = self._full_outputs(self.cell.full_depth_cell_id)
         writer.write("tokens", self._token_table(answers, full, parts))
@@ -183,27 +183,28 @@ class GenerationWork(LmEvalWork[Answer]):
     def _metrics(
         self, answers: Mapping[str, Answer], full: Mapping[str, FullOutput], parts: Parts
     ) -> dict[str, Metric]:
-        """Mean exit layer and blocks run, agreement with full depth, cost by part and the share of drafts kept.
+        """Return mean exit layer and blocks run, agreement with full depth, cost by part and share of accepted drafts.
 
-        Costs are ideal speed-ups of answers, and bytes of a token as shares of full depth's. Each is a ratio of sums
-        over documents.
+        Costs are ideal speed-ups of answers, and bytes per token as shares of full depth's. Each is a ratio of sums
+        over
+        documents.
         """
-        made = [answer.generation for answer in answers.values()]
+        generations = [answer.generation for answer in answers.values()]
         outputs = [full[key] for key in answers]
         matches = [
             sum(a == b for a, b in zip(generation.token_ids, output.token_ids, strict=False))
-            for generation, output in zip(made, outputs, strict=True)
+            for generation, output in zip(generations, outputs, strict=True)
         ]
         lengths = [answer.n_prompt for answer in answers.values()]
         checkpoint, first_token = self.model.checkpoint, self.cell.first_token
-        costs = answer_costs(checkpoint, parts, made, lengths, first_token)
-        by_part = answer_costs_by_part(checkpoint, parts, made, lengths, first_token)
+        costs = answer_costs(checkpoint, parts, generations, lengths, first_token)
+        by_part = answer_costs_by_part(checkpoint, parts, generations, lengths, first_token)
         full_made = [_at_full_depth(output, checkpoint.model) for output in outputs]
         full_lengths = [output.n_prompt for output in outputs]
         full_costs = answer_costs(checkpoint, self.full_parts, full_made, full_lengths, first_token)
         seed = self.bootstrap_seed
-        tokens, n_blocks = [len(generation.token_ids) for generation in made], checkpoint.model.n_blocks
-        exits, runs = [sum(g.exit_layers) for g in made], [sum(g.blocks_run) for g in made]
+        tokens, n_blocks = [len(generation.token_ids) for generation in generations], checkpoint.model.n_blocks
+        exits, runs = [sum(g.exit_layers) for g in generations], [sum(g.blocks_run) for g in generations]
         depth = {
             "mean_exit_layer": depth_interval(exits, tokens, n_blocks, is_fixed=not parts.gate.decides),
             "mean_blocks_run": depth_interval(runs, tokens, n_blocks, is_fixed=parts.runs_fixed_blocks),
@@ -229,9 +230,12 @@ class GenerationWork(LmEvalWork[Answer]):
         if parts.kv_policy.verifies:
             accepted = [
                 sum(record.exit_layer < n_blocks == record.blocks_run for record in generation.records)
-                for generation in made
+                for generation in generations
             ]
-            drafts = [kept + sum(generation.rejected) for kept, generation in zip(accepted, made, strict=True)]
+            drafts = [
+                n_accepted + sum(generation.rejected)
+                for n_accepted, generation in zip(accepted, generations, strict=True)
+            ]
             if sum(drafts):
                 agreement["acceptance_rate"] = bounded_ratio_interval(accepted, drafts)
         return with_role("depth", depth) | agreement_metrics(agreement) | with_role("cost", work)
@@ -244,18 +248,18 @@ class GenerationWork(LmEvalWork[Answer]):
             if answers[document.key].generation.token_ids
         ]
         assert isinstance(reference, Checkpoint), "the planner gives encoders tasks of their own"
-        own, other = (
-            score_given(one, contexts, self.full_parts, rows=1, traced=False)
-            for one in (self.model.checkpoint, reference)
+        scored, reference_scored = (
+            score_given(model, contexts, self.full_parts, rows=1, traced=False)
+            for model in (self.model.checkpoint, reference)
         )
-        return token_gaps(zip(own, other, strict=True), self.bootstrap_seed)
+        return token_gaps(zip(scored, reference_scored, strict=True), self.bootstrap_seed)
 
     # --- Offline
 
     def probe(self, writer: AttemptWriter, on_progress: Progress) -> None:
-        """Decode at full depth, then read every block's opinion on every token in one teacher-forced pass.
+        """Decode at full depth, then read every block's prediction of every token in one teacher-forced pass.
 
-        What the quality cell of full depth has answered before on this model is not decoded again.
+        Answers that full depth's quality cell has given on this loaded model are not decoded again.
         """
         if self.cell.record is not None:
             return record_insides(self, self.cell.record, writer, on_progress)
@@ -264,17 +268,17 @@ class GenerationWork(LmEvalWork[Answer]):
         order = sorted(range(len(documents)), key=lambda index: len(requests[index].prompt_ids))
         is_lm_eval = isinstance(self.task, LmEvalTask)
         is_stopped = stops(self.model.tokenizer, settings.stop, reads_special=True) if is_lm_eval else None
-        known = self.model.full_answers.get((self.data, settings), {})
+        full_answers = self.model.full_answers.get((self.data, settings), {})
 
         def outputs_of(chosen: Sequence[int]) -> list[list[int]]:
             keys = [documents[index].key for index in chosen]
-            if all(key in known for key in keys):
-                return [known[key] for key in keys]
+            if all(key in full_answers for key in keys):
+                return [full_answers[key] for key in keys]
             rows = [requests[index] for index in chosen]
             batch = prefill(
                 checkpoint.model, rows, settings.max_new_tokens, gates_first_token=settings.gates_first_token
             )
-            return [made.token_ids for made in decode(checkpoint, batch, self.full_parts, is_stopped)]
+            return [generation.token_ids for generation in decode(checkpoint, batch, self.full_parts, is_stopped)]
 
         def probe(chosen: Sequence[int]) -> None:
             answered = [documents[index] for index in chosen]
@@ -291,7 +295,7 @@ class GenerationWork(LmEvalWork[Answer]):
         in_batches(order, self.cell.rows, probe, on_progress)
 
     def score_blocks(self, writer: AttemptWriter, on_progress: Progress) -> None:
-        """Read full depth's answers from the probe, and ask the method's gate at every block of every token."""
+        """Read full depth's answers from the probe, and score every token with the method's gate at every block."""
         assert self.cell.probe_cell_id is not None, "the planner gives every scores cell its probe"
         path = self.model.file_of(self.cell.probe_cell_id, "probe.parquet")
         outputs: dict[str, list[int]] = defaultdict(list)
@@ -300,12 +304,14 @@ class GenerationWork(LmEvalWork[Answer]):
         parts, schema = self.parts(), TABLES["scores"]
 
         def score(chosen: Sequence[Document]) -> None:
-            made = [outputs[document.key] for document in chosen]
+            token_ids = [outputs[document.key] for document in chosen]
             requests = [self.request(document) for document in chosen]
-            score_NL, emitted_NL = _block_scores(self.model.checkpoint, parts, requests, made)
+            score_NL, emitted_NL = _block_scores(self.model.checkpoint, parts, requests, token_ids)
             columns = {
-                "doc_key": [document.key for document, tokens in zip(chosen, made, strict=True) for _ in tokens],
-                "position": pa.array([place for tokens in made for place in range(1, len(tokens) + 1)], pa.int32()),
+                "doc_key": [document.key for document, tokens in zip(chosen, token_ids, strict=True) for _ in tokens],
+                "position": pa.array(
+                    [place for tokens in token_ids for place in range(1, len(tokens) + 1)], pa.int32()
+                ),
                 "score": lists(score_NL.cpu().numpy(), schema.field("score").type),
                 "emitted_id": lists(emitted_NL.cpu().numpy(), schema.field("emitted_id").type),
             }
@@ -314,7 +320,7 @@ class GenerationWork(LmEvalWork[Answer]):
         in_batches(self.documents, self.cell.rows, score, on_progress)
 
     def replay(self, writer: AttemptWriter) -> dict[str, Metric]:
-        """Find where the method would have left at each probed token; every token is as full depth left it."""
+        """Find the block at which the method would have left at each probed token; tokens stay those of full depth."""
         depth, parts = self.model.model.n_blocks, self.parts()
         tokens = self._replayed_tokens(parts)
         writer.write("tokens", tokens)
@@ -325,16 +331,16 @@ class GenerationWork(LmEvalWork[Answer]):
         )
         exit_layers, blocks, n_tokens, matches = (by_document[f"{name}_{how}"].to_numpy() for name, how in summed)
         depths = {"mean_exit_layer": depth_interval(exit_layers, n_tokens, depth, is_fixed=not parts.gate.decides)}
-        if parts.kv_policy.deferred is None:  # else later tokens of a real decode run skipped blocks too
+        if parts.kv_policy.deferred is None:  # otherwise later tokens of a real decode run skipped blocks too
             runs = depth_interval(blocks, n_tokens, depth, is_fixed=parts.runs_fixed_blocks)
             depths["mean_blocks_run"] = runs
         match = bounded_ratio_interval(matches, n_tokens)
         return with_role("depth", depths) | agreement_metrics({"token_match": match})
 
     def _replayed_tokens(self, parts: Parts) -> pa.Table:
-        """Return the rows of each token.
+        """Return one row per token.
 
-        The score is what the probe's columns say, or, where they cannot, what the method's gate said in a scores cell.
+        The score is computed from the probe's columns, or, if those do not suffice, read from a scores cell.
         """
         cell, depth = self.cell, self.model.model.n_blocks
         assert cell.probe_cell_id is not None, "the planner gives every replay its probe"
@@ -351,12 +357,12 @@ class GenerationWork(LmEvalWork[Answer]):
             assert score_sql is not None, "the planner gives every replay that a probe cannot score its scores"
             return method.exit_layer_sql(depth, self.settings.max_new_tokens, score_sql, first_position)
 
-        order, others = ("doc_key", "position"), ("token_kind", "full_token_id")
-        found = exits(self, Recorded(source, files, order, others, {"token_id": emitted_sql}), rule_of)
-        exit_layer, last = found["exit_layer"], pa.scalar(depth, found["exit_layer"].type)
+        order, kept_columns = ("doc_key", "position"), ("token_kind", "full_token_id")
+        table = exits(self, Recorded(source, files, order, kept_columns, {"token_id": emitted_sql}), rule_of)
+        exit_layer, last = table["exit_layer"], pa.scalar(depth, table["exit_layer"].type)
         blocks_run = pc.if_else(parts.runs_all_blocks, last, exit_layer)
         reason = pc.if_else(pc.equal(exit_layer, last), "last", "threshold")
-        return found.append_column("blocks_run", blocks_run).append_column("reason", reason)
+        return table.append_column("blocks_run", blocks_run).append_column("reason", reason)
 
     # --- Calibration
 
@@ -365,8 +371,8 @@ class GenerationWork(LmEvalWork[Answer]):
         return answer.generation.exit_layers
 
     def losses(self, settings: CalibrationSettings, full: Sequence[Answer], early: Sequence[Answer]) -> np.ndarray:
-        """Return the loss of each document; 0 where the text is the same."""
-        texts = zip(self.documents, (one.text for one in full), (one.text for one in early), strict=True)
+        """Return the loss of each document; 0 if both texts are equal."""
+        texts = zip(self.documents, (answer.text for answer in full), (answer.text for answer in early), strict=True)
         return np.array([text_loss(self.task, settings, *each) for each in texts])
 
     # --- Timing and fitting
@@ -376,28 +382,28 @@ class GenerationWork(LmEvalWork[Answer]):
         return [self.request(document) for document in documents]
 
     def timed_work(self) -> TimedGeneration:
-        """Return the decode that is timed."""
+        """Return the decode to time."""
         return TimedGeneration(self.model.checkpoint, self.settings)
 
     def n_tokens(self, made: Generation) -> int:
-        """Return the tokens of an answer."""
+        """Return the number of tokens of an answer."""
         return len(made.token_ids)
 
     def ideal_speedup(
         self, parts: Parts, documents: Sequence[Document], full: Sequence[Generation], method: Sequence[Generation]
     ) -> float:
-        """Return the ratio of decode costs: of bytes read for single rows, of products for batches."""
+        """Return the ratio of decode costs: by bytes read for single rows, by FLOPs for batches."""
         checkpoint, lengths = self.model.checkpoint, [len(self.prompt(document).ids) for document in documents]
         full_cost, own_cost = (
-            sum(answer_costs(checkpoint, arm, made, lengths, self.cell.first_token), Cost())
-            for arm, made in ((self.full_parts, full), (parts, method))
+            sum(answer_costs(checkpoint, arm, generations, lengths, self.cell.first_token), Cost())
+            for arm, generations in ((self.full_parts, full), (parts, method))
         )
         ideal = ideal_speedup(full_cost, own_cost)
-        # Rows of a batch share the weights that are read: there the products count.
+        # Rows of a batch share the weights that are read: there FLOPs count.
         return ideal.by_bytes if self.cell.batch_size == 1 else ideal.by_flops
 
     def time_tokens(self, writer: AttemptWriter, on_progress: Progress) -> None:
-        """Write the time of every token of answers that are decoded one by one."""
+        """Write the time of every token, for answers decoded one by one."""
         time_tokens(self, writer, on_progress)
 
     @torch.no_grad()
@@ -415,10 +421,10 @@ class GenerationWork(LmEvalWork[Answer]):
 
 @dataclass(frozen=True)
 class TimedGeneration:
-    """The timed decode of prompts: greedy, in prefill and decode.
+    """The timed greedy decode of prompts, in phases prefill and decode.
 
     Attributes:
-        settings: Longest answer, and what changes logits; stop strings are not looked for.
+        settings: Longest answer and logit rules; stop strings are not checked.
     """
 
     checkpoint: Checkpoint
@@ -426,7 +432,7 @@ class TimedGeneration:
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """Device of the model."""
         return self.checkpoint.model.device
 
     def run(self, parts: Parts, unit: Unit[Request]) -> list[Generation]:
@@ -434,13 +440,13 @@ class TimedGeneration:
         return decode(self.checkpoint, self._prefilled(unit), parts, asked=self.settings)
 
     def knowing(self, parts: Parts, units: Sequence[Unit[Request]], made: Sequence[Generation]) -> Parts:
-        """The blocks behind the exits of an oracle are really skipped."""
+        """Return an oracle's method with its exits fixed, so that the blocks behind them are really skipped."""
         requests = [request for unit in units for request in unit.requests]
-        known = {request.seed: output.exit_layers for request, output in zip(requests, made, strict=True)}
-        return Parts(Scheduled(known), parts.threshold, parts.head, parts.kv_policy, parts.blocks)
+        exits = {request.seed: output.exit_layers for request, output in zip(requests, made, strict=True)}
+        return Parts(Scheduled(exits), parts.threshold, parts.head, parts.kv_policy, parts.blocks)
 
     def timed(self, parts: Parts, unit: Unit[Request], clock: Clock) -> tuple[tuple[str, ...], int]:
-        """Prefill and decode."""
+        """Prefill and decode a unit untraced, with a clock mark between phases."""
         clock.mark()
         batch = self._prefilled(unit)
         clock.mark()
@@ -456,7 +462,7 @@ class TimedGeneration:
 
 
 def text_loss(task: Task, settings: CalibrationSettings, document: Document, full: str, early: str) -> float:
-    """Return the loss of an early answer beside full depth's, in [0, 1]; see `Work.losses`."""
+    """Return the loss of an early answer compared with full depth's, in [0, 1]; see `Work.losses`."""
     metric = task.consistency_metric
     if full == early:
         return 0.0
@@ -473,13 +479,13 @@ def text_loss(task: Task, settings: CalibrationSettings, document: Document, ful
 def fit_data(
     checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], gold: Sequence[Sequence[int]], rows: int
 ) -> FitData:
-    """Return states after every block of tokens that are teacher-forced behind their prompts.
+    """Return states after every block of reference tokens, teacher-forced after their prompts.
 
     Args:
         checkpoint: The model.
         prompts: Token ids by document.
-        gold: Token ids that are right, by document.
-        rows: Documents run together, at most.
+        gold: Token ids of the references, by document.
+        rows: Most documents run together.
     """
     pieces = [
         states_of(checkpoint, prompts[start : start + rows], gold[start : start + rows])
@@ -496,7 +502,7 @@ def fit_data(
 def _block_scores(
     checkpoint: Checkpoint, parts: Parts, requests: Sequence[Request], outputs: Sequence[Sequence[int]]
 ) -> tuple[Tensor, Tensor]:
-    """Scores and emitted tokens of every token of the outputs, in row order, [N, L] each."""
+    """Return scores and emitted tokens of every token of the outputs, in row order, [N, L] each."""
     model = checkpoint.model
     states_LND = states_of(checkpoint, [request.prompt_ids for request in requests], outputs)
     seeds = [request.seed for request, tokens in zip(requests, outputs, strict=True) for _ in tokens]
@@ -523,7 +529,7 @@ def answer_costs(
     prompt_lengths: Sequence[int],
     first_token: FirstToken,
 ) -> list[Cost]:
-    """Decode cost of each document; ``first_token`` as of its cell."""
+    """Return the decode cost of each document; ``first_token`` is that of its cell."""
     return [
         answer_cost(checkpoint.model, parts, *_work(checkpoint, generation, n_prompt, first_token))
         for generation, n_prompt in zip(generations, prompt_lengths, strict=True)
@@ -537,7 +543,7 @@ def answer_costs_by_part(
     prompt_lengths: Sequence[int],
     first_token: FirstToken,
 ) -> list[dict[str, Cost]]:
-    """Decode cost of each document, by the part of the work; ``first_token`` as of its cell."""
+    """Return the decode cost of each document by part of the work; ``first_token`` is that of its cell."""
     return [
         answer_parts(checkpoint.model, parts, *_work(checkpoint, generation, n_prompt, first_token))
         for generation, n_prompt in zip(generations, prompt_lengths, strict=True)
@@ -547,13 +553,13 @@ def answer_costs_by_part(
 def _work(
     checkpoint: Checkpoint, made: Generation, n_prompt: int, first_token: FirstToken
 ) -> tuple[Sequence[TokenRecord], Sequence[TokenPlace]]:
-    """What the cost of an answer depends on, in the order of `answer_cost`.
+    """Return the records and places that determine an answer's cost, in the order of `answer_cost`.
 
-    A first token read from the prompt's own pass is no step of decoding: only its read-out is.
+    A first token read from the prompt's own pass is not a decode step: only its read-out counts.
     """
     positions = range(1, len(made.token_ids) + 1)
     if checkpoint.kind == "seq2seq":
         places = [TokenPlace(context=position, source=n_prompt) for position in positions]
-    else:  # the first token is chosen where the last one of the prompt is fed
+    else:  # the first token is chosen at the position of the prompt's last token
         places = [TokenPlace(context=n_prompt + position - 1, source=0) for position in positions]
     return made.records, places[1 if first_token == "full" else 0 :]

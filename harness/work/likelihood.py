@@ -1,4 +1,4 @@
-"""Log-likelihoods: texts that lm-eval gives are scored, token by token, each with its exit."""
+"""Log-likelihoods: texts given by lm-eval are scored token by token, each with its exit."""
 
 from __future__ import annotations
 
@@ -69,27 +69,27 @@ from exitbench.tasks.document import Document
 from exitbench.tasks.lm_eval.task import LmEvalTask
 
 _NAMED_REFUSALS: Final = 5
-"""Documents without a text to score that a worker's log names."""
+"""Most documents without a text to score that a worker's log names."""
 
 Answer = Sequence[ScoredText]
-"""The texts of a document, in the order of its requests."""
+"""The scored texts of a document, in the order of its requests."""
 
 
 class LikelihoodWork(LmEvalWork[Answer]):
-    """Log-likelihoods of choices, of continuations and of whole texts, which tasks of lm-eval ask for."""
+    """Log-likelihoods of choices, continuations and whole texts, for lm-eval's tasks."""
 
     output_types = ("multiple_choice", "loglikelihood", "loglikelihood_rolling")
     task: LmEvalTask
 
     @classmethod
     def why_not(cls, parts: Parts, method: str) -> str | None:
-        """Return why no log-likelihoods can be had of a method."""
+        """Return why a method does not provide log-likelihoods; None if it does."""
         reason = why_no_likelihood(parts)
         return None if reason is None else f"log-likelihoods cannot be had of {method}: it {reason}"
 
     @classmethod
     def resolve(cls, task: Task, settings: GenerationSettings, model: ModelRef) -> GenerationSettings:
-        """Refuse whole texts of encoder-decoders, whose first token goes through the gate anyway."""
+        """Raise UserError for whole texts on encoder-decoders; their first token always goes through the gate."""
         if model.kind != "seq2seq":
             return settings
         if task.output_type == "loglikelihood_rolling":
@@ -101,26 +101,26 @@ class LikelihoodWork(LmEvalWork[Answer]):
 
     @classmethod
     def about(cls, task: Task, max_new_tokens: int) -> str:
-        """Return that nothing is generated."""
+        """Return a line saying that nothing is generated."""
         return "log-likelihoods are asked for; nothing is generated"
 
     @classmethod
     def shown(cls, task: Task, documents: Sequence[Document]) -> Iterator[list[tuple[str, str]]]:
-        """Yield whole texts, or contexts once each and what is scored behind them."""
+        """Yield whole texts, or each context once and its continuations."""
         assert isinstance(task, LmEvalTask)
         requests = task.instances(documents)
         for document in documents:
             right = task.right_choices(document) if task.output_type == "multiple_choice" else frozenset()
             texts: list[tuple[str, str]] = []
             before: object = None
-            for number, one in enumerate(requests[document.key]):
-                if len(one.args) == 1:
-                    texts.append(("scored as a whole", str(one.args[0])))
+            for number, request in enumerate(requests[document.key]):
+                if len(request.args) == 1:
+                    texts.append(("scored as a whole", str(request.args[0])))
                     continue
-                if one.args[0] != before:
-                    before = one.args[0]
+                if request.args[0] != before:
+                    before = request.args[0]
                     texts.append((MODEL_READS, str(before)))
-                texts.append((f"choice {number + 1}{' (right)' if number in right else ''}", str(one.args[1])))
+                texts.append((f"choice {number + 1}{' (right)' if number in right else ''}", str(request.args[1])))
             yield texts
 
     @property
@@ -134,20 +134,20 @@ class LikelihoodWork(LmEvalWork[Answer]):
     # --- Documents and their texts
 
     def _fit_documents(self) -> Fitting:
-        """Leave out documents with a text that cannot be scored; what is too long is cut."""
+        """Exclude documents with a text that cannot be scored; texts that are too long are truncated."""
         documents, (texts, refusals) = self.model.documents(self.data)[0], self._all_texts
         if not texts:
             raise UserError(f"none of the {len(documents)} documents can be scored; the first: {refusals[0]}")
         for refusal in refusals[:_NAMED_REFUSALS]:
             print(f"Left out: {refusal}", file=sys.stderr)
         by_key = {document.key: document for document in documents}
-        kept = tuple(by_key[key] for key in dict.fromkeys(text.doc_key for text in texts))
+        scorable = tuple(by_key[key] for key in dict.fromkeys(text.doc_key for text in texts))
         cut = {text.doc_key for text in texts if any(pair.n_cut for pair in text.pairs)}
-        return Fitting(kept, unscorable=len(refusals), truncated=len(cut))
+        return Fitting(scorable, unscorable=len(refusals), truncated=len(cut))
 
     @property
     def _all_texts(self) -> tuple[tuple[TextRequest, ...], tuple[str, ...]]:
-        """What each document gives to be scored, and why some give nothing."""
+        """The texts to score, and why some documents have none."""
         return self.model.once(("texts", self.data, self.settings), self._make_texts)
 
     def _make_texts(self) -> tuple[tuple[TextRequest, ...], tuple[str, ...]]:
@@ -155,18 +155,18 @@ class LikelihoodWork(LmEvalWork[Answer]):
         refusals = []
         for key, requests in self.instances().items():
             try:
-                texts += [TextRequest.of(self.encoding, key, *one.args) for one in requests]
+                texts += [TextRequest.of(self.encoding, key, *request.args) for request in requests]
             except Unscorable as refusal:
                 refusals.append(str(refusal))
         return tuple(texts), tuple(refusals)
 
     def texts(self, documents: Sequence[Document]) -> list[TextRequest]:
-        """Return what documents give to be scored; those of a document stand together, in their order."""
+        """Return the texts to score of some documents; those of a document are adjacent and in order."""
         keys = {document.key for document in documents}
         return [text for text in self._all_texts[0] if text.doc_key in keys]
 
     def _contexts(self, documents: Sequence[Document]) -> list[Shared]:
-        """Contexts of documents with the texts behind each."""
+        """Return contexts of documents, each with its continuations."""
         return contexts_of(self.texts(documents), self.seed_of)
 
     def _probed_contexts(self) -> list[Shared]:
@@ -191,7 +191,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
         return [lm.scored[document.key] for document in self.documents]
 
     def sample(self, document: Document, answer: Answer) -> dict[str, Any]:
-        """Return the most probable choice; nothing of a whole text, which is the document's own."""
+        """Return the most probable choice; nothing for a whole text, which is the document itself."""
         chosen = answer[chosen_place(self.task, document, answer)]
         return {
             "output_text": "" if self._scores_whole_texts else chosen.text,
@@ -203,19 +203,19 @@ class LikelihoodWork(LmEvalWork[Answer]):
         }
 
     def record(self, writer: AttemptWriter, answers: Mapping[str, Answer], parts: Parts) -> dict[str, Metric]:
-        """Write choices and their tokens; returns metrics of depth, agreement and cost."""
+        """Write choices and their tokens; return metrics of depth, agreement and cost."""
         return self._record_choices(writer, answers, parts, parts) | self._cost_metrics(answers, parts)
 
     def _record_choices(
         self, writer: AttemptWriter, answers: Mapping[str, Answer], parts: Parts, ran: Parts | None
     ) -> dict[str, Metric]:
-        """Write choices and their tokens; returns metrics of depth and agreement.
+        """Write choices and their tokens; return metrics of depth and agreement.
 
         Args:
-            writer: Of the attempt.
+            writer: Writer of the attempt.
             answers: The scored texts, by document key.
             parts: The method.
-            ran: The same, where it ran; None for a replay.
+            ran: The method, if it ran; None for a replay.
         """
         full = self._full(answers)
         tables = {
@@ -227,7 +227,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
         return self._metrics(answers, full, parts)
 
     def _full(self, answers: Mapping[str, Answer]) -> Full:
-        """What full depth said of every text: of its own cell, or this one's where it is that."""
+        """Return full depth's scores of every text, from its cell, or from ``answers`` if this cell is full depth."""
         if self.cell.full_depth_cell_id is None:
             return full_choices(self.task, self.documents, answers)
         choices, tokens = (
@@ -236,11 +236,11 @@ class LikelihoodWork(LmEvalWork[Answer]):
         return read_choices(choices, tokens)
 
     def _metrics(self, answers: Mapping[str, Answer], full: Full, parts: Parts) -> dict[str, Metric]:
-        """Mean exit layer and blocks run of scored tokens; agreement with full depth in choices and log-probs."""
+        """Return mean exit layer and blocks run of scored tokens, and agreement with full depth."""
         n_blocks, texts = self.model.model.n_blocks, [answers[document.key] for document in self.documents]
-        tokens = [sum(len(text.token_ids) for text in own) for own in texts]
-        exits = [sum(sum(text.exit_layers) for text in own) for own in texts]
-        runs = [sum(sum(text.blocks_run) for text in own) for own in texts]
+        tokens = [sum(len(text.token_ids) for text in doc_texts) for doc_texts in texts]
+        exits = [sum(sum(text.exit_layers) for text in doc_texts) for doc_texts in texts]
+        runs = [sum(sum(text.blocks_run) for text in doc_texts) for doc_texts in texts]
         depth = {
             "mean_exit_layer": depth_interval(exits, tokens, n_blocks, is_fixed=not parts.gate.decides),
             "mean_blocks_run": depth_interval(runs, tokens, n_blocks, is_fixed=parts.runs_fixed_blocks),
@@ -248,27 +248,30 @@ class LikelihoodWork(LmEvalWork[Answer]):
         agreement: dict[str, Metric] = {}
         if self._has_choices:
             same = [
-                full[document.key, chosen_place(self.task, document, own) + 1].is_chosen is True
-                for document, own in zip(self.documents, texts, strict=True)
+                full[document.key, chosen_place(self.task, document, doc_texts) + 1].is_chosen is True
+                for document, doc_texts in zip(self.documents, texts, strict=True)
             ]
             match = bounded_ratio_interval(same, [1] * len(same))
             agreement |= agreement_metrics({"choice_match": match})
         if self.cell.full_depth_cell_id is not None:
-            gaps = [gap_nats(document.key, own, full) for document, own in zip(self.documents, texts, strict=True)]
+            gaps = [
+                gap_nats(document.key, doc_texts, full)
+                for document, doc_texts in zip(self.documents, texts, strict=True)
+            ]
             gap = ratio_interval(gaps, tokens, seed=self.bootstrap_seed)
             agreement |= agreement_metrics({"logprob_gap": gap}, lower_is_better=True)
         return with_role("depth", depth) | agreement
 
     def _cost_metrics(self, answers: Mapping[str, Answer], parts: Parts) -> dict[str, Metric]:
-        """Ideal speed-ups of documents, their contexts included: sums of full depth's work over those of the method's.
+        """Return ideal speed-ups: sums over documents of full depth's work over the method's, contexts included.
 
-        Nothing of encoder-decoders, of whose encoders no work is counted.
+        Empty for encoder-decoders, whose encoder's work is not counted.
         """
         model, settings = self.model.checkpoint.model, self.settings
-        own, full = ({document.key: Cost() for document in self.documents} for _ in range(2))
-        for key, context, made in scored_contexts(self.texts(self.documents), answers):
-            at_full = [_at_full_depth(one, model) for one in made]
-            for totals, method, texts in ((own, parts, made), (full, self.full_parts, at_full)):
+        method_totals, full_totals = ({document.key: Cost() for document in self.documents} for _ in range(2))
+        for key, context, doc_scored in scored_contexts(self.texts(self.documents), answers):
+            at_full = [_at_full_depth(text, model) for text in doc_scored]
+            for totals, method, texts in ((method_totals, parts, doc_scored), (full_totals, self.full_parts, at_full)):
                 cost = scoring_cost(
                     model,
                     method,
@@ -281,11 +284,13 @@ class LikelihoodWork(LmEvalWork[Answer]):
                     return {}
                 totals[key] += cost
         seed = self.bootstrap_seed
-        pairs = [(full[document.key], own[document.key]) for document in self.documents]
-        read = [(whole.read_numel, less.read_numel) for whole, less in pairs]
-        flops = [(whole.flops, less.flops) for whole, less in pairs]
+        pairs = [(full_totals[document.key], method_totals[document.key]) for document in self.documents]
+        read = [(full_cost.read_numel, method_cost.read_numel) for full_cost, method_cost in pairs]
+        flops = [(full_cost.flops, method_cost.flops) for full_cost, method_cost in pairs]
         work = {
-            name: ratio_interval([whole for whole, _ in both], [less for _, less in both], seed=seed)
+            name: ratio_interval(
+                [full_cost for full_cost, _ in both], [method_cost for _, method_cost in both], seed=seed
+            )
             for name, both in (("ideal_speedup_bytes", read), ("ideal_speedup_flops", flops))
         }
         return with_role("cost", work)
@@ -295,19 +300,21 @@ class LikelihoodWork(LmEvalWork[Answer]):
         chosen = sampled(self.documents)
         assert isinstance(reference, Checkpoint), "the planner gives encoders tasks of their own"
         texts = self.texts(chosen)
-        others = score_texts(reference, texts, self.full_parts, self.settings, 1, self.seed_of, lambda done: None)
+        reference_texts = score_texts(
+            reference, texts, self.full_parts, self.settings, 1, self.seed_of, lambda n_done: None
+        )
         if not self._has_choices:
-            pairs = ((_windows(answers[document.key]), _windows(others[document.key])) for document in chosen)
+            pairs = ((_windows(answers[document.key]), _windows(reference_texts[document.key])) for document in chosen)
             return token_gaps(pairs, self.bootstrap_seed)
         rows = []
         for document in chosen:
-            own, other = answers[document.key], others[document.key]
-            n = n_choices(self.task, document, own)
+            doc_texts, other = answers[document.key], reference_texts[document.key]
+            n = n_choices(self.task, document, doc_texts)
             rows.append(
                 Choices(
-                    [text.logprob for text in own[:n]],
+                    [text.logprob for text in doc_texts[:n]],
                     [text.logprob for text in other[:n]],
-                    chosen_place(self.task, document, own) == chosen_place(self.task, document, other),
+                    chosen_place(self.task, document, doc_texts) == chosen_place(self.task, document, other),
                 )
             )
         return choice_gaps(rows, self.bootstrap_seed)
@@ -315,47 +322,52 @@ class LikelihoodWork(LmEvalWork[Answer]):
     # --- Offline
 
     def probe(self, writer: AttemptWriter, on_progress: Progress) -> None:
-        """Read every block's opinion on every token of every text."""
+        """Read every block's prediction of every token of every text."""
         if self.cell.record is not None:
             raise Skip("what is inside blocks is recorded of tokens that a model generates")
         shared = self._probed_contexts()
 
         def probe(chosen: Sequence[Shared]) -> None:
-            keys, choices = [one.doc_key for one in chosen], [one.choices for one in chosen]
-            contexts = [one.context for one in chosen]
+            keys, choices = (
+                [shared_context.doc_key for shared_context in chosen],
+                [shared_context.choices for shared_context in chosen],
+            )
+            contexts = [shared_context.context for shared_context in chosen]
             writer.write("probe", choice_probe_table(self.model.checkpoint, keys, choices, contexts, len(chosen)))
 
-        in_batches(shared, self.cell.rows, probe, lambda done: on_progress(_n_documents(shared, done)))
+        in_batches(shared, self.cell.rows, probe, lambda n_done: on_progress(_n_documents(shared, n_done)))
 
     def score_blocks(self, writer: AttemptWriter, on_progress: Progress) -> None:
-        """Ask the method's own gate at every block of every token of every text."""
+        """Score every token of every text with the method's own gate at every block."""
         shared, parts = self._probed_contexts(), self.parts()
         schema = TABLES["scores"]
 
         def score(chosen: Sequence[Shared]) -> None:
-            found = choice_scores(self.model.checkpoint, parts, [one.context for one in chosen], len(chosen))
+            arrays = choice_scores(
+                self.model.checkpoint, parts, [shared_context.context for shared_context in chosen], len(chosen)
+            )
             tokens = [
-                (one.doc_key, choice, position, token_id)
-                for one in chosen
-                for choice, token_ids in zip(one.choices, one.context.continuations, strict=True)
+                (shared_context.doc_key, choice, position, token_id)
+                for shared_context in chosen
+                for choice, token_ids in zip(shared_context.choices, shared_context.context.continuations, strict=True)
                 for position, token_id in enumerate(token_ids, start=1)
             ]
             keys, choices, positions, token_ids = zip(*tokens, strict=True)
-            emitted_NL = np.where(found["is_greedy"], np.array(token_ids)[:, None], -1)
+            emitted_NL = np.where(arrays["is_greedy"], np.array(token_ids)[:, None], -1)
             columns = {
                 "doc_key": list(keys),
                 "choice": pa.array(choices, pa.int32()),
                 "position": pa.array(positions, pa.int32()),
-                "score": lists(found["score"], schema.field("score").type),
+                "score": lists(arrays["score"], schema.field("score").type),
                 "emitted_id": lists(emitted_NL.astype(np.int32), schema.field("emitted_id").type),
-                "logprob": lists(found["logprob"], schema.field("logprob").type),
+                "logprob": lists(arrays["logprob"], schema.field("logprob").type),
             }
             writer.write("scores", pa.table(columns))
 
-        in_batches(shared, self.cell.rows, score, lambda done: on_progress(_n_documents(shared, done)))
+        in_batches(shared, self.cell.rows, score, lambda n_done: on_progress(_n_documents(shared, n_done)))
 
     def replay(self, writer: AttemptWriter) -> dict[str, Metric]:
-        """Find where the method would have left at each token, and score the choices by what is read there."""
+        """Find the exit block of each token, and score the choices with the log-probabilities read there."""
         cell, depth, parts = self.cell, self.model.model.n_blocks, self.parts()
         if self.settings.scope == "context":
             raise Skip('scope = "context" keeps one depth for a context, which a replay of single tokens cannot tell')
@@ -370,20 +382,24 @@ class LikelihoodWork(LmEvalWork[Answer]):
             at_exit={"score": "score[{e}]", "logprob": "logprob[{e}]", "is_greedy": "emitted_id[{e}] >= 0"},
         )
         longest = longest_of(texts)
-        found = exits(self, recorded, lambda method: method.exit_layer_sql(depth, longest, "score[l]", first_position))
-        columns = (found[name].to_pylist() for name in ("doc_key", "choice", "exit_layer", *recorded.at_exit))
+        exit_table = exits(
+            self, recorded, lambda method: method.exit_layer_sql(depth, longest, "score[l]", first_position)
+        )
+        columns = (exit_table[name].to_pylist() for name in ("doc_key", "choice", "exit_layer", *recorded.at_exit))
         exited: dict[tuple[str, int], list[tuple[int, float, float, bool]]] = {}
         for doc_key, choice, *values in zip(*columns, strict=True):
             exited.setdefault((doc_key, choice), []).append(tuple(values))
         scored: dict[str, list[ScoredText]] = {}
         for text in texts:
             of_document, (pair,) = scored.setdefault(text.doc_key, []), text.pairs
-            own = Scored(list(pair.continuation_ids))
-            for token_id, token in zip(own.token_ids, exited[text.doc_key, len(of_document) + 1], strict=True):
+            scored_tokens = Scored(list(pair.continuation_ids))
+            for token_id, token in zip(
+                scored_tokens.token_ids, exited[text.doc_key, len(of_document) + 1], strict=True
+            ):
                 layer, score, logprob, is_greedy = token
-                own.logprobs.append(logprob)
-                own.greedy.append(is_greedy)
-                own.records.append(
+                scored_tokens.logprobs.append(logprob)
+                scored_tokens.greedy.append(is_greedy)
+                scored_tokens.records.append(
                     TokenRecord(
                         token_id,
                         layer,
@@ -393,8 +409,10 @@ class LikelihoodWork(LmEvalWork[Answer]):
                         is_greedy=is_greedy,
                     )
                 )
-            of_document.append(ScoredText(text.text, len(pair.context_ids), pair.n_cut, (own,)))
-        responses = {key: [(text.logprob, text.is_greedy) for text in own] for key, own in scored.items()}
+            of_document.append(ScoredText(text.text, len(pair.context_ids), pair.n_cut, (scored_tokens,)))
+        responses = {
+            key: [(text.logprob, text.is_greedy) for text in scored_tokens] for key, scored_tokens in scored.items()
+        }
         scores = self.task.score_responses(self.documents, responses, self.model.confirms_unsafe_code)
         metrics = task_metrics(self.task, [scores[document.key] for document in self.documents])
         return metrics | self._record_choices(writer, scored, parts, None)
@@ -412,18 +430,18 @@ class LikelihoodWork(LmEvalWork[Answer]):
             pairs = zip(documents, full, early, strict=True)
             return np.array([float(chosen_place(task, doc, a) != chosen_place(task, doc, b)) for doc, a, b in pairs])
         metric = task.consistency_metric
-        whole, cut = (
+        full_scores, early_scores = (
             task.score_responses(
                 documents,
                 {
-                    document.key: [(text.logprob, text.is_greedy) for text in own]
-                    for document, own in zip(documents, made, strict=True)
+                    document.key: [(text.logprob, text.is_greedy) for text in texts]
+                    for document, texts in zip(documents, arm_answers, strict=True)
                 },
             )
-            for made in (full, early)
+            for arm_answers in (full, early)
         )
         lost = [
-            task.shortfall(metric, cut[document.key].values[metric], whole[document.key].values[metric])
+            task.shortfall(metric, early_scores[document.key].values[metric], full_scores[document.key].values[metric])
             for document in documents
         ]
         return np.clip(lost, 0, 1)
@@ -431,27 +449,27 @@ class LikelihoodWork(LmEvalWork[Answer]):
     # --- Timing and fitting
 
     def timed_parts(self) -> Parts:
-        """Return the method; oracles are not timed."""
+        """Return the method; raise Skip for oracles."""
         parts = self.parts()
         if parts.gate.looks_ahead:
             raise Skip("an oracle reads all blocks, and texts of one context leave at layers of their own: not timed")
         return parts
 
     def requests(self, documents: Sequence[Document]) -> list[Context]:
-        """Return contexts with the texts behind them."""
+        """Return contexts with their continuations."""
         return [shared.context for shared in self._contexts(documents)]
 
     def timed_work(self) -> TimedScoring:
-        """Return the scoring that is timed."""
+        """Return the scoring to time."""
         longest = longest_of(self.texts(self.documents))
         return TimedScoring(self.model.checkpoint, self.settings, longest, self.cell.batch_size)
 
     def n_tokens(self, made: Sequence[Scored]) -> int:
-        """Return the tokens of the texts behind a context."""
+        """Return the number of tokens of a context's continuations."""
         return sum(len(scored.token_ids) for scored in made)
 
     def fit_data(self) -> FitData:
-        """Return states of each document's right choice behind its context, or of its text."""
+        """Return states of each document's correct choice after its context, or of its text."""
         pairs = []
         for document in self.documents:
             right = min(self.task.right_choices(document), default=0) if self._has_choices else 0
@@ -462,10 +480,10 @@ class LikelihoodWork(LmEvalWork[Answer]):
 
 @dataclass(frozen=True)
 class TimedScoring:
-    """The timed scoring of given texts; requests are contexts with the texts behind them, of whole documents.
+    """The timed scoring of given texts; requests are contexts with their continuations, of whole documents.
 
     Attributes:
-        settings: By what exits are decided, and whether the first token may leave early.
+        settings: Scope of exit decisions, and whether the first token may exit early.
         longest: Tokens of the longest text of the cell.
         rows: Texts scored together.
     """
@@ -477,7 +495,7 @@ class TimedScoring:
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """Device of the model."""
         return self.checkpoint.model.device
 
     def run(self, parts: Parts, unit: Unit[Context]) -> list[list[Scored]]:
@@ -485,11 +503,11 @@ class TimedScoring:
         return self._score(parts, unit, traced=True)
 
     def knowing(self, parts: Parts, units: Sequence[Unit[Context]], made: Sequence[list[Scored]]) -> Parts:
-        """Refuse: texts of one context leave at layers of their own."""
+        """Raise ValueError: texts of one context have different exits."""
         raise ValueError("exit layers of given texts are not known before")
 
     def timed(self, parts: Parts, unit: Unit[Context], clock: Clock) -> tuple[tuple[str, ...], int]:
-        """Score; prefill and continuations are one."""
+        """Score a unit untraced; prefill and continuations are one phase."""
         clock.mark()
         self._score(parts, unit, traced=False)
         clock.mark()
@@ -513,8 +531,8 @@ def _windows(texts: Answer) -> list[Scored]:
 
 
 def _n_documents(shared: Sequence[Shared], done: int) -> int:
-    """How many documents the first contexts are of, the last of which may have more of them."""
-    return len({one.doc_key for one in shared[:done]})
+    """Return how many documents the first ``done`` contexts belong to; the last may have more contexts."""
+    return len({context.doc_key for context in shared[:done]})
 
 
 def _at_full_depth(scored: Scored, model: Engine) -> Scored:

@@ -1,7 +1,7 @@
-"""lm-eval drives, our decode loop generates and scores: the adapter between the two.
+"""Adapter between lm-eval, which drives, and this project's decode loop, which generates and scores.
 
-Everything a request needs to be traced is kept with it (lm-eval's own numbers for documents are ordinals of a subset).
-Budgets count new decoder tokens; stop strings are looked for in new tokens only.
+The trace of each request is stored under its document's key, since lm-eval numbers documents within a subset. Budgets
+count new decoder tokens; stop strings are searched in new tokens only.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from exitbench.methods.base import Parts, Threshold
 
 @dataclass(frozen=True)
 class Answer:
-    """What one document got: its prompt's length in tokens, the traced generation, the text, and what was cut off.
+    """Answer to one document: prompt length in tokens, traced generation, text, and prompt tokens cut off.
 
-    ``n_cut`` is of the prompt, in tokens; None where nothing may be cut.
+    ``n_cut`` is None if prompts may not be cut.
     """
 
     n_prompt: int
@@ -40,7 +40,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Asked:
-    """What an answer depends on beside model, method and settings that cells of a pass have in common."""
+    """Cache key of an answer within a shared pass, whose cells share model, method and settings."""
 
     key: str
     prompt_ids: tuple[int, ...]
@@ -49,12 +49,12 @@ class Asked:
 
 
 Known = dict[Asked, Answer]
-"""Answers by what was asked."""
+"""Answers by cache key."""
 
 
 @dataclass(frozen=True)
 class Beside:
-    """Another cell of a pass: its threshold, and where its answers are put."""
+    """Another cell answered by the same pass: its threshold, and the cache for its answers."""
 
     threshold: Threshold
     known: Known
@@ -65,22 +65,22 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
 
     Args:
         checkpoint: The model.
-        prompts: Makes token ids of prompts, with its transformers tokenizer, as the cell asks.
+        prompts: Encoder of prompts with the cell's settings; has the transformers tokenizer.
         parts: The method.
-        rows: Documents decoded together, at most.
-        seed_of: Seed of a document, by its key.
-        on_answers: Told how many documents have been answered.
-        encoding: Of requests of lm-eval's own tasks, whose prompts are whole; None: requests are our tasks', which
-            generate only.
-        key_of: Key of the document that a request is of.
+        rows: Most documents decoded together.
+        seed_of: Returns a document's seed, given its key.
+        on_answers: Called with the number of documents answered so far.
+        encoding: Encoder for requests of lm-eval's own tasks, whose prompts are complete; None for this project's
+            tasks, which only generate.
+        key_of: Returns the document key of a request.
 
     Attributes:
-        known: What need not be decoded, because another cell has.
-        beside: Cells to decode for as well.
-        shared_rows: Rows decoded together, at most, where there are such cells; no fewer than ``rows``.
-        on_giving_up: Told that these are not decoded for after all.
-        answers: What each document got that was to be gone on from, by its key.
-        scored: The texts of each document that were to be scored, in the order of its requests, by its key.
+        known: Answers that another cell of the pass has decoded already.
+        beside: Other cells answered by the same pass.
+        shared_rows: Most rows decoded together if there are such cells; not below ``rows``.
+        on_giving_up: Called when the shared pass is abandoned.
+        answers: Generated answers by document key.
+        scored: Scored texts by document key, in the order of the document's requests.
     """
 
     tokenizer_name = "exitbench"
@@ -115,23 +115,23 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text without a context."""
+        """Token that precedes a text without a context."""
         return self.eot_token_id if self.encoding is None else self.encoding.prefix_id
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Token ids of a text, with the special tokens that the checkpoint's tokenizer adds."""
+        """Return token ids of a text, with the special tokens that the checkpoint's tokenizer adds."""
         if self.encoding is not None:
             return self.encoding.ids(string, add_special_tokens)
         return list(self.tokenizer(string, add_special_tokens=add_special_tokens is not False)["input_ids"])
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Return turns as the checkpoint's chat template writes them."""
+        """Return turns rendered by the checkpoint's chat template."""
         return render_turns(self.tokenizer, chat_history, add_generation_prompt=add_generation_prompt)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Answer generation requests; returns texts in the order of the requests.
+        """Answer generation requests; return texts in the order of the requests.
 
-        A request that is repeated is answered once: decoding is greedy, and what methods draw is by document.
+        A repeated request is answered once: decoding is greedy, and random methods are seeded by document.
 
         Raises:
             UserError: A document asks for more than one text.
@@ -139,7 +139,7 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         prepared = {self.key_of(request): request for request in requests}
         if len({(self.key_of(request), request.idx) for request in requests}) > len(prepared):
             raise UserError("a document asks for several texts; allowed: tasks with one text a document.")
-        # Alike settings in one batch, rows of alike length together; answers are found again by key.
+        # Same settings share a batch, similar lengths are adjacent; answers are looked up by key.
         groups: dict[tuple[int, tuple[str, ...]], list[tuple[str, Prompt]]] = {}
         for key, request in prepared.items():
             text, raw = request.args
@@ -152,15 +152,16 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         return [self.answers[self.key_of(request)].text for request in requests]
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Score continuations of contexts; returns log-probability and greediness in the order of the requests.
+        """Score continuations of contexts; return log-probability and greediness in the order of the requests.
 
         Raises:
-            UserError: A continuation is empty or longer than the model, or the method gives no log-probabilities.
+            UserError: A continuation is empty or longer than the model's positions, or the method gives no
+                log-probabilities.
         """
         return [(text.logprob, text.is_greedy) for text in self._score(requests)]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Score whole texts; returns log-probabilities in the order of the requests.
+        """Score whole texts; return log-probabilities in the order of the requests.
 
         Raises:
             UserError: The model is an encoder-decoder, a text is empty, or the method gives no log-probabilities.
@@ -171,8 +172,10 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         if self.encoding is None:
             raise UserError("our own tasks generate text; log-likelihoods are asked by tasks of lm-eval.")
         distinct = {(self.key_of(request), request.idx): request for request in requests}
-        asked = [TextRequest.of(self.encoding, key, *distinct[key, index].args) for key, index in sorted(distinct)]
-        self.score(asked, self.on_answers)
+        requested_texts = [
+            TextRequest.of(self.encoding, key, *distinct[key, index].args) for key, index in sorted(distinct)
+        ]
+        self.score(requested_texts, self.on_answers)
         order: dict[str, list[int]] = {}
         for key, index in sorted(distinct):
             order.setdefault(key, []).append(index)
@@ -180,11 +183,11 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         return [self.scored[key][order[key].index(request.idx)] for key, request in zip(keys, requests, strict=True)]
 
     def score(self, asked: Sequence[TextRequest], on_documents: Callable[[int], None]) -> None:
-        """Score texts, without lm-eval; they are in `scored`.
+        """Score texts, without lm-eval; the results are in `scored`.
 
         Args:
-            asked: The texts of a document stand together, in their order.
-            on_documents: Told how many documents have been scored.
+            asked: Texts to score; those of a document are adjacent and in order.
+            on_documents: Called with the number of documents scored so far.
         """
         self.scored |= score_texts(
             self.checkpoint, asked, self.parts, self.prompts.generation, self.rows, self.seed_of, on_documents
@@ -192,41 +195,41 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
 
     def answer(self, prompts: Mapping[str, Prompt]) -> None:
         """Answer prompts by document key, without lm-eval; the answers are in `answers`."""
-        asked = self.prompts.generation
-        self._answer_all(list(prompts.items()), asked.max_new_tokens, asked.stop)
+        settings = self.prompts.generation
+        self._answer_all(list(prompts.items()), settings.max_new_tokens, settings.stop)
 
     def _answer_all(self, items: list[tuple[str, Prompt]], max_new_tokens: int, stop: tuple[str, ...]) -> None:
-        """Answer prompts, and for the cells beside with their thresholds; if that fails, for this cell alone."""
-        asked = {key: Asked(key, tuple(prompt.ids), max_new_tokens, stop) for key, prompt in items}
-        self.answers |= {key: self.known[asked[key]] for key, _ in items if asked[key] in self.known}
-        left = [(key, prompt) for key, prompt in items if asked[key] not in self.known]
-        if len(left) < len(items):
+        """Answer prompts for this cell and the cells that share the pass; if that fails, for this cell alone."""
+        cache_keys = {key: Asked(key, tuple(prompt.ids), max_new_tokens, stop) for key, prompt in items}
+        self.answers |= {key: self.known[cache_keys[key]] for key, _ in items if cache_keys[key] in self.known}
+        unanswered = [(key, prompt) for key, prompt in items if cache_keys[key] not in self.known]
+        if len(unanswered) < len(items):
             self.on_answers(len(self.answers))
         if self.beside:
             try:
-                self._decode(left, asked, self.beside)
+                self._decode(unanswered, cache_keys, self.beside)
                 return
             except Exception as error:
                 print(f"Cells that share a pass run one by one: {type(error).__name__}: {error}", file=sys.stderr)
                 self.beside = ()
                 self.on_giving_up()
-                left = [(key, prompt) for key, prompt in left if key not in self.answers]
-        self._decode(left, asked, ())
+                unanswered = [(key, prompt) for key, prompt in unanswered if key not in self.answers]
+        self._decode(unanswered, cache_keys, ())
 
     def _decode(
-        self, items: Sequence[tuple[str, Prompt]], asked: Mapping[str, Asked], beside: Sequence[Beside]
+        self, items: Sequence[tuple[str, Prompt]], cache_keys: Mapping[str, Asked], shared_cells: Sequence[Beside]
     ) -> None:
         if not items:
             return
-        max_new_tokens, stop = asked[items[0][0]].max_new_tokens, asked[items[0][0]].stop
-        thresholds = [self.parts.threshold, *(other.threshold for other in beside)]
+        max_new_tokens, stop = cache_keys[items[0][0]].max_new_tokens, cache_keys[items[0][0]].stop
+        thresholds = [self.parts.threshold, *(other.threshold for other in shared_cells)]
 
         def on_done(place: int) -> None:
             key, prompt = items[place]
-            own, *others = (self._answer(prompt, made, stop) for made in stream.made(place))
-            self.answers[key] = own
-            for other, answer in zip(beside, others, strict=True):
-                other.known[asked[key]] = answer
+            own_answer, *other_answers = (self._answer(prompt, generation, stop) for generation in stream.made(place))
+            self.answers[key] = own_answer
+            for other, answer in zip(shared_cells, other_answers, strict=True):
+                other.known[cache_keys[key]] = answer
             self.on_answers(len(self.answers))
 
         stream = Stream(
@@ -251,12 +254,13 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
 
 
 def stops(tokenizer: Any, stop: Sequence[str], *, reads_special: bool = False) -> Callable[[list[int]], bool] | None:
-    """Return what says whether new tokens spell a string at which an answer ends; None where there is none.
+    """Return a function that detects a stop string in new tokens; None if there are no stop strings.
 
     Args:
-        tokenizer: The checkpoint's.
+        tokenizer: The checkpoint's tokenizer.
         stop: The strings.
-        reads_special: Special tokens are spelled too, as in lm-eval, whose tasks name some (`<|im_end|>`).
+        reads_special: Include special tokens in the text, as lm-eval does; some of its tasks stop at them
+            (`<|im_end|>`).
     """
     strings = [string for string in stop if string]
 

@@ -1,4 +1,4 @@
-"""Work that lm-eval asks for: our tasks through the bridge, its own by themselves."""
+"""Work requested by lm-eval: this project's tasks through the bridge, lm-eval's own tasks directly."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 class LmEvalWork(Work[Answer]):
-    """Work of a decoder, which lm-eval asks through `EarlyExitLM`."""
+    """Work of a decoder, requested by lm-eval through `EarlyExitLM`."""
 
     kinds = ("quality", "timing", "probe", "scores", "replay", "fit", "calibration")
 
     @classmethod
     def check_model(cls, task: Task, description: Description) -> None:
-        """Refuse classifiers."""
+        """Raise UserError for classifiers."""
         if description.labels is not None:
             raise UserError(
                 f"task {task.name!r} asks for texts, and model {description.model.name!r} is a classifier; "
@@ -42,18 +42,18 @@ class LmEvalWork(Work[Answer]):
 
     @property
     def ignored_settings(self) -> Mapping[str, Any]:
-        """Generation settings of the checkpoint's own that are not applied."""
+        """Generation settings of the checkpoint that are not applied."""
         return not_applied(self.model.path, self.settings).settings
 
     @property
     def prompts(self) -> Prompts:
-        """Makes token ids of prompts."""
+        """Encoder of prompts to token ids."""
         tokenizer, max_positions = self.model.tokenizer, self.model.model.max_positions
         return self.model.once(("prompts", self.settings), lambda: Prompts(tokenizer, self.settings, max_positions))
 
     @property
     def encoding(self) -> Encoding:
-        """Makes token ids of lm-eval's requests."""
+        """Encoder of lm-eval's requests to token ids."""
         return self.model.once("encoding", self._make_encoding)
 
     def _make_encoding(self) -> Encoding:
@@ -63,14 +63,14 @@ class LmEvalWork(Work[Answer]):
 
     @property
     def chat(self) -> Chat | None:
-        """System message and chat template of lm-eval's prompts, where they go through one."""
+        """System message and chat template of lm-eval's prompts, if they use one."""
         if self.settings.chat_template_sha256 is None:
             return None
-        _ = self.prompts  # refuses another template than was planned with
+        _ = self.prompts  # raises if the template differs from the planned one
         return self.settings.system, partial(_turns, self.model.tokenizer)
 
     def instances(self) -> dict[str, list[Instance]]:
-        """Return lm-eval's requests of each document of a task of its own, by document key."""
+        """Return lm-eval's requests of each document of its own task, by document key."""
         assert isinstance(self.task, LmEvalTask)
         return self.task.instances(self.model.documents(self.data)[0], self.chat)
 
@@ -82,16 +82,16 @@ class LmEvalWork(Work[Answer]):
         lm.on_giving_up = partial(passes.give_up, cell_id)
         if isinstance(self.task, LmEvalTask):
             documents = self.model.documents(self.data)[0]
-            keys = {(one.fields["task"], one.fields["doc_id"]): one.key for one in documents}
+            keys = {(document.fields["task"], document.fields["doc_id"]): document.key for document in documents}
             lm.encoding, lm.key_of = self.encoding, lambda request: keys[request.task_name, request.doc_id]
         return self.model.wrap_lm(self.item, lm)
 
     @abstractmethod
     def answers_of(self, lm: EarlyExitLM) -> Mapping[str, Answer]:
-        """Return what a model was asked and answered, by document key."""
+        """Return the answers that a model gave, by document key."""
 
     def evaluate(self, parts: Parts, on_progress: Progress) -> Evaluated[Answer]:
-        """Have lm-eval ask the model about every document, and score its answers."""
+        """Have lm-eval request and score an answer to every document."""
         lm, documents = self.lm(parts, on_progress), self.documents
         if isinstance(self.task, LmEvalTask):
             scores, aggregated = self.task.evaluate(lm, documents, self.chat, self.model.confirms_unsafe_code)
@@ -103,7 +103,7 @@ class LmEvalWork(Work[Answer]):
         return Evaluated({document.key: answers[document.key] for document in documents}, scores, aggregated)
 
     def _evaluate_own(self, lm: EarlyExitLM) -> Any:
-        """Have lm-eval evaluate one of our tasks."""
+        """Have lm-eval evaluate one of this project's tasks."""
         from lm_eval.evaluator import evaluate
         from lm_eval.tasks import TaskManager
 

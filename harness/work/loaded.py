@@ -1,4 +1,4 @@
-"""The loaded model of a worker, and what the cells that run on it share."""
+"""The loaded model of a worker, and data that its cells share."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ Value = TypeVar("Value")
 
 
 class LoadedModel:
-    """One loaded model, and what the cells that run on it share.
+    """One loaded model, and data that its cells share.
 
     Args:
-        spec: The cells and where things lie.
-        loaded: The model, where it has been loaded already.
+        spec: Cells and paths of the worker.
+        loaded: The model, if it is loaded already.
 
     Attributes:
-        tokenizer: The checkpoint's.
-        products: In which form weights are multiplied, where that was measured (`engine.products`).
-        passes: Which cells share a pass.
-        full_answers: Token ids of what greedy full depth answered, by document key, of the documents that it was asked.
-        wrap_lm: Put around the model that lm-eval asks for a cell.
+        tokenizer: The checkpoint's tokenizer.
+        products: Forms in which weights are multiplied, if they were measured (`engine.products`).
+        passes: Cells that share a pass.
+        full_answers: Token ids of full depth's greedy answers so far, by document key.
+        wrap_lm: Wraps the model that lm-eval uses for a cell.
     """
 
     def __init__(self, spec: WorkerSpec, loaded: Checkpoint | None = None) -> None:
@@ -64,25 +64,25 @@ class LoadedModel:
         self.passes = SharedPasses()
         self.wrap_lm: Callable[[CellJob, EarlyExitLM], EarlyExitLM] = lambda item, lm: lm
         self.documents = functools.cache(self._load)
-        self._read_attempt = functools.cache(read_attempt)  # many cells compute from one
+        self._read_attempt = functools.cache(read_attempt)  # several cells may read the same attempt
         self.full_answers: dict[tuple[DataRequest, GenerationSettings], Mapping[str, list[int]]] = {}
         self._made: dict[Hashable, Any] = {}
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """The model, where it generates."""
+        """The model, if it generates."""
         assert isinstance(self._checkpoint, Checkpoint), "the planner gives classifiers tasks of their own"
         return self._checkpoint
 
     @property
     def classifier(self) -> EncoderClassifier:
-        """The model, where it is an encoder."""
+        """The model, if it is an encoder."""
         assert isinstance(self._checkpoint, EncoderCheckpoint), "the planner gives encoders tasks of their own"
         return self._checkpoint.model
 
     @property
     def model(self) -> Engine | EncoderClassifier:
-        """The model, whatever it is."""
+        """The model, of either type."""
         return self._checkpoint.model
 
     def _record_vocabulary(self, tokenizer_sha256: str) -> None:
@@ -93,18 +93,18 @@ class LoadedModel:
             print(f"The tokens' spellings were not stored: {error}", file=sys.stderr)
 
     def _load(self, data: DataRequest) -> tuple[list[Document], int]:
-        """Documents of a split, and how many were left out because they have another use; cached as `documents`."""
+        """Return documents of a split, and the number excluded because of another use; cached as `documents`."""
         return data.load_apart(self.data_dir)
 
     def once(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """Return what was made under a key, which all cells share that ask for it; make it the first time."""
+        """Return the value cached under a key for all cells, creating it on first use."""
         if key not in self._made:
             self._made[key] = make()
         value: Value = self._made[key]
         return value
 
     def fitted(self, fit_cell_id: str | None) -> Mapping[str, Tensor]:
-        """Return what a fit cell left; nothing for the many methods that have none."""
+        """Return the tensors of a fit cell; empty for methods without one."""
         if fit_cell_id is None:
             return NOTHING_FITTED
         path = self.file_of(fit_cell_id, FITTED_FILE)
@@ -112,15 +112,15 @@ class LoadedModel:
         return tensors
 
     def file_of(self, cell_id: str, name: str) -> Path:
-        """A file of the latest attempt at another cell.
+        """Return the path of a file in the latest attempt at another cell.
 
         Raises:
-            Skip: That cell has not ended well, or its files are not what was written, or are no longer there.
+            Skip: That cell has not succeeded, or its files are damaged or no longer exist.
         """
         status = attempt_status(self.inputs, cell_id)
         if status is None or status.status != "ok":
-            found = "was never run" if status is None else f"ended as {status.status}"
-            raise Skip(f"needs cell {cell_id[:12]}, which {found}")
+            outcome = "was never run" if status is None else f"ended as {status.status}"
+            raise Skip(f"needs cell {cell_id[:12]}, which {outcome}")
         try:
             freed = self._read_attempt(status.path).freed
         except SpoolError as error:
@@ -133,7 +133,7 @@ class LoadedModel:
 def load_model(
     folder: Path, dtype: torch.dtype, device: str, engine: EngineChoice, device_map: DeviceMap | None
 ) -> Checkpoint | EncoderCheckpoint:
-    """Load a checkpoint, whatever it is.
+    """Load a checkpoint of any kind.
 
     Raises:
         UserError: It cannot be read, or does not fit into memory.

@@ -1,11 +1,11 @@
-"""Metrics of a cell: of its task, from per-document scores just made or stored; and those made here, by role.
+"""Metrics of a cell: those of its task, from per-document scores; and those computed here, by role.
 
-Of role ``format``, beside the same checkpoint in float32:
-    format_logprob_gap: Mean absolute difference of log-probabilities, nats: of choices, labels, or tokens.
-    format_choice_gap: The same of the differences between two choices (or labels), over all pairs of a document.
-    format_choice_match: Share of documents with the same choice or label.
-    format_token_match: Share of tokens that are the most probable ones in both formats or in neither; of generated
-        answers these are full depth's tokens, each behind those before it.
+Role ``format`` compares with the same checkpoint in float32:
+  format_logprob_gap: Mean absolute difference of log-probabilities, nats: of choices, labels, or tokens.
+  format_choice_gap: The same for differences between two choices (or labels), over all pairs of a document.
+  format_choice_match: Share of documents with the same choice or label.
+  format_token_match: Share of tokens that are the most probable ones in both formats or in neither; for generated
+    answers, full depth's tokens, each after those before it.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from exitbench.harness.engine.decoding.likelihood import Scored
 
 METRIC_VERSION = "2"
-"""Version of the metrics made here (depth, faithfulness, cost, speed); tasks version their own."""
+"""Version of the metrics computed here (depth, faithfulness, cost, speed); tasks version their own."""
 
 
 class Metric(NamedTuple):
-    """A metric's version, what it is about (`results.schema.ROLES`), and its value.
+    """A metric's version, its role (`results.schema.ROLES`), and its value.
 
     Attributes:
-        lower_is_better: None for what is no score, such as depth and cost.
-        scale: Least and greatest value that a score can have; None without such.
+        lower_is_better: None for metrics that are not scores, such as depth and cost.
+        scale: Least and greatest value that a score can have; None if unbounded.
     """
 
     version: str
@@ -61,11 +61,11 @@ def task_metrics(task: Task, scores: Sequence[DocumentScore]) -> dict[str, Metri
 
     Args:
         task: The task.
-        scores: One a document.
+        scores: One per document.
     """
     metrics = {}
     for metric in task.metrics:
-        if any(metric not in score.values for score in scores):  # lm-eval scores it where a package is installed only
+        if any(metric not in score.values for score in scores):  # lm-eval computes some only if a package is installed
             continue
         statistics = np.array([score.summands(metric) for score in scores])
         scale = task.bounds(metric)
@@ -76,7 +76,7 @@ def task_metrics(task: Task, scores: Sequence[DocumentScore]) -> dict[str, Metri
 
 
 def score_columns(score: DocumentScore) -> dict[str, str]:
-    """Return a document's scores as the spool's samples have them."""
+    """Return a document's scores as columns of the spool's samples."""
     return {"scores": json.dumps(score.values), "statistics": json.dumps(score.statistics)}
 
 
@@ -102,38 +102,38 @@ def metric_table(metrics: Mapping[str, Metric]) -> pa.Table:
 
 
 def depth_interval(blocks: ArrayLike, tokens: ArrayLike, n_blocks: int, *, is_fixed: bool) -> Interval:
-    """Return the mean blocks of a token with its interval.
+    """Return the mean blocks per token with its interval.
 
     Args:
-        blocks: Blocks of all tokens of a document, [n].
-        tokens: Tokens of a document, [n].
+        blocks: Blocks summed over the tokens of each document, [n].
+        tokens: Number of tokens of each document, [n].
         n_blocks: Decoder blocks, L.
-        is_fixed: The method gives every token the same depth, whatever the documents: where it did, the mean is known
-            and has no interval.
+        is_fixed: The method gives every token the same depth, whatever the documents. If the data agree, the mean is
+            exact and has no interval.
     """
-    found = bounded_ratio_interval(blocks, tokens, (1, n_blocks))
-    return point(found.value, found.n) if is_fixed and found.method == NONE_DIFFERS else found
+    interval = bounded_ratio_interval(blocks, tokens, (1, n_blocks))
+    return point(interval.value, interval.n) if is_fixed and interval.method == NONE_DIFFERS else interval
 
 
 def with_role(role: str, metrics: Mapping[str, Interval], lower_is_better: bool | None = None) -> dict[str, Metric]:
-    """Return metrics made here, by name, which are all about one thing (`results.schema.ROLES`)."""
+    """Return metrics computed here, by name, all with one role (`results.schema.ROLES`)."""
     return {name: Metric(METRIC_VERSION, role, interval, lower_is_better) for name, interval in metrics.items()}
 
 
 def agreement_metrics(metrics: Mapping[str, Interval], *, lower_is_better: bool = False) -> dict[str, Metric]:
-    """Return metrics made here, by name, which are all about agreement with full depth."""
+    """Return metrics computed here, by name, all about agreement with full depth."""
     return with_role("agreement", metrics, lower_is_better)
 
 
 def write_metrics(writer: AttemptWriter, metrics: Mapping[str, Metric]) -> None:
-    """Write metric rows: role, value, interval and how it was found."""
+    """Write metric rows: role, value, interval and its method."""
     writer.write("metrics", metric_table(metrics))
 
 
 # --- What a number format changes
 
 FORMAT_DOCUMENTS: Final = 50
-"""Documents that are read in both formats, at most: those whose keys sort first."""
+"""Most documents read in both formats: those whose keys sort first."""
 
 
 def sampled(documents: Sequence[Document]) -> list[Document]:
@@ -142,15 +142,17 @@ def sampled(documents: Sequence[Document]) -> list[Document]:
 
 
 def token_gaps(pairs: Iterable[tuple[Sequence[Scored], Sequence[Scored]]], seed: int) -> dict[str, Interval]:
-    """Compare tokens, given what was scored of each document in both formats."""
+    """Compare tokens, given the scores of each document in both formats."""
     gaps: list[float] = []
     same: list[int] = []
     counts: list[int] = []
-    for own, other in pairs:
+    for scored, reference_scored in pairs:
         tokens = [
             (abs(a - b), is_greedy == is_other_greedy)
-            for one, two in zip(own, other, strict=True)
-            for a, b, is_greedy, is_other_greedy in zip(one.logprobs, two.logprobs, one.greedy, two.greedy, strict=True)
+            for part, reference_part in zip(scored, reference_scored, strict=True)
+            for a, b, is_greedy, is_other_greedy in zip(
+                part.logprobs, reference_part.logprobs, part.greedy, reference_part.greedy, strict=True
+            )
         ]
         gaps.append(sum(gap for gap, _ in tokens))
         same.append(sum(is_same for _, is_same in tokens))
@@ -174,12 +176,14 @@ class Choices:
 
 def choice_gaps(documents: Sequence[Choices], seed: int) -> dict[str, Interval]:
     """Compare choices, one entry per document."""
-    moved = [[a - b for a, b in zip(one.own, one.other, strict=True)] for one in documents]
-    apart = [[abs(a - b) for a, b in combinations(each, 2)] for each in moved]
+    moved = [[a - b for a, b in zip(document.own, document.other, strict=True)] for document in documents]
+    pair_gaps = [[abs(a - b) for a, b in combinations(each, 2)] for each in moved]
     intervals = {
         "format_logprob_gap": ratio_interval([sum(map(abs, each)) for each in moved], list(map(len, moved)), seed=seed),
-        "format_choice_match": bounded_ratio_interval([one.is_same for one in documents], [1] * len(documents)),
+        "format_choice_match": bounded_ratio_interval(
+            [document.is_same for document in documents], [1] * len(documents)
+        ),
     }
-    if any(apart):
-        intervals["format_choice_gap"] = ratio_interval(list(map(sum, apart)), list(map(len, apart)), seed=seed)
+    if any(pair_gaps):
+        intervals["format_choice_gap"] = ratio_interval(list(map(sum, pair_gaps)), list(map(len, pair_gaps)), seed=seed)
     return intervals

@@ -1,8 +1,8 @@
-"""What is recorded where a suite asks (``record``): the inside of blocks, prompts as they are fed, times of tokens.
+"""Optional records that a suite requests (``record``): sub-layers of blocks, prompt ids, times of tokens.
 
-A timing reads the clock around whole phases. Here it is also read after every token, which costs a fraction of a
-microsecond each, and on a GPU where the loop waits for the token anyway. So it is a cell of its own that a sweep asks
-for (``record = ["token-times"]``), and plain timings stay as they are.
+A timing reads the clock around whole phases. Here the clock is also read after every token, which costs a fraction of a
+microsecond; on a GPU, the loop synchronizes there anyway. So it is a separate cell that a sweep requests
+(``record = ["token-times"]``), and plain timings are unaffected.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def record_insides(
     work: GenerationWork, settings: RecordSettings, writer: AttemptWriter, on_progress: Progress
 ) -> None:
-    """Decode one document after the other at full depth, and look into the blocks that did it."""
+    """Decode documents one by one at full depth, and record the inside of the blocks."""
     checkpoint, generation = work.model.checkpoint, work.settings
     if "sublayers" in settings.what and checkpoint.engine != "lean":
         raise Skip("what the parts of a block add is known to the lean engine only; this model runs on the hosted one")
@@ -46,7 +46,7 @@ def record_insides(
             writer.write("prompts", prompt_table(document.key, request.prompt_ids))
     if not {"sublayers", "layer-pairs"} & set(settings.what):
         return
-    for done, (document, request) in enumerate(zip(documents, requests, strict=True), start=1):
+    for n_done, (document, request) in enumerate(zip(documents, requests, strict=True), start=1):
         gates_first = generation.gates_first_token
         batch = prefill(checkpoint.model, [request], generation.max_new_tokens, gates_first_token=gates_first)
         output = decode(checkpoint, batch, work.full_parts)[0].token_ids
@@ -54,11 +54,11 @@ def record_insides(
             writer.write("sublayers", sublayer_table(checkpoint, document.key, request.prompt_ids, output))
         if "layer-pairs" in settings.what:
             writer.write("layer_pairs", pair_table(checkpoint, document.key, request.prompt_ids, output))
-        on_progress(done)
+        on_progress(n_done)
 
 
 def prompt_table(doc_key: str, prompt_ids: Sequence[int]) -> pa.Table:
-    """Return the rows of one prompt, as it is fed: cut where it was too long."""
+    """Return the rows of one prompt as it is fed, after truncation."""
     n = len(prompt_ids)
     return pa.table({"doc_key": [doc_key] * n, "position": range(1, n + 1), "token_id": list(prompt_ids)})
 
@@ -85,7 +85,7 @@ def sublayer_table(checkpoint: Checkpoint, doc_key: str, prompt: Sequence[int], 
 
 
 def pair_table(checkpoint: Checkpoint, doc_key: str, prompt: Sequence[int], output: Sequence[int]) -> pa.Table:
-    """Return the rows of one output, every block with every block."""
+    """Return the rows of one output, for every pair of blocks."""
     cosine_LL, jsd_LL = layer_pairs(checkpoint, prompt, output)
     block_a, block_b = (1 + places.ravel() for places in np.indices(cosine_LL.shape))
     return pa.table(
@@ -101,10 +101,10 @@ def pair_table(checkpoint: Checkpoint, doc_key: str, prompt: Sequence[int], outp
 
 
 class TokenClock(Observer):
-    """Reads the clock as each token of one answer has been chosen; looks at nothing else.
+    """Observer that reads the clock when each token of one answer has been chosen, and nothing else.
 
     Attributes:
-        read_ns: The readings; the first is of before the first token.
+        read_ns: The readings; the first is before the first token.
     """
 
     def __init__(self) -> None:
@@ -115,12 +115,12 @@ class TokenClock(Observer):
         self.read_ns.append(time.perf_counter_ns())
 
     def token_ns(self) -> list[int]:
-        """How long each token took."""
+        """Return the duration of each token."""
         return [after - before for before, after in zip(self.read_ns, self.read_ns[1:], strict=False)]
 
 
 def time_tokens(asked: GenerationWork, writer: AttemptWriter, on_progress: Progress) -> None:
-    """Decode one document after the other, by the method and at full depth in turn, in a timing's least rounds."""
+    """Decode documents one by one, alternating method and full depth, for the least number of a timing's rounds."""
     cell, timing, settings = asked.cell, asked.cell.timing, asked.cell.record
     assert timing is not None and settings is not None, "a timing cell has timing settings"
     if cell.batch_size > 1:
@@ -131,18 +131,20 @@ def time_tokens(asked: GenerationWork, writer: AttemptWriter, on_progress: Progr
     work = asked.timed_work()
     documents = asked.documents[: settings.documents]
     units = [Unit(document.key, (asked.request(document),)) for document in documents]
-    made = {name: [work.run(parts, unit)[0] for unit in units] for name, parts in (("full", full), ("method", method))}
+    answers = {
+        name: [work.run(parts, unit)[0] for unit in units] for name, parts in (("full", full), ("method", method))
+    }
     arms = {"full": full, "method": method}
     if method.gate.looks_ahead:
-        arms["method"] = work.knowing(method, units, made["method"])
+        arms["method"] = work.knowing(method, units, answers["method"])
     for unit in units[: timing.warm_up]:
         for parts in arms.values():
             _timed(work, parts, unit)
-    for done, unit in enumerate(units):
+    for index, unit in enumerate(units):
         rows = []
         for round_ in range(timing.least_rounds):
             for arm in ("full", "method") if round_ % 2 == 0 else ("method", "full"):
-                answer, token_ns = made[arm][done], _timed(work, arms[arm], unit)
+                answer, token_ns = answers[arm][index], _timed(work, arms[arm], unit)
                 columns = zip(answer.token_ids, answer.exit_layers, token_ns, strict=True)
                 rows += [
                     {"doc_key": unit.doc_key, "round": round_, "arm": arm, "position": at}
@@ -150,11 +152,11 @@ def time_tokens(asked: GenerationWork, writer: AttemptWriter, on_progress: Progr
                     for at, (token_id, exit_layer, wall_ns) in enumerate(columns, start=1)
                 ]
         writer.write("token_times", pa.Table.from_pylist(rows, schema=TABLES["token_times"]))
-        on_progress(done + 1)
+        on_progress(index + 1)
 
 
 def _timed(work: TimedGeneration, parts: Parts, unit: Unit[Request]) -> list[int]:
-    """Nanoseconds of each token of one decode, untraced; its prefill is over before the clock is read first."""
+    """Return the nanoseconds of each token of one untraced decode; its prefill ends before the first clock reading."""
     settings = work.settings
     batch = prefill(
         work.checkpoint.model, unit.requests, settings.max_new_tokens, gates_first_token=settings.gates_first_token

@@ -1,4 +1,4 @@
-"""Texts of documents to be scored, what each got, and the rows that are stored of it beside full depth's."""
+"""Texts of documents to score, their scores, and the stored rows that compare them with full depth's."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from exitbench.tasks.lm_eval.task import LmEvalTask
 
 @dataclass(frozen=True)
 class TextRequest:
-    """One text that a document gives to be scored.
+    """One text of a document to score.
 
     Attributes:
         doc_key: The document.
-        text: What is scored.
-        pairs: Its tokens behind their context; several where it is scored in windows.
+        text: Text to score.
+        pairs: Its tokens with their contexts; several if it is scored in windows.
     """
 
     doc_key: str
@@ -40,11 +40,11 @@ class TextRequest:
 
     @classmethod
     def of(cls, encoding: Encoding, doc_key: str, *texts: str) -> TextRequest:
-        """Make one of lm-eval's: of context and continuation, or of a whole text.
+        """Encode one of lm-eval's requests: context and continuation, or a whole text.
 
         Raises:
             Unscorable: There is nothing to score, or more than the model reads; names the document.
-            UserError: A whole text is asked of an encoder-decoder.
+            UserError: The request is a whole text, and the model an encoder-decoder.
         """
         where = f"document {doc_key}"
         if len(texts) == 1:
@@ -58,10 +58,10 @@ class ScoredText:
     """One scored text.
 
     Attributes:
-        text: As the task gave it.
-        n_context: Tokens of its context; of a text scored in windows, of the first.
+        text: Text as the task gave it.
+        n_context: Tokens of its context; for a text scored in windows, of the first.
         n_cut: Tokens cut off its context.
-        parts: Its tokens; several where it was scored in windows.
+        parts: Its scored tokens; several parts if it was scored in windows.
     """
 
     text: str
@@ -76,7 +76,7 @@ class ScoredText:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether every token is the most probable where it left."""
+        """True if every token is the most probable one at its exit."""
         return all(part.is_greedy for part in self.parts)
 
     @property
@@ -86,17 +86,17 @@ class ScoredText:
 
     @property
     def exit_layers(self) -> list[int]:
-        """Blocks after which they were read."""
+        """Exit layer of each token."""
         return [layer for part in self.parts for layer in part.exit_layers]
 
     @property
     def blocks_run(self) -> list[int]:
-        """Blocks executed for them."""
+        """Blocks executed for each token."""
         return [blocks for part in self.parts for blocks in part.blocks_run]
 
 
 def longest_of(asked: Sequence[TextRequest]) -> int:
-    """Tokens of the longest text that is scored in one go."""
+    """Return the number of tokens of the longest text that is scored at once."""
     return max(len(pair.continuation_ids) for request in asked for pair in request.pairs)
 
 
@@ -106,8 +106,8 @@ class Shared:
 
     Attributes:
         doc_key: The document.
-        choices: Which of its texts, counted from 1.
-        context: Their tokens.
+        choices: Numbers of the texts in the document, from 1.
+        context: Tokens of context and texts.
     """
 
     doc_key: str
@@ -116,36 +116,40 @@ class Shared:
 
 
 def contexts_of(asked: Sequence[TextRequest], seed_of: Callable[[str], int]) -> list[Shared]:
-    """Return the contexts of texts, each with what is scored behind it, in the order of documents.
+    """Return the contexts of texts with their continuations, in the order of documents.
 
     Args:
-        asked: The texts of a document stand together, in their order.
-        seed_of: Seed of a document, by its key.
+        asked: Texts to score; those of a document are adjacent and in order.
+        seed_of: Returns a document's seed, given its key.
     """
     first: dict[str, int] = {}
     for number, request in enumerate(asked):
         first.setdefault(request.doc_key, number)
-    found = []
-    for of in _places(asked):
-        key = asked[of[0][0]].doc_key
-        choices = tuple(number - first[key] + 1 for number, _ in of)
-        found.append(Shared(key, choices, _context(of, asked, seed_of)))
-    return found
+    contexts = []
+    for group in _places(asked):
+        key = asked[group[0][0]].doc_key
+        choices = tuple(number - first[key] + 1 for number, _ in group)
+        contexts.append(Shared(key, choices, _context(group, asked, seed_of)))
+    return contexts
 
 
 def scored_contexts(
     asked: Sequence[TextRequest], scored: Mapping[str, Sequence[ScoredText]]
 ) -> list[tuple[str, Context, list[Scored]]]:
-    """Return every context of texts with what was scored behind it, and the document that it is of.
+    """Return every context with the scores of its continuations, and the key of its document.
 
     Args:
-        asked: The texts of a document stand together, in their order.
-        scored: Of them, by document.
+        asked: Texts to score; those of a document are adjacent and in order.
+        scored: Their scores, by document.
     """
     texts = [text for key in dict.fromkeys(request.doc_key for request in asked) for text in scored[key]]
     return [
-        (asked[of[0][0]].doc_key, _context(of, asked, lambda key: 0), [texts[number].parts[at] for number, at in of])
-        for of in _places(asked)
+        (
+            asked[group[0][0]].doc_key,
+            _context(group, asked, lambda key: 0),
+            [texts[number].parts[at] for number, at in group],
+        )
+        for group in _places(asked)
     ]
 
 
@@ -162,41 +166,41 @@ def score_texts(
 
     Args:
         checkpoint: The model.
-        asked: The texts of a document stand together, in their order.
+        asked: Texts to score; those of a document are adjacent and in order.
         parts: The method.
-        generation: By what exits are decided, and whether the first token may leave early.
-        rows: Texts scored together, at most.
-        seed_of: Seed of a document, by its key.
-        on_documents: Told how many documents have been scored.
+        generation: Scope of exit decisions, and whether the first token may exit early.
+        rows: Most texts scored together.
+        seed_of: Returns a document's seed, given its key.
+        on_documents: Called with the number of documents scored so far.
 
     Returns:
-        By document, in the order asked.
+        Scored texts by document, in the order of ``asked``.
 
     Raises:
         UserError: The method gives no log-probabilities.
     """
-    places = sorted(_places(asked), key=lambda of: (_length(of, asked), of))
+    places = sorted(_places(asked), key=lambda group: (_length(group, asked), group))
     scored: dict[tuple[int, int], Scored] = {}
     n_done = 0
-    left = {key: sum(map(len, of)) for key, of in _by_document(places, asked).items()}
+    n_left = {key: sum(map(len, group)) for key, group in _by_document(places, asked).items()}
     longest = longest_of(asked)
 
     def run(batch: Sequence[Sequence[tuple[int, int]]]) -> None:
-        found = score_contexts(
+        scored_groups = score_contexts(
             checkpoint,
-            [_context(of, asked, seed_of) for of in batch],
+            [_context(group, asked, seed_of) for group in batch],
             parts,
             scope=generation.scope or "token",
             gates_first_token=checkpoint.kind == "seq2seq" or generation.gates_first_token,
-            rows=min(rows, len(batch)),  # fewer once memory is out
+            rows=min(rows, len(batch)),  # fewer after memory ran out
             max_new_tokens=longest,
         )
         nonlocal n_done
-        for of, made in zip(batch, found, strict=True):
-            scored.update(zip(of, made, strict=True))
-            key = asked[of[0][0]].doc_key
-            left[key] -= len(of)
-            n_done += not left[key]
+        for group, group_scores in zip(batch, scored_groups, strict=True):
+            scored.update(zip(group, group_scores, strict=True))
+            key = asked[group[0][0]].doc_key
+            n_left[key] -= len(group)
+            n_done += not n_left[key]
 
     in_batches(places, rows, run, lambda _: on_documents(n_done))
     texts: dict[str, list[ScoredText]] = {}
@@ -208,41 +212,43 @@ def score_texts(
     return texts
 
 
-def _places(asked: Sequence[TextRequest]) -> list[list[tuple[int, int]]]:
-    """Number of the text and of its window, of everything that is scored; what shares a context stands together."""
+def _places(requests: Sequence[TextRequest]) -> list[list[tuple[int, int]]]:
+    """Return groups of (text number, window number) that share a context."""
     shared: dict[tuple[str, tuple[int, ...]], list[tuple[int, int]]] = {}
-    for number, request in enumerate(asked):
+    for number, request in enumerate(requests):
         for at, pair in enumerate(request.pairs):
             shared.setdefault((request.doc_key, pair.context_ids), []).append((number, at))
     return list(shared.values())
 
 
-def _context(of: Sequence[tuple[int, int]], asked: Sequence[TextRequest], seed_of: Callable[[str], int]) -> Context:
-    pairs = [asked[number].pairs[at] for number, at in of]
-    seed = seed_of(asked[of[0][0]].doc_key)
+def _context(
+    group: Sequence[tuple[int, int]], requests: Sequence[TextRequest], seed_of: Callable[[str], int]
+) -> Context:
+    pairs = [requests[number].pairs[at] for number, at in group]
+    seed = seed_of(requests[group[0][0]].doc_key)
     return Context(pairs[0].context_ids, [pair.continuation_ids for pair in pairs], seed)
 
 
-def _length(of: Sequence[tuple[int, int]], asked: Sequence[TextRequest]) -> int:
-    pairs = [asked[number].pairs[at] for number, at in of]
+def _length(group: Sequence[tuple[int, int]], requests: Sequence[TextRequest]) -> int:
+    pairs = [requests[number].pairs[at] for number, at in group]
     return len(pairs[0].context_ids) + max(len(pair.continuation_ids) for pair in pairs)
 
 
 def _by_document(
-    places: Sequence[Sequence[tuple[int, int]]], asked: Sequence[TextRequest]
+    places: Sequence[Sequence[tuple[int, int]]], requests: Sequence[TextRequest]
 ) -> dict[str, list[Sequence[tuple[int, int]]]]:
-    ordered = sorted(places, key=lambda of: asked[of[0][0]].doc_key)
-    return {key: list(own) for key, own in groupby(ordered, key=lambda of: asked[of[0][0]].doc_key)}
+    ordered = sorted(places, key=lambda group: requests[group[0][0]].doc_key)
+    return {key: list(groups) for key, groups in groupby(ordered, key=lambda group: requests[group[0][0]].doc_key)}
 
 
 @dataclass(frozen=True)
 class FullChoice:
-    """What full depth said of one text.
+    """Full depth's scores of one text.
 
     Attributes:
         is_chosen: None for a text that is none of the document's choices.
-        logprobs: Of its tokens.
-        greedy: Whether each is the most probable one.
+        logprobs: Log-probability of each token.
+        greedy: Whether each token is the most probable one.
     """
 
     logprob: float
@@ -253,61 +259,61 @@ class FullChoice:
 
 
 Full = Mapping[tuple[str, int], FullChoice]
-"""By document and choice, counted from 1."""
+"""Full depth's scores by document and choice, counted from 1."""
 ScoredTexts = Mapping[str, Sequence[ScoredText]]
 """The texts of each document, in the order of its requests."""
 
 
 def n_choices(task: LmEvalTask, document: Document, own: Sequence[ScoredText]) -> int:
-    """How many of a document's texts are its choices; behind them come those that a metric asks besides."""
+    """Return how many of a document's texts are its choices; they precede texts that only a metric needs."""
     return len(task.choices(document)) if task.output_type == "multiple_choice" else len(own)
 
 
 def chosen_place(task: LmEvalTask, document: Document, own: Sequence[ScoredText]) -> int:
-    """Place of the most probable choice, from 0; of equals the first, as in lm-eval."""
+    """Return the index of the most probable choice; among equals the first, as in lm-eval."""
     return int(np.argmax([text.logprob for text in own[: n_choices(task, document, own)]]))
 
 
 def full_choices(task: LmEvalTask, documents: Sequence[Document], scored: ScoredTexts) -> Full:
-    """Return what full depth said, of what it scored just now."""
-    found = {}
+    """Return full depth's scores from the texts it has just scored."""
+    full = {}
     for document in documents:
-        own = scored[document.key]
-        chosen, n = chosen_place(task, document, own), n_choices(task, document, own)
-        for place, text in enumerate(own):
+        doc_texts = scored[document.key]
+        chosen, n = chosen_place(task, document, doc_texts), n_choices(task, document, doc_texts)
+        for place, text in enumerate(doc_texts):
             logprobs = [value for part in text.parts for value in part.logprobs]
             greedy = [value for part in text.parts for value in part.greedy]
             is_chosen = place == chosen if place < n else None
-            found[document.key, place + 1] = FullChoice(text.logprob, text.is_greedy, is_chosen, logprobs, greedy)
-    return found
+            full[document.key, place + 1] = FullChoice(text.logprob, text.is_greedy, is_chosen, logprobs, greedy)
+    return full
 
 
 def read_choices(choices: Path, tokens: Path) -> Full:
-    """Return what full depth said, of its cell's files."""
+    """Return full depth's scores from the files of its cell."""
     columns = ["doc_key", "choice", "position", "logprob", "is_greedy"]
     by_choice: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for row in pq.read_table(tokens, columns=columns).to_pylist():
         by_choice.setdefault((row["doc_key"], row["choice"]), []).append(row)
-    found = {}
+    full = {}
     for row in pq.read_table(choices, columns=["doc_key", "choice", "logprob", "is_greedy", "is_chosen"]).to_pylist():
         key = (row["doc_key"], row["choice"])
-        own = sorted(by_choice[key], key=lambda one: int(one["position"]))
-        logprobs, greedy = ([one[name] for one in own] for name in ("logprob", "is_greedy"))
-        found[key] = FullChoice(row["logprob"], row["is_greedy"], row["is_chosen"], logprobs, greedy)
-    return found
+        choice_tokens = sorted(by_choice[key], key=lambda one: int(one["position"]))
+        logprobs, greedy = ([one[name] for one in choice_tokens] for name in ("logprob", "is_greedy"))
+        full[key] = FullChoice(row["logprob"], row["is_greedy"], row["is_chosen"], logprobs, greedy)
+    return full
 
 
 def choice_rows(
     task: LmEvalTask, documents: Sequence[Document], scored: ScoredTexts, full: Full
 ) -> list[dict[str, Any]]:
-    """Return one row a text."""
+    """Return one row per text."""
     rows = []
     for document in documents:
-        own = scored[document.key]
-        chosen, n = chosen_place(task, document, own), n_choices(task, document, own)
+        doc_texts = scored[document.key]
+        chosen, n = chosen_place(task, document, doc_texts), n_choices(task, document, doc_texts)
         right = task.right_choices(document) if task.output_type == "multiple_choice" else None
-        for place, text in enumerate(own):
-            whole = full[document.key, place + 1]
+        for place, text in enumerate(doc_texts):
+            full_choice = full[document.key, place + 1]
             rows.append(
                 {
                     "doc_key": document.key,
@@ -317,12 +323,12 @@ def choice_rows(
                     "n_cut": text.n_cut or None,
                     "n_tokens": len(text.token_ids),
                     "logprob": text.logprob,
-                    "full_logprob": whole.logprob,
+                    "full_logprob": full_choice.logprob,
                     "is_greedy": text.is_greedy,
-                    "full_is_greedy": whole.is_greedy,
+                    "full_is_greedy": full_choice.is_greedy,
                     "is_right": None if right is None or place >= n else place in right,
                     "is_chosen": place == chosen if place < n else None,
-                    "full_is_chosen": whole.is_chosen,
+                    "full_is_chosen": full_choice.is_chosen,
                 }
             )
     return rows
@@ -331,19 +337,19 @@ def choice_rows(
 def token_rows(
     documents: Sequence[Document], scored: ScoredTexts, full: Full, parts: Parts | None
 ) -> list[dict[str, Any]]:
-    """Return one row per token of a text; ``parts`` as of `TokenRecord.to_row`."""
+    """Return one row per token of a text; for ``parts`` see `TokenRecord.to_row`."""
     rows = []
     for document in documents:
         for choice, text in enumerate(scored[document.key], start=1):
-            whole = full[document.key, choice]
+            full_choice = full[document.key, choice]
             rows += [
                 {
                     **record.to_row(parts),
                     "doc_key": document.key,
                     "choice": choice,
                     "position": index + 1,
-                    "full_logprob": whole.logprobs[index],
-                    "full_is_greedy": whole.greedy[index],
+                    "full_logprob": full_choice.logprobs[index],
+                    "full_is_greedy": full_choice.greedy[index],
                 }
                 for index, record in enumerate(record for part in text.parts for record in part.records)
             ]
@@ -351,11 +357,11 @@ def token_rows(
 
 
 def gap_nats(doc_key: str, own: Sequence[ScoredText], full: Full) -> float:
-    """Return how far a document's tokens are from full depth: the sum of absolute differences of log-probabilities."""
+    """Return the sum of absolute differences between a document's log-probabilities and full depth's."""
     return sum(
-        abs(logprob - whole)
+        abs(logprob - full_logprob)
         for choice, text in enumerate(own, start=1)
-        for logprob, whole in zip(
+        for logprob, full_logprob in zip(
             (value for part in text.parts for value in part.logprobs), full[doc_key, choice].logprobs, strict=True
         )
     )

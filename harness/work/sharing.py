@@ -1,10 +1,10 @@
-"""What one pass does for several cells: the first decodes or reads for all, and what the others get waits here.
+"""Passes shared by several cells: the first one decodes or reads for all, and the others' results wait here.
 
-Each cell is written in its turn, as an attempt of its own. One whose part is not here, because the pass failed or
-another process ran it, sees to it itself.
+Each cell is written in its turn, as a separate attempt. A cell whose results are not here, because the pass failed or
+another process ran it, computes them itself.
 
-Whether methods may share a decode is not taken from the names of parameters: gate, head and KV policy of both are built
-and compared, attribute by attribute, so that a gate that looks at its threshold shares with nobody.
+The names of parameters do not decide whether methods can share a decode. Gate, head and KV policy of both are built and
+compared, attribute by attribute, so that a gate that uses its threshold shares with no other cell.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from exitbench.harness.work.base import Work
 
 PASS_ROWS: Final = 64
-"""Rows that cells sharing a pass decode together, at most, where a single one may not have more (`Cell.rows`)."""
+"""Most rows that cells sharing a pass decode together, even if each has fewer (`Cell.rows`)."""
 
 
 @dataclass
 class SharedPasses:
-    """Which cells share a pass, and what waits for their turn.
+    """Shared passes: which cells share one, and the results that wait for their turn.
 
     Attributes:
-        cells: How many cells share the pass of a cell that has not ended, by cell id; 1 after a pass that failed.
+        cells: Number of cells that share the pass of each unfinished cell, by cell id; 1 after a pass that failed.
     """
 
     cells: dict[str, int] = field(default_factory=dict)
@@ -45,82 +45,82 @@ class SharedPasses:
     _exits: dict[str, pa.Table] = field(default_factory=dict)
 
     def begin(self, cell_id: str, others: Mapping[str, Parts]) -> None:
-        """Have a cell see to others too: their methods, by cell id."""
+        """Begin a pass of a cell that other cells share: their methods, by cell id."""
         self._others[cell_id] = others
-        self._known |= {other: {} for other in others}
+        self._known |= {partner: {} for partner in others}
         self.cells |= dict.fromkeys((cell_id, *others), 1 + len(others))
 
     def others(self, cell_id: str) -> Mapping[str, Parts]:
-        """The methods of the cells to which a cell sees besides itself, by cell id."""
+        """Return the methods of the other cells that share a cell's pass, by cell id."""
         return self._others.get(cell_id, {})
 
     def beside(self, cell_id: str) -> Sequence[Beside]:
-        """For whom a cell decodes besides itself."""
+        """Return the other cells that a cell decodes for."""
         return tuple(Beside(parts.threshold, self._known[other]) for other, parts in self.others(cell_id).items())
 
     def known(self, cell_id: str) -> Known:
-        """Answers that wait for a cell."""
+        """Return the answers that wait for a cell."""
         return self._known.get(cell_id, {})
 
     def keep_exits(self, exits: Mapping[str, pa.Table]) -> None:
-        """Have what was replayed wait for its cells, by cell id."""
+        """Store the results of replays for their cells, by cell id."""
         self._exits |= exits
 
     def exits(self, cell_id: str) -> pa.Table | None:
-        """What was replayed for a cell; None if nothing was."""
+        """Return the replay's result for a cell; None if there is none."""
         return self._exits.get(cell_id)
 
     def give_up(self, cell_id: str) -> None:
-        """Have each cell of a pass see to itself, to all of it."""
+        """Abandon a shared pass: each of its cells computes all of its own results."""
         others = self._others.pop(cell_id)
         for other in others:
             self._known[other].clear()
         self.cells |= dict.fromkeys((cell_id, *others), 1)
 
     def end(self, cell_id: str) -> None:
-        """Forget a cell, which has ended."""
-        kept: tuple[dict[str, Any], ...] = (self._others, self._known, self._exits, self.cells)
-        for of_cells in kept:
+        """Drop everything stored for a cell that has ended."""
+        stores: tuple[dict[str, Any], ...] = (self._others, self._known, self._exits, self.cells)
+        for of_cells in stores:
             of_cells.pop(cell_id, None)
 
 
 def differ_in_threshold_alone(one: Parts, other: Parts) -> bool:
-    """Whether two methods compute the same, but for what scores are compared with."""
+    """Return whether two methods are equal except for their thresholds."""
     return one.blocks == other.blocks and all(
         _same(getattr(one, part), getattr(other, part)) for part in ("gate", "head", "kv_policy")
     )
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Whether two values are known to be the same; False of what cannot be compared."""
-    if one is other:
+def _same(a: Any, b: Any) -> bool:
+    """Return whether two values are known to be equal; False if they cannot be compared."""
+    if a is b:
         return True
-    if type(one) is not type(other):
+    if type(a) is not type(b):
         return False
-    if isinstance(one, Tensor):
-        return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, Mapping):
-        return list(one) == list(other) and all(_same(value, other[name]) for name, value in one.items())
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, (bool, int, float, str, frozenset)):
-        return bool(one == other)
-    if isinstance(one, (Gate, Head, KVPolicy, nn.Module)):
-        hides = any(getattr(cls, "__slots__", ()) for cls in type(one).__mro__)
-        return not hides and _same(vars(one), vars(other))
+    if isinstance(a, Tensor):
+        return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, Mapping):
+        return list(a) == list(b) and all(_same(value, b[name]) for name, value in a.items())
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, (bool, int, float, str, frozenset)):
+        return bool(a == b)
+    if isinstance(a, (Gate, Head, KVPolicy, nn.Module)):
+        hides = any(getattr(cls, "__slots__", ()) for cls in type(a).__mro__)
+        return not hides and _same(vars(a), vars(b))
     return False
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What is known of each token at every block, and what of it is wanted.
+    """Recorded values of each token at every block, and the columns to read.
 
     Attributes:
-        source: What follows FROM, one row a token; of `rows_of`.
-        files: Parquet files that the source names, by its parameters.
-        order: Columns that order the tokens, and are wanted.
-        others: Further columns that are wanted.
-        at_exit: What is read where a token exits, by name: SQL in which ``{e}`` stands for the block.
+        source: SQL after FROM, one row per token; see `rows_of`.
+        files: Parquet files of the source, by SQL parameter.
+        order: Columns that order the tokens, also returned.
+        others: Further columns to return.
+        at_exit: Values read at a token's exit, by name: SQL in which ``{e}`` stands for the block.
     """
 
     source: str
@@ -130,10 +130,10 @@ class Recorded:
     at_exit: Mapping[str, str]
 
     def exits(self, rules: Mapping[str, str]) -> dict[str, pa.Table]:
-        """Return the wanted columns, `exit_layer` and what is read there, by the name of each rule.
+        """Return the columns, `exit_layer` and the values at the exit, by the name of each rule.
 
         Args:
-            rules: The exit layer of one row as SQL.
+            rules: SQL for the exit layer of one row, by name.
         """
         wanted = [*self.order, *self.others]
         rule_columns = [f"({rule})::SMALLINT AS e_{n}" for n, rule in enumerate(rules.values())]
@@ -141,7 +141,7 @@ class Recorded:
             f"{sql.format(e=f'e_{n}')} AS {name}_{n}" for n in range(len(rules)) for name, sql in self.at_exit.items()
         ]
         with in_memory() as connection:
-            found = connection.sql(
+            exit_tables = connection.sql(
                 f"""
                 SELECT {", ".join([*wanted, *(f"e_{n}" for n in range(len(rules))), *read])}
                 FROM (SELECT *, {", ".join(rule_columns)} FROM {self.source})
@@ -151,34 +151,36 @@ class Recorded:
             ).to_arrow_table()
         names = [*wanted, "exit_layer", *self.at_exit]
         return {
-            name: found.select([*wanted, f"e_{n}", *(f"{column}_{n}" for column in self.at_exit)]).rename_columns(names)
+            name: exit_tables.select([*wanted, f"e_{n}", *(f"{column}_{n}" for column in self.at_exit)]).rename_columns(
+                names
+            )
             for n, name in enumerate(rules)
         }
 
 
 def rows_of(parameter: str) -> str:
-    """Return SQL for the rows of one file alone: nothing of its path is a pattern or a column."""
+    """Return SQL for the rows of one file; no part of its path is interpreted as a pattern or column."""
     return f"read_parquet(${parameter}, hive_partitioning=false)"
 
 
 def exits(work: Work[Any], recorded: Recorded, rule_of: Callable[[Parts], str]) -> pa.Table:
-    """Return what `Recorded.exits` does of a cell's rule; if the cell is the first of a pass, of all of them.
+    """Return `Recorded.exits` of a cell's rule; the first cell of a pass computes it for all its cells.
 
     Args:
-        work: Of the cell.
-        recorded: What it reads.
-        rule_of: The exit layer of one row as SQL, of a method.
+        work: Work of the cell.
+        recorded: The recorded values.
+        rule_of: Returns SQL for the exit layer of one row, given a method.
     """
     passes, cell_id = work.model.passes, work.cell.cell_id
-    if (known := passes.exits(cell_id)) is not None:
-        return known
-    own, others = {cell_id: work.parts()}, passes.others(cell_id)
-    if others:
+    if (stored := passes.exits(cell_id)) is not None:
+        return stored
+    own_parts, partners = {cell_id: work.parts()}, passes.others(cell_id)
+    if partners:
         try:
-            found = recorded.exits({name: rule_of(parts) for name, parts in (own | {**others}).items()})
-            passes.keep_exits(found)
-            return found[cell_id]
+            exit_tables = recorded.exits({name: rule_of(parts) for name, parts in (own_parts | {**partners}).items()})
+            passes.keep_exits(exit_tables)
+            return exit_tables[cell_id]
         except Exception as error:
             print(f"Cells that share a pass run one by one: {type(error).__name__}: {error}", file=sys.stderr)
             passes.give_up(cell_id)
-    return recorded.exits({name: rule_of(parts) for name, parts in own.items()})[cell_id]
+    return recorded.exits({name: rule_of(parts) for name, parts in own_parts.items()})[cell_id]

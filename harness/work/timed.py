@@ -1,4 +1,4 @@
-"""What a timing measures: units of documents, run by a method while a clock is marked between phases."""
+"""The protocol of timed work: units of documents, run by a method while a clock is marked between phases."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class Unit(Generic[Asked]):
-    """Documents that are run together, named by the first one's key."""
+    """Documents that are run together, named by the key of the first one."""
 
     doc_key: str
     requests: tuple[Asked, ...]
 
 
 class TimedWork(Protocol[Asked, Made]):
-    """What is timed: one unit after the other, with a method."""
+    """Work to time: one unit after another, with a method."""
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """Device of the model."""
 
     def run(self, parts: Parts, unit: Unit[Asked]) -> list[Made]:
-        """Return what comes of a unit, traced."""
+        """Return the outputs of a unit, traced."""
 
     def knowing(self, parts: Parts, units: Sequence[Unit[Asked]], made: Sequence[Made]) -> Parts:
-        """Return a method that looks ahead as if it knew its exit layers, of what came of all units."""
+        """Return a method that looks ahead as if it knew its exit layers, given the outputs of all units."""
 
     def timed(self, parts: Parts, unit: Unit[Asked], clock: Clock) -> tuple[tuple[str, ...], int]:
-        """Do a unit untraced, and mark the clock where each phase begins and the last one ends.
+        """Run a unit untraced, and mark the clock at the start of each phase and the end of the last.
 
         Returns:
-            The phases, and how many tokens were made.
+            The phases, and the number of tokens produced.
         """
 
 
@@ -54,9 +54,9 @@ class Clock:
         self.events: list[torch.cuda.Event] = []
 
     def mark(self) -> None:
-        """Wait for the device, and read the time."""
+        """Synchronize the device, and read the time."""
         if self.on_device:
-            for index in range(torch.cuda.device_count()):  # a worker sees its own alone: one, or those of its model
+            for index in range(torch.cuda.device_count()):  # a worker sees its own GPUs only
                 torch.cuda.synchronize(index)
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
@@ -66,7 +66,7 @@ class Clock:
         self.cpu_ns.append(time.process_time_ns())
 
     def between(self, first: int, last: int) -> tuple[int, int | None, int]:
-        """Return nanoseconds between two marks: of the wall, of the device if it has a clock, of the processor."""
+        """Return nanoseconds between two marks: wall time, device time (None without a device clock), CPU time."""
         wall_ns = self.wall_ns[last] - self.wall_ns[first]
         cpu_ns = self.cpu_ns[last] - self.cpu_ns[first]
         if not self.on_device:

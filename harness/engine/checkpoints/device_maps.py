@@ -1,4 +1,4 @@
-"""Where the blocks of a model go that is spread over several GPUs: ``device_map`` of ``[models.NAME]``."""
+"""Placement of a model's blocks on several GPUs: ``device_map`` of ``[models.NAME]``."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ AskedMap = DeviceMap | Literal["auto"]
 _DEVICE = re.compile(r"cpu|cuda:[0-9]{1,3}")
 _ALLOWED = '"auto", or a table such as { "cuda:0" = 12, "cuda:1" = 20 }: how many decoder blocks each device has'
 _SHARE = 0.9
-"""Of a GPU's memory that a map fills at most in proportion: the rest is for keys, values and what is computed."""
+"""Largest share of a GPU's memory that an automatic map fills with weights; keys, values, activations use the rest."""
 
 
 def read_device_map(table: Table) -> AskedMap | None:
-    """Read ``device_map`` of a model; None where there is none.
+    """Read ``device_map`` of a model; None if it has none.
 
     Raises:
-        UserError: It is neither ``auto`` nor a table of devices with numbers of blocks.
+        UserError: It is neither ``auto`` nor a table from devices to numbers of blocks.
     """
-    asked = table.values.get("device_map")
-    if asked is None or asked == "auto":
-        return asked
-    if not isinstance(asked, dict) or not asked:
+    requested = table.values.get("device_map")
+    if requested is None or requested == "auto":
+        return requested
+    if not isinstance(requested, dict) or not requested:
         raise table.error("device_map", f"allowed: {_ALLOWED}.")
-    for device, blocks in asked.items():
+    for device, blocks in requested.items():
         is_count = isinstance(blocks, int) and not isinstance(blocks, bool) and 0 < blocks <= MAX_COUNT
         if not (_DEVICE.fullmatch(device) and is_count):
             raise table.error("device_map", f"{device!r} = {blocks!r}; allowed: {_ALLOWED}.")
-    return tuple(asked.items())
+    return tuple(requested.items())
 
 
 def resolve_device_map(where: str, asked: AskedMap, device: str, folder: Path, dtype: str, n_blocks: int) -> DeviceMap:
-    """Say where each block goes, by what GPUs this machine has and how large the model is.
+    """Return the number of blocks on each device, given this machine's GPUs and the size of the model.
 
     Args:
         where: File, line and key of the model, for messages.
-        asked: As the suite says it.
-        device: Of the whole suite, ``cpu`` or ``cuda``.
+        asked: The map that the suite requests.
+        device: Device of the whole suite, ``cpu`` or ``cuda``.
         folder: The checkpoint.
         dtype: Number format.
         n_blocks: Decoder blocks, L.
@@ -52,30 +52,32 @@ def resolve_device_map(where: str, asked: AskedMap, device: str, folder: Path, d
     """
     if asked == "auto":
         return _shared_out(where, device, folder, dtype)
-    if others := [name for name, _ in asked if name.partition(":")[0] != device]:
-        raise UserError(f"{where}: device_map names {others[0]}, and the suite's device is {device}; allowed: its own.")
+    if other_devices := [name for name, _ in asked if name.partition(":")[0] != device]:
+        raise UserError(
+            f"{where}: device_map names {other_devices[0]}, and the suite's device is {device}; allowed: its own."
+        )
     if (mapped := sum(blocks for _, blocks in asked)) != n_blocks:
         raise UserError(f"{where}: device_map has {mapped} blocks; allowed: {n_blocks}, those of the model.")
     return asked
 
 
 def require_gpus(where: str, device_map: DeviceMap, count: int) -> None:
-    """Check that this machine has the GPUs of a map.
+    """Check that this machine has the GPUs that a map names.
 
     Raises:
-        UserError: It does not.
+        UserError: A GPU is missing.
     """
     if missing := [name for name in dict(device_map) if name != "cpu" and gpu_index(name) >= count]:
         raise UserError(f"{where}: device_map names {missing[0]}; torch sees {count} GPUs here, from cuda:0 on.")
 
 
 def gpu_index(device: str) -> int:
-    """The number in ``cuda:N``."""
+    """Return the number N in ``cuda:N``."""
     return int(device.partition(":")[2])
 
 
 def spelled(device_map: DeviceMap) -> str:
-    """``blocks 1-12 on cuda:0, 13-32 on cuda:1``, with where all else is."""
+    """Describe a map: ``blocks 1-12 on cuda:0, 13-32 on cuda:1``, and the device of everything else."""
     shares, first = [], 1
     for device, count in device_map:
         shares.append(f"{first}-{first + count - 1} on {device}")
@@ -96,12 +98,12 @@ def _shared_out(where: str, device: str, folder: Path, dtype: str) -> DeviceMap:
             f'{where}: device_map = "auto" shares blocks among GPUs; the suite\'s device is {device}, and torch sees '
             f"{torch.cuda.device_count()} GPUs here."
         )
-    # All of its memory, not what is free at the moment: what is asked on a machine is the same tomorrow.
+    # Total memory, not what is free now, so that the same request gives the same map tomorrow.
     room = {
         f"cuda:{index}": int(_SHARE * torch.cuda.get_device_properties(index).total_memory) for index in range(count)
     }
     lm = skeleton(folder, read_config(folder))
     blocks = find_stack(lm).blocks
     numel = sum(weight.numel() for weight in lm.parameters())
-    rest = numel - sum(weight.numel() for block in blocks for weight in block.parameters())
-    return shared_out(len(blocks), rest * getattr(torch, dtype).itemsize, room)
+    other_numel = numel - sum(weight.numel() for block in blocks for weight in block.parameters())
+    return shared_out(len(blocks), other_numel * getattr(torch, dtype).itemsize, room)

@@ -1,7 +1,7 @@
-"""Content digests of a checkpoint's folder: SHA-256 of weights, configuration and tokenizer, and its size.
+"""Content digests of a checkpoint folder: SHA-256 of weights, configuration and tokenizer, and its size.
 
-Hashing gigabytes takes longer than planning a suite, so the description is kept beside the weights, with
-the size and time of every file it was made from.
+Hashing gigabytes takes longer than planning a suite, so the description is cached next to the weights, with the size
+and timestamps of every file it was computed from.
 """
 
 import contextlib
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
 CACHE = ".exitbench.json"
 HOSTED_CACHE = ".exitbench.hosted.json"
-"""Where the hosted engine is asked for, which may have it otherwise than the one that is taken unasked."""
+"""Cache file when the hosted engine is requested; its description may differ from that of the default engine."""
 CACHE_VERSION = 6
-"""Raise it whenever a description has something new to say, or refuses what it did not."""
+"""Raise it whenever a description contains something new, or refuses what it did not refuse before."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """A checkpoint as a plan needs to know it.
+    """Everything a plan needs to know about a checkpoint.
 
     Attributes:
-        model: What identifies it.
+        model: Identity of the model: name, digests, kind, numbers of blocks and parameters.
         vocab_size: Rows of the LM head, or of the classifier.
-        max_positions: Tokens that prompt and answer may have together; None where positions have no end.
-        remarks: What is not wrong but should be known, a sentence each.
-        engine: What runs it.
-        labels: What a classifier calls its labels; None of a model that generates.
+        max_positions: Largest number of tokens of prompt and answer together; None if unlimited.
+        remarks: Notes (not errors), one sentence each.
+        engine: Engine that runs it.
+        labels: Names of a classifier's labels; None for a model that generates.
     """
 
     model: ModelRef
@@ -52,12 +52,12 @@ class Description:
 
 
 def describe_checkpoint(name: str, folder: Path) -> ModelRef:
-    """Return what identifies the checkpoint in a folder; see `inspect_checkpoint`."""
+    """Return the identity of the checkpoint in a folder; see `inspect_checkpoint`."""
     return inspect_checkpoint(name, folder).model
 
 
 def files_sha256(folder: Path) -> str:
-    """Return the digest of a checkpoint's weights, configuration and tokenizer, whether or not it can be run as it is.
+    """Return the digest of a checkpoint's weights, configuration and tokenizer, even if no engine can run it.
 
     Raises:
         UserError: It has no such files.
@@ -67,18 +67,18 @@ def files_sha256(folder: Path) -> str:
 
 
 def inspect_checkpoint(name: str, folder: Path, engine: EngineChoice = "auto") -> Description:
-    """Return what a plan needs to know of the checkpoint in a folder.
+    """Return a plan's description of the checkpoint in a folder, from the cache if it is current.
 
     Args:
-        name: What the suite calls it.
+        name: Name of the model in the suite.
         folder: A Hugging Face checkpoint: config.json, safetensors (one or more), tokenizer files.
-        engine: What is to run it.
+        engine: Engine requested.
 
     Raises:
         UserError: The engine cannot read it, it has no tokenizer, or one with more tokens than the model.
     """
-    # The time of the last change too, which whoever packed the folder cannot have chosen: a description that came along
-    # with somebody's checkpoint is not believed.
+    # The inode change time is part of the stamp, because it cannot be set when a folder is packed: a cached description
+    # that came with a third-party checkpoint is never trusted.
     files = sorted(path for path in folder.glob("*") if path.is_file() and not path.name.startswith("."))
     status = {path.name: path.stat() for path in files}
     stamps = {name: [file.st_size, file.st_mtime_ns, file.st_ctime_ns] for name, file in status.items()}
@@ -93,7 +93,7 @@ def inspect_checkpoint(name: str, folder: Path, engine: EngineChoice = "auto") -
 
 
 def _cached(cache: Path, stamps: Mapping[str, list[int]], name: str) -> Description | None:
-    """Return the stored description if it is of these very files; an unusable one is made anew."""
+    """Return the cached description if it was computed from exactly these files; None otherwise, also if unusable."""
     try:
         record = read_json(cache)
         if record["version"] != CACHE_VERSION or record["files"] != stamps:
@@ -128,7 +128,7 @@ def _inspect(name: str, folder: Path, engine: EngineChoice) -> Description:
     digests = [_sha256(path) for path in weights]
     model = ModelRef(
         name=name,
-        # One file's digest is its own, so that it can be checked with sha256sum.
+        # The digest of a single file is used unchanged, so that it can be checked with sha256sum.
         weights_sha256=digests[0] if len(digests) == 1 else content_id(digests),
         config_sha256=_config_sha256(folder) if labels is None else _sha256(folder / CONFIG),
         tokenizer_sha256=content_id({path.name: _sha256(path) for path in tokenizer}),
@@ -151,12 +151,12 @@ def _no_end(eos_ids: frozenset[int], tokenizer: Any) -> tuple[str, ...]:
 
 
 def _config_sha256(folder: Path) -> str:
-    """Digest of config.json, and of what generation_config.json says otherwise where it changes what is decoded."""
+    """Return the digest of config.json, and of overriding values in generation_config.json that change decoding."""
     from exitbench.harness.engine.checkpoints.loading import GENERATION_KEYS, read_config, read_generation_config
 
     config, generation, digest = read_config(folder), read_generation_config(folder), _sha256(folder / "config.json")
-    said = {key: generation[key] for key in GENERATION_KEYS if key in generation}
-    otherwise = {key: value for key, value in said.items() if value != config.get(key)}
+    settings = {key: generation[key] for key in GENERATION_KEYS if key in generation}
+    otherwise = {key: value for key, value in settings.items() if value != config.get(key)}
     return content_id({"config.json": digest, **otherwise}) if otherwise else digest
 
 
@@ -166,9 +166,9 @@ def _sha256(path: Path) -> str:
 
 
 def _write(cache: Path, text: str) -> None:
-    """Keep the description where the folder can be written; a read-only checkpoint is described each time."""
+    """Cache the description if the folder is writable; a read-only checkpoint is described each time."""
     with contextlib.suppress(OSError):
-        # A new file under a name that nobody can know before: a link put there is not written through.
+        # A new file with an unpredictable name, so that a planted link is never written through.
         partial = cache.with_name(f"{CACHE}.{secrets.token_hex(4)}")
         try:
             with partial.open("x", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Load classifiers of encoder-only families: strict files, no code, and proof that the blocks compute what they do."""
+"""Load classifiers of encoder-only families: strict files, no code, and a check against the plain forward pass."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ENDING: Final = "ForSequenceClassification"
 
 @dataclass(frozen=True)
 class EncoderCheckpoint:
-    """A loaded classifier; it stands where a `Checkpoint` of a model that generates does."""
+    """A loaded classifier: the counterpart of `Checkpoint` for encoder-only models."""
 
     model: EncoderClassifier
     eos_ids: frozenset[int] = frozenset()
@@ -41,26 +41,26 @@ class EncoderCheckpoint:
 
     @property
     def kind(self) -> ModelKind:
-        """``encoder``."""
+        """Model kind, ``encoder``."""
         return "encoder"
 
 
 def is_encoder(folder: Path) -> bool:
-    """Return whether config.json describes a classifier of sequences; other readers report faults of the others."""
+    """Return whether config.json describes a sequence classifier. Malformed fields are reported by other readers."""
     named = read_json(folder / CONFIG).get("architectures")
     return isinstance(named, list) and any(isinstance(name, str) and name.endswith(_ENDING) for name in named)
 
 
 def load_encoder(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> EncoderCheckpoint:
-    """Load a classifier and its off-ramps, and prove that block by block it computes what it does as a whole.
+    """Load a classifier and its off-ramps, and check that running it block by block gives the same logits.
 
     Args:
-        folder: The checkpoint's.
+        folder: Folder of the checkpoint.
         dtype: Number format.
-        device: Of torch; on ``meta`` nothing is computed, and so nothing proved.
+        device: Torch device; on ``meta`` nothing is computed, and nothing is checked.
 
     Raises:
-        UserError: Anything in it that cannot be read, or that would not be computed with. Off-ramps that do not fit.
+        UserError: Something in it cannot be read or would be ignored, or the off-ramps do not fit.
     """
     raw, path = read_json(folder / CONFIG), folder / CONFIG
     name = raw.get("model_type")
@@ -100,7 +100,7 @@ def _prove(stack: EncoderStack) -> None:
     """Compare the logits of two texts, one of them padded, with those of the plain forward pass.
 
     Raises:
-        Differs: They are others, or the blocks are not called one after the other.
+        Differs: The logits differ, or the blocks are not called one after another.
     """
     length = min(6, stack.max_positions)
     draw = torch.Generator().manual_seed(0)

@@ -1,7 +1,8 @@
-"""Files of trained exit heads and of off-ramps, next to a model's weights; and new heads and off-ramps to train.
+"""Files of trained exit heads and off-ramps, next to a model's weights; and new heads and off-ramps to train.
 
-`exit_heads.safetensors` (`harness/engine/model/exit_heads.py`) reads a decoder's blocks. `off_ramps.safetensors`
-(`harness/engine/encoders/model.py`) reads a classifier's; without it, the model's own classifier reads every block.
+`exit_heads.safetensors` (`harness/engine/model/exit_heads.py`) holds read-outs for a decoder's blocks.
+`off_ramps.safetensors` (`harness/engine/encoders/model.py`) holds those of a classifier; without it, the model's own
+classifier reads every block.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ EXIT_HEADS = "exit_heads"
 
 
 def save_exit_heads(path: Path, kind: HeadKind, tensors: Mapping[str, Tensor]) -> None:
-    """Write the heads of the blocks that the names of the tensors tell; ``path`` is the file."""
+    """Write exit heads to the file ``path``; the blocks are taken from the tensors' names."""
     save_heads(path, EXIT_HEADS, kind, tensors)
 
 
 def read_exit_blocks(folder: Path) -> tuple[int, ...]:
-    """The blocks with a trained head of a checkpoint folder, from the file's header alone; () if it has none.
+    """Return the blocks for which a checkpoint folder has a trained head, reading only the file's header; () if none.
 
     Raises:
-        UserError: The header is not that of such a file.
+        UserError: The header is not that of an exit-head file.
     """
     path = folder / EXIT_HEADS_FILE
     return _header(path)[1] if is_file(path) else ()
@@ -61,10 +62,10 @@ def load_exit_heads(
         d_model: Width of the residual stream, D.
         vocab_size: Rows of the LM head, V.
         dtype: Number format of the tensors returned.
-        device: Where they are put.
+        device: Device of the tensors returned.
 
     Raises:
-        UserError: The file is not what the model and its own metadata ask for; names tensor and shapes.
+        UserError: The file does not match the model or its own metadata; names tensor and shapes.
     """
     path = folder / EXIT_HEADS_FILE
     if not is_file(path):
@@ -89,7 +90,7 @@ def _header(path: Path) -> tuple[HeadKind, tuple[int, ...]]:
 def _shapes(
     tensors: Mapping[str, Tensor], kind: HeadKind, blocks: Sequence[int], d_model: int, vocab_size: int
 ) -> tuple[Shapes, Shapes]:
-    """Shapes of the tensors that heads must have, and of those that they may have."""
+    """Return the shapes of required tensors and those of optional tensors."""
     needed: dict[str, tuple[int, ...]] = {}
     optional: dict[str, tuple[int, ...]] = {}
     for block in blocks:
@@ -99,7 +100,7 @@ def _shapes(
         width = d_model
         if kind == "mlp":
             up = tensors.get(f"{block}.up.weight")
-            width = up.shape[0] if up is not None and up.dim() else d_model  # the hidden width is the head's own
+            width = up.shape[0] if up is not None and up.dim() else d_model  # the hidden width is free to choose
             needed |= {f"{block}.up.weight": (width, d_model), f"{block}.up.bias": (width,)}
         needed |= {f"{block}.norm.weight": (d_model,), f"{block}.out.weight": (vocab_size, width)}
         optional |= {f"{block}.norm.bias": (d_model,), f"{block}.out.bias": (vocab_size,)}
@@ -124,11 +125,15 @@ def new_exit_heads(
     logit_scale: float = 1.0,
     lm_head_bias: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Heads to be trained, in float32.
+    """Return new heads to train, in float32.
 
-    A lens begins as the identity, whatever ``init`` says. From scratch, norms begin as the identity and matrices as
-    PyTorch's linear maps do; with a layer norm the last map has a bias, with an RMS norm it has none (the two published
-    programs of HEADS). A copy holds norm and LM head of the model, so that a linear head reads out as the model does.
+    A lens starts as the identity, whatever ``init`` is. With ``init = "scratch"``, norms start as the identity and
+    matrices
+    like PyTorch's linear layers; with a layer norm the last layer has a bias, with an RMS norm it has none (as in the
+    two
+    published programs of HEADS). With ``init = "copy"``, a head starts with the model's norm and LM head, so that a
+    linear
+    head initially gives the model's own read-out.
 
     Args:
         kind: Kind of the heads.
@@ -137,13 +142,13 @@ def new_exit_heads(
         vocab_size: Rows of the LM head, V.
         norm: Norm of heads from scratch.
         init: From scratch, or copied from the model.
-        final_norm_weight: The model's, [D]; only a copy needs it.
-        final_norm_bias: The model's, [D], None for an RMS norm.
-        lm_head_weight: The model's, [V, D].
-        hidden_width: H of kind ``mlp``.
-        generator: Of the random numbers.
-        logit_scale: What the model multiplies normed states with before its LM head; goes into the copied weight.
-        lm_head_bias: The model's, [V], None where its LM head has none.
+        final_norm_weight: Weight of the model's final norm, [D]; only needed for a copy.
+        final_norm_bias: Bias of the model's final norm, [D]; None for an RMS norm.
+        lm_head_weight: Weight of the model's LM head, [V, D].
+        hidden_width: Hidden width H of kind ``mlp``.
+        generator: Random number generator.
+        logit_scale: Factor of the normed states before the model's LM head; folded into the copied weight.
+        lm_head_bias: Bias of the model's LM head, [V]; None if it has none.
 
     Raises:
         UserError: The LM head cannot be copied behind a hidden layer of another width.
@@ -195,7 +200,7 @@ OFF_RAMPS = "off_ramps"
 
 
 def save_off_ramps(path: Path, kind: RampKind, tensors: Mapping[str, Tensor]) -> None:
-    """Write the off-ramps of the blocks that the names of the tensors tell; ``path`` is the file."""
+    """Write off-ramps to the file ``path``; the blocks are taken from the tensors' names."""
     save_heads(path, OFF_RAMPS, kind, tensors)
 
 
@@ -215,37 +220,37 @@ def load_off_ramps(
         d_model: Width of its states, D.
         n_labels: Labels of its classifier, C.
         dtype: Number format of the tensors returned.
-        device: Where they are put.
+        device: Device of the tensors returned.
 
     Raises:
-        UserError: The file is not what the model and its own metadata ask for; names tensor and shapes.
+        UserError: The file does not match the model or its own metadata; names tensor and shapes.
     """
     path = folder / OFF_RAMPS_FILE
     if not is_file(path):
         return None
-    said, blocks = heads_header(path, OFF_RAMPS, RAMP_KINDS)
+    stored_kind, blocks = heads_header(path, OFF_RAMPS, RAMP_KINDS)
     if blocks[-1] >= n_blocks:
         raise UserError(
             f"{path}: block {blocks[-1]} is not before the last; the model has {n_blocks} blocks, whose last one its "
             f"own classifier reads. Allowed: between 1 and {n_blocks - 1}."
         )
-    kind, tensors = cast(RampKind, said), heads_tensors(path)
+    kind, tensors = cast(RampKind, stored_kind), heads_tensors(path)
     check_heads(path, kind, blocks, tensors, _off_ramp_shapes(kind, blocks, d_model, n_labels), {})
     return OffRamps(kind, blocks, {name: tensor.to(device, dtype) for name, tensor in tensors.items()})
 
 
 def _off_ramp_shapes(kind: RampKind, blocks: Sequence[int], d_model: int, n_labels: int) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor of off-ramps, by name."""
-    own: dict[str, tuple[int, ...]] = {"out.weight": (n_labels, d_model), "out.bias": (n_labels,)}
+    shapes: dict[str, tuple[int, ...]] = {"out.weight": (n_labels, d_model), "out.bias": (n_labels,)}
     if kind == "pooler-linear":
-        own |= {"pool.weight": (d_model, d_model), "pool.bias": (d_model,)}
-    return {f"{block}.{name}": shape for block in blocks for name, shape in own.items()}
+        shapes |= {"pool.weight": (d_model, d_model), "pool.bias": (d_model,)}
+    return {f"{block}.{name}": shape for block in blocks for name, shape in shapes.items()}
 
 
 def new_off_ramps(
     kind: RampKind, blocks: Sequence[int], d_model: int, n_labels: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Return off-ramps to be trained, in float32, drawn as PyTorch draws linear maps."""
+    """Return off-ramps to train, in float32, initialized like PyTorch's linear layers."""
     tensors = {}
     for name, shape in _off_ramp_shapes(kind, blocks, d_model, n_labels).items():
         tensors[name] = (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(d_model)

@@ -1,7 +1,7 @@
-"""Model families (T5, Llama, GPT-2 and their like): tensor names and options of Hugging Face checkpoints, nowhere else.
+"""Model families (T5, Llama, GPT-2 and their variants): tensor names and options of Hugging Face checkpoints.
 
-Each reader maps a family's configuration and tensors to `Architecture` and `Weights`; norms are folded into the
-projections behind them here.
+No other module knows a family. Each reader maps a family's configuration and tensors to `Architecture` and `Weights`,
+and folds norm weights into the projections that follow them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from exitbench.harness.reading.config_values import Value, shortened
 
 
 def _fold(projection: Linear, norm: Linear) -> Linear:
-    """W(w x + b) + c = (W w) x + (W b + c)."""
+    """Fold a norm's weight and bias into the projection behind it: W(w x + b) + c = (W w) x + (W b + c)."""
     bias = projection.bias
     if norm.bias is not None:
         shift = projection.weight @ norm.bias
@@ -40,7 +40,7 @@ def _fold(projection: Linear, norm: Linear) -> Linear:
 
 
 def _join(*parts: Linear) -> Linear:
-    """Projections of one input as one: rows one below another; absent biases count as zero."""
+    """Concatenate projections of the same input by rows; absent biases count as zero."""
     if all(part.bias is None for part in parts):
         return Linear(torch.cat([part.weight for part in parts]))
     biases = [part.weight.new_zeros(part.weight.shape[0]) if part.bias is None else part.bias for part in parts]
@@ -52,35 +52,35 @@ def _block(**parts: Any) -> BlockWeights:
 
 
 def _head(tensors: Tensors, embedded: str, embedding: Tensor, vocab_size: int, *, tied: bool) -> Tensor:
-    """The LM head [V, D]: the embedding if tied, but a head of its own that differs wins, as in transformers."""
+    """Return the LM head [V, D]: the tied embedding, unless the file has another `lm_head.weight` (as transformers)."""
     name = "lm_head.weight"
     if tied and (name not in tensors or tensors.is_copy(name, of=embedded)):
         return embedding
     return tensors(name, vocab_size, embedding.shape[1])
 
 
-_SPELLED = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new", "swish": "silu"}
+_ALIASES = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new", "swish": "silu"}
 
 
 def _activation(name: str, path: Path) -> Any:
-    spelled = _SPELLED.get(name, name)
-    if spelled not in ACTIVATIONS:
+    canonical = _ALIASES.get(name, name)
+    if canonical not in ACTIVATIONS:
         raise UserError(f"{path}: activation {name!r} is not supported.{suggestion(name, ACTIVATIONS)}")
-    return spelled
+    return canonical
 
 
 def _no_activation(name: str) -> str | None:
-    """Why not, of an activation that transformers has and the lean engine does not."""
-    if _SPELLED.get(name, name) in ACTIVATIONS:
+    """Return why the lean engine does not support an activation of transformers; None if it does."""
+    if _ALIASES.get(name, name) in ACTIVATIONS:
         return None
-    # Imported here: it brings torch's compiler, which takes longer to import than all that a lean model needs.
+    # Imported here: it loads torch's compiler, which takes longer to import than everything else a lean model needs.
     from transformers.activations import ACT2FN
 
     return _lacks("activation", name, sorted(ACTIVATIONS)) if name in ACT2FN else None
 
 
-def _without(config: Any, *options: str) -> str | None:
-    """Why not, of options that the lean engine does not have: the first that is on."""
+def _first_unsupported(config: Any, *options: str) -> str | None:
+    """Return why the lean engine does not support the first of these options that is on; None if all are off."""
     values = ((option, getattr(config, option, None)) for option in options)
     return next(
         (_lacks(option, value, ["false" if value is True else "null"]) for option, value in values if value), None
@@ -92,8 +92,9 @@ def _lacks(option: str, value: Any, allowed: Sequence[str]) -> str:
 
 
 def _read_t5(config: Any, tensors: Tensors, *, biases_each_block: bool = False) -> tuple[Architecture, Weights]:
-    """T5: v1.0 (tied, ReLU) and v1.1/Flan (untied, gated GELU); mT5, whose states are not scaled before the head; umT5,
-    whose are, and of which every block has position biases of its own.
+    """Read T5: v1.0 (tied, ReLU), v1.1/Flan (untied, gated GELU), mT5 and umT5.
+
+    mT5 does not scale states before the head. umT5 scales them, and each of its blocks has its own position biases.
     """
     width, inner, heads = config.d_model, config.num_heads * config.d_kv, config.num_heads
     arch = Architecture(
@@ -125,7 +126,7 @@ def _read_t5(config: Any, tensors: Tensors, *, biases_each_block: bool = False) 
 
     def block(stack: str, index: int, source_norm: Linear | None) -> BlockWeights:
         layer = f"{stack}.block.{index}.layer"
-        q, k, v, out = attention(f"{layer}.0.SelfAttention")
+        q, k, v, attention_out = attention(f"{layer}.0.SelfAttention")
         last = 1 if source_norm is None else 2
         names = ("wi_0", "wi_1") if config.is_gated_act else ("wi",)
         dense = f"{layer}.{last}.DenseReluDense"
@@ -137,7 +138,7 @@ def _read_t5(config: Any, tensors: Tensors, *, biases_each_block: bool = False) 
             cross = {"cross_q": cross_q, "cross_kv": _fold(_join(ck, cv), source_norm), "cross_out": cross_out}
         return _block(
             qkv=_fold(_join(q, k, v), tensors.norm(f"{layer}.0.layer_norm", width)),
-            attention_out=out,
+            attention_out=attention_out,
             up=_fold(up, tensors.norm(f"{layer}.{last}.layer_norm", width)),
             down=Linear(tensors(f"{dense}.wo.weight", width, config.d_ff, dtype=wide)),
             **cross,
@@ -146,8 +147,8 @@ def _read_t5(config: Any, tensors: Tensors, *, biases_each_block: bool = False) 
     shared_name = "shared.weight" if "shared.weight" in tensors else "encoder.embed_tokens.weight"
     shared = tensors(shared_name, config.vocab_size, width)
     for stack in ("encoder", "decoder"):
-        tensors.is_copy(f"{stack}.embed_tokens.weight", of=shared_name)  # one that differs is left, and so refused
-    head = _head(tensors, shared_name, shared, config.vocab_size, tied=True)  # transformers says every T5 is
+        tensors.is_copy(f"{stack}.embed_tokens.weight", of=shared_name)  # one that differs stays unread and is refused
+    head = _head(tensors, shared_name, shared, config.vocab_size, tied=True)  # transformers treats every T5 as tied
 
     def bias(stack: str, n_blocks: int) -> Tensor:
         names = [
@@ -174,13 +175,13 @@ def _why_not_t5(config: Any) -> str | None:
 
 @dataclass(frozen=True)
 class _Variant:
-    """What a family has otherwise than Llama.
+    """Differences of a family from Llama.
 
     Attributes:
-        qkv_bias: Whether queries, keys and values have biases where no attention_bias says so.
-        fused: Whether projections of the same input are one tensor, and a part of each head may be rotated only.
-        head_norm: Norms of queries and keys: of each head, or of all heads of a token as one.
-        norms_outputs: Whether norms stand behind attention and feed-forward network, none before them.
+        qkv_bias: Whether queries, keys and values have biases if config.json has no attention_bias.
+        fused: Whether projections of the same input are one tensor; a head may then be rotated in part.
+        head_norm: Norms of queries and keys: per head, or jointly over all heads of a token.
+        norms_outputs: Whether norms follow attention and feed-forward network instead of preceding them.
     """
 
     qkv_bias: bool = False
@@ -190,7 +191,7 @@ class _Variant:
 
 
 def _read_llama(config: Any, tensors: Tensors, variant: _Variant) -> tuple[Architecture, Weights]:
-    """Llama and its like: rotary positions, RMS norms, gated MLP, grouped key/value heads, optional biases."""
+    """Read Llama and its variants: rotary positions, RMS norms, gated MLP, grouped key/value heads, optional biases."""
     width, heads, groups = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
     size, inner = getattr(config, "head_dim", None) or width // heads, config.intermediate_size
     qkv_bias, out_bias = getattr(config, "attention_bias", variant.qkv_bias), getattr(config, "attention_bias", False)
@@ -242,14 +243,14 @@ def _read_llama(config: Any, tensors: Tensors, variant: _Variant) -> tuple[Archi
         qkv = joined(attention, "qkv", {"q": heads * size, "k": groups * size, "v": groups * size}, bias=qkv_bias)
         if rotated < size:
             qkv = _halves_apart(qkv, heads + groups, size, rotated)
-        out = tensors.linear(f"{attention}.o_proj", (width, heads * size), bias=out_bias)
+        attention_out = tensors.linear(f"{attention}.o_proj", (width, heads * size), bias=out_bias)
         up = joined(mlp, "gate_up", {"gate": inner, "up": inner}, bias=mlp_bias)
         down = tensors.linear(f"{mlp}.down_proj", (width, inner), bias=mlp_bias)
         behind_attention = tensors.norm(f"{layer}.post_attention_layernorm", width)
-        normed_out: Linear | NormedLinear = out
+        normed_out: Linear | NormedLinear = attention_out
         normed_down: Linear | NormedLinear = down
         if variant.norms_outputs:
-            normed_out = _normed(out, behind_attention, config.rms_norm_eps)
+            normed_out = _normed(attention_out, behind_attention, config.rms_norm_eps)
             normed_down = _normed(down, tensors.norm(f"{layer}.post_feedforward_layernorm", width), config.rms_norm_eps)
         else:
             qkv = _fold(qkv, tensors.norm(f"{layer}.input_layernorm", width))
@@ -281,15 +282,16 @@ def _normed(projection: Linear, norm: Linear, eps: float) -> NormedLinear:
 
 
 def _halves_apart(projection: Linear, n_heads: int, size: int, rotated: int) -> Linear:
-    """Reorder queries and keys so that a part of a head rotated by itself is rotated with the rest by no angle.
+    """Reorder queries and keys of partly rotated heads, so that the whole head can be rotated at once.
 
-    Dimension i turns with i + rotated/2 in the files and with i + size/2 in the engine; products of queries and keys
-    do not depend on their order.
+    Dimension i is paired with i + rotated/2 in the files and with i + size/2 in the engine; the unrotated dimensions
+    get
+    angle 0. Products of queries and keys do not depend on the order of dimensions.
     """
     half, passed = rotated // 2, (size - rotated) // 2
     order = torch.arange(size)
-    first, second, rest = order[:half], order[half:rotated], order[rotated:]
-    order = torch.cat((first, rest[:passed], second, rest[passed:]))
+    first, second, unrotated = order[:half], order[half:rotated], order[rotated:]
+    order = torch.cat((first, unrotated[:passed], second, unrotated[passed:]))
     rows = torch.arange(len(projection.weight)).view(-1, size)
     rows[:n_heads] = rows[:n_heads, order]
     bias = projection.bias
@@ -297,23 +299,23 @@ def _halves_apart(projection: Linear, n_heads: int, size: int, rotated: int) -> 
 
 
 def _rotating(config: Any, path: Path) -> list[bool]:
-    """Of each block, whether it has rotary positions."""
-    said = getattr(config, "no_rope_layers", None) or [True] * config.num_hidden_layers
-    if len(said) < config.num_hidden_layers:
-        raise UserError(f"{path}: no_rope_layers has {len(said)} entries; allowed: one for each block.")
-    return [bool(has_positions) for has_positions in said[: config.num_hidden_layers]]
+    """Return for each block whether it has rotary positions."""
+    flags = getattr(config, "no_rope_layers", None) or [True] * config.num_hidden_layers
+    if len(flags) < config.num_hidden_layers:
+        raise UserError(f"{path}: no_rope_layers has {len(flags)} entries; allowed: one for each block.")
+    return [bool(has_positions) for has_positions in flags[: config.num_hidden_layers]]
 
 
 def _why_not_llama(config: Any) -> str | None:
     return (
-        _without(config, "use_sliding_window", "sliding_window")
+        _first_unsupported(config, "use_sliding_window", "sliding_window")
         or _no_rotary(config.rope_parameters.get("rope_type"))
         or _no_activation(config.hidden_act)
     )
 
 
 def _no_rotary(kind: Any) -> str | None:
-    """Why not, of rotary positions that transformers has and the lean engine does not."""
+    """Return why the lean engine does not support a kind of rotary positions of transformers; None if it does."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     if not isinstance(kind, str) or kind in ROTARY or kind not in ROPE_INIT_FUNCTIONS:
@@ -322,7 +324,7 @@ def _no_rotary(kind: Any) -> str | None:
 
 
 def _rotated_part(config: Any, size: int, path: Path) -> int:
-    """Dimensions of a head that are rotated."""
+    """Return the number of dimensions of a head that are rotated."""
     key = "partial_rotary_factor"
     part = Value(float).check(path, f"rope_parameters: {key}", config.rope_parameters.get(key, 1.0))
     rotated = int(size * min(part, 2.0))
@@ -332,9 +334,9 @@ def _rotated_part(config: Any, size: int, path: Path) -> int:
 
 
 def _rotary(config: Any, size: int, rotated: int, path: Path) -> tuple[Tensor, float]:
-    """Inverse frequencies [head_dim / 2] of rotary positions, and what cosines and sines are multiplied with.
+    """Return inverse frequencies [head_dim / 2] of rotary positions, and the factor of cosines and sines.
 
-    Dimensions of a head beyond those that are rotated have frequency 0.
+    Unrotated dimensions of a head have frequency 0.
     """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -349,7 +351,7 @@ def _rotary(config: Any, size: int, rotated: int, path: Path) -> tuple[Tensor, f
             frequencies, scale = rope["rope_theta"] ** -(torch.arange(0, rotated, 2).float() / rotated), 1.0
         else:
             frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, "cpu")
-    except Exception as error:  # a key that transformers' function wants, or a value that it cannot compute with
+    except Exception as error:  # a key that transformers' function needs, or a value that it cannot compute with
         raise UserError(f"{path}: rope_parameters {shortened(rope)} cannot be used ({error!r}).") from error
     if frequencies.shape != (rotated // 2,) or not torch.isfinite(frequencies * scale).all():
         raise UserError(f"{path}: rope_parameters {shortened(rope)} give frequencies that are not finite.")
@@ -357,7 +359,7 @@ def _rotary(config: Any, size: int, rotated: int, path: Path) -> tuple[Tensor, f
 
 
 def _read_gpt2(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
-    """GPT-2: learned positions, layer norms with biases, transposed weights, tied head."""
+    """Read GPT-2: learned positions, layer norms with biases, transposed weights, tied head."""
     width, heads = config.n_embd, config.n_head
     inner = config.n_inner or 4 * width
     root = "transformer." if "transformer.wte.weight" in tensors else ""  # the original files have no prefix
@@ -404,7 +406,7 @@ def _read_gpt2(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
 
 
 def _why_not_gpt2(config: Any) -> str | None:
-    unsupported = _without(config, "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn")
+    unsupported = _first_unsupported(config, "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn")
     return unsupported or _no_activation(config.activation_function)
 
 
@@ -413,10 +415,11 @@ class Family:
     """One family of models.
 
     Attributes:
-        read: Its configuration and tensors in the engine's layout.
-        why_not: What of a configuration the engine does not have, and what is allowed; None where it has everything.
-        values: What is read of config.json, with the names that transformers knows too.
-        stacks: Where the blocks lie, and the key that counts them.
+        read: Maps configuration and tensors to the engine's layout.
+        why_not: Returns the first option that the engine does not support, and allowed values; None if all are
+            supported.
+        values: Keys read from config.json, under the names that transformers uses.
+        stacks: Prefix of the blocks' tensors -> config key with their number.
         harmless: Patterns of tensors in its files that no model computes with.
     """
 
@@ -428,7 +431,7 @@ class Family:
 
 
 ROTARY = ("default", "linear", "llama3", "yarn")
-"""Kinds of rotary positions; transformers' others change with the length of the text."""
+"""Supported kinds of rotary positions; other kinds in transformers change with the length of the text."""
 
 _COUNT, _FLAG, _WORD, _NUMBER = Value(int), Value(bool), Value(str), Value(float)
 _BLOCKS = Value(int, most=10_000)  # transformers makes a list of them
@@ -444,7 +447,7 @@ _T5_VALUES = {
     "is_gated_act": _FLAG,
 }
 _T5_STACKS = {"encoder.block": "num_layers", "decoder.block": "num_decoder_layers"}
-# In files converted from the first release; attention to the source has no positions.
+# In files converted from the first release; cross-attention has no positions.
 _T5_HARMLESS = (r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",)
 _LLAMA_VALUES = {
     **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"), _WIDTH),
@@ -471,11 +474,11 @@ _GPT2_VALUES = {
     **dict.fromkeys(("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"), _FLAG),
 }
 _FREQUENCIES = r"(.*\.)?rotary_emb\.inv_freq"
-"""A buffer of earlier versions of transformers; the frequencies are those of config.json."""
+"""Buffer of earlier versions of transformers; the frequencies are computed from config.json."""
 
 
 def _like_llama(values: Mapping[str, Value], variant: _Variant = _Variant()) -> Family:
-    """A family that has these values beside Llama's."""
+    """Return a family with Llama's config values and these additional ones."""
     read = partial(_read_llama, variant=variant)
     stacks = {"model.layers": "num_hidden_layers"}
     return Family(read, _why_not_llama, {**_LLAMA_VALUES, **values}, stacks, (_FREQUENCIES,))
@@ -503,6 +506,6 @@ FAMILIES: dict[str, Family] = {
         _why_not_gpt2,
         _GPT2_VALUES,
         {"transformer.h": "n_layer", "h": "n_layer"},
-        (r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias",),  # the causal mask and the number that masks
+        (r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias",),  # the causal mask, and the value used for masking
     ),
 }

@@ -1,7 +1,7 @@
-"""Files of a checkpoint's folder: which are read, and that each is what it should be before anything is opened.
+"""Files of a checkpoint folder: the names that are read, and checks before any of them is opened.
 
-Weights are those that transformers reads: `model.safetensors`, else what `model.safetensors.index.json` names. A folder
-comes from somebody else, so what its JSON files say is data: a file is named by a plain name in the same folder.
+Weights are found as transformers finds them: `model.safetensors`, else the files in `model.safetensors.index.json`. A
+folder may come from a third party, so its JSON files are untrusted: a weight file must be a plain name in this folder.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ INDEX = "model.safetensors.index.json"
 EXIT_HEADS_FILE = "exit_heads.safetensors"
 OFF_RAMPS_FILE = "off_ramps.safetensors"
 TRAINED_BESIDE = (EXIT_HEADS_FILE, OFF_RAMPS_FILE)
-"""Heads that were trained for a checkpoint's blocks, of a model that generates and of a classifier."""
+"""Heads trained for a checkpoint's blocks: of a generating model, and of a classifier."""
 
 _INDEX_BYTES = 2**27
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 _QUANTISED_KEYS = ("quantization_config", "compression_config")
 _NAMED = 5
-"""How many of many are named in a message."""
+"""Number of names listed in a message before "and n more"."""
 
 DEQUANTISE = (
     "Only weights in float32, float16, bfloat16 or float64 are read: dequantise with transformers and save them, e.g. "
@@ -37,11 +37,11 @@ DEQUANTISE = (
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """Files of a checkpoint's weights.
+    """Weight files of a checkpoint.
 
     Attributes:
         paths: The files, sorted by name.
-        index: The file of each tensor by `model.safetensors.index.json`; None if all lie in `model.safetensors`.
+        index: File of each tensor according to `model.safetensors.index.json`; None if all are in `model.safetensors`.
     """
 
     paths: tuple[Path, ...]
@@ -49,12 +49,12 @@ class WeightFiles:
 
 
 def not_a_checkpoint(path: Path) -> str:
-    """Say what a path without config.json lacks, and what to do with a GGUF file, or a folder with one."""
+    """Return a message for a path without config.json, with instructions if it is or holds a GGUF file."""
     return f"{path}: not a Hugging Face checkpoint folder (no config.json).{gguf_note(path)}"
 
 
 def gguf_note(path: Path) -> str:
-    """Say what GGUF is and how to come to safetensors, after a space; empty where there is no such file."""
+    """Return a sentence on converting GGUF to safetensors, after a space; empty if there is no GGUF file."""
     file = path if path.suffix == ".gguf" else next(iter(sorted(path.glob("*.gguf"))), None)
     if file is None:
         return ""
@@ -67,16 +67,16 @@ def gguf_note(path: Path) -> str:
 
 
 def check_plain(folder: Path, config: Mapping[str, Any]) -> None:
-    """Check that config.json and the folder describe weights that stand alone, and in full precision.
+    """Check that config.json and the folder describe complete weights in full precision.
 
     Raises:
-        UserError: The model is quantised, an adapter lies beside it, or the configuration names other weights.
+        UserError: The model is quantised, the folder has an adapter, or the configuration names other weights.
     """
     path = folder / CONFIG
     for key in _QUANTISED_KEYS:
         if config.get(key) not in (None, {}):
-            said = config[key].get("quant_method") if isinstance(config[key], dict) else None
-            how = f" ({said!r})" if isinstance(said, str) else ""
+            quant_method = config[key].get("quant_method") if isinstance(config[key], dict) else None
+            how = f" ({quant_method!r})" if isinstance(quant_method, str) else ""
             raise UserError(f"{path}: {key}{how}: quantised weights are not supported. {DEQUANTISE}")
     for key, what in (("transformers_weights", "another file of weights"), ("per_layer_config", "blocks that differ")):
         if config.get(key) is not None:
@@ -91,10 +91,10 @@ def check_plain(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def weight_files(folder: Path) -> WeightFiles:
-    """Find the files of the model's own weights, as transformers does: trained exit heads are not among them.
+    """Return the files of the model's own weights, as transformers finds them; trained exit heads are not among them.
 
     Raises:
-        UserError: There is none, a part is missing, or the index names anything but files of the folder.
+        UserError: There are none, a shard is missing, or the index names anything but files of the folder.
     """
     if is_file(folder / SINGLE):
         return WeightFiles((folder / SINGLE,), None)
@@ -106,18 +106,18 @@ def weight_files(folder: Path) -> WeightFiles:
             if not is_file(path):
                 raise UserError(f"{path}: this part of the weights is missing; {INDEX} names it.")
         return WeightFiles(paths, places)
-    others = sorted(path.name for path in folder.iterdir() if path.suffix in (".safetensors", ".bin", ".pt", ".pth"))
+    names = sorted(path.name for path in folder.iterdir() if path.suffix in (".safetensors", ".bin", ".pt", ".pth"))
     raise UserError(
-        f"{folder}: no {SINGLE} and no {INDEX} (found {listed(others) or 'no weight files'}). Only safetensors weights "
+        f"{folder}: no {SINGLE} and no {INDEX} (found {listed(names) or 'no weight files'}). Only safetensors weights "
         f"of these names are read, never pickles; convert with `model.save_pretrained(folder)`.{gguf_note(folder)}"
     )
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """The file of each tensor by a `model.safetensors.index.json`.
+    """Return the file of each tensor from a `model.safetensors.index.json`.
 
     Raises:
-        UserError: It is none, or names anything but files beside it.
+        UserError: It is not such an index, or names anything but files in its own folder.
     """
     places = read_json(path, _INDEX_BYTES).get("weight_map")
     if not isinstance(places, dict) or not places:
@@ -132,40 +132,40 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def checkpoint_remarks(folder: Path) -> tuple[str, ...]:
-    """Say what is not wrong but should be known of a checkpoint's files: weights that are not read.
+    """Return remarks (not errors) about a checkpoint's files, one sentence each: weight files that are not read.
 
     Raises:
-        UserError: The weights' own files are not usable.
+        UserError: The model's own weight files are not usable.
     """
     files = weight_files(folder)
     read = {path.name for path in files.paths} | set(TRAINED_BESIDE)
     if files.index is None:
-        left = [*folder.glob("*.safetensors"), *folder.glob(INDEX)]
+        candidates = [*folder.glob("*.safetensors"), *folder.glob(INDEX)]
     else:
-        left = list(folder.glob("*.safetensors"))
-    strays = sorted({path.name for path in left} - read)
+        candidates = list(folder.glob("*.safetensors"))
+    strays = sorted({path.name for path in candidates} - read)
     if not strays:
         return ()
-    of = SINGLE if files.index is None else INDEX
-    return (f"not read: {listed(strays)} (the weights are those of {of})",)
+    weights_name = SINGLE if files.index is None else INDEX
+    return (f"not read: {listed(strays)} (the weights are those of {weights_name})",)
 
 
 def listed(names: list[str]) -> str:
-    """Name the first few of many."""
-    rest = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+    """Join names for a message, cutting a long list short."""
+    n_more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {n_more} more" if n_more > 0 else "")
 
 
 def completed(path: Path, family: str, values: dict[str, Any]) -> Any:
-    """The configuration of a family with these values.
+    """Return transformers' configuration object of a family with these values.
 
     Raises:
-        UserError: transformers' own checks of the family refuse them.
+        UserError: transformers' own checks of the family reject them.
     """
     from transformers import AutoConfig
     from transformers.utils import logging
 
-    logging.set_verbosity_error()  # its advice about keys is for those who can change them
+    logging.set_verbosity_error()  # its advice is for authors of a configuration
     try:
         return AutoConfig.for_model(family, **values)
     except Exception as error:  # whatever these checks raise

@@ -1,4 +1,4 @@
-"""generation_config.json: what a checkpoint's own generation settings ask that is not done here."""
+"""Settings of a checkpoint's generation_config.json that ExitBench does not apply."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _UNCHANGED: Final[Mapping[str, tuple[Any, ...]]] = {
     "stop_strings": ([], ""),
     "max_time": (),
 }
-"""Settings of transformers that change which tokens ``generate`` returns, and the values (beside null) that do not.
+"""Settings that change which tokens transformers' ``generate`` returns, with the values (besides null) that do not.
 
-Not among them: ids of special tokens, which are applied, and the longest answer, which the suite says.
+Ids of special tokens are not listed, since they are applied; nor is the longest answer, which the suite sets.
 """
 
 _OF_SAMPLING: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -63,24 +63,24 @@ _SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True)
 class NotApplied:
-    """Settings by name, as the file has them, and the file's name."""
+    """Generation settings that were not applied, by name with the file's values, and the file's name."""
 
     file: str
     settings: Mapping[str, Any]
 
     def __str__(self) -> str:
-        shown = ", ".join(f"{name} = {_shown(value)}" for name, value in self.settings.items())
-        return f"not applied: {shown} ({self.file})"
+        settings = ", ".join(f"{name} = {_short_json(value)}" for name, value in self.settings.items())
+        return f"not applied: {settings} ({self.file})"
 
 
 def not_applied(folder: Path, generation: GenerationSettings) -> NotApplied:
     """Return the generation settings of a checkpoint that differ from what a cell does.
 
-    As in transformers, config.json counts only where there is no generation_config.json.
+    As in transformers, config.json counts only if there is no generation_config.json.
 
     Args:
         folder: The checkpoint.
-        generation: What the cell asks; a setting asked with the checkpoint's own value is applied.
+        generation: Settings of the cell; one that equals the checkpoint's own value is applied.
 
     Raises:
         UserError: A file cannot be read.
@@ -88,22 +88,22 @@ def not_applied(folder: Path, generation: GenerationSettings) -> NotApplied:
     from exitbench.harness.engine.checkpoints.loading import GENERATION_CONFIG, read_config, read_generation_config
 
     has_own_file = (folder / GENERATION_CONFIG).is_file()
-    said, asked = read_generation_config(folder) if has_own_file else read_config(folder), generation.to_json()
+    stored, requested = read_generation_config(folder) if has_own_file else read_config(folder), generation.to_json()
     without_effect = dict(_UNCHANGED)
-    if said.get("do_sample"):
+    if stored.get("do_sample"):
         without_effect |= _OF_SAMPLING
-    if said.get("num_beams") not in (None, 1):
+    if stored.get("num_beams") not in (None, 1):
         without_effect |= _OF_BEAMS
     settings = {
-        name: _plain(said[name])
+        name: _plain(stored[name])
         for name, unchanged in without_effect.items()
-        if said.get(name) is not None and said[name] not in unchanged and said[name] != asked.get(name)
+        if stored.get(name) is not None and stored[name] not in unchanged and stored[name] != requested.get(name)
     }
     return NotApplied(GENERATION_CONFIG if has_own_file else "config.json", settings)
 
 
 def _plain(value: Any) -> Any:
-    """The value, or its spelling where JSON has none for it (NaN, infinity)."""
+    """Return the value, or its text if JSON cannot represent it (NaN, infinity)."""
     try:
         json.dumps(value, allow_nan=False)
     except ValueError:
@@ -111,6 +111,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _shown(value: Any) -> str:
+def _short_json(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

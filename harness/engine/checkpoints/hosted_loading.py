@@ -1,7 +1,7 @@
 """Load a checkpoint of any family of transformers into the hosted engine: strict files, no code, every tensor named.
 
-config.json and safetensors are read as everywhere (`checkpoints.files`, `checkpoints.tensor_files`); which class they
-are for, and how old names of tensors translate, is transformers' own mapping. Nothing of the folder is executed.
+config.json and safetensors are read as for the lean engine (`checkpoints.files`, `checkpoints.tensor_files`).
+transformers' own mappings choose the class and translate old tensor names. No code from the folder is executed.
 """
 
 from __future__ import annotations
@@ -31,44 +31,46 @@ _NOT_OURS = frozenset(
         *("use_kernels", "distributed_config", "dtype", "torch_dtype", "custom_generate", "architectures"),
     }
 )
-"""Keys of config.json that say how a model is run, not what it computes. Those that begin with _ are left too."""
+"""Keys of config.json that say how a model is run, not what it computes. Keys that start with _ are dropped too."""
 
 _POSITIONS = r"(^|\.)position_ids$"
-"""A buffer of earlier versions of transformers, of whole numbers from 0 up."""
+"""Buffer of earlier versions of transformers, of integers from 0 up."""
 
 _IN_ORDER = "HF_DEACTIVATE_ASYNC_LOAD"
-"""Variable of transformers, which has no argument for it."""
+"""Environment variable of transformers, which has no argument for this setting."""
 
 _COUNTS = re.compile(r".*(layer|block|depth|label|group|stage).*")
 _MOST_COUNTED, _MOST = 10_000, 2**40
-"""Blocks and the like, for each of which transformers makes a module or an entry; and any other whole number."""
+"""Largest number of blocks, labels and the like, for each of which transformers allocates a module or an entry; and
+largest integer of any other key.
+"""
 _DEEPEST = 20
-"""Levels of lists and objects; those of transformers' own configurations are 4."""
+"""Deepest nesting of lists and objects; transformers' own configurations have 4 levels."""
 
 
 def text_models(family: str) -> dict[str, str]:
-    """Classes of transformers that generate text with a family, the first of each kind (``causal``, ``seq2seq``)."""
+    """Return transformers' text-generating classes of a family, the first per kind (``causal``, ``seq2seq``)."""
     from transformers.models.auto import modeling_auto
 
     mappings = {
         "seq2seq": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
         "causal": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     }
-    found = {kind: mapping[family] for kind, mapping in mappings.items() if family in mapping}
-    return {kind: names if isinstance(names, str) else names[0] for kind, names in found.items()}
+    classes = {kind: mapping[family] for kind, mapping in mappings.items() if family in mapping}
+    return {kind: names if isinstance(names, str) else names[0] for kind, names in classes.items()}
 
 
 def load_hosted(
     folder: Path, raw: dict[str, Any], dtype: torch.dtype, device: str, device_map: DeviceMap | None = None
 ) -> tuple[HostedTransformer, Any]:
-    """Load a checkpoint and prove that the hosted engine computes what it does.
+    """Load a checkpoint and check that the hosted engine computes the same as transformers.
 
     Args:
-        folder: The checkpoint's.
+        folder: Folder of the checkpoint.
         raw: Its config.json.
         dtype: Number format.
-        device: Of torch; on ``meta`` nothing is computed, and so nothing proved.
-        device_map: Where the blocks go; None: all to ``device``.
+        device: Torch device; on ``meta`` nothing is computed, and nothing is checked.
+        device_map: Blocks per device; None puts all on ``device``.
 
     Returns:
         The model and its configuration.
@@ -94,7 +96,7 @@ def load_hosted(
 
 
 def _places(folder: Path, raw: dict[str, Any], device_map: DeviceMap) -> dict[str, str]:
-    """The device of every module.
+    """Return the device of every module.
 
     Raises:
         UserError: The map has more blocks than the model, or fewer.
@@ -107,7 +109,7 @@ def _places(folder: Path, raw: dict[str, Any], device_map: DeviceMap) -> dict[st
 
 
 def read_hosted_config(path: Path, raw: dict[str, Any]) -> Any:
-    """What is read of config.json: all that describes the model, nothing that says how to run it."""
+    """Return the configuration from config.json: keys that describe the model, none that say how to run it."""
     _check_numbers(path, "", raw)
     values = _described(raw)
     del values["model_type"]
@@ -115,15 +117,15 @@ def read_hosted_config(path: Path, raw: dict[str, Any]) -> Any:
 
 
 def _described(raw: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in raw.items() if key not in _NOT_OURS and not key.startswith("_")}
-    return {key: _described(value) if isinstance(value, dict) else value for key, value in kept.items()}
+    described = {key: value for key, value in raw.items() if key not in _NOT_OURS and not key.startswith("_")}
+    return {key: _described(value) if isinstance(value, dict) else value for key, value in described.items()}
 
 
 def _check_numbers(path: Path, key: str, value: Any, depth: int = 0) -> None:
-    """Check that nothing is larger, or lies deeper, than what transformers can make modules of.
+    """Check that no number or nesting depth is too large for transformers to build modules from.
 
     Raises:
-        UserError: Something is.
+        UserError: One is too large.
     """
     if depth > _DEEPEST:
         raise UserError(f"{path}: {key} is nested too deep; allowed: {_DEEPEST} levels.")
@@ -139,7 +141,7 @@ def _check_numbers(path: Path, key: str, value: Any, depth: int = 0) -> None:
 
 
 def check_generates(path: Path, raw: dict[str, Any]) -> None:
-    """Check that config.json does not name an encoder alone: a model of embeddings, or of masked words.
+    """Check that config.json does not name an encoder-only model (embeddings, masked language modeling).
 
     Raises:
         UserError: It does.
@@ -157,7 +159,7 @@ def check_generates(path: Path, raw: dict[str, Any]) -> None:
 
 
 def _class_for(path: Path, raw: dict[str, Any], config: Any) -> Any:
-    """The class of transformers that config.json names, or else that generates text with its family."""
+    """Return the transformers class that config.json names, or else the one that generates text with its family."""
     import transformers
 
     classes = text_models(raw["model_type"])
@@ -181,7 +183,7 @@ def filled(
     attention: str,
     places: dict[str, str],
 ) -> Any:
-    """The model with these tensors, each read, converted and put in its place before the next."""
+    """Return the model with these tensors; each is read, converted and assigned before the next."""
     try:
         with _one_by_one(), without_bars():
             lm, info = cls.from_pretrained(
@@ -194,7 +196,7 @@ def filled(
                 output_loading_info=True,
                 device_map=places,
             )
-    except Exception as error:  # whatever the family's own code raises for values that do not fit together
+    except Exception as error:  # whatever the family's code raises for values that do not fit together
         raise UserError(
             f"{folder}: transformers cannot make {cls.__name__} of {CONFIG} and these tensors ({told(error)})."
         ) from error
@@ -202,7 +204,7 @@ def filled(
         raise UserError(
             f"{folder}: tensor {name!r} has shape {list(of_file)}, {CONFIG} asks for {list(of_model)} ({cls.__name__})."
         )
-    files = {name: one.tensors.files[name] for name, one in unread.items()}
+    files = {name: tensor.tensors.files[name] for name, tensor in unread.items()}
     note = prefix_note(files, sorted(info["missing_keys"]))
     _refuse(folder, "missing from the checkpoint", info["missing_keys"], cls, note)
     _refuse(folder, f"not part of the model that {CONFIG} describes", info["unexpected_keys"], cls)
@@ -213,7 +215,7 @@ def filled(
 
 @contextmanager
 def _one_by_one() -> Iterator[None]:
-    """Have transformers read a tensor when it puts it in its place; its threads would read all of them before."""
+    """Have transformers read each tensor only when it assigns it; its threads would read all of them first."""
     before = os.environ.get(_IN_ORDER)
     os.environ[_IN_ORDER] = "1"
     try:
@@ -226,7 +228,7 @@ def _one_by_one() -> Iterator[None]:
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Have transformers load without its progress bars, which would fill logs and pipes."""
+    """Have transformers load without progress bars, which would fill logs and pipes."""
     from transformers.utils import logging
 
     was_enabled = logging.is_progress_bar_enabled()
@@ -239,29 +241,29 @@ def without_bars() -> Iterator[None]:
 
 
 def _is_mask(name: str, cls: Any, tensors: Tensors) -> bool:
-    """Whether a tensor holds no weights and may be left: positions, and causal masks of old files, by the family."""
+    """Return whether a tensor holds no weights and may be skipped: position ids, or causal masks in old files."""
     patterns = (_POSITIONS, *(getattr(cls, "_keys_to_ignore_on_load_unexpected", None) or ()))
     return any(re.search(pattern, name) for pattern in patterns) and not tensors.holds_weights(name)
 
 
 def _refuse(folder: Path, what: str, names: Iterable[str], cls: Any, note: str = "") -> None:
-    if found := sorted(names):
-        count = "1 tensor is" if len(found) == 1 else f"{len(found)} tensors are"
+    if wrong := sorted(names):
+        count = "1 tensor is" if len(wrong) == 1 else f"{len(wrong)} tensors are"
         raise UserError(
-            f"{folder}: {count} {what}: {listed(found)} ({cls.__name__}). The model would be another than was trained, "
+            f"{folder}: {count} {what}: {listed(wrong)} ({cls.__name__}). The model would be another than was trained, "
             f"so it is not read.{note}"
         )
 
 
 def skeleton(folder: Path, raw: dict[str, Any]) -> Any:
-    """The model of transformers that config.json describes, on ``meta``: shapes without weights.
+    """Return the transformers model that config.json describes, on ``meta``: shapes without weights.
 
     Args:
-        folder: The checkpoint's; nothing but config.json is needed.
-        raw: What that says.
+        folder: Folder of the checkpoint; only config.json is needed.
+        raw: Content of config.json.
 
     Raises:
-        UserError: transformers has no such model, or cannot make one with these values.
+        UserError: transformers has no such model, or cannot build one with these values.
     """
     path = folder / CONFIG
     if not isinstance(raw.get("model_type"), str) or not text_models(raw["model_type"]):
@@ -271,5 +273,5 @@ def skeleton(folder: Path, raw: dict[str, Any]) -> Any:
     try:
         with torch.device("meta"):
             return cls._from_config(config)
-    except Exception as error:  # whatever the family's own code raises for values that do not fit together
+    except Exception as error:  # whatever the family's code raises for values that do not fit together
         raise UserError(f"{path}: transformers cannot make {cls.__name__} of it ({told(error)}).") from error

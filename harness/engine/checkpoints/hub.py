@@ -1,8 +1,8 @@
-"""Checkpoints of the Hugging Face hub: found in its cache on this machine, and fetched into it by `fetch` alone.
+"""Checkpoints of the Hugging Face hub: found in its local cache, and downloaded into it only by `fetch`.
 
-Files are asked for by the names that the engines read: never a pickle, never a program. What the cache has of a commit
-are links into `blobs/`, which huggingface_hub made; they are followed, as in any folder that a user names
-(`harness.reading.regular_files`), and what they lead to is read as data.
+Only files with the names that the engines read are requested: never a pickle, never code. A cached commit consists of
+links into `blobs/` that huggingface_hub created. They are followed, as in any folder that a user names
+(`harness.reading.regular_files`), and their targets are read as data.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)
 
 _SMALL = (CONFIG, "generation_config.json", "chat_template.jinja")
 _TOKENIZER_ENDINGS = (".json", ".txt", ".model", ".spm")
-"""Of what bears a name of `PATTERNS`: a `tokenizer.py` does too."""
+"""File endings of tokenizer files: `PATTERNS` alone would match a `tokenizer.py` too."""
 
 
 @dataclass(frozen=True)
 class HubName:
-    """A repository of the hub at a branch, tag or commit; its text is what a suite says."""
+    """A hub repository at a branch, tag or commit; ``str`` gives the form used in suites."""
 
     repository: str
     revision: str = DEFAULT_REVISION
@@ -61,9 +61,9 @@ class Located:
     """A checkpoint's folder on this machine.
 
     Attributes:
-        folder: Where its files lie.
-        source: Where they came from, such as ``hub:OWNER/NAME@COMMIT``; None for a folder of the user's own.
-        remarks: What is not wrong but should be known, a sentence each.
+        folder: Folder with its files.
+        source: Origin, such as ``hub:OWNER/NAME@COMMIT``; None for a user's own folder.
+        remarks: Notes (not errors), one sentence each.
     """
 
     folder: Path
@@ -72,16 +72,16 @@ class Located:
 
 
 def read_name(written: str) -> HubName | None:
-    """Read what a user wrote for a model; None where it does not begin as a name of the hub does.
+    """Parse a model's name as the user wrote it; None if it does not start like a hub name.
 
     Raises:
-        UserError: It begins so and is none.
+        UserError: It starts like a hub name and is not one.
     """
     if not written.startswith(PREFIX):
         return None
     repository, at, revision = written.removeprefix(PREFIX).partition("@")
     revision = revision if at else DEFAULT_REVISION
-    # What two dots or dashes would mean in the cache's names of folders.
+    # Two dots or dashes have a meaning in the cache's folder names.
     doubled = ".." in written or "--" in repository
     if doubled or not _NAME.fullmatch(repository) or not _REVISION.fullmatch(revision):
         raise UserError(f"{shortened(written)} is not the name of a model; allowed: {_FORM}.")
@@ -89,27 +89,27 @@ def read_name(written: str) -> HubName | None:
 
 
 def locate(written: str | Path, *, ask_hub: bool, say: Callable[[str], object]) -> Located:
-    """Turn what a user writes for a model into a folder and where it came from.
+    """Return the folder and origin of a model as the user wrote it.
 
     Args:
         written: A folder, or a name of the hub.
-        ask_hub: Whether the hub may be asked for what is not here; otherwise only its cache is read.
-        say: Told what is downloaded.
+        ask_hub: Whether the hub may be asked for what is missing; otherwise only its cache is read.
+        say: Receives a message about each download.
 
     Raises:
-        UserError: The name is none, the model is not here, or it cannot be fetched.
+        UserError: The name is invalid, the model is not on this machine, or it cannot be fetched.
     """
     name = read_name(written) if isinstance(written, str) else None
     if name is None:
         return Located(Path(written))
-    found = fetch(name, say) if ask_hub else find(name)
-    if found is None:
+    located = fetch(name, say) if ask_hub else find(name)
+    if located is None:
         raise not_here(name)
-    return found
+    return located
 
 
 def not_here(name: HubName) -> UserError:
-    """What to say of a model that is not, or not whole, in the hub's cache."""
+    """Return the error for a model that is missing or incomplete in the hub's cache."""
     from huggingface_hub import constants
 
     return UserError(
@@ -119,10 +119,10 @@ def not_here(name: HubName) -> UserError:
 
 
 def find(name: HubName) -> Located | None:
-    """Return what the hub's cache on this machine has of a model; None if that is not all that is read of it.
+    """Return a model from the hub's local cache; None if a file that would be read is missing.
 
     Raises:
-        UserError: An index names anything but files beside it.
+        UserError: An index names anything but files in its own folder.
     """
     from huggingface_hub import try_to_load_from_cache
 
@@ -130,38 +130,38 @@ def find(name: HubName) -> Located | None:
     if not isinstance(config, str) or not is_commit(Path(config).parent.name):
         return None
     folder = Path(config).parent
-    known = _listing(name.repository, folder.name)
-    names = [path.name for path in folder.iterdir()] if known is None else known
+    listing = _listing(name.repository, folder.name)
+    names = [path.name for path in folder.iterdir()] if listing is None else listing
     if not _has_weights(names) or _missing(folder, names):
         return None
     unsure = "the hub's cache does not say which files the repository has: some may be missing (`run --hub` asks)"
-    return Located(folder, _source(name, folder.name), () if known is not None else (unsure,))
+    return Located(folder, _source(name, folder.name), () if listing is not None else (unsure,))
 
 
 def fetch(name: HubName, say: Callable[[str], object]) -> Located:
-    """Ask the hub which commit a model is at and download what is not yet in the cache.
+    """Ask the hub for the current commit of a model and download what the cache lacks.
 
     Args:
-        name: The model; a commit whose files are all here is not asked for again, since it does not change.
-        say: Told what is downloaded.
+        name: The model; a complete cached commit is not requested again, since commits do not change.
+        say: Receives a message about each download.
 
     Raises:
-        UserError: No such model or revision, no access, no connection, nothing that the engines read, or a download
-            that broke off (what came is kept, and the next one goes on from there).
+        UserError: No such model or revision, no access, no connection, no file that the engines read, or an interrupted
+            download (completed files are kept, and the next call resumes from them).
     """
-    if is_commit(name.revision) and (found := find(name)) is not None and not found.remarks:
-        return found
+    if is_commit(name.revision) and (cached := find(name)) is not None and not cached.remarks:
+        return cached
     commit, sizes = _ask(name)
     if CONFIG not in sizes:
         raise UserError(f"{name}: no {CONFIG} in the repository; allowed: checkpoints as transformers saves them.")
     if not _has_weights(sizes):
-        others = sorted(path for path in sizes if path.endswith((".safetensors", ".bin", ".pt", ".pth", ".gguf")))
+        found_names = sorted(path for path in sizes if path.endswith((".safetensors", ".bin", ".pt", ".pth", ".gguf")))
         raise UserError(
-            f"{name}: no {SINGLE} and no {INDEX} in the repository (found {listed(others) or 'no weights'}). Only "
+            f"{name}: no {SINGLE} and no {INDEX} in the repository (found {listed(found_names) or 'no weights'}). Only "
             "safetensors weights of these names are fetched, never pickles."
         )
     folder = _download(name, commit, _small(sizes), sizes, say)
-    # Before gigabytes come: what would be refused anyhow.
+    # Small files first, so that unsupported models are refused before gigabytes are downloaded.
     check_plain(folder, read_json(folder / CONFIG))
     tokenizer_files(folder)
     _download(name, commit, _large(folder, sizes), sizes, say)
@@ -181,7 +181,7 @@ def _source(name: HubName, commit: str) -> str:
 
 
 def _small(names: Collection[str]) -> list[str]:
-    """Configuration, tokenizer and the index of the weights, sorted; no name with a folder in it is one of them."""
+    """Return configuration, tokenizer and weight index files, sorted; files in subfolders are excluded."""
     index = () if SINGLE in names else (INDEX,)
     return sorted(name for name in names if name in (*_SMALL, *index) or _of_tokenizer(name))
 
@@ -196,23 +196,23 @@ def _has_weights(names: Collection[str]) -> bool:
 
 
 def _large(folder: Path, names: Collection[str]) -> list[str]:
-    """The files of weights, by the index that lies in the folder where there are several.
+    """Return the weight files; sharded ones are listed in the index in the folder.
 
     Raises:
-        UserError: The index names anything but files beside it.
+        UserError: The index names anything but files in its own folder.
     """
-    own = [SINGLE] if SINGLE in names else sorted(set(read_index(folder / INDEX).values()))
-    return [*own, *(name for name in TRAINED_BESIDE if name in names)]
+    weights = [SINGLE] if SINGLE in names else sorted(set(read_index(folder / INDEX).values()))
+    return [*weights, *(name for name in TRAINED_BESIDE if name in names)]
 
 
 def _missing(folder: Path, names: Collection[str]) -> list[str]:
-    """What is read of a repository of these files and does not lie in the folder."""
+    """Return the files that would be read from a repository with these names and are missing in the folder."""
     small = [name for name in _small(names) if not (folder / name).is_file()]
     return small or [name for name in _large(folder, names) if not (folder / name).is_file()]
 
 
 def _listing(repository: str, commit: str) -> list[str] | None:
-    """Every file of a repository, as huggingface_hub keeps it of what it downloaded; None if it does not know."""
+    """Return every file of a repository as huggingface_hub recorded it when downloading; None if it has no record."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -226,12 +226,12 @@ def _listing(repository: str, commit: str) -> list[str] | None:
 
 
 def _ask(name: HubName) -> tuple[str, dict[str, int]]:
-    """Return the commit that a revision is at, and every file of it with its bytes."""
+    """Return the commit of a revision, and the size in bytes of each of its files."""
     from huggingface_hub import HfApi
 
-    with _told(name), checked_responses(str(name), _free_bytes()):
+    with _as_user_errors(name), checked_responses(str(name), _free_bytes()):
         api = HfApi()
-        # Asked for first: `resolve_revision`, which keeps the answer for later, takes the cache's where nobody answers.
+        # Query the hub first: `resolve_revision` caches its result, and uses the cached one if the hub does not answer.
         info = api.model_info(name.repository, revision=name.revision, files_metadata=True)
         commit = info.sha or ""
         if not is_commit(commit):
@@ -249,11 +249,11 @@ def _ask(name: HubName) -> tuple[str, dict[str, int]]:
 def _download(
     name: HubName, commit: str, files: list[str], sizes: Mapping[str, int], say: Callable[[str], object]
 ) -> Path:
-    """Download what the cache lacks of some files of a commit; returns their folder."""
+    """Download the files of a commit that the cache lacks; return their folder."""
     from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
 
     repository, free = name.repository, _free_bytes()
-    with _told(name), _bars_in_a_terminal(), checked_responses(str(name), free):
+    with _as_user_errors(name), _bars_in_a_terminal(), checked_responses(str(name), free):
         cached = [isinstance(try_to_load_from_cache(repository, file, revision=commit), str) for file in files]
         if lacking := [file for file, here in zip(files, cached, strict=True) if not here]:
             needed = sum(sizes.get(file, 0) for file in lacking)
@@ -264,22 +264,22 @@ def _download(
                     "fetched."
                 )
             say(f"Fetching {number_of(len(lacking), 'file')}, {needed / 1e6:,.1f} MB, of {_source(name, commit)}")
-        # They are patterns to it, in which a bracket would mean something else.
+        # snapshot_download takes patterns, in which brackets have a meaning.
         exactly = [glob.escape(file) for file in files]
         return Path(snapshot_download(repository, revision=commit, allow_patterns=exactly))
 
 
 def _free_bytes() -> int:
-    """Return what is free on the disk of the hub's cache, whose folder may not exist yet."""
+    """Return the free bytes on the disk of the hub's cache, whose folder may not exist yet."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE).absolute()
-    return shutil.disk_usage(next(above for above in (folder, *folder.parents) if above.exists())).free
+    return shutil.disk_usage(next(parent for parent in (folder, *folder.parents) if parent.exists())).free
 
 
 @contextmanager
 def _bars_in_a_terminal() -> Iterator[None]:
-    """Have huggingface_hub draw the progress of downloads only where there is a terminal to draw it in."""
+    """Have huggingface_hub show download progress only in a terminal."""
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     if sys.stderr.isatty() or are_progress_bars_disabled():
@@ -293,11 +293,11 @@ def _bars_in_a_terminal() -> Iterator[None]:
 
 
 @contextmanager
-def _told(name: HubName) -> Iterator[None]:
-    """Tell in one message what the hub refused, or why it could not be asked.
+def _as_user_errors(name: HubName) -> Iterator[None]:
+    """Convert errors of the hub or the connection to one `UserError`.
 
     Raises:
-        UserError: Whatever went wrong but a full disk, which `main` tells.
+        UserError: Anything went wrong but a full disk, which `main` reports.
     """
     from huggingface_hub import constants, errors
 
@@ -319,12 +319,12 @@ def _told(name: HubName) -> Iterator[None]:
             f"{name}: HF_HUB_OFFLINE is set, so that the hub is not asked; unset it, or leave --hub out for what its "
             "cache on this machine has."
         ) from error
-    # huggingface_hub lets errors of its HTTP client through, which is another library with each major version.
+    # huggingface_hub does not wrap errors of its HTTP client, which differs between its major versions.
     except Exception as error:
         if no_room(error) is not None:
             raise
-        said = f"{type(error).__name__}: {told(error)}"
+        cause = f"{type(error).__name__}: {told(error)}"
         raise UserError(
-            f"{name}: could not be fetched from {hub} ({said}). What has come is kept, and the same command goes on; "
+            f"{name}: could not be fetched from {hub} ({cause}). What has come is kept, and the same command goes on; "
             "without --hub the cache on this machine is read alone."
         ) from error

@@ -30,18 +30,18 @@ GENERATION_CONFIG = "generation_config.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A loaded model and what decoding with it needs."""
+    """A loaded model and the special tokens that decoding with it needs."""
 
     model: Engine
     eos_ids: frozenset[int]
     start_id: int | None
     """First decoder token of encoder-decoder models; None for decoder-only ones."""
     fallback: str | None = None
-    """Why the hosted engine runs a family of the lean one; None where it does not, or was asked for."""
+    """Reason why the hosted engine runs a family of the lean one; None if it does not, or if it was requested."""
 
     @property
     def engine(self) -> EngineName:
-        """Name of the engine that runs it."""
+        """Name of the engine that runs the model."""
         return self.model.engine
 
     @property
@@ -52,20 +52,20 @@ class Checkpoint:
 
 TOKEN_IDS = ("eos_token_id", "decoder_start_token_id", "pad_token_id", "bos_token_id")
 GENERATION_KEYS = TOKEN_IDS[:3]
-"""What generation_config.json may say otherwise than config.json: where decoding starts and ends."""
+"""Keys of generation_config.json that override config.json: where decoding starts and ends."""
 
 _OTHER_USES = {"EncoderModel": "an encoder only", "Classification": "a classifier", "QuestionAnswering": "a classifier"}
-"""Ends of names of architectures that no text can be generated with."""
+"""Endings of architecture names that cannot generate text."""
 
 _MOST_LABELS = 1_000_000
-"""Labels are not read, but transformers makes an entry for each where it reads a configuration for a tokenizer."""
+"""Most labels allowed. They are not used, but transformers creates an entry for each when reading a configuration."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Return config.json of a checkpoint folder.
 
     Raises:
-        UserError: The folder or the file is missing, not JSON, of a family that neither engine knows, not a model that
+        UserError: The folder or file is missing, not JSON, of a family that neither engine supports, not a model that
             generates text, or its weights are not plain ones.
     """
     path = folder / CONFIG
@@ -102,10 +102,10 @@ def _is_hosted(family: str) -> bool:
 
 
 def engine_for(path: Path, config: dict[str, Any], choice: EngineChoice = "auto") -> EngineName:
-    """Return the engine that runs a checkpoint, by its config.json: the lean one where it has family and options.
+    """Return the engine that runs a checkpoint, by its config.json: the lean one if it supports family and options.
 
     Raises:
-        UserError: The lean one is asked for and does not have them.
+        UserError: The lean engine is requested and does not support them.
     """
     if choice == "hosted":
         return choice
@@ -119,19 +119,19 @@ def engine_for(path: Path, config: dict[str, Any], choice: EngineChoice = "auto"
 
 
 def _unknown(family: str) -> str:
-    known = ", ".join(sorted(FAMILIES))
-    return f'the lean engine does not know model_type {shortened(family)}. Allowed with engine = "lean": {known}'
+    supported = ", ".join(sorted(FAMILIES))
+    return f'the lean engine does not know model_type {shortened(family)}. Allowed with engine = "lean": {supported}'
 
 
 def _lacking(path: Path, raw: dict[str, Any], family: Family) -> str | None:
     try:
         return family.why_not(completed(path, raw["model_type"], checked(path, raw, family.values)))
-    except UserError:  # loading says what is wrong with it, once it is known how many blocks its tensors are of
+    except UserError:  # loading reports what is wrong, once it knows the number of blocks from the tensors
         return None
 
 
 def kv_width(folder: Path) -> int:
-    """Return the width of one block's keys by config.json, key/value heads times their size; 0 where it says neither.
+    """Return the width of one block's keys from config.json (key/value heads times head size); 0 if it lacks either.
 
     Raises:
         UserError: The configuration cannot be read.
@@ -144,7 +144,7 @@ def kv_width(folder: Path) -> int:
 
 
 def head_numel(folder: Path) -> int:
-    """Return how many weights the LM head has by config.json; 0 where it does not say.
+    """Return the number of weights of the LM head from config.json; 0 if it does not say.
 
     Raises:
         UserError: The configuration cannot be read.
@@ -160,7 +160,7 @@ def _text_config(folder: Path) -> Any:
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:
-    """Read generation_config.json; empty where there is none.
+    """Read generation_config.json; empty if there is none.
 
     Raises:
         UserError: It is not a JSON object.
@@ -175,18 +175,23 @@ def load_checkpoint(
     engine: EngineChoice = "auto",
     device_map: DeviceMap | None = None,
 ) -> Checkpoint:
-    """Load a checkpoint folder, tensor by tensor: beside the model's weights never more than a block's are in memory.
+    """Load a checkpoint folder tensor by tensor: peak memory is the model's weights plus at most one block's.
 
     Args:
-        folder: The checkpoint's.
+        folder: Folder of the checkpoint.
         dtype: Number format; int8 is weight-only, with bf16 for everything else (`products.int8`).
-        device: Of torch.
-        engine: What is to run the blocks; ``auto``: the lean one if it reads the checkpoint, else the hosted one.
-        device_map: Where the blocks go, which the hosted engine alone can tell apart; None: all to ``device``.
+        device: Torch device.
+        engine: Engine that runs the blocks; ``auto``: the lean one if it reads the checkpoint, else the hosted one.
+        device_map: Blocks per device, which only the hosted engine supports; None puts all on ``device``.
 
     Raises:
-        UserError: Anything in it that the engine cannot read, or that it would not compute with; names the file and
-            what was expected. The weights do not fit into what the device has left.
+        UserError: Something in it cannot be read or would be ignored; names the file and what was expected. Or the
+            weights do not fit into the device's free memory.
+
+    Examples:
+        >>> checkpoint = load_checkpoint(Path("models/gpt2"), torch.bfloat16)
+        >>> checkpoint.engine, checkpoint.kind, checkpoint.model.n_blocks
+        ('lean', 'causal', 12)
     """
     raw = read_config(folder)
     require_room(folder, dtype, *([device] if device_map is None else dict(device_map)))
@@ -197,7 +202,7 @@ def load_checkpoint(
     except OtherTensors as error:
         if engine == "lean":
             raise
-        refusal = error.with_traceback(None)  # whose frames hold what was read
+        refusal = error.with_traceback(None)  # the traceback's frames hold the tensors that were read
     try:
         return replace(_load_hosted(folder, raw, dtype, device, None), fallback=str(refusal))
     except UserError:
@@ -216,7 +221,7 @@ def _load_lean(folder: Path, raw: dict[str, Any], dtype: torch.dtype, device: st
     vocab_size = weights.lm_head.weight.shape[0]
     heads = load_exit_heads(folder, arch.n_blocks, arch.d_model, vocab_size, computes_in(dtype), device)
     model = Transformer(arch, weights, heads)
-    del weights  # what is converted goes block by block
+    del weights  # frees each block's weights while int8 copies are made
     if dtype == torch.int8:
         quantise(model)
     return Checkpoint(model, eos_ids, start)
@@ -240,35 +245,38 @@ def _load_hosted(
 def _ends_and_start(
     folder: Path, raw: dict[str, Any], config: Any, vocab_size: int, *, is_seq2seq: bool
 ) -> tuple[frozenset[int], int | None]:
-    """Tokens that end an answer, and an encoder-decoder's first: of generation_config.json, else of config.json."""
+    """Return the end-of-sequence ids and an encoder-decoder's first token.
+
+    generation_config.json takes precedence over config.json.
+    """
     generation = read_generation_config(folder)
     for name, content in ((CONFIG, raw), (GENERATION_CONFIG, generation)):
         check_token_ids(folder / name, content, TOKEN_IDS, several=("eos_token_id",))
     ids = {**raw, **generation}
 
-    def known(key: str, token_id: int) -> int:
+    def in_vocabulary(key: str, token_id: int) -> int:
         path = folder / (GENERATION_CONFIG if key in generation else CONFIG)
         return check_in_vocabulary(path, key, token_id, vocab_size)
 
     eos = ids.get("eos_token_id", getattr(config, "eos_token_id", None))
     ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    eos_ids = frozenset(known("eos_token_id", token_id) for token_id in ends)
+    eos_ids = frozenset(in_vocabulary("eos_token_id", token_id) for token_id in ends)
     if not is_seq2seq:
         return eos_ids, None
     key = "decoder_start_token_id" if ids.get("decoder_start_token_id") is not None else "pad_token_id"
     start = ids.get(key, 0)
     if start is None:
         raise UserError(f"{folder / CONFIG}: decoder_start_token_id is missing: the token that an answer starts from.")
-    return eos_ids, known(key, start)
+    return eos_ids, in_vocabulary(key, start)
 
 
 def _check_depth(values: dict[str, Any], tensors: Tensors, family: Family) -> None:
-    """Check the counts of blocks that config.json states; where it leaves one out, a tensor too few or many tells."""
+    """Check the numbers of blocks in config.json; if one is absent, missing or extra tensors reveal a mismatch."""
     for prefix, key in family.stacks.items():
-        asked, n_blocks = values.get(key), tensors.depth(prefix)
-        if asked is not None and n_blocks not in (0, asked):
+        declared, n_blocks = values.get(key), tensors.depth(prefix)
+        if declared is not None and n_blocks not in (0, declared):
             names = listed(sorted({path.name for path in tensors.files.values()}))
             raise UserError(
-                f"{tensors.config}: {key} is {asked}, but the weights ({names}) hold {n_blocks} blocks, "
+                f"{tensors.config}: {key} is {declared}, but the weights ({names}) hold {n_blocks} blocks, "
                 f"{prefix}.0 to {prefix}.{n_blocks - 1}."
             )

@@ -1,6 +1,6 @@
-"""What a checkpoint's weights are stored as, and what they take in memory.
+"""Number formats of a checkpoint's stored weights, and their size in memory.
 
-Only headers of safetensors are read: nothing here loads a weight.
+Only safetensors headers are read: nothing here loads a weight.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from exitbench.harness.reading.regular_files import is_file
 
 
 def stored_tensors(paths: Iterable[Path]) -> Iterator[tuple[str, int]]:
-    """Number format, as safetensors spells it, and size of every tensor that files of weights hold.
+    """Yield number format (in safetensors' spelling) and number of elements of every tensor in weight files.
 
     Raises:
         UserError: A file is damaged.
@@ -31,14 +31,14 @@ def stored_tensors(paths: Iterable[Path]) -> Iterator[tuple[str, int]]:
         try:
             with opened(path) as file:
                 slices = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118
-                found = [(stored.get_dtype(), prod(stored.get_shape())) for stored in slices]
+                sizes = [(stored.get_dtype(), prod(stored.get_shape())) for stored in slices]
         except (SafetensorError, OSError) as error:
             raise UserError(f"{path}: not a complete safetensors file ({error}).") from error
-        yield from found
+        yield from sizes
 
 
 def numel_by_format(tensors: Iterable[tuple[str, int]]) -> Counter[str]:
-    """How many numbers of each format some tensors hold."""
+    """Count the elements of tensors per number format."""
     counted: Counter[str] = Counter()
     for number_format, numel in tensors:
         counted[number_format] += numel
@@ -46,18 +46,18 @@ def numel_by_format(tensors: Iterable[tuple[str, int]]) -> Counter[str]:
 
 
 def stored_dtype(folder: Path) -> str:
-    """Return the number format that most numbers of a checkpoint's weights have; ``float32`` for ``float64``.
+    """Return the number format that most of a checkpoint's weights have; ``float32`` for ``float64``.
 
     Raises:
         UserError: Its weights cannot be read.
     """
     counted = numel_by_format(stored_tensors(weight_files(folder).paths))
-    most = max(FORMATS, key=lambda spelled: counted[spelled])
+    most = max(FORMATS, key=lambda name: counted[name])
     return "float32" if most == "F64" else str(FORMATS[most]).removeprefix("torch.")
 
 
 def weights_bytes(folder: Path, dtype: torch.dtype) -> int:
-    """Return what a checkpoint's weights take while they are read in a number format, trained heads included.
+    """Return the memory that a checkpoint's weights take in a number format, trained heads included.
 
     Raises:
         UserError: They cannot be read.
@@ -68,10 +68,10 @@ def weights_bytes(folder: Path, dtype: torch.dtype) -> int:
 
 
 def require_room(folder: Path, dtype: torch.dtype, *devices: str) -> None:
-    """Check that a checkpoint's weights fit into the memory that devices have left; nothing is loaded on ``meta``.
+    """Check that a checkpoint's weights fit into the devices' free memory; on ``meta`` nothing is loaded.
 
     Raises:
-        UserError: They do not; has the numbers.
+        UserError: They do not fit; gives the numbers.
     """
     available = available_bytes(*devices)
     if available is not None and (needed := weights_bytes(folder, dtype)) > available:
@@ -83,5 +83,5 @@ def require_room(folder: Path, dtype: torch.dtype, *devices: str) -> None:
 
 
 def gib(n_bytes: int) -> str:
-    """Spell a size: ``12.3 GiB``."""
+    """Format a size: ``12.3 GiB``."""
     return f"{n_bytes / 2**30:,.{1 if n_bytes >= 2**30 else 3}f} GiB"

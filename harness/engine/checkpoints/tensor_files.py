@@ -1,4 +1,4 @@
-"""Read safetensors by name: every tensor accounted for, each of a number format that means what it says."""
+"""Read safetensors by name: every tensor is accounted for, and each has a supported number format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from exitbench.harness.engine.checkpoints.files import CONFIG, DEQUANTISE, INDEX
 from exitbench.harness.engine.model.weights import Linear
 
 FORMATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""By safetensors' names. An 8-bit float is a floating point format too, but needs a scale that lies elsewhere."""
+"""Torch formats by safetensors name. 8-bit floats are missing: they need a scale that is stored elsewhere."""
 
 _BLOCK = re.compile("[0-9]{1,5}")
 _OF_QUANTISATION = re.compile(
@@ -32,13 +32,13 @@ _OF_QUANTISATION = re.compile(
 
 
 class OtherTensors(UserError):
-    """A checkpoint's tensors are not those that a family's reader asks for; another reader may know their names."""
+    """A checkpoint's tensors are not those that a family's reader expects; another reader may know their names."""
 
 
 class Tensors:
-    """The tensors of a checkpoint by name, in one number format (None: that of the file) and place.
+    """The tensors of a checkpoint by name, on one device and in one number format (None: the file's own).
 
-    Each is read when it is asked for, into memory of its own. On ``meta`` nothing is.
+    Each tensor is read on request into newly allocated memory; on ``meta`` none is read.
     """
 
     def __init__(self, folder: Path, dtype: torch.dtype | None, device: str) -> None:
@@ -48,7 +48,7 @@ class Tensors:
 
     @property
     def config(self) -> Path:
-        """What the tensors are read by."""
+        """Path of the configuration, for messages."""
         return self.folder / CONFIG
 
     def __contains__(self, name: str) -> bool:
@@ -69,20 +69,20 @@ class Tensors:
         with opened(self.files[name]) as file:
             stored = file.get_slice(name)
             check_format(self.files[name], name, stored.get_dtype())
-            found = tuple(stored.get_shape())
-            if shape and found != shape:
+            actual = tuple(stored.get_shape())
+            if shape and actual != shape:
                 raise UserError(
-                    f"{self.folder}: tensor {name!r} has shape {list(found)}, config.json asks for {list(shape)}."
+                    f"{self.folder}: tensor {name!r} has shape {list(actual)}, config.json asks for {list(shape)}."
                 )
             self.read.add(name)
             dtype = dtype or self.dtype
             if self.device == "meta":
-                return torch.empty(found, dtype=dtype or FORMATS[stored.get_dtype()], device="meta")
+                return torch.empty(actual, dtype=dtype or FORMATS[stored.get_dtype()], device="meta")
             tensor: Tensor = file.get_tensor(name)
-            return tensor.to(device=self.device, dtype=dtype, copy=True)  # a copy is aligned as torch does it
+            return tensor.to(device=self.device, dtype=dtype, copy=True)  # a copy has torch's own alignment
 
     def unread(self, name: str) -> Unread:
-        """One that is read later.
+        """Return a tensor that is read later.
 
         Raises:
             UserError: It is quantised.
@@ -92,7 +92,7 @@ class Tensors:
         return Unread(self, name)
 
     def holds_weights(self, name: str) -> bool:
-        """Whether a tensor has a number format in which weights are read."""
+        """Return whether a tensor has a number format in which weights are read."""
         with opened(self.files[name]) as file:
             return file.get_slice(name).get_dtype() in FORMATS
 
@@ -106,28 +106,28 @@ class Tensors:
         return Linear(self(f"{name}.weight", width), self(f"{name}.bias", width) if bias else None)
 
     def is_copy(self, name: str, of: str) -> bool:
-        """Whether a tensor that is there has the very values of another, and so need not be read."""
+        """Return whether a stored tensor equals another one, and so need not be read."""
         if name not in self.files or of not in self.files:
             return False
-        with opened(self.files[name]) as one, opened(self.files[of]) as other:
-            same = torch.equal(one.get_tensor(name), other.get_tensor(of))
+        with opened(self.files[name]) as tensor_file, opened(self.files[of]) as other_file:
+            same = torch.equal(tensor_file.get_tensor(name), other_file.get_tensor(of))
         if same:
             self.read.add(name)
         return same
 
     def depth(self, prefix: str) -> int:
-        """How many blocks the names below a prefix count, `PREFIX.0.` to `PREFIX.N-1.`."""
+        """Return the number of blocks whose tensors have a prefix: `PREFIX.0.` to `PREFIX.N-1.`."""
         matches = (re.match(re.escape(prefix) + r"\.(\d{1,9})\.", name) for name in self.files)
         return max((int(match[1]) + 1 for match in matches if match), default=0)
 
     def check_all_read(self, harmless: Iterable[str]) -> None:
-        """Check that every tensor was read or is known to do nothing.
+        """Check that every tensor was read or is known to be unused.
 
         Args:
-            harmless: Patterns of the whole names of tensors that no model computes with.
+            harmless: Patterns of the full names of tensors that no model computes with.
 
         Raises:
-            OtherTensors: Some tensors were not: the model is another than was read.
+            OtherTensors: Some tensors were not read: they belong to another model.
         """
         patterns = [re.compile(pattern) for pattern in harmless]
         unread = [
@@ -148,38 +148,38 @@ _WRAPPERS = {"_orig_mod.": ", as torch.compile calls them", "module.": ", as Dis
 
 
 def prefix_note(files: Mapping[str, Path], missing: Iterable[str]) -> str:
-    """Say how to take off a prefix with which the names of a model that was saved within another begin.
+    """Return how to remove a name prefix that a model gets when it is saved inside a wrapper.
 
     Args:
         files: The file of each tensor.
-        missing: Names that were looked for.
+        missing: Names that were not found.
 
     Returns:
-        Sentences after a space; empty if no missing tensor is there under a longer name.
+        Sentences after a space; empty if no missing tensor exists under a longer name.
     """
     pairs = ((name, longer) for name in missing for longer in files if longer.endswith(f".{name}"))
     name, longer = next(pairs, ("", ""))
     if not name:
         return ""
     prefix = longer.removesuffix(name)
-    begin = sum(one.startswith(prefix) for one in files)
-    of = files[longer].name
+    begin = sum(file_name.startswith(prefix) for file_name in files)
+    file = files[longer].name
     return (
         f" {begin} of {len(files)} names begin with {prefix!r}{_WRAPPERS.get(prefix, '')}. Take it off in a copy of "
         f'the folder: `python -c "from safetensors.torch import load_file, save_file; save_file({{n.removeprefix('
-        f"'{prefix}'): t for n, t in load_file('{of}').items()}}, '{of}', metadata={{'format': 'pt'}})\"`"
+        f"'{prefix}'): t for n, t in load_file('{file}').items()}}, '{file}', metadata={{'format': 'pt'}})\"`"
         + (f", each file, and in {INDEX}." if len(set(files.values())) > 1 else ".")
     )
 
 
 def opened(path: Path) -> Any:
-    """A safetensors file, whose tensors are read and not mapped.
+    """Open a safetensors file for reading, without memory mapping.
 
-    A file that is mapped could change under a model, its pages be taken away while something is timed; one larger than
-    the memory cannot be mapped at all.
+    A mapped file could change under a model, or lose its pages during a timing; one larger than memory cannot be
+    mapped.
 
     Raises:
-        SafetensorError: It is none, or cut short.
+        SafetensorError: It is not a safetensors file, or truncated.
         OSError: It cannot be read.
     """
     return safe_open(path, framework="pt", backend="pread")
@@ -187,13 +187,13 @@ def opened(path: Path) -> Any:
 
 @dataclass(frozen=True)
 class Unread:
-    """A tensor that is read when somebody takes all of it, `unread[...]`: what transformers does with its own files."""
+    """A tensor that is read on `unread[...]`, the protocol by which transformers loads its own files."""
 
     tensors: Tensors
     name: str
 
     def __getitem__(self, _: EllipsisType) -> Tensor:
-        """Read it.
+        """Read the tensor.
 
         Raises:
             UserError: See `Tensors`.
@@ -202,9 +202,9 @@ class Unread:
 
 
 def save_heads(path: Path, entry: str, kind: str, tensors: Mapping[str, Tensor]) -> None:
-    """Write heads of the blocks that the names of the tensors tell, with their kind and blocks as a metadata entry."""
+    """Write heads, with their kind and blocks as one metadata entry; the blocks are taken from the tensors' names."""
     blocks = sorted({int(name.partition(".")[0]) for name in tensors})
-    # One entry: several would be written in any order, and the same heads would have many digests.
+    # One entry: several would be written in any order, so that equal heads would have different digests.
     metadata = {entry: json.dumps({"kind": kind, "blocks": ",".join(map(str, blocks))})}
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path, metadata=metadata)
 
@@ -217,11 +217,11 @@ def heads_header(path: Path, entry: str, kinds: Sequence[str]) -> tuple[str, tup
     """
     try:
         with safe_open(path, framework="np") as file:
-            said = json.loads((file.metadata() or {}).get(entry, "{}"))
+            record = json.loads((file.metadata() or {}).get(entry, "{}"))
     except (SafetensorError, ValueError) as error:
         raise UserError(f"{path}: not a complete safetensors file of {entry.replace('_', ' ')} ({error}).") from error
-    said = said if isinstance(said, dict) else {}
-    kind, listed = said.get("kind"), said.get("blocks")
+    record = record if isinstance(record, dict) else {}
+    kind, listed = record.get("kind"), record.get("blocks")
     if not isinstance(kind, str) or kind not in kinds:
         raise UserError(f"{path}: metadata 'kind' is {kind!r}.{suggestion(str(kind), kinds)}")
     places = listed.split(",") if isinstance(listed, str) else []
@@ -235,7 +235,7 @@ def heads_tensors(path: Path) -> dict[str, Tensor]:
     """Read all tensors of a file of heads.
 
     Raises:
-        UserError: One is not of numbers that are read.
+        UserError: A tensor has an unsupported number format.
     """
     with opened(path) as file:
         for name in file.keys():  # noqa: SIM118
@@ -244,23 +244,23 @@ def heads_tensors(path: Path) -> dict[str, Tensor]:
 
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""Of tensors, by name."""
+"""Shapes of tensors, by name."""
 
 
 def check_heads(
     path: Path, kind: str, blocks: Sequence[int], tensors: Mapping[str, Tensor], needed: Shapes, optional: Shapes
 ) -> None:
-    """Check that a file of heads has every tensor that it needs, in the model's shapes, and none that nothing reads.
+    """Check that a file of heads has every required tensor, in the model's shapes, and no unknown ones.
 
     Raises:
-        UserError: It has not; names the tensor and shapes.
+        UserError: It does not; names the tensor and shapes.
     """
     for name, shape in {**needed, **optional}.items():
         if name not in tensors:
             if name in needed:
                 raise UserError(f"{path}: tensor {name!r} is missing; kind {kind!r} needs it, {list(shape)}.")
-        elif (found := tuple(tensors[name].shape)) != shape:
-            raise UserError(f"{path}: tensor {name!r} has shape {list(found)}, the model asks for {list(shape)}.")
+        elif (actual := tuple(tensors[name].shape)) != shape:
+            raise UserError(f"{path}: tensor {name!r} has shape {list(actual)}, the model asks for {list(shape)}.")
     if unknown := sorted(tensors.keys() - needed.keys() - optional.keys()):
         raise UserError(
             f"{path}: tensor {unknown[0]!r} is not part of heads of kind {kind!r} at blocks "
@@ -269,10 +269,10 @@ def check_heads(
 
 
 def _places(folder: Path) -> dict[str, Path]:
-    """The file of every tensor.
+    """Return the file of every tensor.
 
     Raises:
-        UserError: A file is damaged, or the weights are not clear: a tensor in two files, or not where the index says.
+        UserError: A file is damaged, a tensor is in two files, or the index is wrong about a tensor.
     """
     files = weight_files(folder)
     places: dict[str, Path] = {}
@@ -295,15 +295,15 @@ def _places(folder: Path) -> dict[str, Path]:
 
 def _check_index(path: Path, index: Mapping[str, str], places: Mapping[str, Path]) -> None:
     for name in sorted(index.keys() | places.keys()):
-        said, file_name = index.get(name), places[name].name if name in places else None
-        if said != file_name:
+        place, file_name = index.get(name), places[name].name if name in places else None
+        if place != file_name:
             raise UserError(
-                f"{path}: tensor {name!r} is in {file_name or 'no file'}, weight_map says {said or 'nothing of it'}."
+                f"{path}: tensor {name!r} is in {file_name or 'no file'}, weight_map says {place or 'nothing of it'}."
             )
 
 
 def check_format(path: Path, name: str, number_format: str) -> None:
-    """Check that a tensor's number format, as safetensors spells it, is one in which weights are read.
+    """Check that a tensor's number format, in safetensors' spelling, is one in which weights are read.
 
     Raises:
         UserError: It holds integers or 8-bit floats.

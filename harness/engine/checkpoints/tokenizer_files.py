@@ -1,4 +1,4 @@
-"""Load a checkpoint's tokenizer with transformers' own classes only; tokens that the model lacks are refused."""
+"""Load a checkpoint's tokenizer with transformers' own classes only; token ids beyond the model's are refused."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ PATTERNS = (
 _MOST_BYTES = 2**28
 _ADDED = ("extra_special_tokens", "additional_special_tokens", "added_tokens_decoder")
 _MOST_ADDED = 20_000
-"""transformers compares each with all others."""
+"""Most added tokens; transformers compares each with all others."""
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """The files that a tokenizer is made of, sorted.
+    """Return the files that a tokenizer is built from, sorted.
 
     Raises:
-        UserError: There is none, or something that is not a file bears such a name.
+        UserError: There are none, or something that is not a file has such a name.
     """
     paths = sorted({path for pattern in PATTERNS for path in folder.glob(pattern)})
     files = [path for path in paths if not path.is_dir() and is_file(path)]
     if not files:
-        # transformers would make an empty tokenizer, and every prompt the same.
+        # transformers would build an empty tokenizer, and all prompts would be the same.
         raise UserError(f"{folder}: no tokenizer files ({', '.join(PATTERNS)}).")
     for path in files:
         if (size := path.stat().st_size) > _MOST_BYTES:
@@ -46,7 +46,7 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Load the tokenizer of a checkpoint folder; code that lies beside it is never run.
+    """Load the tokenizer of a checkpoint folder; code in the folder is never run.
 
     Raises:
         UserError: transformers cannot read it, or it names files elsewhere.
@@ -62,18 +62,18 @@ def load_tokenizer(folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # any of transformers' or Python's, and a panic of tokenizers, which is no Exception
+    except BaseException as error:  # any error of transformers or Python; a panic of tokenizers is no Exception
         if "auto_map" in read_json(folder / TOKENIZER_CONFIG):
             raise UserError(
                 f"{folder / TOKENIZER_CONFIG}: auto_map: the tokenizer is a program of its own, which is never run; "
                 "allowed: tokenizers that transformers has a class for."
             ) from error
-        said = shortened(" ".join(f"{type(error).__name__}: {error}".split()), 300)
-        raise UserError(f"{folder}: transformers cannot read the tokenizer ({said}).") from error
+        cause = shortened(" ".join(f"{type(error).__name__}: {error}".split()), 300)
+        raise UserError(f"{folder}: transformers cannot read the tokenizer ({cause}).") from error
 
 
 def _check_config(path: Path) -> None:
-    """Check the keys that would have transformers read files of elsewhere, or add tokens for hours."""
+    """Check the keys that would make transformers read files from elsewhere, or spend hours adding tokens."""
     config = read_json(path)
     names = config.get("fast_tokenizer_files")
     plain = isinstance(names, list) and all(isinstance(name, str) and not set(name) & set("/\\") for name in names)
@@ -91,7 +91,7 @@ def check_vocabulary(folder: Path, tokenizer: Any, vocab_size: int) -> None:
     """Check that the model's embedding has a row for every token.
 
     Raises:
-        UserError: It has not: some prompts could not be read, and the tokenizer is perhaps another model's.
+        UserError: It does not: the tokenizer is perhaps another model's.
     """
     token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", -1))
     if largest >= vocab_size:

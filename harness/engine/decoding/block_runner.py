@@ -1,9 +1,9 @@
 """Run transformer blocks with early exit: KV cache of skipped blocks, deferred tokens.
 
-What a token skips is projected from its exit state, within the product of the rows that go on or as the step ends, or
-run after all, or put off (`DecoderCache`): a deferred token waits in the cache until a later token of its row runs the
-blocks that it lacks (`KVPolicy.deferred`), and is then projected to keys and values too, or runs the block in the same
-pass.
+Keys and values of skipped blocks have three possible sources. They are projected from the exit state (within the
+product of the rows that continue, or at the end of the step), or the blocks run after all, or they are deferred
+(`DecoderCache`): a deferred token waits in the cache until a later token of its row runs the missing blocks
+(`KVPolicy.deferred`). It is then projected to keys and values, or runs the block in the same pass.
 
 Shape suffixes: B rows of the batch, A rows that run or leave a block, T positions of a row, N tokens of several rows, D
 model width.
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class BlockRunner:
-    """Runs the blocks of a batch's steps, one after another; satisfies the `DecoderCache` protocol of the methods.
+    """Runner of a batch's blocks, one step after another; satisfies the `DecoderCache` protocol of the methods.
 
     Attributes:
         model: The model.
-        cache: The batch; grows by one position a step.
+        cache: The batch's cache; grows by one position per step.
         parts: The method.
     """
 
@@ -38,20 +38,19 @@ class BlockRunner:
         self.model, self.cache, self.parts = model, cache, parts
         self._policy = parts.kv_policy
         self._context: Begun | None = None
-        self._to_fill: list[Skipped] = []  # by exit layer, the first first
-        self._left_BD: Tensor | None = None  # states of the rows that have left before others, where they stand
-        self._filled = 0  # block run last in which those got their keys and values
-        self._deferred_places: tuple[list[list[int]], Any] | None = None  # where deferred tokens were run last
-        self._windows: dict[int, Begun] = {}  # at so many of the newest positions of every row
-        self._beside = _Beside()
+        self._to_fill: list[Skipped] = []  # ascending by exit layer
+        self._left_BD: Tensor | None = None  # exit states of rows that left early, at their rows
+        self._filled = 0  # last block that wrote keys and values of those rows
+        self._deferred_places: tuple[list[list[int]], Any] | None = None  # places where deferred tokens ran last
+        self._windows: dict[int, Begun] = {}  # window contexts by number of newest positions
+        self._joint_states = _JointStates()
 
     # ---------------------------------------------------------------- a step
 
     def begin(self, token_B: Tensor) -> Tensor:
-        """Begin a step with the last token of every row; returns their embeddings, [B, D].
+        """Begin a step with the last token of every row; return their embeddings, [B, D].
 
-        Deferred tokens that have all blocks by now are forgotten, the others sent back to block 1 where the policy says
-        so.
+        Deferred tokens that have run all blocks are dropped; the others restart at block 1 if the policy reruns them.
         """
         cache = self.cache
         cache.make_room()
@@ -67,7 +66,7 @@ class BlockRunner:
         return hidden_BTD[:, 0]
 
     def run(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None = None) -> Tensor:
-        """Run a block for the new token of each row, and complete there what waits; returns states [A, D].
+        """Run a block for each row's new token, and complete deferred tokens at this block; return states [A, D].
 
         Args:
             block: Number of the block, 1..L.
@@ -79,7 +78,7 @@ class BlockRunner:
             waiting = [[token for token in self.cache.waiting[row] if token.done == block - 1] for row in rows]
             if any(waiting):
                 if self._policy.deferred != "project":
-                    return self._run_beside(block, hidden_AD, rows, rows_A, waiting)
+                    return self._run_with_deferred(block, hidden_AD, rows, rows_A, waiting)
                 self._project(block, rows, waiting)
         if self._left_BD is None:
             return self.model.block(block, hidden_AD, self._context, rows_A)
@@ -87,7 +86,7 @@ class BlockRunner:
         return self.model.block(block, hidden_AD, self._context, rows_A, left_BD=self._left_BD)
 
     def read_drafts_too(self, view: BlockView) -> None:
-        """Read a view out after the last block, and in the same product the drafts that have run all blocks by now."""
+        """Read out a view after the last block, and in the same product the drafts that have run all blocks by now."""
         n_rows, n_blocks = len(view.hidden_AD), self.model.n_blocks
         drafts = [token for tokens in self.cache.waiting for token in tokens if token.done == n_blocks]
         if drafts:
@@ -98,8 +97,8 @@ class BlockRunner:
                 token.logits_V = logits_V
 
     def end(self) -> None:
-        """End the step: project what was asked for."""
-        if self._left_BD is not None and self._filled:  # as far as the last to leave have run
+        """End the step: write keys and values requested with `fill_from_state`."""
+        if self._left_BD is not None and self._filled:  # `run` wrote them up to the last block that ran
             self._to_fill = [(self._filled, self._left_BD, None)] if self._filled < self.model.n_blocks else []
         if self._to_fill:
             self.model.fill(self._to_fill, self._context)
@@ -108,7 +107,7 @@ class BlockRunner:
 
     # --------------------------------------------------------- deferred tokens
 
-    def _run_beside(
+    def _run_with_deferred(
         self,
         block: int,
         hidden_AD: Tensor,
@@ -116,34 +115,34 @@ class BlockRunner:
         rows_A: Tensor | None,
         waiting: list[list[DeferredToken]],
     ) -> Tensor:
-        """The new token stands last in every row; rows with fewer deferred ones repeat it before, to no effect."""
-        hidden_ATD = self._beside.states(hidden_AD, waiting)
-        n_beside = hidden_ATD.shape[1] - 1
-        if all(len(tokens) == n_beside and self._are_newest(tokens) for tokens in waiting):
-            if n_beside + 1 not in self._windows:
-                self._windows[n_beside + 1] = self.model.window(self.cache, n_beside + 1)
-            hidden_ATD = self.model.block(block, hidden_ATD, self._windows[n_beside + 1], rows_A)
+        """Run a block on deferred tokens and the new one, which is last; shorter rows repeat it, without effect."""
+        hidden_ATD = self._joint_states.states(hidden_AD, waiting)
+        n_deferred = hidden_ATD.shape[1] - 1
+        if all(len(tokens) == n_deferred and self._are_newest(tokens) for tokens in waiting):
+            if n_deferred + 1 not in self._windows:
+                self._windows[n_deferred + 1] = self.model.window(self.cache, n_deferred + 1)
+            hidden_ATD = self.model.block(block, hidden_ATD, self._windows[n_deferred + 1], rows_A)
         else:
-            places = self._places(rows, rows_A, waiting, n_beside)
+            places = self._places(rows, rows_A, waiting, n_deferred)
             hidden_ATD = self.model.block(block, hidden_ATD, self._context, rows_A, places)
-        return self._beside.ran(block, hidden_ATD, waiting)
+        return self._joint_states.ran(block, hidden_ATD, waiting)
 
     def _are_newest(self, tokens: Sequence[DeferredToken]) -> bool:
         """Return whether a row's deferred tokens, ascending, are at the positions right before the new one."""
         return tokens[0].place == self.cache.length - len(tokens)
 
     def _places(
-        self, rows: Sequence[int], rows_A: Tensor | None, waiting: list[list[DeferredToken]], n_beside: int
+        self, rows: Sequence[int], rows_A: Tensor | None, waiting: list[list[DeferredToken]], n_deferred: int
     ) -> Any:
         """Return the positions of deferred tokens, padded with the newest position."""
         newest = self.cache.length
-        where = [
-            [row, *(token.place for token in tokens), *[newest] * (n_beside + 1 - len(tokens))]
+        row_places = [
+            [row, *(token.place for token in tokens), *[newest] * (n_deferred + 1 - len(tokens))]
             for row, tokens in zip(rows, waiting, strict=True)
         ]
-        if self._deferred_places is None or self._deferred_places[0] != where:  # mostly those of the block before
-            places_AT = torch.tensor(where, device=self.model.device)[:, 1:]
-            self._deferred_places = where, self.model.places(self.cache, rows_A, places_AT)
+        if self._deferred_places is None or self._deferred_places[0] != row_places:  # mostly those of the block before
+            places_AT = torch.tensor(row_places, device=self.model.device)[:, 1:]
+            self._deferred_places = row_places, self.model.places(self.cache, rows_A, places_AT)
         return self._deferred_places[1]
 
     def _project(self, block: int, rows: Sequence[int], waiting: list[list[DeferredToken]]) -> None:
@@ -156,30 +155,30 @@ class BlockRunner:
             token.done = block
 
     def complete(self, rows: Sequence[int]) -> None:
-        """After a step, run the remaining blocks of what waits in these rows, the newest of each as the new token."""
+        """Run the remaining blocks of these rows' deferred tokens after a step, the newest of each as new token."""
         cache, n_blocks = self.cache, self.model.n_blocks
-        cache.length -= 1  # back in the step that the newest was fed in
-        for done in {cache.waiting[row][-1].done for row in rows} - {n_blocks}:
-            group = [row for row in rows if cache.waiting[row][-1].done == done]
+        cache.length -= 1  # back in the step that fed the newest token
+        for n_done in {cache.waiting[row][-1].done for row in rows} - {n_blocks}:
+            group = [row for row in rows if cache.waiting[row][-1].done == n_done]
             newest = [cache.waiting[row].pop() for row in group]
             rows_A = None if len(group) == cache.n_rows else torch.tensor(group, device=self.model.device)
             hidden_AD = torch.stack([token.state_D for token in newest])
-            for block in range(done + 1, n_blocks + 1):
+            for block in range(n_done + 1, n_blocks + 1):
                 hidden_AD = self.run(block, hidden_AD, rows_A)
             for index, (row, token) in enumerate(zip(group, newest, strict=True)):
                 token.ran(n_blocks, hidden_AD, (index,))
                 cache.waiting[row].append(token)
         cache.length += 1
 
-    # ---------------------------------------------- what KV policies may ask for
+    # ---------------------------------------------- called by KV policies
 
     def fill_from_state(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
-        """Have keys and values of blocks block+1..L at the current position projected from one state in this step.
+        """Request keys and values of blocks block+1..L at the current position, projected from one state in this step.
 
-        Not where no token of an answer runs those blocks (`Parts.reads_skipped`).
+        Does nothing if no token of an answer runs those blocks (`Parts.reads_skipped`).
 
         Args:
-            block: Blocks that were executed, 0..L-1; no fewer than told before in this step.
+            block: Blocks that were executed, 0..L-1; not below that of an earlier call in this step.
             hidden_AD: The state to copy, not normalised.
             rows_A: Rows of the batch; None means all.
         """
@@ -193,15 +192,15 @@ class BlockRunner:
             self._left_BD.index_copy_(0, rows_A, hidden_AD)
 
     def run_rest(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> Tensor:
-        """Run blocks block+1..L at the current position; returns the state after block L, [A, D]."""
+        """Run blocks block+1..L at the current position; return the state after block L, [A, D]."""
         for deeper in range(block + 1, self.model.n_blocks + 1):
             hidden_AD = self.model.block(deeper, hidden_AD, self._context, rows_A)
         return hidden_AD
 
     def defer(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
-        """Let rows that leave after ``block`` wait with their states for a later token to run deeper blocks.
+        """Defer the skipped blocks of rows that leave after ``block``, until a later token runs them.
 
-        Not where none ever does (`Parts.reads_skipped`); those that are run again from block 1 are anyhow.
+        Does nothing if no later token runs them (`Parts.reads_skipped`), unless the policy reruns tokens from block 1.
         """
         cache = self.cache
         if not self.parts.reads_skipped and self._policy.deferred != "rerun":
@@ -214,8 +213,8 @@ class BlockRunner:
             cache.waiting[row].append(DeferredToken(cache.length, block, hidden_AD, (index,), embedding_D))
 
 
-class _Beside:
-    """States of the tokens that ran a block together: mostly they run the next one together too."""
+class _JointStates:
+    """States of the tokens that ran a block together, cached because mostly they run the next one together too."""
 
     def __init__(self) -> None:
         self._states_ATD: Tensor | None = None
@@ -223,7 +222,7 @@ class _Beside:
         self._waiting: list[list[DeferredToken]] = []
 
     def states(self, newest_AD: Tensor, waiting: list[list[DeferredToken]]) -> Tensor:
-        """Deferred tokens of each row and then the new one, again and again where others have more: [A, T, D]."""
+        """Return the deferred tokens' states of each row, then the new token's, repeated in shorter rows: [A, T, D]."""
         if self._states_ATD is not None and newest_AD is self._newest_AD and waiting == self._waiting:
             return self._states_ATD
         n_positions = max(map(len, waiting)) + 1
@@ -234,7 +233,7 @@ class _Beside:
         return torch.stack(states_N).view(len(waiting), n_positions, -1)
 
     def ran(self, block: int, states_ATD: Tensor, waiting: list[list[DeferredToken]]) -> Tensor:
-        """Note what a block made of them; returns states of the new tokens, [A, D]."""
+        """Record the states after a block; return those of the new tokens, [A, D]."""
         for index, tokens in enumerate(waiting):
             for slot, token in enumerate(tokens):
                 token.ran(block, states_ATD, (index, slot))

@@ -1,7 +1,7 @@
-"""Contexts with their continuations: batches of contexts, and the rows that a context's continuations take.
+"""Contexts with their continuations: batches of contexts, and the rows needed for a context's continuations.
 
-Everything before the last token of a continuation is fed to the model, so that continuations which differ there alone
-are one row: the letters of a multiple-choice question are read from one state.
+The model is fed everything before the last token of a continuation. Continuations that differ only in that token share
+one row: the letters of a multiple-choice question are read from one state.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Context:
-    """One context and what is scored after it.
+    """One context and its continuations to score.
 
     Attributes:
         context_ids: Encoder input, or the text before the continuations for a decoder-only model; not empty.
         continuations: Token ids, none of them empty.
-        seed: What random methods draw from; the same draws for all continuations.
+        seed: Seed of random methods, the same for all continuations.
     """
 
     context_ids: Sequence[int]
@@ -30,18 +30,18 @@ class Context:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest continuation."""
+        """Number of tokens of the longest continuation."""
         return max(map(len, self.continuations))
 
 
 @dataclass(frozen=True)
 class Branch:
-    """Continuations of one context that are fed the same, because they differ in their last token at most.
+    """Continuations of one context that share their fed tokens, because they differ in their last token at most.
 
     Attributes:
-        context: Its place in the batch.
+        context: Index of the context in the batch.
         fed: Their tokens but for the last.
-        choices: Which continuations.
+        choices: Indices of the continuations.
     """
 
     context: int
@@ -50,7 +50,7 @@ class Branch:
 
 
 def branches_of(contexts: Sequence[Context]) -> list[Branch]:
-    """Return the branches of a batch, those of one context side by side."""
+    """Return the branches of a batch; those of one context are adjacent."""
     branches = []
     for place, context in enumerate(contexts):
         by_fed: dict[tuple[int, ...], list[int]] = {}
@@ -61,7 +61,7 @@ def branches_of(contexts: Sequence[Context]) -> list[Branch]:
 
 
 def packs(branches: Sequence[Branch], most: int) -> list[list[Branch]]:
-    """Put branches of one context into one row, side by side, as long as it has at most so many tokens."""
+    """Pack adjacent branches of one context into rows of at most ``most`` tokens."""
     packed: list[list[Branch]] = []
     for branch in branches:
         last = packed[-1] if packed else []
@@ -74,15 +74,15 @@ def packs(branches: Sequence[Branch], most: int) -> list[list[Branch]]:
 
 
 def batches(model: Engine, contexts: Sequence[Context], rows: int) -> Iterator[list[int]]:
-    """Yield places of contexts to be run together, the longest first; those without continuations are left out.
+    """Yield indices of contexts to run together, the longest first; contexts without continuations are left out.
 
-    The longest context and the longest continuation of a batch, which need not be of one row, fit the model's positions
-    together: shorter rows are padded to both.
+    The longest context and the longest continuation of a batch, possibly of different rows, fit the model's positions
+    together, since shorter rows are padded to both.
 
     Args:
         model: The model.
-        contexts: What is scored.
-        rows: Rows that a batch may have; a context that needs more is alone in its own.
+        contexts: Contexts to score.
+        rows: Most rows of a batch; a context that needs more gets a batch of its own.
     """
     mixes_lengths, most = model.pads_left or model.encoder_blocks > 0, model.max_positions
     order = sorted(range(len(contexts)), key=lambda place: -len(contexts[place].context_ids))

@@ -1,8 +1,8 @@
-"""The decode loop: one for all methods, batched, each row exits on its own.
+"""The decode loop: one for all methods, batched, with a separate exit per row.
 
-`prefill` runs once a prompt, `decode` generates, `decode_step` makes one token for every row. Skipped blocks
-are not computed; rows that have finished leave the batch. Where nothing is timed, `Decoding` also takes rows in
-(`engine.decoding.stream`), and rows may have thresholds of their own (`repeat_rows`).
+`prefill` runs once per prompt, `decode` generates, `decode_step` decodes one token for every row. Skipped blocks are
+not computed; finished rows leave the batch. In untimed decodes, rows may also join (`engine.decoding.stream`) and have
+different thresholds (`repeat_rows`).
 
 Shape suffixes: B rows of the batch, A rows still running at a block, D model width, L blocks.
 """
@@ -28,10 +28,10 @@ from exitbench.harness.engine.model.engine import Engine
 from exitbench.methods.base import ActiveRows, BlockView, Gate, Parts, Threshold
 
 Choose = Callable[[BlockView], Tensor]
-"""Token chooser: from a view of rows that leave, a token for each, [A]."""
+"""Token chooser: maps a view of rows that leave to one token per row, [A]."""
 
 IsStopped = Callable[[list[int]], bool]
-"""Whether new tokens spell a string at which an answer ends."""
+"""Returns whether new tokens spell a string at which an answer ends."""
 
 
 class Step:
@@ -39,9 +39,9 @@ class Step:
 
     Attributes:
         token_B: The tokens.
-        choose: What chooses them.
+        choose: Token chooser.
         observer: Receives scores, exits and read-outs.
-        unread: Views of rows that have left and are to be read out together.
+        unread: Views of rows that have left and will be read out together.
     """
 
     def __init__(self, model: Engine, n_rows: int, choose: Choose, observer: Observer) -> None:
@@ -56,13 +56,13 @@ class Batch:
     """Prompts after prefill, ready to decode.
 
     Attributes:
-        requests: One a row.
+        requests: One per row.
         max_new_tokens: Longest answer, counted in new decoder tokens; also N of position-decayed thresholds.
         cache: Keys and values.
-        prompt_state_BD: State after the last prompt token, from which the first token is read; None where that one
+        prompt_state_BD: State after the last prompt token, from which the first token is read; None if the first token
             goes through the decode loop too.
-        fed_B: What the decode loop is fed first; None: the start token of an encoder-decoder.
-        thresholds: Rule of each row, where settings of a method decode together; () means the method's.
+        fed_B: First input of the decode loop; None: the start token of an encoder-decoder.
+        thresholds: Threshold rule of each row, if settings of a method decode together; () means the method's own.
     """
 
     requests: Sequence[Request]
@@ -81,10 +81,10 @@ def prefill(
 
     Args:
         model: The model.
-        requests: What is answered.
+        requests: Prompts to answer.
         max_new_tokens: Longest answer.
         gates_first_token: Leave the last prompt token of a decoder-only model to the decode loop, so that the first
-            new token may exit early too. That of an encoder-decoder always may.
+            new token may exit early too. The first token of an encoder-decoder always may.
     """
     prompts = [request.prompt_ids for request in requests]
     cache, state_BD = model.start(prompts, max_new_tokens, holds_last=gates_first_token)
@@ -98,9 +98,9 @@ def repeat_rows(batch: Batch, thresholds: Sequence[Sequence[Threshold]]) -> Batc
 
     Args:
         batch: Prompts after `prefill`; used up by this call.
-        thresholds: Of each prompt.
+        thresholds: Threshold rules of each prompt.
     """
-    rows = [row for row, own in enumerate(thresholds) for _ in own]
+    rows = [row for row, rules in enumerate(thresholds) for _ in rules]
     batch.cache.repeat_rows(rows)
     rows_B = torch.tensor(rows, device=batch.cache.device)
     state_BD, fed_B = batch.prompt_state_BD, batch.fed_B
@@ -110,7 +110,7 @@ def repeat_rows(batch: Batch, thresholds: Sequence[Sequence[Threshold]]) -> Batc
         batch.cache,
         None if state_BD is None else state_BD.index_select(0, rows_B),
         None if fed_B is None else fed_B.index_select(0, rows_B),
-        tuple(rule for own in thresholds for rule in own),
+        tuple(rule for rules in thresholds for rule in rules),
     )
 
 
@@ -125,13 +125,18 @@ def decode(
     traced: bool = True,
     observer: Observer | None = None,
 ) -> list[Generation]:
-    """Generate until every row has ended; the arguments are those of `Decoding`.
+    """Generate until every row has ended; for the arguments see `Decoding`.
 
     Returns:
-        One generation a request, in their order.
+        One generation per request, in their order.
 
     Raises:
-        ArithmeticError: Traced, and a logit or a score is not finite.
+        ArithmeticError: The decode is traced, and a logit or a score is not finite.
+
+    Examples:
+        >>> batch = prefill(checkpoint.model, [Request(prompt_ids)], max_new_tokens=32)
+        >>> generation, = decode(checkpoint, batch, parts)
+        >>> generation.token_ids, generation.exit_layers
     """
     decoding = Decoding(checkpoint, batch, parts, is_stopped, asked, traced=traced, observer=observer)
     generations = [row.generation for row in decoding.rows]
@@ -142,7 +147,7 @@ def decode(
 
 @dataclass(eq=False)
 class Row:
-    """A row being decoded: what is answered, and the answer so far."""
+    """A row being decoded: its request, and the answer so far."""
 
     request: Request
     generation: Generation
@@ -153,15 +158,15 @@ class Decoding:
 
     Args:
         checkpoint: The model and its special tokens.
-        batch: Prompts after `prefill`; used up.
+        batch: Prompts after `prefill`; used up by this object.
         parts: The method.
-        is_stopped: Told the new tokens of a row after each token; True ends the row (stop strings).
-        asked: Whose rules change logits before tokens are chosen from them.
+        is_stopped: Called with a row's new tokens after each token; True ends the row (stop strings).
+        asked: Settings whose rules change logits before tokens are chosen.
         traced: Record exits and check that all numbers are finite. The tokens are the same without.
-        observer: Untraced: receives scores, exits and read-outs.
+        observer: Untraced decodes only: receives scores, exits and read-outs.
 
     Attributes:
-        rows: Those that have not ended, as they stand in the cache.
+        rows: Rows that have not ended, in the order of the cache.
     """
 
     def __init__(
@@ -190,7 +195,7 @@ class Decoding:
 
     @torch.inference_mode()
     def step(self) -> list[Row]:
-        """Add a token to every row; return the rows that have ended with it."""
+        """Decode one token for every row; return the rows that ended with it."""
         rows, parts, rules = self.rows, self._parts, self._rules
         generations = [row.generation for row in rows]
         seeds_B = tuple(row.request.seed for row in rows)
@@ -206,7 +211,7 @@ class Decoding:
                 self._observer,
                 self._thresholds,
             )
-        else:  # the prompt itself ran at full depth and already holds the first token
+        else:  # the prompt's own pass at full depth already holds the first token
             model, state_BD = self._checkpoint.model, self._prompt_state_BD
             assert state_BD is not None, "what is fed first is known, or the state that it is read from"
             step = prompt_step(model, state_BD, parts, self._max_new_tokens, seeds_B, choose, self._observer)
@@ -247,9 +252,9 @@ class Decoding:
         if not going:
             return
         assert self._token_B is not None, "a token was chosen"
-        kept_B = torch.tensor(going, device=self._token_B.device)
-        self._cache.keep(kept_B)
-        self._token_B = self._token_B[kept_B]
+        going_B = torch.tensor(going, device=self._token_B.device)
+        self._cache.keep(going_B)
+        self._token_B = self._token_B[going_B]
         if self._thresholds:
             self._thresholds = tuple(self._thresholds[row] for row in going)
         if self._rules is not None:
@@ -257,17 +262,17 @@ class Decoding:
 
     @property
     def holds_first_token(self) -> bool:
-        """Whether the first token is yet to be read from the prompt's own pass: no batch can be joined before."""
+        """True until the first token is read from the prompt's own pass; no batch can join before."""
         return self._token_B is None
 
     @property
     def can_be_joined(self) -> bool:
-        """Whether the rows of another batch can be taken in."""
+        """True if rows of another batch can join."""
         return self._cache.joins
 
     @torch.inference_mode()
     def join(self, other: Decoding) -> None:
-        """Take in the rows of another batch with the same settings; it is used up by this call."""
+        """Add the rows of another batch with the same settings, which is used up by this call."""
         assert self._token_B is not None and other._token_B is not None, "first tokens were read"
         self._cache.join(other._cache, self._max_new_tokens)
         self.rows = self.rows + other.rows
@@ -294,10 +299,10 @@ def decode_step(
         token_B: The last token of every row.
         positions_B: 1 for the first generated token of a row.
         max_new_tokens: Longest answer allowed.
-        seeds_B: One seed a row.
+        seeds_B: One seed per row.
         choose: Token chooser of the rows that leave; None: the method's gate.
-        observer: Receives scores, exits and read-outs; None: nothing does.
-        thresholds_B: What each row's scores are compared with; () means the method's own rule.
+        observer: Receives scores, exits and read-outs; None: not observed.
+        thresholds_B: Threshold rule of each row; () means the method's own.
     """
     model, parts = runner.model, runner.parts
     step = Step(model, len(token_B), choose or parts.gate.choose, observer or Observer())
@@ -334,16 +339,19 @@ def decode_step(
                 _leave(step, runner, view)
                 break
             if any(leaves):
-                out, on = ([i for i, leaving in enumerate(leaves) if leaving is which] for which in (True, False))
-                # An index rather than a mask, of which the device would have to tell how many it selects.
-                index_A = torch.tensor(out + on, device=model.device)
-                out_A, on_A = index_A[: len(out)], index_A[len(out) :]
-                _leave(step, runner, view.take(out, out_A))
-                active = active.take(on, on_A)
-                hidden_AD, score_A = hidden_AD.index_select(0, on_A), score_A.index_select(0, on_A)
-                memory = {name: value.index_select(0, on_A) for name, value in memory.items()}
-                earlier, normed = [state_AD.index_select(0, on_A) for state_AD in earlier], {}
-                ahead_LAD = None if ahead_LAD is None else ahead_LAD.index_select(1, on_A)
+                leaving_rows, going_rows = (
+                    [i for i, leaving in enumerate(leaves) if leaving is which] for which in (True, False)
+                )
+                # An index rather than a mask: selecting by mask would need a device synchronization for the number of
+                # rows.
+                index_A = torch.tensor(leaving_rows + going_rows, device=model.device)
+                leaving_A, going_A = index_A[: len(leaving_rows)], index_A[len(leaving_rows) :]
+                _leave(step, runner, view.take(leaving_rows, leaving_A))
+                active = active.take(going_rows, going_A)
+                hidden_AD, score_A = hidden_AD.index_select(0, going_A), score_A.index_select(0, going_A)
+                memory = {name: value.index_select(0, going_A) for name, value in memory.items()}
+                earlier, normed = [state_AD.index_select(0, going_A) for state_AD in earlier], {}
+                ahead_LAD = None if ahead_LAD is None else ahead_LAD.index_select(1, going_A)
             previous_score_A = score_A
         if parts.gate.needs_history:
             earlier.append(hidden_AD)
@@ -353,9 +361,10 @@ def decode_step(
 
 
 def _decided(runner: BlockRunner, view: BlockView) -> tuple[Tensor, list[bool]]:
-    """Return the gate's score [A] and which rows it lets go: from bounds of the logits where those decide.
+    """Return the gate's score [A] and which rows leave: from bounds of the logits if those decide.
 
-    Where they leave one row open, the LM head is read for all: products of fewer rows may differ in their last bits.
+    If the bounds leave one row open, the LM head is read for all rows: products of fewer rows may differ in their last
+    bits.
     """
     parts = runner.parts
     level: float | Tensor | None = None
@@ -380,7 +389,7 @@ def _decided(runner: BlockRunner, view: BlockView) -> tuple[Tensor, list[bool]]:
 def exceeds_threshold(score_A: Tensor, level: float | Tensor) -> list[bool]:
     """Compare scores with a threshold in their own precision; return host booleans."""
     if isinstance(level, float) and score_A.dtype == torch.float32 and score_A.device.type == "cpu":
-        rounded = ctypes.c_float(level).value  # and compared here, which is less than an operation of torch
+        rounded = ctypes.c_float(level).value  # compared on the host, which is cheaper than a torch operation
         return [score > rounded for score in score_A.tolist()]
     leaves: list[bool] = (score_A > level).tolist()
     return leaves
@@ -391,10 +400,10 @@ def _level(threshold: Threshold, view: BlockView, score_A: Tensor) -> float | Te
     positions_A, rules_A = view.active.positions_A, view.active.thresholds_A
     if not rules_A and len(set(positions_A)) == 1:
         return threshold.value(view.block, positions_A[0], view.max_new_tokens)
-    first, *others = asked_A = list(zip(rules_A or (threshold,) * len(positions_A), positions_A, strict=True))
-    if all(other == first for other in others):
+    first, *other_keys = keys_A = list(zip(rules_A or (threshold,) * len(positions_A), positions_A, strict=True))
+    if all(other == first for other in other_keys):
         return first[0].value(view.block, first[1], view.max_new_tokens)
-    return score_A.new_tensor([rule.value(view.block, position, view.max_new_tokens) for rule, position in asked_A])
+    return score_A.new_tensor([rule.value(view.block, position, view.max_new_tokens) for rule, position in keys_A])
 
 
 def _leave(step: Step, runner: BlockRunner, view: BlockView) -> None:
@@ -406,7 +415,7 @@ def _leave(step: Step, runner: BlockRunner, view: BlockView) -> None:
 
 
 def _emit(step: Step, parts: Parts, view: BlockView) -> None:
-    """Choose the tokens of rows that leave, or put it off until all have left: the LM head is then read once."""
+    """Choose the tokens of rows that leave, or postpone it until all rows have left: the LM head is then read once."""
     if parts.head.reads_vocabulary and parts.gate.chooses_from_logits and not view.is_read:
         step.unread.append(view)
     else:
@@ -436,7 +445,7 @@ def _choose(step: Step, view: BlockView) -> None:
 
 
 def _all_states(runner: BlockRunner, hidden_AD: Tensor) -> Tensor:
-    """States after every block at full depth, [L, A, D]; what exits early overwrites the cache afterwards."""
+    """Return states after every block at full depth, [L, A, D]; early exits overwrite the cache afterwards."""
     states = []
     for block in range(1, runner.model.n_blocks + 1):
         hidden_AD = runner.run(block, hidden_AD)
@@ -460,7 +469,7 @@ def prompt_step(
         state_BD: State after the last prompt token and the last block.
         parts: The method.
         max_new_tokens: Longest answer allowed.
-        seeds_B: One seed a row.
+        seeds_B: One seed per row.
         choose: Token chooser of the rows.
         observer: Receives the read-out.
     """
@@ -480,5 +489,5 @@ def prompt_step(
 
 
 def _choose_with_rules(rules: LogitRules, gate: Gate) -> Choose:
-    """Return the gate's choice, from logits that the rules have changed."""
+    """Return a token chooser that applies the gate to logits changed by the rules."""
     return lambda view: gate.choose(rules.applied(view))

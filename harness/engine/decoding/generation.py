@@ -14,7 +14,7 @@ class Request:
 
     Attributes:
         prompt_ids: Encoder input, or the prompt of a decoder-only model.
-        seed: What random methods draw from; fixed per document, so that batches do not change results.
+        seed: Seed of random methods; fixed per document, so that batching does not change results.
     """
 
     prompt_ids: Sequence[int]

@@ -1,8 +1,9 @@
-"""Log-likelihoods with exits: forced decode of given continuations, and one pass where every token has one depth.
+"""Log-likelihoods with exits: forced decode of given continuations, and one pass if every token has the same depth.
 
-A context is prefilled once, and each of its continuations goes on from a copy of its keys and values. The first token
-of all of them is read from one row, where the context ends. After it the decode loop is given the next token in place
-of choosing one, with the same gate, head and KV policy as in generation; log p of a token is read where its row left.
+A context is prefilled once, and each of its continuations resumes from a copy of its keys and values. The first token
+of all of them is read from one row, at the end of the context. After it, the decode loop is given the next token
+instead of choosing one, with the same gate, head and KV policy as in generation; log p of a token is read at the block
+where its row left.
 
 Shape suffixes: C contexts, B rows (branches), T positions, N tokens (of all rows), K continuations of a row, A rows
 that leave, D model width, V vocabulary.
@@ -33,9 +34,9 @@ from exitbench.methods.base import ActiveRows, BlockView, Gate, Parts, argmax_to
 from exitbench.methods.thresholds import Constant
 
 READ_OUT_BYTES = 64 * 2**20
-"""Most memory for the logits of a pass at once; tokens are read out in pieces that fit."""
+"""Memory limit for the logits of a pass; tokens are read out in chunks that fit."""
 PACKED_TOKENS = 512
-"""Most tokens of branches side by side in a row: each is compared with all of them."""
+"""Most branch tokens packed into one row, each of which attends over all of them."""
 
 
 @dataclass
@@ -61,7 +62,7 @@ class Scored(TokenColumns):
 
     @property
     def is_greedy(self) -> bool:
-        """Whether every token is the most probable one."""
+        """True if every token is the most probable one."""
         return all(self.greedy)
 
 
@@ -81,23 +82,27 @@ def score(
 
     Args:
         checkpoint: The model and its special tokens.
-        contexts: What is scored after what.
+        contexts: Contexts and their continuations.
         parts: The method.
-        scope: ``token``: every token leaves by itself; ``context``: the depth at which the first scored token leaves
-            is kept for all tokens of all continuations of the context.
-        gates_first_token: Let the first token of a decoder-only model leave early too, else it is read from the
-            context's own pass, at full depth. That of an encoder-decoder always may.
+        scope: ``token``: every token exits by itself; ``context``: the exit depth of the first scored token is kept for
+            all tokens of all continuations of the context.
+        gates_first_token: Let the first token of a decoder-only model exit early too; otherwise it is read from the
+            context's own pass, at full depth. The first token of an encoder-decoder always may.
         rows: Rows run together: continuations of one or several contexts.
         max_new_tokens: N of position-decayed thresholds; None: the longest continuation of all.
         traced: Record exits and check that all numbers are finite. Log-probabilities are the same without.
 
     Returns:
-        By context and continuation, in their order.
+        Scores by context and continuation, in their order.
 
     Raises:
         UserError: The method gives no log-probabilities (`why_not`); a context or a continuation is empty, or longer
-            than the model; ``scope = "context"`` where the first token is read at full depth.
-        ArithmeticError: Traced, and a logit or a score is not finite.
+            than the model's positions; ``scope = "context"`` with a first token read at full depth.
+        ArithmeticError: The score is traced, and a logit or a gate's score is not finite.
+
+    Examples:
+        >>> ((yes, no),) = score(checkpoint, [Context(context_ids, [yes_ids, no_ids])], parts)
+        >>> yes.total_logprob > no.total_logprob
     """
     model = checkpoint.model
     _check(contexts, parts, rows)
@@ -127,16 +132,16 @@ def why_not(parts: Parts) -> str | None:
 
 
 def fixed_depth(parts: Parts, n_blocks: int) -> int | None:
-    """The blocks that every token runs and is read after, whatever it says; None where that is not known before."""
-    asked = parts.asked(n_blocks)
-    if not asked:
+    """Return the blocks after which every token is read, if the method fixes it in advance; None if it does not."""
+    gate_blocks = parts.asked(n_blocks)
+    if not gate_blocks:
         return n_blocks
-    return None if parts.gate.decides or parts.runs_all_blocks else asked[0]
+    return None if parts.gate.decides or parts.runs_all_blocks else gate_blocks[0]
 
 
 def keeping(parts: Parts, depth: int) -> Parts:
-    """Return the method with its depth decided: every token leaves after this number of blocks."""
-    return replace(parts, gate=_Kept(parts.gate), threshold=Constant(0.5), blocks=frozenset({depth}))
+    """Return the method with its depth fixed: every token leaves after this number of blocks."""
+    return replace(parts, gate=_FixedDepth(parts.gate), threshold=Constant(0.5), blocks=frozenset({depth}))
 
 
 def _check(contexts: Sequence[Context], parts: Parts, rows: int) -> None:
@@ -151,15 +156,15 @@ def _check(contexts: Sequence[Context], parts: Parts, rows: int) -> None:
             raise UserError(f"context {number} has an empty continuation; there is nothing to score in it.")
 
 
-class _Given:
-    """Reads log-probabilities of given tokens from rows that leave; stands where a gate chooses tokens.
+class _TokenReader:
+    """Reader of log-probabilities of given tokens, used in place of the gate's token chooser.
 
     Args:
-        gate: Of the method.
-        token_BK: What is given to each row.
+        gate: The method's gate.
+        token_BK: Tokens given to each row.
 
     Attributes:
-        logprob_BK: Their natural logarithms.
+        logprob_BK: Natural logarithms of their probabilities.
         greedy_BK: Whether each is the most probable token.
     """
 
@@ -171,20 +176,20 @@ class _Given:
     def __call__(self, view: BlockView) -> Tensor:
         log_p_AV, rows_A = self.gate.log_p(view), view.active.rows_A
         rows = slice(None) if rows_A is None else rows_A
-        given_AK = self.token_BK[rows]
-        self.logprob_BK[rows] = log_p_AV.gather(1, given_AK)
-        self.greedy_BK[rows] = argmax_token(log_p_AV)[:, None] == given_AK
-        return given_AK[:, 0]
+        token_AK = self.token_BK[rows]
+        self.logprob_BK[rows] = log_p_AV.gather(1, token_AK)
+        self.greedy_BK[rows] = argmax_token(log_p_AV)[:, None] == token_AK
+        return token_AK[:, 0]
 
 
-class _Kept(Gate):
-    """A depth that was decided before: score 1 at the block asked, and tokens read as the method reads them."""
+class _FixedDepth(Gate):
+    """Gate of a depth decided before: score 1 at its only block, and tokens read as the method reads them."""
 
     decides = False
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self.needs_history = gate.needs_history  # type: ignore[misc]  # of the class elsewhere
+        self.needs_history = gate.needs_history  # type: ignore[misc]  # a class attribute elsewhere
 
     def score(self, view: BlockView) -> Tensor:
         return torch.ones(len(view.hidden_AD), device=view.hidden_AD.device)
@@ -210,20 +215,20 @@ class _Exits(Observer):
 
 @dataclass(frozen=True)
 class _Place:
-    """A token's place: the continuations that are given one there, its number in them, and their context's seed."""
+    """Position of a token: its continuations, the token's number in them, and the context's seed."""
 
     of: Sequence[Scored]
     position: int
     seed: int
 
     @property
-    def given(self) -> list[int]:
-        """The tokens."""
+    def token_ids(self) -> list[int]:
+        """The tokens given at this position, one per continuation."""
         return [scored.token_ids[self.position - 1] for scored in self.of]
 
 
 class _Scorer:
-    """Scores one batch of contexts after the other; see `score` for the arguments."""
+    """Scorer of one batch of contexts after another; for the arguments see `score`."""
 
     def __init__(
         self,
@@ -241,11 +246,13 @@ class _Scorer:
         self.reads_prompt = self.is_decoder_only and not gates_first_token
         self.trace = Trace(self.model) if traced else None
         self.observer: Trace | _Exits = self.trace or _Exits(self.model.n_blocks)
-        self._read: list[tuple[Sequence[_Place], list[TokenRecord] | None, _Given]] = []
+        self._read: list[tuple[Sequence[_Place], list[TokenRecord] | None, _TokenReader]] = []
 
     def score(self, contexts: Sequence[Context], scored: Sequence[Sequence[Scored]]) -> None:
-        """Score the continuations of a batch into what is there for each."""
-        firsts = [_Place(own, 1, context.seed) for context, own in zip(contexts, scored, strict=True)]
+        """Score the continuations of a batch, adding to their `Scored` entries."""
+        firsts = [
+            _Place(scored_context, 1, context.seed) for context, scored_context in zip(contexts, scored, strict=True)
+        ]
         depth = fixed_depth(self.parts, self.model.n_blocks)
         branches = [branch for branch in branches_of(contexts) if branch.fed]
         if depth is None or self.parts.gate.needs_history:
@@ -253,19 +260,19 @@ class _Scorer:
         else:
             cache = self._first_at_once(contexts, firsts, depth)
         if self.scope == "token" or depth is not None:
-            self._rest(cache, branches, firsts, self.parts)
+            self._later_tokens(cache, branches, firsts, self.parts)
         else:
             exits = self.observer.exit_layers
-            for kept in sorted(set(exits)):
-                chosen = [branch for branch in branches if exits[branch.context] == kept]
-                self._rest(cache, chosen, firsts, keeping(self.parts, kept))
+            for exit_depth in sorted(set(exits)):
+                chosen = [branch for branch in branches if exits[branch.context] == exit_depth]
+                self._later_tokens(cache, chosen, firsts, keeping(self.parts, exit_depth))
         self._tell()
 
     # ------------------------------------------------------- the first token, one row a context
 
     def _first_decoded(self, contexts: Sequence[Context], firsts: Sequence[_Place]) -> DecodingCache:
         """Prefill, and read the first token as the decode loop does."""
-        model, given = self.model, self._given(self.parts, firsts)
+        model, reader = self.model, self._reader(self.parts, firsts)
         prompts, seeds = [context.context_ids for context in contexts], tuple(place.seed for place in firsts)
         cache: DecodingCache
         cache, state_CD = model.start(
@@ -274,15 +281,15 @@ class _Scorer:
             holds_last=self.is_decoder_only and not self.reads_prompt,
         )
         if state_CD is not None:
-            prompt_step(model, state_CD, self.parts, self.max_new_tokens, seeds, given, self.observer)
+            prompt_step(model, state_CD, self.parts, self.max_new_tokens, seeds, reader, self.observer)
         else:
             lead = [prompt[-1] if self.is_decoder_only else self.start_id for prompt in prompts]
-            self._step(BlockRunner(model, cache, self.parts), lead, 1, seeds, given)
-        self._note(firsts, given)
+            self._step(BlockRunner(model, cache, self.parts), lead, 1, seeds, reader)
+        self._note(firsts, reader)
         return cache
 
     def _first_at_once(self, contexts: Sequence[Context], firsts: Sequence[_Place], depth: int) -> DecodingCache:
-        """Prefill as many blocks as any token runs, and read the first token where the context ends."""
+        """Prefill as many blocks as any token runs, and read the first token at the end of the context."""
         prompts, longest = [context.context_ids for context in contexts], max(context.longest for context in contexts)
         cache: DecodingCache
         if self.is_decoder_only:
@@ -299,7 +306,9 @@ class _Scorer:
 
     # ------------------------------------------------------------ the others, one row a branch
 
-    def _rest(self, cache: DecodingCache, branches: Sequence[Branch], firsts: Sequence[_Place], parts: Parts) -> None:
+    def _later_tokens(
+        self, cache: DecodingCache, branches: Sequence[Branch], firsts: Sequence[_Place], parts: Parts
+    ) -> None:
         depth = fixed_depth(parts, self.model.n_blocks)
         if depth is not None and isinstance(cache, Cache):
             packed = packs(branches, PACKED_TOKENS)
@@ -308,14 +317,14 @@ class _Scorer:
             return
         for start in range(0, len(branches), self.rows):
             chosen = branches[start : start + self.rows]
-            rows, own = [branch.context for branch in chosen], cache
-            if len(branches) > self.rows or rows != list(range(cache.n_rows)):  # else nobody else goes on from it
-                own = cache.copied(self._tensor(rows))
+            rows, branch_cache = [branch.context for branch in chosen], cache
+            if len(branches) > self.rows or rows != list(range(cache.n_rows)):  # others resume from it
+                branch_cache = cache.copied(self._tensor(rows))
             if depth is None:
-                self._decoded(own, chosen, firsts, parts)
+                self._decoded(branch_cache, chosen, firsts, parts)
             else:
                 tokens_BT, mask_BT = padded([branch.fed for branch in chosen], self.model.device, side="right")
-                self._at_once(self.model.embed(tokens_BT, own), mask_BT, chosen, firsts, parts, depth)
+                self._at_once(self.model.embed(tokens_BT, branch_cache), mask_BT, chosen, firsts, parts, depth)
 
     def _decoded(
         self, cache: DecodingCache, branches: Sequence[Branch], firsts: Sequence[_Place], parts: Parts
@@ -324,12 +333,12 @@ class _Scorer:
         runner = BlockRunner(self.model, cache, parts)
         alive = [(branch, self._places(branch, firsts)) for branch in branches]
         for step in count():
-            now = [own[step] for _, own in alive]
-            given = self._given(parts, now)
+            now = [places[step] for _, places in alive]
+            reader = self._reader(parts, now)
             seeds = tuple(place.seed for place in now)
-            self._step(runner, [branch.fed[step] for branch, _ in alive], step + 2, seeds, given)
-            self._note(now, given)
-            going = [row for row, (_, own) in enumerate(alive) if len(own) > step + 1]
+            self._step(runner, [branch.fed[step] for branch, _ in alive], step + 2, seeds, reader)
+            self._note(now, reader)
+            going = [row for row, (_, places) in enumerate(alive) if len(places) > step + 1]
             if not going:
                 break
             if len(going) < len(alive):
@@ -339,7 +348,7 @@ class _Scorer:
     def _side_by_side(
         self, cache: Cache, rows: Sequence[Sequence[Branch]], firsts: Sequence[_Place], parts: Parts, depth: int
     ) -> None:
-        """Branches of a context in one row, which the lean engine runs."""
+        """Run branches of a context packed into one row, which only the lean engine supports."""
         model = self.model
         assert isinstance(model, Transformer), "as is its cache"
         fed = [[token for branch in row for token in branch.fed] for row in rows]
@@ -351,25 +360,25 @@ class _Scorer:
         if mask_BT is not None:
             number_BT = number_BT.masked_fill(~mask_BT, -1)
         wide = cache.widened(model, self._tensor([row[0].context for row in rows]), cache.length + tokens_BT.shape[1])
-        begun = model.embed_branches(tokens_BT, number_BT, offset_BT, wide)
-        self._at_once(begun, mask_BT, [branch for row in rows for branch in row], firsts, parts, depth)
+        embedded = model.embed_branches(tokens_BT, number_BT, offset_BT, wide)
+        self._at_once(embedded, mask_BT, [branch for row in rows for branch in row], firsts, parts, depth)
 
     def _at_once(
         self,
-        begun: tuple[Tensor, Any],
+        embedded: tuple[Tensor, Any],
         mask_BT: Tensor | None,
         branches: Sequence[Branch],
         firsts: Sequence[_Place],
         parts: Parts,
         depth: int,
     ) -> None:
-        """Run all positions of a step that has begun through ``depth`` blocks in one pass; their branches in order."""
-        states = self._pass(begun, depth, keeps_all=parts.gate.needs_history)
+        """Run all positions of a step through ``depth`` blocks in one pass, and read them out by branch."""
+        states = self._pass(embedded, depth, keeps_all=parts.gate.needs_history)
         flat = [state.flatten(0, 1) if mask_BT is None else state[mask_BT] for state in states]
         self._read_out(parts, depth, flat, [place for branch in branches for place in self._places(branch, firsts)])
 
     def _places(self, branch: Branch, firsts: Sequence[_Place]) -> list[_Place]:
-        """Return the places of the tokens that follow what is fed."""
+        """Return the positions of the tokens predicted from the fed ones."""
         first = firsts[branch.context]
         chosen = [first.of[choice] for choice in branch.choices]
         return [_Place(chosen, position, first.seed) for position in range(2, len(branch.fed) + 2)]
@@ -377,37 +386,37 @@ class _Scorer:
     def _tensor(self, numbers: Sequence[int]) -> Tensor:
         return torch.tensor(numbers, device=self.model.device)
 
-    def _pass(self, begun: tuple[Tensor, Any], depth: int, *, keeps_all: bool = False) -> list[Tensor]:
-        """States [B, T, D] after ``depth`` blocks; of those before too, from the embedding on, where asked."""
-        hidden_BTD, context = begun
+    def _pass(self, embedded: tuple[Tensor, Any], depth: int, *, keeps_all: bool = False) -> list[Tensor]:
+        """Return states [B, T, D] after ``depth`` blocks, preceded by all earlier ones if ``keeps_all``."""
+        hidden_BTD, context = embedded
         states = [hidden_BTD]
         for block in range(1, depth + 1):
             hidden_BTD = self.model.block(block, hidden_BTD, context)
             states = [*states, hidden_BTD] if keeps_all else [hidden_BTD]
         return states
 
-    # ------------------------------------------------------------------------ what was read
+    # ------------------------------------------------------------------------ read-outs
 
-    def _given(self, parts: Parts, places: Sequence[_Place]) -> _Given:
-        """The tokens of each place; where one has fewer than another, its first again."""
-        rows = [place.given for place in places]
+    def _reader(self, parts: Parts, places: Sequence[_Place]) -> _TokenReader:
+        """Return a reader of the tokens of each position; shorter rows repeat their first token."""
+        rows = [place.token_ids for place in places]
         widest = max(map(len, rows))
         filled = [row + row[:1] * (widest - len(row)) for row in rows]
-        return _Given(parts.gate, torch.tensor(filled, device=self.model.device))
+        return _TokenReader(parts.gate, torch.tensor(filled, device=self.model.device))
 
     def _step(
-        self, runner: BlockRunner, fed: Sequence[int], position: int, seeds: tuple[int, ...], given: _Given
+        self, runner: BlockRunner, fed: Sequence[int], position: int, seeds: tuple[int, ...], reader: _TokenReader
     ) -> None:
         token_B = torch.tensor(fed, device=self.model.device)
         positions = (position,) * len(token_B)
-        decode_step(runner, token_B, positions, self.max_new_tokens, seeds, given, self.observer)
+        decode_step(runner, token_B, positions, self.max_new_tokens, seeds, reader, self.observer)
 
     def _read_out(self, parts: Parts, block: int, states: Sequence[Tensor], places: Sequence[_Place]) -> None:
-        """Read tokens from states [N, D] after a block, the last of ``states``; those before are earlier blocks'."""
+        """Read tokens from states [N, D] after a block, the last of ``states``; the others are of earlier blocks."""
         few = max(1, READ_OUT_BYTES // (4 * self.model.vocab_size))
         for start in range(0, len(places), few):
             some = places[start : start + few]
-            given, n = self._given(parts, some), len(some)
+            reader, n = self._reader(parts, some), len(some)
             self.observer.step_began(n)
             view = BlockView(
                 block=block,
@@ -424,21 +433,21 @@ class _Scorer:
             if block < self.model.n_blocks:
                 self.observer.scored(view, parts.gate.score(view))
                 self.observer.left(view, runs_all_blocks=False)
-            given(view)
+            reader(view)
             self.observer.read(view)
-            self._note(some, given)
+            self._note(some, reader)
 
-    def _note(self, places: Sequence[_Place], given: _Given) -> None:
+    def _note(self, places: Sequence[_Place], reader: _TokenReader) -> None:
         records = None
         if self.trace is not None:
             self.trace.check_finite()
             records = self.trace.records
-        self._read.append((places, records, given))
+        self._read.append((places, records, reader))
 
     def _tell(self) -> None:
-        """Hand out what was read, in the order of positions: the only device synchronization."""
-        for places, records, given in self._read:
-            rows = zip(places, given.logprob_BK.tolist(), given.greedy_BK.tolist(), strict=True)
+        """Copy results to the host and add them to the scores, by position: the only device synchronization."""
+        for places, records, reader in self._read:
+            rows = zip(places, reader.logprob_BK.tolist(), reader.greedy_BK.tolist(), strict=True)
             for row, (place, logprobs, greedy) in enumerate(rows):
                 for scored, logprob, is_greedy in zip(place.of, logprobs, greedy, strict=False):
                     scored.logprobs.append(logprob)

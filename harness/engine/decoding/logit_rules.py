@@ -1,6 +1,6 @@
 """Logits processors: repetition penalty, no-repeat n-grams, minimum length, forced first token, as in transformers.
 
-Only the choice of the token sees them. A gate's confidence is of the head's own logits (docs/measuring.md).
+They only affect the choice of the token. A gate's confidence uses the head's own logits (docs/measuring.md).
 
 Shape suffixes: A rows that leave a block, B rows of the batch, V vocabulary.
 """
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 
 class LogitRules:
-    """The rules of a batch, and what each of its rows has seen; rows leave and join as in its cache.
+    """The rules of a batch, and the token history of each row; rows leave and join as in its cache.
 
-    That is what one call of transformers' ``generate`` without padding hands its processors: the prompt and the answer
-    of a decoder-only model, the start token and the answer of an encoder-decoder.
+    A history holds what transformers' ``generate`` without padding passes to its processors: prompt and answer for a
+    decoder-only model, start token and answer for an encoder-decoder.
 
     Args:
-        asked: At least one rule.
+        asked: Settings with at least one rule.
         checkpoint: Model and special tokens.
         prompts: Token ids of each row's prompt.
 
     Raises:
-        UserError: The vocabulary has no such token as is forced.
+        UserError: The forced token is not in the vocabulary.
     """
 
     def __init__(self, asked: GenerationSettings, checkpoint: Checkpoint, prompts: Sequence[Sequence[int]]) -> None:
@@ -58,26 +58,26 @@ class LogitRules:
         self._seen_BV = self._seen_BV[list(rows)]
 
     def join(self, other: LogitRules) -> None:
-        """Take in the rows of another batch behind these."""
+        """Append the rows of another batch."""
         self._histories += other._histories
         self._ngrams += other._ngrams
         self._seen_BV = torch.cat((self._seen_BV, other._seen_BV))
 
     def applied(self, view: BlockView) -> BlockView:
-        """Return what the rows of a view choose their tokens from."""
+        """Return a view of the same rows with changed logits, to choose tokens from."""
         if view.ids_AK is not None:
             raise UserError(f"{', '.join(self._asked.logit_rules)}: the head must read the whole vocabulary.")
         return _with_logits(view, self(view.logits_AK, view.active.rows))
 
     def __call__(self, logits_AV: Tensor, rows: Sequence[int]) -> Tensor:
         """Return changed logits [A, V], float32, of rows of the batch."""
-        asked, logits_AV = self._asked, logits_AV.float()
-        if asked.repetition_penalty is not None:
-            penalty, seen_AV = asked.repetition_penalty, self._seen_BV[list(rows)]
+        settings, logits_AV = self._asked, logits_AV.float()
+        if settings.repetition_penalty is not None:
+            penalty, is_seen_AV = settings.repetition_penalty, self._seen_BV[list(rows)]
             punished_AV = torch.where(logits_AV < 0, logits_AV * penalty, logits_AV / penalty)
-            logits_AV = torch.where(seen_AV, punished_AV, logits_AV)
+            logits_AV = torch.where(is_seen_AV, punished_AV, logits_AV)
         banned = [(i, token) for i, row in enumerate(rows) for token in self._banned(row)]
-        forced = asked.forced_bos_token_id
+        forced = settings.forced_bos_token_id
         if banned:
             logits_AV = logits_AV.index_put(
                 tuple(torch.tensor(banned, device=self._device).T), logits_AV.new_tensor(float("-inf"))
@@ -89,7 +89,7 @@ class LogitRules:
         return logits_AV
 
     def note(self, token_ids: Sequence[int]) -> None:
-        """Add the token that each row has got."""
+        """Append each row's new token to its history."""
         self._seen_BV[list(range(len(token_ids))), list(token_ids)] = True
         for row, (history, token_id) in enumerate(zip(self._histories, token_ids, strict=True)):
             history.append(token_id)
@@ -102,7 +102,7 @@ class LogitRules:
             self._ngrams[row].setdefault(tuple(before), set()).add(last)
 
     def _banned(self, row: int) -> list[int]:
-        """Tokens that a row must not get next."""
+        """Return the tokens that a row must not get next."""
         size, history, banned = self._asked.no_repeat_ngram_size, self._histories[row], set[int]()
         if size is not None and len(history) + 1 >= size:
             banned |= self._ngrams[row].get(tuple(history[len(history) + 1 - size :]), set())
@@ -113,7 +113,7 @@ class LogitRules:
 
 @dataclass(frozen=True)
 class _Changed(Head):
-    """Logits as they are after the rules."""
+    """Head that returns logits changed by the rules."""
 
     logits_AV: Tensor
 
@@ -125,7 +125,7 @@ class _Changed(Head):
 
 
 def _with_logits(view: BlockView, logits_AV: Tensor) -> BlockView:
-    """Return a view with other logits, of all that a token is chosen from (`Gate.chooses_from_logits`)."""
+    """Return a view with other logits and everything else that a token is chosen from (`Gate.chooses_from_logits`)."""
     return BlockView(
         block=view.block,
         active=view.active,

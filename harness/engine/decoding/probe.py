@@ -1,10 +1,10 @@
-"""The probe: one full-depth teacher-forced pass that records what every block says about every token.
+"""The probe: one full-depth teacher-forced pass that records every block's prediction of every token.
 
 The model reads its own greedy output, so one pass over all positions gives the states that step-by-step decoding at
-full depth would have seen. Columns are the union of what the papers' figures need.
+full depth would have produced. Columns are the union of what the papers' figures need.
 
-Given continuations are probed in the same way, each context prefilled once, for replays of choices: their rows also
-have the choice, and the given token's log-probability at every block.
+Given continuations are probed in the same way, each context prefilled once, for replays of choices. Their rows also
+have the choice's number, and the given token's log-probability at every block.
 
 Shape suffixes: N tokens (all rows and positions), L blocks, B rows, T positions, D model width, V vocabulary.
 """
@@ -34,7 +34,7 @@ from exitbench.results.spool.schema import TABLES
 from exitbench.results.statistics.stability import stability
 
 LOGITS_BUDGET_BYTES = 256 * 2**20
-"""Most memory for the logits of all blocks at once; tokens are read out in chunks that fit."""
+"""Memory limit for the logits of all blocks; tokens are read out in chunks that fit."""
 
 
 @torch.inference_mode()
@@ -44,11 +44,11 @@ def probe(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Seq
     Args:
         checkpoint: The model.
         prompts: Token ids of each row's prompt.
-        outputs: What the model generated for each, at full depth.
+        outputs: The model's own outputs at full depth.
 
     Returns:
-        Arrays over the N tokens in row order: ``full_token_id``, ``first_match``, ``stable_from`` and what
-        `results.statistics.stability` adds [N]; per block [N, L] the columns of the spool's probe table.
+        Arrays over the N tokens in row order: ``full_token_id``, ``first_match``, ``stable_from`` and the columns of
+        `results.statistics.stability` [N]; per block [N, L] the columns of the spool's probe table.
     """
     return signals_of(checkpoint.model, states_of(checkpoint, prompts, outputs))
 
@@ -57,8 +57,8 @@ def signals_of(model: Engine, states_LND: Tensor, given_N: Tensor | None = None)
     """Return a probe's signals from states after embedding and every block; with ``logprob`` if tokens are given."""
     chunk = max(1, LOGITS_BUDGET_BYTES // (len(states_LND) * model.vocab_size * 4))
     pieces = torch.split(states_LND, chunk, dim=1)
-    given = [None] * len(pieces) if given_N is None else torch.split(given_N, chunk)
-    parts = [signals(model, piece_LND, given_N) for piece_LND, given_N in zip(pieces, given, strict=True)]
+    pieces_N = [None] * len(pieces) if given_N is None else torch.split(given_N, chunk)
+    parts = [signals(model, piece_LND, given_N) for piece_LND, given_N in zip(pieces, pieces_N, strict=True)]
     arrays = {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in parts[0]}
     return {**arrays, **stability(arrays["p_final"], arrays["cosine_last"])}
 
@@ -71,29 +71,29 @@ def probe_table(
     gold_ids: Sequence[Sequence[int]] | None = None,
     kinds: Sequence[Sequence[str]] | None = None,
 ) -> pa.Table:
-    """Probe every generated token: the spool's table, a row a token in the order of the documents.
+    """Probe every generated token; return the spool's table, one row per token in the order of the documents.
 
     Args:
         checkpoint: The model.
-        keys: Of the documents.
+        keys: Keys of the documents.
         prompts: Token ids of each document's prompt.
-        outputs: What the model generated for each, at full depth.
+        outputs: The model's own outputs at full depth.
         gold_ids: Each document's reference; NULL where an output is longer.
-        kinds: What kind of token each of them is, likewise.
+        kinds: Kind of each reference token (`token_kind`); NULL where an output is longer.
     """
     no_entries = [()] * len(keys)
     columns: dict[str, Any] = {
         "doc_key": [key for key, output in zip(keys, outputs, strict=True) for _ in output],
         "position": [position for output in outputs for position in range(1, len(output) + 1)],
         "token_id": [token for output in outputs for token in output],
-        "gold_token_id": _beside(outputs, gold_ids or no_entries),
-        "token_kind": _beside(outputs, kinds or no_entries),
+        "gold_token_id": _at_positions(outputs, gold_ids or no_entries),
+        "token_kind": _at_positions(outputs, kinds or no_entries),
     }
     return as_table(columns | probe(checkpoint, prompts, outputs))
 
 
 def as_table(columns: Mapping[str, Any]) -> pa.Table:
-    """The spool's table of columns by name, [N] or [N, L]."""
+    """Return the spool's table from columns by name, [N] or [N, L]."""
     schema = TABLES["probe"]
     return pa.table({name: _array(values, schema.field(name).type) for name, values in columns.items()})
 
@@ -103,29 +103,29 @@ def _array(values: Any, kind: pa.DataType) -> pa.Array:
     return lists(values, kind) if is_matrix else pa.array(values, type=kind)
 
 
-def _beside(outputs: Sequence[Sequence[int]], entries: Sequence[Sequence[Any]]) -> list[Any]:
-    """Entries for the positions of the outputs; None beyond their end."""
+def _at_positions(outputs: Sequence[Sequence[int]], entries: Sequence[Sequence[Any]]) -> list[Any]:
+    """Return the entry at each position of the outputs; None beyond the end of a document's entries."""
     return [
-        given[place] if place < len(given) else None
-        for output, given in zip(outputs, entries, strict=True)
+        doc_entries[place] if place < len(doc_entries) else None
+        for output, doc_entries in zip(outputs, entries, strict=True)
         for place in range(len(output))
     ]
 
 
 def states_of(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> Tensor:
-    """States after the embedding and after every block, at the positions that predict outputs: [L+1, N, D]."""
+    """Return states after the embedding and every block, at the positions that predict outputs: [L+1, N, D]."""
     fed = teacher_forced(checkpoint, prompts, outputs)
     return torch.stack([hidden[fed.predicts_BT] for hidden in _forward(checkpoint.model, fed)])
 
 
 @dataclass(frozen=True)
 class Fed:
-    """Teacher-forced input of the decoder: all of its own output at once.
+    """Teacher-forced decoder input: the whole output at once.
 
     Attributes:
         tokens_BT: Tokens fed.
-        cache: Of the batch, with what the encoder says; no position is filled.
-        predicts_BT: Where an output token is predicted; N of them.
+        cache: Cache of the batch with the encoder's states; no position is filled.
+        predicts_BT: True at the N positions that predict an output token.
     """
 
     tokens_BT: Tensor
@@ -167,17 +167,17 @@ def choice_probe_table(
     contexts: Sequence[Context],
     rows: int = 1,
 ) -> pa.Table:
-    """Probe every token of every continuation: the spool's table, in the order of contexts and continuations.
+    """Probe every token of every continuation; return the spool's table, by context and continuation.
 
     Args:
         checkpoint: The model.
-        keys: Of each context's document; one document may have several contexts.
+        keys: Key of each context's document; one document may have several contexts.
         choices: Numbers of each context's continuations among the choices of the document.
-        contexts: What is scored after what.
+        contexts: Contexts and their continuations.
         rows: Continuations run together.
     """
     model = checkpoint.model
-    given_N = _given(contexts).to(model.device)
+    given_N = _continuation_tokens(contexts).to(model.device)
     columns = signals_of(model, states_after(checkpoint, contexts, rows), given_N)
     tokens = [
         (key, choice, position, token_id)
@@ -193,18 +193,21 @@ def choice_probe_table(
 def choice_scores(
     checkpoint: Checkpoint, parts: Parts, contexts: Sequence[Context], rows: int = 1
 ) -> dict[str, np.ndarray]:
-    """Ask a method's own gate and head of every token of every continuation, at every block as if it had come there.
+    """Score every token of every continuation with a method's own gate and head, at every block as if it got there.
 
     Returns:
-        ``score``, ``logprob`` of the given token (both NaN where the gate is not asked) and ``is_greedy``, [N, L] each,
-        in the order of contexts and continuations.
+        ``score``, ``logprob`` of the given token (both NaN at blocks without gate) and ``is_greedy``, [N, L] each, in
+        the order of contexts and continuations.
     """
-    states_LND, given_N = states_after(checkpoint, contexts, rows), _given(contexts).to(checkpoint.model.device)
+    states_LND, given_N = (
+        states_after(checkpoint, contexts, rows),
+        _continuation_tokens(contexts).to(checkpoint.model.device),
+    )
     continuations = [(context.seed, ids) for context in contexts for ids in context.continuations]
     seeds = [seed for seed, token_ids in continuations for _ in token_ids]
     position_N = torch.tensor([place for _, ids in continuations for place in range(1, len(ids) + 1)])
     shape = (checkpoint.model.n_blocks, len(seeds))
-    found = {"score": torch.empty(shape), "logprob": torch.empty(shape), "is_greedy": torch.empty(shape).bool()}
+    arrays = {"score": torch.empty(shape), "logprob": torch.empty(shape), "is_greedy": torch.empty(shape).bool()}
     for position in sorted(set(position_N.tolist())):
         at_N = (position_N == position).nonzero()[:, 0]
         scored = score_given(
@@ -215,18 +218,18 @@ def choice_scores(
             position=position,
             seeds_N=[seeds[index] for index in at_N.tolist()],
         )
-        for name, values_LN in zip(found, scored, strict=True):
-            found[name][:, at_N] = values_LN.cpu()
-    return {name: values_LN.T.numpy() for name, values_LN in found.items()}
+        for name, values_LN in zip(arrays, scored, strict=True):
+            arrays[name][:, at_N] = values_LN.cpu()
+    return {name: values_LN.T.numpy() for name, values_LN in arrays.items()}
 
 
 def states_after(checkpoint: Checkpoint, contexts: Sequence[Context], rows: int = 1) -> Tensor:
-    """States after the embedding and every block, at the positions that predict the continuations' tokens: [L+1, N, D].
+    """Return states after the embedding and every block, at the positions that predict continuations: [L+1, N, D].
 
-    Tokens stand in the order of contexts, continuations and positions.
+    Tokens are in the order of contexts, continuations and positions.
     """
     model = checkpoint.model
-    found = [[torch.empty(0)] * len(context.continuations) for context in contexts]
+    states = [[torch.empty(0)] * len(context.continuations) for context in contexts]
     for places in batches(model, contexts, rows):
         batch = [contexts[place] for place in places]
         prompts, longest = [context.context_ids for context in batch], max(context.longest for context in batch)
@@ -237,12 +240,12 @@ def states_after(checkpoint: Checkpoint, contexts: Sequence[Context], rows: int 
             chosen = branches[start : start + rows]
             for branch, states_LTD in zip(chosen, _states(model, cache, chosen, leads), strict=True):
                 for choice in branch.choices:
-                    found[places[branch.context]][choice] = states_LTD
-    return torch.cat(list(chain.from_iterable(found)), dim=1)
+                    states[places[branch.context]][choice] = states_LTD
+    return torch.cat(list(chain.from_iterable(states)), dim=1)
 
 
 def _states(model: Engine, cache: DecodingCache, branches: Sequence[Branch], leads: Sequence[int]) -> list[Tensor]:
-    """States of each branch, [L+1, T, D], from where its context ends."""
+    """Return the states of each branch, [L+1, T, D], from the end of its context on."""
     rows = torch.tensor([branch.context for branch in branches], device=model.device)
     fed = [[leads[branch.context], *branch.fed] for branch in branches]
     tokens_BT, _ = padded(fed, model.device, side="right")
@@ -253,5 +256,5 @@ def _states(model: Engine, cache: DecodingCache, branches: Sequence[Branch], lea
     return [torch.stack([state[row, : len(tokens)] for state in states]) for row, tokens in enumerate(fed)]
 
 
-def _given(contexts: Sequence[Context]) -> Tensor:
+def _continuation_tokens(contexts: Sequence[Context]) -> Tensor:
     return torch.tensor([token for context in contexts for ids in context.continuations for token in ids])

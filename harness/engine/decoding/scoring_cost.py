@@ -1,8 +1,8 @@
-"""Analytic work of scoring the continuations of a context alone, pass by pass as `likelihood` runs them.
+"""Analytic work of scoring the continuations of one context, pass by pass as `likelihood` runs them.
 
-A pass reads weights once however many positions it has; its keys and values are taken to be read once too. So a
-continuation that is decoded token by token reads the weights once a token, and one whose depth is known before reads
-them once for all of its tokens: by numbers read the one can cost more than full depth, though it does less by FLOPs.
+A pass reads weights once for all of its positions; keys and values are assumed to be read once too. So a continuation
+decoded token by token reads the weights once per token, while one with a fixed depth reads them once for all its
+tokens. By numbers read, the former can cost more than full depth although it needs fewer FLOPs.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ def scoring_cost(
     scope: Scope = "token",
     gates_first_token: bool = True,
 ) -> Cost | None:
-    """Work of a context and all of its continuations, what they share counted once.
+    """Return the work of a context and all of its continuations; shared work is counted once.
 
     Args:
         model: The model.
         parts: The method.
-        context: What was scored after what.
-        scored: Its continuations, traced.
-        scope: As of `likelihood.score`.
-        gates_first_token: As of `likelihood.score`.
+        context: The context and its continuations.
+        scored: The continuations' scores, traced.
+        scope: As in `likelihood.score`.
+        gates_first_token: As in `likelihood.score`.
 
     Returns:
-        None for an encoder-decoder, of whose encoder no work is counted.
+        The work; None for an encoder-decoder, whose encoder's work is not counted.
     """
     if model.encoder_blocks:
         return None
@@ -50,20 +50,24 @@ def scoring_cost(
     else:
         prompt = _pass(model, model.n_blocks, [(1, n_context - 1)], n_context - 1)
         first = prompt + parts.cost(model, [layer], [head_rows], [_block(model, n_context)])
-    rest = parts if scope == "token" or depth is not None else keeping(parts, layer)
-    return first + _rest(model, rest, n_context, [one for one in branches_of([context]) if one.fed], scored)
+    later_parts = parts if scope == "token" or depth is not None else keeping(parts, layer)
+    return first + _later_tokens_cost(
+        model, later_parts, n_context, [branch for branch in branches_of([context]) if branch.fed], scored
+    )
 
 
-def _rest(model: Engine, parts: Parts, n_context: int, branches: Sequence[Branch], scored: Sequence[Scored]) -> Cost:
-    """Every token but the first. Where the depth is known before no gate is asked that would cost anything."""
+def _later_tokens_cost(
+    model: Engine, parts: Parts, n_context: int, branches: Sequence[Branch], scored: Sequence[Scored]
+) -> Cost:
+    """Return the work of every token but the first. With a fixed depth, no gate that costs anything is evaluated."""
     depth, total = fixed_depth(parts, model.n_blocks), Cost()
     if depth is None:
         for branch in branches:
-            made = scored[branch.choices[0]]
+            first_choice = scored[branch.choices[0]]
             blocks = [_block(model, n_context + position) for position in range(len(branch.fed) + 1)]
-            # With the first and without it: what that put off, later tokens run.
-            total += parts.cost(model, made.exit_layers, made.head_rows, blocks)
-            total += parts.cost(model, made.exit_layers[:1], made.head_rows[:1], blocks[:1]) * -1
+            # Cost with the first token minus cost without it: later tokens may run blocks that the first one deferred.
+            total += parts.cost(model, first_choice.exit_layers, first_choice.head_rows, blocks)
+            total += parts.cost(model, first_choice.exit_layers[:1], first_choice.head_rows[:1], blocks[:1]) * -1
         return total
     side_by_side = isinstance(model, Transformer)
     for row in packs(branches, PACKED_TOKENS) if side_by_side else [[branch] for branch in branches]:
@@ -79,16 +83,16 @@ def _block(model: Engine, n_keys: int) -> Cost:
 
 
 def _pass(model: Engine, n_blocks: int, places: Sequence[tuple[int, int]], n_keys: int) -> Cost:
-    """Work of blocks over stretches of positions.
+    """Return the work of blocks over stretches of positions.
 
     Args:
         model: The model.
-        n_blocks: How many are run.
-        places: Keys that the first and the last position of each stretch see; one more a position.
-        n_keys: Keys that all positions together see.
+        n_blocks: Number of blocks that are run.
+        places: Numbers of keys that the first and the last position of each stretch see; each position sees one more.
+        n_keys: Number of keys that all positions together see.
     """
     total = Cost()
-    for first, last in places:  # the work of a position grows evenly with the keys it sees
+    for first, last in places:  # a position's work is linear in the keys it sees
         total += (_block(model, first) + _block(model, last)) * ((last - first + 1) / 2)
     if total == Cost():
         return total
@@ -96,6 +100,6 @@ def _pass(model: Engine, n_blocks: int, places: Sequence[tuple[int, int]], n_key
 
 
 def _read_together(model: Engine, parts: Parts, head_rows: Sequence[int]) -> Cost:
-    """The LM head over all positions of a pass, whose weights are read once."""
+    """Return the work of the LM head over all positions of a pass; its weights are read once."""
     total, once = parts.head.cost(model, sum(head_rows)), parts.head.cost(model, max(head_rows))
     return Cost(total.matmul_flops, total.elementwise_flops, once.read_numel)

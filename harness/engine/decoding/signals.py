@@ -1,7 +1,7 @@
 """Confidence signals of every token and block (entropy, margin, agreement, ...), from states alone.
 
-Memory is what bounds them: a vocabulary's probabilities are read and written many times over. So the LM head is
-multiplied for many tokens at once, and everything behind it is done for few, whose numbers stay in the cache.
+They are bound by memory bandwidth: the vocabulary's probabilities are read and written many times. So the LM head is
+multiplied for many tokens at once, and everything after it is computed for few, whose values stay in the CPU's cache.
 
 Shape suffixes: N tokens, L blocks, D model width, V vocabulary, C stretches of the vocabulary, K tokens searched.
 """
@@ -17,9 +17,9 @@ from torch import Tensor
 from exitbench.harness.engine.model.engine import Engine
 
 PIECE_NUMEL = 2**18
-"""Logits worked on at once."""
+"""Number of logits processed at once."""
 STRETCH = 128
-"""Neighbouring tokens of the vocabulary of which only the largest logit is looked at first."""
+"""Length of a vocabulary stretch; only the largest logit of each is compared first."""
 
 
 def signals(model: Engine, states_LND: Tensor, given_N: Tensor | None = None) -> dict[str, Tensor]:
@@ -28,23 +28,23 @@ def signals(model: Engine, states_LND: Tensor, given_N: Tensor | None = None) ->
     Args:
         model: The model.
         states_LND: The states.
-        given_N: Tokens whose log-probabilities are to be recorded too.
+        given_N: Tokens whose log-probabilities are recorded too.
 
     Returns:
         ``full_token_id``, ``first_match`` and ``stable_from`` [N]; the other columns of the spool's probe table [N, L],
-        and of given tokens ``logprob`` [N, L].
+        and ``logprob`` [N, L] if tokens are given.
     """
     logits_LNV = model.logits(states_LND).float()
-    # Before the pieces are worked on, which is done in place.
+    # Before the chunks are processed, which overwrites the logits.
     logit_LN1 = None if given_N is None else logits_LNV[1:].gather(-1, given_N.expand(model.n_blocks, -1)[..., None])
     few = max(1, PIECE_NUMEL // logits_LNV[:, 0].numel())
     pieces = [_of_logits(piece_LNV) for piece_LNV in torch.split(logits_LNV, few, dim=1)]
     columns = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     agrees_NL = columns["top1_id"] == columns["top1_id"][:, -1:]
     stable_NL = agrees_NL.flip(1).cummin(1).values.flip(1)
-    of_given = {} if logit_LN1 is None else {"logprob": logit_LN1[..., 0].T - columns["logsumexp"]}
+    given_columns = {} if logit_LN1 is None else {"logprob": logit_LN1[..., 0].T - columns["logsumexp"]}
     return {
-        **of_given,
+        **given_columns,
         "full_token_id": columns["top1_id"][:, -1],
         "first_match": agrees_NL.int().argmax(1) + 1,
         "stable_from": stable_NL.int().argmax(1) + 1,
@@ -72,7 +72,7 @@ def _of_logits(logits_LNV: Tensor) -> dict[str, Tensor]:
     # The largest probability is exp(0) over the sum that softmax divides by.
     log_p1_LN = p_LNV.amax(-1).log()
     logsumexp_LN = best_LN1[..., 0] - log_p1_LN
-    # -sum p log p without a logarithm a token: log p is log p1 and the distance to the largest logit.
+    # -sum p log p without a logarithm per token: log p is log p1 plus the distance to the largest logit.
     entropy_LN = -log_p1_LN - torch.linalg.vecdot(p_LNV, logits_LNV.sub_(best_LN1))
     p_LN3 = torch.exp(largest_LN3 - logsumexp_LN[1:, :, None])
     return {
@@ -92,21 +92,21 @@ def _of_logits(logits_LNV: Tensor) -> dict[str, Tensor]:
 
 
 def _three_largest(logits_LNV: Tensor) -> tuple[Tensor, Tensor]:
-    """The three largest logits, [L, N, 3], and their ids; of equals the lowest comes first, as the decode loop has it.
+    """Return the three largest logits, [L, N, 3], and their ids; among equals the lowest id is first, as in decoding.
 
-    Three stretches of the vocabulary hold them, and so few are searched.
+    They lie in at most three stretches of the vocabulary, so only the three best stretches are searched.
     """
     n_stretches = logits_LNV.shape[-1] // STRETCH
     if n_stretches < 3:
         largest, ids = logits_LNV.topk(3)
     else:
-        whole_LNV = logits_LNV[..., : n_stretches * STRETCH]
-        best_LNC = whole_LNV.view(*whole_LNV.shape[:-1], n_stretches, STRETCH).amax(-1)
+        divisible_LNV = logits_LNV[..., : n_stretches * STRETCH]
+        best_LNC = divisible_LNV.view(*divisible_LNV.shape[:-1], n_stretches, STRETCH).amax(-1)
         stretches_LN3 = best_LNC.topk(3).indices
-        within = torch.arange(STRETCH, device=logits_LNV.device)
-        ids_LNK = (stretches_LN3[..., None] * STRETCH + within).flatten(-2)
-        rest = torch.arange(whole_LNV.shape[-1], logits_LNV.shape[-1], device=logits_LNV.device)
-        ids_LNK = torch.cat((ids_LNK, rest.expand(*ids_LNK.shape[:-1], -1)), dim=-1)
+        offsets = torch.arange(STRETCH, device=logits_LNV.device)
+        ids_LNK = (stretches_LN3[..., None] * STRETCH + offsets).flatten(-2)
+        tail_ids = torch.arange(divisible_LNV.shape[-1], logits_LNV.shape[-1], device=logits_LNV.device)
+        ids_LNK = torch.cat((ids_LNK, tail_ids.expand(*ids_LNK.shape[:-1], -1)), dim=-1)
         largest, places = logits_LNV.gather(-1, ids_LNK).topk(3)
         ids = ids_LNK.gather(-1, places)
     if bool((largest[..., 0] == largest[..., 1]).any()):
@@ -118,12 +118,12 @@ def _three_largest(logits_LNV: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def jensen_shannon(p: Tensor, q: Tensor, entropy_p: Tensor, entropy_q: Tensor) -> Tensor:
-    """Jensen-Shannon divergence in nats over the last dimension, between 0 and ln 2, given both entropies.
+    """Return the Jensen-Shannon divergence in nats over the last dimension, between 0 and ln 2, given both entropies.
 
-    JSD = H((p + q) / 2) - (H(p) + H(q)) / 2, of which only the first term is new; the sum of p + q is 2. In fp32 a
-    divergence below about 1e-6 cannot be told from 0.
+    JSD = H((p + q) / 2) - (H(p) + H(q)) / 2; only the first term is computed here, and p + q sums to 2. In fp32,
+    divergences below about 1e-6 are indistinguishable from 0.
     """
     both = p + q
-    # No term where both are 0, whose logarithm is no number.
+    # Clamped, since 0 log 0 would be NaN; such terms are multiplied by 0.
     terms = both.clamp_min(torch.finfo(both.dtype).tiny).log_().mul_(both)
     return torch.clamp(math.log(2.0) - (terms.sum(-1) + entropy_p + entropy_q) / 2, min=0, max=math.log(2.0))

@@ -1,9 +1,9 @@
 """Verify drafts: self-speculative decoding and rollback of tokens emitted early.
 
-A draft's skipped blocks are run beside a later token of its row (`block_runner`). At its position the full model's
-logits then tell whether the token emitted there may stay (`KVPolicy.rejects`).
-From the first rejected one on a row is cut, and the full model's choice takes its place. A row never ends on a token
-that waits, its remaining blocks are run first, unless the policy leaves the tail of an answer unverified.
+A draft's skipped blocks are run together with a later token of its row (`block_runner`). The full model's logits at
+its position then tell whether the emitted token may stay (`KVPolicy.rejects`).
+From the first rejected draft on, a row is cut, and the full model's choice takes that token's place. A row never ends
+on a deferred token: its remaining blocks are run first, unless the policy leaves the tail of an answer unverified.
 
 Shape suffixes: A rows that end, N drafts of all rows, D model width, V vocabulary.
 """
@@ -32,27 +32,27 @@ def verify_drafts(
     """Verify the drafts of rows whose newest token has run all blocks, and of rows that would end (`verifies_tail`).
 
     Args:
-        runner: Of the step that was just made, with a policy that verifies; positions of its cache behind a rejected
-            draft are dropped.
-        generations: Of every row of the cache; cut in place.
-        ends: Whether each row would end with the token it has just got.
+        runner: Runner of the step just completed, with a policy that verifies; cache positions after a rejected draft
+            are dropped.
+        generations: Generation of every row of the cache; cut in place.
+        ends: Whether each row would end with its newest token.
         observer: Receives the drafts that stay and those that are replaced.
 
     Returns:
-        The rows that were cut: they end in another token now.
+        The rows that were cut; they end in another token now.
     """
     model, cache, policy = runner.model, runner.cache, runner.parts.kv_policy
     waiting = cache.waiting
     if policy.verifies_tail and any(ends):
         runner.complete([row for row, end in enumerate(ends) if end and waiting[row]])
-    # The newest of what waits in a row has the fewest blocks.
+    # The newest deferred token of a row has run the fewest blocks.
     rows = [row for row, tokens in enumerate(waiting) if tokens and tokens[-1].done == model.n_blocks]
     if not rows:
         return []
     logits_NV = _read_out(model, [token for row in rows for token in waiting[row]])
     observer.verified(logits_NV)
     drafted = [len(waiting[row]) for row in rows]
-    # The token emitted from the newest place of the cache is its row's last.
+    # The token emitted from the newest cache position is its row's last.
     firsts = [len(generations[row].token_ids) + waiting[row][0].place - cache.length for row in rows]
     drafts = [
         generations[row].token_ids[first : first + n] for row, first, n in zip(rows, firsts, drafted, strict=True)
@@ -61,9 +61,9 @@ def verify_drafts(
     rejects = torch.split(policy.rejects(logits_NV, token_N).cpu(), drafted)
     logits = torch.split(logits_NV, drafted)
     wasted_B, cut = [0] * cache.n_rows, []
-    for row, first, rejects_N, own_NV in zip(rows, firsts, rejects, logits, strict=True):
+    for row, first, rejects_N, row_logits_NV in zip(rows, firsts, rejects, logits, strict=True):
         waiting[row] = []
-        wasted = _settle(generations[row], first, rejects_N.tolist(), own_NV, observer)
+        wasted = _settle(generations[row], first, rejects_N.tolist(), row_logits_NV, observer)
         if wasted is not None:
             wasted_B[row] = wasted
             cut.append(row)
@@ -73,7 +73,7 @@ def verify_drafts(
 
 
 def _read_out(model: Engine, drafts: Sequence[DeferredToken]) -> Tensor:
-    """The full model's logits of drafts that have run all blocks; the step may have read them with its own tokens."""
+    """Return the full model's logits of drafts that have run all blocks; the step may have read some already."""
     unread = [draft for draft in drafts if draft.logits_V is None]
     if unread:
         logits_NV = model.logits(torch.stack([draft.state_D for draft in unread]))
@@ -87,20 +87,20 @@ def _read_out(model: Engine, drafts: Sequence[DeferredToken]) -> Tensor:
 def _settle(
     generation: Generation, first: int, rejects: list[bool], logits_NV: Tensor, observer: Observer
 ) -> int | None:
-    """Keep the drafts from index ``first`` on up to the first rejected one.
+    """Keep the drafts from index ``first`` up to the first rejected one.
 
     Returns:
-        Positions run in vain; None if no draft was rejected.
+        Number of positions run in vain; None if no draft was rejected.
     """
-    kept = rejects.index(True) if True in rejects else len(rejects)
-    observer.kept(generation, first, kept)
-    rejected = len(rejects) - kept
+    n_kept = rejects.index(True) if True in rejects else len(rejects)
+    observer.kept(generation, first, n_kept)
+    rejected = len(rejects) - n_kept
     if rejected == 0:
         return None
-    first_rejected = first + kept
+    first_rejected = first + n_kept
     wasted = len(generation.token_ids) - 1 - first_rejected
     discarded = generation.records[first_rejected:]
     del generation.token_ids[first_rejected:], generation.records[first_rejected:]
-    generation.token_ids.append(int(argmax_token(logits_NV[kept])))
+    generation.token_ids.append(int(argmax_token(logits_NV[n_kept])))
     observer.replaced(generation, discarded, rejected, wasted)
     return wasted

@@ -1,9 +1,9 @@
-"""Continuous batches, where nothing is timed: a prompt is prefilled once for all thresholds, and others follow it.
+"""Continuous batching for untimed decodes: a prompt is prefilled once for all thresholds, and waiting prompts follow.
 
-As many rows are decoded together as are allowed. Where rows have ended, prompts that wait are prefilled and take their
-places, the longest first, so that one long answer delays no other; of caches that cannot take rows in (the hosted
-engine's) a batch is decoded to its end first. Each row exits on its own and has a seed of its own: what it says does
-not depend on who is beside it, but for products that add up in another order.
+At most a given number of rows decode together. When rows have ended, waiting prompts are prefilled and take their
+places, the longest first, so that one long answer delays no other. If a cache cannot take in rows (the hosted
+engine's), a batch is decoded to its end first. Each row has its own exits and its own seed. Its answer does not depend
+on the other rows, except for matrix products that sum in another order.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.methods.base import Parts, Threshold
 
 _REFILLED = 0.25
-"""Share of the rows that must have ended before others are let in, as each time all keys and values are copied."""
+"""Share of the rows that must have ended before others join, since joining copies all keys and values."""
 
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A prompt, and those thresholds by number that it is yet to be answered with."""
+    """A prompt, and the indices of thresholds for which it has no answer yet."""
 
     prompt: int
     thresholds: tuple[int, ...]
@@ -39,15 +39,15 @@ class Stream:
 
     Attributes:
         checkpoint: The model and its special tokens.
-        requests: What is answered.
-        parts: The method; its own threshold is not looked at.
-        thresholds: What scores are compared with; one for a method alone.
+        requests: Prompts to answer.
+        parts: The method; its own threshold is not used.
+        thresholds: Thresholds; a single one for a method alone.
         max_new_tokens: Longest answer.
-        rows: Rows decoded together, at most; one row a threshold. Halved where memory is out.
+        rows: Most rows decoded together, one row per prompt and threshold. Halved when memory runs out.
         is_stopped: As in `Decoding`.
         asked: As in `Decoding`.
-        on_done: Told of every prompt that has all answers, by its place among the requests.
-        answers: Of each prompt, by threshold; None where it has not been answered yet.
+        on_done: Called with a prompt's index among the requests once it has all answers.
+        answers: Answers by prompt and threshold; None if not answered yet.
     """
 
     checkpoint: Checkpoint
@@ -65,11 +65,11 @@ class Stream:
         self.answers = [[None] * len(self.thresholds) for _ in self.requests]
 
     def run(self) -> None:
-        """Answer everything; where memory is out, what was not answered yet goes on with half as many rows.
+        """Answer all prompts; when memory runs out, unanswered ones are decoded again with half as many rows.
 
         Raises:
             ArithmeticError: A logit or a score is not finite.
-            RuntimeError: There is no memory for a single row (what `is_out_of_memory` knows).
+            RuntimeError: There is no memory for a single row (see `is_out_of_memory`).
         """
         while self._waiting():
             if not self._fits():
@@ -82,7 +82,7 @@ class Stream:
         return [answer for answer in self.answers[prompt] if answer is not None]
 
     def _fits(self) -> bool:
-        """Answer what waits; False where there was no memory for several rows. Their tensors are gone by then."""
+        """Answer waiting prompts; return False if memory ran out with several rows, whose tensors are then freed."""
         try:
             self._answer()
         except Exception as error:
@@ -92,12 +92,12 @@ class Stream:
         return True
 
     def _waiting(self) -> deque[_Waiting]:
-        """Return what has not been answered, the longest prompt first, in pieces that fit the rows."""
+        """Return unanswered prompts, the longest first, split so that each entry fits the rows."""
         queue: deque[_Waiting] = deque()
         for prompt in sorted(range(len(self.requests)), key=lambda place: -len(self.requests[place].prompt_ids)):
-            left = [number for number, answer in enumerate(self.answers[prompt]) if answer is None]
-            for start in range(0, len(left), self.rows):
-                queue.append(_Waiting(prompt, tuple(left[start : start + self.rows])))
+            missing = [number for number, answer in enumerate(self.answers[prompt]) if answer is None]
+            for start in range(0, len(missing), self.rows):
+                queue.append(_Waiting(prompt, tuple(missing[start : start + self.rows])))
         return queue
 
     def _answer(self) -> None:
@@ -106,10 +106,10 @@ class Stream:
         while queue or (running is not None and running.rows):
             n_running = 0 if running is None else len(running.rows)
             if queue and self._lets_in(n_running, len(queue[0].thresholds), running):
-                taken = self._take(queue, self.rows - n_running)
-                joining = self._begin(taken)
-                where = [(one.prompt, number) for one in taken for number in one.thresholds]
-                places.update(zip(joining.rows, where, strict=True))
+                entries = self._take(queue, self.rows - n_running)
+                joining = self._begin(entries)
+                row_places = [(entry.prompt, number) for entry in entries for number in entry.thresholds]
+                places.update(zip(joining.rows, row_places, strict=True))
                 if joining.holds_first_token:
                     self._note(joining.step(), places)
                 if running is None or not running.rows:
@@ -126,25 +126,25 @@ class Stream:
         )
 
     def _take(self, queue: deque[_Waiting], room: int) -> list[_Waiting]:
-        taken = [queue.popleft()]
-        room -= len(taken[0].thresholds)
-        while queue and len(queue[0].thresholds) <= room and self._go_together(taken[0], queue[0]):
+        entries = [queue.popleft()]
+        room -= len(entries[0].thresholds)
+        while queue and len(queue[0].thresholds) <= room and self._go_together(entries[0], queue[0]):
             room -= len(queue[0].thresholds)
-            taken.append(queue.popleft())
-        return taken
+            entries.append(queue.popleft())
+        return entries
 
-    def _go_together(self, one: _Waiting, other: _Waiting) -> bool:
+    def _go_together(self, first: _Waiting, second: _Waiting) -> bool:
         """Return whether prompts can be prefilled in one batch: some models cannot be padded."""
         model = self.checkpoint.model
-        lengths = {len(self.requests[waiting.prompt].prompt_ids) for waiting in (one, other)}
+        lengths = {len(self.requests[waiting.prompt].prompt_ids) for waiting in (first, second)}
         return model.pads_left or model.encoder_blocks > 0 or len(lengths) == 1
 
-    def _begin(self, taken: Sequence[_Waiting]) -> Decoding:
+    def _begin(self, entries: Sequence[_Waiting]) -> Decoding:
         gates_first = self.asked is not None and self.asked.gates_first_token
-        requests = [self.requests[one.prompt] for one in taken]
+        requests = [self.requests[entry.prompt] for entry in entries]
         batch = prefill(self.checkpoint.model, requests, self.max_new_tokens, gates_first_token=gates_first)
         if len(self.thresholds) > 1:
-            batch = repeat_rows(batch, [[self.thresholds[number] for number in one.thresholds] for one in taken])
+            batch = repeat_rows(batch, [[self.thresholds[number] for number in entry.thresholds] for entry in entries])
         else:
             batch.thresholds = tuple(self.thresholds) * len(requests)
         return Decoding(self.checkpoint, batch, self.parts, self.is_stopped, self.asked)

@@ -1,7 +1,7 @@
 """Logit lens on sub-layers, and similarity of every pair of blocks (NATCAP Fig 6 and 10).
 
-Both look at each token's state at the position that predicts it, on the model's own output fed back to it
-(`engine.decoding.probe`), and are recorded only where a suite asks for them: neither is cheap.
+Both use each token's state at the position that predicts it, with the model's own output as input
+(`engine.decoding.probe`). They are recorded only if a suite requests them, since both are expensive.
 
 Shape suffixes: B rows, T positions, N tokens (positions that predict), L blocks, D model width, V vocabulary,
 K tokens kept.
@@ -25,7 +25,7 @@ from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.engine.model.step_context import StepContext
 
 KEPT = 10
-"""Most probable tokens kept of a read-out (NATCAP Table 12)."""
+"""Number of most probable tokens kept per read-out (NATCAP Table 12)."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class ReadOut:
 
     Attributes:
         part: The part, as in the column `read_out` of the spool.
-        top_ids_NK: Most probable tokens, the first first; of equals the lower id.
+        top_ids_NK: Most probable tokens, best first; among equals the lower id first.
         top_p_NK: Their probabilities.
-        entropy_N: Of the whole distribution, nats.
+        entropy_N: Entropy of the whole distribution, nats.
     """
 
     block: int
@@ -68,18 +68,18 @@ def sublayer_read_outs(checkpoint: Checkpoint, prompt: Sequence[int], output: Se
 
 
 def sublayer_states(model: Transformer, block: int, hidden_BTD: Tensor, context: StepContext) -> dict[str, Tensor]:
-    """Run a block and return what its parts add to the residual stream, and the stream after each.
+    """Run a block and return each part's contribution to the residual stream, and the stream after it.
 
     Args:
         model: The model.
         block: Number of the block, 1..L.
-        hidden_BTD: The stream before it.
-        context: Of the step; the block's keys and values are written.
+        hidden_BTD: The stream before the block.
+        context: Context of the step; the block's keys and values are written.
 
     Returns:
-        By part [B, T, D]: 'self-attention', 'cross-attention' (encoder-decoder only) and 'feed-forward' alone;
-        'after-self-attention' (encoder-decoder only), 'after-attention' (all attention of the block) and 'block': the
-        stream once that has been added.
+        By part [B, T, D]: contributions 'self-attention', 'cross-attention' (encoder-decoder only) and 'feed-forward';
+        the stream 'after-self-attention' (encoder-decoder only), 'after-attention' (after all attention of the block)
+        and after the whole 'block'.
     """
     weights, stream_ND = model.weights.blocks[block - 1], hidden_BTD.flatten(0, 1)
     added_ND = weights.attention_out(model.self_attention(block, stream_ND, context))
@@ -97,7 +97,7 @@ def sublayer_states(model: Transformer, block: int, hidden_BTD: Tensor, context:
 
 def _read_out(model: Engine, block: int, part: str, states_ND: Tensor) -> ReadOut:
     log_p_NV = torch.log_softmax(model.logits(states_ND).float(), dim=-1)
-    # topk promises no order among ties.
+    # topk does not order ties.
     ranked = log_p_NV.sort(dim=-1, descending=True, stable=True)
     top_ids, top_log_p = ranked.indices[:, :KEPT], ranked.values[:, :KEPT]
     entropy_N = -(log_p_NV.exp() * log_p_NV).sum(-1)

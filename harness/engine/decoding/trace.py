@@ -1,7 +1,7 @@
-"""Exit traces: a `TokenRecord` of each token, and the check that every number is finite.
+"""Exit traces: one `TokenRecord` per token, and the check that all numbers are finite.
 
-The decode loop calls an `Observer` as rows are scored, leave and are read out. The observer of a traced decode is a
-`Trace`; a timed decode has none, and nothing here is needed to choose a token (`harness.running.timing`).
+The decode loop calls an `Observer` when rows are scored, leave and are read out. The observer of a traced decode is a
+`Trace`. A timed decode has none, and nothing here is needed to choose a token (`harness.running.timing`).
 
 Shape suffixes: A rows running at a block, N drafts of all rows, V vocabulary.
 """
@@ -23,34 +23,34 @@ if TYPE_CHECKING:
 
 
 class Observer:
-    """Callbacks of the decode loop; these ignore everything."""
+    """Callbacks of the decode loop; this base class ignores all of them."""
 
     def step_began(self, n_rows: int) -> None:
-        """A step begins, for this number of rows."""
+        """Called when a step begins, with its number of rows."""
 
     def scored(self, view: BlockView, score_A: Tensor) -> None:
-        """The gate has scored the rows running at a block."""
+        """Called when the gate has scored the rows running at a block."""
 
     def left(self, view: BlockView, *, runs_all_blocks: bool) -> None:
-        """Rows leave at the block scored last."""
+        """Called when rows leave at the block scored last."""
 
     def read(self, view: BlockView) -> None:
-        """Tokens have been chosen from a view."""
+        """Called when tokens have been chosen from a view."""
 
     def read_together(self, views: Sequence[BlockView]) -> None:
-        """The rows read last had left after several blocks, one view per block."""
+        """Called when rows that left after several blocks have been read together, with one view per block."""
 
     def emitted(self, generations: Sequence[Generation]) -> None:
-        """Each row's token has been added to its answer."""
+        """Called when each row's token has been added to its answer."""
 
     def verified(self, logits_NV: Tensor) -> None:
-        """The full model has been read out where drafts wait."""
+        """Called when the full model has been read out at the positions of drafts."""
 
     def kept(self, generation: Generation, first: int, drafts: int) -> None:
-        """This number of drafts from index ``first`` on stay."""
+        """Called when this number of drafts from index ``first`` on stay."""
 
     def replaced(self, generation: Generation, discarded: Sequence[TokenRecord], rejected: int, wasted: int) -> None:
-        """The full model's choice has taken the place of rejected drafts; see `TokenRecord` for the counts."""
+        """Called when the full model's choice has replaced rejected drafts; see `TokenRecord` for the counts."""
 
 
 _NOT_CHOSEN: Final = -1
@@ -70,7 +70,7 @@ class Trace(Observer, TokenColumns):
         self.step_began(0)
 
     def step_began(self, n_rows: int) -> None:
-        """Forget the step before."""
+        """Reset everything recorded for the previous step."""
         self.records = [TokenRecord(_NOT_CHOSEN, self._n_blocks, self._n_blocks)] * n_rows
         self.gate_scores: list[tuple[int, Tensor, Sequence[int]]] = []
         self._half_width_A: Tensor | None = None
@@ -98,7 +98,7 @@ class Trace(Observer, TokenColumns):
             )
 
     def read(self, view: BlockView) -> None:
-        """Count the rows of the head that the view has multiplied since the last call, and keep its largest logits."""
+        """Add the head rows that the view has multiplied since the last call, and record its largest logits."""
         rows, work = view.active.rows, view.take_work()
         if work is None:
             return
@@ -112,13 +112,13 @@ class Trace(Observer, TokenColumns):
         self._read.append((view.block, view.largest_logits()))
 
     def read_together(self, views: Sequence[BlockView]) -> None:
-        """Assign the largest logits to the blocks that the rows left after."""
+        """Assign the largest logits to the blocks after which the rows left."""
         _, largest_A = self._read.pop()
         pieces = torch.split(largest_A, [len(view.active.rows) for view in views])
         self._read += zip((view.block for view in views), pieces, strict=True)
 
     def emitted(self, generations: Sequence[Generation]) -> None:
-        """Add the step's record of each row to its answer, if all numbers are finite."""
+        """Append the step's record of each row to its answer, if all numbers are finite."""
         self.check_finite()
         for generation, record in zip(generations, self.records, strict=True):
             generation.records.append(record._replace(token_id=generation.token_ids[-1]))
@@ -144,7 +144,7 @@ class Trace(Observer, TokenColumns):
             raise ArithmeticError(f"the logits at block {self._n_blocks} are not finite: {best_N.tolist()}")
 
     def kept(self, generation: Generation, first: int, drafts: int) -> None:
-        """Record that drafts which stay have run all blocks, and were read out once more."""
+        """Record that accepted drafts have run all blocks, and were read out once more."""
         for index in range(first, first + drafts):
             record = generation.records[index]
             generation.records[index] = record._replace(
@@ -152,7 +152,7 @@ class Trace(Observer, TokenColumns):
             )
 
     def replaced(self, generation: Generation, discarded: Sequence[TokenRecord], rejected: int, wasted: int) -> None:
-        """Count the work done for rejected drafts at the token that takes the place of the first of them."""
+        """Count the work done for rejected drafts in the record of the token that replaces the first of them."""
         generation.records.append(
             TokenRecord(
                 generation.token_ids[-1],

@@ -1,1 +1,1 @@
-"""Encoder-only classifiers and regressors of transformers, run block by block on the rows that are left."""
+"""Encoder-only classifiers and regressors of transformers, run block by block on the active rows."""

@@ -1,7 +1,7 @@
-"""The loop that classifies texts: block after block on the rows that are left, each of which leaves on its own.
+"""The loop that classifies texts: block after block on the active rows, with a separate exit per row.
 
-It asks a method's gate and threshold as the decode loop does (`engine.decoding.decode`); a row that leaves is done, so
-that nothing is kept for it.
+It uses a method's gate and threshold as the decode loop does (`engine.decoding.decode`). A row that leaves is finished,
+so nothing is cached for it.
 
 Shape suffixes: A rows still running at a block, T tokens, D model width, C labels, L blocks.
 """
@@ -27,9 +27,9 @@ class BlockReading:
 
     Attributes:
         block: The block, 1..L.
-        label: Index of the most probable label; 0 of a regression.
-        value: The number of a regression; of labels the probability of ``label``.
-        score: The gate's; None at the last block, where no gate is asked.
+        label: Index of the most probable label; 0 for a regression.
+        value: Prediction of a regression; otherwise the probability of ``label``.
+        score: The gate's score; None at the last block, which has no gate.
         exited: Whether the text left here.
         is_needed: Whether gate or answer needed the reading, so that it counts as work; the trace reads every block.
     """
@@ -48,8 +48,8 @@ class Classified:
 
     Attributes:
         record: The text's label as its only token; an untraced one has no score and no head rows.
-        value: The number of a regression; of labels the probability of the label.
-        readings: One per block at which the gate was asked, and of the last if it was reached; none if not traced.
+        value: Prediction of a regression; otherwise the probability of the label.
+        readings: One per block with a gate, and of the last block if it was reached; none if not traced.
     """
 
     record: TokenRecord
@@ -58,17 +58,17 @@ class Classified:
 
     @property
     def label(self) -> int:
-        """Index of the label; 0 of a regression."""
+        """Index of the label; 0 for a regression."""
         return self.record.token_id
 
     @property
     def blocks_read(self) -> list[int]:
-        """Blocks that were read out, as far as gate or answer needed it."""
+        """Blocks whose read-out the gate or the answer needed."""
         return [reading.block for reading in self.readings if reading.is_needed]
 
 
 def on_texts(parts: Parts) -> Parts:
-    """Return a method that reads each block with its off-ramp, where it reads the model's own head."""
+    """Return a method that reads each block with its off-ramp instead of the model's own head."""
     return replace(parts, head=TrainedHead())
 
 
@@ -80,15 +80,15 @@ def classify(
 
     Args:
         model: The model.
-        texts: What is classified together.
+        texts: Texts classified together.
         parts: The method.
         traced: Keep the readings of blocks, and check that numbers are finite. The answers are the same without.
 
     Returns:
-        One answer a text, in their order.
+        One answer per text, in their order.
 
     Raises:
-        ArithmeticError: Traced, and a logit is not finite.
+        ArithmeticError: The run is traced, and a logit is not finite.
     """
     batch = _Batch(model, texts, on_texts(parts), traced)
     for block in range(1, model.n_blocks + 1):
@@ -100,7 +100,7 @@ def classify(
 
 @torch.inference_mode()
 def pooled_states(model: EncoderClassifier, texts: Sequence[EncodedText]) -> Tensor:
-    """Return the states that classifiers read, [L+1, B, D]: after the embedding and every block, at full depth."""
+    """Return the pooled states that classifiers read, after embedding and every block at full depth: [L+1, B, D]."""
     hidden_BTD, context = model.embed(texts)
     states = [model.stack.pooled(hidden_BTD, context)]
     for block in range(1, model.n_blocks + 1):
@@ -113,10 +113,10 @@ def text_cost(
     model: EncoderClassifier, parts: Parts, n_tokens: int, exit_layer: int, blocks_read: Sequence[int]
 ) -> Cost:
     """Return the work of one text: blocks, gate and read-outs."""
-    asked = [block for block in parts.asked(model.n_blocks) if block <= exit_layer]
+    gate_blocks = [block for block in parts.asked(model.n_blocks) if block <= exit_layer]
     numel = sum(model.exit_head_numel(block) for block in blocks_read)
     reading = Cost(matmul_flops=2 * numel, read_numel=numel)
-    return model.block_cost(n_tokens) * exit_layer + parts.gate.cost(model, asked) + reading
+    return model.block_cost(n_tokens) * exit_layer + parts.gate.cost(model, gate_blocks) + reading
 
 
 class _Batch:
@@ -124,7 +124,7 @@ class _Batch:
 
     Attributes:
         rows: Rows of the batch that have not left.
-        answers: By row, of those that have.
+        answers: Answers of the rows that have left, by row.
     """
 
     def __init__(self, model: EncoderClassifier, texts: Sequence[EncodedText], parts: Parts, traced: bool) -> None:
@@ -141,7 +141,7 @@ class _Batch:
         self._ahead_LAD = self._run_ahead() if parts.gate.looks_ahead else None
 
     def run(self, block: int) -> None:
-        """Run a block, and let go the rows whose scores are above the threshold."""
+        """Run a block, and let rows leave whose scores are above the threshold."""
         parts, is_last = self._parts, block == self._model.n_blocks
         if self._ahead_LAD is None:
             self._hidden_ATD = self._model.stack.block(block, self._hidden_ATD, self._context)
@@ -175,14 +175,14 @@ class _Batch:
         )
 
     def _state(self, block: int) -> Tensor:
-        """Return the state that classifiers read after the block that has just run, [A, D]."""
+        """Return the pooled state that classifiers read after the block run last, [A, D]."""
         return self._pooled() if self._ahead_LAD is None else self._ahead_LAD[block - 1]
 
     def _pooled(self) -> Tensor:
         return self._model.stack.pooled(self._hidden_ATD, self._context)
 
     def _run_ahead(self) -> Tensor:
-        """Return the states that classifiers read after every block, [L, A, D]."""
+        """Return the pooled states that classifiers read after every block, [L, A, D]."""
         states = []
         for block in range(1, self._model.n_blocks + 1):
             self._hidden_ATD = self._model.stack.block(block, self._hidden_ATD, self._context)
@@ -190,7 +190,7 @@ class _Batch:
         return torch.stack(states)
 
     def _note(self, view: BlockView, score_A: Tensor | None, leaves: Sequence[bool]) -> None:
-        """Keep the block's readings of every row; an untraced block is not read out for that."""
+        """Record the block's reading of every row; if not traced, nothing is read out for that."""
         if not self._traced:
             return
         was_read = view.is_read
@@ -201,7 +201,7 @@ class _Batch:
             self._readings[row].append(reading)
 
     def _predictions(self, view: BlockView) -> tuple[list[int], list[float]]:
-        """Return the most probable label of each row and its probability; of a regression 0 and the number.
+        """Return each row's most probable label and its probability; for a regression 0 and the predicted number.
 
         Raises:
             ArithmeticError: A logit is not finite.

@@ -1,6 +1,6 @@
-"""Families of encoders: where the blocks lie, and how their classifiers read a text's state. Nowhere else.
+"""Families of encoders: location of the blocks, and how their classifiers read a text's state.
 
-Shape suffixes: A rows, D model width, C labels.
+No other module knows a family. Shape suffixes: A rows, D model width, C labels.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class EncoderFamily:
 
     Attributes:
         blocks: Name of the list of blocks in the base model.
-        classify: The model's own classifier, from its whole and states [A, D] to logits [A, C].
-        classifier: Names of the modules that the classifier is made of.
-        final_norm: Name of the norm behind the last block; None where each block ends with one.
-        returns_tuple: Whether blocks return their state with something else.
-        plain: Settings that must have these values, or be missing: what others would do lies between the blocks.
-        positions_follow_padding: Positions count from the id of padding on.
+        classify: The model's own classifier: maps the whole model and states [A, D] to logits [A, C].
+        classifier: Names of the modules that the classifier consists of.
+        final_norm: Name of the norm after the last block; None if each block ends with one.
+        returns_tuple: Whether blocks return a tuple that starts with their state.
+        plain: Settings that must have these values, or be missing: others add computation between the blocks.
+        positions_follow_padding: Whether positions count from the padding id on.
         harmless: Patterns of tensors in files that no classifier of the family computes with.
     """
 
@@ -37,7 +37,7 @@ class EncoderFamily:
     harmless: tuple[str, ...] = ()
 
     def first_position(self, config: Any) -> int:
-        """The first row of the position embedding that a token has."""
+        """Return the row of the position embedding of a text's first token."""
         return int(config.pad_token_id) + 1 if self.positions_follow_padding else 0
 
 

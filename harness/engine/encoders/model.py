@@ -1,8 +1,8 @@
 """An encoder with a classifier on top, as methods see it: one text is one token whose vocabulary is the labels.
 
-Blocks before the last are read out by off-ramps of their own, or by the model's classifier.
+Blocks before the last are read out by their own off-ramps, or by the model's classifier.
 
-Shape suffixes: A rows still running at a block, T tokens, D model width, C labels (1 of a regression).
+Shape suffixes: A rows still running at a block, T tokens, D model width, C labels (1 for a regression).
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ class OffRamps:
     """Off-ramps of some blocks, all of one kind.
 
     Attributes:
-        kind: ``linear``: out(x); ``pooler-linear``: out(tanh(pool(x))), x being what the model's own classifier reads.
-        blocks: Blocks that have one, ascending.
-        tensors: By name, ``{block}.out.weight`` [C, D] and ``{block}.out.bias`` [C]; with a pooler also
+        kind: ``linear``: out(x); ``pooler-linear``: out(tanh(pool(x))), where x is the input of the model's own
+            classifier.
+        blocks: Blocks with an off-ramp, ascending.
+        tensors: Tensors by name: ``{block}.out.weight`` [C, D] and ``{block}.out.bias`` [C]; with a pooler also
             ``{block}.pool.weight`` [D, D] and ``{block}.pool.bias`` [D].
     """
 
@@ -44,13 +45,13 @@ class OffRamps:
     tensors: Mapping[str, Tensor]
 
     def logits(self, block: int, state_AD: Tensor) -> Tensor:
-        """Return what the off-ramp of a block says of states, [A, C]."""
+        """Return the logits of a block's off-ramp, [A, C], for states."""
         if self.kind == "pooler-linear":
             state_AD = torch.tanh(self._linear(block, "pool", state_AD))
         return self._linear(block, "out", state_AD)
 
     def numel(self, block: int) -> int:
-        """Weights that one read-out multiplies."""
+        """Return the number of weights that one read-out multiplies."""
         parts = ("pool", "out") if self.kind == "pooler-linear" else ("out",)
         return sum(self.tensors[f"{block}.{part}.weight"].numel() for part in parts)
 
@@ -59,7 +60,7 @@ class OffRamps:
 
 
 _COUNTED: Final = (4, 8, 12)
-"""Lengths of the texts whose products are counted: three tell a polynomial of the second degree."""
+"""Text lengths at which products are counted: three determine a polynomial of the second degree."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class TextWork:
     """FLOPs of the products of one block for a text of T tokens: ``fixed + per_token T + per_pair T^2``.
 
     Attributes:
-        weights: Numbers of weights that the block reads.
+        weights: Number of weights that the block reads.
     """
 
     fixed: float
@@ -76,23 +77,23 @@ class TextWork:
     weights: int
 
     def cost(self, n_tokens: int) -> Cost:
-        """Work of one block."""
+        """Return the work of one block."""
         flops = self.fixed + self.per_token * n_tokens + self.per_pair * n_tokens**2
         return Cost(matmul_flops=flops, read_numel=self.weights)
 
 
 class EncoderClassifier:
-    """A classifier or regressor (`methods.base.Model`), block by block.
+    """A classifier or regressor (`methods.base.Model`), run block by block.
 
     Args:
-        stack: The model, taken to pieces.
-        off_ramps: What reads out blocks before the last; None, and of blocks without one: the model's own classifier.
+        stack: The parts of the model.
+        off_ramps: Read-outs of blocks before the last. The model's own classifier reads blocks without one; None: all.
     """
 
     engine: EngineName = "hosted"
     kv_width = 0
     encoder_blocks = 0
-    """Beside those that texts leave from, which `n_blocks` counts."""
+    """Encoder blocks in addition to those that texts leave from, which `n_blocks` counts."""
 
     def __init__(self, stack: EncoderStack, off_ramps: OffRamps | None = None) -> None:
         self.stack, self.off_ramps = stack, off_ramps
@@ -118,7 +119,7 @@ class EncoderClassifier:
 
     @property
     def is_regression(self) -> bool:
-        """Whether the one row of the classifier is a number, not a label."""
+        """True if the classifier's single output is a number, not a label."""
         return self.stack.n_labels == 1
 
     @property
@@ -139,7 +140,7 @@ class EncoderClassifier:
 
     @property
     def exit_blocks(self) -> tuple[int, ...]:
-        """Blocks with an off-ramp of their own."""
+        """Blocks with their own off-ramp."""
         return () if self.off_ramps is None else self.off_ramps.blocks
 
     def exit_logits(self, block: int, hidden_AD: Tensor) -> Tensor:
@@ -148,46 +149,46 @@ class EncoderClassifier:
         return self.off_ramps.logits(block, hidden_AD)
 
     def exit_head_numel(self, block: int) -> int:
-        """Weights that one read-out after a block multiplies, with its off-ramp or the model's own classifier."""
+        """Return the number of weights in one read-out after a block, by its off-ramp or the model's own classifier."""
         if self.off_ramps is not None and block in self.off_ramps.blocks:
             return self.off_ramps.numel(block)
         return self.stack.classifier_numel
 
     def final_normed(self, hidden: Tensor) -> Tensor:
-        """The states themselves: what is read out is normed already."""
+        """Return the states unchanged: classifiers read states that are normed already."""
         return hidden
 
     def logits(self, hidden_AD: Tensor) -> Tensor:
-        """Return the logits of the model's own classifier, of states [..., D]."""
+        """Return the logits of the model's own classifier for states [..., D]."""
         flat = hidden_AD.reshape(-1, hidden_AD.shape[-1])
         return self.stack.classify(flat).view(*hidden_AD.shape[:-1], -1)
 
     def logit_bounds(self, hidden_AD: Tensor) -> LogitBounds:
-        """Refuse: a classifier is small enough to be read."""
+        """Raise NotImplementedError: a classifier is small enough to be read in full."""
         raise NotImplementedError("a classifier is read out as a whole")
 
     def head_weights(self, ids_AK: Tensor) -> Tensor:
-        """Refuse: no part of a classifier is read."""
+        """Raise NotImplementedError: no part of a classifier is read."""
         raise NotImplementedError("a classifier is read out as a whole")
 
     def logits_of(self, hidden_AD: Tensor, weights_AKD: Tensor) -> Tensor:
-        """Refuse: no part of a classifier is read."""
+        """Raise NotImplementedError: no part of a classifier is read."""
         raise NotImplementedError("a classifier is read out as a whole")
 
     def embed(self, texts: Sequence[EncodedText]) -> tuple[Tensor, Context]:
-        """Embed texts, padded on the right to the longest, and prepare what the blocks share."""
+        """Embed texts, padded on the right to the longest, and prepare the context shared by the blocks."""
         longest, pad = max(len(text.ids) for text in texts), self.stack.pad_id
         rows = [(*text.ids, *(pad,) * (longest - len(text.ids))) for text in texts]
-        seen = [(1,) * len(text.ids) + (0,) * (longest - len(text.ids)) for text in texts]
+        masks = [(1,) * len(text.ids) + (0,) * (longest - len(text.ids)) for text in texts]
         types_BT = None
         if self.stack.tells_texts_apart and all(text.types is not None for text in texts):
             types = [(*(text.types or ()), *(0,) * (longest - len(text.ids))) for text in texts]
             types_BT = torch.tensor(types, device=self.device)
-        ids_BT, mask_BT = (torch.tensor(given, device=self.device) for given in (rows, seen))
+        ids_BT, mask_BT = (torch.tensor(rows_BT, device=self.device) for rows_BT in (rows, masks))
         return self.stack.embed(ids_BT, mask_BT, types_BT)
 
     def block_cost(self, n_tokens: int) -> Cost:
-        """Work of one block for a text of so many tokens."""
+        """Return the work of one block for a text of ``n_tokens`` tokens."""
         return self.work.cost(n_tokens)
 
     def why_not(self, parts: Parts, n_rows: int) -> str | None:
@@ -196,11 +197,11 @@ class EncoderClassifier:
 
 
 def why_not(parts: Parts, *, is_regression: bool, is_fitted: bool = False) -> str | None:
-    """Return why a method cannot be run on an encoder; None where it can.
+    """Return why a method cannot be run on an encoder; None if it can.
 
     Args:
         parts: The method.
-        is_regression: Whether the model gives a number.
+        is_regression: Whether the model predicts a number.
         is_fitted: Whether the method is trained on the train split first.
     """
     if type(parts.kv_policy) is not StateCopy:
@@ -215,7 +216,7 @@ def why_not(parts: Parts, *, is_regression: bool, is_fitted: bool = False) -> st
 
 
 def _counted(stack: EncoderStack) -> TextWork:
-    """Count what a block multiplies, on average over the blocks, for a text of one row."""
+    """Return the FLOPs of a block, averaged over the blocks, for a batch of one text."""
     flops = torch.tensor([_flops(stack, length) for length in _COUNTED], dtype=torch.float64) / stack.n_blocks
     powers = torch.tensor([[1.0, length, length**2] for length in _COUNTED], dtype=torch.float64)
     fixed, per_token, per_pair = torch.linalg.solve(powers, flops).tolist()
@@ -227,7 +228,7 @@ def _counted(stack: EncoderStack) -> TextWork:
 def _flops(stack: EncoderStack, n_tokens: int) -> int:
     ids_BT = torch.full((1, n_tokens), min(stack.pad_id + 1, stack.lm.config.vocab_size - 1), device=stack.lm.device)
     hidden, context = stack.embed(ids_BT, torch.ones_like(ids_BT))
-    # Products that are written out: the counter does not know the CPU's own kernel of attention.
+    # MATH: the FLOP counter does not know the CPU's own attention kernel.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         for block in range(1, stack.n_blocks + 1):
             hidden = stack.block(block, hidden, context)

@@ -1,8 +1,8 @@
-"""The blocks of an encoder, called one by one with what transformers' own forward pass hands them.
+"""The blocks of an encoder, called one by one with the arguments of transformers' own forward pass.
 
-The base model's forward pass runs once a batch with blocks that pass their input on and note what else they are handed:
-masks, rotary angles, relative positions. Blocks are then called with that, on all rows or on some. A block that is
-shared (one module called L times) counts as L blocks. All is differentiable, so that training may run it too.
+The base model's forward pass runs once per batch with blocks that return their input and record their other arguments:
+masks, rotary angles, relative positions. Blocks are then called with those, on all rows or on some. A shared block (one
+module called L times) counts as L blocks. Everything is differentiable, so training can run it too.
 
 Shape suffixes: B rows of the batch, A rows still running, T tokens, D model width, C labels.
 """
@@ -20,14 +20,14 @@ from exitbench.errors import UserError
 from exitbench.harness.engine.encoders.families import FAMILIES, EncoderFamily
 
 _MASK_DIMENSIONS = 4
-"""Of attention masks, [B, 1, T, T]: of what a block is handed, they alone go with the rows of the batch."""
+"""Dimensions of attention masks, [B, 1, T, T], the only arguments of a block with one entry per row of the batch."""
 
 Forward = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a block: its module's forward pass, and its arguments but the state."""
+    """One call of a block: its module's forward pass, and its arguments except the state."""
 
     forward: Forward
     args: tuple[Any, ...]
@@ -39,7 +39,7 @@ class Context:
     """Context shared by the blocks of a batch.
 
     Attributes:
-        calls: Of each block, the first first.
+        calls: One call per block, in order.
         mask_AT: 1 for the tokens of each row, 0 for padding.
     """
 
@@ -48,14 +48,14 @@ class Context:
 
     def take(self, rows_A: Tensor) -> Context:
         """Select rows."""
-        known: dict[int, Tensor] = {}  # mostly one mask for all blocks
+        selected: dict[int, Tensor] = {}  # mostly one mask for all blocks
 
         def chosen(value: Any) -> Any:
             if not isinstance(value, Tensor) or value.dim() != _MASK_DIMENSIONS or len(value) != len(self.mask_AT):
                 return value
-            if id(value) not in known:
-                known[id(value)] = value.index_select(0, rows_A)
-            return known[id(value)]
+            if id(value) not in selected:
+                selected[id(value)] = value.index_select(0, rows_A)
+            return selected[id(value)]
 
         calls = tuple(
             Call(call.forward, tuple(map(chosen, call.args)), {name: chosen(v) for name, v in call.kwargs.items()})
@@ -66,12 +66,12 @@ class Context:
 
 @dataclass(frozen=True)
 class EncoderStack:
-    """A classifier of transformers, taken to pieces.
+    """The parts of a transformers classifier.
 
     Attributes:
-        lm: The whole, with its classifier.
-        family: What tells its family apart.
-        modules: The list of its blocks; of a shared block the one.
+        lm: The whole model, with its classifier.
+        family: Traits of its family.
+        modules: Modules of its blocks; a single one if they share it.
     """
 
     lm: Any
@@ -80,7 +80,7 @@ class EncoderStack:
 
     @property
     def n_blocks(self) -> int:
-        """Blocks that a text goes through, L."""
+        """Number of blocks that a text goes through, L."""
         return int(self.lm.config.num_hidden_layers)
 
     @property
@@ -90,12 +90,12 @@ class EncoderStack:
 
     @property
     def n_labels(self) -> int:
-        """Labels of the classifier, C; 1 of a regression."""
+        """Number of labels of the classifier, C; 1 for a regression."""
         return int(self.lm.config.num_labels)
 
     @property
     def tells_texts_apart(self) -> bool:
-        """Whether the embedding tells the two texts of a pair apart."""
+        """True if the embedding distinguishes the two texts of a pair."""
         return int(getattr(self.lm.config, "type_vocab_size", 0)) > 1
 
     @property
@@ -105,12 +105,12 @@ class EncoderStack:
 
     @property
     def max_positions(self) -> int:
-        """Tokens that a text may have: positions of some families begin behind that of padding."""
+        """Largest number of tokens of a text; some families' positions start after that of padding."""
         return int(self.lm.config.max_position_embeddings) - self.family.first_position(self.lm.config)
 
     @property
     def classifier_numel(self) -> int:
-        """Weights that the model's own classifier multiplies."""
+        """Number of weights that the model's own classifier multiplies."""
         return sum(
             parameter.numel()
             for name, parameter in self.lm.named_parameters()
@@ -118,15 +118,15 @@ class EncoderStack:
         )
 
     def embed(self, ids_BT: Tensor, mask_BT: Tensor, types_BT: Tensor | None = None) -> tuple[Tensor, Context]:
-        """Embed a batch [B, T] to [B, T, D], padding on the right, and prepare what its blocks share."""
+        """Embed a batch [B, T] to [B, T, D], padding on the right, and prepare the context shared by its blocks."""
         calls: list[Call] = []
         states: list[Tensor] = []
 
         def note(forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            state, *others = args
+            state, *other_args = args
             if not states:
                 states.append(state)
-            calls.append(Call(forward, tuple(others), kwargs))
+            calls.append(Call(forward, tuple(other_args), kwargs))
             return (state, None) if self.family.returns_tuple else state
 
         types = {} if types_BT is None else {"token_type_ids": types_BT}
@@ -151,15 +151,15 @@ class EncoderStack:
         return hidden_ATD[:, 0]
 
     def classify(self, state_AD: Tensor) -> Tensor:
-        """Return what the model's own classifier says of states, [A, C]."""
+        """Return the logits of the model's own classifier for states, [A, C]."""
         return self.family.classify(self.lm, state_AD)
 
 
 def find_encoder_stack(lm: Any) -> EncoderStack:
-    """Return the parts of a classifier of transformers.
+    """Return the parts of a transformers classifier.
 
     Raises:
-        UserError: Its family, or an option of it, is not one whose blocks can be run one by one.
+        UserError: Its blocks cannot be run one by one, because of its family or an option.
     """
     config = lm.config
     family = FAMILIES[config.model_type]
@@ -173,7 +173,7 @@ def find_encoder_stack(lm: Any) -> EncoderStack:
 def _taken_over(
     modules: Sequence[nn.Module], handler: Callable[[Forward, tuple[Any, ...], dict[str, Any]], Any]
 ) -> Iterator[None]:
-    """Have a handler take the calls of modules for the length of a forward pass."""
+    """Redirect calls of modules to a handler during a forward pass."""
 
     def handled(forward: Forward) -> Forward:
         return lambda *args, **kwargs: handler(forward, args, kwargs)
@@ -184,4 +184,4 @@ def _taken_over(
         yield
     finally:
         for module in modules:
-            del module.forward  # the class's own is seen again
+            del module.forward  # uncovers the class's own method

@@ -1,4 +1,4 @@
-"""Key-value cache of the hosted engine: rows of a batch that stand at different depths, in transformers' own protocol.
+"""Key-value cache of the hosted engine: rows at different depths, in transformers' own cache protocol.
 
 Shape suffixes: B rows of the batch, A rows running at a block, G key/value heads, S positions there is room for, T new
 positions, N pairs of row and position, K head size, D width of the encoder's states.
@@ -16,18 +16,18 @@ from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 from exitbench.harness.engine.model.cache import DecodingCache
 
 
-class Stored(Exception):  # no error: it ends a block whose keys and values are all that was wanted
-    """Keys and values of a block are stored, and nobody wants its output."""
+class Stored(Exception):  # no error: it ends a block early
+    """Raised once a block's keys and values are stored, when its output is not needed."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """New positions of a block that are written; the others keep the window in one piece.
+    """New positions of a block to write, if not all of a window.
 
     Attributes:
         rows_N: Rows of the batch.
-        running_N: The same rows among those that run.
-        places_N: Positions of the cache.
+        running_N: The same rows, as indices among the running rows.
+        places_N: Positions in the cache.
     """
 
     rows_N: Tensor
@@ -37,11 +37,11 @@ class Places:
 
 @dataclass
 class Now:
-    """Rows and positions that run at the moment; shared by all layers of a cache.
+    """Rows and positions that run now; shared by all layers of a cache.
 
     Attributes:
         rows_A: Rows of the batch; None means all.
-        places: What is written; None means every new position of the rows.
+        places: Positions to write; None means every new position of the rows.
         only_stores: End each block once its keys and values are stored.
     """
 
@@ -50,14 +50,14 @@ class Now:
     only_stores: bool = False
 
     def rows_on(self, device: torch.device) -> Tensor | None:
-        """``rows_A`` where a block's keys and values are."""
+        """Return ``rows_A`` on the device of a block's keys and values."""
         return self.rows_A if self.rows_A is None else self.rows_A.to(device)
 
 
 class SelfLayer(CacheLayerMixin):  # type: ignore[misc]
     """Keys and values of one block, preallocated for all rows and positions when it first runs."""
 
-    is_sliding = False  # all positions are kept, and the model's own masks cut the window
+    is_sliding = False  # all positions are kept; the model's own masks cut the window
     is_croppable = True
 
     def __init__(self, now: Now, n_rows: int, room: int) -> None:
@@ -67,16 +67,16 @@ class SelfLayer(CacheLayerMixin):  # type: ignore[misc]
         self.kv: list[Tensor] = []  # keys and values, [B, G, S, K] each; their K may differ
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Make the buffers, of what the block's first keys and values look like."""
+        """Allocate the buffers, with the shapes of the block's first keys and values."""
         shapes = ((self.n_rows, x.shape[1], self.room, x.shape[3]) for x in (key_states, value_states))
         self.kv = [key_states.new_zeros(shape) for shape in shapes]
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write what the running rows have new, and return what they see.
+        """Write the running rows' new keys and values, and return those that the rows attend to.
 
         Raises:
-            Stored: Nothing else is wanted.
+            Stored: The block's output is not needed.
         """
         if not self.kv:
             self.lazy_initialization(key_states, value_states)
@@ -103,20 +103,20 @@ class SelfLayer(CacheLayerMixin):  # type: ignore[misc]
             buffer[rows_A, :, start : self.length] = new
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Positions that a block sees, and the first of them."""
+        """Return the number of positions that a block sees, and the first of them."""
         return self.length + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Positions that the block has seen."""
+        """Return the number of positions that the block has seen."""
         return self.length
 
     def get_max_length(self) -> int:
-        """No end that a model should know of."""
+        """Return -1: no maximum length."""
         return -1
 
 
 class SourceLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values of one block's cross-attention, made once a prompt; a block reads those of the running rows."""
+    """Keys and values of one block's cross-attention, computed once per prompt; a block reads the running rows."""
 
     is_sliding = False
     is_croppable = True
@@ -127,10 +127,10 @@ class SourceLayer(CacheLayerMixin):  # type: ignore[misc]
         self.is_initialized = False
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to make room for."""
+        """Do nothing: no buffers are preallocated."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Keep those of all rows."""
+        """Keep keys and values of all rows."""
         self.kv, self.is_initialized = [key_states, value_states], True
         return key_states, value_states
 
@@ -142,35 +142,35 @@ class SourceLayer(CacheLayerMixin):  # type: ignore[misc]
 
     @property
     def keys(self) -> Tensor | None:
-        """Of the running rows."""
+        """Keys of the running rows."""
         return self._of_running(0)
 
     @property
     def values(self) -> Tensor | None:
-        """Of the running rows."""
+        """Values of the running rows."""
         return self._of_running(1)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Source positions."""
+        """Return the number of source positions, and the first of them."""
         return self.get_seq_length(), 0
 
     def get_seq_length(self) -> int:
-        """Source positions."""
+        """Return the number of source positions."""
         return self.kv[0].shape[2] if self.kv else 0
 
     def get_max_length(self) -> int:
-        """No end that a model should know of."""
+        """Return -1: no maximum length."""
         return -1
 
 
 class HostedCache(DecodingCache):
-    """A batch being decoded.
+    """Cache of a batch being decoded.
 
     Attributes:
-        past: What the model is given as its cache.
-        layers: Keys and values, a block each.
-        now: What runs at the moment.
-        fed_BS: Tokens that were fed, by position.
+        past: The cache object passed to the model.
+        layers: Keys and values, one entry per block.
+        now: Rows and positions that run now.
+        fed_BS: Tokens fed so far, by position.
         source_BSD: The encoder's states; None in a decoder-only model.
         source_mask_BS: 1 where a source token is real.
     """
@@ -187,15 +187,15 @@ class HostedCache(DecodingCache):
         self.past: Any = Cache(layers=self.layers)
         if has_source:
             self.past = EncoderDecoderCache(self.past, Cache(layers=self.source_layers))
-        self.windows: dict[tuple[int, int], Any] = {}  # how blocks are called at earlier positions, of this step
+        self.windows: dict[tuple[int, int], Any] = {}  # window steps recorded in this step, by start and end
 
     def _twin(self) -> HostedCache:
         has_source = bool(self.source_layers)
         twin = HostedCache(len(self.layers), self.n_rows, self.room, self.device, has_source=has_source)
         twin.length, twin.padding_B, twin.fed_BS = self.length, self.padding_B, self.fed_BS
         twin.source_BSD, twin.source_mask_BS = self.source_BSD, self.source_mask_BS
-        for own, layer in zip(twin.layers, self.layers, strict=True):
-            own.kv, own.is_initialized, own.length = layer.kv, layer.is_initialized, layer.length
+        for copy, layer in zip(twin.layers, self.layers, strict=True):
+            copy.kv, copy.is_initialized, copy.length = layer.kv, layer.is_initialized, layer.length
         for own_source, source in zip(twin.source_layers, self.source_layers, strict=True):
             own_source.kv, own_source.is_initialized = source.kv, source.is_initialized
         if has_source:
@@ -218,19 +218,19 @@ class HostedCache(DecodingCache):
         return self.fed_BS.device
 
     def stand_at(self, position: int) -> None:
-        """Let every block have seen so many positions."""
+        """Set the number of positions that every block has seen."""
         for layer in self.layers:
             layer.length = position
 
     def mask(self, end: int) -> Tensor:
-        """1 at the positions before ``end`` that are no padding, [B, end]."""
+        """Return a mask of 1 at the positions before ``end`` that are not padding, [B, end]."""
         mask_BS = torch.ones(self.n_rows, end, dtype=torch.long, device=self.device)
         if self.padding_B is not None:
             mask_BS = mask_BS * (torch.arange(end, device=self.device) >= self.padding_B[:, None])
         return mask_BS
 
     def positions(self, start: int, end: int) -> Tensor:
-        """Positions in each row's own text, [B, end - start]."""
+        """Return positions in each row's own text, [B, end - start]."""
         places_BT = torch.arange(start, end, device=self.device).expand(self.n_rows, -1)
         return places_BT if self.padding_B is None else (places_BT - self.padding_B[:, None]).clamp(min=0)
 

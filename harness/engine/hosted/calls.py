@@ -1,7 +1,7 @@
-"""Wrap decoder blocks: record what transformers hands them, and call them later on some rows of the batch.
+"""Wrap decoder blocks: record their arguments in transformers' forward pass, and call them later on some rows.
 
-While a step is recorded, block 1 really runs, on all rows (every token runs it), and what it returns is the shape of
-what the others are taken to return: they note what they were handed and pass their input on.
+While a step is recorded, block 1 really runs, on all rows (every token runs it). The other blocks only record their
+arguments and return their input, in the form in which block 1 returned its output.
 
 Shape suffixes: B rows of the batch, A rows running at a block, T new positions, D model width.
 """
@@ -17,24 +17,23 @@ import torch
 from torch import Tensor, nn
 
 Handler = Callable[["WrappedBlock", tuple[Any, ...], dict[str, Any]], Any]
-"""What a block's call does instead of running it: given the block and its arguments."""
+"""Replacement of a block's call, given the block and its arguments."""
 
 Path = tuple[Any, ...]
-"""Where an argument lies: its index or name, then indices into tuples."""
+"""Location of an argument: its index or name, then indices into tuples."""
 
 Axes = dict[tuple[int, Path], tuple[int, int] | None]
-"""By block and place of an argument: the dimension that goes with the rows of the batch, and how many entries a row has
-there; None where no dimension does."""
+"""Batch dimension of each argument, by block and location, with its number of entries per row; None if it has none."""
 
 UNKNOWN = (0, 1)
-"""Of an argument that was never seen: most have the rows first."""
+"""Batch dimension assumed for an argument never seen: most have the rows first."""
 
 
 class WrappedBlock:
-    """A block whose calls can be taken over.
+    """A block whose calls can be redirected.
 
     Attributes:
-        number: 1..L.
+        number: Number of the block, 1..L.
         run: The block's own forward pass.
     """
 
@@ -43,13 +42,13 @@ class WrappedBlock:
         module.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the block, or what the handler of the moment does in its place."""
+        """Run the block, or the current handler in its place."""
         handler = self._calls.handler
         return self.run(*args, **kwargs) if handler is None else handler(self, args, kwargs)
 
 
 class SparedLinear:
-    """A projection that keys and values do not depend on, as of queries: it runs where a block does more than store."""
+    """A projection that keys and values do not depend on, such as queries; skipped while a block only stores those."""
 
     def __init__(self, module: Any, calls: Calls) -> None:
         self._module, self._calls, self.run = module, calls, module.forward
@@ -57,7 +56,7 @@ class SparedLinear:
         module.forward = self
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The projection; zeros where nobody looks at it."""
+        """Return the projection; zeros while only keys and values are stored."""
         if not self._calls.only_stores:
             projected: Tensor = self.run(x)
             return projected
@@ -67,7 +66,7 @@ class SparedLinear:
         return self._blank
 
     def undo(self) -> None:
-        """Run again, whatever is asked."""
+        """Restore the module's own forward pass."""
         self._module.forward = self.run
 
 
@@ -76,9 +75,9 @@ class Calls:
 
     Attributes:
         blocks: Blocks 1..L.
-        handler: What takes a call over; None: the block runs.
-        only_stores: Blocks are called for their keys and values alone.
-        batch_axes: See `learn_axes`.
+        handler: Receives the calls; None: the blocks run.
+        only_stores: Whether blocks are called for their keys and values only.
+        batch_axes: Batch dimensions of their arguments; see `learn_axes`.
     """
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
@@ -89,7 +88,7 @@ class Calls:
 
     @contextmanager
     def taken_over(self, handler: Handler) -> Iterator[None]:
-        """Let a handler take the calls for the length of a forward pass."""
+        """Redirect the calls to a handler during a forward pass."""
         self.handler = handler
         try:
             yield
@@ -99,13 +98,13 @@ class Calls:
 
 @dataclass(eq=False)
 class Recorded:
-    """Arguments that the blocks of a step were called with.
+    """Recorded arguments of the blocks of a step.
 
     Attributes:
         n_rows: Rows of the batch, B.
-        embedding_BTD: What block 1 was given.
-        first_BTD: What it returned.
-        arguments: Of each block, the state apart.
+        embedding_BTD: Input of block 1.
+        first_BTD: Output of block 1.
+        arguments: Arguments of each block, except the state.
     """
 
     n_rows: int
@@ -116,7 +115,7 @@ class Recorded:
     _selected: tuple[Tensor | None, dict[tuple[int, tuple[int, int]], Tensor]] = (None, {})
 
     def handle(self, block: WrappedBlock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Note a block's call; run block 1."""
+        """Record a block's call; run block 1."""
         state = state_in(args, kwargs)
         self.arguments[block.number] = without_state(args, kwargs)
         if self.embedding_BTD is None:
@@ -162,17 +161,17 @@ def _rows_of(value: Tensor, rows_A: Tensor, dim: int, per_row: int) -> Tensor:
 
 
 def state_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The state among a block's arguments."""
+    """Return the state among a block's arguments."""
     return args[0] if args else kwargs["hidden_states"]
 
 
 def without_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A block's other arguments."""
+    """Return a block's arguments except the state."""
     return args[1:], kwargs if args else {name: value for name, value in kwargs.items() if name != "hidden_states"}
 
 
 def state_of(output: Any) -> Tensor:
-    """The state in what a block returned."""
+    """Return the state in a block's output."""
     state: Tensor = output[0] if isinstance(output, (tuple, list)) else output
     return state
 
@@ -183,12 +182,12 @@ def with_state(output: Any, state: Tensor) -> Any:
 
 
 def shapes(recorded: Recorded) -> dict[tuple[int, Path], tuple[int, ...]]:
-    """Shapes of all tensors among the arguments, by block and place."""
-    found: dict[tuple[int, Path], tuple[int, ...]] = {}
+    """Return the shapes of all tensors among the arguments, by block and location."""
+    tensor_shapes: dict[tuple[int, Path], tuple[int, ...]] = {}
 
     def look(block: int, path: Path, value: Any) -> None:
         if isinstance(value, Tensor):
-            found[block, path] = tuple(value.shape)
+            tensor_shapes[block, path] = tuple(value.shape)
         elif type(value) in (tuple, list):
             for index, item in enumerate(value):
                 look(block, (*path, index), item)
@@ -201,16 +200,16 @@ def shapes(recorded: Recorded) -> dict[tuple[int, Path], tuple[int, ...]]:
             look(block, (index,), value)
         for name, value in kwargs.items():
             look(block, (name,), value)
-    return found
+    return tensor_shapes
 
 
 def learn_axes(one: Recorded, other: Recorded) -> Axes:
-    """Find which dimension of each argument goes with the rows, from the same step with another number of rows."""
+    """Return the batch dimension of each argument, by comparing the same step with different numbers of rows."""
     axes: Axes = {}
-    others = shapes(other)
+    other_shapes = shapes(other)
     for key, shape in shapes(one).items():
-        if len(others.get(key, ())) != len(shape):
+        if len(other_shapes.get(key, ())) != len(shape):
             continue
-        pairs = enumerate(zip(shape, others[key], strict=True))
+        pairs = enumerate(zip(shape, other_shapes[key], strict=True))
         axes[key] = next(((dim, size // one.n_rows) for dim, (size, grown) in pairs if size != grown), None)
     return axes

@@ -31,7 +31,7 @@ _COUNTS_PADDING = "rows of a batch are padded on the left, and this model counts
 
 @dataclass(eq=False)
 class HostedStep:
-    """A step that has begun: what the blocks were handed, where it stands, whether its positions were fed with it."""
+    """A step that has begun: the blocks' arguments, its first position, and whether its positions were fed with it."""
 
     cache: HostedCache
     start: int
@@ -40,7 +40,7 @@ class HostedStep:
 
     @property
     def width(self) -> int:
-        """Positions of the step, T."""
+        """Number of positions of the step, T."""
         assert self.recorded.first_BTD is not None, "recorded"
         return self.recorded.first_BTD.shape[1]
 
@@ -56,9 +56,9 @@ class HostedPlaces:
     """Positions that rows run at, within a window of neighbouring ones.
 
     Attributes:
-        step: The window's.
-        slots_AT: Where each position lies in the window.
-        writing: The same for the cache.
+        step: Step of the window.
+        slots_AT: Index of each position in the window.
+        writing: Positions to write in the cache.
     """
 
     step: HostedStep
@@ -68,7 +68,7 @@ class HostedPlaces:
 
 @dataclass(frozen=True)
 class BlockWork:
-    """Products of a mean block for one token: weights, and FLOPs for each key of its own and of the source."""
+    """Products of a mean block for one token: weights, and FLOPs per key of its own and of the source."""
 
     weights: float
     flops_per_key: float
@@ -79,11 +79,12 @@ class HostedTransformer(Headed):
     """A model of transformers: the hosted engine. Satisfies the `Engine` protocol.
 
     Attributes:
-        stack: Its parts.
-        read_out: How states are read out.
-        pads_left: Whether rows may be padded on the left: whether a row's positions are its own then.
-        kv_width: Width of one block's keys, the mean of all; 0 before `hosted.proof.prove`.
-        work: What a block costs; of the proof too.
+        stack: The model's parts.
+        read_out: Read-out of states.
+        pads_left: Whether rows may be padded on the left, that is, whether positions then count from each row's own
+            start.
+        kv_width: Width of one block's keys, averaged over blocks; 0 before `hosted.proof.prove`.
+        work: Work of a block; counted by `hosted.proof.prove`.
     """
 
     engine: EngineName = "hosted"
@@ -111,7 +112,7 @@ class HostedTransformer(Headed):
 
     @property
     def lm_head(self) -> Any:
-        """The LM head, a module of transformers'."""
+        """The LM head, a transformers module."""
         return self.stack.head
 
     @property
@@ -122,19 +123,19 @@ class HostedTransformer(Headed):
 
     @property
     def device(self) -> torch.device:
-        """Device of the weights; of a model on several devices, of all but the blocks."""
+        """Device of the weights; for a model on several devices, that of everything but the blocks."""
         device: torch.device = self.stack.head.weight.device
         return device
 
     @property
     def max_positions(self) -> int | None:
-        """Tokens that prompt and answer may have together; None where positions have no end, or of their own each."""
+        """Largest number of tokens of prompt and answer together; None if unlimited, or limited separately."""
         return self.stack.max_positions
 
     # -------------------------------------------------------------- read-outs
 
     def final_normed(self, hidden: Tensor) -> Tensor:
-        """Return the states [..., D] as the decoder changes them after its last block."""
+        """Return the states [..., D] after the modules that follow the decoder's last block, such as the final norm."""
         return self.read_out.ended(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -162,7 +163,7 @@ class HostedTransformer(Headed):
     # ------------------------------------------------------------------ prompts
 
     def new_cache(self, n_rows: int, room: int, padding_B: Tensor | None = None) -> HostedCache:
-        """An empty cache for so many rows and positions; ``padding_B`` is on the left."""
+        """Return an empty cache for ``n_rows`` rows and ``room`` positions; ``padding_B`` is on the left."""
         has_source = self.stack.encoder is not None
         cache = HostedCache(self.n_blocks, n_rows, room, self.device, has_source=has_source)
         cache.padding_B = padding_B
@@ -185,7 +186,7 @@ class HostedTransformer(Headed):
         cache.source_mask_BS = torch.ones_like(tokens_BS) if mask_BS is None else mask_BS.long()
         encoded = self.stack.encoder(input_ids=tokens_BS, attention_mask=cache.source_mask_BS, return_dict=True)
         cache.source_BSD = encoded.last_hidden_state
-        # One token at full depth, for keys and values of the source at every block: nobody reads the rest of it.
+        # One token at full depth, to compute keys and values of the source at every block; its output is not used.
         self._first_blocks(self.n_blocks, torch.zeros_like(tokens_BS[:, :1]), cache)
         return cache, None
 
@@ -213,17 +214,17 @@ class HostedTransformer(Headed):
         return hidden_BTD
 
     def _check_room(self, needed: int) -> None:
-        known = longest_text(self.stack.config)
-        if known is not None and needed > known:
+        longest = longest_text(self.stack.config)
+        if longest is not None and needed > longest:
             raise UserError(
-                f"prompt and answer need {needed} positions; the model has {known}. Shorten the prompts or "
+                f"prompt and answer need {needed} positions; the model has {longest}. Shorten the prompts or "
                 "max_new_tokens."
             )
 
     # -------------------------------------------------------------------- steps
 
     def embed(self, tokens_BT: Tensor, cache: HostedCache) -> tuple[Tensor, HostedStep]:
-        """Begin a step of T new positions: the model's own forward pass, in which all blocks but the first pass on."""
+        """Begin a step of T new positions by the model's own forward pass, in which only block 1 runs."""
         start, end = cache.length, cache.length + tokens_BT.shape[1]
         cache.windows.clear()
         cache.fed_BS[:, start:end] = tokens_BT
@@ -234,19 +235,19 @@ class HostedTransformer(Headed):
     def _record(self, cache: HostedCache, start: int, end: int) -> HostedStep:
         cache.stand_at(start)
         recorded = Recorded(cache.n_rows)
-        asked: dict[str, Any] = {"input_ids": cache.fed_BS[:, start:end], "past_key_values": cache.past}
+        arguments: dict[str, Any] = {"input_ids": cache.fed_BS[:, start:end], "past_key_values": cache.past}
         if cache.source_BSD is not None:
-            asked |= {"encoder_hidden_states": cache.source_BSD, "encoder_attention_mask": cache.source_mask_BS}
+            arguments |= {"encoder_hidden_states": cache.source_BSD, "encoder_attention_mask": cache.source_mask_BS}
         if cache.source_BSD is None or cache.padding_B is not None:
-            asked["attention_mask"] = cache.mask(end)
+            arguments["attention_mask"] = cache.mask(end)
         if "position_ids" in self._accepted:
-            asked["position_ids"] = cache.positions(start, end)
+            arguments["position_ids"] = cache.positions(start, end)
         with self.calls.taken_over(recorded.handle):
-            self.stack.decoder(**asked, use_cache=True, return_dict=True)
+            self.stack.decoder(**arguments, use_cache=True, return_dict=True)
         return HostedStep(cache, start, recorded)
 
     def places(self, cache: HostedCache, rows_A: Tensor | None, places_AT: Tensor) -> HostedPlaces:
-        """Prepare to run blocks at positions: a window is recorded from the first of them to the last."""
+        """Prepare to run blocks at positions; records a window from the first to the last of them."""
         window = self._window(cache, int(places_AT.min()), int(places_AT.max()) + 1)
         rows_N = torch.arange(cache.n_rows, device=self.device) if rows_A is None else rows_A
         rows_AT = rows_N[:, None].expand_as(places_AT)
@@ -255,14 +256,14 @@ class HostedTransformer(Headed):
         return HostedPlaces(window, places_AT - window.start, writing)
 
     def window(self, cache: HostedCache, n_positions: int) -> HostedStep:
-        """Go back to the newest positions; see `Engine.window`."""
+        """Return to the newest positions; see `Engine.window`."""
         return self._window(cache, cache.length + 1 - n_positions, cache.length + 1)
 
     def _window(self, cache: HostedCache, start: int, end: int) -> HostedStep:
-        """How blocks are called at all positions from start to end - 1, fed before in this step."""
+        """Return a recorded step at positions start to end - 1, which were fed before in this step."""
         if (start, end) not in cache.windows:
             none = torch.empty(0, dtype=torch.long, device=self.device)
-            cache.now.rows_A, cache.now.places = None, Places(none, none, none)  # block 1 has been here before
+            cache.now.rows_A, cache.now.places = None, Places(none, none, none)  # block 1 has written here before
             try:
                 cache.windows[start, end] = replace(self._record(cache, start, end), is_first=False)
             finally:
@@ -308,7 +309,7 @@ class HostedTransformer(Headed):
             now.rows_A = now.places = None
 
     def _at_home(self, states: Tensor) -> Tensor:
-        """States where they are scored and read out."""
+        """Return states on the device where they are scored and read out."""
         return states.to(self.device) if self._is_spread else states
 
     def _at_places(self, block: int, hidden_ATD: Tensor, rows_A: Tensor | None, places: HostedPlaces) -> Tensor:
@@ -318,14 +319,14 @@ class HostedTransformer(Headed):
         return ran_ATD.gather(1, index_ATD)
 
     def _windowed(self, hidden_ATD: Tensor, index_ATD: Tensor, step: HostedStep) -> Tensor:
-        """States at their slots of the window; the newest of each row at the others, to no effect."""
+        """Return states at their slots of the window; other slots repeat the row's newest state, without effect."""
         return hidden_ATD[:, -1:].repeat(1, step.width, 1).scatter(1, index_ATD, hidden_ATD)
 
     # ----------------------------------------------------------- skipped blocks
 
     def fill(self, skipped: Sequence[Skipped], context: HostedStep) -> None:
-        """Write keys and values of skipped blocks at the step's position; by exit layer, the first first."""
-        if len(skipped) == 1 and skipped[0][2] is None:  # all rows at once: nothing is picked, nothing scattered
+        """Write keys and values of skipped blocks at the step's position; ``skipped`` ascends by exit layer."""
+        if len(skipped) == 1 and skipped[0][2] is None:  # all rows at once: no gathering, no scattering
             exit_layer, hidden_BD, _ = skipped[0]
             for block in range(exit_layer + 1, self.n_blocks + 1):
                 self._store(block, hidden_BD[:, None], context, None)
@@ -335,9 +336,9 @@ class HostedTransformer(Headed):
         states_N1D = torch.cat([hidden_AD for _, hidden_AD, _ in skipped])[:, None]
         n, running_N = 0, rows_N
         for block in range(skipped[0][0] + 1, self.n_blocks + 1):
-            left = sum(len(hidden_AD) for exit_layer, hidden_AD, _ in skipped if exit_layer < block)
-            if left != n:
-                n, running_N = left, rows_N[:left]
+            n_left = sum(len(hidden_AD) for exit_layer, hidden_AD, _ in skipped if exit_layer < block)
+            if n_left != n:
+                n, running_N = n_left, rows_N[:n_left]
             self._store(block, states_N1D[:n], context, running_N)
 
     def project(self, block: int, states_ND: Tensor, rows_N: Tensor, places_N: Tensor, cache: HostedCache) -> None:
@@ -351,7 +352,7 @@ class HostedTransformer(Headed):
     def _store(
         self, block: int, states_ATD: Tensor, step: HostedStep, rows_A: Tensor | None, writing: Places | None = None
     ) -> None:
-        """Call a block on states for the keys and values that it makes of them."""
+        """Call a block on states only for the keys and values that it computes from them."""
         step.cache.now.only_stores = self.calls.only_stores = True
         try:
             self._run(block, states_ATD, step, rows_A, writing)
@@ -364,7 +365,7 @@ class HostedTransformer(Headed):
     # --------------------------------------------------------------------- cost
 
     def block_cost(self, place: TokenPlace) -> Cost:
-        """Work of a mean decoder block for one token of one row, counted on loading."""
+        """Return the work of a mean decoder block for one token of one row, counted on loading."""
         work = self.work
         of_keys = work.flops_per_key * place.context + work.flops_per_source * place.source
         read = work.weights + 2 * self.kv_width * (place.context + (place.source if work.flops_per_source else 0))
@@ -372,7 +373,7 @@ class HostedTransformer(Headed):
 
 
 def _width(stack: Stack) -> int:
-    """Width of the residual stream: what comes before any projection of embeddings does not count."""
+    """Return the width of the residual stream, after any projection of embeddings."""
     config = stack.decoder_config if stack.encoder is not None else stack.config
     for name in ("hidden_size", "d_model", "n_embd"):
         if isinstance(width := getattr(config, name, None), int):

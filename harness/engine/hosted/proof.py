@@ -1,8 +1,8 @@
-"""Proof on loading: what the hosted engine computes is what the model's plain forward pass computes.
+"""Check on loading: the hosted engine computes the same as the model's plain forward pass.
 
-A prompt is read once by transformers alone, and once token by token through the hosted engine; states after every
-block, keys and values, and logits must agree. What differs is named, and the model refused. On the way it is found out
-which arguments of a block go with the rows of a batch, how states are read out fastest, and what a block costs.
+A prompt is read once by transformers alone, and once token by token by the hosted engine. States after every block,
+keys and values, and logits must agree; otherwise the model is refused with the name of what differs. The check also
+determines the batch dimension of each block argument, the fastest read-out, and the work of a block.
 
 Shape suffixes: B rows of the batch, T positions, D model width, V vocabulary.
 """
@@ -26,19 +26,19 @@ from exitbench.harness.engine.hosted.read_out import WAYS
 from exitbench.harness.engine.model.positions import padded
 
 PROMPT, NEW = 5, 3
-"""Tokens of the proof's prompt, and of what is fed after it."""
+"""Lengths of the check's prompt, and of the tokens fed after it."""
 
 
 class Differs(Exception):
-    """The hosted engine computes something else than the model."""
+    """The hosted engine computes something different from the model."""
 
 
 @contextmanager
 def tried(family: str) -> Iterator[None]:
-    """Around whatever takes a model to pieces: a family that does not bear it is refused, with what it said.
+    """Convert errors to a refusal while a model is taken apart and checked.
 
     Raises:
-        UserError: It cannot be run block by block, or differs; names block and tensor.
+        UserError: The model cannot be run block by block, or differs; names block and tensor.
     """
     refused = f"model_type {family!r} cannot be run block by block"
     try:
@@ -47,17 +47,17 @@ def tried(family: str) -> Iterator[None]:
         raise UserError(f"{refused}: {difference}.") from difference
     except UserError:
         raise
-    except Exception as error:  # whatever a family's own code raises where it is called in another way
+    except Exception as error:  # whatever the family's code raises when it is called in another way
         name = type(error).__name__
         raise UserError(f"{refused}: {name} while its blocks were tried ({told(error)}).") from error
 
 
 @torch.inference_mode()
 def prove(model: HostedTransformer) -> None:
-    """Check a model against its own forward pass, and complete what the engine has to know of it.
+    """Check a model against its own forward pass, and set the attributes that the engine learns from it.
 
     Raises:
-        Differs: Names block and tensor.
+        Differs: A result differs; names block and tensor.
     """
     rows = _prompts(model)
     _learn(model, rows)
@@ -70,7 +70,7 @@ def prove(model: HostedTransformer) -> None:
 
 
 def _prompts(model: HostedTransformer) -> list[list[int]]:
-    """Three rows of tokens; the later ones are read in batches."""
+    """Return three rows of tokens; the later ones are read in batches."""
     draw = torch.Generator().manual_seed(0)
     least, most = min(3, model.vocab_size - 1), model.vocab_size
     return [torch.randint(least, most, (PROMPT + NEW,), generator=draw).tolist() for _ in range(3)]
@@ -85,13 +85,13 @@ def _is_proved(check: Callable[[], None]) -> bool:
 
 
 def same(what: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype | None = None) -> None:
-    """Compare by the largest number.
+    """Compare two tensors, relative to the largest number.
 
     Args:
-        what: What is compared.
-        ours: What the hosted engine gives.
-        theirs: What the plain forward pass gives.
-        dtype: Number format of the weights, where states may be in a finer one; None: that of ``ours``.
+        what: Name of the tensor, for messages.
+        ours: Result of the hosted engine.
+        theirs: Result of the plain forward pass.
+        dtype: Number format of the weights, if states may be in a finer one; None: that of ``ours``.
 
     Raises:
         Differs: More than half of the number format's digits differ.
@@ -107,11 +107,11 @@ def same(what: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype | None = No
         )
 
 
-# ------------------------------------------------------------------------------------------------- what is compared
+# ------------------------------------------------------------------------------------------------- comparisons
 
 
 def _plain(model: HostedTransformer, row: Sequence[int]) -> tuple[list[Tensor], Tensor]:
-    """States after each block, [1, T, D] each, and logits [1, T, V] of the model's plain forward pass."""
+    """Return states after each block, [1, T, D] each, and logits [1, T, V] of the model's plain forward pass."""
     states: list[Tensor] = []
 
     def watch(block: WrappedBlock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -122,11 +122,11 @@ def _plain(model: HostedTransformer, row: Sequence[int]) -> tuple[list[Tensor], 
         return output
 
     tokens = torch.tensor([row], device=model.device)
-    asked: dict[str, Any] = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    arguments: dict[str, Any] = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
     if model.stack.encoder is not None:
-        asked |= {"decoder_input_ids": tokens}
+        arguments |= {"decoder_input_ids": tokens}
     with model.calls.taken_over(watch):
-        logits = model.stack.lm(**asked, use_cache=False, return_dict=True).logits
+        logits = model.stack.lm(**arguments, use_cache=False, return_dict=True).logits
     if len(states) != model.n_blocks:
         raise Differs(f"{len(states)} of {model.n_blocks} blocks run")
     for number, state in enumerate(states, start=1):
@@ -137,7 +137,7 @@ def _plain(model: HostedTransformer, row: Sequence[int]) -> tuple[list[Tensor], 
 
 
 def _start(model: HostedTransformer, rows: Sequence[Sequence[int]], fed: int) -> HostedCache:
-    """A cache to which so many tokens of each row have been fed."""
+    """Return a cache to which the first ``fed`` tokens of each row have been fed."""
     room = PROMPT + NEW + 1
     if model.stack.encoder is None:
         cache = model.new_cache(len(rows), room)
@@ -149,7 +149,7 @@ def _start(model: HostedTransformer, rows: Sequence[Sequence[int]], fed: int) ->
 
 
 def _run(model: HostedTransformer, cache: HostedCache, rows: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Feed tokens to all rows at full depth; returns the states after each block."""
+    """Feed tokens to all rows at full depth; return the states after each block."""
     tokens = torch.tensor([list(row) for row in rows], device=model.device)
     hidden, step = model.embed(tokens, cache)
     states = []
@@ -161,7 +161,7 @@ def _run(model: HostedTransformer, cache: HostedCache, rows: Sequence[Sequence[i
 
 
 def _learn(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
-    """Learn which arguments go with the rows: steps of two and of three rows, padded, of several tokens and of one."""
+    """Learn the batch dimension of arguments from padded steps with two and three rows, long and of one token."""
     recorded: dict[int, list[Recorded]] = {}
     for n_rows in (2, 3):
         cache = _start(model, rows[:n_rows], 0)
@@ -175,25 +175,25 @@ def _learn(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
             steps.append(step.recorded)
             cache.length += len(tokens[0])
         recorded[n_rows] = steps
-    for one, other in zip(recorded[2], recorded[3], strict=True):
-        for key, axis in learn_axes(one, other).items():
+    for two_rows, three_rows in zip(recorded[2], recorded[3], strict=True):
+        for key, axis in learn_axes(two_rows, three_rows).items():
             model.calls.batch_axes[key] = axis or model.calls.batch_axes.get(key)
 
 
 def _check_states(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
-    """Compare states after each block, of a prompt read at once and of tokens fed one by one."""
+    """Compare states after each block, for a prompt read at once and for tokens fed one by one."""
     states, _ = _plain(model, rows[0])
     cache = _start(model, rows, 0)
     pieces = [_run(model, cache, [row[:PROMPT] for row in rows])]
     for place in range(PROMPT, PROMPT + NEW):
         pieces.append(_run(model, cache, [row[place : place + 1] for row in rows]))
-    for number, (theirs, *ours) in enumerate(zip(states, *pieces, strict=True), start=1):
+    for number, (plain_state, *pieces_BTD) in enumerate(zip(states, *pieces, strict=True), start=1):
         what = f"the state after block {number} ({model.stack.name}.{number - 1})"
-        same(what, torch.cat(ours, dim=1), theirs, model.dtype)
+        same(what, torch.cat(pieces_BTD, dim=1), plain_state, model.dtype)
 
 
 def _check_read_outs(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
-    """Compare logits, and choose the fastest way that gives those of the reference for any state."""
+    """Compare logits, and choose the fastest read-out that agrees with the reference for any state."""
     states, logits = _plain(model, rows[0])
     read_out = model.read_out
     same("the reference read-out", read_out(states[-1], "reference"), logits)
@@ -213,13 +213,13 @@ def _check_read_outs(model: HostedTransformer, rows: Sequence[Sequence[int]]) ->
 
 
 def _spare(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
-    """Find projections that skipped blocks need not run: without them keys and values are the same."""
+    """Find projections that skipped blocks need not run: keys and values are the same without them."""
     linears = [{name: m for name, m in block.named_modules() if type(m) is nn.Linear} for block in model.stack.blocks]
-    asked: set[str] = set()
+    used: set[str] = set()
 
     def note(name: str) -> None:
         if model.calls.only_stores:
-            asked.add(name)
+            used.add(name)
 
     handles = [
         module.register_forward_pre_hook(lambda *_, name=name: note(name))
@@ -229,27 +229,27 @@ def _spare(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
     expected = _filled(model, rows)
     for handle in handles:
         handle.remove()
-    for name in sorted(asked):
+    for name in sorted(used):
         spared = [SparedLinear(each[name], model.calls) for each in linears[1:] if name in each]
-        if not _are_equal(_filled(model, rows), expected):
-            for one in spared:
-                one.undo()
+        if not _all_equal(_filled(model, rows), expected):
+            for projection in spared:
+                projection.undo()
 
 
 def _filled(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Keys and values of blocks that a token skipped."""
+    """Return keys and values of blocks that a token skipped."""
     cache = _start(model, rows, PROMPT)
     hidden, step = model.embed(torch.tensor([row[PROMPT : PROMPT + 1] for row in rows], device=model.device), cache)
     model.fill([(1, model.block(1, hidden[:, 0], step), None)], step)
     return [buffer for layer in cache.layers[1:] for buffer in layer.kv]
 
 
-def _are_equal(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
-    return all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+def _all_equal(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def _check_skipped(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
-    """Compare keys and values filled from a state with those of the block run on it, and some rows with all."""
+    """Compare keys and values filled from a state with those of a block run, and some rows with all rows."""
     tokens = [row[PROMPT : PROMPT + 1] for row in rows]
     ran, filled = _start(model, rows, PROMPT), _start(model, rows, PROMPT)
     hidden, step = model.embed(torch.tensor(tokens, device=model.device), ran)
@@ -260,35 +260,35 @@ def _check_skipped(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> N
         of_some = model.block(block, state_BD.index_select(0, some), step, some)
         same(f"the state after block {block} of some rows", of_some, of_all.index_select(0, some), model.dtype)
     _, step = model.embed(torch.tensor(tokens, device=model.device), filled)
-    rest = torch.tensor([1], device=model.device)
-    model.fill([(1, state_BD.index_select(0, rows_A), rows_A) for rows_A in (some, rest)], step)
-    for number, (one, other) in enumerate(zip(ran.layers, filled.layers, strict=True), start=1):
-        if not one.kv:
+    other_rows = torch.tensor([1], device=model.device)
+    model.fill([(1, state_BD.index_select(0, rows_A), rows_A) for rows_A in (some, other_rows)], step)
+    for number, (ran_layer, filled_layer) in enumerate(zip(ran.layers, filled.layers, strict=True), start=1):
+        if not ran_layer.kv:
             raise Differs(
                 f"block {number} keeps no keys and values in the cache, from which later tokens could read it"
             )
-        for name, ours, theirs in zip(("keys", "values"), other.kv, one.kv, strict=True):
-            same(f"{name} of block {number} filled from a state", ours, theirs)
+        for name, filled_part, ran_part in zip(("keys", "values"), filled_layer.kv, ran_layer.kv, strict=True):
+            same(f"{name} of block {number} filled from a state", filled_part, ran_part)
 
 
 def _check_padding(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
-    """Compare a row alone with the same row beside a longer one, padded on the left."""
+    """Compare a row alone with the same row next to a longer one, padded on the left."""
     alone = _start(model, rows[:1], 0)
     short = [rows[0][2:PROMPT]]
     expected = [_run(model, alone, short)[-1][:, -1:], _run(model, alone, [rows[0][PROMPT : PROMPT + 1]])[-1]]
-    beside = _start(model, [rows[0], rows[1]], 0)
-    beside.padding_B = torch.tensor([2, 0], device=model.device)
+    padded_cache = _start(model, [rows[0], rows[1]], 0)
+    padded_cache.padding_B = torch.tensor([2, 0], device=model.device)
     tokens, _ = padded([*short, rows[1][:PROMPT]], model.device, side="left")
-    ours = [_run(model, beside, tokens.tolist())[-1][:1, -1:]]
-    ours.append(_run(model, beside, [row[PROMPT : PROMPT + 1] for row in rows[:2]])[-1][:1])
-    same("a row padded on the left", torch.cat(ours), torch.cat(expected), model.dtype)
+    results = [_run(model, padded_cache, tokens.tolist())[-1][:1, -1:]]
+    results.append(_run(model, padded_cache, [row[PROMPT : PROMPT + 1] for row in rows[:2]])[-1][:1])
+    same("a row padded on the left", torch.cat(results), torch.cat(expected), model.dtype)
 
 
 # --------------------------------------------------------------------------------------------------------- the cost
 
 
 def _work(model: HostedTransformer, row: Sequence[int]) -> tuple[BlockWork, int]:
-    """Count what the blocks multiply for one token, at several numbers of keys, and how wide their keys are."""
+    """Count a block's products for one token at several numbers of keys; return its work and the width of its keys."""
 
     def flops(n_source: int, fed: int) -> float:
         if model.stack.encoder is None:
@@ -297,17 +297,17 @@ def _work(model: HostedTransformer, row: Sequence[int]) -> tuple[BlockWork, int]
             cache, _ = model.start([row[:n_source]], PROMPT + NEW)
         _run(model, cache, [row[:fed]])
         hidden, step = model.embed(torch.tensor([row[fed : fed + 1]], device=model.device), cache)
-        # Products that are written out: the counter does not know the CPU's own kernel of attention.
+        # MATH: the FLOP counter does not know the CPU's own attention kernel.
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             for block in range(2, model.n_blocks + 1):
                 hidden = model.block(block, hidden, step)
-        kept.append(cache)
+        caches.append(cache)
         return float(counter.get_total_flops()) / max(1, model.n_blocks - 1)
 
-    kept: list[HostedCache] = []
+    caches: list[HostedCache] = []
     base, more_keys = flops(PROMPT - 2, 1), flops(PROMPT - 2, 1 + NEW)
     per_key = (more_keys - base) / NEW
     per_source = 0.0 if model.stack.encoder is None else (flops(PROMPT, 1) - base) / 2
     weights = (base - 2 * per_key - (PROMPT - 2) * per_source) / 2
-    widths = [layer.kv[0].shape[1] * layer.kv[0].shape[3] for layer in kept[0].layers]
+    widths = [layer.kv[0].shape[1] * layer.kv[0].shape[3] for layer in caches[0].layers]
     return BlockWork(weights, per_key, per_source), round(sum(widths) / len(widths))

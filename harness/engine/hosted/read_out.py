@@ -1,10 +1,10 @@
-"""Read states out as the model itself does: final norm, scale, soft cap, bias and LM head, from its own code.
+"""Read states out as the model itself does: final norm, scale, soft cap, bias and LM head, by its own code.
 
-Three ways, the first of which is right by construction and proves the others once a model is loaded (`hosted.proof`):
+Of three ways, the first is correct by construction and validates the others once a model is loaded (`hosted.proof`):
 
-    reference  the model's whole forward pass, in which block 1 returns the states and the others pass them on
-    within     the same, the decoder replaced by what it does after its last block
-    direct     the LM head of what the decoder does after its last block
+  reference  the model's whole forward pass, in which block 1 returns the states and the others pass them on
+  within     the model's forward pass, its decoder replaced by the modules after the last block
+  direct     the LM head after those modules
 
 Shape suffixes: N states, T positions, D model width, V vocabulary.
 """
@@ -31,8 +31,8 @@ class ReadOut:
     """The read-out of a model.
 
     Attributes:
-        way: Which of the three is used.
-        ending: Modules that the decoder runs on what its last block returns, in their order.
+        way: The way in use.
+        ending: Modules that the decoder runs after its last block, in order.
     """
 
     def __init__(self, stack: Stack, calls: Calls) -> None:
@@ -41,13 +41,13 @@ class ReadOut:
         self._stack, self._calls = stack, calls
 
     def __call__(self, states: Tensor, way: Way | None = None) -> Tensor:
-        """Logits [..., V] of states [..., D]."""
+        """Return logits [..., V] of states [..., D]."""
         states_N1D = states.reshape(-1, 1, states.shape[-1])
         read = {"direct": self._direct, "within": self._within, "reference": self._reference}[way or self.way]
         return read(states_N1D)[:, 0].reshape(*states.shape[:-1], -1)
 
     def ended(self, states: Tensor) -> Tensor:
-        """Return the input of the LM head: the final norm of states [..., D], and what else follows it."""
+        """Return the input of the LM head: the final norm of states [..., D], and any modules after it."""
         for module in self.ending:
             states = module(states)
         return states
@@ -63,7 +63,7 @@ class ReadOut:
         try:
             return self._forward(states_N1D)
         finally:
-            del decoder.forward  # the class's own comes back
+            del decoder.forward  # uncovers the class's own method
 
     def _reference(self, states_N1D: Tensor) -> Tensor:
         first: list[Any] = []
@@ -79,14 +79,14 @@ class ReadOut:
     def _forward(self, states_N1D: Tensor) -> Tensor:
         n, device = len(states_N1D), states_N1D.device
         tokens_N1 = torch.zeros(n, 1, dtype=torch.long, device=device)
-        asked: dict[str, Any] = {"input_ids": tokens_N1, "attention_mask": torch.ones_like(tokens_N1)}
+        arguments: dict[str, Any] = {"input_ids": tokens_N1, "attention_mask": torch.ones_like(tokens_N1)}
         if self._stack.encoder is not None:
             width = self._encoder_width()
-            # Of the weights' number format: states have another where a part of a block is kept in fp32.
+            # In the weights' number format: states have another if a part of a block is kept in fp32.
             empty = states_N1D.new_zeros(n, 1, width, dtype=self._stack.head.weight.dtype)
             source = BaseModelOutput(last_hidden_state=empty)
-            asked = {"encoder_outputs": source, "decoder_input_ids": tokens_N1}
-        logits: Tensor = self._stack.lm(**asked, use_cache=False, return_dict=True).logits
+            arguments = {"encoder_outputs": source, "decoder_input_ids": tokens_N1}
+        logits: Tensor = self._stack.lm(**arguments, use_cache=False, return_dict=True).logits
         return logits
 
     def _encoder_width(self) -> int:
@@ -96,10 +96,10 @@ class ReadOut:
     # --------------------------------------------------------------- the ending
 
     def find_ending(self, run: Callable[[], Any]) -> None:
-        """Find what the decoder runs after its last block, during a forward pass.
+        """Find the modules that the decoder runs after its last block, during a forward pass.
 
         Args:
-            run: Does a forward pass.
+            run: Runs a forward pass.
         """
         with noted_ending(self._stack.decoder, self._stack.blocks) as ending:
             run()
@@ -108,10 +108,10 @@ class ReadOut:
 
 @contextmanager
 def noted_ending(decoder: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[list[nn.Module]]:
-    """While entered, note which modules a forward pass of a decoder runs on what its last block returns, in order.
+    """Record the modules that a decoder's forward pass runs after its last block, in order, while entered.
 
     Args:
-        decoder: What embeds tokens and calls the blocks.
+        decoder: Module that embeds tokens and calls the blocks.
         blocks: Its blocks.
 
     Yields:
@@ -120,7 +120,7 @@ def noted_ending(decoder: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[li
     blocks = tuple(blocks)
     numbers = {id(block) for block in blocks}
     inside = {id(module) for block in blocks for module in block.modules()}
-    seen: list[nn.Module] = []
+    ending: list[nn.Module] = []
     running: list[nn.Module] = []
 
     def before(module: nn.Module, _: Any) -> None:
@@ -129,16 +129,16 @@ def noted_ending(decoder: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[li
     def after(module: nn.Module, _: Any, output: Any) -> None:
         running.pop()
         if id(module) in numbers:
-            seen.clear()
+            ending.clear()
         elif not running and isinstance(state_of(output), Tensor):
-            seen.append(module)
+            ending.append(module)
 
     chosen = [m for m in decoder.modules() if m is not decoder and (id(m) in numbers or id(m) not in inside)]
     chosen = [m for m in chosen if not isinstance(m, nn.ModuleList) and not _holds(m, blocks)]
     handles = [m.register_forward_pre_hook(before) for m in chosen]
     handles += [m.register_forward_hook(after) for m in chosen]
     try:
-        yield seen
+        yield ending
     finally:
         for handle in handles:
             handle.remove()

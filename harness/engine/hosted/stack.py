@@ -1,10 +1,10 @@
-"""Find the stack of decoder blocks, the LM head and the encoder of a transformers model, and place them on devices.
+"""Find decoder blocks, LM head and encoder of a transformers model, and assign them to devices.
 
-No family is named: the blocks are the one `ModuleList` of the decoder that is as long as its configuration says.
+No family is named: the blocks are the decoder's only `ModuleList` of the length that its configuration states.
 
 A model too large for one device has whole blocks on several, one stretch of blocks per device. The first device is
-*home*: next to its blocks it has embeddings, encoder, final norm and LM head, and there gates and read-outs are.
-accelerate's hooks move what a block is handed to the block's device.
+*home*: next to its blocks it has embeddings, encoder, final norm and LM head, and runs gates and read-outs.
+accelerate's hooks move a block's arguments to its device.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from exitbench.errors import UserError
 from exitbench.harness.cells.cell import DeviceMap
 
 DEPTHS = ("decoder_layers", "num_decoder_layers", "num_hidden_layers", "num_layers", "n_layer")
-"""How configurations call the number of decoder blocks; the first that is there counts."""
+"""Names of the number of decoder blocks in configurations; the first present one counts."""
 POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "max_sequence_length")
-"""How they call the longest text."""
+"""Names of the largest number of positions in configurations."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Stack:
     """Parts of a language model.
 
     Attributes:
-        lm: The whole, with its LM head.
-        decoder: What embeds tokens and calls the blocks.
+        lm: The whole model, with its LM head.
+        decoder: Module that embeds tokens and calls the blocks.
         encoder: None in a decoder-only model.
-        blocks: Decoder blocks, the first first.
-        name: Of their list, as `model.layers`.
+        blocks: Decoder blocks, in order.
+        name: Name of their list, such as `model.layers`.
         head: The LM head.
     """
 
@@ -47,12 +47,12 @@ class Stack:
 
     @property
     def config(self) -> Any:
-        """Configuration of the decoder's text."""
+        """Configuration of the text decoder."""
         return self.lm.config.get_text_config(decoder=True)
 
     @property
     def max_positions(self) -> int | None:
-        """Tokens that prompt and answer may have together; None where positions have no end, or of their own each."""
+        """Largest number of tokens of prompt and answer together; None if unlimited, or limited separately."""
         return None if self.encoder is not None else longest_text(self.config)
 
     @property
@@ -65,17 +65,17 @@ class Stack:
 
     @property
     def encoder_config(self) -> Any:
-        """Configuration of the encoder: its own, or that of the whole."""
+        """Configuration of the encoder: its own, or that of the whole model."""
         return getattr(self.encoder, "config", self.lm.config)
 
     @property
     def decoder_config(self) -> Any:
-        """Configuration of an encoder-decoder's decoder: its own, or that of the whole."""
+        """Configuration of an encoder-decoder's decoder: its own, or that of the whole model."""
         return getattr(self.decoder, "config", self.lm.config)
 
 
 def find_stack(lm: Any) -> Stack:
-    """Return where the parts of a language model lie.
+    """Return the parts of a language model.
 
     Raises:
         UserError: The blocks are not one list, or there is no LM head.
@@ -87,15 +87,15 @@ def find_stack(lm: Any) -> Stack:
         if isinstance(module, nn.ModuleList) and len(module) and not _is_within_list(decoder, name)
     }
     depth = _depth(getattr(decoder, "config", lm.config) if is_seq2seq else lm.config.get_text_config(decoder=True))
-    found = {name: blocks for name, blocks in lists.items() if len(lists) == 1 or len(blocks) == depth}
+    candidates = {name: blocks for name, blocks in lists.items() if len(lists) == 1 or len(blocks) == depth}
     family = lm.config.model_type
-    if len(found) != 1:
-        seen = ", ".join(f"{name} ({len(blocks)})" for name, blocks in lists.items()) or "none"
+    if len(candidates) != 1:
+        lengths = ", ".join(f"{name} ({len(blocks)})" for name, blocks in lists.items()) or "none"
         raise UserError(
             f"model_type {family!r}: its {depth} decoder blocks are not one list that can be found (lists of modules: "
-            f"{seen})."
+            f"{lengths})."
         )
-    ((name, blocks),) = found.items()
+    ((name, blocks),) = candidates.items()
     if len({id(block) for block in blocks}) != len(blocks):
         raise UserError(f"model_type {family!r}: its blocks share one module, which is called several times.")
     head = lm.get_output_embeddings()
@@ -115,17 +115,17 @@ def _depth(config: Any) -> int | None:
 
 
 def longest_text(config: Any) -> int | None:
-    """Positions that a model has by its configuration; None where they have no end."""
-    found = (getattr(config, key, None) for key in POSITIONS)
-    return next((value for value in found if isinstance(value, int) and value > 0), None)
+    """Return the number of positions in a model's configuration; None if unlimited."""
+    lengths = (getattr(config, key, None) for key in POSITIONS)
+    return next((value for value in lengths if isinstance(value, int) and value > 0), None)
 
 
 def head_shape(config: Any, width: int) -> tuple[int, int, int]:
-    """Heads of a decoder's queries, heads of keys and values, and their size; zeros where there are none.
+    """Return the number of query heads, of key/value heads, and the head size of a decoder; zeros if it has no heads.
 
     Args:
-        config: Of the decoder.
-        width: Of the stream that they are projected from, shared out where no size is said.
+        config: Configuration of the decoder.
+        width: Width of the stream they are projected from, divided among heads if no size is stated.
     """
     names = ("decoder_attention_heads", "num_attention_heads", "num_heads", "n_head")
     heads = next((n for name in names if isinstance(n := getattr(config, name, None), int)), 0)
@@ -142,29 +142,29 @@ def modules_on(lm: nn.Module, blocks: Sequence[nn.Module], devices: DeviceMap) -
 
     Args:
         lm: The model.
-        blocks: Its decoder blocks, the first first.
-        devices: Where they go; as many blocks as there are.
+        blocks: Its decoder blocks, in order.
+        devices: Number of blocks on each device; they add up to ``len(blocks)``.
     """
     of_blocks = chain.from_iterable(repeat(device, count) for device, count in devices)
-    where = {id(block): device for block, device in zip(blocks, of_blocks, strict=True)}
-    found: dict[str, str] = {}
+    device_of = {id(block): device for block, device in zip(blocks, of_blocks, strict=True)}
+    placement: dict[str, str] = {}
 
     def place(name: str, module: nn.Module) -> None:
-        if id(module) in where or not any(id(inner) in where for inner in module.modules()):
-            found[name] = where.get(id(module), devices[0][0])
+        if id(module) in device_of or not any(id(inner) in device_of for inner in module.modules()):
+            placement[name] = device_of.get(id(module), devices[0][0])
             return
         prefix = f"{name}." if name else ""
-        for own, _ in chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False)):
-            found[prefix + own] = devices[0][0]
+        for tensor_name, _ in chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False)):
+            placement[prefix + tensor_name] = devices[0][0]
         for child, inner in module.named_children():
             place(prefix + child, inner)
 
     place("", lm)
-    return found
+    return placement
 
 
 def hand_over_whole_blocks(blocks: Sequence[Any]) -> None:
-    """Leave accelerate's hooks on blocks and take those off what is inside: it is all on one device."""
+    """Remove accelerate's hooks inside blocks, but not on them: all of a block is on one device."""
     from accelerate.hooks import remove_hook_from_module
 
     for block in blocks:
@@ -173,23 +173,23 @@ def hand_over_whole_blocks(blocks: Sequence[Any]) -> None:
 
 
 def shared_out(n_blocks: int, rest_bytes: int, room: Mapping[str, int]) -> DeviceMap:
-    """Share blocks among devices by their room, the first with less because all else is there too.
+    """Divide blocks among devices by their memory; the first gets fewer, since it also holds everything else.
 
     Args:
         n_blocks: Blocks, L.
-        rest_bytes: What all else takes, on the first device.
+        rest_bytes: Bytes of everything but the blocks, on the first device.
         room: Bytes of each device.
     """
     first, *_ = room
-    left = {device: max(0, size - (rest_bytes if device == first else 0)) for device, size in room.items()}
-    total = sum(left.values()) or 1
+    free = {device: max(0, size - (rest_bytes if device == first else 0)) for device, size in room.items()}
+    total = sum(free.values()) or 1
     devices: list[tuple[str, int]] = []
-    given = reached = 0
-    for device, size in left.items():
+    assigned = reached = 0
+    for device, size in free.items():
         reached += size
-        # Block 1 stays at home: what it makes for all blocks (position biases) is cut by rows there.
-        up_to = max(round(n_blocks * reached / total), 1 if device == first else given)
-        if up_to > given:
-            devices.append((device, up_to - given))
-            given = up_to
+        # Block 1 stays at home: rows of its shared outputs (position biases) are selected there.
+        up_to = max(round(n_blocks * reached / total), 1 if device == first else assigned)
+        if up_to > assigned:
+            devices.append((device, up_to - assigned))
+            assigned = up_to
     return tuple(devices)

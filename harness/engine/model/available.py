@@ -1,4 +1,4 @@
-"""What memory a device has left, and how much the machine has."""
+"""Free memory of a device, and total memory of the machine."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _CGROUP_FILES: Final = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Of versions 2 and 1: the limit, what is in use, and how memory.stat calls what of it could be given back."""
+"""For cgroup versions 2 and 1: files with the limit and the usage, and memory.stat's key for reclaimable memory."""
 
 
 def available_bytes(*devices: str) -> int | None:
-    """Return the memory that devices have left, of this process's control group on a CPU; None where nobody says."""
+    """Return the free memory of devices; on a CPU, within this process's control group. None if unknown."""
     each = [_available_bytes(device) for device in devices]
     return None if None in each else sum(n_bytes for n_bytes in each if n_bytes is not None)
 
 
 def machine_bytes() -> int | None:
-    """Return the memory that this process may use of the machine at most, whatever others use now; None likewise."""
+    """Return the most memory that this process may ever use, by machine and control group; None if unknown."""
     return min(_most_on_cpu(), default=None)
 
 
@@ -53,7 +53,7 @@ def _most_on_cpu() -> Iterator[int]:
 
 
 def _own_cgroups() -> Iterator[Path]:
-    """Folders of the control groups of this process, and of those that they lie in: each may have a limit."""
+    """Yield the folders of this process's control groups and their parents, each of which may have a limit."""
     for line in _lines(_OWN_CGROUP):
         _, controllers, path = line.split(":", 2)
         root = _CGROUPS / "memory" if "memory" in controllers.split(",") else _CGROUPS
@@ -70,12 +70,12 @@ def _lines(path: Path) -> list[str]:
 
 
 def _number(path: Path) -> int | None:
-    """The number in a file; None where there is none, such as ``max``."""
+    """Return the number in a file; None if it holds none, such as ``max``."""
     word = "".join(_lines(path)).strip()
     return int(word) if word.isdecimal() else None
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """The second word of every line, by the first."""
+    """Return the second word of every line, by the first."""
     words = (line.split() for line in _lines(path))
-    return {found[0]: int(found[1]) for found in words if len(found) > 1 and found[1].isdecimal()}
+    return {pair[0]: int(pair[1]) for pair in words if len(pair) > 1 and pair[1].isdecimal()}

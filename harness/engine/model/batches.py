@@ -1,4 +1,4 @@
-"""Documents a batch at a time: as many rows as asked for, fewer once memory is out."""
+"""Process documents in batches: as many rows as requested, fewer once memory runs out."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ Item = TypeVar("Item")
 def in_batches(
     items: Sequence[Item], rows: int, run: Callable[[Sequence[Item]], None], on_done: Callable[[int], None]
 ) -> None:
-    """Go through items in order; a batch for which there is no memory is run again with half as many rows.
+    """Process items in order; a batch that runs out of memory is run again with half as many rows.
 
     Args:
-        items: What is gone through.
-        rows: Items a batch, at most; no more than this are asked for again after a batch was halved.
-        run: Handles one batch, and leaves nothing of one that it fails at.
-        on_done: Told how many items are done.
+        items: Items to process.
+        rows: Most items per batch; after a batch was halved, no later batch is larger.
+        run: Processes one batch; must leave no results of a batch that fails.
+        on_done: Called with the number of items done.
 
     Raises:
-        RuntimeError: There is no memory for a single row (what `is_out_of_memory` knows), or `run` failed otherwise.
+        RuntimeError: There is no memory for a single row (see `is_out_of_memory`), or `run` failed for another reason.
     """
-    done = 0
-    while done < len(items):
-        batch = items[done : done + rows]
+    n_done = 0
+    while n_done < len(items):
+        batch = items[n_done : n_done + rows]
         if _fits(run, batch):
-            done += len(batch)
-            on_done(done)
+            n_done += len(batch)
+            on_done(n_done)
         else:
             rows = len(batch) // 2
             if torch.cuda.is_available():
@@ -39,7 +39,7 @@ def in_batches(
 
 
 def _fits(run: Callable[[Sequence[Item]], None], batch: Sequence[Item]) -> bool:
-    """Run a batch; False where there was no memory for several rows. Its tensors are gone by then."""
+    """Run a batch; return False if memory ran out with several rows, whose tensors are then freed."""
     try:
         run(batch)
     except Exception as error:

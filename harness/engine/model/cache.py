@@ -1,4 +1,4 @@
-"""Key-value cache of a batch being decoded, and the tokens whose skipped blocks are put off.
+"""Key-value cache of a batch being decoded, and the tokens whose skipped blocks are deferred.
 
 Shape suffixes: B rows of the batch, A rows running at a block, N tokens of several rows, T new positions, S source
 positions, D model width, G key/value heads, K head size, L decoder blocks.
@@ -27,7 +27,7 @@ KV = tuple[Tensor, Tensor]
 
 
 def halves(kv: Tensor) -> KV:
-    """Keys and values out of [B, 2G, S, K]."""
+    """Split [B, 2G, S, K] into keys and values."""
     k, v = kv.chunk(2, dim=1)
     return k, v
 
@@ -40,9 +40,9 @@ class DeferredToken:
         place: Its position in the cache.
         done: Blocks whose keys and values are written.
         states: States of tokens that ran block ``done`` together.
-        at: Where its own stands among them.
-        embedding_D: Its embedding, for policies that run it again; None for others.
-        logits_V: What was read out of its state after the last block; None as long as nobody has.
+        at: Index of its own state in ``states``.
+        embedding_D: Its embedding, if the policy reruns it; else None.
+        logits_V: Read-out of its state after the last block; None if not read yet.
     """
 
     place: int
@@ -54,22 +54,22 @@ class DeferredToken:
 
     @property
     def state_D(self) -> Tensor:
-        """State that the next block takes in."""
+        """Input state of the next block."""
         return self.states[self.at]
 
     def ran(self, done: int, states: Tensor, at: tuple[int, ...]) -> None:
-        """Note that it has run so many blocks, and where its state is then."""
+        """Record the number of blocks it has run, and its state after them."""
         self.done, self.states, self.at = done, states, at
 
 
 class SharedSources:
-    """Rows that share keys and values of a source: to attention they are more queries of one row.
+    """Rows that share a source's keys and values: attention treats them as more queries of one row.
 
     Attributes:
-        sources_B: Which source each row has, ascending from 0, none left out.
-        most: Rows of a source, at most.
-        slots_B: Place of each row among the queries, of which there are ``most`` a source.
-        n_sources: How many sources there are.
+        sources_B: Source of each row, ascending from 0 without gaps.
+        most: Largest number of rows per source.
+        slots_B: Index of each row among the queries, ``most`` per source.
+        n_sources: Number of sources.
     """
 
     def __init__(self, sources_B: Sequence[int], device: torch.device) -> None:
@@ -81,18 +81,18 @@ class SharedSources:
 
 
 class DecodingCache(ABC):
-    """A batch being decoded: its rows stand at the same position, and tokens whose skipped blocks are put off wait.
+    """A batch being decoded: its rows end at the same position, and deferred tokens wait.
 
-    Prompts of decoder-only models are padded on the left, and so is what is left of a row when drafts are dropped.
+    Prompts of decoder-only models are padded on the left; so are rows after drafts are dropped.
 
     Attributes:
-        length: Positions that are filled.
+        length: Number of filled positions.
         padding_B: Left padding of each row; None without.
-        waiting: Of each row, the tokens whose skipped blocks are put off.
+        waiting: Deferred tokens of each row.
     """
 
     joins: ClassVar[bool] = False
-    """Whether rows of another cache can be taken in (`join`)."""
+    """Whether rows of another cache can be added (`join`)."""
 
     length: int
     padding_B: Tensor | None
@@ -106,7 +106,7 @@ class DecodingCache(ABC):
     @property
     @abstractmethod
     def room(self) -> int:
-        """Decoder positions there is space for."""
+        """Number of decoder positions there is space for."""
 
     @property
     @abstractmethod
@@ -115,15 +115,15 @@ class DecodingCache(ABC):
 
     @abstractmethod
     def _twin(self) -> Self:
-        """A cache with the same tensors, which `_select` on the one leaves to the other."""
+        """Return a cache that shares all tensors, and is unaffected by `_select` on this one (and vice versa)."""
 
     @abstractmethod
     def _select(self, rows: Tensor) -> None:
-        """Keep only these rows of whatever is kept a row, padding and what waits apart."""
+        """Keep only these rows of all per-row tensors, except padding and deferred tokens."""
 
     @abstractmethod
     def _move(self, rows: int | slice, source: slice, target: slice) -> None:
-        """Move what is kept at positions of rows."""
+        """Move what is cached at positions of rows."""
 
     def keep(self, rows: Tensor) -> None:
         """Keep only these rows (finished ones leave the batch)."""
@@ -132,25 +132,25 @@ class DecodingCache(ABC):
             self.padding_B = self.padding_B.index_select(0, rows)
         if any(self.waiting):
             self.waiting = [self.waiting[row] for row in rows.tolist()]
-        else:  # nothing to look up, so the rows need not be known on the host
+        else:  # nothing to look up, so no device synchronization
             self.waiting = [[] for _ in range(len(rows))]
 
     def repeat_rows(self, rows: Sequence[int]) -> None:
-        """Become a batch of copies of these rows, in which nothing waits; a row may be named more than once."""
+        """Turn into a batch of copies of these rows; a row may be repeated. No token may be waiting."""
         assert not any(self.waiting), "what waits belongs to one row"
         self.keep(torch.tensor(rows, device=self.device))
 
     def join(self, other: Self, new_tokens: int) -> None:
-        """Take in the rows of another cache behind one's own; all end at the same position then.
+        """Append the rows of another cache; afterwards all rows end at the same position.
 
         Args:
-            other: Of the same model; not to be used any more.
+            other: Cache of the same model; unusable afterwards.
             new_tokens: Positions to leave space for.
         """
         raise NotImplementedError("this cache cannot take in rows")
 
     def copied(self, rows: Tensor) -> Self:
-        """Return a cache with copies of these rows, and of what waits in them; a row may be named more than once."""
+        """Return a cache with copies of these rows and their deferred tokens; a row may be repeated."""
         twin = self._twin()
         twin.waiting = self.waiting
         twin.keep(rows)
@@ -158,9 +158,9 @@ class DecodingCache(ABC):
         return twin
 
     def drop_newest(self, dropped_B: Sequence[int]) -> None:
-        """Forget the newest positions of each row, so many; rows with more of them move right to end where others do.
+        """Drop the newest ``dropped_B`` positions of each row; rows that lose more shift right, to end with the others.
 
-        Nothing may wait in a row that loses any.
+        No token may be waiting in a row that loses any.
         """
         least = min(dropped_B)
         self.length -= least
@@ -172,7 +172,7 @@ class DecodingCache(ABC):
             self.padding_B = shifts_B if self.padding_B is None else self.padding_B + shifts_B
 
     def make_room(self) -> None:
-        """Drop what padding all rows share if no position is left: rows were cut, and longer ones have ended."""
+        """Drop padding that all rows share if no position is left: rows were cut, and longer ones have ended."""
         if self.length < self.room:
             return
         assert self.padding_B is not None, "a row without padding ends before the room does"
@@ -188,9 +188,9 @@ class Cache(DecodingCache):
     """Keys and values of one batch being decoded, preallocated for ``room`` decoder positions.
 
     Attributes:
-        shared: Which rows share a source; None where each has its own.
-        by_distance: Bias of keys at distances room-1..0 and, which hides them, of those yet to come: [1, 1 or H, 1,
-            2 room - 1].
+        shared: Rows that share a source; None if each row has its own.
+        by_distance: Bias of keys at distances room-1..0, and of future keys, which it masks: [1, 1 or H, 1, 2 room -
+            1].
     """
 
     joins: ClassVar[bool] = True
@@ -201,9 +201,9 @@ class Cache(DecodingCache):
         self.length = 0
         shape = (arch.n_blocks, n_rows, 2 * arch.n_kv_heads, room, arch.head_dim)
         self.self_kv = torch.empty(shape, dtype=model.dtype, device=model.device)  # a row's keys, then its values
-        self.cross_kv: Tensor | None = None  # the same of the source, [L, B, 2G, S, K]; B sources where rows share some
+        self.cross_kv: Tensor | None = None  # the source's, [L, B, 2G, S, K]; one row per source if rows share sources
         self.shared: SharedSources | None = None
-        self._by_block: dict[str, tuple[Tensor, list[KV]]] = {}  # views of the two, made once
+        self._by_block: dict[str, tuple[Tensor, list[KV]]] = {}  # views of self_kv and cross_kv, cached
         self.source_mask: Tensor | None = None  # [B, 1, 1, S], additive; None without padding
         self.padding_B = None
         self.waiting = [[] for _ in range(n_rows)]
@@ -217,7 +217,7 @@ class Cache(DecodingCache):
         return torch.cat((past, torch.full_like(past[..., 1:], torch.finfo(past.dtype).min)), dim=-1)
 
     def seen_from(self, start: int, end: int) -> Tensor:
-        """Causal mask and position bias of keys 0..end-1 as seen from positions start..end-1: [1, 1 or H, T, end]."""
+        """Return causal mask and position bias of keys 0..end-1 for positions start..end-1: [1, 1 or H, T, end]."""
         if end - start == 1:
             return self.by_distance[..., self.room - end : self.room]
         windows = self.by_distance[..., 0, :].unfold(-1, end, 1)  # a later position sees all keys one further away
@@ -239,7 +239,7 @@ class Cache(DecodingCache):
         return self.self_kv.device
 
     def make_cross_kv(self, n_source: int) -> Tensor:
-        """Make space for keys and values of the source: [L, B, 2G, S, K]."""
+        """Allocate keys and values of the source: [L, B, 2G, S, K]."""
         n_blocks, n_rows, heads, _, size = self.self_kv.shape
         self.cross_kv = self.self_kv.new_empty((n_blocks, n_rows, heads, n_source, size))
         return self.cross_kv
@@ -267,7 +267,7 @@ class Cache(DecodingCache):
         return twin
 
     def widened(self, model: Transformer, rows: Tensor, room: int) -> Cache:
-        """Return a cache with copies of these rows, as `copied` does, that has another room."""
+        """Return a cache with copies of these rows, like `copied`, but with ``room`` positions."""
         wide = Cache(model, len(rows), room)
         wide.self_kv[..., : self.length, :] = self.self_kv[..., : self.length, :].index_select(1, rows)
         wide.length = self.length
@@ -291,7 +291,7 @@ class Cache(DecodingCache):
             self.source_mask = self.source_mask.index_select(0, rows)
 
     def _keep_sources(self, sources_B: Sequence[int]) -> None:
-        """Have rows with these sources, and no source that none of them has."""
+        """Set the source of each row, and drop sources that no row uses."""
         assert self.cross_kv is not None, "there is an encoder"
         used = sorted(set(sources_B))
         if len(used) < self.cross_kv.shape[1]:
@@ -303,7 +303,7 @@ class Cache(DecodingCache):
         self.shared = SharedSources([places[source] for source in sources_B], self.device)
 
     def repeat_rows(self, rows: Sequence[int]) -> None:
-        """Become a batch of copies of these rows, ascending, those of one prompt with one source."""
+        """Turn into a batch of copies of these rows, ascending; rows of one prompt share its source."""
         if self.cross_kv is None:
             return super().repeat_rows(rows)
         self._by_block.clear()
@@ -313,22 +313,22 @@ class Cache(DecodingCache):
         self._keep_sources(rows)
 
     def join(self, other: Cache, new_tokens: int) -> None:
-        """Take in the rows of another cache; padding that all share goes."""
+        """Append the rows of another cache; padding that all rows share is dropped."""
         caches, n_rows = (self, other), [self.n_rows, other.n_rows]
         lengths = [cache.length - cache._spare() for cache in caches]
         length = max(lengths)
         room = length + new_tokens
         n_blocks, _, heads, _, size = self.self_kv.shape
-        # Zeros, because what stands where a row is padded counts nothing in attention only if it is a number.
+        # Zeros: attention weights of padded positions are 0, but 0 times NaN would be NaN.
         self_kv = self.self_kv.new_zeros((n_blocks, sum(n_rows), heads, room, size))
         first, padding = 0, []
-        for cache, own, n in zip(caches, lengths, n_rows, strict=True):
-            spare = cache.length - own
-            self_kv[:, first : first + n, :, length - own : length] = cache.self_kv[..., spare : cache.length, :]
+        for cache, n_kept, n in zip(caches, lengths, n_rows, strict=True):
+            spare = cache.length - n_kept
+            self_kv[:, first : first + n, :, length - n_kept : length] = cache.self_kv[..., spare : cache.length, :]
             own_padding = torch.zeros(n, dtype=torch.long, device=self.device)
-            padding.append((own_padding if cache.padding_B is None else cache.padding_B - spare) + length - own)
+            padding.append((own_padding if cache.padding_B is None else cache.padding_B - spare) + length - n_kept)
             for token in (token for tokens in cache.waiting for token in tokens):
-                token.place += length - own - spare
+                token.place += length - n_kept - spare
             first += n
         self._join_sources(other, n_rows)
         self.self_kv, self.length, self.padding_B = self_kv, length, torch.cat(padding)
@@ -337,7 +337,7 @@ class Cache(DecodingCache):
         self._by_block.clear()
 
     def _spare(self) -> int:
-        """Padding that all rows share."""
+        """Return the padding that all rows share."""
         return 0 if self.padding_B is None else int(self.padding_B.min())
 
     def _join_sources(self, other: Cache, n_rows: Sequence[int]) -> None:
@@ -349,11 +349,13 @@ class Cache(DecodingCache):
         padded = [F.pad(kv, (0, 0, 0, longest - kv.shape[3])) for kv in (self.cross_kv, other.cross_kv)]
         self.cross_kv = torch.cat(padded, dim=1)
         if any(shared):
-            own, others = (range(n) if one is None else one.sources_B for one, n in zip(shared, n_rows, strict=True))
-            self.shared = SharedSources([*own, *(n_sources + source for source in others)], self.device)
+            own_sources, other_sources = (
+                range(n) if sharing is None else sharing.sources_B for sharing, n in zip(shared, n_rows, strict=True)
+            )
+            self.shared = SharedSources([*own_sources, *(n_sources + source for source in other_sources)], self.device)
 
     def _mask_of(self, longest: int) -> Tensor:
-        """The mask of the sources, padded to another length."""
+        """Return the mask of the sources, padded to another length."""
         assert self.cross_kv is not None, "there is an encoder"
         n_sources, n_source = self.cross_kv.shape[1], self.cross_kv.shape[3]
         mask = self.source_mask

@@ -1,8 +1,8 @@
-"""Engine protocol: what decode loop, probes and costs ask of a model, whichever engine runs its blocks.
+"""Engine protocol: the interface that decode loop, probes and costs use, independent of the engine.
 
-Embed, run block l on some rows, fill keys and values of skipped blocks, read out (`methods.base.Model`). The lean
-engine (`engine.model`) has a forward pass of its own for a few families; the hosted one (`engine.hosted`) lets that of
-transformers prepare and run the blocks of all others.
+It embeds, runs block l on some rows, fills keys and values of skipped blocks, and reads out (`methods.base.Model`). The
+lean engine (`engine.model`) has its own forward pass for a few families; the hosted one (`engine.hosted`) uses
+transformers' forward pass to prepare and run the blocks of all other families.
 
 Shape suffixes: B rows of the batch, A rows running at a block, T new positions, N positions of several rows, D model
 width.
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from exitbench.harness.engine.model.cost import TokenPlace
 
 Skipped = tuple[int, Tensor, Tensor | None]
-"""Blocks executed, the state to copy [A, D] and the rows (None: all) of tokens whose other blocks are skipped."""
+"""Number of blocks executed, state to copy [A, D], and rows (None: all) of tokens that skip the remaining blocks."""
 
 
 class Begun(Protocol):
-    """A step that `Engine.embed` has begun: what its blocks share, private but for the embedding."""
+    """A step begun by `Engine.embed`: context shared by its blocks, private except for the embedding."""
 
     @property
     def embedding_BD(self) -> Tensor | None:
@@ -35,7 +35,7 @@ class Begun(Protocol):
 
 
 class Engine(Model, Protocol):
-    """A model whose blocks can be run one by one. Caches, contexts and places are its own: `Any` is what it gave."""
+    """A model whose blocks can be run one by one. `Any` stands for the engine's own caches, contexts and places."""
 
     @property
     def engine(self) -> EngineName:
@@ -51,7 +51,7 @@ class Engine(Model, Protocol):
 
     @property
     def max_positions(self) -> int | None:
-        """Tokens that prompt and answer may have together; None where positions have no end."""
+        """Largest number of tokens of prompt and answer together; None if unlimited."""
 
     @property
     def encoder_blocks(self) -> int:
@@ -59,11 +59,11 @@ class Engine(Model, Protocol):
 
     @property
     def pads_left(self) -> bool:
-        """Whether rows of a decoder-only model may be padded on the left, and so stand in one batch."""
+        """True if rows of a decoder-only model may be padded on the left, so that different lengths share a batch."""
 
     @property
     def fills_in_passing(self) -> bool:
-        """Whether `block` takes ``left_BD``."""
+        """True if `block` accepts ``left_BD``."""
 
     def new_cache(self, n_rows: int, room: int, padding_B: Tensor | None = None) -> Any:
         """Return an empty cache of a decoder-only model; ``padding_B`` is on the left."""
@@ -71,31 +71,31 @@ class Engine(Model, Protocol):
     def start(
         self, prompts: Sequence[Sequence[int]], room: int, *, holds_last: bool = False, depth: int | None = None
     ) -> tuple[Any, Tensor | None]:
-        """Prefill: everything that happens once a prompt, at full depth unless told otherwise.
+        """Prefill: everything done once per prompt, at full depth by default.
 
         Args:
             prompts: Token ids of each row.
-            room: New decoder positions to leave space for.
-            holds_last: Decoder-only models: hold back each prompt's last token, which is to be fed next.
-            depth: Decoder-only models: run so many blocks, because no later token runs more; None: all.
+            room: Number of new decoder positions to allocate.
+            holds_last: Decoder-only models: hold back each prompt's last token, which will be fed next.
+            depth: Decoder-only models: run only this many blocks, if no later token runs more; None: all.
 
         Returns:
-            The cache, and for decoder-only models the state after the last prompt token [B, D] (None otherwise, and
-            where that token is held back).
+            The cache, and for decoder-only models the state after the last prompt token [B, D] (None for others, and if
+            that token is held back).
 
         Raises:
-            UserError: Prompt and answer are longer than the model's positions, or the last token of an
-                encoder-decoder's prompt is to be held back.
+            UserError: Prompt and answer are longer than the model's positions, or ``holds_last`` for an
+                encoder-decoder.
         """
 
     def embed(self, tokens_BT: Tensor, cache: Any) -> tuple[Tensor, Any]:
         """Begin a step of T new positions: embed [B, T] to [B, T, D] and prepare what all blocks share (`Begun`)."""
 
     def window(self, cache: Any, n_positions: int) -> Begun:
-        """Go back to the newest ``n_positions`` of every row, the step's own last, to run blocks at all of them."""
+        """Return a context for running blocks at the newest ``n_positions`` of every row, the step's own last."""
 
     def places(self, cache: Any, rows_A: Tensor | None, places_AT: Tensor) -> Any:
-        """Prepare to run blocks at cache positions given a row, in any order; None in ``rows_A`` means all rows."""
+        """Prepare to run blocks at per-row cache positions, in any order; None in ``rows_A`` means all rows."""
 
     def block(
         self,
@@ -106,17 +106,17 @@ class Engine(Model, Protocol):
         places: Any | None = None,
         left_BD: Tensor | None = None,
     ) -> Tensor:
-        """Run decoder block ``block`` (1..L) for the step's positions; writes its keys and values.
+        """Run decoder block ``block`` (1..L) for the step's positions, and write its keys and values.
 
         Args:
             block: Number of the block.
-            hidden: Output of the block before, [A, T, D]; [A, D] where one position is new.
-            context: Of the step, as `embed` gave it.
+            hidden: Output of the block before, [A, T, D]; [A, D] if one position is new.
+            context: Context of the step, as `embed` returned it.
             rows_A: Rows of the batch that run, ascending; None means all.
             places: Positions of each row up to the current one; None means the step's own.
-            left_BD: Exit states, at their rows, of all that do not run: their keys and values are written too, as
-                `fill` would. What stands at the rows that run is overwritten. None: nobody else's are; an engine that
-                does not `fills_in_passing` is given nothing else.
+            left_BD: Exit states, at their rows, of all rows that do not run: their keys and values are written too, as
+                `fill` would. Entries of running rows are overwritten. None: no others are written; required unless the
+                engine `fills_in_passing`.
 
         Returns:
             The residual stream after the block, shaped like ``hidden``.
@@ -126,15 +126,15 @@ class Engine(Model, Protocol):
         """Write keys and values of the skipped blocks at the step's position, projected from exit states.
 
         Args:
-            skipped: What has left, by exit layer, the first first.
-            context: Of the step.
+            skipped: Rows that have left, ascending by exit layer.
+            context: Context of the step.
         """
 
     def project(self, block: int, states_ND: Tensor, rows_N: Tensor, places_N: Tensor, cache: Any) -> None:
         """Write keys and values of one block at earlier positions of rows, projected from states."""
 
     def block_cost(self, place: TokenPlace) -> Cost:
-        """Work of one decoder block for one token of one row."""
+        """Return the work of one decoder block for one token of one row."""
 
     def why_not(self, parts: Parts, n_rows: int) -> str | None:
         """Return why a method cannot be run on this model in batches of this number of rows; None if it can."""

@@ -1,13 +1,13 @@
-"""An int8 copy of an LM head, read in place of it: logits as intervals that hold what the head itself would say.
+"""An int8 copy of an LM head, read in its place: logits as intervals that contain the head's own logits.
 
-Row i of the head is w = q + r: q a number of one byte times a scale of the row, r what that leaves. Of a state x, which
-the library's product of q rounds (`Int8Product`) and so leaves e of, that product differs from what the head's own
-gives by no more than
+Row i of the head is w = q + r, where q is an int8 vector times a scale of the row, and r the remainder. The library's
+product (`Int8Product`) rounds a state x with error e. By Cauchy-Schwarz, its product with q differs from the head's own
+product by no more than
 
-    |r| |x|  +  |q| |e|  +  rounding of both products,
+  |r| |x|  +  |q| |e|  +  rounding of both products;
 
-by Cauchy and Schwarz; `docs/methods.md` has the proof. Which library is used, and in which order it adds, changes how
-wide an interval is but not that it holds.
+`docs/methods.md` has the proof. The choice of library and its order of summation change how wide an interval is, but
+not that it holds.
 
 Shape suffixes: A rows, D model width, V vocabulary, N pairs of a row and an id.
 """
@@ -26,14 +26,14 @@ from torch import Tensor
 from exitbench.harness.engine.model.weights import Linear
 
 CHUNK_ROWS: Final = 4096
-"""Rows of a head that are taken into wider numbers at a time."""
+"""Number of head rows converted to a wider format at a time."""
 PACKED_WIDTHS: Final = 64
-"""Of what the width must be a multiple for `_weight_int8pack_mm`, which reads beyond the end of other rows."""
+"""The width must be a multiple of it for `_weight_int8pack_mm`, which otherwise reads beyond the end of rows."""
 UNIT: Final = 2.0**-24
-"""Unit roundoff of float32, in which products are added up."""
+"""Unit roundoff of float32, in which products are summed."""
 _UNIT_BF16: Final = 2.0**-8
 _PART: Final = 63
-"""Largest integer of a part of a state: two products of 7 and 8 bits add up to 16, which some processors add in."""
+"""Largest integer of a part of a state: two 7-bit times 8-bit products sum to 16 bits, as some processors do."""
 
 
 def sum_rounding(width: int) -> float:
@@ -42,18 +42,18 @@ def sum_rounding(width: int) -> float:
 
 
 class Int8Product(ABC):
-    """A way of torch to multiply states by int8 rows; one is used if it is as exact as it says.
+    """A torch product of states with int8 rows; used only if it is as exact as declared.
 
-    It multiplies the rows not with a state x but with one that is near, x - e, and returns the length of e. Apart from
-    e, its result is off from what adding float32 products gives by at most `rounding`.
+    It multiplies the rows with a nearby state x - e instead of x, and returns the length of e. Apart from e, its result
+    differs from a sum of float32 products by at most `rounding`.
 
     Args:
-        weight_VD: The rows.
-        scale_V: What each is multiplied by.
+        weight_VD: The int8 rows.
+        scale_V: Scale of each row.
 
     Raises:
-        RuntimeError: Not on this processor, or not of this shape.
-        NotImplementedError: The same.
+        RuntimeError: Not supported on this processor, or for this shape.
+        NotImplementedError: Not supported on this processor, or for this shape.
     """
 
     rounding: float = 0.0
@@ -64,21 +64,22 @@ class Int8Product(ABC):
 
     @abstractmethod
     def __call__(self, states_AD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return products [A, V] in float32 with states near these, and their distances [A] in float64."""
+        """Return products [A, V] in float32 with nearby states, and the distances to those [A] in float64."""
 
 
 class ByIntegers(Int8Product):
-    """Both factors as integers, which are added without rounding; a state is two parts of 7 bits.
+    """Product of integers, summed without rounding; a state is split into two parts of 7 bits.
 
-    The library takes what the integers of its input stand for from their range, over all rows: a row of its own has
-    both ends of it, so that all stand for themselves.
+    The library derives the scale of its input's integers from their range over all rows. An extra row that contains
+    both
+    ends of the range makes that scale 1.
     """
 
     def __init__(self, weight_VD: Tensor, scale_V: Tensor) -> None:
         vocab_size, width = weight_VD.shape
         if weight_VD.device.type != "cpu" or width < 2:
             raise RuntimeError("of a CPU, and of more than one column")
-        with warnings.catch_warnings():  # torch is about to drop tensors that are quantised, not this product
+        with warnings.catch_warnings():  # torch deprecates quantised tensors, not this product
             warnings.simplefilter("ignore", UserWarning)
             zeros_V = torch.zeros(vocab_size, dtype=torch.long)
             rows_VD = torch._make_per_channel_quantized_tensor(weight_VD, scale_V.double(), zeros_V, 0)
@@ -87,25 +88,27 @@ class ByIntegers(Int8Product):
         self._ends_1D[0, :2] = torch.tensor([-_PART, _PART + 1])
 
     def __call__(self, states_AD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return products [A, V] in float32 with states near these, and their distances [A] in float64."""
-        high_AD, high_A1, left_AD = _leading_part(states_AD.double())
-        low_AD, low_A1, left_AD = _leading_part(left_AD)
-        found_NV = torch.ops.quantized.linear_dynamic(torch.cat((high_AD, low_AD, self._ends_1D)), self._packed, True)
-        high_AV, low_AV, _ = found_NV.split([len(states_AD), len(states_AD), 1])
-        return high_AV.mul_(high_A1).addcmul_(low_AV, low_A1), torch.linalg.vector_norm(left_AD, dim=-1)
+        """Return products [A, V] in float32 with nearby states, and the distances to those [A] in float64."""
+        high_AD, high_A1, remainder_AD = _leading_part(states_AD.double())
+        low_AD, low_A1, remainder_AD = _leading_part(remainder_AD)
+        products_NV = torch.ops.quantized.linear_dynamic(
+            torch.cat((high_AD, low_AD, self._ends_1D)), self._packed, True
+        )
+        high_AV, low_AV, _ = products_NV.split([len(states_AD), len(states_AD), 1])
+        return high_AV.mul_(high_A1).addcmul_(low_AV, low_A1), torch.linalg.vector_norm(remainder_AD, dim=-1)
 
 
 def _leading_part(states_AD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """States in float64 as integers [A, D] times a size of each row [A, 1], and what that leaves, [A, D]."""
+    """Split float64 states into integers [A, D] times a size per row [A, 1], and the remainder [A, D]."""
     size_A1 = (states_AD.abs().amax(-1, keepdim=True) / _PART).float()
     size_A1 = torch.where(size_A1 > 0, size_A1, torch.ones_like(size_A1))
-    # What is not a number has no integer; it is left, and so is the distance not a number.
+    # NaN has no integer; it stays in the remainder, so that the distance is NaN too.
     integers_AD = (states_AD / size_A1).round_().clamp_(-_PART, _PART).nan_to_num_(0)
     return integers_AD.float(), size_A1, states_AD - integers_AD * size_A1
 
 
 class ByBfloat16(Int8Product):
-    """States, and results, rounded to bfloat16."""
+    """Product of states rounded to bfloat16, with results rounded to it too."""
 
     rounding = _UNIT_BF16 * 1.01
 
@@ -119,20 +122,20 @@ class ByBfloat16(Int8Product):
         self._weight_VD, self._scale_V = weight_VD, scale_V
 
     def __call__(self, states_AD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return products [A, V] in float32 with states near these, and their distances [A] in float64."""
+        """Return products [A, V] in float32 with nearby states, and the distances to those [A] in float64."""
         narrow_AD = states_AD.bfloat16()
         lost_A = torch.linalg.vector_norm(states_AD.double() - narrow_AD.double(), dim=-1)
         return torch._weight_int8pack_mm(narrow_AD, self._weight_VD, self._scale_V).float(), lost_A
 
 
 class ByFloat32(Int8Product):
-    """Rows widened to float32 as they are read, on any device: slow."""
+    """Product of rows widened to float32 as they are read, on any device: slow."""
 
     def __init__(self, weight_VD: Tensor, scale_V: Tensor) -> None:
         self._weight_VD, self._scale_V = weight_VD, scale_V
 
     def __call__(self, states_AD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return products [A, V] in float32 with these very states."""
+        """Return products [A, V] in float32 with exactly these states; distances are 0."""
         wide_AD, pieces = states_AD.float(), []
         for rows in chunks(len(self._scale_V)):
             copy_VD = self._weight_VD[rows].float() * self._scale_V[rows].float()[:, None]
@@ -141,11 +144,11 @@ class ByFloat32(Int8Product):
 
 
 WAYS: Final[tuple[type[Int8Product], ...]] = (ByIntegers, ByBfloat16)
-"""The first is fastest wherever it was measured; the order is fixed, so that widths of intervals are too."""
+"""The first is fastest wherever measured; the order is fixed, so that widths of intervals are reproducible."""
 
 
 def product_of(weight_VD: Tensor, scale_V: Tensor) -> Int8Product:
-    """The first way that there is here and that is as exact as it says, of rows [V, D] with scales; else float32's."""
+    """Return the first product for rows [V, D] that is available and as exact as declared; else float32's."""
     for way in WAYS:
         try:
             product = way(weight_VD, scale_V)
@@ -160,42 +163,42 @@ def _holds(product: Int8Product, weight_VD: Tensor, scale_V: Tensor) -> bool:
     """Return whether a product keeps within its assumed error, on a few states."""
     width = weight_VD.shape[1]
     some_AD = torch.randn(3, width, generator=torch.Generator().manual_seed(0))
-    # All as large as they come: where sums of two products do not fit, they do not fit here.
+    # Rows of largest magnitude, which overflow wherever sums of two products can overflow.
     states_AD = torch.cat((some_AD, torch.ones(1, width), weight_VD[:1].sign().float()))
-    found_AV, lost_A = product(states_AD)
+    products_AV, lost_A = product(states_AD)
     for rows in chunks(len(scale_V)):
         copy_VD = weight_VD[rows].double() * scale_V[rows].double()[:, None]
-        copy_V, found_AR = copy_VD.norm(dim=-1), found_AV[:, rows].double()
+        copy_V, products_AR = copy_VD.norm(dim=-1), products_AV[:, rows].double()
         allowed_AR = (sum_rounding(width) * states_AD.double().norm(dim=-1) + lost_A)[:, None] * copy_V
-        allowed_AR += product.rounding * found_AR.abs() + torch.finfo(torch.float32).tiny
-        if not bool(((found_AR - states_AD.double() @ copy_VD.t()).abs() <= allowed_AR).all()):
+        allowed_AR += product.rounding * products_AR.abs() + torch.finfo(torch.float32).tiny
+        if not bool(((products_AR - states_AD.double() @ copy_VD.t()).abs() <= allowed_AR).all()):
             return False
     return True
 
 
 def chunks(n_rows: int) -> Iterator[slice]:
-    """Pieces of so many rows."""
+    """Return slices of at most `CHUNK_ROWS` rows."""
     return (slice(start, start + CHUNK_ROWS) for start in range(0, n_rows, CHUNK_ROWS))
 
 
 LARGEST = 127
-"""Of a number of one byte, symmetric about 0."""
+"""Largest magnitude of an int8 number, symmetric about 0."""
 RESCORED = 32
-"""Ids of a row whose logits are made exact before the head itself is read."""
+"""Number of ids per row whose logits `sharpen` makes exact before the head itself is read."""
 MOST_RESCORED = 256
-"""Ids of a row up to which reading single rows of the head is tried, on average over the rows."""
+"""Largest mean number of ids per row for which single rows of the head are read."""
 
 _OWN = 2.0**-20
-"""For the rounding of the intervals' own arithmetic, relative."""
+"""Relative allowance for rounding in the interval arithmetic itself."""
 
 
 class Int8Head:
-    """An LM head in a byte a weight.
+    """An LM head with one byte per weight.
 
     Attributes:
         head: The head itself.
-        numel: Weights of the copy.
-        product: How the copy is multiplied.
+        numel: Number of weights of the copy.
+        product: Product with the copy.
     """
 
     def __init__(self, head: Linear, way: Callable[[Tensor, Tensor], Int8Product] = product_of) -> None:
@@ -211,19 +214,19 @@ class Int8Head:
         self.product = way(copy_VD, scale_V)
         self._sum = sum_rounding(width)
         self._rounded = _rounding(head)
-        row_V, copy_V, left_V = norms_3V
+        row_V, copy_V, remainder_V = norms_3V
         size_V = torch.zeros_like(row_V) if bias_V is None else bias_V.double().abs()
         self._row_V = row_V * (1 + _OWN)
         self._size_V = size_V
         wider = 1 + self._rounded + 2.0**-12
-        by_state_V = left_V + self._sum * (row_V + 2 * copy_V)
+        by_state_V = remainder_V + self._sum * (row_V + 2 * copy_V)
         constant_V = (self._rounded + _OWN) * size_V + torch.finfo(torch.float32).tiny + _tiny(head)
         spread_3V = torch.stack((by_state_V * wider, copy_V * wider * (1 + self._sum), constant_V)).float()
         self._spread_3V = spread_3V * (1 + _OWN)
         self._bias_V = None if bias_V is None else bias_V.float()
 
     def read(self, states_AD: Tensor) -> LogitIntervals:
-        """Bound the logits of what the head is given, [A, D]."""
+        """Return bounds of the head's logits for its inputs, [A, D]."""
         logits_AV, lost_A = self.product(states_AD)
         length_A = torch.linalg.vector_norm(states_AD, dim=-1, dtype=torch.float64)
         by_A3 = torch.stack((length_A, lost_A, torch.ones_like(length_A)), dim=-1) * (1 + _OWN)
@@ -236,7 +239,7 @@ class Int8Head:
         return LogitIntervals(self, states_AD, lower_AV, upper_AV, none_A)
 
     def rescored(self, states_AD: Tensor, row_N: Tensor, id_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Bounds of single logits by the head's own rows, [N] each: as wide as the rounding of its product."""
+        """Return bounds of single logits by the head's own rows, [N] each, as wide as its product's rounding."""
         weight_ND = self.head.weight.index_select(0, id_N).double()
         states_AD = states_AD.double()
         product_N = (weight_ND * states_AD[row_N]).sum(-1)
@@ -250,14 +253,14 @@ class Int8Head:
 
 @dataclass
 class LogitIntervals:
-    """Intervals [A, V] in which the logits lie that the head itself would give; satisfies `methods.base.LogitBounds`.
+    """Intervals [A, V] that contain the head's own logits; satisfies `methods.base.LogitBounds`.
 
     Attributes:
-        head: What bounds them.
-        states_AD: What the head is given.
-        lower_AV: Ends below.
-        upper_AV: Ends above.
-        rescored_A: Rows of the head itself read so far, [A].
+        head: The head that computed them.
+        states_AD: Inputs of the head.
+        lower_AV: Lower ends.
+        upper_AV: Upper ends.
+        rescored_A: Number of rows of the head itself read so far, [A].
     """
 
     head: Int8Head
@@ -267,7 +270,7 @@ class LogitIntervals:
     rescored_A: Tensor
 
     def take(self, index_A: Tensor) -> LogitIntervals:
-        """Select rows by index; what they have read stays with all rows."""
+        """Select rows by index; counts of rows read stay with this object."""
         lower_AV, upper_AV = self.lower_AV.index_select(0, index_A), self.upper_AV.index_select(0, index_A)
         none_A = torch.zeros_like(index_A)
         return LogitIntervals(self.head, self.states_AD.index_select(0, index_A), lower_AV, upper_AV, none_A)
@@ -280,15 +283,15 @@ class LogitIntervals:
         self._rescore(rows.flatten(), ids.flatten())
 
     def largest(self) -> Tensor | None:
-        """Ids [A] of the largest logits; None where rounding leaves open which is, of any row."""
+        """Return ids [A] of the largest logits; None if rounding leaves it open for any row."""
         rival_AV = self.upper_AV >= self.lower_AV.amax(-1, keepdim=True)
         row_N, id_N = rival_AV.nonzero(as_tuple=True)
         if len(id_N) > MOST_RESCORED * len(rival_AV):
             return None
         self._rescore(row_N, id_N)
         best_A1 = self.lower_AV.argmax(-1, keepdim=True)
-        others_A = self.upper_AV.scatter(1, best_A1, float("-inf")).amax(-1)
-        is_sure = bool((self.lower_AV.gather(1, best_A1)[:, 0] > others_A).all())
+        runner_up_A = self.upper_AV.scatter(1, best_A1, float("-inf")).amax(-1)
+        is_sure = bool((self.lower_AV.gather(1, best_A1)[:, 0] > runner_up_A).all())
         return best_A1[:, 0] if is_sure else None
 
     def _rescore(self, row_N: Tensor, id_N: Tensor) -> None:
@@ -299,7 +302,7 @@ class LogitIntervals:
 
 
 def _quantised(weight_RD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of a head as int8 and their scales, and lengths of each row, of its copy and of what the copy leaves."""
+    """Return rows of a head as int8, their scales, and the norms of each row, its copy and its remainder."""
     weight_RD = weight_RD.double()
     scale_R = (weight_RD.abs().amax(-1) / LARGEST).bfloat16()
     scale_R = torch.where(scale_R > 0, scale_R, torch.ones_like(scale_R))
@@ -311,14 +314,14 @@ def _quantised(weight_RD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _rounding(head: Linear) -> float:
-    """Relative error of a logit that is rounded to the head's number format, once or, with a bias, twice."""
+    """Return the relative error of a logit rounded to the head's number format: once, or twice with a bias."""
     if head.weight.dtype in (torch.float32, torch.float64):
-        return 0.0  # with that of the sum
+        return 0.0  # included in that of the sum
     return torch.finfo(head.weight.dtype).eps / 2 * (1.01 if head.bias is None else 2.5)
 
 
 def _beyond_format(head: Linear, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """Both ends, infinite where the head would give a logit as infinite: in float16, from 65,504 on."""
+    """Make ends infinite where the head's own logit would overflow: in float16, from 65,504 on."""
     if head.weight.dtype != torch.float16:
         return lower, upper
     largest = torch.finfo(torch.float16).max * (1 - torch.finfo(torch.float16).eps)
@@ -326,5 +329,5 @@ def _beyond_format(head: Linear, lower: Tensor, upper: Tensor) -> tuple[Tensor, 
 
 
 def _tiny(head: Linear) -> float:
-    """Absolute error of a number too small for the head's number format."""
+    """Return the absolute error of a number too small for the head's number format."""
     return float(torch.finfo(head.weight.dtype).tiny)

@@ -1,15 +1,15 @@
 """Depth-addressed transformer: one implementation for all families, block by block.
 
-Embed, run block l on some rows, fill keys and values of blocks l+1..L from a state, read out. Families differ only in
-`Architecture` and in how their weights are named (`engine.checkpoints`).
+It embeds, runs block l on some rows, fills keys and values of blocks l+1..L from a state, and reads out. Families
+differ only in `Architecture` and in the names of their weights (`engine.checkpoints`).
 
 Shape suffixes: B rows of the batch, A rows running at a block, T new positions, N positions of all rows (A T, row by
 row), S source positions, D model width, F width inside feed-forward networks, H query heads, G key/value heads, K head
 size, V vocabulary, L decoder blocks.
 
-Two rewritings keep a step lean: every norm's weight and bias are folded into the projection behind it, so that all
-blocks read the same normalised state; and the key/value projections of all blocks are one stacked matrix, so that
-filling the cache of every skipped block is one product.
+Two transformations keep a step lean. Every norm's weight and bias are folded into the projection behind it, so that
+all blocks read the same normalised state. The key/value projections of all blocks are one stacked matrix, so that
+one product fills the cache of every skipped block.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ from exitbench.harness.engine.model.weights import (
 from exitbench.methods.base import Cost, Parts
 
 GATHERED_NUMEL = 2**14
-"""Up to this many numbers in a row's keys and values of a block, gathering rows is faster than a call per stretch."""
+"""Below this many K/V elements per row, gathering the active rows is faster than one attention call per stretch."""
 
 
 class _Normed(NamedTuple):
-    """Output of a block, and its norm: gate, LM head, skipped blocks and the next block all read that.
+    """Output of a block, and its norm, which gate, LM head, skipped blocks and the next block all read.
 
-    Nobody writes into what a block gave.
+    A block's output is never modified in place.
     """
 
     hidden: Tensor | None = None
@@ -69,7 +69,7 @@ class _Normed(NamedTuple):
 
 
 def clamped(x_ND: Tensor) -> Tensor:
-    """Clamp float16 states as transformers does, each by itself so that a batch gives what a row alone does."""
+    """Clamp float16 states as transformers does, but per row, so that a batch gives the same as a single row."""
     most = torch.finfo(x_ND.dtype).max
     limit_N1 = torch.where(x_ND.isinf().any(-1, keepdim=True), most - 1000, most)
     return x_ND.clamp(-limit_N1, limit_N1)
@@ -88,7 +88,7 @@ class Transformer(Headed):
         self.exit_heads = exit_heads
         self.activation = ACTIVATIONS[arch.activation]
         self._norm_dtype = torch.promote_types(self.dtype, torch.float32)
-        # Tensors, because a number of Python's is turned into one at every use.
+        # Tensors, because a Python number is converted to one at every use.
         self._root_eps = torch.tensor(arch.norm_eps**0.5, dtype=self._norm_dtype, device=self.device)
         self._inverse_root_width = torch.tensor(arch.d_model**-0.5, dtype=self._norm_dtype, device=self.device)
         self._block_kv: list[Linear] = []
@@ -125,7 +125,7 @@ class Transformer(Headed):
 
     @property
     def max_positions(self) -> int | None:
-        """Tokens that prompt and answer may have together; None where positions have no end."""
+        """Largest number of tokens of prompt and answer together; None if unlimited."""
         return self.arch.max_positions
 
     @property
@@ -141,7 +141,7 @@ class Transformer(Headed):
     # ---------------------------------------------------------------- pieces
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Norm without weight and bias, over the last dimension."""
+        """Return the norm without weight and bias, over the last dimension."""
         if self.arch.norm == "layer":
             return F.layer_norm(x, (x.shape[-1],), None, None, self.arch.norm_eps)
         # x / sqrt(mean(x^2) + eps) in half as many operations as torch's own
@@ -150,7 +150,7 @@ class Transformer(Headed):
         return normed if self.dtype == self._norm_dtype else normed.to(self.dtype)
 
     def _normalised(self, hidden: Tensor) -> Tensor:
-        """The same of the stream: of what a block has just given, as the block left it."""
+        """Return the norm of the stream, cached for the newest block output."""
         newest = self._newest
         return newest.normed if newest.hidden is hidden else self.normalise(hidden)
 
@@ -159,7 +159,7 @@ class Transformer(Headed):
         return self._normalised(hidden) if self.arch.norms_inputs else hidden
 
     def final_normed(self, hidden: Tensor) -> Tensor:
-        """The model's final norm with its weight and bias, of [..., D]."""
+        """Return the model's final norm with its weight and bias, of [..., D]."""
         norm = self.weights.final_norm
         normed = self._normalised(hidden) * norm.weight
         return normed if norm.bias is None else normed + norm.bias
@@ -174,16 +174,16 @@ class Transformer(Headed):
         return (self.weights.read_out or self.weights.lm_head)(self.head_input(hidden))
 
     def head_rows(self, ids: Tensor) -> Tensor:
-        """Rows of the LM head's weight, [ids, D]."""
+        """Return rows of the LM head's weight, [ids, D]."""
         return self.weights.lm_head.rows(ids)
 
     @cached_property
     def int8_head(self) -> Int8Head:
-        """An int8 copy of the LM head, made when first asked for."""
+        """An int8 copy of the LM head, created on first use."""
         return Int8Head(self.lm_head)
 
     def logit_bounds(self, hidden_AD: Tensor) -> LogitIntervals:
-        """Bound what `logits` gives, by the int8 copy."""
+        """Return bounds of `logits`, from the int8 copy."""
         return self.int8_head.read(self.head_input(hidden_AD))
 
     def logits_of(self, hidden_AD: Tensor, weights_AKD: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ class Transformer(Headed):
         return torch.bmm(weights_AKD, normed[:, :, None])[:, :, 0]
 
     def block_kv(self, block: int) -> Linear:
-        """The key/value projection of a block alone."""
+        """Return the key/value projection of a single block."""
         if not self._block_kv:
             width, projections = self.arch.n_heads * self.arch.head_dim, (block.qkv for block in self.weights.blocks)
             form = self.weights.skipped_form
@@ -204,7 +204,7 @@ class Transformer(Headed):
         return self._block_kv[block - 1]
 
     def skip_kv(self, block: int) -> Linear:
-        """Key/value projections of blocks block+1..L, stacked: 2*G*K rows each. Built when a token first skips."""
+        """Return the stacked key/value projections of blocks block+1..L, 2*G*K rows each; built on first use."""
         if not self._skip_kv:
             parts = [self.block_kv(number) for number in range(1, self.n_blocks + 1)]
             stack = self.weights.skipped_form(parts[0].stacked(parts[1:]))
@@ -212,7 +212,7 @@ class Transformer(Headed):
         return self._skip_kv[block]
 
     def skip_key_norm(self, block: int) -> HeadNorm | None:
-        """Norms of the keys of blocks block+1..L, their weights stacked [L - block, G, K]; None without."""
+        """Return norms of the keys of blocks block+1..L, their weights stacked [L - block, G, K]; None without."""
         if not self._skip_key_norms:
             norms = [weights.key_norm for weights in self.weights.blocks if weights.key_norm is not None]
             stack = torch.stack([norm.weight for norm in norms]) if norms else None
@@ -240,7 +240,7 @@ class Transformer(Headed):
         return clamped(sum_ND.to(self.dtype)).float() if rounds else sum_ND
 
     def _attend(self, q: Tensor, kv: KV, bias: Tensor | None, *, is_causal: bool = False) -> Tensor:
-        """Attention of q [A, T, H, K] over keys and values [A, G, S, K] with an additive bias; returns [N, H*K]."""
+        """Return attention of q [A, T, H, K] over keys and values [A, G, S, K] with an additive bias: [N, H*K]."""
         (k, v), scale = kv, self.arch.attention_scale
         n_rows, n_new, n_heads, size = q.shape
         if (groups := k.shape[1]) < n_heads and not is_causal:
@@ -255,7 +255,7 @@ class Transformer(Headed):
         return mixed.transpose(1, 2).reshape(n_rows * n_new, n_heads * size)
 
     def _attend_rows(self, q: Tensor, kv: Tensor, bias: Tensor | None, running: RowSubset) -> Tensor:
-        """Attention of running rows q [A, T, H, K], with their bias, over keys and values of all, [B, 2G, S, K]."""
+        """Return attention of running rows q [A, T, H, K], with their bias, over all rows' keys and values."""
         if kv.device.type != "cpu" or kv[0].numel() <= GATHERED_NUMEL:
             return self._attend(q, halves(kv.index_select(0, running.rows_A)), bias)
         pieces = []
@@ -267,9 +267,9 @@ class Transformer(Headed):
     def _attend_shared(
         self, q: Tensor, block: int, cache: Cache, shared: SharedSources, rows_A: Tensor | None
     ) -> Tensor:
-        """Cross-attention of running rows q [A, T, H, K], of which some share a source: [N, H*K].
+        """Return cross-attention of running rows q [A, T, H, K], some of which share a source: [N, H*K].
 
-        Rows of a source become more query positions, so that its keys and values are kept and read once.
+        Rows of a source become more query positions, so that its keys and values are stored and read once.
         """
         n_rows, n_new, n_heads, size = q.shape
         slots_A = rows_of(shared.slots_B, rows_A)
@@ -298,9 +298,9 @@ class Transformer(Headed):
         for number, block in enumerate(self.weights.encoder_blocks):
             if (table := self.weights.encoder_relative_bias) is not None:
                 n_tables = table.shape[1] // self.arch.n_heads
-                if number < n_tables:  # the first block's, or each its own: not all at once, which is large
-                    own = table.chunk(n_tables, dim=1)[number]
-                    relative = relative_bias(self.arch, own, places, places, bidirectional=True)
+                if number < n_tables:  # one bias at a time: all at once would be large
+                    block_table = table.chunk(n_tables, dim=1)[number]
+                    relative = relative_bias(self.arch, block_table, places, places, bidirectional=True)
                     masked = relative if bias is None else relative + bias
             heads = block.qkv(self.normalise(hidden_ND)).view(n_rows, n_source, -1, self.arch.head_dim)
             q, k, v = heads.chunk(3, dim=2)
@@ -333,7 +333,7 @@ class Transformer(Headed):
         return cache, None
 
     def new_cache(self, n_rows: int, room: int, padding_B: Tensor | None = None) -> Cache:
-        """An empty cache for so many rows and positions; ``padding_B`` is on the left."""
+        """Return an empty cache for ``n_rows`` rows and ``room`` positions; ``padding_B`` is on the left."""
         cache = Cache(self, n_rows, room)
         cache.padding_B = padding_B
         return cache
@@ -378,7 +378,7 @@ class Transformer(Headed):
         return hidden, context
 
     def window(self, cache: Cache, n_positions: int) -> StepContext:
-        """Go back to the newest positions; see `Engine.window`."""
+        """Return to the newest positions; see `Engine.window`."""
         return self._context(cache, cache.length + 1 - n_positions, cache.length + 1)
 
     def _context(self, cache: Cache, start: int, end: int) -> StepContext:
@@ -392,21 +392,21 @@ class Transformer(Headed):
     def embed_branches(
         self, tokens_BT: Tensor, branch_BT: Tensor, offset_BT: Tensor, cache: Cache
     ) -> tuple[Tensor, StepContext]:
-        """Begin a step of branches that stand side by side in a row: each goes on from the cache and sees no other.
+        """Begin a step of branches packed into rows: each resumes from the cache and sees no other branch.
 
         Args:
-            tokens_BT: Tokens of a row's branches, one after the other.
-            branch_BT: Which branch of its row each is of.
-            offset_BT: Its place in the branch, from 0.
+            tokens_BT: Tokens of a row's branches, concatenated.
+            branch_BT: Index of each token's branch in its row.
+            offset_BT: Position of each token in its branch, from 0.
             cache: Keys and values before them, with room for all.
         """
         before, slots = (torch.arange(n, device=self.device) for n in (cache.length, tokens_BT.shape[1]))
         places_BT = cache.length + offset_BT
-        own_BTT = (branch_BT[:, :, None] == branch_BT[:, None]) & (slots[:, None] >= slots)
-        seen_BTS = own_BTT.new_ones(*tokens_BT.shape, cache.length)
+        same_BTT = (branch_BT[:, :, None] == branch_BT[:, None]) & (slots[:, None] >= slots)
+        before_BTS = same_BTT.new_ones(*tokens_BT.shape, cache.length)
         if cache.padding_B is not None:
-            seen_BTS = seen_BTS & (before >= cache.padding_B[:, None, None])
-        bias = additive(torch.cat((seen_BTS, own_BTT), dim=-1), self.dtype)[:, None]
+            before_BTS = before_BTS & (before >= cache.padding_B[:, None, None])
+        bias = additive(torch.cat((before_BTS, same_BTT), dim=-1), self.dtype)[:, None]
         if (table := self.weights.relative_bias) is not None:
             rows = [relative_bias(self.arch, table, places, torch.cat((before, places))) for places in places_BT]
             bias = bias + torch.cat(rows)
@@ -449,7 +449,7 @@ class Transformer(Headed):
         places: Places | None = None,
         left_BD: Tensor | None = None,
     ) -> Tensor:
-        """The heads of a block's self-attention, before ``attention_out`` adds them to the stream: [N, H*K].
+        """Return the heads of a block's self-attention, before ``attention_out`` adds them to the stream: [N, H*K].
 
         Args: see `block`; ``hidden_ND`` is the stream before it.
         """
@@ -494,7 +494,7 @@ class Transformer(Headed):
     def cross_attention(
         self, block: int, hidden_ND: Tensor, context: StepContext, rows_A: Tensor | None = None
     ) -> Tensor:
-        """The heads of a block's cross-attention, before ``cross_out`` adds them to the stream: [N, H*K]."""
+        """Return the heads of a block's cross-attention, before ``cross_out`` adds them to the stream: [N, H*K]."""
         weights, cache = self.weights.blocks[block - 1], context.cache
         assert weights.cross_q is not None and cache.cross_kv is not None, "there is an encoder"
         n_rows = cache.n_rows if rows_A is None else rows_A.shape[0]
@@ -507,7 +507,7 @@ class Transformer(Headed):
         return self._attend_rows(q, cache.cross_kv[block - 1], running.source_mask, running)
 
     def feed_forward(self, weights: BlockWeights, hidden_ND: Tensor) -> Tensor:
-        """The feed-forward network of a block, before ``down`` adds it to the stream: [N, F]."""
+        """Return the feed-forward network of a block, before ``down`` adds it to the stream: [N, F]."""
         up = weights.up(self.block_input(hidden_ND))
         if self.arch.gated:
             gate, up = up.chunk(2, dim=-1)
@@ -517,14 +517,14 @@ class Transformer(Headed):
     # -------------------------------------------------------- skipped blocks
 
     def fill(self, skipped: Sequence[Skipped], context: StepContext) -> None:
-        """Write keys and values of skipped blocks at the step's position; by exit layer, the first first."""
+        """Write keys and values of skipped blocks at the step's position; ``skipped`` ascends by exit layer."""
         if len(skipped) == 1:
             self._fill_at_once(*skipped[0], context)
         else:
             self._fill_block_by_block(skipped, context)
 
     def _fill_at_once(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None, context: StepContext) -> None:
-        """One product for all blocks."""
+        """Write keys and values of all skipped blocks with one product, if all rows left at the same block."""
         arch, cache = self.arch, context.cache
         kv = self.skip_kv(block)(self.block_input(hidden_AD))
         kv = kv.view(len(kv), arch.n_blocks - block, 2 * arch.n_kv_heads, arch.head_dim)
@@ -542,15 +542,15 @@ class Transformer(Headed):
             target[:, rows_A] = kv.transpose(0, 1)
 
     def _fill_block_by_block(self, skipped: Sequence[Skipped], context: StepContext) -> None:
-        """One product a block for the rows that had left before it, so that its weights are read once."""
+        """Write keys and values with one product per block, for the rows that left before it; reads weights once."""
         cache, rotary = context.cache, context.rotary
         input_ND = self.block_input(torch.cat([hidden_AD for _, hidden_AD, _ in skipped]))
         every_row = torch.arange(cache.n_rows, device=input_ND.device)
         rows_N = torch.cat([every_row if rows_A is None else rows_A for *_, rows_A in skipped])
         cos_sin = None if rotary is None else (rows_of(rotary[0], rows_N), rows_of(rotary[1], rows_N))
-        left = [(exit_layer, hidden_AD.shape[0]) for exit_layer, hidden_AD, _ in skipped]
+        leaving = [(exit_layer, hidden_AD.shape[0]) for exit_layer, hidden_AD, _ in skipped]
         for block in range(skipped[0][0] + 1, self.n_blocks + 1):
-            n = sum(n_rows for exit_layer, n_rows in left if exit_layer < block)
+            n = sum(n_rows for exit_layer, n_rows in leaving if exit_layer < block)
             first = None if cos_sin is None else (cos_sin[0][:n], cos_sin[1][:n])
             self._write_projected(block, input_ND[:n], rows_N[:n], cache.length, first, cache)
 
@@ -571,19 +571,19 @@ class Transformer(Headed):
         cache.self_kv[block - 1, rows_N, :, places] = kv[:, 0]
 
     def block_cost(self, place: TokenPlace) -> Cost:
-        """Work of one decoder block for one token of one row."""
+        """Return the work of one decoder block for one token of one row."""
         return block_cost(self.arch, place)
 
     def why_not(self, parts: Parts, n_rows: int) -> str | None:
-        """Every method runs on the lean engine."""
+        """Return None: every method runs on the lean engine."""
         return None
 
     # ------------------------------------------------------------- positions
 
     def _step_mask(self, cache: Cache, start: int, end: int) -> tuple[Tensor | None, bool]:
-        """Causal mask, padding and relative positions from start to end: [1 or B, 1 or H, T, end] or none.
+        """Return causal mask, padding and relative positions from start to end: [1 or B, 1 or H, T, end] or None.
 
-        The second is True where positions see those before them and no other mask is needed.
+        The second value is True if positions see those before them and no other mask is needed.
         """
         if self.weights.relative_bias is None and cache.padding_B is None and (start == 0 or end - start == 1):
             return None, end - start > 1
@@ -594,12 +594,12 @@ class Transformer(Headed):
         return bias, False
 
     def places(self, cache: Cache, rows_A: Tensor | None, places_AT: Tensor) -> Places:
-        """Prepare to run blocks at cache positions given a row, in any order; None in ``rows_A`` means all rows."""
+        """Prepare to run blocks at per-row cache positions, in any order; None in ``rows_A`` means all rows."""
         bias, rotary = self._bias_at(cache, rows_A, places_AT), self.rotary_at(cache, rows_A, places_AT)
         return Places(places_AT, bias, rotary)
 
     def _bias_at(self, cache: Cache, rows_A: Tensor | None, places_AT: Tensor) -> Tensor:
-        """The same for positions given a row: [A, 1 or H, T, length + 1]."""
+        """Return mask and position bias of per-row positions: [A, 1 or H, T, length + 1]."""
         keys = torch.arange(cache.length + 1, device=self.device)
         allowed = keys <= places_AT[..., None]
         if cache.padding_B is not None:
@@ -611,7 +611,7 @@ class Transformer(Headed):
         return bias + relative[0].view(-1, *places_AT.shape, len(keys)).transpose(0, 1)
 
     def rotary_at(self, cache: Cache, rows_A: Tensor | None, places_AT: Tensor) -> Rotary | None:
-        """Rotary angles of cache positions [A or 1, T]; None without rotary positions."""
+        """Return rotary angles of cache positions [A or 1, T]; None without rotary positions."""
         frequencies = self.weights.inverse_frequencies
         if frequencies is None:
             return None

@@ -31,9 +31,9 @@ class Places:
 def relative_bias(
     arch: Architecture, table: Tensor, queries_T: Tensor, keys_S: Tensor, *, bidirectional: bool = False
 ) -> Tensor:
-    """Bias of bucketed distances (Raffel et al. 2020, section 2.1), from its table [buckets, H]: [1, H, T, S].
+    """Return bias [1, H, T, S] of bucketed distances from a table [buckets, H] (Raffel et al. 2020, section 2.1).
 
-    Of blocks that have tables of their own, side by side in one, `of_block` takes its heads.
+    If blocks have separate tables, concatenated along the heads, `of_block` selects a block's heads.
     """
     distance = keys_S[None, :] - queries_T[:, None]
     buckets = arch.relative_buckets
@@ -51,35 +51,35 @@ def relative_bias(
 
 
 def of_block(block: int, n_heads: int, by_head: Tensor) -> Tensor:
-    """The heads of block ``block`` (1..L) where a bias [..., heads, T, S] has those of all blocks; else the bias."""
+    """Return the heads of block ``block`` (1..L) if a bias [..., heads, T, S] has all blocks' heads; else the bias."""
     if by_head.shape[-3] <= n_heads:
         return by_head
     return by_head.narrow(-3, (block - 1) * n_heads, n_heads)
 
 
 def rotary_angles(places_AT: Tensor, inverse_frequencies: Tensor, scale: float, dtype: torch.dtype) -> Rotary:
-    """Angles of positions in the row's own text, [A or 1, T], for `rotate_`."""
+    """Return angles of positions in the row's own text, [A or 1, T], for `rotate_`."""
     angles = (places_AT[..., None].float() * inverse_frequencies)[:, :, None]
     cos, sin = angles.cos() * scale, angles.sin() * scale
     return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
 
 def rotate_(x: Tensor, rotary: Rotary) -> None:
-    """Rotary position embedding (half-split form) of x [A, T, heads, K], in place."""
+    """Apply rotary position embedding (half-split form) to x [A, T, heads, K], in place."""
     cos, signed_sin = rotary
     turned = x.roll(x.shape[-1] // 2, -1).mul_(signed_sin)
     x.mul_(cos).add_(turned)
 
 
 def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where allowed, the most negative number elsewhere."""
+    """Return 0 where allowed, the most negative number elsewhere."""
     return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, torch.finfo(dtype).min)
 
 
 def padded(
     rows: Sequence[Sequence[int]], device: torch.device, side: Literal["left", "right"]
 ) -> tuple[Tensor, Tensor | None]:
-    """Stack token rows of different length; returns tokens [B, S] and the mask [B, S], None if all have one length."""
+    """Stack token rows of different length; return tokens [B, S] and mask [B, S], None if all have one length."""
     longest = max(len(row) for row in rows)
     tokens = torch.zeros((len(rows), longest), dtype=torch.long)
     mask = torch.zeros((len(rows), longest), dtype=torch.bool)
@@ -95,12 +95,12 @@ def rows_of(x: Tensor, rows_A: Tensor | None) -> Tensor: ...
 @overload
 def rows_of(x: None, rows_A: Tensor | None) -> None: ...
 def rows_of(x: Tensor | None, rows_A: Tensor | None) -> Tensor | None:
-    """The rows of a per-row tensor; one shared by all rows (leading dimension 1) stays as it is."""
+    """Select rows of a per-row tensor; one shared by all rows (leading dimension 1) is returned unchanged."""
     return x if x is None or rows_A is None or x.shape[0] == 1 else x.index_select(0, rows_A)
 
 
 def unpadded(padding_B: Tensor | None, rows_A: Tensor | None, places: Tensor) -> Tensor:
-    """Positions in the row's own text, [A or 1, T], from those in the cache."""
+    """Return positions in the row's own text, [A or 1, T], from those in the cache."""
     if padding_B is None:
         return places
     return (places - rows_of(padding_B, rows_A)[:, None]).clamp(min=0)

@@ -14,14 +14,14 @@ from exitbench.harness.engine.model.cache import Cache
 from exitbench.harness.engine.model.positions import Rotary, rows_of
 
 Stretch = tuple[slice, slice]
-"""Neighbouring rows of the batch: where they stand among the running rows, and in the batch."""
+"""Neighbouring rows of the batch: their slice among the running rows, and in the batch."""
 
 
 class RowSubset:
     """Tensors for the rows that run blocks while others have left, cached until the set of rows changes.
 
     Attributes:
-        rows_A: Where they stand in the batch, ascending.
+        rows_A: Their indices in the batch, ascending.
     """
 
     def __init__(self, context: StepContext, rows_A: Tensor) -> None:
@@ -30,18 +30,18 @@ class RowSubset:
 
     @cached_property
     def bias(self) -> Tensor | None:
-        """Their part of the positions' mask and bias, [1 or A, 1 or H, T, start + T]."""
+        """Rows of the positions' mask and bias, [1 or A, 1 or H, T, start + T]."""
         return rows_of(self._context.bias, self.rows_A)
 
     @cached_property
     def source_mask(self) -> Tensor | None:
-        """Their part of the mask of sources, [A, 1, 1, S]."""
+        """Rows of the source mask, [A, 1, 1, S]."""
         return rows_of(self._context.cache.source_mask, self.rows_A)
 
     @cached_property
     def stretches(self) -> list[Stretch]:
-        """The rows as stretches of neighbours: their keys and values need no copy."""
-        starts: list[tuple[int, int]] = []  # place among the running rows, and in the batch
+        """The rows as stretches of neighbours, whose keys and values need no copy."""
+        starts: list[tuple[int, int]] = []  # index among the running rows, and in the batch
         rows = self.rows_A.tolist()
         for i, row in enumerate(rows):
             if not i or row != rows[i - 1] + 1:
@@ -57,7 +57,7 @@ class StepContext:
 
     Attributes:
         cache: Keys and values of the batch.
-        start: Position in the cache of the first that is run.
+        start: Cache position of the first one that is run.
         embedding_BD: Embedding of the newest position of every row.
         bias: Mask and position bias of the positions, [1 or B, 1 or H, T, start + T]; None without.
         is_causal: Whether the positions see those before them and no other mask is needed.

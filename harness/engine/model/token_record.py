@@ -1,6 +1,6 @@
-"""TokenRecord: what is recorded of every token, from the engine to the columns of the database.
+"""TokenRecord: the values recorded per token, from the engine to the columns of the database.
 
-A new quantity per token is a field here, the line that computes it (in `decoding.trace`), and a column in
+A new quantity per token needs a field here, the line that computes it (in `decoding.trace`), and a column in
 `results/tables/traces.py`.
 """
 
@@ -16,20 +16,21 @@ class TokenRecord(NamedTuple):
     """Exit layer, blocks run and LM-head reads of one token: generated, scored, or the label of a classified text.
 
     Attributes:
-        token_id: The token; of a text, the index of its label.
-        exit_layer: Blocks whose output the token was read from, 1..L.
+        token_id: The token; for a text, the index of its label.
+        exit_layer: Block after which the token was read, 1..L.
         blocks_run: Blocks executed for it; differs from the exit layer for oracles and exact caches. Continuations of a
-            context share the position that the first token is read from, and those that differ in their last token
-            alone share all positions: each record counts the work done for all of them.
-        head_rows: Rows of the LM head multiplied for it, shared in the same way; of a text, rows of the classifier.
-        score: Confidence at the exit, 1 if the depth was fixed before; None at the last block.
-        score_half_width: Largest error of the score, if bounds of the logits decided; None if it is exact, or None.
+            context share the position from which the first token is read; those that differ only in their last token
+            share all positions. Each record counts the full work, including what it shares.
+        head_rows: Rows of the LM head multiplied for it, shared in the same way; for a text, rows of the classifier.
+        score: Confidence at the exit, 1 if the depth was fixed in advance; None at the last block.
+        score_half_width: Largest error of the score, if bounds of the logits decided; None if there is no score, or an
+            exact one.
         head_rows_int8: Rows of an int8 copy of the LM head multiplied for it, if bounds decide.
-        head_fallbacks: How often the bounds left a decision open, so that the whole LM head was read.
-        rejected: Drafts thrown away right before the token was decided; it is the full model's choice in their place.
+        head_fallbacks: Number of times the bounds left a decision open, so that the whole LM head was read.
+        rejected: Drafts discarded right before this token, which is the full model's choice in their place.
         wasted: Positions run in vain for those drafts; not stored.
         logprob: Natural logarithm of its probability at the exit; None for a generated token.
-        is_greedy: Whether it is the most probable token there, the lowest id of a tie; None for a generated token.
+        is_greedy: Whether it is the most probable token there (lowest id among ties); None for a generated token.
     """
 
     token_id: int
@@ -89,10 +90,10 @@ class TokenColumns:
 
     @property
     def rejected(self) -> list[int]:
-        """Drafts thrown away before each token."""
+        """Drafts discarded before each token."""
         return [record.rejected for record in self.records]
 
 
 def full_depth_records(token_ids: Sequence[int], model: Model) -> list[TokenRecord]:
-    """Return the records of tokens that full depth generates: all blocks run, and the LM head read once."""
+    """Return the records of tokens generated at full depth: all blocks run, and the LM head read once."""
     return [TokenRecord(token_id, model.n_blocks, model.n_blocks, model.vocab_size) for token_id in token_ids]

@@ -34,8 +34,8 @@ class Architecture:
     relative_buckets: int = 0
     relative_max_distance: int = 0
     max_positions: int | None = None
-    norms_inputs: bool = True  # of attention and feed-forward network
-    wide_stream: bool = False  # fp32 beside float16 weights: see `Transformer._added`
+    norms_inputs: bool = True  # norms precede attention and feed-forward network
+    wide_stream: bool = False  # fp32 stream with float16 weights: see `Transformer._added`
 
     @property
     def kv_width(self) -> int:
@@ -47,7 +47,7 @@ class Architecture:
 class Linear:
     """A projection: weight [out, in] and bias [out] or None.
 
-    How it multiplies is the default for its number format; `engine.products` has other ways to the same numbers.
+    It multiplies in the default form of its number format; `engine.products` has other forms with the same results.
     """
 
     weight: Tensor
@@ -55,7 +55,7 @@ class Linear:
 
     @cached_property
     def transposed(self) -> Tensor:
-        """The weight seen as [in, out]."""
+        """The weight viewed as [in, out]."""
         return self.weight.t()
 
     @cached_property
@@ -81,34 +81,34 @@ class Linear:
         return added if self.bias is None else added.add_(self.bias)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Some rows of the weight as numbers that can be computed with, [ids, in]."""
+        """Return rows of the weight in a format for computation, [ids, in]."""
         return self.weight.index_select(0, ids)
 
     def outputs(self, first: int) -> Linear:
-        """Return the projection to the outputs from ``first`` on; nothing is copied."""
+        """Return the projection to the outputs from ``first`` on, without a copy."""
         return Linear(self.weight[first:], None if self.bias is None else self.bias[first:])
 
     def stacked(self, others: Sequence[Linear]) -> Linear:
-        """One projection: this one's outputs, and those of others of the same form below."""
+        """Return one projection with this one's outputs, then those of other projections of the same form."""
         parts = (self, *others)
         biases = [part.bias for part in parts if part.bias is not None]
         return Linear(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)
 
     def laid_out(self) -> Linear:
-        """The same, its weight in the order of memory that is the default: input by input in fp32 on a CPU."""
+        """Return the projection with its weight in the default memory layout: input-major in fp32 on a CPU."""
         if self.weight.device.type != "cpu" or self.weight.dtype != torch.float32:
             return self
         return Linear(self.weight.t().contiguous().t(), self.bias)
 
 
 def as_it_is(projection: Linear) -> Linear:
-    """The form that a projection has."""
+    """Return the projection unchanged: the form for a projection that needs no conversion."""
     return projection
 
 
 @dataclass(frozen=True)
 class NormedLinear:
-    """A projection with an RMS norm behind it, whose weight [out] cannot be folded in."""
+    """A projection followed by an RMS norm, whose weight [out] cannot be folded in."""
 
     projection: Linear
     norm_weight: Tensor
@@ -116,7 +116,7 @@ class NormedLinear:
 
     @property
     def weight(self) -> Tensor:
-        """The projection's."""
+        """Weight of the projection."""
         return self.projection.weight
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -130,10 +130,10 @@ class NormedLinear:
 
 @dataclass(frozen=True)
 class HeadNorm:
-    """An RMS norm of queries or of keys [..., heads, K] behind their projection, its weight [heads, K].
+    """An RMS norm of queries or keys [..., heads, K] after their projection, with weight [heads, K].
 
     Attributes:
-        joint: Whether all heads of a token are normed as one; else each by itself.
+        joint: Whether all heads of a token are normed jointly; else each by itself.
     """
 
     weight: Tensor
@@ -141,7 +141,7 @@ class HeadNorm:
     joint: bool
 
     def apply_(self, heads: Tensor) -> None:
-        """Norm in place."""
+        """Apply the norm in place."""
         dims = (-2, -1) if self.joint else (-1,)
         wide = heads.to(torch.promote_types(heads.dtype, torch.float32))
         heads.mul_(self.weight * (wide.square().mean(dims, keepdim=True) + self.eps).rsqrt())
@@ -149,9 +149,9 @@ class HeadNorm:
 
 @dataclass(frozen=True)
 class BlockWeights:
-    """One block, norms folded in. ``qkv`` is query, key, value in this order; ``up`` of a gated MLP is gate, up.
+    """Weights of one block, norms folded in. ``qkv`` is query, key, value; ``up`` of a gated MLP is gate, up.
 
-    ``rotates`` is false where a block of a model with rotary positions has none.
+    ``rotates`` is False for a block without rotary positions in a model that has them.
     """
 
     qkv: Linear
@@ -166,7 +166,7 @@ class BlockWeights:
     rotates: bool = True
 
     def converted(self, form: Callable[[Linear], Linear], names: Sequence[str] | None = None) -> BlockWeights:
-        """The same, every projection in another form, or those of some names alone."""
+        """Return the block with every projection, or those with these names, in another form."""
 
         def new(part: Linear | NormedLinear) -> Linear | NormedLinear:
             return replace(part, projection=form(part.projection)) if isinstance(part, NormedLinear) else form(part)
@@ -181,10 +181,10 @@ _PROJECTIONS: Final = (Linear, NormedLinear)
 
 @dataclass(frozen=True)
 class Weights:
-    """Everything a checkpoint gives, in the engine's own layout.
+    """All weights of a checkpoint, in the engine's own layout.
 
     Attributes:
-        read_out: The LM head in a form that is multiplied with only; None where ``lm_head`` is multiplied with.
+        read_out: The LM head in a form used for products only; None if ``lm_head`` itself is multiplied.
         skipped_form: Form in which keys and values of skipped blocks are multiplied.
     """
 
@@ -194,7 +194,7 @@ class Weights:
     blocks: tuple[BlockWeights, ...]
     encoder_blocks: tuple[BlockWeights, ...] = ()
     position_embedding_PD: Tensor | None = None
-    relative_bias: Tensor | None = None  # [buckets, H]; [buckets, L*H] where every block has its own
+    relative_bias: Tensor | None = None  # [buckets, H]; [buckets, L*H] if every block has its own table
     encoder_relative_bias: Tensor | None = None
     inverse_frequencies: Tensor | None = None
     rotary_scale: float = 1.0

@@ -1,1 +1,1 @@
-"""Ways to multiply by weights that come to the same numbers, and which of them is fastest on the machine that runs."""
+"""Ways to multiply by weights with the same results, and the choice of the fastest on this machine."""

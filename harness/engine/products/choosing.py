@@ -1,8 +1,8 @@
-"""Let a loaded model multiply in the forms that are fastest on this machine.
+"""Choose the forms in which a loaded model multiplies fastest on this machine.
 
-A product is read from memory or from a cache by what was multiplied before it, so all are timed in the order of a step
-of decoding, and the forms in turn. A form replaces the default only if it was clearly faster in nearly every round: on
-a machine that is busy with something else, nothing is clear, and the default stays.
+Whether a weight is in a cache depends on the products before it, so all products are timed in the order of a decode
+step, and the forms in turn. A form replaces the default only if it was clearly faster in nearly every round. On a busy
+machine nothing is clear, and the default stays.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ Product = Callable[[Tensor], Tensor]
 Clock = Callable[[], float]
 
 CLEARLY: Final = 1.1
-"""Times faster than the default that a form must have been,"""
+"""A form must be this many times faster than the default"""
 SURELY: Final = 0.8
-"""in so large a share of the rounds,"""
+"""in at least this share of the rounds."""
 LEAST_ROUNDS, MOST_ROUNDS = 3, 6
-"""of which there are so many, the first of all left out."""
+"""Fewest and most rounds, after a first one that is discarded."""
 BUDGET_S: Final = 0.2
-"""After so long no further round begins."""
+"""Seconds after which no further round begins."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Timed:
     """One product of a step.
 
     Attributes:
-        place: Those of a place share a form.
-        inputs: What is multiplied, each in turn: [rows, in].
+        place: Key of the choice; products with the same key share a form.
+        inputs: Inputs to multiply, in turn: [rows, in].
         forms: The product in each form by name, the default first.
     """
 
@@ -63,9 +63,9 @@ class Timed:
 
 
 def fastest(step: Sequence[Timed], clock: Clock) -> dict[str, str]:
-    """Return the form of each place of a step, whose products stand in their order; the clock tells seconds."""
+    """Return the form of each place of a step, whose products are in execution order; the clock returns seconds."""
     _round(step, clock)
-    ends = clock() + BUDGET_S  # from then on: what is made at first use, as packed weights are, may take as long
+    ends = clock() + BUDGET_S  # starts after the first round, in which lazy work such as packing weights may take long
     rounds: list[dict[str, dict[str, float]]] = []
     while len(rounds) < MOST_ROUNDS and clock() < ends:
         rounds.append(_round(step, clock))
@@ -77,7 +77,7 @@ def _places(step: Sequence[Timed]) -> dict[str, tuple[str, ...]]:
 
 
 def _round(step: Sequence[Timed], clock: Clock) -> dict[str, dict[str, float]]:
-    """Seconds of a step by place and form; a step of one form follows a step of another."""
+    """Return seconds of a step by place and form; all products run in one form before the next form."""
     took: dict[str, dict[str, float]] = {timed.place: dict.fromkeys(timed.forms, 0.0) for timed in step}
     for name in dict.fromkeys(name for timed in step for name in timed.forms):
         for timed in step:
@@ -90,12 +90,14 @@ def _round(step: Sequence[Timed], clock: Clock) -> dict[str, dict[str, float]]:
 
 
 def _choice(rounds: Sequence[Mapping[str, float]], names: Sequence[str]) -> str:
-    """The fastest of the forms that are clearly faster than the first, else the first."""
-    default, *others = names
+    """Return the fastest of the forms that are clearly faster than the first, else the first."""
+    default, *alternatives = names
     if len(rounds) < LEAST_ROUNDS:
         return default
     clear = [
-        name for name in others if sum(took[default] > CLEARLY * took[name] for took in rounds) >= SURELY * len(rounds)
+        name
+        for name in alternatives
+        if sum(took[default] > CLEARLY * took[name] for took in rounds) >= SURELY * len(rounds)
     ]
     return min(clear, key=lambda name: statistics.median(took[name] for took in rounds), default=default)
 
@@ -106,38 +108,38 @@ def rows_to_multiply(numbers: Sequence[int], width: int, dtype: torch.dtype) -> 
 
 
 SAMPLE_BYTES: Final = 24 * 2**20
-"""Blocks are timed up to so many bytes of weights, and so much of the LM head: together more than most caches hold."""
+"""Bytes of block weights that are timed, and as many of the LM head: together more than most caches hold."""
 
 COPIED_SHARE: Final = 0.25
-"""A model whose products take more than this share of the machine's memory is not packed for few rows besides.
+"""Largest share of the machine's memory that weights may take to be packed additionally for few rows.
 
-What others leave of it changes from run to run, and with it last bits would.
+The share is of total memory: free memory varies from run to run, and the last bits of results would vary with it.
 """
 
 Choices = Mapping[str, str]
-"""Form by place (`_Product.place`)."""
+"""Chosen form by place (`_Product.place`)."""
 
 SWITCH: Final = "EXITBENCH_PRODUCTS"
-"""Environment variable: ``measured`` (or not set), or ``default`` for the same forms on every machine."""
+"""Environment variable: ``measured`` (the default), or ``default`` for the same forms on every machine."""
 
 _EACH_TOKEN: Final = ("qkv", "attention_out", "cross_q", "cross_out", "up", "down")
-"""Projections of a block that every token is multiplied with; keys and values of the source are made once, of many."""
+"""Projections of a block that every token is multiplied with; source keys and values are computed once per prompt."""
 
 _PACKED: Final = "packed"
 _FEW: Final = ("as-one-row", _PACKED)
-"""Forms of few rows, the default first."""
+"""Forms for few rows, the default first."""
 
 
 @dataclass(frozen=True)
 class _Product:
-    """A product of a step of decoding, in the form that it was loaded in."""
+    """A product of a decode step, in the form in which it was loaded."""
 
     role: Role
     projection: Linear
 
     @property
     def place(self) -> str:
-        """Key of a choice: the role and the shape, such as ``block 2304x768``."""
+        """Key of a choice: role and shape, such as ``block 2304x768``."""
         return f"{self.role} {'x'.join(map(str, self.projection.weight.shape))}"
 
     @property
@@ -147,27 +149,27 @@ class _Product:
 
     @property
     def of_few_rows(self) -> str:
-        """Place of the same product of few rows."""
+        """Key of the choice for the same product with few rows."""
         return f"{self.place} few rows"
 
 
 def use_fastest(model: Engine) -> Choices | None:
-    """Have a model that nobody has decoded with yet multiply in the forms that are fastest here; returns them.
+    """Convert a model to the forms that are fastest here, before its first decode; return the choices.
 
-    None where the defaults stay: of the hosted engine, elsewhere than on a CPU, in other number formats, where choices
-    cannot be kept for the next run, and where `SWITCH` says so.
+    None if the defaults stay: for the hosted engine, on other devices than a CPU, for other number formats, if choices
+    cannot be stored for the next run, or if `SWITCH` says so.
 
     Raises:
-        UserError: `SWITCH` says something else.
+        UserError: `SWITCH` has an unknown value.
     """
     if not _is_asked():
         return None
     if not isinstance(model, Transformer) or model.device.type != "cpu" or model.lm_head.weight.dtype not in FORMS:
         return None
-    asked = _asked(model)
-    chosen = kept(asked)
+    key = _cache_key(model)
+    chosen = kept(key)
     if chosen is None:
-        chosen = keep(asked, measured(model))
+        chosen = keep(key, measured(model))
     if chosen is not None:
         _use(model, chosen)
     return chosen
@@ -176,8 +178,8 @@ def use_fastest(model: Engine) -> Choices | None:
 def measured(model: Transformer) -> dict[str, str]:
     """Return the forms that are fastest here, by timing them now.
 
-    Of one thread its own time counts: whatever else the processor does meanwhile is not the product's. Several wait for
-    each other, which is.
+    With one thread, its CPU time counts, so that other load on the processor does not. With several threads wall time
+    counts, because waiting for each other is part of the product.
     """
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     chosen = fastest(_step(model), clock)
@@ -185,14 +187,14 @@ def measured(model: Transformer) -> dict[str, str]:
 
 
 def _is_asked() -> bool:
-    said = os.environ.get(SWITCH, "measured")
-    if said not in ("measured", "default"):
-        raise UserError(f"{SWITCH} is {said!r}; allowed: measured, default.")
-    return said == "measured"
+    setting = os.environ.get(SWITCH, "measured")
+    if setting not in ("measured", "default"):
+        raise UserError(f"{SWITCH} is {setting!r}; allowed: measured, default.")
+    return setting == "measured"
 
 
-def _asked(model: Transformer) -> dict[str, Any]:
-    """Return all that a choice depends on."""
+def _cache_key(model: Transformer) -> dict[str, Any]:
+    """Return the cache key of a choice: everything that it depends on."""
     products = list(_products(model))
     counts = Counter(product.place for product in products)
     forms = {product.place: list(product.forms) for product in products}
@@ -214,7 +216,7 @@ def _has_room(model: Transformer) -> bool:
 
 
 def _products(model: Transformer) -> Iterator[_Product]:
-    """All products of a step that have a choice, in their order; of the skipped blocks' too."""
+    """Yield all products of a step that have a choice, in execution order, including those of skipped blocks."""
     for block in model.weights.blocks:
         yield from _of_block(model, block)
     yield _Product("head", model.lm_head)
@@ -230,35 +232,35 @@ def _of_block(model: Transformer, block: BlockWeights) -> Iterator[_Product]:
 
 
 def _step(model: Transformer) -> list[Timed]:
-    """A sample of a step, every product in every form."""
+    """Return a sample of a step with every product in every form."""
     step = []
     for product, sample in _sample(model):
         forms = FORMS[product.projection.weight.dtype][product.role]
-        made = {name: forms[name](sample) for name in product.forms}
-        step.append(Timed(product.place, rows_to_multiply((1,), sample.weight.shape[1], model.dtype), made))
+        products = {name: forms[name](sample) for name in product.forms}
+        step.append(Timed(product.place, rows_to_multiply((1,), sample.weight.shape[1], model.dtype), products))
     return step
 
 
 def _step_of_few_rows(model: Transformer, chosen: Choices) -> list[Timed]:
-    """Return a sample of a step at few rows: each product in the form chosen for one, and packed for few."""
+    """Return a sample of a step with few rows: each product in the form chosen for one row, and packed for few."""
     step = []
     for product, sample in _sample(model):
         if product.role != "skipped":
-            one = FORMS[product.projection.weight.dtype][product.role][chosen[product.place]](sample)
-            made = dict(zip(_FEW, (one, PackedForFew.of(one)), strict=True))
+            single = FORMS[product.projection.weight.dtype][product.role][chosen[product.place]](sample)
+            products = dict(zip(_FEW, (single, PackedForFew.of(single)), strict=True))
             inputs = rows_to_multiply(FEW_ROWS, sample.weight.shape[1], model.dtype)
-            step.append(Timed(product.of_few_rows, inputs, made))
+            step.append(Timed(product.of_few_rows, inputs, products))
     return step
 
 
 def _sample(model: Transformer) -> Iterator[tuple[_Product, Linear]]:
-    """The products of the first blocks and of the LM head, and as much of each as is timed."""
-    left = SAMPLE_BYTES
+    """Yield the products of the first blocks and of the LM head, with the part of each that is timed."""
+    budget = SAMPLE_BYTES
     for block in model.weights.blocks:
-        if left <= 0:
+        if budget <= 0:
             break
         for product in _of_block(model, block):
-            left -= _bytes(product.projection)
+            budget -= _bytes(product.projection)
             yield product, product.projection
     yield _Product("head", model.lm_head), _last_rows(model.lm_head)
 
@@ -274,12 +276,12 @@ def _last_rows(projection: Linear) -> Linear:
 
 
 def _use(model: Transformer, chosen: Choices) -> None:
-    """Convert a model's products to the forms chosen."""
+    """Convert a model's products to the chosen forms."""
     forms = FORMS[model.lm_head.weight.dtype]
 
     def converted(product: _Product) -> Linear:
-        one = forms[product.role][chosen[product.place]](product.projection)
-        return PackedForFew.of(one) if chosen.get(product.of_few_rows) == _PACKED else one
+        single = forms[product.role][chosen[product.place]](product.projection)
+        return PackedForFew.of(single) if chosen.get(product.of_few_rows) == _PACKED else single
 
     def convert(block: BlockWeights) -> BlockWeights:
         return block.converted(lambda projection: converted(_Product("block", projection)), _EACH_TOKEN)
@@ -290,5 +292,5 @@ def _use(model: Transformer, chosen: Choices) -> None:
     if skipped is not None:
         model.weights = replace(model.weights, skipped_form=forms["skipped"][chosen[skipped]])
     few = chosen.get(head.of_few_rows) == _PACKED
-    if few or chosen[head.place] != head.forms[0]:  # rows of the head are read too: it stays beside what multiplies
+    if few or chosen[head.place] != head.forms[0]:  # the original stays: single rows are read too
         model.weights = replace(model.weights, read_out=converted(head))

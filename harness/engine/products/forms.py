@@ -1,7 +1,7 @@
-"""Forms that a projection's weights can be multiplied in: what torch offers on a CPU beside the default of `Linear`.
+"""Forms in which a projection's weights can be multiplied: torch's alternatives on a CPU to the default of `Linear`.
 
-A form changes neither weights nor number format: products of one format differ in their last bits at most, by the order
-in which terms are added. (int8 is a number format of its own: `products.int8`.)
+A form changes neither weights nor number format: products in one format differ at most in their last bits, by the
+order of summation. (int8 is a number format of its own: `products.int8`.)
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from exitbench.harness.engine.products.int8 import ByBf16, Int8
 
 Form = Callable[[Linear], Linear]
 Role = Literal["block", "head", "skipped"]
-"""What a projection is: of a block; the LM head; keys and values of blocks that a token skips."""
+"""Role of a projection: in a block; the LM head; keys and values of skipped blocks."""
 
 FEW_ROWS: Final = (4, 8)
-"""Where few rows are more than one form's, so many are timed,"""
+"""Numbers of rows at which the form for few rows is timed."""
 MOST_FEW_ROWS: Final = 16
-"""and up to so many are multiplied so: with more, arithmetic takes most of the time, in any order of memory."""
+"""Most rows for which it is used: with more, arithmetic dominates in any memory layout."""
 
 WIDENED_NUMEL: Final = 2**23
-"""A bf16 matrix of more numbers is not copied to fp32: it would be read from memory, in twice the bytes."""
+"""Largest bf16 matrix that is copied to fp32: a larger copy would be read from memory, with twice the bytes."""
 
 
 @dataclass(frozen=True)
 class ByMatrix(Linear):
-    """Multiplied as a matrix, however few rows there are."""
+    """Projection multiplied by the matrix routine, however few rows there are."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias over the last dimension."""
@@ -44,17 +44,17 @@ class ByMatrix(Linear):
         return stream_ND + self(x)
 
     def outputs(self, first: int) -> ByMatrix:
-        """Return the projection to the outputs from ``first`` on; nothing is copied."""
+        """Return the projection to the outputs from ``first`` on, without a copy."""
         return ByMatrix(self.weight[first:], None if self.bias is None else self.bias[first:])
 
 
 @dataclass(frozen=True)
 class Packed(Linear):
-    """The weight in oneDNN's own order of memory, which it multiplies by without looking for another."""
+    """Projection with its weight in oneDNN's own memory layout, so that no product searches for a layout."""
 
     @classmethod
     def of(cls, projection: Linear, rows: int = 1) -> Packed:
-        """Pack a plain projection for so many rows at a time; others are multiplied with the same."""
+        """Pack a plain projection for ``rows`` rows at a time; other numbers of rows use the same weight."""
         return cls(torch.ops.mkldnn._reorder_linear_weight(projection.weight.contiguous(), rows), projection.bias)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -67,15 +67,15 @@ class Packed(Linear):
         return stream_ND + self(x)
 
     def outputs(self, first: int) -> Linear:
-        """Return the projection to the outputs from ``first`` on, copied and no longer packed."""
+        """Return the projection to the outputs from ``first`` on, as an unpacked copy."""
         return Linear(self.weight.to_dense()[first:].clone(), self.bias if self.bias is None else self.bias[first:])
 
 
 @dataclass(frozen=True)
 class Widened(Linear):
-    """A bf16 weight beside a copy in fp32, for one row at a time: small products cost less than bf16's way to them.
+    """A bf16 weight with a copy in fp32, used for one row at a time: for small products, faster than bf16.
 
-    Terms of bf16 products are added in fp32 either way, and the sum rounded once.
+    bf16 products are summed in fp32 either way, and the sum is rounded once.
     """
 
     @cached_property
@@ -97,16 +97,16 @@ class Widened(Linear):
 
 @dataclass(frozen=True)
 class PackedForFew(Linear):
-    """One row is multiplied in a form of its own, and so are many; few by a weight that is packed for few.
+    """Projection in one form for one row and for many, and packed for few rows.
 
-    The packed weight is made when few rows first come: who decodes one row at a time has the weight in memory once.
+    The packed weight is created when few rows first occur: decoding single rows keeps one copy of the weight in memory.
     """
 
     one: Linear = field(kw_only=True)
 
     @classmethod
     def of(cls, one: Linear) -> PackedForFew:
-        """Multiply few rows otherwise than a form does."""
+        """Return a projection that multiplies few rows by a packed copy of a form's weight."""
         return cls(one.weight, one.bias, one=one)
 
     @cached_property
@@ -168,11 +168,11 @@ FORMS: Final[Mapping[torch.dtype, Mapping[Role, Mapping[str, Form]]]] = {
     },
     torch.int8: {"block": _INT8, "head": _INT8, "skipped": _INT8},
 }
-"""By the number format of weights: forms by name, the default first."""
+"""Forms by number format of weights, role and name, the default first."""
 
 
 def offered(dtype: torch.dtype, role: Role, shape: Sequence[int]) -> tuple[str, ...]:
-    """Names of the forms that there are here for a weight [out, in], the default first."""
+    """Return the names of the forms available here for a weight [out, in], the default first."""
     lacking = set() if can_pack(dtype) else {"packed"}
     if shape[0] * shape[1] > WIDENED_NUMEL:
         lacking.add("widened")
@@ -180,9 +180,9 @@ def offered(dtype: torch.dtype, role: Role, shape: Sequence[int]) -> tuple[str, 
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Return whether weights can be packed: torch has oneDNN, and its products under the names that torch itself uses.
+    """Return whether weights can be packed: torch has oneDNN, with its products under the names that torch itself uses.
 
-    In bf16 oneDNN needs instructions that not every processor has.
+    oneDNN's bf16 needs instructions that not every processor has.
     """
     if dtype == torch.int8 or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
@@ -192,7 +192,7 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 def convert_blocks(model: Transformer, convert: Callable[[BlockWeights], BlockWeights]) -> None:
-    """Convert the decoder blocks of a model that nobody has decoded with yet."""
+    """Convert the decoder blocks of a model, before its first decode."""
     model.weights, blocks = replace(model.weights, blocks=()), list(model.weights.blocks)
     for index, block in enumerate(blocks):
         blocks[index] = convert(block)
@@ -200,7 +200,7 @@ def convert_blocks(model: Transformer, convert: Callable[[BlockWeights], BlockWe
 
 
 def quantise(model: Transformer) -> None:
-    """Round every projection of a bf16 model to int8, those of the encoder and the LM head too."""
+    """Round every projection of a bf16 model to int8, including the encoder's and the LM head."""
     form: Callable[[Linear], Linear] = Int8.of if model.device.type == "cpu" else ByBf16.of
     convert_blocks(model, lambda block: block.converted(form))
     encoder_blocks = tuple(block.converted(form) for block in model.weights.encoder_blocks)

@@ -1,8 +1,8 @@
-"""int8 as a number format: weights of products as 8-bit integers with a scale a row, everything else in bf16.
+"""int8 as a number format: weights of products as 8-bit integers with one scale per row, everything else in bf16.
 
-The integers of a row are its bf16 weights over the scale, rounded; the scale is the row's largest magnitude over 127,
-itself rounded to bf16 before the integers are made, so that it adds no error of its own. Embeddings, norms, biases and
-states stay bf16. Products add in fp32 and round to bf16, as those of bf16 do.
+The integers of a row are its bf16 weights over the scale, rounded. The scale is the row's largest magnitude over 127,
+rounded to bf16 before the integers are computed, so that it adds no error. Embeddings, norms, biases and states stay
+bf16. Products are summed in fp32 and rounded to bf16, as those of bf16 are.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch import Tensor
 from exitbench.harness.engine.model.weights import Linear
 
 LARGEST: Final = 127
-"""Magnitudes of weights go up to it; -128 is left out, so that signs are alike."""
+"""Largest magnitude of weights; -128 is not used, for symmetry."""
 FEW_ROWS: Final = 8
-"""torch's product of int8 weights is made for so few rows; beyond, it pays to make bf16 of the weight first."""
+"""Most rows for which torch's int8 product is fast; beyond, converting the weight to bf16 first is faster."""
 
 
 @dataclass(frozen=True)
 class Int8(Linear):
-    """A projection of int8 weights [out, in] with a scale [out], multiplied by what torch has for few rows."""
+    """A projection of int8 weights [out, in] with a scale [out], multiplied by torch's product for few rows."""
 
     scale: Tensor = field(kw_only=True)
 
@@ -46,7 +46,7 @@ class Int8(Linear):
         return product if self.bias is None else product.add_(self.bias)
 
     def by_bf16(self, x: Tensor) -> Tensor:
-        """Projection by int8 weights, multiplied as a bf16 copy of the integers, which holds each exactly."""
+        """Return the projection by a bf16 copy of the integers, which represents each exactly."""
         product = F.linear(x, self.weight.to(x.dtype)).mul_(self.scale)
         return product if self.bias is None else product.add_(self.bias)
 
@@ -55,16 +55,16 @@ class Int8(Linear):
         return stream_ND + self(x)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Some rows of the weight as numbers that can be computed with, [ids, in]."""
+        """Return rows of the weight in a format for computation, [ids, in]."""
         return self.weight.index_select(0, ids) * self.scale[ids][:, None]
 
     def outputs(self, first: int) -> Int8:
-        """Return the projection to the outputs from ``first`` on; nothing is copied."""
+        """Return the projection to the outputs from ``first`` on, without a copy."""
         plain = super().outputs(first)
         return type(self)(plain.weight, plain.bias, scale=self.scale[first:])
 
     def stacked(self, others: Sequence[Linear]) -> Linear:
-        """One projection: this one's outputs, and those of others of the same form below."""
+        """Return one projection with this one's outputs, then those of other projections of the same form."""
         plain = super().stacked(others)
         scales = [part.scale for part in (self, *others) if isinstance(part, Int8)]
         return type(self)(plain.weight, plain.bias, scale=torch.cat(scales))
@@ -72,7 +72,7 @@ class Int8(Linear):
 
 @dataclass(frozen=True)
 class ByBf16(Int8):
-    """int8 weights that are made bf16 for every product: what runs everywhere, and reads three times the bytes."""
+    """int8 weights converted to bf16 for every product: runs everywhere, and reads three times the bytes."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x @ (scale * weight).T + bias over the last dimension."""
@@ -80,5 +80,5 @@ class ByBf16(Int8):
 
 
 def computes_in(dtype: torch.dtype) -> torch.dtype:
-    """The number format of states, keys and values where weights have this one; weights are read in it too."""
+    """Return the number format of states, keys and values for a number format of weights, which are read in it too."""
     return torch.bfloat16 if dtype == torch.int8 else dtype

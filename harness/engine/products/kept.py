@@ -1,7 +1,7 @@
-"""Choices kept in the user's cache folder, so that every run of a model on a machine multiplies alike.
+"""Choices stored in the user's cache folder, so that every run of a model on a machine multiplies in the same forms.
 
-Who chooses first, chooses for all: another process that measured meanwhile takes what is there. A file that is damaged,
-or says something else than its name, is written anew; where nothing can be written, nothing is chosen.
+The first process to store a choice decides for all: another one that measured meanwhile uses the stored choice. A file
+that is damaged, or does not match its name, is overwritten. If nothing can be written, nothing is chosen.
 """
 
 from __future__ import annotations
@@ -42,54 +42,54 @@ _MOST_BYTES: Final = 2**16
 _PREFIX: Final = "products-"
 
 Asked = Mapping[str, Any]
-"""What a choice depends on: machine, library, threads, number format, and shapes with the forms of each."""
+"""Cache key of a choice: machine, library, threads, number format, and shapes with the forms of each."""
 
 
 def kept(asked: Asked) -> dict[str, str] | None:
-    """The choices of what is asked; None where there are none that can be used."""
+    """Return the stored choices of a cache key; None if there are none that can be used."""
     return _usable(_path(asked), asked)
 
 
 def keep(asked: Asked, chosen: Mapping[str, str]) -> dict[str, str] | None:
-    """Keep choices, and return those that count: of who was first. None where nothing can be kept."""
+    """Store choices, and return those that count: the first stored. None if nothing can be stored."""
     path = _path(asked)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(json.dumps({"asked": asked, "chosen": chosen}, indent=1, sort_keys=True), encoding="utf-8")
+        partial.write_text(json.dumps({"asked": asked, "chosen": chosen}, indent=1, sort_keys=True), encoding="utf-8")
         try:
-            os.link(beside, path)
+            os.link(partial, path)
         except FileExistsError:
             if _usable(path, asked) is None:
-                beside.replace(path)
+                partial.replace(path)
     except OSError:
         return None
     finally:
         with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
     return _usable(path, asked)
 
 
 def all_kept(machine: Asked) -> Iterator[tuple[str, Asked, dict[str, str]]]:
-    """Yield what is kept for a machine: the id in each name of a file, what was asked and what was chosen."""
+    """Yield what is stored for a machine: the id in each file's name, the cache key and the choices."""
     for path in sorted(user_cache().glob(f"{_PREFIX}*.json")):
         asked = _content(path).get("asked")
         if not isinstance(asked, dict) or path != _path(asked) or not machine.items() <= asked.items():
             continue
-        with contextlib.suppress(KeyError, TypeError, AttributeError):  # somebody else's file
+        with contextlib.suppress(KeyError, TypeError, AttributeError):  # a file of another program
             if (chosen := _usable(path, asked)) is not None:
                 yield path.stem.removeprefix(_PREFIX), asked, chosen
 
 
-def _path(asked: Asked) -> Path:
-    return user_cache() / f"{_PREFIX}{content_id(asked)[:16]}.json"
+def _path(key: Asked) -> Path:
+    return user_cache() / f"{_PREFIX}{content_id(key)[:16]}.json"
 
 
-def _usable(path: Path, asked: Asked) -> dict[str, str] | None:
-    """The choices of a file where it says what it was asked, and for each place a form that there is."""
+def _usable(path: Path, key: Asked) -> dict[str, str] | None:
+    """Return the choices in a file if its cache key matches and each form is available."""
     content = _content(path)
-    chosen, places = content.get("chosen"), asked["places"]
-    if content.get("asked") != asked or not isinstance(chosen, dict) or chosen.keys() != places.keys():
+    chosen, places = content.get("chosen"), key["places"]
+    if content.get("asked") != key or not isinstance(chosen, dict) or chosen.keys() != places.keys():
         return None
     return chosen if all(chosen[place] in places[place]["forms"] for place in places) else None
 

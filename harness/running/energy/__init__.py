@@ -1,1 +1,1 @@
-"""Energy of timed decodes, from counters of the machine: RAPL of the processors, NVML of the GPUs; none elsewhere."""
+"""Energy of timed decodes, from counters of the machine: RAPL for processors, NVML for GPUs; none on others."""

@@ -1,4 +1,4 @@
-"""Counters of energy: what one is, what it counted between two readings, and which ones this machine has."""
+"""Energy counters: their definition, and the energy between two readings."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from typing import Final
 
 _SLACK_NS: Final = 1_000_000_000
-"""A counter moves in steps of up to a tenth of a second or so: a step that belongs to more than the window."""
+"""Counters are updated in steps of up to about 0.1 s; a step may include energy from before the window."""
 
 
 class CounterError(Exception):
-    """A counter cannot be read, or what it says cannot be; says which one and why."""
+    """A counter cannot be read, or its reading is impossible; names the counter and the reason."""
 
 
 @dataclass(frozen=True)
 class Counter:
-    """A counter of energy, microjoules since some beginning.
+    """An energy counter, in microjoules since an arbitrary start.
 
     Attributes:
-        domain: What it counts: ``package-0``, ``package-0/dram``, ``gpu-0``, ``psys``.
-        is_counted: Whether it is added to the others. One that holds others is read and kept apart.
-        range_uj: Where it begins again at 0; None: it does not.
-        most_w: More power than it can be of: what it says at once would be wrong.
-        read_uj: Reads it; raises `CounterError`.
+        domain: Domain of the counter: ``package-0``, ``package-0/dram``, ``gpu-0``, ``psys``.
+        is_counted: Whether it is added to the others. A counter that includes others is read and stored separately.
+        range_uj: Value at which it wraps around to 0; None: it does not.
+        most_w: Upper bound of plausible power; readings above it are rejected.
+        read_uj: Reads the counter; raises `CounterError`.
     """
 
     domain: str
@@ -33,13 +33,13 @@ class Counter:
     read_uj: Callable[[], int]
 
     def spent_uj(self, before_uj: int, after_uj: int, wall_ns: int) -> int:
-        """Return what was spent between two readings, of which the counter came round at most once.
+        """Return the energy between two readings, between which the counter wrapped around at most once.
 
         Raises:
-            CounterError: It was set back, or more power than there can be would have been drawn; or the time was so
-                long that it may have come round more than once.
+            CounterError: It was reset, the power is implausible, or the interval is so long that it may have wrapped
+                around more than once.
         """
-        # A watt is a thousandth of a microjoule a nanosecond.
+        # A watt is a thousandth of a microjoule per nanosecond.
         if self.range_uj is not None and self.most_w * wall_ns // 1000 >= self.range_uj:
             raise CounterError(f"{self.domain} may have come round more than once in {wall_ns / 1e9:.0f} s")
         spent = after_uj - before_uj
@@ -55,8 +55,8 @@ class Found:
     """The counters of one source.
 
     Attributes:
-        counters: All of it, or none: a part of what is spent would pass for the whole.
-        told: One line: what is read, or why nothing is.
+        counters: All counters of the source, or none: a part would be mistaken for the total.
+        told: One line: the domains that are read, or why none is.
     """
 
     counters: tuple[Counter, ...]

@@ -1,8 +1,8 @@
-"""A meter: all counters of the machine that a model's work shows in, read together.
+"""A meter: all energy counters of the machine that a model's work affects, read together.
 
-Counters move in steps (about a millisecond of RAPL's, up to a tenth of a second of NVML's), so that what is read of one
-short decode is off by up to a step at either end, as often too much as too little. Sums over documents and rounds are
-right, and their intervals show what the steps cost; `Idle.update_ns` tells how long a step takes.
+Counters are updated in steps (about 1 ms for RAPL, up to 100 ms for NVML), so the reading of one short decode is off by
+up to a step at either end, in both directions equally often. Sums over documents and rounds are unbiased, and their
+intervals include the effect of steps; `Idle.update_ns` is the length of a step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from exitbench.harness.running.energy.nvml import nvml_counters
 from exitbench.harness.running.energy.powercap import powercap_counters
 
 SETTLE_S: Final = 0.5
-"""Threads of a pool go on looking for work for a while after the last of it."""
+"""Threads of a pool keep spinning for a while after their last task."""
 IDLE_S: Final = 1.0
 _WATCH_NS: Final = 500_000_000
 _STEPS: Final = 4
@@ -27,7 +27,7 @@ _STEPS: Final = 4
 
 @dataclass(frozen=True)
 class Moment:
-    """One reading: of the clock, then of every counter, in the meter's order."""
+    """One reading: the clock, then every counter, in the meter's order."""
 
     at_ns: int
     uj: tuple[int, ...]
@@ -35,14 +35,14 @@ class Moment:
 
 @dataclass(frozen=True)
 class Idle:
-    """What a counter tells while nothing is decoded, the model loaded.
+    """Reading of a counter while the model is loaded and nothing is decoded.
 
     Attributes:
-        domain: What it counts.
+        domain: Domain of the counter.
         is_counted: Whether it is added to the others.
-        idle_uj: What was spent.
-        idle_ns: In how long.
-        update_ns: How long it stands still between two steps; None where it did not move.
+        idle_uj: Energy spent.
+        idle_ns: Duration.
+        update_ns: Time between two steps of the counter; None if it did not move.
     """
 
     domain: str
@@ -53,17 +53,17 @@ class Idle:
 
 
 class Meter(Protocol):
-    """What reads counters."""
+    """Reader of energy counters."""
 
     @property
     def counters(self) -> tuple[Counter, ...]:
-        """All of them."""
+        """All counters."""
 
     def read(self) -> Moment:
-        """Read all; raises `CounterError`."""
+        """Read all counters; raises `CounterError`."""
 
     def idle(self) -> tuple[Idle, ...]:
-        """Read all while nothing is done; raises `CounterError`."""
+        """Read all counters while nothing runs; raises `CounterError`."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class MachineMeter:
     """The meter of this machine.
 
     Attributes:
-        counters: At least one that is counted.
-        sleep: Waits for so many seconds.
-        now_ns: Tells the time.
+        counters: Counters, of which at least one is counted.
+        sleep: Waits for a number of seconds.
+        now_ns: Returns the time.
     """
 
     counters: tuple[Counter, ...]
@@ -81,11 +81,11 @@ class MachineMeter:
     now_ns: Callable[[], int] = time.perf_counter_ns
 
     def read(self) -> Moment:
-        """Read all."""
+        """Read all counters."""
         return Moment(self.now_ns(), tuple(counter.read_uj() for counter in self.counters))
 
     def idle(self) -> tuple[Idle, ...]:
-        """Wait until threads rest, read over a second, and then watch how long each counter stands still."""
+        """Wait until threads are idle, read over a second, and then measure the step of each counter."""
         self.sleep(SETTLE_S)
         before = self.read()
         self.sleep(IDLE_S)
@@ -101,7 +101,7 @@ class MachineMeter:
         )
 
     def _update_ns(self, counter: Counter) -> int | None:
-        """The usual time between steps, of a few."""
+        """Return the median time between a few steps of a counter."""
         until_ns = self.now_ns() + _WATCH_NS
         last = counter.read_uj()
         steps: list[int] = []
@@ -113,7 +113,7 @@ class MachineMeter:
 
 
 def find_counters(device: str) -> tuple[Found, ...]:
-    """Return the counters that a model's work shows in: of the processors, and of the GPUs where it is on them.
+    """Return the counters that a model's work affects: of the processors, and of the GPUs if it runs on them.
 
     Args:
         device: ``cpu`` or ``cuda``, as torch names it.
@@ -122,27 +122,27 @@ def find_counters(device: str) -> tuple[Found, ...]:
 
 
 def open_meter(device: str) -> Meter | str:
-    """Return a meter, or in one line why there is none.
+    """Return a meter, or one line saying why there is none.
 
-    A GPU's work needs the GPU's counter: the processor's alone would miss most of it.
+    A GPU's work needs the GPU's counter, since the processor's alone would miss most of the energy.
     """
-    found = find_counters(device)
-    if not found[-1].counters:
-        return found[-1].told
-    return MachineMeter(tuple(counter for source in found for counter in source.counters))
+    sources = find_counters(device)
+    if not sources[-1].counters:
+        return sources[-1].told
+    return MachineMeter(tuple(counter for source in sources for counter in source.counters))
 
 
 def energy_told() -> str:
-    """Return in one line which counters a timing would read on this machine, and why not others."""
+    """Return one line saying which counters a timing would read on this machine, and why not others."""
     import torch
 
-    return "; ".join(found.told for found in find_counters("cuda" if torch.cuda.is_available() else "cpu"))
+    return "; ".join(source.told for source in find_counters("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def _gpu_uuids() -> list[str]:
-    """The GPUs that torch sees, a worker's own or those that its model is spread over; none if one has no id."""
+    """Return the ids of the GPUs that torch sees, those of a worker or of its model; none if one has no id."""
     import torch
 
-    seen = (torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count()))
-    uuids = [getattr(properties, "uuid", None) for properties in seen]
+    gpus = (torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count()))
+    uuids = [getattr(properties, "uuid", None) for properties in gpus]
     return [] if None in uuids else [f"GPU-{uuid}" for uuid in uuids]

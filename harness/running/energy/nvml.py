@@ -12,14 +12,14 @@ from exitbench.results.files.values import INT64
 
 _LIBRARY: Final = "libnvidia-ml.so.1"
 _MOST_WATTS: Final = 3_000
-"""Of a GPU."""
+"""Upper bound of a GPU's plausible power."""
 
 
 def nvml_counters(uuids: Sequence[str], load: Callable[[str], Any] = ctypes.CDLL) -> Found:
     """Return the counters of GPUs.
 
     Args:
-        uuids: Of the GPUs, in torch's order, as ``GPU-...``.
+        uuids: Ids of the GPUs, in torch's order, as ``GPU-...``.
         load: Opens a library by its name.
     """
     if not uuids:
@@ -31,15 +31,15 @@ def nvml_counters(uuids: Sequence[str], load: Callable[[str], Any] = ctypes.CDLL
     try:
         _ask(library, "nvmlInit_v2")
         handles = [_handle(library, uuid) for uuid in uuids]
-        found = tuple(
+        counters = tuple(
             Counter(f"gpu-{index}", True, None, _MOST_WATTS, partial(_spent_uj, library, handle))
             for index, handle in enumerate(handles)
         )
-        for counter in found:
+        for counter in counters:
             counter.read_uj()
     except CounterError as error:
         return Found((), f"counters of the GPU are not readable: {error}")
-    return Found(found, ", ".join(counter.domain for counter in found))
+    return Found(counters, ", ".join(counter.domain for counter in counters))
 
 
 def _handle(library: Any, uuid: str) -> ctypes.c_void_p:

@@ -1,8 +1,8 @@
-"""RAPL's counters as Linux shows them below /sys/class/powercap: of Intel's processors, and of AMD's since Zen.
+"""RAPL's counters as Linux exposes them below /sys/class/powercap: Intel processors, and AMD since Zen.
 
-A zone is a folder with `name`, `energy_uj` and `max_energy_range_uj`. Packages, and memory that lies outside of them
-(dram), add up; psys is the whole board, which holds both, and is kept apart. Cores and uncore are parts of a package,
-and intel-rapl-mmio shows the same packages once more: neither is read.
+A zone is a folder with `name`, `energy_uj` and `max_energy_range_uj`. Packages, and memory outside of them (dram), are
+added; psys is the whole board, which includes both, and is stored separately. Cores and uncore are parts of a package,
+and intel-rapl-mmio repeats the same packages: neither is read.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from exitbench.results.files.values import INT64
 ROOT: Final = Path("/sys/class/powercap")
 _ZONE: Final = re.compile(r"intel-rapl:([0-9]{1,3})(?::[0-9]{1,3})?")
 _PACKAGE: Final = re.compile(r"package-[0-9]{1,3}(?:-die-[0-9]{1,3})?")
-_WHOLE: Final = re.compile(r"[0-9]{1,19}")
+_INTEGER: Final = re.compile(r"[0-9]{1,19}")
 _MOST_BYTES: Final = 64
 _MOST_ZONES: Final = 256
 _MOST_WATTS: Final = 1_000
-"""Of a package or its memory."""
+"""Upper bound of the plausible power of a package or its memory."""
 
 
 def powercap_counters(root: Path = ROOT) -> Found:
     """Return the counters of all packages, their memory and the board.
 
     Args:
-        root: The folder of zones; tests have their own.
+        root: The folder of zones; tests use their own.
     """
     try:
         with os.scandir(root) as entries:
@@ -41,33 +41,33 @@ def powercap_counters(root: Path = ROOT) -> Found:
     if not zones:
         return Found((), f"no counters of the processor: {root} has no intel-rapl zone")
     try:
-        found = [counter for zone in zones if (counter := _counter(root, zone)) is not None]
-        for counter in found:
+        counters = [counter for zone in zones if (counter := _counter(root, zone)) is not None]
+        for counter in counters:
             counter.read_uj()
-        if len({counter.domain for counter in found}) < len(found):
+        if len({counter.domain for counter in counters}) < len(counters):
             raise CounterError(f"two zones of {root} have one name")
     except CounterError as error:
         return Found((), f"counters of the processor are not readable: {error}")
-    if not any(counter.is_counted for counter in found):
+    if not any(counter.is_counted for counter in counters):
         return Found((), f"no counters of the processor: {root} has no package")
-    return Found(tuple(found), ", ".join(counter.domain for counter in found))
+    return Found(tuple(counters), ", ".join(counter.domain for counter in counters))
 
 
 def _counter(root: Path, zone: str) -> Counter | None:
-    """Return the counter of a zone; None for a part of what is counted elsewhere, or for what is not known."""
+    """Return the counter of a zone; None for a part of a counted zone, or an unknown one."""
     name = _text(root / zone / "name")
     if name == "dram":
         package = _text(root / zone.rpartition(":")[0] / "name")
         name = f"{package}/dram" if _PACKAGE.fullmatch(package) else name
     elif name != "psys" and not _PACKAGE.fullmatch(name):
         return None
-    range_uj = _whole(root / zone / "max_energy_range_uj")
-    return Counter(name, name != "psys", range_uj, _MOST_WATTS, partial(_whole, root / zone / "energy_uj"))
+    range_uj = _microjoules(root / zone / "max_energy_range_uj")
+    return Counter(name, name != "psys", range_uj, _MOST_WATTS, partial(_microjoules, root / zone / "energy_uj"))
 
 
-def _whole(path: Path) -> int:
+def _microjoules(path: Path) -> int:
     text = _text(path)
-    if not _WHOLE.fullmatch(text) or int(text) > INT64:
+    if not _INTEGER.fullmatch(text) or int(text) > INT64:
         raise CounterError(f"{path} says {text!a}, not a number of microjoules")
     return int(text)
 

@@ -1,7 +1,7 @@
-"""What a timing's decodes spent: readings around each of them, and the numbers that are made of these.
+"""Energy of a timing's decodes: readings around each of them, and metrics computed from these.
 
-All decodes of a timing have a reading, or none: a counter that vanishes or says nonsense once takes the whole timing's
-energy with it, since the documents that are left would not be those of the other arm.
+Either all decodes of a timing have a reading, or none. One missing or impossible reading discards the whole timing's
+energy, since the remaining documents of both arms would differ.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from exitbench.results.statistics.intervals import Interval, point, ratio_interv
 
 @dataclass(frozen=True)
 class Place:
-    """Which decode of a timing; its columns in the spool's tables ``timings`` and ``energy``."""
+    """Place of a decode in a timing; its key columns in the spool's tables ``timings`` and ``energy``."""
 
     doc_key: str
     round: int
@@ -30,10 +30,10 @@ class Place:
 
 @dataclass(frozen=True)
 class EnergyReading:
-    """What one counter counted around one decode; a row of the spool's ``energy`` table.
+    """Energy of one counter during one decode; a row of the spool's ``energy`` table.
 
     Attributes:
-        wall_ns: Between the two readings: a little more than the decode itself.
+        wall_ns: Time between the two readings: slightly more than the decode itself.
     """
 
     doc_key: str
@@ -48,12 +48,12 @@ class EnergyReading:
 
 @dataclass(frozen=True)
 class Energy:
-    """Of a whole timing.
+    """Energy of a whole timing.
 
     Attributes:
-        readings: One a decode and counter; none where there are no counters.
+        readings: One per decode and counter; empty without counters.
         domains: The counters, with their idle power.
-        told: Which counters were read, or why there are no readings.
+        told: The counters that were read, or why there are no readings.
     """
 
     readings: tuple[EnergyReading, ...]
@@ -62,10 +62,10 @@ class Energy:
 
 
 class EnergyLog:
-    """Collects the readings of a timing, while its counters can be read."""
+    """Collector of a timing's readings, as long as its counters can be read."""
 
     def __init__(self, meter: Meter | str) -> None:
-        """Begin with idle power; a meter that is a text says why there is none."""
+        """Measure idle power; a meter given as text is the reason why there is none."""
         self._meter: Meter | None = None
         self._why = meter if isinstance(meter, str) else ""
         self._readings: list[EnergyReading] = []
@@ -79,7 +79,7 @@ class EnergyLog:
 
     @contextmanager
     def around(self, place: Place) -> Iterator[None]:
-        """Read before and after a decode, outside of what its clock measures."""
+        """Read before and after a decode, outside of its timed interval."""
         before = self._read()
         yield
         after = self._read()
@@ -95,7 +95,7 @@ class EnergyLog:
             self._lose(error)
 
     def close(self) -> Energy:
-        """Return what was read: of every decode, or nothing."""
+        """Return the readings of every decode, or none."""
         if self._meter is None:
             return Energy((), (), self._why)
         arms = {(reading.arm, reading.twin) for reading in self._readings}
@@ -120,16 +120,17 @@ class EnergyLog:
 
 
 def energy_metrics(energy: Energy, tokens: Mapping[str, int], seed: int) -> dict[str, Interval]:
-    """Return what the counters say of both arms; nothing where they say nothing.
+    """Return energy metrics of both arms; empty without readings.
 
-    ``energy_ratio`` is full depth's energy over the method's, of whole requests and gross, with a paired interval over
-    documents; ``aa_energy_ratio`` the same of full depth and its twin. ``net_..`` is without what the machine would
-    have drawn idle.
+    ``energy_ratio`` is full depth's energy over the method's, for whole requests and gross, with a paired interval over
+    documents; ``aa_energy_ratio`` is the same for full depth and its twin. ``net_..`` excludes the machine's idle
+    power.
 
     Args:
-        energy: Of the timing.
-        tokens: Made in all decodes of an arm, by arm (``full`` and ``method``; the twin's are not among full depth's).
-        seed: Of the bootstrap.
+        energy: Energy of the timing.
+        tokens: Tokens produced in all decodes of an arm, by arm (``full`` and ``method``; full depth's exclude its
+            twin's).
+        seed: Seed of the bootstrap.
     """
     if not energy.readings:
         return {}

@@ -1,5 +1,5 @@
-"""Where the cells of a plan run: on this machine, or on a cluster's nodes.
+"""Executors, which run the cells of a plan: on this machine, or on a cluster's nodes.
 
-The contract between planner and worker is files (`exitbench.harness.cells.job`), so the same worker runs under all of
-them.
+The contract between planner and worker is files (`exitbench.harness.cells.job`), so the same worker runs under all
+executors.
 """

@@ -1,4 +1,4 @@
-"""What the command line asks of an executor."""
+"""Protocol of executors, as the command line uses them."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -8,19 +8,19 @@ from exitbench.progress import Progress
 
 
 class Executor(Protocol):
-    """Runs model groups, each on one machine from its first cell to its last."""
+    """Runner of model groups, each on one machine from its first cell to its last."""
 
     @property
     def threads(self) -> int:
-        """Threads of torch that a worker may use where the user names no number."""
+        """Number of torch threads of a worker, unless the user sets one."""
 
     def run(self, specs: Sequence[WorkerSpec], progress: Progress, ingest: Callable[[], None]) -> dict[str, str]:
         """Run groups until every cell has ended.
 
         Args:
-            specs: One a loaded model.
-            progress: Told of every start and end.
-            ingest: Turns what has ended so far into rows; called now and then.
+            specs: One per loaded model.
+            progress: Notified of every start and end.
+            ingest: Turns ended cells into database rows; called from time to time.
 
         Returns:
             Status by cell id.

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, and one worker at a time on each."""
+"""The GPUs of this machine, with one worker at a time on each."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from exitbench.errors import UserError
 from exitbench.harness.processes.locks import locked
 
 POLL_S = 0.5
-"""How often a group that waits for a GPU looks again."""
+"""Seconds between checks of a group that waits for a GPU."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Gpu:
     """A GPU.
 
     Attributes:
-        uuid: What it is called whatever else is visible; names its lock.
-        visible_as: What CUDA_VISIBLE_DEVICES must say for a process to see it alone.
+        uuid: Id of the GPU, independent of which GPUs are visible; names its lock.
+        visible_as: Value of CUDA_VISIBLE_DEVICES for a process that sees only this GPU.
     """
 
     uuid: str
@@ -41,12 +41,12 @@ def visible_gpus() -> tuple[Gpu, ...]:
 
 
 def lock_folder() -> Path:
-    """Return where the locks of GPUs lie, made when missing: a user's runs share them, whatever their folders.
+    """Return the folder of the GPUs' locks, created if missing; all of a user's runs share it.
 
-    Nobody else can write there: in a folder that all may write to, another user could be first at any name.
+    Only the user can write there: in a folder writable by all, another user could create any name first.
 
     Raises:
-        UserError: Somebody else has made it, or it is a link.
+        UserError: Another user created it, or it is a link.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     of_user = Path(runtime) if runtime else None
@@ -64,36 +64,36 @@ def lock_folder() -> Path:
 
 def _is_private(folder: Path) -> bool:
     try:
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 @contextlib.contextmanager
 def free_gpu(
     gpus: Sequence[Gpu], locks: Path, stopped: Callable[[], bool], needed: Sequence[int] = ()
 ) -> Iterator[Mapping[str, str] | None]:
-    """Hold a GPU that nobody else holds while the context lasts, or all that one model needs; waits for them.
+    """Hold a free GPU within the context, or all those that one model needs; waits for them.
 
     Args:
-        gpus: Those to choose from.
+        gpus: GPUs to choose from.
         locks: Folder of their locks.
-        stopped: Whether to give up waiting.
-        needed: Which of them, by place, a model spread over several has to have; empty: any one.
+        stopped: Returns True to stop waiting.
+        needed: Indices of the GPUs needed by a model spread over several; empty: any one.
 
     Yields:
-        Environment variables of a process that is to use it; None after giving up.
+        Environment variables of a process that will use it; None after waiting was stopped.
     """
     while not stopped():
         for chosen in ([gpus[place] for place in needed],) if needed else [[gpu] for gpu in gpus]:
-            with contextlib.ExitStack() as held:
-                # All or none: who held one while it waited for another could wait for ever.
-                if all(held.enter_context(locked(locks / f"{gpu.uuid}.lock", wait=False)) for gpu in chosen):
-                    # A machine's only GPU needs no name, so that runs there have the same environment; and a map
-                    # names GPUs by their place among all.
-                    one = not needed and len(gpus) > 1
-                    yield {"CUDA_VISIBLE_DEVICES": chosen[0].visible_as} if one else {}
+            with contextlib.ExitStack() as acquired:
+                # All or none: holding one while waiting for another could deadlock.
+                if all(acquired.enter_context(locked(locks / f"{gpu.uuid}.lock", wait=False)) for gpu in chosen):
+                    # A machine's only GPU is not named, so that runs there have the same environment; and a device map
+                    # names GPUs by their index among all.
+                    names_gpu = not needed and len(gpus) > 1
+                    yield {"CUDA_VISIBLE_DEVICES": chosen[0].visible_as} if names_gpu else {}
                     return
         time.sleep(POLL_S)
     yield None

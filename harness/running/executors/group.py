@@ -1,8 +1,8 @@
 """One model group on this machine: a worker process, and a row for every way it can end.
 
 A worker that dies, or takes too long over a cell, loses only that cell: the parent writes its attempt (exit code,
-signal, last log lines) and starts a worker for the rest. Where the cell decoded for others too, nobody knows which it
-was: all of them are run again, each for itself.
+signal, last log lines) and starts a worker for the rest. If the cell was decoded together with others, it is unknown
+which one failed: all of them are run again, separately.
 """
 
 import contextlib
@@ -28,25 +28,25 @@ from exitbench.results.spool.attempts import LOG_TAIL_LINES, AttemptWriter
 WORKER: Final = (sys.executable, "-m", "exitbench.harness.running.worker_process")
 
 GRACE_S = 20.0
-"""How long an interrupted worker may take to end its attempt before it is killed."""
+"""Seconds that an interrupted worker has to end its attempt before it is killed."""
 
-# A worker that ends so was asked to: its exit code, or the signal if it was still starting.
-_ASKED_TO_END: Final = (130, -signal.SIGINT, -signal.SIGTERM, -signal.SIGUSR2)
+# Exit codes of a worker that was asked to end; a signal if it was still starting.
+_END_REQUESTED: Final = (130, -signal.SIGINT, -signal.SIGTERM, -signal.SIGUSR2)
 
 _LOG_BYTES: Final = 1 << 18
-"""How much of the end of a worker's log is looked at."""
+"""Bytes read from the end of a worker's log."""
 
 _PROGRESS_BAR: Final = re.compile(r"\d{1,3}%\||\d{1,12}\w{0,20} \[\d+:\d")
-"""What is in tqdm's bars: 45%|###  or 12it [00:03, and a bracket that is closed at the end."""
+"""Matches tqdm's bars: 45%|###  or 12it [00:03, with a bracket that is closed at the end."""
 
 
 class _Watch:
-    """What a worker has said so far, and how long it may take until it says something else."""
+    """Status of a worker, from its events, and the deadline for its next event."""
 
     def __init__(self, items: Sequence[CellJob], progress: Progress) -> None:
         self.statuses: dict[str, str] = {}
         self.current: str | None = None
-        self.cells = 1  # for which the current one decodes
+        self.cells = 1  # cells for which the current one decodes
         self.full: str | None = None
         self._items = {item.cell.cell_id: item for item in items}
         self._progress = progress
@@ -54,14 +54,14 @@ class _Watch:
         self._since_s, self._waits = time.monotonic(), False
 
     def begin(self) -> None:
-        """A worker starts, and loads its model first."""
+        """Reset for a new worker, which loads its model first."""
         self.current, self._since_s, self._waits = None, time.monotonic(), False
 
     @property
     def limit_s(self) -> float | None:
-        """How long the current cell may take; while there is none, loading may take as long as any cell.
+        """Time limit of the current cell in seconds; without one, loading may take as long as any cell.
 
-        One that decodes for others may take as long as all of them.
+        A cell that decodes for others may take as long as all of them.
         """
         if self.current is not None:
             limit_s = self._items[self.current].timeout_s
@@ -71,11 +71,11 @@ class _Watch:
 
     @property
     def deadline(self) -> float | None:
-        """When the worker has taken too long, by `time.monotonic`; None where nothing says so."""
+        """Time by `time.monotonic` after which the worker is overdue; None without a limit."""
         return None if self._waits or self.limit_s is None else self._since_s + self.limit_s
 
     def take(self, line: str) -> bool:
-        """Take in one line (see `events`); False for what is not an event."""
+        """Process one line (see `events`); return False if it is not an event."""
         event = read_event(line, self._items)
         if event is None or event["cell"] in self.statuses:
             return False
@@ -98,18 +98,18 @@ class _Watch:
         return True
 
     def end(self, cell_id: str, status: str) -> None:
-        """Note how a cell ended."""
+        """Record the status with which a cell ended."""
         self.statuses[cell_id], self.current = status, None
         self._progress.end(self._items[cell_id].label, status)
 
 
 @dataclass(frozen=True)
 class _Death:
-    """How a worker process ended without finishing its cells.
+    """End of a worker process that did not finish its cells.
 
     Attributes:
-        interrupted: By whom, if it was asked to end.
-        killed_for: Why this process ended it, if it did so.
+        interrupted: Reason, if it was requested to end.
+        killed_for: Status and reason, if this process killed it.
     """
 
     returncode: int
@@ -120,19 +120,19 @@ class _Death:
 
     @property
     def status(self) -> str:
-        """The spool's word for it."""
+        """Status in the spool."""
         if self.killed_for is not None:
             return self.killed_for[0]
         return "interrupted" if self.interrupted else "oom" if self.out_of_memory else "failed"
 
     @property
     def signal(self) -> int | None:
-        """The signal that killed the process, if one did."""
+        """Signal that killed the process, if one did."""
         return -self.returncode if self.returncode < 0 else None
 
     @property
     def reason(self) -> str:
-        """One line for people."""
+        """One line for readers."""
         if self.killed_for is not None:
             return self.killed_for[1]
         if self.interrupted:
@@ -143,20 +143,20 @@ class _Death:
 
 
 class GroupRun:
-    """The cells of one loaded model, in worker processes one after the other.
+    """The cells of one loaded model, in worker processes one after another.
 
     Attributes:
-        interrupted: Why no further worker is started; None while nothing asked for it.
+        interrupted: Reason why no further worker is started; None if not interrupted.
     """
 
     def __init__(self, spec: WorkerSpec, logs: Path, progress: Progress, worker: Sequence[str] = WORKER) -> None:
-        """Prepare; nothing runs yet.
+        """Prepare the run; nothing is started yet.
 
         Args:
-            spec: The cells, in order, and where everything lies.
-            logs: Folder for the workers' specifications and logs; created when missing.
-            progress: Told of every start, document and end.
-            worker: Command that is given the path of a SPEC.json and two descriptors (`worker_process`).
+            spec: The cells, in order, and all paths.
+            logs: Folder for the workers' specifications and logs; created if missing.
+            progress: Notified of every start, document and end.
+            worker: Command that receives the path of a SPEC.json and two descriptors (`worker_process`).
         """
         self.interrupted: str | None = None
         self.spec, self._logs, self._worker = spec, logs, tuple(worker)
@@ -169,7 +169,7 @@ class GroupRun:
         """Run to the end, or until interrupted.
 
         Args:
-            variables: Of the worker's environment, besides this process's.
+            variables: Environment variables of the worker, in addition to this process's.
 
         Returns:
             Status by cell id: of every cell, unless interrupted.
@@ -184,11 +184,11 @@ class GroupRun:
             if watch.full is not None:
                 raise UserError(f"{watch.full}. What is finished is kept; the same command goes on.")
             if watch.current is not None and watch.cells > 1 and not death.interrupted:
-                lost, self._shares = [], False  # whichever it was: each for itself
+                lost, self._shares = [], False  # any of them may be the cause: run separately
             elif watch.current is not None:
                 lost = [item for item in remaining if item.cell.cell_id == watch.current]
             elif len(watch.statuses) == before and not death.interrupted:
-                lost = list(remaining)  # nothing started: the next worker would not do better
+                lost = list(remaining)  # nothing started: another worker would fail too
             else:
                 lost = []
             for item in lost:
@@ -208,7 +208,7 @@ class GroupRun:
             deadline.start()
 
     def kill(self) -> None:
-        """End the worker at once."""
+        """Kill the worker immediately."""
         if (process := self._process) is not None:
             process.kill()
 
@@ -227,17 +227,17 @@ class GroupRun:
         lines = _lines(log_path)[-LOG_TAIL_LINES:]
         killed_for_memory = returncode == -signal.SIGKILL and _oom_kills() > oom_kills
         out_of_memory = killed_for_memory or (returncode != 0 and says_out_of_memory("".join(lines[-1:])))
-        if returncode in _ASKED_TO_END:
+        if returncode in _END_REQUESTED:
             self.interrupted = self.interrupted or "the worker was asked to end"
         return _Death(returncode, self.interrupted, killed_for, out_of_memory, "\n".join(lines))
 
     def _follow(
         self, command: Sequence[str], variables: Mapping[str, str], log: IO[str]
     ) -> tuple[int, tuple[str, str] | None]:
-        """Start a process and take in what it says until it has ended.
+        """Start a process and process its events until it has ended.
 
         Returns:
-            Its exit code; and status and reason where it was ended from here.
+            Its exit code; and status and reason if this process killed it.
         """
         self._watch.begin()
         with self._starting:
@@ -252,7 +252,7 @@ class GroupRun:
                     log.flush()
         except Overdue:
             killed_for = "timeout", self._overdue()
-        except OSError:  # a terminal that is gone, a disk that is full: no other cell would fare better
+        except OSError:  # a lost terminal, or a full disk: every other cell would fail too
             raise
         except Exception as error:
             killed_for = "failed", f"the worker could not be followed: {type(error).__name__}: {error}"
@@ -262,8 +262,8 @@ class GroupRun:
         return returncode, killed_for
 
     def _overdue(self) -> str:
-        where = "" if self._watch.current is not None else " before its first event, or between two cells"
-        return f"took longer than cell_timeout_s = {self._watch.limit_s:g}{where}"
+        suffix = "" if self._watch.current is not None else " before its first event, or between two cells"
+        return f"took longer than cell_timeout_s = {self._watch.limit_s:g}{suffix}"
 
 
 def _record(spec: WorkerSpec, item: CellJob, death: _Death) -> None:
@@ -276,7 +276,7 @@ def _record(spec: WorkerSpec, item: CellJob, death: _Death) -> None:
 
 
 def _oom_kills() -> int:
-    """Return how many processes the kernel has killed for want of memory since it started; 0 where it does not say."""
+    """Return how many processes the kernel has killed for lack of memory since boot; 0 if it does not say."""
     try:
         counters = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -285,7 +285,7 @@ def _oom_kills() -> int:
 
 
 def _signal_name(number: int) -> str:
-    """Return a signal's name; some, such as those of real time, have none."""
+    """Return a signal's name; some, such as real-time signals, have none."""
     with contextlib.suppress(ValueError):
         return signal.Signals(number).name
     return f"signal {number}"
@@ -300,6 +300,6 @@ def _lines(log: Path) -> list[str]:
 
 
 def _without_bar(line: str) -> str:
-    """Return what was printed after a progress bar, where a line begins with one."""
+    """Return the text printed after a progress bar, if a line starts with one."""
     bar = _PROGRESS_BAR.search(line)
     return line if bar is None else line[bar.end() :].partition("]")[2]

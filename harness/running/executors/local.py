@@ -1,7 +1,7 @@
 """The local executor: this machine, in the foreground.
 
-On a CPU untimed cells side by side, then timing cells, one worker at a time, so that nothing disturbs them (`stages`);
-with GPUs one worker a GPU, and the groups queue for them. Ctrl-C ends the workers gracefully; what is finished stays.
+On a CPU, untimed cells run side by side, then timing cells, one worker at a time, undisturbed (`stages`). With GPUs,
+there is one worker per GPU, and the groups queue for them. Ctrl-C ends the workers gracefully; finished cells stay.
 """
 
 import contextlib
@@ -20,11 +20,11 @@ from exitbench.harness.running.executors.stages import Stage, stages
 from exitbench.progress import Progress
 
 INGEST_S: Final = 30.0
-"""How often what has ended becomes rows, where nothing is timed meanwhile."""
+"""Seconds between ingests of ended cells, unless something is timed."""
 
 
 class LocalExecutor:
-    """Runs groups on this machine."""
+    """Executor of groups on this machine."""
 
     def __init__(
         self,
@@ -34,14 +34,14 @@ class LocalExecutor:
         gpu_locks: Path | None = None,
         cores: int | None = None,
     ) -> None:
-        """Make an executor.
+        """Create an executor.
 
         Args:
             logs: Folder for the workers' specifications and logs.
-            gpus: GPUs to use, a worker each; none for the CPU.
-            worker: Command that is given the path of a SPEC.json and two descriptors (`worker_process`).
+            gpus: GPUs to use, one worker each; none for the CPU.
+            worker: Command that receives the path of a SPEC.json and two descriptors (`worker_process`).
             gpu_locks: Folder of the GPUs' locks; the user's own by default.
-            cores: For workers side by side on the CPU; those that this process may use by default.
+            cores: Cores for workers side by side on the CPU; by default those that this process may use.
         """
         self._logs, self._gpus, self._worker = logs, tuple(gpus), worker
         self._gpu_locks, self._cores = gpu_locks, cores
@@ -49,7 +49,7 @@ class LocalExecutor:
 
     @property
     def threads(self) -> int:
-        """The cores that other processes leave, shared evenly among the GPUs' workers."""
+        """Number of cores not used by other processes, divided evenly among the GPUs' workers."""
         return max(1, free_cores() // max(1, len(self._gpus)))
 
     def run(self, specs: Sequence[WorkerSpec], progress: Progress, ingest: Callable[[], None]) -> dict[str, str]:
@@ -68,8 +68,8 @@ class LocalExecutor:
         running = set(futures)
         try:
             while running:
-                done, running = wait(running, None if stage.quiet else INGEST_S, FIRST_COMPLETED)
-                for future in done:
+                finished, running = wait(running, None if stage.quiet else INGEST_S, FIRST_COMPLETED)
+                for future in finished:
                     statuses.update(future.result())
                 if any(group.interrupted for group in groups):
                     raise KeyboardInterrupt
@@ -80,8 +80,8 @@ class LocalExecutor:
             try:
                 for group in groups:
                     group.interrupt("interrupted by the user")
-                wait([future for future in futures if not future.cancelled()])  # for those nobody would wake us
-            finally:  # a second Ctrl-C ends them at once
+                wait([future for future in futures if not future.cancelled()])  # cancelled futures never wake `wait`
+            finally:  # a second Ctrl-C kills them immediately
                 for group in groups:
                     group.kill()
             raise

@@ -1,4 +1,4 @@
-"""One worker process: what it says through a pipe of its own, and its end, after which nothing of it is left."""
+"""One worker process: its events through a separate pipe, and its end, which leaves no process behind."""
 
 import contextlib
 import os
@@ -12,10 +12,10 @@ from typing import IO, Any, Final
 from exitbench.harness.running.environment import spinning
 
 LOOK_S: Final = 1.0
-"""How often to look whether a silent worker has ended: a process of its own may hold the pipe open after it."""
+"""Seconds between checks whether a silent worker has ended: a child of it may hold the pipe open afterwards."""
 
 CLOSING_S: Final = 60.0
-"""How long a worker may take to end once it has closed its pipe, on a busy machine."""
+"""Seconds that a worker has to end once it has closed its pipe, on a busy machine."""
 
 _LONGEST_LINE_BYTES: Final = 1 << 16
 
@@ -25,18 +25,18 @@ class Overdue(Exception):
 
 
 class WorkerProcess:
-    """A worker in a session and process group of its own, so that Ctrl-C reaches the parent alone.
+    """A worker in its own session and process group, so that Ctrl-C reaches the parent alone.
 
-    To be started by the thread that follows it to its end (`lifeline.end_with_starting_thread`).
+    It must be started by the thread that follows it to its end (`lifeline.end_with_starting_thread`).
     """
 
     def __init__(self, command: Sequence[str], variables: Mapping[str, str], log: IO[Any]) -> None:
-        """Start it.
+        """Start the worker.
 
         Args:
-            command: Gets two more arguments: the descriptors of the pipe for events and of the lifeline.
-            variables: Of its environment, besides this process's.
-            log: For whatever it prints.
+            command: Receives two more arguments: the descriptors of the event pipe and of the lifeline.
+            variables: Environment variables, in addition to this process's.
+            log: Receives everything that it prints.
         """
         self._events, events = os.pipe()
         lifeline, self._lifeline = os.pipe()
@@ -63,10 +63,10 @@ class WorkerProcess:
         """Wait for the next line that the worker writes; None once it has ended and everything is read.
 
         Args:
-            deadline: Of `time.monotonic`; None for none.
+            deadline: Time by `time.monotonic`; None for no deadline.
 
         Raises:
-            Overdue: It has passed.
+            Overdue: The deadline has passed.
         """
         closed_at: float | None = None
         while b"\n" not in self._read and len(self._read) < _LONGEST_LINE_BYTES:
@@ -76,8 +76,8 @@ class WorkerProcess:
                 piece = os.read(self._events, _LONGEST_LINE_BYTES)
                 self._read, self._is_open = self._read + piece, bool(piece)
             elif has_ended:
-                rest, self._read = self._read, b""
-                return rest.decode(errors="replace") or None
+                remainder, self._read = self._read, b""
+                return remainder.decode(errors="replace") or None
             elif left_s <= 0:
                 raise Overdue
             elif not self._is_open:
@@ -90,17 +90,17 @@ class WorkerProcess:
         return (line + newline).decode(errors="replace")
 
     def interrupt(self) -> None:
-        """Ask it to end its attempt."""
+        """Ask the worker to end its attempt."""
         self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """End it and everything that it has started in its group, at once; nothing after `end`."""
+        """Kill the worker and everything it started in its group, immediately; no effect after `end`."""
         if not self._has_ended:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def end(self) -> int:
-        """See to it that nothing of it is left; return its exit code, or the signal that ended it as -N."""
+        """Kill the remains of the worker's group; return its exit code, or the signal that ended it as -N."""
         self.kill()
         self._has_ended = True
         returncode = self._process.wait()

@@ -1,10 +1,10 @@
-"""The Slurm executor: an array of jobs, one a model group, and a controller that follows them through the spool.
+"""The Slurm executor: an array of jobs, one per model group, and a controller that follows them through the spool.
 
-    <runs>/slurm/<submission>/{task-0.json, .., SUBMITTED, jobs/, logs/, CLOSED}
+  <runs>/slurm/<submission>/{task-0.json, .., SUBMITTED, jobs/, logs/, CLOSED}
 
-A submission is a folder whose name is the jobs' name in Slurm, so that a later controller, on any machine that sees the
-folder, finds the jobs again by asking the queue. SUBMITTED holds the number of the array; CLOSED is written once none
-of its jobs is left and every cell has a row.
+A submission is a folder whose name is also its jobs' name in Slurm. A later controller, on any machine that sees the
+folder, finds the jobs again in the queue. SUBMITTED holds the array's job id; CLOSED is written once none of its jobs
+is left and every cell has a row.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from exitbench.results.spool.heartbeat import owner_of
 from exitbench.terminal import tell
 
 POLL_S: Final = (0.5, 10.0)
-"""How long the controller sleeps between two looks: the first after something happened, and the most."""
+"""Seconds between the controller's checks: after a change, and at most."""
 
 _SUBMITTED, _CLOSED = "SUBMITTED", "CLOSED"
 _SPEC_NAME = "task-{}.json"
@@ -40,7 +40,7 @@ _SPEC_NAME = "task-{}.json"
 
 @dataclass(frozen=True)
 class _Task:
-    """One job of a submission: its place in the array, and the cells that it was given."""
+    """One job of a submission: its array index and its cells."""
 
     folder: Path
     index: int
@@ -48,18 +48,18 @@ class _Task:
 
     @property
     def cell_ids(self) -> frozenset[str]:
-        """The cells."""
+        """Ids of the cells."""
         return frozenset(item.cell.cell_id for item in self.spec.cells)
 
     @property
     def unknown_job(self) -> Job:
-        """What is left to say of the job once Slurm has forgotten it."""
+        """The job as reported once Slurm no longer knows it."""
         return Job(f"{(self.folder / _SUBMITTED).read_text(encoding='utf-8')}_{self.index}", FORGOTTEN)
 
 
 @dataclass
 class _Followed:
-    """What the controller knows of the cells that it was asked to run."""
+    """State of the cells that the controller has to run."""
 
     progress: Progress
     items: dict[str, CellJob]
@@ -67,35 +67,35 @@ class _Followed:
     statuses: dict[str, str] = field(default_factory=dict)
 
     def left(self) -> list[CellJob]:
-        """Cells that have not ended."""
+        """Return the cells that have not ended."""
         return [item for cell_id, item in self.items.items() if cell_id not in self.statuses]
 
     def running(self, item: CellJob, done: int, total: int) -> None:
-        """A cell runs, and how far it is."""
+        """Report that a cell runs, and its progress."""
         if item.cell.cell_id not in self.started:
             self.started.add(item.cell.cell_id)
             self.progress.start(item.label, total)
         self.progress.documents_done(item.label, done)
 
     def end(self, cell_id: str, status: str) -> None:
-        """A cell has ended; nothing for one that is not followed or is known to have."""
+        """Record that a cell has ended; no effect if it is not followed, or known to have ended."""
         if cell_id in self.items and cell_id not in self.statuses:
             self.statuses[cell_id] = status
             self.progress.end(self.items[cell_id].label, status)
 
 
 class SlurmExecutor:
-    """Submits groups, follows their jobs, and writes a row for every cell that a job did not end."""
+    """Executor that submits groups, follows their jobs, and writes a row for every cell that a job did not end."""
 
     def __init__(self, folder: Path, options: SlurmOptions) -> None:
-        """Find earlier submissions, and write the rows of jobs that ended while nobody followed them.
+        """Find earlier submissions, and write the rows of jobs that ended without a controller.
 
         Args:
-            folder: Where submissions lie; the nodes see it.
-            options: What is asked of Slurm.
+            folder: Folder of submissions; must be visible to the nodes.
+            options: Options for Slurm.
 
         Raises:
-            UserError: submitit is not installed, or Slurm is not there or does not answer.
+            UserError: submitit is not installed, or Slurm is not available or does not answer.
         """
         _require_slurm()
         self._folder, self._options = folder, options
@@ -106,11 +106,11 @@ class SlurmExecutor:
 
     @property
     def threads(self) -> int:
-        """The cores that a job asks for."""
+        """Number of cores that a job requests."""
         return self._options.cpus
 
     def run(self, specs: Sequence[WorkerSpec], progress: Progress, ingest: Callable[[], None]) -> dict[str, str]:
-        """Submit what no job has yet, and follow until every cell has ended (`base.Executor`)."""
+        """Submit cells that no job has yet, and follow until every cell has ended (`base.Executor`)."""
         followed = _Followed(progress, {item.cell.cell_id: item for spec in specs for item in spec.cells})
         pause_s = POLL_S[0]
         try:
@@ -131,9 +131,9 @@ class SlurmExecutor:
         return followed.statuses
 
     def _look(self, followed: _Followed, specs: Sequence[WorkerSpec]) -> None:
-        """Look at the queue and then at the spool; close what has ended, submit what can be."""
+        """Check the queue and then the spool; close ended jobs, and submit groups that are ready."""
         try:
-            # One controller at a time closes and submits.
+            # Only one controller at a time closes and submits.
             with locked(self._folder / "LOCK", wait=True):
                 closed = self._close()
                 _note(followed, specs[0].spool)
@@ -145,20 +145,20 @@ class SlurmExecutor:
             tell(f"{error} Asked again in a while.")
 
     def _close(self) -> dict[str, str]:
-        """Write what jobs that are gone have left undone; returns the status of every cell of theirs."""
+        """Write rows for cells that ended jobs left unfinished; return the status of every cell of those jobs."""
         submissions = [path for path in sorted(self._folder.glob("*/")) if not (path / _CLOSED).exists()]
         jobs = list_jobs(path.name for path in submissions)
         self._live, statuses = [], {}
         for submission in submissions:
             tasks = self._tasks(submission)
             if not (submission / _SUBMITTED).exists():  # its controller was killed
-                if not (ours := [job for (name, _), job in jobs.items() if name == submission.name]):
+                if not (job_list := [job for (name, _), job in jobs.items() if name == submission.name]):
                     shutil.rmtree(submission)  # before Slurm had the jobs
                     continue
-                _note_array(submission, ours[0].job_id)
-            known = [(task, jobs.get((submission.name, task.index)) or task.unknown_job) for task in tasks]
-            live = [(task, job) for task, job in known if job.is_live]
-            for task, job in known:
+                _note_array(submission, job_list[0].job_id)
+            pairs = [(task, jobs.get((submission.name, task.index)) or task.unknown_job) for task in tasks]
+            live = [(task, job) for task, job in pairs if job.is_live]
+            for task, job in pairs:
                 if not job.is_live:
                     statuses.update(_settle(task, job))
             if not live:
@@ -174,13 +174,13 @@ class SlurmExecutor:
         return [_Task(submission, int(path.stem.split("-")[1]), self._specs[path]) for path in paths]
 
     def _ready(self, specs: Sequence[WorkerSpec], followed: _Followed) -> Iterator[WorkerSpec]:
-        """Yield groups with what is left of them, but none that shares or needs a cell of a live job."""
+        """Yield groups with their remaining cells, except those that share or need a cell of a live job."""
         busy = frozenset[str]().union(*(task.cell_ids for task, _ in self._live))
         for spec in specs:
-            left = tuple(item for item in spec.cells if item.cell.cell_id not in followed.statuses)
-            needed = {cell_id for item in left for cell_id in (item.cell.cell_id, *item.cell.depends_on)}
-            if left and not needed & busy:
-                yield replace(spec, cells=left)
+            remaining = tuple(item for item in spec.cells if item.cell.cell_id not in followed.statuses)
+            needed = {cell_id for item in remaining for cell_id in (item.cell.cell_id, *item.cell.depends_on)}
+            if remaining and not needed & busy:
+                yield replace(spec, cells=remaining)
 
     def _submit(self, specs: Sequence[WorkerSpec]) -> None:
         import submitit
@@ -213,7 +213,7 @@ def _note_array(submission: Path, job_id: str) -> None:
 
 
 def _note(followed: _Followed, spool: Path) -> None:
-    """Take in what the spool says of cells that have not ended."""
+    """Update cells that have not ended from the spool."""
     for item in followed.left():
         if (status := outcome(spool, item)) is not None:
             followed.end(item.cell.cell_id, status)
@@ -224,7 +224,7 @@ def _note(followed: _Followed, spool: Path) -> None:
 
 
 def _settle(task: _Task, job: Job) -> dict[str, str]:
-    """Write an attempt for each cell that a job was given and did not end; returns the status of every cell."""
+    """Write an attempt for each cell that a job did not end; return the status of every cell."""
     for item in task.spec.cells:
         if outcome(task.spec.spool, item) is None:
             _look_again(task.spec.spool, item.cell.cell_id)
@@ -232,16 +232,16 @@ def _settle(task: _Task, job: Job) -> dict[str, str]:
     how = ENDED[job.state]
     statuses = {}
     for item in task.spec.cells:
-        own = attempts[item.cell.cell_id]
-        finished = [attempt for attempt in own if attempt.finished]
+        tries = attempts[item.cell.cell_id]
+        finished = [attempt for attempt in tries if attempt.finished]
         if finished:
             statuses[item.cell.cell_id] = read_status(finished[-1]).status
             continue
-        # Of a job that never came to its first cell, no cell would do better.
-        begun = bool(own) or not any(attempts.values())
-        reason = f"Slurm job {job.job_id}: {job.state}" + ("" if begun else ", before this cell began")
-        status = statuses[item.cell.cell_id] = how if begun else "interrupted"
-        env = _read_env(own[-1].path) if own else None
+        # If a job never reached its first cell, all of its cells would fail alike.
+        has_begun = bool(tries) or not any(attempts.values())
+        reason = f"Slurm job {job.job_id}: {job.state}" + ("" if has_begun else ", before this cell began")
+        status = statuses[item.cell.cell_id] = how if has_begun else "interrupted"
+        env = _read_env(tries[-1].path) if tries else None
         with AttemptWriter(
             task.spec.spool, item.cell_record(), env or environment_and_hardware(task.spec.threads)
         ) as row:
@@ -251,7 +251,7 @@ def _settle(task: _Task, job: Job) -> dict[str, str]:
 
 
 def _look_again(spool: Path, cell_id: str) -> None:
-    """Make a network file system look anew into the folders of a cell: it remembers them until one writes there."""
+    """Force NFS to refresh its cached listing of a cell's directory, by writing there."""
     cell = spool / cell_id[:2] / cell_id
     for folder in (spool, cell.parent, cell, *cell.glob("*/")):
         with contextlib.suppress(OSError):
@@ -259,7 +259,7 @@ def _look_again(spool: Path, cell_id: str) -> None:
 
 
 def _read_env(attempt: Path) -> dict[str, Any] | None:
-    """The node's environment, as its worker wrote it; None if it did not come to that."""
+    """Return the node's environment, as its worker wrote it; None if it did not get that far."""
     try:
         env: dict[str, Any] = json.loads((attempt / "env.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -268,6 +268,6 @@ def _read_env(attempt: Path) -> dict[str, Any] | None:
 
 
 def _job_log(task: _Task, job: Job) -> str:
-    """What a job printed about its end."""
+    """Return the error output of a job, which has the reason for its end."""
     paths = sorted((task.folder / "jobs").glob(f"{job.job_id}_*_log.err"))
     return "".join(path.read_text(encoding="utf-8", errors="replace") for path in paths)

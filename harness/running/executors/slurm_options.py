@@ -1,4 +1,4 @@
-"""What a user asks of Slurm: the options of ``--slurm KEY=VALUE``."""
+"""Options of Slurm on the command line: ``--slurm KEY=VALUE``."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from exitbench.errors import UserError
 
 DEFAULT_TIME: Final = "4:00:00"
 MAX_TIMEOUTS: Final = 20
-"""How often a job that ran out of time is queued again."""
+"""Most times that a job that ran out of time is requeued."""
 
 OURS: Final = (
     *("array", "error", "job-name", "nodes", "ntasks", "ntasks-per-node"),
@@ -37,7 +37,7 @@ class SlurmOptions:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The same as submitit takes them."""
+        """The options as submitit's parameters."""
         return {
             "time": self.minutes,
             "cpus_per_task": self.cpus,
@@ -49,7 +49,7 @@ def read_options(texts: Sequence[str]) -> SlurmOptions:
     """Read the options of the command line.
 
     Args:
-        texts: As `KEY=VALUE`, or `KEY` where sbatch takes no value; keys are sbatch's long names.
+        texts: `KEY=VALUE`, or `KEY` if sbatch takes no value; keys are sbatch's long names.
 
     Raises:
         UserError: Not of this form, given twice, not a time or a number, or an option that the executor sets itself.

@@ -1,4 +1,4 @@
-"""What Slurm says of jobs."""
+"""Jobs in Slurm's queue, and their states."""
 
 import subprocess
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from typing import Final
 from exitbench.errors import UserError
 
 FORGOTTEN: Final = "no longer known to Slurm"
-"""The state of a job that ended longer ago than the queue remembers."""
+"""State of a job that ended so long ago that the queue no longer lists it."""
 
 ENDED: Final = {
     FORGOTTEN: "interrupted",
@@ -23,13 +23,13 @@ ENDED: Final = {
     "NODE_FAIL": "failed",
     "BOOT_FAIL": "failed",
 }
-"""States in which a job does not go on, and the spool's word for a cell that such a job has begun and not ended."""
+"""Final states of a job -> status in the spool for a cell that such a job began and did not end."""
 
 _ASK_S: Final = 60.0
 
 
 class NoAnswer(UserError):
-    """Slurm does not answer, which may pass."""
+    """Slurm does not answer, which may be temporary."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Job:
     """One job of an array.
 
     Attributes:
-        job_id: As scancel takes it: ``12_3``.
-        state: Slurm's word.
+        job_id: Id as scancel takes it: ``12_3``.
+        state: State in Slurm's spelling.
     """
 
     job_id: str
@@ -46,12 +46,12 @@ class Job:
 
     @property
     def is_live(self) -> bool:
-        """Whether it runs or may still run."""
+        """True if the job runs or may still run."""
         return self.state not in ENDED
 
 
 def list_jobs(names: Iterable[str]) -> dict[tuple[str, int], Job]:
-    """Return the user's jobs of some names, by name and index in the array; those that ended minutes ago are there too.
+    """Return the user's jobs with some names, by name and array index; includes jobs that ended minutes ago.
 
     Raises:
         NoAnswer: Slurm does not answer.
@@ -61,7 +61,7 @@ def list_jobs(names: Iterable[str]) -> dict[tuple[str, int], Job]:
         return {}
     command = ["squeue", "--me", "--noheader", "--array", "--states=all", "--format=%j|%F|%K|%T"]
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             [*command, f"--name={','.join(wanted)}"], capture_output=True, text=True, check=True, timeout=_ASK_S
         )
     except subprocess.CalledProcessError as error:
@@ -69,9 +69,9 @@ def list_jobs(names: Iterable[str]) -> dict[tuple[str, int], Job]:
     except subprocess.TimeoutExpired:
         raise NoAnswer(f"Slurm does not answer: squeue took more than {_ASK_S:g} s.") from None
     jobs = {}
-    for line in done.stdout.splitlines():
+    for line in completed.stdout.splitlines():
         name, array_id, index, state = line.split("|")
-        # A submission of one group is no array.
+        # A submission of a single group is not an array.
         jobs[name, int(index) if index.isdecimal() else 0] = Job(
             f"{array_id}_{index}" if index.isdecimal() else array_id, state
         )

@@ -1,4 +1,4 @@
-"""What one job of an array does on its node: a model group, as the local executor runs it."""
+"""One job of an array on its node: a model group, run as by the local executor."""
 
 import signal
 import sys
@@ -13,25 +13,25 @@ from exitbench.harness.running.executors.group import GroupRun
 from exitbench.progress import Lines
 
 LAST_S: Final = 180.0
-"""How long a job that was asked to end waits for Slurm to end it."""
+"""Seconds that a job asked to end waits for Slurm to end it."""
 
 
 class SlurmTask:
-    """Runs a SPEC.json; submitit calls it on the node, and `checkpoint` when the job is about to be preempted.
+    """Task that runs a SPEC.json; submitit calls it on the node, and `checkpoint` before the job is preempted.
 
-    A job that is queued again runs the same specification, of which the worker does the rest.
+    A requeued job runs the same specification; its worker runs the remaining cells.
     """
 
     def __init__(self, spec_path: Path) -> None:
-        """Prepare.
+        """Prepare the task.
 
         Args:
-            spec_path: A `WorkerSpec`; logs go to the folder ``logs`` beside it.
+            spec_path: File of a `WorkerSpec`; logs go to the folder ``logs`` next to it.
         """
         self._spec_path = spec_path
 
     def __call__(self) -> None:
-        """Run the group. In a thread, so that signals find this one waiting."""
+        """Run the group, in a thread, so that signals reach this waiting thread."""
         spec = WorkerSpec.from_json(self._spec_path.read_text(encoding="utf-8"))
         self._group = GroupRun(spec, self._spec_path.parent / "logs", Lines(len(spec.cells), sys.stdout))
         self._thread = threading.Thread(target=self._group.run)
@@ -39,11 +39,11 @@ class SlurmTask:
         self._thread.start()
         self._thread.join()
         if self._group.interrupted:
-            # Slurm decides whether the job is cancelled or queued again; one that ends by itself has just ended.
+            # Slurm decides whether the job is cancelled or requeued; exiting here would count as a normal end.
             time.sleep(LAST_S)
 
     def checkpoint(self) -> Any:
-        """End the current attempt; returns what is to be done when the job runs again."""
+        """End the current attempt; return the submission for when the job runs again."""
         from submitit.helpers import DelayedSubmission
 
         self._group.interrupt("preempted by Slurm, or out of time")

@@ -1,4 +1,4 @@
-"""What runs side by side on this machine's cores, and what runs alone: untimed cells first, then every timing."""
+"""Stages of a run on this machine's cores: untimed cells side by side, then every timing alone."""
 
 import os
 from collections.abc import Sequence
@@ -9,20 +9,20 @@ from exitbench.harness.cells.job import CellJob, WorkerSpec
 from exitbench.harness.running.environment import available_cores
 
 _COPIES: Final = 3
-"""Of its weights, that a loaded model takes by a guess: as much again twice for loading and for caches."""
+"""Estimated memory of a loaded model, in copies of its weights: two more for loading and caches."""
 
 _BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 2}
 
 _MEMORY_SHARE: Final = 0.5
-"""Of the machine's memory, that models side by side may take by this guess."""
+"""Largest share of the machine's memory for models side by side, by this estimate."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Groups of which so many run at a time.
+    """Groups of which ``workers`` run at a time.
 
     Attributes:
-        quiet: Something may be timed, and nobody is to work beside it without need.
+        quiet: Something may be timed, so that no other work should run at the same time.
     """
 
     specs: tuple[WorkerSpec, ...]
@@ -31,12 +31,12 @@ class Stage:
 
 
 def stages(specs: Sequence[WorkerSpec], cores: int | None = None, memory_bytes: int | None = None) -> tuple[Stage, ...]:
-    """Divide the cells of loaded models into what can run side by side, and what is timed and runs alone after it.
+    """Divide cells into untimed ones, which run side by side, and timed ones, which run alone after them.
 
     Args:
-        specs: One a loaded model; their threads are those that one worker alone may use.
-        cores: To fill; those that this process may use by default.
-        memory_bytes: Of the machine, by default: models that run at the same time fit in half of it.
+        specs: One per loaded model; its threads are those for one worker alone.
+        cores: Cores to use; by default those that this process may use.
+        memory_bytes: Memory of the machine by default; models that run at the same time fit in half of it.
     """
     cores = cores or available_cores()
     untimed, timed = (_only(specs, timing=timing) for timing in (False, True))
@@ -53,7 +53,7 @@ def _only(specs: Sequence[WorkerSpec], *, timing: bool) -> list[WorkerSpec]:
 
 
 def _that_fit(specs: Sequence[WorkerSpec], memory_bytes: int | None) -> int:
-    """How many of the largest models fit in memory at the same time."""
+    """Return how many of the largest models fit in memory at the same time."""
     memory = memory_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cells = [item.cell for spec in specs for item in spec.cells]
     largest = max((cell.model.parameters * _BYTES[cell.dtype] for cell in cells), default=0)
@@ -61,9 +61,9 @@ def _that_fit(specs: Sequence[WorkerSpec], memory_bytes: int | None) -> int:
 
 
 def _parts(specs: Sequence[WorkerSpec], cores: int) -> list[WorkerSpec]:
-    """The specifications, largest first; one with more than a core's share is split where nothing holds it together.
+    """Return the specifications, largest first; one with more than a core's share is split if its cells allow.
 
-    Every part loads the model again, and only cells of one part can share a pass: there are no more than cores.
+    Every part loads the model again, and only cells of one part can share a pass: there are no more parts than cores.
     """
     share = sum(map(_weight, specs)) / cores
     parts = []
@@ -73,31 +73,31 @@ def _parts(specs: Sequence[WorkerSpec], cores: int) -> list[WorkerSpec]:
 
 
 def _split(spec: WorkerSpec, most: int) -> list[WorkerSpec]:
-    """Stretches of about the same weight, `most` at most, of cells in their order."""
+    """Split cells into at most ``most`` stretches of similar weight, in order."""
     stretches: dict[int, list[CellJob]] = {}
-    whole, before = _weight(spec), 0
+    total, before = _weight(spec), 0
     for cells in _independent(spec.cells):
         weight = _weight(replace(spec, cells=cells))
-        stretches.setdefault(int((before + weight / 2) * most / whole), []).extend(cells)
+        stretches.setdefault(int((before + weight / 2) * most / total), []).extend(cells)
         before += weight
     return [replace(spec, cells=tuple(cells)) for cells in stretches.values()]
 
 
 def _weight(spec: WorkerSpec) -> int:
-    """How much is to be done, roughly: documents, of which calibrations decode all at every level."""
+    """Return a rough amount of work: documents; a calibration decodes all of them at every level."""
     levels = (len(item.cell.calibration.levels) if item.cell.calibration else 1 for item in spec.cells)
     return sum(item.cell.task.documents * n for item, n in zip(spec.cells, levels, strict=True))
 
 
 def _independent(items: Sequence[CellJob]) -> list[tuple[CellJob, ...]]:
-    """Sets of cells of which none waits for a cell of another, each in its order."""
-    whose = {item.cell.cell_id: number for number, item in enumerate(items)}
+    """Split cells into sets such that no cell depends on one of another set, each in order."""
+    set_of = {item.cell.cell_id: number for number, item in enumerate(items)}
     for item in items:
-        own = whose[item.cell.cell_id]
+        first = set_of[item.cell.cell_id]
         for needed in item.cell.depends_on:
-            other = whose.get(needed, own)
-            own, other = min(own, other), max(own, other)
-            whose = {cell_id: own if number == other else number for cell_id, number in whose.items()}
+            second = set_of.get(needed, first)
+            first, second = min(first, second), max(first, second)
+            set_of = {cell_id: first if number == second else number for cell_id, number in set_of.items()}
     return [
-        tuple(item for item in items if whose[item.cell.cell_id] == number) for number in sorted(set(whose.values()))
+        tuple(item for item in items if set_of[item.cell.cell_id] == number) for number in sorted(set(set_of.values()))
     ]
