@@ -148,7 +148,7 @@ def _add_sql(commands: Commands) -> None:
         commands,
         "sql",
         "sql:sql",
-        "Ask the database in SQL: one query, which only reads. Without one: list the questions that saved queries answer.",
+        "Ask the database in SQL: one query, which only reads. Without one: list the questions of saved queries.",
         examples,
     )
     parser.add_argument(
