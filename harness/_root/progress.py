@@ -172,7 +172,8 @@ class Lines:
             self._told_s, seconds = now_s, (now_s - self._started_s) / self._ended * remaining
             about = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
             tell(
-                f"{self._ended} of {self._cells} done, {remaining} left: about {about} if they are like these", self._stream
+                f"{self._ended} of {self._cells} done, {remaining} left: about {about} if they are like these",
+                self._stream,
             )
 
     def note(self, text: str) -> None:

@@ -33,8 +33,8 @@ def revision_of_others(cls: type, declared: str, group: str) -> str:
         group: Entry-point group for this kind of class.
     """
     name, version = distribution(cls, group)
-    brought = f"{name} {version} " if name else ""
-    return f"{declared} {brought}{syntax_sha256(cls, cls.__module__.partition('.')[0])}"
+    origin = f"{name} {version} " if name else ""
+    return f"{declared} {origin}{syntax_sha256(cls, cls.__module__.partition('.')[0])}"
 
 
 def syntax_sha256(cls: type, package: str, apart_from: Path | None = None) -> str:

@@ -48,14 +48,14 @@ def told_apart(texts: Sequence[str], width: int) -> list[str]:
         texts: Each on one line.
         width: Characters, at least 3.
     """
-    shown: dict[str, str] = {}
-    left = set(texts)
+    abbreviated: dict[str, str] = {}
+    remaining = set(texts)
     for cut in (_without_end, without_middle):
-        cuts = {text: cut(text, width) for text in left}
-        times = Counter([*cuts.values(), *shown.values()])
-        shown |= {text: short for text, short in cuts.items() if times[short] == 1}
-        left -= set(shown)
-    return [shown.get(text, text) for text in texts]
+        cuts = {text: cut(text, width) for text in remaining}
+        times = Counter([*cuts.values(), *abbreviated.values()])
+        abbreviated |= {text: short for text, short in cuts.items() if times[short] == 1}
+        remaining -= set(abbreviated)
+    return [abbreviated.get(text, text) for text in texts]
 
 
 def _without_end(text: str, width: int) -> str:
@@ -71,7 +71,7 @@ def without_middle(text: str, width: int) -> str:
 def one_screen(text: str) -> str:
     """Return a message cut to fit on one screen, whatever it quotes."""
     lines = text.split("\n")
-    left_out = len(lines) - _SCREEN_LINES
-    if left_out > 0:
-        lines[_SCREEN_LINES:] = [f"… and {number_of(left_out, 'more line')}"]
+    n_cut = len(lines) - _SCREEN_LINES
+    if n_cut > 0:
+        lines[_SCREEN_LINES:] = [f"… and {number_of(n_cut, 'more line')}"]
     return "\n".join(without_middle(line, _LINE_LENGTH) for line in lines)

@@ -147,7 +147,10 @@ def classify(
     if not encoded:
         return []
     classified = classify_batch(model.checkpoint.model, encoded, parts)
-    return [_classification(model, result, len(text.ids), text.n_cut) for result, text in zip(classified, encoded, strict=True)]
+    return [
+        _classification(model, result, len(text.ids), text.n_cut)
+        for result, text in zip(classified, encoded, strict=True)
+    ]
 
 
 def bound_method(
@@ -180,7 +183,10 @@ def _classification(model: Classifier, result: Classified, n_tokens: int, n_cut:
         value=result.value,
         exit_layer=result.record.exit_layer,
         blocks_run=result.record.blocks_run,
-        trace=tuple(BlockSaid(reading.block, named(reading.label), reading.value, reading.score, reading.exited) for reading in result.readings),
+        trace=tuple(
+            BlockSaid(reading.block, named(reading.label), reading.value, reading.score, reading.exited)
+            for reading in result.readings
+        ),
         n_tokens=n_tokens,
         n_cut=n_cut,
         n_blocks=model.n_blocks,

@@ -108,7 +108,9 @@ def read_arguments(given: Mapping[str, Any]) -> ModelArguments:
     """
     if "pretrained" not in given:
         raise UserError(f"{MODEL}: pretrained is missing in model_args; it must be a checkpoint's folder, or hub:NAME.")
-    values = {name: _typed(name, given[name], kind) for name, kind in _ARGUMENT_TYPES.items() if given.get(name) is not None}
+    values = {
+        name: _typed(name, given[name], kind) for name, kind in _ARGUMENT_TYPES.items() if given.get(name) is not None
+    }
     for name, allowed in _CHOICES.items():
         if name in values and values[name] not in allowed:
             raise UserError(f"{MODEL}: {name} is {values[name]!r}.{suggestion(values[name], allowed)}")
@@ -261,7 +263,9 @@ class ExitBenchLM(EarlyExitLM):
                 self.told[request.task_name, request.doc_id, request.idx] = (request.args, answer)
 
     @contextmanager
-    def _progress_shown(self, requests: Sequence[Instance], what: str, before: int, *, is_quiet: bool) -> Iterator[None]:
+    def _progress_shown(
+        self, requests: Sequence[Instance], what: str, before: int, *, is_quiet: bool
+    ) -> Iterator[None]:
         """Assign keys to requests and show progress per document; `before` answers existed at the start."""
         self._keys = {id(request): _key(request, number, self.splits) for number, request in enumerate(requests)}
         total = len(set(self._keys.values()))
@@ -308,7 +312,7 @@ def _scoring_prompts(tokenizer: Any, arguments: ModelArguments) -> Prompts:
 def _key(request: Instance, number: int, splits: Mapping[str, str]) -> str:
     """Return a document's key as in a suite, since random methods are seeded by it.
 
-    For a request outside a watched evaluation, the key is task and document number; without these, the request's number.
+    For a request outside a watched evaluation, the key is task and document number; without these, the request number.
     """
     if request.task_name is None or request.doc_id is None:
         return f"request {number}"

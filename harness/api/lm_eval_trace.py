@@ -85,7 +85,7 @@ class Trace:
         )  # fmt: skip
         model, method = LoadedModel(spec, lm.checkpoint), lm.asked.method.name
         # lm-eval did not request the full-depth baseline, so it is decoded rather than repeated.
-        model.wrap_lm = lambda item, own: _Repeating(own, told) if item.cell.method.name == method else own
+        model.wrap_lm = lambda item, inner: _Repeating(inner, told) if item.cell.method.name == method else inner
         traced = tuple(item for item in items if _was_asked(model, item, told))
         worker.run(replace(spec, cells=traced), _say_started, model)
         for item in traced:
@@ -167,9 +167,9 @@ def plan_trace(lm: ExitBenchLM, asked: Mapping[str, Any]) -> Trace:
     return Trace(folder, plan, data_dir, bool(asked["confirm_run_unsafe_code"]))
 
 
-def _tasks(asked: Mapping[str, Any]) -> dict[str, Any]:
+def _tasks(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return lm-eval's task objects by name."""
-    tasks = asked["task_dict"]
+    tasks = arguments["task_dict"]
     if "tasks" in tasks:
         return dict(tasks["tasks"])
     from lm_eval.evaluator_utils import _handle_back_comp
@@ -204,10 +204,10 @@ def suite_text(lm: ExitBenchLM, tasks: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _task_table(lm: ExitBenchLM, name: str, task: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
+def _task_table(lm: ExitBenchLM, name: str, task: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ``[tasks.LABEL]`` values for an evaluated task; settings at the task's defaults are left out."""
     config, include = task.config, lm.asked.include
-    if asked["samples"] is not None:
+    if arguments["samples"] is not None:
         raise UserError(f"{MODEL}: trace goes with limit, not with samples, which suites do not have.")
     if name not in catalogue(include):
         raise UserError(f"{MODEL}: trace: {name!r} is none of lm-eval's own tasks; include=DIR says where its YAML is.")
@@ -216,7 +216,7 @@ def _task_table(lm: ExitBenchLM, name: str, task: Any, asked: Mapping[str, Any])
     table["source"] = "local" if config.dataset_path in FILE_FORMATS else "hub"
     if include is not None:
         table["include"] = str(Path(include).resolve())
-    if (n_documents := _limited(task, asked["limit"])) is not None:
+    if (n_documents := _limited(task, arguments["limit"])) is not None:
         table["split"] = f"test[:{n_documents}]"
     if (fewshot := config.num_fewshot or 0) != default_task.num_fewshot:
         table["num_fewshot"] = fewshot
@@ -227,11 +227,11 @@ def _task_table(lm: ExitBenchLM, name: str, task: Any, asked: Mapping[str, Any])
         table["scope"] = lm.asked.scope
     if lm.asked.first_token is not None:
         table["first_token"] = lm.asked.first_token
-    return table | _chat(asked)
+    return table | _chat(arguments)
 
 
-def _chat(asked: Mapping[str, Any]) -> dict[str, Any]:
-    template, system = asked["apply_chat_template"], asked["system_instruction"]
+def _chat(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    template, system = arguments["apply_chat_template"], arguments["system_instruction"]
     if not template:
         if system:
             raise UserError(f"{MODEL}: trace: a system instruction goes with a chat template in suites.")
@@ -240,7 +240,7 @@ def _chat(asked: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(
             f"{MODEL}: trace: suites have the checkpoint's only chat template, not {template!r} of several."
         )
-    multiturn = {"fewshot_as_multiturn": True} if asked["fewshot_as_multiturn"] else {}
+    multiturn = {"fewshot_as_multiturn": True} if arguments["fewshot_as_multiturn"] else {}
     return {"chat_template": True, **multiturn, **({"system": system} if system else {})}
 
 
@@ -268,12 +268,12 @@ def _say_started(event: Mapping[str, Any]) -> None:
         tell(f"trace: {event['label']}")
 
 
-def _was_asked(model: LoadedModel, item: CellJob, told: Told) -> bool:
+def _was_asked(model: LoadedModel, item: CellJob, answers: Told) -> bool:
     """Return whether lm-eval sent all requests of a cell; print a message if not."""
     work = work_of(model, item)
     assert isinstance(work, LmEvalWork), "a trace is of lm-eval's tasks"
     requests = [request for task_requests in work.instances().values() for request in task_requests]
-    if all(_stored_answer(told, request) is not None for request in requests):
+    if all(_stored_answer(answers, request) is not None for request in requests):
         return True
     tell(f"trace: {item.label} is left out: its requests are not those of a suite (another fewshot seed, or data).")
     return False
@@ -282,11 +282,11 @@ def _was_asked(model: LoadedModel, item: CellJob, told: Told) -> bool:
 class _Repeating(EarlyExitLM):
     """Model that repeats stored answers instead of decoding."""
 
-    def __init__(self, lm: EarlyExitLM, told: Told) -> None:
+    def __init__(self, lm: EarlyExitLM, answers: Told) -> None:
         super().__init__(
             lm.checkpoint, lm.prompts, lm.parts, lm.rows, lm.seed_of, lm.on_answers, lm.encoding, lm.key_of
         )
-        self._told = told
+        self._told = answers
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return the stored texts."""
@@ -310,7 +310,7 @@ class _Repeating(EarlyExitLM):
         return [texts_by_key[self.key_of(request)][request.idx] for request in requests]
 
 
-def _stored_answer(told: Told, request: Instance) -> Answer | ScoredText | None:
+def _stored_answer(answers: Told, request: Instance) -> Answer | ScoredText | None:
     """Return the stored answer to the same request, or None."""
-    args, answer = told.get((request.task_name, request.doc_id, request.idx), (None, None))
+    args, answer = answers.get((request.task_name, request.doc_id, request.idx), (None, None))
     return answer if args == request.args else None

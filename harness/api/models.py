@@ -198,7 +198,9 @@ def decode(
     if not requests:
         return []
     batch = prefill(model.checkpoint.model, requests, max_new_tokens)
-    return [_answer(model, generation) for generation in decode_batch(model.checkpoint, batch, chosen.parts(model.n_blocks))]
+    return [
+        _answer(model, generation) for generation in decode_batch(model.checkpoint, batch, chosen.parts(model.n_blocks))
+    ]
 
 
 def probe(model: Model | Classifier, prompts: Sequence[str], *, max_new_tokens: int = 64) -> Probe:

@@ -85,7 +85,9 @@ class Results:
         Raises:
             UserError: A name matches no run or too many, or the runs have different documents.
         """
-        return pa.Table.from_pylist([asdict(contrast) for contrast in compare_runs(self.database, run_a, run_b).contrasts])
+        return pa.Table.from_pylist(
+            [asdict(contrast) for contrast in compare_runs(self.database, run_a, run_b).contrasts]
+        )
 
     def figure(self, name: str, *, draft: bool = False) -> ReportFigure:
         """Draw one figure of the report as a matplotlib figure: a notebook shows it, ``.savefig(path)`` writes it.

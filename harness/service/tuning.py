@@ -175,7 +175,9 @@ def _decoded(
 ) -> list[tuple[Candidate, Row]]:
     """Run a stage that decodes candidates; return the result row of each."""
     (task,) = suite.tasks
-    labels = {f"{suite.models[0].name}/{task.label}/{_label(candidate.point)}/quality": candidate for candidate in candidates}
+    labels = {
+        f"{suite.models[0].name}/{task.label}/{_label(candidate.point)}/quality": candidate for candidate in candidates
+    }
     cells = _measured(suite, runs, options)
     with open_database(runs.database) as database:
         return results_of(database, {cell: labels[label] for cell, label in cells.items() if label in labels})
