@@ -62,6 +62,10 @@ def suggestion(word: str, allowed: Iterable[str]) -> str:
     Args:
         word: What the user wrote.
         allowed: Every accepted spelling.
+
+    Examples:
+        >>> suggestion("qualty", ["quality", "timing"])
+        " Did you mean 'quality'? Allowed: quality, timing."
     """
     choices = sorted(allowed)
     close = get_close_matches(word, choices, n=1, cutoff=0.6)

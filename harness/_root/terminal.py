@@ -47,6 +47,10 @@ def told_apart(texts: Sequence[str], width: int) -> list[str]:
     Args:
         texts: Each on one line.
         width: Characters, at least 3.
+
+    Examples:
+        >>> told_apart(["calm-softmax", "calm-saturation", "full"], 8)
+        ['calm-so…', 'calm-sa…', 'full']
     """
     abbreviated: dict[str, str] = {}
     remaining = set(texts)
@@ -63,7 +67,12 @@ def _without_end(text: str, width: int) -> str:
 
 
 def without_middle(text: str, width: int) -> str:
-    """Cut a text to a width of at least 3 by replacing its middle with an ellipsis."""
+    """Cut a text to a width of at least 3 by replacing its middle with an ellipsis.
+
+    Examples:
+        >>> without_middle("abcdefgh", 5)
+        'ab…gh'
+    """
     tail = (width - 1) // 2
     return text if len(text) <= width else f"{text[: width - 1 - tail]}…{text[-tail:]}"
 

@@ -130,8 +130,8 @@ def classify(
     Examples:
         >>> import exitbench as eb
         >>> model = eb.load_model("builtin-encoder-joint")
-        >>> found = eb.classify(model, ["two happy three sad happy ."], "static", exit_layer=2)
-        >>> found[0].exit_layer
+        >>> answers = eb.classify(model, ["two happy three sad happy ."], "static", exit_layer=2)
+        >>> answers[0].exit_layer
         2
     """
     if not isinstance(model, Classifier):

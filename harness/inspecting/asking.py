@@ -43,7 +43,7 @@ class Asking:
         n_asked: Number of blocks at which the gate is evaluated.
         bytes_share: Numbers read per gate evaluation, averaged over these blocks, relative to one block; None if the
             gate is never evaluated.
-        flops_share: Floating-point operations per gate evaluation, relative to one block; None likewise.
+        flops_share: Floating-point operations per gate evaluation, relative to one block; None in the same case.
         is_fitted: Whether the method must be fitted on the train split first.
         why_not: Reason why it cannot run on this model, or None.
         why_alone: Reason why rows cannot be decoded as a batch, or None.

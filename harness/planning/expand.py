@@ -20,7 +20,7 @@ _ORDER: tuple[Kind, ...] = ("fit", "probe", "scores", "quality", "replay", "cali
 
 @dataclass(frozen=True)
 class CellTemplate:
-    """A cell described by names, before it has an identity.
+    """A cell described by names, before it has an identity, e.g. ``weighted/squad/calm-softmax:threshold=0.9/quality``.
 
     Attributes:
         label: ``model/task/method:stated parameters/kind``; unique in a suite.

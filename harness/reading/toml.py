@@ -100,7 +100,10 @@ class Table:
         return f"[[{names}]]" if any(isinstance(key, int) for key in self.keys) else f"[{names}]" if names else ""
 
     def where(self, key: str | None = None, value: str | None = None) -> str:
-        """Return ``file:line: [table] key``; if ``value`` is given, the line is that of the value."""
+        """Return ``file:line: [table] key``, e.g. ``mine.toml:12: [tasks.squad] split``.
+
+        If ``value`` is given, the line is that of the value.
+        """
         place = " ".join(part for part in (self.title, key and spelled(key)) if part)
         return f"{self.path}:{self._line(value or key)}" + (f": {place}" if place else "")
 

@@ -58,6 +58,12 @@ def run_suite(options: RunOptions) -> SuiteRun:
     Raises:
         UserError: A problem detected before any work begins, or damaged data.
         KeyboardInterrupt: The user interrupted; finished cells are in the spool and in the database.
+
+    Examples:
+        Run 20 documents of one task of a bundled suite::
+
+            finished = run_suite(RunOptions("builtin", only="*/squad/*", limit=20))
+            assert finished.ok, finished.failed
     """
     runs = Runs(options.runs)
     # Before planning: collects attempts of Slurm jobs that ended unobserved, so that the plan sees them.

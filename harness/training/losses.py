@@ -33,6 +33,10 @@ def block_weights(n_blocks: int, loss: JointLoss) -> Tensor:
 
     Raises:
         UserError: The loss is unknown.
+
+    Examples:
+        >>> block_weights(4, "weighted")
+        tensor([0.1000, 0.2000, 0.3000, 0.4000])
     """
     depth = torch.arange(1, n_blocks + 1, dtype=torch.float64)
     if loss == "branchynet":

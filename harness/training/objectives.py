@@ -55,6 +55,10 @@ def teacher_blocks(n_blocks: int, shallow: int) -> list[int]:
 
     Raises:
         UserError: S is not a block before the last.
+
+    Examples:
+        >>> teacher_blocks(12, 3)
+        [4, 8, 12]
     """
     check_shallow(n_blocks, shallow)
     published = UNEVEN_TEACHERS.get((n_blocks, shallow))

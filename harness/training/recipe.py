@@ -101,7 +101,7 @@ class ArchitectureRecipe:
 
 @dataclass(frozen=True)
 class StartRecipe:
-    """Start of a training: weights and tokenizer of exactly one of the two.
+    """Start of a training: weights and tokenizer of either a recipe or a checkpoint.
 
     Attributes:
         recipe: Another recipe, trained first.

@@ -1,4 +1,4 @@
-"""Commands that show what there is: report, show, check, sql, compare, status, inspect, list and others."""
+"""Commands that query and show: report, show, check, sql, compare, status, inspect, list and others."""
 
 from argparse import ArgumentTypeError
 from decimal import Decimal, InvalidOperation
