@@ -108,7 +108,7 @@ class Sketch(Headed):
         return Cost(matmul_flops=flops, read_numel=self._weights + 2 * keys * self.kv_width)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Nothing can be read out."""
+        """Raise NotImplementedError: a sketch has no weights."""
         raise NotImplementedError("a sketch has no weights")
 
     def final_normed(self, hidden: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class Sketch(Headed):
         raise NotImplementedError("a sketch has no weights")
 
     def logits_of(self, hidden_AD: Tensor, weights_AKD: Tensor) -> Tensor:
-        """Nothing can be read out."""
+        """Raise NotImplementedError: a sketch has no weights."""
         raise NotImplementedError("a sketch has no weights")
 
 

@@ -121,7 +121,7 @@ class BlockLosses:
         return self.readers.learned
 
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
-        """Sum over the blocks that have a weight."""
+        """Return the sum of the weighted losses of the blocks."""
         logits = self.readers.logits(batch)
         losses = {
             block: weight * answer_loss(logits[block - 1], batch["labels"], self.label_smoothing)

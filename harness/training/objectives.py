@@ -290,7 +290,7 @@ class JointObjective:
     extras: nn.Module | None = None
 
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
-        """Sum over the blocks that have a weight."""
+        """Return the sum of the weighted losses of the blocks."""
         return weighted_losses(decoder_states(model, batch), self.weights_L, self.label_smoothing)
 
 

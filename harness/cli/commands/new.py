@@ -22,7 +22,7 @@ def new_method(arguments: Namespace) -> int:
     """Write a plug-in with a gate that works, a test and a suite.
 
     Raises:
-        UserError: The name is taken or none, or a file is there or cannot be written.
+        UserError: The name is invalid or in use, or a file exists or cannot be written.
     """
     name, to = arguments.name, arguments.to
     check_new_name(name)
@@ -43,7 +43,7 @@ def new_task(arguments: Namespace) -> int:
     """Write a task with ten records, a test and a suite.
 
     Raises:
-        UserError: The name is taken or none, or a file is there or cannot be written.
+        UserError: The name is invalid or in use, or a file exists or cannot be written.
     """
     name, to = arguments.name, arguments.to
     check_new_name(name)
