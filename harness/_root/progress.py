@@ -77,7 +77,7 @@ class Bars:
             self._running[label] = self._bars.add_task(visible(label), total=documents)
 
     def documents_done(self, label: str, done: int) -> None:
-        """Move the cell's bar."""
+        """Update the cell's bar."""
         if (bar := self._running.get(label)) is not None:
             self._bars.update(bar, completed=done, refresh=True)
 

@@ -112,7 +112,7 @@ class Table:
         return UserError(f"{self.where(key, value)}: {message}")
 
     def allow(self, *names: str) -> None:
-        """Refuse every key except the given ones.
+        """Reject every key except the given ones.
 
         Raises:
             UserError: The table has another key.
