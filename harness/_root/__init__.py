@@ -10,8 +10,8 @@
     with eb.open_results("runs") as results:
         results.frontier().to_pandas()
 
-Importing this loads nothing heavy: each name is imported when it is first used. lm-eval, once it is imported, knows
-our models under the name `exitbench`.
+Importing this package is cheap: each public name is imported on first use. Once lm-eval is imported, this project's
+models are registered with it under the name `exitbench`.
 """
 
 from importlib import import_module
@@ -85,5 +85,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, for completion."""
+    """Return the public names, for tab completion."""
     return sorted(__all__)

@@ -1,7 +1,7 @@
-"""UserError: bad input, told in one screen with what is allowed and exit code 2, without a traceback.
+"""UserError: bad input, reported on one screen with the allowed values.
 
-It lies beneath every package (it imports nothing of the project), so that methods, tasks and
-results can all raise it and the command line prints it without a traceback and exits with code 2.
+Imports nothing from this project, so that methods, tasks and results can all raise it. The command line prints it
+without a traceback and exits with code 2.
 """
 
 import errno
@@ -11,7 +11,7 @@ from typing import Final
 
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
-# How those say it that have no error of their own for it: torch on a CPU, CUDA's libraries, C++, Python's last words.
+# Out-of-memory messages of libraries that raise no error class of their own: torch on CPU, CUDA libraries, C++, Python.
 _NO_MEMORY: Final = (
     "DefaultCPUAllocator",
     "enforce fail at alloc_cpu",
@@ -23,17 +23,17 @@ _NO_MEMORY: Final = (
 
 
 class UserError(ValueError):
-    """Bad input: says what was wrong, where, and what is allowed. Fits on one screen."""
+    """Bad input. The message says what was wrong, where, and what is allowed, and fits on one screen."""
 
 
 def told(error: BaseException, most: int = 300) -> str:
-    """Return what a library's error says, on one line that is not too long."""
+    """Return a library's error message on one line, cut to `most` characters."""
     words = " ".join(str(error).split())
     return words if len(words) <= most else f"{words[: most - 3]}..."
 
 
 def no_room(error: BaseException) -> OSError | None:
-    """Return what the system said if an error came about because a disk is full or cannot be written."""
+    """Return the underlying OSError if an error was caused by a full or read-only disk."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in _NO_ROOM:
@@ -43,25 +43,29 @@ def no_room(error: BaseException) -> OSError | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error came about because the machine or its accelerator has no more memory."""
+    """Return whether an error means that the machine or its accelerator ran out of memory."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
-    # Accelerators' and the database's own errors are known by name, so that nothing here imports their libraries.
+    # Errors of accelerators and DuckDB are recognized by class name, to avoid importing their libraries here.
     named = type(error).__name__ in ("OutOfMemoryError", "OutOfMemoryException")
     return named or (isinstance(error, RuntimeError) and says_out_of_memory(str(error)))
 
 
 def says_out_of_memory(words: str) -> bool:
-    """Return whether the message of an error, or the last line of a log, says that there was no more memory."""
+    """Return whether an error message, or the last line of a log, reports that memory ran out."""
     return any(sign in words for sign in _NO_MEMORY)
 
 
 def suggestion(word: str, allowed: Iterable[str]) -> str:
-    """Return ``' Did you mean X?'`` for a near miss, and what is allowed.
+    """Return ``' Did you mean X?'`` for a near miss, followed by the allowed values.
 
     Args:
         word: What the user wrote.
         allowed: Every accepted spelling.
+
+    Examples:
+        >>> suggestion("qualty", ["quality", "timing"])
+        " Did you mean 'quality'? Allowed: quality, timing."
     """
     choices = sorted(allowed)
     close = get_close_matches(word, choices, n=1, cutoff=0.6)

@@ -1,12 +1,12 @@
-"""Make lm-eval know our models under the name `exitbench`, without importing it before somebody else does.
+"""Register this project's models with lm-eval as `exitbench`, without importing lm-eval first.
 
-lm-eval 0.4.13 looks for no plug-ins; a release after it reads the entry-point group `lm_eval.models`, which we declare.
-Until then a finder waits for lm-eval's own list of models, and adds ours to it: a name, which lm-eval imports when it
-is asked for.
+lm-eval 0.4.13 has no plug-in mechanism; a later release reads the entry-point group `lm_eval.models`, which we declare.
+Until then, an import hook waits for lm-eval's own model registry and adds the name `exitbench` to it. lm-eval imports
+the class on first use.
 
 So `import exitbench` puts a finder on `sys.meta_path`. Nothing else can wait for a module that may never be imported,
-and importing lm-eval here would take seconds of every command. The finder answers for that one module, and takes itself
-away when it is imported.
+and importing lm-eval here would cost every command seconds. The finder handles that one module and removes itself
+when the module is imported.
 """
 
 import logging
@@ -23,7 +23,7 @@ _LIST: Final = "lm_eval.models"
 
 
 def register_with_lm_eval() -> None:
-    """Register with lm-eval, now where it has been imported and otherwise when it is."""
+    """Register with lm-eval now if it has been imported, otherwise when it is imported."""
     if _LIST in sys.modules:
         _register()
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
@@ -32,7 +32,10 @@ def register_with_lm_eval() -> None:
 
 @contextmanager
 def quiet_lm_eval() -> Iterator[None]:
-    """Log only lm-eval's errors while this project drives it: it warns of every task whose records we hand over."""
+    """Log only lm-eval's errors while this project drives it.
+
+    Otherwise lm-eval warns about every task whose records are passed in.
+    """
     logger = logging.getLogger("lm_eval")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -50,15 +53,15 @@ def _register() -> None:
 
 
 class _Finder:
-    """Finds nothing itself: what others find of lm-eval's list registers us once it has been run."""
+    """Import hook for lm-eval's model registry: delegates to the other finders and registers after execution."""
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return the spec that the other finders have, for the one module that is waited for."""
+        """Return the other finders' spec for the awaited module, with registration added; None for any other module."""
         if name != _LIST:
             return None
         sys.meta_path.remove(self)
         specs = (finder.find_spec(name, path, target) for finder in sys.meta_path)
-        spec = next((found for found in specs if found is not None), None)
+        spec = next((candidate for candidate in specs if candidate is not None), None)
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
 

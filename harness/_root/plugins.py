@@ -1,8 +1,8 @@
 """Plug-ins: Python files of a folder that the user names with ``--plugins``, which run with the user's rights.
 
-A file registers what it brings (``exitbench.register_task``, ``exitbench.register_method``); others of the folder it
-imports as ``exitbench_plugins.NAME``. Nothing is looked for anywhere else. It lies beneath every package, as `errors`
-does.
+A file registers its tasks and methods (``exitbench.register_task``, ``exitbench.register_method``) and imports other
+files of the folder as ``exitbench_plugins.NAME``. No other place is searched. Imports nothing from this project but
+`errors`.
 """
 
 import importlib
@@ -16,18 +16,18 @@ from typing import Final
 from exitbench.errors import UserError, told
 
 PACKAGE: Final = "exitbench_plugins"
-"""The package that the folder is."""
+"""Package name under which the folder's files are imported."""
 _VARIABLE: Final = "EXITBENCH_PLUGINS"
 
 
 def use_plugins(folder: Path) -> tuple[Path, ...]:
-    """Trust a folder, in this process and in those that it starts.
+    """Trust a folder, in this process and its child processes.
 
     Returns:
-        The files whose code is run.
+        The Python files that will be executed.
 
     Raises:
-        UserError: There is no such folder, nothing is in it, or another one is in use.
+        UserError: The folder does not exist or is empty, or another one is in use.
     """
     folder = folder.resolve()
     if not folder.is_dir():
@@ -42,13 +42,13 @@ def use_plugins(folder: Path) -> tuple[Path, ...]:
 
 
 def plugins_folder() -> Path | None:
-    """Return the folder that is trusted; None where the user named none."""
-    given = os.environ.get(_VARIABLE)
-    return Path(given) if given else None
+    """Return the trusted folder, or None if the user named none."""
+    value = os.environ.get(_VARIABLE)
+    return Path(value) if value else None
 
 
 def load_plugins() -> None:
-    """Import the files of the trusted folder, each once; does nothing without one.
+    """Import each file of the trusted folder once; do nothing if there is none.
 
     Raises:
         UserError: A file cannot be imported.

@@ -1,4 +1,4 @@
-"""Progress bars with the time left on a terminal, plain lines or nothing anywhere else."""
+"""Progress display: bars with the remaining time on a terminal, plain lines or nothing elsewhere."""
 
 import sys
 import threading
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 class Progress(Protocol):
-    """What an executor tells while cells run; several may run at once, and be told of by several threads."""
+    """Receiver of an executor's progress events. Several cells may run at once, reported from several threads."""
 
     def start(self, label: str, documents: int) -> None:
-        """A cell has started."""
+        """Report that a cell has started."""
 
     def documents_done(self, label: str, done: int) -> None:
-        """So many documents of a cell that has started are finished."""
+        """Report that `done` documents of a started cell are finished."""
 
     def end(self, label: str, status: str) -> None:
-        """A cell has ended; it need not have started here."""
+        """Report that a cell has ended, with or without a preceding `start`."""
 
     def note(self, text: str) -> None:
-        """Something that is worth a line."""
+        """Show a message on a line of its own."""
 
     def __enter__(self) -> Self: ...
 
@@ -37,12 +37,12 @@ class Progress(Protocol):
 
 
 def progress(cells: int, of: str = "cells", unit: str = "document") -> Progress:
-    """Return bars on stderr where that is a terminal, lines where it is not.
+    """Return bars on stderr if it is a terminal, otherwise plain lines.
 
     Args:
-        cells: How many there are.
-        of: What they are called.
-        unit: What one of them consists of.
+        cells: Number of cells.
+        of: Plural noun for the cells.
+        unit: Singular noun for the parts of a cell.
     """
     stream = sys.stderr
     return Bars(cells, stream, of) if stream.isatty() else Lines(cells, stream, unit)
@@ -50,7 +50,7 @@ def progress(cells: int, of: str = "cells", unit: str = "document") -> Progress:
 
 @contextmanager
 def counting(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show one bar on a terminal; gives what is to be called with (done, total)."""
+    """Show one bar on a terminal; yields a callback that takes (done, total)."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
@@ -60,11 +60,11 @@ def counting(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 MAX_BARS = 8
-"""Cells that have a bar of their own at the same time."""
+"""Maximum number of cells with their own bar at the same time."""
 
 
 class Bars:
-    """Cells overall, and documents of cells that run, with the time left."""
+    """Progress bars: all cells, and the documents of each running cell, with the remaining time."""
 
     def __init__(self, cells: int, stream: TextIO, of: str = "cells") -> None:
         self._bars = _bars(stream)
@@ -72,17 +72,17 @@ class Bars:
         self._running: dict[str, rich.progress.TaskID] = {}
 
     def start(self, label: str, documents: int) -> None:
-        """Show a bar for the cell, if there is room."""
+        """Show a bar for the cell, if fewer than `MAX_BARS` are shown."""
         if len(self._running) < MAX_BARS and label not in self._running:
             self._running[label] = self._bars.add_task(visible(label), total=documents)
 
     def documents_done(self, label: str, done: int) -> None:
-        """Move the cell's bar."""
+        """Update the cell's bar."""
         if (bar := self._running.get(label)) is not None:
             self._bars.update(bar, completed=done, refresh=True)
 
     def end(self, label: str, status: str) -> None:
-        """Move the upper bar; what did not go well stays on the screen."""
+        """Advance the overall bar. A status other than ``ok`` stays on the screen."""
         if (bar := self._running.pop(label, None)) is not None:
             self._bars.remove_task(bar)
         if status != "ok":
@@ -130,14 +130,14 @@ def _bars(stream: TextIO) -> "rich.progress.Progress":
 
 
 LEFT_S = 30.0
-"""How often a log is told what is left."""
+"""Minimum seconds between two estimates of the remaining time in a log."""
 
 _FEW = 3
-"""Cells by which nothing can be told of others: the first loads the model."""
+"""Finished cells before the first estimate: the first cell includes loading the model."""
 
 
 class Lines:
-    """One line a cell, for logs and continuous integration."""
+    """Progress as one line per cell, for logs and continuous integration."""
 
     def __init__(self, cells: int, stream: TextIO, unit: str = "document") -> None:
         self._cells, self._stream, self._unit, self._lock = cells, stream, unit, threading.Lock()
@@ -146,11 +146,11 @@ class Lines:
         self._started_s = self._told_s = time.monotonic()
 
     def start(self, label: str, documents: int) -> None:
-        """Remember what runs."""
+        """Remember the cell and its start time."""
         self._running[label] = (documents, time.monotonic())
 
     def documents_done(self, label: str, done: int) -> None:
-        """Nothing: a line a document would drown a log."""
+        """Do nothing: one line per document would flood a log."""
 
     def end(self, label: str, status: str) -> None:
         """Write the cell's line."""
@@ -166,13 +166,14 @@ class Lines:
             self._tell_left()
 
     def _tell_left(self) -> None:
-        """Now and then, what is left, as if all cells took as long as those that have ended."""
-        now_s, left = time.monotonic(), self._cells - self._ended
-        if left > 0 and self._ended >= _FEW and now_s - self._told_s >= LEFT_S:
-            self._told_s, seconds = now_s, (now_s - self._started_s) / self._ended * left
+        """Write an estimate of the remaining time, at most every `LEFT_S` seconds, from the mean time per cell."""
+        now_s, remaining = time.monotonic(), self._cells - self._ended
+        if remaining > 0 and self._ended >= _FEW and now_s - self._told_s >= LEFT_S:
+            self._told_s, seconds = now_s, (now_s - self._started_s) / self._ended * remaining
             about = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
             tell(
-                f"{self._ended} of {self._cells} done, {left} left: about {about} if they are like these", self._stream
+                f"{self._ended} of {self._cells} done, {remaining} left: about {about} if they are like these",
+                self._stream,
             )
 
     def note(self, text: str) -> None:

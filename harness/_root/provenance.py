@@ -1,6 +1,6 @@
-"""Where a class of others comes from: its distribution, and a digest of what its source files say.
+"""Provenance of third-party classes: their distribution and a digest of their source files.
 
-It lies beneath every package, as `errors` does: methods and tasks of others are told apart in the same way.
+Imports nothing from this project, so that methods and tasks share the same digest.
 """
 
 import ast
@@ -17,7 +17,7 @@ from types import ModuleType
 
 
 def distribution(cls: type, group: str) -> tuple[str | None, str | None]:
-    """Return name and version of the distribution whose entry point in a group names a class; (None, None) of none."""
+    """Return name and version of the distribution whose entry point in a group names the class, or (None, None)."""
     for point in entry_points(group=group):
         if (point.module, point.attr) == (cls.__module__, cls.__qualname__) and point.dist is not None:
             return point.dist.name, point.dist.version
@@ -25,55 +25,55 @@ def distribution(cls: type, group: str) -> tuple[str | None, str | None]:
 
 
 def revision_of_others(cls: type, declared: str, group: str) -> str:
-    """Return what tells apart what a class of others computes from what it computed before.
+    """Return a revision that changes whenever a third-party class may compute something else.
 
     Args:
         cls: The class.
         declared: The version it declares.
-        group: Entry points of its kind.
+        group: Entry-point group for this kind of class.
     """
     name, version = distribution(cls, group)
-    brought = f"{name} {version} " if name else ""
-    return f"{declared} {brought}{syntax_sha256(cls, cls.__module__.partition('.')[0])}"
+    origin = f"{name} {version} " if name else ""
+    return f"{declared} {origin}{syntax_sha256(cls, cls.__module__.partition('.')[0])}"
 
 
 def syntax_sha256(cls: type, package: str, apart_from: Path | None = None) -> str:
-    """Digest of the syntax of a class's file and of the modules of a package that it imports, directly or not.
+    """Return a digest of the syntax trees of a class's file and of all modules of a package that it imports.
 
-    Comments, docstrings and layout change nothing, nor does where the files lie.
+    Imports are followed transitively. Comments, docstrings, formatting and file locations do not affect the digest.
 
     Args:
         cls: The class.
-        package: Modules of others are not followed.
-        apart_from: A file that computes nothing.
+        package: Only imports from this package are followed.
+        apart_from: A file to ignore, because it computes nothing.
     """
     trees = sorted(_tree(path.read_bytes()) for path in _files(cls, package, apart_from))
     return hashlib.sha256("\0".join(trees).encode()).hexdigest()
 
 
 def _files(cls: type, package: str, apart_from: Path | None) -> set[Path]:
-    """The file of a class, and those of a package that it imports."""
-    found: set[Path] = set()
-    left = [(Path(inspect.getfile(cls)), _package(sys.modules.get(cls.__module__)))]
-    while left:
-        path, inside = left.pop()
-        if path not in found and path != apart_from:
-            found.add(path)
-            left += _imported(path, inside, package)
-    return found
+    """Return the file of a class and the files of a package that it imports, directly or not."""
+    files: set[Path] = set()
+    to_visit = [(Path(inspect.getfile(cls)), _package(sys.modules.get(cls.__module__)))]
+    while to_visit:
+        path, inside = to_visit.pop()
+        if path not in files and path != apart_from:
+            files.add(path)
+            to_visit += _imported(path, inside, package)
+    return files
 
 
 @cache
 def _imported(path: Path, inside: str, package: str) -> tuple[tuple[Path, str], ...]:
-    """The files of a package that a source file in one of its packages imports, and the packages they are in."""
-    names = _named(ast.parse(path.read_bytes()), inside)
+    """Return (file, enclosing package) of each module of a package that a source file imports."""
+    names = _imported_names(ast.parse(path.read_bytes()), inside)
     modules = [_module(name) for name in names if f"{name}.".startswith(f"{package}.")]
-    files = [(getattr(module, "__file__", None), _package(module)) for module in modules]  # of a namespace: none
+    files = [(getattr(module, "__file__", None), _package(module)) for module in modules]  # namespaces have no file
     return tuple((Path(file), inner) for file, inner in files if file)
 
 
-def _named(tree: ast.AST, inside: str) -> Iterator[str]:
-    """Names that a file's imports could mean: modules, and what is imported from them, which may be modules too."""
+def _imported_names(tree: ast.AST, inside: str) -> Iterator[str]:
+    """Yield the dotted names that a file imports: modules, and names imported from them, which may be modules too."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -84,7 +84,7 @@ def _named(tree: ast.AST, inside: str) -> Iterator[str]:
 
 
 def _module(name: str) -> ModuleType | None:
-    """A module; None for a name that is none, such as a class within one."""
+    """Return the module of that name, or None if it names something else, such as a class."""
     parent, _, child = name.rpartition(".")
     if parent and name not in sys.modules and hasattr(_module(parent), child):
         return None
@@ -100,16 +100,16 @@ def _package(module: ModuleType | None) -> str:
 
 @cache
 def _tree(source: bytes) -> str:
-    """What a file says without comments and docstrings; most files are of many classes."""
+    """Return the dumped syntax tree without docstrings; cached, since many classes share a file."""
     return ast.dump(_without_docstrings(ast.parse(source)))
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:
-    """Drop every statement that is a text alone: docstrings, of attributes too."""
+    """Drop every statement that is only a string: docstrings, including those of attributes."""
     for node in ast.walk(tree):
         for name in ("body", "orelse", "finalbody"):
             if isinstance(statements := getattr(node, name, None), list):
-                setattr(node, name, [one for one in statements if not _is_text(one)])
+                setattr(node, name, [statement for statement in statements if not _is_text(statement)])
     return tree
 
 

@@ -1,6 +1,6 @@
-"""Escape untrusted text for a terminal: nothing in it acts on the screen, and what differs looks different.
+"""Escape untrusted text for a terminal: control characters have no effect, and different texts look different.
 
-It lies beneath every package, as `errors` does.
+Imports nothing from this project.
 """
 
 import sys
@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from typing import Final, TextIO
 
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-"""Unicode categories of what cannot be seen, or changes how the rest is seen."""
+"""Unicode categories of characters that are invisible or change how other characters are displayed."""
 
 _SCREEN_LINES: Final = 20
 _LINE_LENGTH: Final = 1600
-"""Twenty lines of a terminal: the longest list of names that is allowed somewhere has less."""
+"""About twenty terminal lines, more than the longest list of allowed names in any message."""
 
 
 def visible(text: str, keep: str = "") -> str:
-    """Return `text` with every character spelled out that cannot be seen or moves others, but those of `keep`."""
+    """Return `text` with invisible and control characters escaped, except those in `keep`."""
     if text.isprintable():  # as nearly all texts are
         return text
     return "".join(
@@ -30,7 +30,7 @@ def visible(text: str, keep: str = "") -> str:
 
 
 def tell(text: str, file: TextIO | None = None) -> None:
-    """Print lines that may quote what others wrote, with controls spelled out; on stderr where no file is given."""
+    """Print text that may quote untrusted input, with control characters escaped; to stderr by default."""
     print(visible(text, keep="\n"), file=file or sys.stderr, flush=True)
 
 
@@ -40,22 +40,26 @@ def number_of(n: int, noun: str) -> str:
 
 
 def told_apart(texts: Sequence[str], width: int) -> list[str]:
-    """Cut texts to a width, in such a way that those which differ still do.
+    """Abbreviate texts to a width so that different texts remain different.
 
-    A text loses its end, or its middle where others begin like it; where neither tells it apart it stays whole.
+    A text loses its end, or its middle if others share its beginning. If neither is unique, it is not cut.
 
     Args:
         texts: Each on one line.
         width: Characters, at least 3.
+
+    Examples:
+        >>> told_apart(["calm-softmax", "calm-saturation", "full"], 8)
+        ['calm-so…', 'calm-sa…', 'full']
     """
-    shown: dict[str, str] = {}
-    left = set(texts)
+    abbreviated: dict[str, str] = {}
+    remaining = set(texts)
     for cut in (_without_end, without_middle):
-        cuts = {text: cut(text, width) for text in left}
-        times = Counter([*cuts.values(), *shown.values()])
-        shown |= {text: short for text, short in cuts.items() if times[short] == 1}
-        left -= set(shown)
-    return [shown.get(text, text) for text in texts]
+        cuts = {text: cut(text, width) for text in remaining}
+        times = Counter([*cuts.values(), *abbreviated.values()])
+        abbreviated |= {text: short for text, short in cuts.items() if times[short] == 1}
+        remaining -= set(abbreviated)
+    return [abbreviated.get(text, text) for text in texts]
 
 
 def _without_end(text: str, width: int) -> str:
@@ -63,15 +67,20 @@ def _without_end(text: str, width: int) -> str:
 
 
 def without_middle(text: str, width: int) -> str:
-    """Cut a text to a width, at least 3, where it is longer: an ellipsis takes the place of its middle."""
+    """Cut a text to a width of at least 3 by replacing its middle with an ellipsis.
+
+    Examples:
+        >>> without_middle("abcdefgh", 5)
+        'ab…gh'
+    """
     tail = (width - 1) // 2
     return text if len(text) <= width else f"{text[: width - 1 - tail]}…{text[-tail:]}"
 
 
 def one_screen(text: str) -> str:
-    """Return a message that fits on a screen, whatever it quotes."""
+    """Return a message cut to fit on one screen, whatever it quotes."""
     lines = text.split("\n")
-    left_out = len(lines) - _SCREEN_LINES
-    if left_out > 0:
-        lines[_SCREEN_LINES:] = [f"… and {number_of(left_out, 'more line')}"]
+    n_cut = len(lines) - _SCREEN_LINES
+    if n_cut > 0:
+        lines[_SCREEN_LINES:] = [f"… and {number_of(n_cut, 'more line')}"]
     return "\n".join(without_middle(line, _LINE_LENGTH) for line in lines)

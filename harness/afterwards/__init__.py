@@ -1,1 +1,1 @@
-"""What is done with stored results: rescoring, part-of-speech tags, reruns that are compared."""
+"""Postprocessing of stored results: rescoring, part-of-speech tags, replays, tuning, reproducibility checks."""

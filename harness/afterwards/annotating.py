@@ -1,4 +1,4 @@
-"""Part-of-speech tags for the tokens of full depth's stored answers, from the database alone, without a model."""
+"""Part-of-speech tags for the tokens of full depth's stored answers; needs the database, but no model."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -25,17 +25,17 @@ _TOKENS: Final = """
 _NO_TEXT: Final = """
     SELECT token_id FROM vocabulary WHERE tokenizer_sha256 = $tokenizer AND begins_word IS NULL
 """
-_SPELLED: Final = "SELECT DISTINCT tokenizer_sha256 AS t FROM vocabulary"
+_TOKENIZERS: Final = "SELECT DISTINCT tokenizer_sha256 AS t FROM vocabulary"
 
 
 @dataclass(frozen=True)
 class AnnotationReport:
-    """What became of the runs that were asked for.
+    """Outcome of `annotate`.
 
     Attributes:
-        tagged: Runs whose tags were written now.
-        current: Runs that had tags of this tagger.
-        unspelled: Attempts whose token ids nothing spells.
+        tagged: Number of runs whose tags were written.
+        current: Number of runs that already had tags of this tagger.
+        unspelled: Attempts whose tokenizer's vocabulary is not stored.
     """
 
     tagged: int
@@ -46,24 +46,24 @@ class AnnotationReport:
 def annotate(
     database: Database, spool_root: Path, names: Sequence[str], tagger: Tagger, progress: Callable[[int, int], None]
 ) -> AnnotationReport:
-    """Tag what `names` name, and every run at full depth if there are none.
+    """Tag the named full-depth runs, or all of them if there are no names.
 
     Args:
-        database: Open; has the answers.
-        spool_root: The spool; tags are written there (`results.beside.derived`).
-        names: Runs as `results.analysis.selection` has them.
-        tagger: Of the language of the answers.
+        database: Open database with the answers.
+        spool_root: The spool, to which tags are written (`results.beside.derived`).
+        names: Names of runs (see `results.analysis.selection`).
+        tagger: Tagger for the language of the answers.
         progress: Called with (runs done, runs to do).
 
     Raises:
-        UserError: A name fits nothing, or the spool cannot be written.
+        UserError: A name matches no run, or the spool cannot be written.
     """
     rows = database.query(_RUNS).to_pylist()
     runs = RunIndex(map(_run, rows), what="run at full depth")
     chosen = {run.attempt_id for name in names for run in runs.find(name)}
     wanted = [row for row in rows if not names or row["attempt_id"] in chosen]
     to_do = [row for row in wanted if not TAGS.has(spool_root, row["attempt_id"], tagger.name)]
-    spelling = set(database.query(_SPELLED)["t"].to_pylist())
+    spelling = set(database.query(_TOKENIZERS)["t"].to_pylist())
     unspelled = tuple(row["attempt_id"] for row in to_do if row["tokenizer_sha256"] not in spelling)
     to_do = [row for row in to_do if row["attempt_id"] not in unspelled]
     for done, row in enumerate(to_do, start=1):
@@ -87,7 +87,7 @@ def _run(row: Mapping[str, Any]) -> Run:
 
 
 def _tags(database: Database, attempt_id: str, tokenizer_sha256: str, tagger: Tagger) -> pa.Table:
-    """Tags of one run's answers, a row a token that belongs to a word."""
+    """Return the tags of one run's answers, one row per token that belongs to a word."""
     answers = database.query(_TOKENS, {"attempt": attempt_id}).to_pylist()
     texts = spelled(database, tokenizer_sha256, {token_id for answer in answers for token_id in answer["token_ids"]})
     no_text = set(database.query(_NO_TEXT, {"tokenizer": tokenizer_sha256})["token_id"].to_pylist())
@@ -95,7 +95,7 @@ def _tags(database: Database, attempt_id: str, tokenizer_sha256: str, tagger: Ta
     for answer in answers:
         pieces = ["" if token_id in no_text else texts[token_id] for token_id in answer["token_ids"]]
         if pieces:
-            pieces[0] = pieces[0].lstrip()  # no space begins a text
+            pieces[0] = pieces[0].lstrip()  # the decoded text has no leading space
         for position, upos in enumerate(tags_of(pieces, tagger.words("".join(pieces))), start=1):
             if upos is not None:
                 rows.append({"doc_key": answer["doc_key"], "position": position, "upos": upos})

@@ -1,4 +1,4 @@
-"""Replay a method's exit rule over a probe at many thresholds in one pass: nothing is decoded, so it is `simulated`."""
+"""Replay a method's exit rule over a probe at many thresholds in one pass, without decoding (`simulated`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from exitbench.results.files.duckdb_files import in_memory
 if TYPE_CHECKING:
     import pandas as pd
 
-_SHOWN: Final = 12
+_MAX_SHOWN_PROBES: Final = 12
 _PROBES: Final = """
     SELECT
         a.attempt_id, a.cell_id, m.name AS model, d.label AS task_label, m.blocks, m.encoder_blocks = 0 AS is_causal,
@@ -51,15 +51,15 @@ _SCORED: Final = """
 
 @dataclass(frozen=True)
 class Probe:
-    """What every block says about every token of full depth's own answers.
+    """Per-block predictions for every token of full depth's own answers.
 
     Attributes:
-        table: A row a token, with the columns of the database's probe table (docs/schema.md).
-        n_blocks: Decoder blocks of the model.
-        max_new_tokens: The longest answer allowed.
-        is_causal: Whether the first token is read from the prompt's own pass, and so never leaves early.
-        scored_by: Method whose gate was asked of every token: ``score`` and ``emitted_id`` of the table are its. None:
-            no gate was, and only methods whose score the other columns tell can be replayed.
+        table: One row per token, with the columns of the database's probe table (docs/schema.md).
+        n_blocks: Number of decoder blocks of the model.
+        max_new_tokens: Maximum number of tokens per answer.
+        is_causal: Whether the first token is read from the prefill, and so never exits early.
+        scored_by: Method whose gate scored every token, in columns ``score`` and ``emitted_id``. None: there are no
+            such columns, and only methods whose score follows from the other columns can be replayed.
     """
 
     table: pa.Table
@@ -69,26 +69,26 @@ class Probe:
     scored_by: str | None = None
 
     def to_pandas(self) -> pd.DataFrame:
-        """The table as a data frame."""
+        """Return the table as a data frame."""
         frame: pd.DataFrame = self.table.to_pandas()
         return frame
 
 
 def replay(probe: Probe, method: str, thresholds: Sequence[float], **params: Any) -> pa.Table:
-    """Apply a method's exit rule to a probe at many thresholds in one pass; nothing is decoded (`simulated`).
+    """Apply a method's exit rule to a probe at many thresholds in one pass, without decoding (`simulated`).
 
     Args:
         probe: From `probe`.
-        method: A method whose score the probe's columns tell, such as ``calm-softmax``, or that scored them.
-        thresholds: Any number of them.
-        **params: Its other parameters.
+        method: A method whose score follows from the probe's columns, such as ``calm-softmax``, or that scored them.
+        thresholds: Thresholds to replay, at least one.
+        **params: Other parameters of the method.
 
     Returns:
-        A row a threshold: ``threshold``, ``mean_exit_layer``, ``token_match`` (share of tokens that full depth emits).
+        One row per threshold: ``threshold``, ``mean_exit_layer``, ``token_match`` (share of full depth's tokens).
 
     Raises:
-        UserError: The method has no threshold or does not look at it, parameters do not fit the model, or a probe does
-            not tell its score.
+        UserError: The method has no threshold or ignores it, parameters do not fit the model, or its score does not
+            follow from a probe.
 
     Examples:
         >>> import exitbench as eb
@@ -101,11 +101,11 @@ def replay(probe: Probe, method: str, thresholds: Sequence[float], **params: Any
     kind = get_method(method)
     if "threshold" not in {field.name for field in dataclasses.fields(kind)}:
         raise UserError(f"method {method!r} has no threshold.")
-    levels = [float(level) if isinstance(level, Real) else level for level in thresholds]  # numpy's become Python's
+    levels = [float(level) if isinstance(level, Real) else level for level in thresholds]  # converts numpy numbers
     settings = [kind.from_params({**params, "threshold": level}) for level in levels]
     if "threshold" in settings[0].unused_params():
-        given = ", ".join(f"{name} = {value!r}" for name, value in params.items())
-        raise UserError(f"method {method!r} does not look at its threshold with {given}; there is nothing to sweep.")
+        stated = ", ".join(f"{name} = {value!r}" for name, value in params.items())
+        raise UserError(f"method {method!r} does not look at its threshold with {stated}; there is nothing to sweep.")
     settings[0].check(probe.n_blocks)
     all_parts = [setting.parts(probe.n_blocks) for setting in settings]
     score_sql, emitted_sql = all_parts[0].score_sql(probe.n_blocks), "top1_id[l]"
@@ -116,8 +116,8 @@ def replay(probe: Probe, method: str, thresholds: Sequence[float], **params: Any
     rules = [parts.threshold.sql(probe.max_new_tokens) for parts in all_parts]
     with in_memory() as connection:
         connection.register("probe", probe.table)
-        told = (score_sql, emitted_sql)
-        swept = _swept(connection, probe, told, all_parts[0].asked(probe.n_blocks), rules)
+        score_and_emitted = (score_sql, emitted_sql)
+        swept = _swept(connection, probe, score_and_emitted, all_parts[0].asked(probe.n_blocks), rules)
     return pa.table(
         {
             "threshold": pa.array(thresholds, pa.float64()),
@@ -128,24 +128,28 @@ def replay(probe: Probe, method: str, thresholds: Sequence[float], **params: Any
 
 
 def stored_probe(database: Database, name: str, method: Method | None = None) -> Probe:
-    """Return the newest probe of a model's answers to a task from the database; of given texts none is replayed here.
+    """Return the newest stored probe of a model's answers to a task; probes of scored continuations are not supported.
 
     Args:
         database: An open database.
-        name: Glob over MODEL/TASK that fits one.
-        method: What is to be replayed: where a probe does not tell its score, what its gate said is read too, if a
-            suite asked for that (cells of kind ``scores``).
+        name: Glob over MODEL/TASK that matches one probe.
+        method: Method to replay. If its score does not follow from a probe, its stored scores are read too, if a suite
+            recorded them (cells of kind ``scores``).
 
     Raises:
-        UserError: It fits none, or several; says which there are.
+        UserError: The glob matches none, or several; lists the existing ones.
     """
-    known = {f"{row['model']}/{row['task_label']}": row for row in database.query(_PROBES).to_pylist()}
-    found = [one for one in known if fnmatchcase(one, name)]
-    if len(found) != 1:
-        fits = f"fits {len(found)} probes: {', '.join(sorted(found)[:_SHOWN])}" if found else "fits no probe"
-        names = ", ".join(sorted(known)[:_SHOWN]) or "none; suites ask for them by kinds = ['probe']"
+    probes = {f"{row['model']}/{row['task_label']}": row for row in database.query(_PROBES).to_pylist()}
+    matches = [key for key in probes if fnmatchcase(key, name)]
+    if len(matches) != 1:
+        fits = (
+            f"fits {len(matches)} probes: {', '.join(sorted(matches)[:_MAX_SHOWN_PROBES])}"
+            if matches
+            else "fits no probe"
+        )
+        names = ", ".join(sorted(probes)[:_MAX_SHOWN_PROBES]) or "none; suites ask for them by kinds = ['probe']"
         raise UserError(f"{name!r} {fits}. One is needed, as MODEL/TASK. There are: {names}.")
-    row = known[found[0]]
+    row = probes[matches[0]]
     is_causal = row["first_token"] != "gated" and row["is_causal"]
     scores = None if method is None or method.probe_tells_score() else _scores(database, row["cell_id"], method)
     if method is None or scores is None:
@@ -156,17 +160,17 @@ def stored_probe(database: Database, name: str, method: Method | None = None) ->
 
 
 def _scores(database: Database, probe_cell_id: str, method: Method) -> str | None:
-    """The newest attempt at asking the method's gate of a probe's tokens."""
-    asked = json.loads(json.dumps(method.score_params()))
+    """Return the newest attempt that scored a probe's tokens with the method's gate, or None."""
+    params = json.loads(json.dumps(method.score_params()))
     rows = database.query(_SCORES, [probe_cell_id, method.name]).to_pylist()
-    return next((row["attempt_id"] for row in rows if json.loads(row["params"]) == asked), None)
+    return next((row["attempt_id"] for row in rows if json.loads(row["params"]) == params), None)
 
 
 def _swept(
     connection: duckdb.DuckDBPyConnection,
     probe: Probe,
-    told: tuple[str, str],
-    asked: Sequence[int],
+    score_and_emitted: tuple[str, str],
+    exit_blocks: Sequence[int],
     rules: Sequence[str],
 ) -> Sweep:
     longest = max(probe.table.column("position").to_pylist())
@@ -175,4 +179,4 @@ def _swept(
         table = thresholds_by_position(connection, rules, longest)
     except duckdb.Error as error:
         raise UserError("replay: thresholds that differ by block cannot be swept together.") from error
-    return sweep(connection, "probe", *told, asked, probe.n_blocks, table, first_position=first)
+    return sweep(connection, "probe", *score_and_emitted, exit_blocks, probe.n_blocks, table, first_position=first)

@@ -1,4 +1,4 @@
-"""Reproducibility check: one stored cell run again as a new attempt, and compared with the old one."""
+"""Reproducibility check: run a stored cell again as a new attempt, and compare it with the old one."""
 
 import json
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from exitbench.results.analysis.selection import Run, RunIndex
 from exitbench.results.spool.attempts import Attempt, attempt_status, read_attempt, scan_spool
 
 REPEATABLE = ("quality", "probe", "scores", "replay", "fit", "calibration")
-"""Kinds of cells that give the same again; a timing does not."""
+"""Kinds of cells with reproducible results; timings have none."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class Stored:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A repetition.
+    """Result of a repetition.
 
     Attributes:
         repeated: Folder of the new attempt.
-        status: How it ended.
-        reason: Why, if not ``ok``.
-        compared: One a file, where it ended ``ok``.
+        status: Final status of the new attempt.
+        reason: Reason of the status, if not ``ok``.
+        compared: One comparison per file, if the status is ``ok``.
     """
 
     repeated: Path
@@ -53,25 +53,25 @@ class Verdict:
 
     @property
     def equal(self) -> bool:
-        """Whether it gave what was stored."""
-        return self.status == "ok" and all(one.equal for one in self.compared)
+        """True if the new attempt succeeded and equals the stored one."""
+        return self.status == "ok" and all(comparison.equal for comparison in self.compared)
 
 
 def find_stored(spool: Path, name: str) -> Stored:
-    """Return the successful attempt that a person names.
+    """Return the successful attempt with a name.
 
     Args:
         spool: The spool.
-        name: As `results.analysis.selection` has it.
+        name: Name of a run (see `results.analysis.selection`).
 
     Raises:
-        UserError: It is none or several, or its files are not what was written.
+        UserError: The name matches none or several attempts, or the attempt's files are damaged.
     """
     attempts = {attempt.attempt_id: attempt for attempt in scan_spool(spool) if attempt.finished}
     runs = RunIndex(filter(None, map(_run, attempts.values())), what="repeatable run")
-    found = runs.find(name)
-    # What a model answered goes by the name alone, other kinds of cells by their ids; a cell stands for its latest.
-    answers = [run for run in found if run.about == "quality"] or found
+    matches = runs.find(name)
+    # A name without an id means the quality run, if there is one; of each cell, the latest attempt counts.
+    answers = [run for run in matches if run.about == "quality"] or matches
     latest = list({run.cell_id: run for run in answers}.values())
     if len(latest) > 1:
         raise UserError(f"{name!r} names {len(latest)} repeatable runs, one is needed:\n{runs.listing(latest)}")
@@ -91,17 +91,17 @@ def verify(
     """Run a stored cell again and compare.
 
     Args:
-        stored: What to repeat.
-        spool: Where it lies, with the cells that it depends on.
-        repetitions: Spool of the new attempt: in the first, it would take the place of what it is compared with.
-        folder: Its checkpoint.
-        data_dir: Root of the local files that its documents were read from.
-        threads: Of torch.
-        confirm_run_unsafe_code: What the model wrote may be run, where the task scores it so.
+        stored: The attempt to repeat.
+        spool: Spool with the attempt and the cells that it depends on.
+        repetitions: Spool of the new attempt; in the original spool, it would replace the attempt it is compared with.
+        folder: Folder of the checkpoint.
+        data_dir: Root folder of the local files from which the documents were read.
+        threads: Number of torch threads.
+        confirm_run_unsafe_code: Whether scoring may execute code that the model wrote.
 
     Raises:
-        UserError: What is here is not what was asked then: weights, documents, version of engine, method or metric.
-            What the model wrote would be run, and nobody has confirmed that.
+        UserError: Weights, documents, or the version of engine, method or metric differ from the stored ones, or
+            scoring would execute code that the model wrote, without confirmation.
     """
     item = _item(stored, repetitions, folder, data_dir)
     if not confirm_run_unsafe_code and getattr(item.data.task_object, "is_unsafe", False):
@@ -133,24 +133,24 @@ def find_checkpoint(stored: Stored, models: Path, logs: Path) -> Path:
     """Return the folder of the checkpoint with the stored weights, configuration and tokenizer.
 
     Args:
-        stored: What to repeat.
-        models: Trained recipes; shipped models are looked at too, and the hub's cache where the model came from there.
-        logs: What workers were given: it names the folders of other checkpoints.
+        stored: The attempt to repeat.
+        models: Folder of trained recipes; bundled models are searched too, and the hub's cache for a hub model.
+        logs: Folder of the workers' inputs, which name the folders of other checkpoints.
 
     Raises:
-        UserError: There is none.
+        UserError: No such checkpoint is found.
     """
-    told = stored.cell["model"]
-    wanted = (told["weights_sha256"], told["config_sha256"], told["tokenizer_sha256"])
-    for folder in (*_of_hub(told.get("source")), *_checkpoints(models, logs)):
+    model = stored.cell["model"]
+    wanted = (model["weights_sha256"], model["config_sha256"], model["tokenizer_sha256"])
+    for folder in (*_hub_folder(model.get("source")), *_checkpoints(models, logs)):
         try:
-            model = describe_checkpoint(told["name"], folder)
+            described = describe_checkpoint(model["name"], folder)
         except UserError:
             continue
-        if (model.weights_sha256, model.config_sha256, model.tokenizer_sha256) == wanted:
+        if (described.weights_sha256, described.config_sha256, described.tokenizer_sha256) == wanted:
             return folder
     raise UserError(
-        f"no checkpoint with the weights {wanted[0][:12]} of model {told['name']!r} in {models}, among the shipped "
+        f"no checkpoint with the weights {wanted[0][:12]} of model {model['name']!r} in {models}, among the shipped "
         f"ones or in {logs}. Name its folder by --model."
     )
 
@@ -162,15 +162,15 @@ def _checkpoints(models: Path, logs: Path) -> Iterator[Path]:
     yield from (Path(path) for path in sorted(paths))
 
 
-def _of_hub(source: str | None) -> Iterator[Path]:
-    """The folder in the hub's cache of a checkpoint that came from the hub."""
+def _hub_folder(source: str | None) -> Iterator[Path]:
+    """Yield the cache folder of a checkpoint from the hub, if it is there."""
     name = read_name(source) if source is not None else None
-    if name is not None and (found := find(name)) is not None:
-        yield found.folder
+    if name is not None and (located := find(name)) is not None:
+        yield located.folder
 
 
 def _run(attempt: Attempt) -> Run | None:
-    """An attempt by its names; None for one that did not succeed, or cannot be repeated."""
+    """Return an attempt's names; None if it did not succeed or cannot be repeated."""
     cell, status = (_json(attempt.path / name) for name in ("cell.json", "status.json"))
     if status.get("status") != "ok" or cell.get("kind") not in REPEATABLE:
         return None
@@ -187,7 +187,7 @@ def _run(attempt: Attempt) -> Run | None:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """What a file says; nothing if it is damaged."""
+    """Return the JSON object in a file; empty if it is damaged."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -196,16 +196,16 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _item(stored: Stored, repetitions: Path, folder: Path, data_dir: Path | None) -> CellJob:
-    """The stored cell as it would be asked here and now, which must be the same cell.
+    """Rebuild the stored cell from the current code and data, as a job with the same identity.
 
     Raises:
-        UserError: It is another; says what differs.
+        UserError: The identity differs; lists the differences.
     """
     data = DataRequest.from_json(stored.cell["data"])
-    held_out = stored.cell["held_out"] and DataRequest.from_json(stored.cell["held_out"])
+    held_out_data = stored.cell["held_out"] and DataRequest.from_json(stored.cell["held_out"])
     corpora = Corpora(repetitions.parent)
     corpus = corpora.describe(data, data_dir)
-    held_out_sha256 = corpora.describe(held_out, data_dir).data_sha256 if held_out else ""
+    held_out_sha256 = corpora.describe(held_out_data, data_dir).data_sha256 if held_out_data else ""
     cell = _as_of_now(stored.cell, describe_checkpoint(stored.cell["model"]["name"], folder), corpus, held_out_sha256)
     if changed := identity_differences(stored.cell["identity"], cell.identity):
         commit = stored.env["environment"]["git_commit"] or "unknown"
@@ -215,12 +215,12 @@ def _item(stored: Stored, repetitions: Path, folder: Path, data_dir: Path | None
         )
     status = attempt_status(repetitions, cell.cell_id)
     label = f"{cell.model.name}/{cell.task.label}/{cell.method.name}/{cell.kind}"
-    seen = status.attempt_id if status else None
-    return CellJob(cell, label, data, held_out, seen, conformance=stored.cell["conformance"])
+    latest_id = status.attempt_id if status else None
+    return CellJob(cell, label, data, held_out_data, latest_id, conformance=stored.cell["conformance"])
 
 
 def _as_of_now(record: dict[str, Any], model: ModelRef, corpus: Corpus, held_out_sha256: str) -> Cell:
-    """A stored cell with the digests of what is here."""
+    """Return a stored cell with the current versions and digests."""
     method = {**record["method"], "revision": revision(get_method(record["method"]["name"]))}
     task = {
         **record["task"],

@@ -1,4 +1,4 @@
-"""Rescoring: stored answers under the tasks' current metric versions; documents are read again, no model is loaded."""
+"""Rescoring: score stored answers with the tasks' current metric versions. Rereads the documents, loads no model."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,12 +25,12 @@ _SHOWN_DIGITS = 12
 
 @dataclass(frozen=True)
 class RescoreReport:
-    """What became of the runs that were asked for.
+    """Outcome of `rescore`.
 
     Attributes:
-        rescored: Runs whose scores under the current version were written now.
-        current: Runs that had them.
-        problems: Why runs could not be scored, with the attempts that each reason holds for.
+        rescored: Number of runs whose scores under the current version were written.
+        current: Number of runs that already had them.
+        problems: Attempts that could not be scored, by reason.
     """
 
     rescored: int
@@ -48,7 +48,7 @@ class _Stored:
 
     @property
     def request(self) -> DataRequest:
-        """The documents that were answered."""
+        """Request of the documents that were answered."""
         return DataRequest.from_json(self.cell["data"])
 
     @property
@@ -73,17 +73,17 @@ def rescore(
     progress: Callable[[int, int], None],
     confirm_run_unsafe_code: bool = False,
 ) -> RescoreReport:
-    """Score what `names` name, and everything if there are none, as far as its scores are of another version.
+    """Rescore the named runs, or all if there are no names, unless their scores are of the current metric version.
 
     Args:
-        spool_root: The spool; scores are written there (`results.beside.derived`).
-        names: Suites (a name or TOML file), or runs as `results.analysis.selection` has them.
-        data_dir: Root of the local files that documents were read from.
+        spool_root: The spool, to which scores are written (`results.beside.derived`).
+        names: Suites (a name or TOML file), or names of runs (see `results.analysis.selection`).
+        data_dir: Root folder of the local files from which documents were read.
         progress: Called with (runs done, runs to do).
-        confirm_run_unsafe_code: What a model wrote may be run, of tasks that score so.
+        confirm_run_unsafe_code: Whether scoring may execute code that a model wrote.
 
     Raises:
-        UserError: A name fits nothing, or the spool cannot be written.
+        UserError: A name matches nothing, or the spool cannot be written.
     """
     chosen = _select(list(_stored_answers(spool_root)), names)
     scorer = _Scorer(spool_root, data_dir, confirm_run_unsafe_code)
@@ -106,7 +106,7 @@ def rescore(
 
 
 def _stored_answers(spool_root: Path) -> Iterator[_Stored]:
-    """The latest good attempt at every quality cell."""
+    """Yield the latest successful attempt of every quality cell."""
     latest: dict[str, _Stored] = {}
     for attempt in scan_spool(spool_root):
         if attempt.finished:
@@ -117,7 +117,7 @@ def _stored_answers(spool_root: Path) -> Iterator[_Stored]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """What a file says; nothing if it is damaged, which ingest reports."""
+    """Return the JSON object in a file; empty if it is damaged, which ingest reports."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -127,18 +127,18 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _select(stored: Sequence[_Stored], names: Sequence[str]) -> list[_Stored]:
     """Return the named runs, each once."""
-    runs = RunIndex((one.run for one in stored), what="quality run")
+    runs = RunIndex((attempt.run for attempt in stored), what="quality run")
     wanted: set[str] = set()
     for name in names:
         suite = name
         if name.endswith(".toml"):
-            # Imported here: suites name methods, and those need torch.
+            # Imported here: suites load methods, which need torch.
             from exitbench.harness.planning.suite import load_suite
 
             suite = load_suite(name).name
-        of_suite = {one.attempt_id for one in stored if one.cell["suite"] == suite}
+        of_suite = {attempt.attempt_id for attempt in stored if attempt.cell["suite"] == suite}
         wanted |= of_suite or {run.attempt_id for run in runs.find(name)}
-    return [one for one in stored if not names or one.attempt_id in wanted]
+    return [attempt for attempt in stored if not names or attempt.attempt_id in wanted]
 
 
 class _Scorer:
@@ -150,8 +150,8 @@ class _Scorer:
     def is_current(self, stored: _Stored) -> bool:
         """Return whether the run is scored under the task's current metric version."""
         version = stored.request.task_object.metric_version
-        known = stored.cell["task"]["metric_version"] == version
-        return known or is_rescored(self._spool_root, stored.attempt_id, version)
+        is_same_version = stored.cell["task"]["metric_version"] == version
+        return is_same_version or is_rescored(self._spool_root, stored.attempt_id, version)
 
     def score(self, stored: _Stored) -> None:
         """Score a run and write its scores into the spool."""
@@ -175,17 +175,17 @@ class _Scorer:
         record_rescore(self._spool_root, new)
 
     def _documents(self, stored: _Stored) -> Mapping[str, Document]:
-        """The documents that a run answered, by key; that they are the same is known by their digest."""
-        told = stored.cell["task"]
+        """Return the documents that a run answered, by key, after comparing their digest with the stored one."""
+        task = stored.cell["task"]
         request = stored.request
         if request.source == "local" and self._data_dir is None:
             paths = ", ".join(path for _, path in request.files) or "the files that its YAML names"
-            raise UserError(f"{told['label']} was read from {paths}: name the folder that holds them by --data-dir.")
+            raise UserError(f"{task['label']} was read from {paths}: name the folder that holds them by --data-dir.")
         documents, digest = self._load(request)
-        if digest != told["data_sha256"]:
+        if digest != task["data_sha256"]:
             raise UserError(
-                f"the {request.source} documents of {told['label']!r} are not those that were answered: their digest "
-                f"is {digest[:_SHOWN_DIGITS]}, not {told['data_sha256'][:_SHOWN_DIGITS]}. Name the folder that holds "
+                f"the {request.source} documents of {task['label']!r} are not those that were answered: their digest "
+                f"is {digest[:_SHOWN_DIGITS]}, not {task['data_sha256'][:_SHOWN_DIGITS]}. Name the folder that holds "
                 "the original files by --data-dir."
             )
         return documents
@@ -196,5 +196,5 @@ class _Scorer:
 
 
 def _rows(record: AttemptRecord, table: str) -> list[dict[str, Any]]:
-    """Rows of a table of an attempt; none where it has no such table."""
+    """Return the rows of an attempt's table; empty if there is no such table."""
     return [row for batch in record.batches(table) for row in batch.to_pylist()] if table in record.tables else []

@@ -1,6 +1,6 @@
-"""Part-of-speech taggers: spaCy and Stanza, where somebody has installed one of them and a model.
+"""Part-of-speech taggers: spaCy and Stanza, if one of them is installed with a model.
 
-Neither is a dependency: models do not come from the Python Package Index, and each is of one language.
+Neither is a dependency: their models are not on the Python Package Index, and each is for one language.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,12 +12,12 @@ from typing import Any, Final, Protocol
 from exitbench.errors import UserError, suggestion
 
 NO_WORD: Final = ("", "SPACE")
-"""What stands for no universal part of speech."""
+"""Tags that are not a universal part of speech."""
 
 
 @dataclass(frozen=True)
 class Word:
-    """A word of a text: characters ``start`` to ``end`` (exclusive), and its universal part of speech."""
+    """A word of a text: character range [``start``, ``end``) and universal part of speech."""
 
     start: int
     end: int
@@ -25,10 +25,10 @@ class Word:
 
 
 class Tagger(Protocol):
-    """A loaded model.
+    """A loaded tagging model.
 
     Attributes:
-        name: Library, model and their versions: what tells its tags from those of another.
+        name: Library, model and their versions; identifies the tagger of stored tags.
     """
 
     name: str
@@ -69,11 +69,11 @@ class StanzaTagger:
     def __init__(self, model: str) -> None:
         stanza = import_module("stanza")
         try:
-            # Nothing is fetched here: what a result rests on was installed on purpose.
+            # No download here: models that results depend on must be installed explicitly.
             self._pipeline: Any = stanza.Pipeline(
                 model, processors="tokenize,mwt,pos", download_method=None, verbose=False
             )
-        except Exception as error:  # its own kinds have no base in common
+        except Exception as error:  # Stanza's errors have no common base class
             raise UserError(
                 f"Stanza has no model {model!r}: {error} `python -c \"import stanza; stanza.download('{model}')\"` "
                 "installs it; --model names another language."
@@ -81,7 +81,7 @@ class StanzaTagger:
         self.name = f"stanza {stanza.__version__} {model}"
 
     def words(self, text: str) -> Sequence[Word]:
-        """Return the words of a text in order; one that stands for several has the tag of the first."""
+        """Return the words of a text in order; a multi-word token has the tag of its first word."""
         tokens = (token for sentence in self._pipeline(text).sentences for token in sentence.tokens)
         return [Word(token.start_char, token.end_char, token.words[0].upos) for token in tokens]
 
@@ -97,18 +97,18 @@ TAGGERS: Final[Mapping[str, _Kind]] = {
     "spacy": _Kind("spacy", "en_core_web_sm", SpacyTagger),
     "stanza": _Kind("stanza", "en", StanzaTagger),
 }
-"""By the name that the command line takes; the first that is installed is used where none is named."""
+"""Taggers by command-line name; the first installed one is the default."""
 
 
 def load_tagger(name: str | None, model: str | None) -> Tagger:
     """Load a tagger.
 
     Args:
-        name: Of `TAGGERS`; None takes the first that is installed.
-        model: As the library names it; None takes English.
+        name: A key of `TAGGERS`; None: the first that is installed.
+        model: Model name of the library; None: English.
 
     Raises:
-        UserError: The library or the model is not installed, or the model tags no words; says what to do.
+        UserError: The library or the model is not installed, or the model sets no tags; suggests what to do.
     """
     if name is not None and name not in TAGGERS:
         raise UserError(f"no tagger {name!r}.{suggestion(name, TAGGERS)}")
@@ -124,17 +124,17 @@ def load_tagger(name: str | None, model: str | None) -> Tagger:
 
 
 def tags_of(pieces: Sequence[str], words: Sequence[Word]) -> Iterator[str | None]:
-    """Yield the tag of the word that each piece of a text belongs to; None where it belongs to none.
+    """Yield, per piece of a text, the tag of the word that it belongs to, or None.
 
     Args:
-        pieces: Texts of tokens that, joined, are the text.
-        words: Of that text, in order.
+        pieces: Token texts that join to the text.
+        words: Words of the text, in order.
     """
     start = 0
     for piece in pieces:
         end = start + len(piece)
-        own = [(min(end, word.end) - max(start, word.start), word.upos) for word in words]
-        # A piece of several words belongs to the one of which it has most, the first among equals.
-        most, upos = max(own, key=lambda pair: pair[0], default=(0, ""))
+        overlaps = [(min(end, word.end) - max(start, word.start), word.upos) for word in words]
+        # A piece that overlaps several words belongs to the one with the largest overlap; ties go to the first.
+        most, upos = max(overlaps, key=lambda pair: pair[0], default=(0, ""))
         yield upos if most > 0 and upos not in NO_WORD else None
         start = end

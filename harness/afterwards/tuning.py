@@ -1,7 +1,7 @@
-"""Choose a method and its threshold for a model and a task: search by replay, confirm by decoding, time what is left.
+"""Choose a method and its threshold for a model and a task: search by replay, confirm by decoding, time the finalists.
 
-Each stage is a suite that runs like any other, so that what is done is kept and an interrupted choice goes on. The
-search and the confirmation read documents of another split than those on which the choice is timed and reported.
+Each stage runs as an ordinary suite, so that finished cells are kept and an interrupted choice can resume. Search and
+confirmation use another split than the documents on which the choice is timed and reported.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from exitbench.results.database.connection import Database
 from exitbench.results.statistics.risk_control import documents_needed
 
 SHARES: Final = (4.0, 2.0, 1.0, 0.5, 0.25, 0.1)
-"""Of a candidate's tokens so many times the allowed loss may differ from full depth's, by its replay: a token that
-differs need not cost quality, and may cost more than its share."""
+"""Multiples of the allowed loss: share of a candidate's tokens that may differ from full depth's in its replay. A
+differing token may cost no quality, or more than its share."""
 LEVELS: Final = 201
 GREATEST_NATS: Final = 8.0
-"""Up to where a threshold without an upper bound is searched, on a scale of equal ratios."""
+"""Largest threshold searched if the parameter has no upper bound, on a geometric scale."""
 _LEAST: Final = 1e-4
 
 _RESULTS: Final = """
@@ -57,7 +57,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A setting that is worth decoding, and what its replay said (`simulated`)."""
+    """A setting worth decoding, with the results of its replay (`simulated`)."""
 
     point: Point
     mean_exit_layer: float
@@ -66,15 +66,15 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What is to be chosen, and from what.
+    """A tuning problem: model, task, candidate methods and allowed loss.
 
     Attributes:
-        suite: Whose model and task they are; its other sweeps are not run.
+        suite: Suite that declares the model and the task; its sweeps are not run.
         methods: Names of methods with a threshold.
-        max_loss_percent: Of full depth's quality.
-        documents: Documents of the search and the confirmation.
-        finalists: Methods that are timed.
-        epsilon: Chance that the bound on the expected loss is broken, by Learn then Test; None: the choice is by the
+        max_loss_percent: Maximum loss, in percent of full depth's quality.
+        documents: Number of documents for search and confirmation.
+        finalists: Number of methods to time.
+        epsilon: Probability that the bound on the expected loss is violated (Learn then Test); None: choose by the
             paired interval's bound alone.
     """
 
@@ -89,20 +89,20 @@ class Tuning:
 
     @cached_property
     def searched(self) -> TaskEntry:
-        """The task on documents that the choice is not reported on; a guarantee keeps those it is tested on unseen."""
+        """The task on documents for choosing, disjoint from the reported ones and, with a guarantee, from its tests."""
         data = self.task.other_split("calibration", self.documents, "choosing a threshold")
         if self.epsilon is not None:
             data = replace(data, apart_from=(*data.apart_from, data))
         return replace(self.task, label=f"{self.task.label}-calibration", data=data)
 
     def require_enough_documents(self, full_share: float = 1.0) -> None:
-        """Check that a guarantee can be had at all: a test must pass where no document loses anything.
+        """Check that a guarantee is achievable: the test must pass if no document loses anything.
 
         Args:
-            full_share: Full depth's score as a share of the scale; before it is known, the most that it can be.
+            full_share: Full depth's score as a share of the scale; 1.0, its maximum, before it is known.
 
         Raises:
-            UserError: Says how many documents that takes.
+            UserError: There are too few documents; says how many are needed.
         """
         if self.epsilon is None:
             return
@@ -119,7 +119,7 @@ class Tuning:
 
     @property
     def certified_metric(self) -> str:
-        """The metric whose expected loss a guarantee bounds: one that every document has by itself."""
+        """Metric whose expected loss a guarantee bounds; it is defined per document."""
         return self.task.data.task_object.consistency_metric
 
     def points_of(self, full_share: float) -> float:
@@ -138,23 +138,28 @@ class Tuning:
         return self.max_loss_percent / 100 * full_share
 
     def search(self) -> Suite:
-        """Full depth and its probe, and what gates say where a probe does not tell it."""
+        """Return the search suite: full depth, its probe, and gate scores that do not follow from the probe."""
         asking = [name for name in self.methods if not get_method(name)().probe_tells_score()]
         sweeps = [self._sweep(self.searched, baseline_method()(), (), "quality", "probe")]
         sweeps += [self._sweep(self.searched, get_method(name)(), (), "scores") for name in asking]
         return self._suite(self.searched, sweeps)
 
     def confirm(self, candidates: Iterable[Candidate]) -> Suite:
-        """Candidates and full depth, decoded on the documents of the search."""
+        """Return the suite that decodes candidates and full depth on the documents of the search."""
         return self._suite(self.searched, self._sweeps(self.searched, candidates, "quality"))
 
     def certify(self, finalists: Sequence[Candidate], candidates: Iterable[Candidate], full_share: float) -> Suite:
-        """A calibration of each finalist's method; together they are wrong with the guarantee's chance at most."""
+        """Return the suite that calibrates each finalist's method.
+
+        The error probability `epsilon` is divided among the finalists (union bound).
+        """
         assert self.epsilon is not None
         entries = []
         for finalist in finalists:
             method = finalist.point.method
-            levels = _conservative_first([one for one in candidates if one.point.method.name == method.name])
+            levels = _conservative_first(
+                [candidate for candidate in candidates if candidate.point.method.name == method.name]
+            )
             settings = CalibrationSettings(
                 levels=levels,
                 delta=self._delta(full_share),
@@ -163,18 +168,18 @@ class Tuning:
                 rule="hoeffding-bentkus",
             )
             points = (Point((), type(method)()),)
-            where = self.task.where
+            location = self.task.where
             names = ((self.model.name,), (self.task.label,))
-            entries.append(CalibrationEntry(where, *names, method.name, points, settings, self.documents))
+            entries.append(CalibrationEntry(location, *names, method.name, points, settings, self.documents))
         return replace(self._suite(self.task, []), calibrations=tuple(entries))
 
     def final(self, finalists: Iterable[Candidate]) -> Suite:
-        """What is left and full depth, decoded and timed on the task's own documents."""
+        """Return the suite that decodes and times the finalists and full depth on the task's own documents."""
         full = self._sweep(self.task, baseline_method()(), (), "quality", "timing")
         return self._suite(self.task, [full, *self._sweeps(self.task, finalists, "quality", "timing")])
 
     def _sweeps(self, task: TaskEntry, candidates: Iterable[Candidate], *kinds: Kind) -> list[Sweep]:
-        return [self._sweep(task, one.point.method, one.point.params, *kinds) for one in candidates]
+        return [self._sweep(task, candidate.point.method, candidate.point.params, *kinds) for candidate in candidates]
 
     def _sweep(self, task: TaskEntry, method: Method, params: tuple[tuple[str, Any], ...], *kinds: Kind) -> Sweep:
         labels = (task.label,)
@@ -186,7 +191,7 @@ class Tuning:
 
 
 def tunable_methods() -> tuple[str, ...]:
-    """Names of the methods with a threshold that need nothing trained, and whose score a probe tells."""
+    """Return the names of methods with a threshold that need no training and whose score follows from a probe."""
     return tuple(name for name in method_names() if _is_quick(get_method(name)()))
 
 
@@ -194,10 +199,10 @@ def require_tunable(name: str) -> None:
     """Check that a method has a threshold that a replay can search.
 
     Raises:
-        UserError: There is no such method, it has none, or it verifies what it drafts, which no replay tells.
+        UserError: The method does not exist, has no threshold, or verifies drafts, which a replay cannot simulate.
     """
     if not _is_searchable(get_method(name)()):
-        allowed = [one for one in method_names() if _is_searchable(get_method(one)())]
+        allowed = [other for other in method_names() if _is_searchable(get_method(other)())]
         raise UserError(f"method {name!r} has no threshold that a replay could search.{suggestion(name, allowed)}")
 
 
@@ -215,13 +220,13 @@ def find_candidates(database: Database, tuning: Tuning) -> list[Candidate]:
     """Search the thresholds of every method, and every static depth, by replay.
 
     Returns:
-        A few of each: for every share of tokens that may differ, the least depth that keeps it.
+        A few candidates per method: for every share in `SHARES`, the shallowest setting that keeps it.
 
     Raises:
         UserError: A parameter does not fit the model.
     """
     place = f"{tuning.model.name}/{tuning.searched.label}"
-    found = list(_of_depths(stored_probe(database, place), tuning.max_loss_percent))
+    candidates = list(_static_candidates(stored_probe(database, place), tuning.max_loss_percent))
     for name in tuning.methods:
         kind = get_method(name)
         probe = stored_probe(database, place, kind())
@@ -229,13 +234,17 @@ def find_candidates(database: Database, tuning: Tuning) -> list[Candidate]:
         swept = replay(probe, name, levels)
         points = [Point((("threshold", level),), kind.from_params({"threshold": level})) for level in levels]
         depths, matches = (swept[column].to_pylist() for column in ("mean_exit_layer", "token_match"))
-        swept_points = [one for one in map(Candidate, points, depths, matches) if one.mean_exit_layer < probe.n_blocks]
-        found += _cheapest(swept_points, tuning.max_loss_percent)
-    return found
+        swept_points = [
+            candidate
+            for candidate in map(Candidate, points, depths, matches)
+            if candidate.mean_exit_layer < probe.n_blocks
+        ]
+        candidates += _cheapest(swept_points, tuning.max_loss_percent)
+    return candidates
 
 
 def threshold_grid(kind: type[Method]) -> list[float]:
-    """Return the thresholds to search: evenly between the bounds, or in equal ratios where there is no upper one."""
+    """Return the thresholds to search: evenly spaced between the bounds, or geometric if there is no upper bound."""
     (field,) = (field for field in dataclasses.fields(kind) if field.name == "threshold")
     low, high = field.metadata["low"], field.metadata["high"]
     if high is not None:
@@ -243,31 +252,37 @@ def threshold_grid(kind: type[Method]) -> list[float]:
     return [float(f"{level:.3g}") for level in np.geomspace(_LEAST, GREATEST_NATS, LEVELS)]
 
 
-def _of_depths(probe: Probe, max_loss_percent: float) -> Iterator[Candidate]:
+def _static_candidates(probe: Probe, max_loss_percent: float) -> Iterator[Candidate]:
     kind, parameter = fixed_depth_method()
     chosen = np.array(probe.table["top1_id"].to_pylist())
     matches = (chosen == np.array(probe.table["full_token_id"])[:, None]).mean(axis=0)
     depths = range(1, probe.n_blocks)
     points = [Point(((parameter, depth),), kind.from_params({parameter: depth})) for depth in depths]
-    found = [Candidate(point, depth, float(matches[depth - 1])) for point, depth in zip(points, depths, strict=True)]
-    return _cheapest(found, max_loss_percent)
+    candidates = [
+        Candidate(point, depth, float(matches[depth - 1])) for point, depth in zip(points, depths, strict=True)
+    ]
+    return _cheapest(candidates, max_loss_percent)
 
 
 def _cheapest(candidates: Iterable[Candidate], max_loss_percent: float) -> Iterator[Candidate]:
-    """Of the candidates that keep a share of tokens the shallowest, for every share; each once."""
-    known, seen = list(candidates), set[tuple[float, float]]()
+    """Yield, for every share, the shallowest candidate whose differing tokens stay within it, without duplicates."""
+    pool, outcomes = list(candidates), set[tuple[float, float]]()
     for share in SHARES:
-        kept = [one for one in known if one.token_match >= 1 - share * max_loss_percent / 100]
-        best = min(kept, key=lambda one: (one.mean_exit_layer, -one.token_match), default=None)
-        if best is not None and (outcome := (best.mean_exit_layer, best.token_match)) not in seen:
-            seen.add(outcome)
+        within_share = [candidate for candidate in pool if candidate.token_match >= 1 - share * max_loss_percent / 100]
+        best = min(
+            within_share, key=lambda candidate: (candidate.mean_exit_layer, -candidate.token_match), default=None
+        )
+        if best is not None and (outcome := (best.mean_exit_layer, best.token_match)) not in outcomes:
+            outcomes.add(outcome)
             yield best
 
 
 def _conservative_first(candidates: Sequence[Candidate]) -> tuple[float, ...]:
-    """Return the thresholds of one method's candidates, the one that lets fewest tokens go first."""
-    ordered = sorted(candidates, key=lambda one: -one.point.method.parts(n_blocks=2).threshold.value(1, 1, 1))
-    return tuple(dict(one.point.params)["threshold"] for one in ordered)
+    """Return the thresholds of one method's candidates, from the strictest to the least strict."""
+    ordered = sorted(
+        candidates, key=lambda candidate: -candidate.point.method.parts(n_blocks=2).threshold.value(1, 1, 1)
+    )
+    return tuple(dict(candidate.point.params)["threshold"] for candidate in ordered)
 
 
 @dataclass(frozen=True)
@@ -275,10 +290,10 @@ class Choice:
     """Finalists of one stage.
 
     Attributes:
-        rows: Results by candidate.
-        kept: Best of each method that keeps the loss, at most so many as finalists are asked for; the cheapest first.
-        depth: The cheapest static depth that keeps it; None where none does.
-        is_shown: They keep it by the interval's bound; else only on these documents.
+        rows: Result row of each candidate.
+        kept: Best candidate per method within the allowed loss, cheapest first, limited to the number of finalists.
+        depth: The cheapest static depth within the allowed loss, or None.
+        is_shown: True if the interval's bound is within the allowed loss; False if only the point estimate is.
     """
 
     rows: tuple[tuple[Candidate, Row], ...]
@@ -290,17 +305,17 @@ class Choice:
 def choose(tuning: Tuning, results: Sequence[tuple[Candidate, Row]]) -> Choice:
     """Choose the finalists among decoded candidates."""
     most, fixed = tuning.max_loss_percent, fixed_depth_method()[0].name
-    shown = [(one, row) for one, row in results if _is_shown(row, most)]
-    is_shown = any(one.point.method.name != fixed for one, _ in shown)
-    pool = sorted(shown, key=lambda pair: _work(pair[1]))
-    if not is_shown:  # the safest of those that keep it on these documents
+    within_bound = [(candidate, row) for candidate, row in results if _is_shown(row, most)]
+    is_shown = any(candidate.point.method.name != fixed for candidate, _ in within_bound)
+    pool = sorted(within_bound, key=lambda pair: _work(pair[1]))
+    if not is_shown:  # fall back to point estimates, the smallest risk first
         pool = sorted((pair for pair in results if _seems_kept(pair[1], most)), key=lambda pair: _risk(pair[1]))
     best: dict[str, tuple[Candidate, Row]] = {}
-    for one, row in pool:
-        best.setdefault(one.point.method.name, (one, row))
+    for candidate, row in pool:
+        best.setdefault(candidate.point.method.name, (candidate, row))
     depth = best.pop(fixed, None)
-    kept = [one for one, _ in best.values()]
-    return Choice(tuple(results), tuple(kept[: tuning.finalists]), depth and depth[0], is_shown)
+    finalists = [candidate for candidate, _ in best.values()]
+    return Choice(tuple(results), tuple(finalists[: tuning.finalists]), depth and depth[0], is_shown)
 
 
 def _is_shown(row: Row, most_percent: float) -> bool:
@@ -317,31 +332,31 @@ def _risk(row: Row) -> tuple[float, float]:
 
 
 def _work(row: Row) -> tuple[float, float]:
-    """What decoding reads beside full depth's, then blocks run; the least first."""
+    """Return a sort key: bytes read in decoding relative to full depth, then blocks run; smaller is cheaper."""
     saved = row["ideal_speedup_bytes"]
     return (-saved if saved is not None else math.inf, row["mean_blocks_run"])
 
 
 def results_of(database: Database, cell_ids: Mapping[str, Candidate]) -> list[tuple[Candidate, Row]]:
-    """Return what was measured of each candidate, by the id of its quality cell."""
+    """Return the result row of each candidate, given the ids of the quality cells."""
     rows = database.query(_RESULTS, [sorted(cell_ids)]).to_pylist()
     return [(cell_ids[row["cell_id"]], row) for row in rows]
 
 
 def full_score(database: Database, cell_ids: Sequence[str], metric: str) -> float:
-    """Return a metric of full depth, of the stage whose quality cells these are."""
+    """Return full depth's value of a metric, for the stage with these quality cells."""
     (row,) = database.query(_FULL_SCORE, [list(cell_ids), metric]).to_pylist()
     return float(row["value"])
 
 
 def certified(database: Database, cell_ids: Sequence[str]) -> dict[str, float]:
-    """Return the threshold that each method's calibration chose; methods of which none passed are left out."""
+    """Return the calibrated threshold per method; methods without a passing threshold are left out."""
     rows = database.query(_CERTIFIED, [list(cell_ids)]).to_pylist()
     return {row["method"]: row["threshold"] for row in rows}
 
 
 def why_not_certified(database: Database, cell_ids: Sequence[str]) -> list[str]:
-    """Return a sentence for each calibration that ended at a level: what it lost, and how many documents that takes."""
+    """Return one sentence per failed calibration: its loss, and how many documents would be needed."""
     return [
         f"{row['method']} at {row['threshold']:g} lost {100 * row['mean_loss']:.2g} % of the scale on "
         f"{row['n']:,} documents, where {100 * row['delta']:.2g} % may be lost: {_needed(row)}."

@@ -1,1 +1,1 @@
-"""The Python API behind `import exitbench as eb`: models, answers, probes, runs, results."""
+"""Python API behind `import exitbench as eb`: models, answers, probes, runs, results."""

@@ -29,12 +29,12 @@ _AS_LONG_AS_THE_MODEL: Final = GenerationSettings(max_new_tokens=1)
 
 @dataclass(frozen=True)
 class Classifier:
-    """A loaded encoder and its tokenizer; `load_model` makes one of a folder that holds a classifier.
+    """A loaded encoder classifier and its tokenizer, as returned by `load_model`.
 
     Attributes:
-        folder: Where it was loaded from.
+        folder: Folder it was loaded from.
         checkpoint: The engine's model.
-        tokenizer: Of transformers.
+        tokenizer: The transformers tokenizer.
     """
 
     folder: Path
@@ -43,29 +43,29 @@ class Classifier:
 
     @property
     def n_blocks(self) -> int:
-        """Blocks, L."""
+        """Number of blocks, L."""
         return self.checkpoint.model.n_blocks
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What the checkpoint calls its labels; one of a regression."""
+        """Label names from the checkpoint; a single one for regression."""
         return self.checkpoint.model.labels
 
     def __repr__(self) -> str:
-        """Name the folder and the depth: tensors are no help in a notebook."""
+        """Return folder, number of labels and depth, without tensors."""
         return f"Classifier({str(self.folder)!r}, {len(self.labels)} labels, {self.n_blocks} blocks)"
 
 
 @dataclass(frozen=True)
 class BlockSaid:
-    """What a block that was asked said of a text.
+    """Prediction for a text at one block where the gate may exit.
 
     Attributes:
-        block: Which, 1..n_blocks.
-        label: The most probable; None of a regression.
-        value: Its probability; of a regression the number.
-        score: The gate's; None at the last block, which asks no gate.
-        exited: Whether the text left here.
+        block: The block, 1..n_blocks.
+        label: The most probable label; None for regression.
+        value: Probability of the label; for regression, the predicted number.
+        score: The gate's score; None at the last block, which has no gate.
+        exited: Whether the text exited here.
     """
 
     block: int
@@ -80,14 +80,14 @@ class Classification:
     """The answer to one text.
 
     Attributes:
-        label: With which it left; None of a regression.
-        value: The label's probability; of a regression the number.
-        exit_layer: The block after which it left, 1..n_blocks.
+        label: Predicted label; None for regression.
+        value: Probability of the label; for regression, the predicted number.
+        exit_layer: Block after which the text exited, 1..n_blocks.
         blocks_run: Blocks executed for it: all of them under a gate that looks ahead.
-        trace: What each block that was asked said, in their order.
-        n_tokens: Tokens that the model read.
-        n_cut: Tokens cut off on the right, for which the model has no positions.
-        n_blocks: Blocks of the model.
+        trace: Predictions per evaluated block, in order.
+        n_tokens: Number of tokens read by the model.
+        n_cut: Number of tokens truncated on the right because the model has no positions for them.
+        n_blocks: Number of blocks of the model.
     """
 
     label: str | None
@@ -100,10 +100,10 @@ class Classification:
     n_blocks: int
 
     def to_pandas(self) -> pd.DataFrame:
-        """A row a block that was asked."""
+        """Return a data frame with one row per evaluated block."""
         import pandas as pd
 
-        return pd.DataFrame([vars(said) for said in self.trace])
+        return pd.DataFrame([vars(reading) for reading in self.trace])
 
 
 def classify(
@@ -114,24 +114,24 @@ def classify(
     seed: int = 0,
     **params: Any,
 ) -> list[Classification]:
-    """Classify texts, or pairs of them, with an early-exit method; they are one batch, each leaves on its own.
+    """Classify texts or text pairs with an early-exit method, as one batch in which each text exits on its own.
 
     Args:
         model: A `Classifier`, from `load_model`.
-        texts: Each a text, or a pair. What is longer than the model's positions is cut on the right.
-        method: A name of `exitbench.method_names()`, or a method object.
-        seed: What random methods draw from, with the place of the text.
-        **params: Of the method, such as ``threshold=0.9``.
+        texts: Texts or pairs of texts. Inputs longer than the model's positions are truncated on the right.
+        method: A name from `exitbench.method_names()`, or a method object.
+        seed: Seed of random methods, combined with the index of the text.
+        **params: Parameters of the method, such as ``threshold=0.9``.
 
     Raises:
-        UserError: The model is none that classifies; the method or a parameter is unknown, does not suit the model, or
-            must be fitted first.
+        UserError: The model is not a classifier, or the method or a parameter is unknown, incompatible with the model,
+            or must be fitted first.
 
     Examples:
         >>> import exitbench as eb
         >>> model = eb.load_model("builtin-encoder-joint")
-        >>> found = eb.classify(model, ["two happy three sad happy ."], "static", exit_layer=2)
-        >>> found[0].exit_layer
+        >>> answers = eb.classify(model, ["two happy three sad happy ."], "static", exit_layer=2)
+        >>> answers[0].exit_layer
         2
     """
     if not isinstance(model, Classifier):
@@ -146,8 +146,11 @@ def classify(
     encoded = [encoding(pair, seed_for("decode", seed, str(at))) for at, pair in enumerate(pairs)]
     if not encoded:
         return []
-    made = classify_batch(model.checkpoint.model, encoded, parts)
-    return [_told(model, one, len(text.ids), text.n_cut) for one, text in zip(made, encoded, strict=True)]
+    classified = classify_batch(model.checkpoint.model, encoded, parts)
+    return [
+        _classification(model, result, len(text.ids), text.n_cut)
+        for result, text in zip(classified, encoded, strict=True)
+    ]
 
 
 def bound_method(
@@ -156,7 +159,8 @@ def bound_method(
     """Return a method with its parameters, bound to a model.
 
     Raises:
-        UserError: It or a parameter is unknown, it does not suit the model, or it must be fitted first.
+        UserError: The method or a parameter is unknown, the method is incompatible with the model or must be fitted
+            first.
     """
     if isinstance(method, str):
         method = get_method(method).from_params(dict(params))
@@ -170,18 +174,21 @@ def bound_method(
     return method.bound_to(exit_blocks)
 
 
-def _told(model: Classifier, made: Classified, n_tokens: int, n_cut: int) -> Classification:
+def _classification(model: Classifier, result: Classified, n_tokens: int, n_cut: int) -> Classification:
     is_number = model.checkpoint.model.is_regression
 
     def named(label: int) -> str | None:
         return None if is_number else model.labels[label]
 
     return Classification(
-        label=named(made.label),
-        value=made.value,
-        exit_layer=made.record.exit_layer,
-        blocks_run=made.record.blocks_run,
-        trace=tuple(BlockSaid(one.block, named(one.label), one.value, one.score, one.exited) for one in made.readings),
+        label=named(result.label),
+        value=result.value,
+        exit_layer=result.record.exit_layer,
+        blocks_run=result.record.blocks_run,
+        trace=tuple(
+            BlockSaid(reading.block, named(reading.label), reading.value, reading.score, reading.exited)
+            for reading in result.readings
+        ),
         n_tokens=n_tokens,
         n_cut=n_cut,
         n_blocks=model.n_blocks,

@@ -1,4 +1,4 @@
-"""Our models in lm-eval's own evaluations: ``lm_eval.simple_evaluate(model="exitbench", model_args=...)``."""
+"""lm-eval backend of this project: ``lm_eval.simple_evaluate(model="exitbench", model_args=...)``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from exitbench.tasks.lm_eval.settings import why_not_greedy
 from exitbench.tasks.lm_eval.task import document_key
 
 _AUTO_ROWS: Final = 64
-"""Rows that `batch_size=auto` begins with: fewer follow where memory is out."""
+"""Initial rows for `batch_size=auto`, reduced when memory runs out."""
 _MAX_ROWS: Final = 65_536
 _SHORTEST: Final = 2
 _KINDS: Final = {str: "text", int: "a whole number", bool: "True or False"}
@@ -50,20 +50,20 @@ _KINDS: Final = {str: "text", int: "a whole number", bool: "True or False"}
 
 @dataclass(frozen=True)
 class ModelArguments:
-    """Arguments of a model, with the meanings that they have in suites.
+    """Parsed `model_args`, with the same meanings as in suites.
 
     Attributes:
-        pretrained: Folder of a checkpoint, ``hub:OWNER/NAME@REVISION``, or a model that comes along.
-        method: With every parameter that is not one of the others.
-        dtype: ``auto`` is that in which the weights are stored, as of lm-eval's own backend.
-        device: As lm-eval names it; a GPU that is not there is the CPU, likewise.
-        rows: Requests answered together, at most.
-        max_length: Tokens of context and answer that the model reads; None: as its configuration says.
-        first_token: Whether the first token may leave early; None: in log-likelihoods only, as in suites.
-        hub: Whether the hub may be asked for the model.
-        trace: Folder for the exits of every token; None: they are dropped.
-        include: Folder of the YAML files that the traced tasks are from.
-        data_dir: Folder that files of traced tasks are read below; None: the current one.
+        pretrained: Folder of a checkpoint, ``hub:OWNER/NAME@REVISION``, or a bundled model.
+        method: The method; arguments not listed here are its parameters.
+        dtype: ``auto`` is the dtype of the stored weights, as in lm-eval's own backend.
+        device: Device as lm-eval names it; falls back to the CPU if there is no GPU, also as in lm-eval.
+        rows: Maximum number of requests per batch.
+        max_length: Maximum tokens of context and answer; None: from the model's configuration.
+        first_token: Whether the first token may exit early; None: in log-likelihoods only, as in suites.
+        hub: Whether the model may be fetched from the hub.
+        trace: Folder for the exits of every token; None: not stored.
+        include: Folder with the YAML files of the traced tasks.
+        data_dir: Root folder of the traced tasks' files; None: the current folder.
     """
 
     pretrained: str
@@ -82,7 +82,7 @@ class ModelArguments:
     params: Mapping[str, Any] = field(default_factory=dict)
 
 
-_GIVEN: Final = {
+_ARGUMENT_TYPES: Final = {
     "pretrained": str,
     "method": str,
     "dtype": str,
@@ -101,14 +101,16 @@ _CHOICES: Final = {"dtype": DTYPES, "engine": ENGINES, "first_token": FIRST_TOKE
 
 
 def read_arguments(given: Mapping[str, Any]) -> ModelArguments:
-    """Read what lm-eval hands to a model: `model_args`, and batch size and device of its own command line.
+    """Parse what lm-eval passes to a model: `model_args`, and batch size and device from its command line.
 
     Raises:
-        UserError: Names the argument and what is allowed.
+        UserError: An argument is not allowed; the message names it and the allowed values.
     """
     if "pretrained" not in given:
         raise UserError(f"{MODEL}: pretrained is missing in model_args; it must be a checkpoint's folder, or hub:NAME.")
-    values = {name: _typed(name, given[name], kind) for name, kind in _GIVEN.items() if given.get(name) is not None}
+    values = {
+        name: _typed(name, given[name], kind) for name, kind in _ARGUMENT_TYPES.items() if given.get(name) is not None
+    }
     for name, allowed in _CHOICES.items():
         if name in values and values[name] not in allowed:
             raise UserError(f"{MODEL}: {name} is {values[name]!r}.{suggestion(values[name], allowed)}")
@@ -116,23 +118,23 @@ def read_arguments(given: Mapping[str, Any]) -> ModelArguments:
         raise UserError(f"{MODEL}: trust_remote_code is never true: models are run by the engine's own code.")
     name = values.pop("method", "full")
     method = get_method(name, MODEL)
-    params = {key: value for key, value in given.items() if key not in _GIVEN and key not in _OF_LM_EVAL}
-    parameters = {one.name for one in dataclasses.fields(method)}
+    params = {key: value for key, value in given.items() if key not in _ARGUMENT_TYPES and key not in _OF_LM_EVAL}
+    parameters = {item.name for item in dataclasses.fields(method)}
     for key in params:
         if key not in parameters:
-            allowed = (*_GIVEN, *_OF_LM_EVAL[:2], *parameters)
+            allowed = (*_ARGUMENT_TYPES, *_OF_LM_EVAL[:2], *parameters)
             raise UserError(f"{MODEL}: unknown argument {key!r} of method {name!r}.{suggestion(key, allowed)}")
-    made = method.from_params(params, MODEL)
-    if made.fit_params():
+    bound = method.from_params(params, MODEL)
+    if bound.fit_params():
         raise UserError(
             f"{MODEL}: method {name!r} must be fitted first: run it in a suite (`exitbench run SUITE --kinds fit`)."
         )
     rows = _rows(given.get("batch_size"), given.get("max_batch_size"))
-    return ModelArguments(**cast(Any, {**values, "method": made, "rows": rows, "params": params}))
+    return ModelArguments(**cast(Any, {**values, "method": bound, "rows": rows, "params": params}))
 
 
 def _typed(name: str, value: Any, kind: type[Any]) -> Any:
-    """lm-eval reads what looks like a number as one, so that names may have become numbers."""
+    """Return the value as `kind`. lm-eval parses numeric-looking text as numbers, so names may arrive as numbers."""
     if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     if type(value) is not kind:
@@ -147,11 +149,11 @@ def _rows(batch_size: Any, most: Any) -> int:
         return 1
     text = str(batch_size)
     if text == "auto" or text.startswith("auto:"):
-        return _whole("max_batch_size", most) if most is not None else _AUTO_ROWS
-    return _whole("batch_size", text)
+        return _positive_int("max_batch_size", most) if most is not None else _AUTO_ROWS
+    return _positive_int("batch_size", text)
 
 
-def _whole(name: str, value: Any) -> int:
+def _positive_int(name: str, value: Any) -> int:
     text = str(value)
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MAX_ROWS):
         also = ", or auto" if name == "batch_size" else ""
@@ -160,48 +162,48 @@ def _whole(name: str, value: Any) -> int:
 
 
 class ExitBenchLM(EarlyExitLM):
-    """A checkpoint with an early-exit method, made from lm-eval's `model_args`.
+    """lm-eval model: a checkpoint with an early-exit method, built from `model_args`.
 
-    Every argument, with those of the method, is described in docs/lm-eval.md. As long as a model lives, lm-eval's
-    `evaluate` is watched (`watch_evaluations`); after the last one it is lm-eval's own again.
+    All arguments, including those of the method, are described in docs/lm-eval.md. While a model is alive, lm-eval's
+    `evaluate` is wrapped (`watch_evaluations`); after the last one it is restored.
 
     Attributes:
         dtype: Number format.
-        told: Where exits are kept: what was asked and answered.
-        splits: Of each task that is being evaluated, lm-eval's kind of documents.
+        told: Requests and their answers, if exits are traced.
+        splits: Split of each task under evaluation: ``test`` or ``validation``.
 
     Raises:
-        UserError: An argument is not what is allowed, or the model or the method cannot be run.
+        UserError: An argument is not allowed, or the model or the method cannot be run.
     """
 
     def __init__(self, **given: Any) -> None:
-        asked = self.asked = read_arguments(given)
-        self.folder = find_model(asked.pretrained, hub=asked.hub)
-        device = available_device(asked.device)
-        self.dtype = resolve_dtype(asked.dtype, self.folder)
-        checkpoint = load_checkpoint(self.folder, getattr(torch, self.dtype), device, asked.engine)
+        arguments = self.asked = read_arguments(given)
+        self.folder = find_model(arguments.pretrained, hub=arguments.hub)
+        device = available_device(arguments.device)
+        self.dtype = resolve_dtype(arguments.dtype, self.folder)
+        checkpoint = load_checkpoint(self.folder, getattr(torch, self.dtype), device, arguments.engine)
         self._products = use_fastest(checkpoint.model)
         tokenizer: Any = load_tokenizer(self.folder)
         longest = reads_up_to(self.folder, tokenizer, checkpoint.model.max_positions)
-        self.max_length = min(longest, asked.max_length or longest)
-        asked.method.check(checkpoint.model.n_blocks)
-        parts = asked.method.bound_to(checkpoint.model.exit_blocks).parts(checkpoint.model.n_blocks)
-        if (reason := checkpoint.model.why_not(parts, asked.rows)) is not None:
+        self.max_length = min(longest, arguments.max_length or longest)
+        arguments.method.check(checkpoint.model.n_blocks)
+        parts = arguments.method.bound_to(checkpoint.model.exit_blocks).parts(checkpoint.model.n_blocks)
+        if (reason := checkpoint.model.why_not(parts, arguments.rows)) is not None:
             raise UserError(f"{MODEL}: {reason}")
         super().__init__(
             checkpoint,
-            _answer_prompts(tokenizer, asked),
+            _answer_prompts(tokenizer, arguments),
             parts,
-            asked.rows,
+            arguments.rows,
             functools.partial(seed_for, "decode", SEED),
             lambda done: None,
             Encoding(tokenizer, checkpoint.kind, self.max_length),
             lambda request: self._keys[id(request)],
         )
         self._device = torch.device(device)
-        # What tells kept requests of other tokenizers apart.
+        # Part of lm-eval's key for cached requests, which depend on the tokenizer.
         self.tokenizer_name = str(self.folder).replace("/", "__")
-        self._generating, self._scoring = self.prompts, _scoring_prompts(tokenizer, asked)
+        self._generating, self._scoring = self.prompts, _scoring_prompts(tokenizer, arguments)
         self._keys: dict[int, str] = {}
         self.told: Told = {}
         self.splits: dict[str, str] = {}
@@ -209,15 +211,15 @@ class ExitBenchLM(EarlyExitLM):
 
     @property
     def traces(self) -> bool:
-        """Whether exits are kept."""
+        """True if exits are stored in a trace folder."""
         return self.asked.trace is not None
 
     def tok_decode(self, tokens: int | Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of token ids."""
+        """Decode token ids to text."""
         return str(self.tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens))
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Answer generation requests greedily; returns texts in the order of the requests.
+        """Answer generation requests greedily; return the texts in request order.
 
         Raises:
             UserError: A request asks for sampling or beams.
@@ -225,13 +227,13 @@ class ExitBenchLM(EarlyExitLM):
         for request in requests:
             _require_greedy(request)
         self.prompts = self._generating
-        with self._shown(requests, "generating", len(self.answers), is_quiet=disable_tqdm):
+        with self._progress_shown(requests, "generating", len(self.answers), is_quiet=disable_tqdm):
             texts = super().generate_until(requests, disable_tqdm)
         self._keep(requests, [self.answers[self.key_of(request)] for request in requests])
         return texts
 
     def get_model_info(self) -> dict[str, Any]:
-        """Return what lm-eval keeps of the model with its results."""
+        """Return the description of the model that lm-eval stores with its results."""
         method, layers = self.asked.method, self._exit_layers()
         mean = sum(layers) / len(layers) if layers else None
         return {
@@ -252,7 +254,7 @@ class ExitBenchLM(EarlyExitLM):
                 f"{MODEL}: log-likelihoods cannot be had of method {self.asked.method.name!r}: it {reason}."
             )
         self.prompts = self._scoring
-        with self._shown(requests, "scoring", 0, is_quiet=False):
+        with self._progress_shown(requests, "scoring", 0, is_quiet=False):
             scored = super()._score(requests)
         self._keep(requests, scored)
         return scored
@@ -263,8 +265,10 @@ class ExitBenchLM(EarlyExitLM):
                 self.told[request.task_name, request.doc_id, request.idx] = (request.args, answer)
 
     @contextmanager
-    def _shown(self, requests: Sequence[Instance], what: str, before: int, *, is_quiet: bool) -> Iterator[None]:
-        """Give requests their keys, and count their documents on a terminal; `before` were done when this began."""
+    def _progress_shown(
+        self, requests: Sequence[Instance], what: str, before: int, *, is_quiet: bool
+    ) -> Iterator[None]:
+        """Assign keys to requests and show progress per document; `before` answers existed at the start."""
         self._keys = {id(request): _key(request, number, self.splits) for number, request in enumerate(requests)}
         total = len(set(self._keys.values()))
         if is_quiet:
@@ -276,41 +280,41 @@ class ExitBenchLM(EarlyExitLM):
         self.on_answers = lambda done: None
 
     def _exit_layers(self) -> list[int]:
-        made = [layer for answer in self.answers.values() for layer in answer.generation.exit_layers]
-        return made + [layer for texts in self.scored.values() for text in texts for layer in text.exit_layers]
+        generated = [layer for answer in self.answers.values() for layer in answer.generation.exit_layers]
+        return generated + [layer for texts in self.scored.values() for text in texts for layer in text.exit_layers]
 
 
 def available_device(device: str) -> str:
-    """Return a device by lm-eval's rule: a GPU that is not there is another device that is.
+    """Return an available device by lm-eval's rule: a missing GPU falls back to another device.
 
     Raises:
-        UserError: It is no name of a device.
+        UserError: The text is not the name of a device.
     """
     if device == "auto" or device.partition(":")[0] == "cuda":
-        there = resolve_device("auto")
-        return device if there == "cuda" and ":" in device else there
+        fallback = resolve_device("auto")
+        return device if fallback == "cuda" and ":" in device else fallback
     if device != "cpu":
         raise UserError(f"{MODEL}: device is {device!r}. Allowed: cpu, cuda, cuda:N, auto.")
     return device
 
 
-def _answer_prompts(tokenizer: Any, asked: ModelArguments) -> Prompts:
-    # Each request says how long its answer may be.
-    return Prompts(tokenizer, GenerationSettings(1, first_token="gated" if asked.first_token == "gated" else None))
+def _answer_prompts(tokenizer: Any, arguments: ModelArguments) -> Prompts:
+    # Each request sets its own answer length.
+    return Prompts(tokenizer, GenerationSettings(1, first_token="gated" if arguments.first_token == "gated" else None))
 
 
-def _scoring_prompts(tokenizer: Any, asked: ModelArguments) -> Prompts:
-    scope: Literal["context"] | None = "context" if asked.scope == "context" else None
-    is_gated = asked.first_token != "full"
+def _scoring_prompts(tokenizer: Any, arguments: ModelArguments) -> Prompts:
+    scope: Literal["context"] | None = "context" if arguments.scope == "context" else None
+    is_gated = arguments.first_token != "full"
     if scope is not None and not is_gated:
         raise UserError(f'{MODEL}: scope=context keeps the depth of the first token; first_token is "full".')
     return Prompts(tokenizer, GenerationSettings(1, first_token="gated" if is_gated else None, scope=scope))
 
 
 def _key(request: Instance, number: int, splits: Mapping[str, str]) -> str:
-    """A document's key, as a suite has it, since methods that draw do so by it.
+    """Return a document's key as in a suite, since random methods are seeded by it.
 
-    Of requests that no evaluation has announced, task and number; of those that name neither, each is its own.
+    For a request outside a watched evaluation, the key is task and document number; without these, the request number.
     """
     if request.task_name is None or request.doc_id is None:
         return f"request {number}"

@@ -1,8 +1,7 @@
-"""Exits of what lm-eval evaluated, as the runs of a suite: `trace=DIR` of `model_args`.
+"""Store the exits of an lm-eval evaluation as runs of a suite: `trace=DIR` in `model_args`.
 
-What lm-eval is about to ask is written down as a suite (DIR/suite.toml) and planned before anything is decoded; once
-it has been answered, the suite's cells are written from the answers. Full depth, with which exits are compared, is run
-where DIR has it not.
+Before anything is decoded, lm-eval's evaluation is written as a suite (DIR/suite.toml) and planned. Once all requests
+are answered, the suite's cells are written from the answers. The full-depth baseline is run if DIR does not have it.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ if TYPE_CHECKING:
 
 MODEL: Final = "--model exitbench"
 SEED: Final = 0
-"""Of what is decoded, as of the suite that a trace is of; methods that draw have a parameter of their own."""
+"""Seed of decoding and of the trace's suite; random methods have a seed parameter of their own."""
 SUITE: Final = "lm-eval"
 
 Told = dict[tuple[str, int, int], tuple[tuple[Any, ...], Answer | ScoredText]]
-"""What was asked and what was answered, by task, document and number of the request."""
+"""Request arguments and answer by (task name, document id, request index)."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +59,9 @@ class Trace:
 
     Attributes:
         folder: DIR of `trace=DIR`.
-        plan: Its suite's, with full depth.
-        data_dir: Root of the tasks' files.
-        confirmed: Scoring may run what the model wrote.
+        plan: Plan of its suite, including full depth.
+        data_dir: Root folder of the tasks' files.
+        confirmed: Whether scoring may execute code that the model wrote.
     """
 
     folder: Path
@@ -71,7 +70,7 @@ class Trace:
     confirmed: bool
 
     def write(self, lm: ExitBenchLM, told: Told) -> None:
-        """Write the cells from the answers; says where something is left out, and never loses lm-eval's results."""
+        """Write the cells from the answers; report cells that are left out instead of raising."""
         (group,) = self.plan.groups
         assert group.folder is not None, "the model has been loaded"
         items = group.to_run("failed")
@@ -85,11 +84,11 @@ class Trace:
             plugins=plugins_folder(), confirm_run_unsafe_code=self.confirmed,
         )  # fmt: skip
         model, method = LoadedModel(spec, lm.checkpoint), lm.asked.method.name
-        # Full depth beside the traced method nobody asked for: it is run.
-        model.wrap_lm = lambda item, own: _Repeating(own, told) if item.cell.method.name == method else own
-        kept = tuple(item for item in items if _was_asked(model, item, told))
-        worker.run(replace(spec, cells=kept), _say_started, model)
-        for item in kept:
+        # lm-eval did not request the full-depth baseline, so it is decoded rather than repeated.
+        model.wrap_lm = lambda item, inner: _Repeating(inner, told) if item.cell.method.name == method else inner
+        traced = tuple(item for item in items if _was_asked(model, item, told))
+        worker.run(replace(spec, cells=traced), _say_started, model)
+        for item in traced:
             status = attempt_status(spool, item.cell.cell_id)
             if status is None or status.status != "ok":
                 tell(f"trace: {item.label}: {status.reason if status else 'not run'}")
@@ -97,25 +96,24 @@ class Trace:
 
 
 _watching: weakref.WeakSet[EarlyExitLM] = weakref.WeakSet()
-"""Models that are to know of evaluations."""
+"""Models that are notified of evaluations."""
 
 
 def watch_evaluations(lm: EarlyExitLM) -> None:
-    """Have a model learn what lm-eval's `evaluate` is about to ask of it, and when all of it is answered.
+    """Notify a model of the tasks that lm-eval's `evaluate` is about to run, and of the end of the evaluation.
 
-    lm-eval tells a model neither, so `evaluate` is wrapped where lm-eval looks for it. The wrapper is taken away again
-    with the last model that is watched.
+    lm-eval does neither, so `evaluate` is wrapped in its module. The wrapper is removed with the last watched model.
     """
-    own = lm_eval.evaluator.evaluate
+    original = lm_eval.evaluator.evaluate
     if not list(_watching):
-        lm_eval.evaluator.evaluate = _watched(own)
+        lm_eval.evaluator.evaluate = _watched(original)
     _watching.add(lm)
     weakref.finalize(lm, _unwatch)
 
 
 def _unwatch() -> None:
-    if not list(_watching) and (own := getattr(lm_eval.evaluator.evaluate, "watches", None)) is not None:
-        lm_eval.evaluator.evaluate = own
+    if not list(_watching) and (original := getattr(lm_eval.evaluator.evaluate, "watches", None)) is not None:
+        lm_eval.evaluator.evaluate = original
 
 
 def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -123,18 +121,18 @@ def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def evaluate(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        asked = given.arguments
-        lm = getattr(asked["lm"], "lm", asked["lm"])  # what keeps answers wraps its model
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = bound.arguments
+        lm = getattr(arguments["lm"], "lm", arguments["lm"])  # lm-eval's caching wrapper holds the model in `lm`
         if not hasattr(lm, "traces"):
             return function(*args, **kwargs)
-        lm.splits = {name: _split(task) for name, task in _tasks(asked).items()}
+        lm.splits = {name: _split(task) for name, task in _tasks(arguments).items()}
         if not lm.traces:
             return function(*args, **kwargs)
-        if lm is not asked["lm"]:
+        if lm is not arguments["lm"]:
             raise UserError(f"{MODEL}: trace needs every answer, use_cache (--use_cache) has some: use one of them.")
-        trace = plan_trace(lm, asked)
+        trace = plan_trace(lm, arguments)
         lm.told.clear()
         results = function(*args, **kwargs)
         trace.write(lm, lm.told)
@@ -145,14 +143,14 @@ def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def plan_trace(lm: ExitBenchLM, asked: Mapping[str, Any]) -> Trace:
-    """Write down as a suite what lm-eval is about to evaluate, and plan it.
+    """Write lm-eval's upcoming evaluation as a suite, and plan it.
 
     Args:
         lm: The model.
         asked: Arguments of lm-eval's `evaluate`.
 
     Raises:
-        UserError: A suite has no way to ask the same.
+        UserError: The evaluation cannot be expressed as a suite.
     """
     arguments = lm.asked
     assert arguments.trace is not None, "asked only where there is one"
@@ -169,14 +167,14 @@ def plan_trace(lm: ExitBenchLM, asked: Mapping[str, Any]) -> Trace:
     return Trace(folder, plan, data_dir, bool(asked["confirm_run_unsafe_code"]))
 
 
-def _tasks(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """lm-eval's task objects by name."""
-    given = asked["task_dict"]
-    if "tasks" in given:
-        return dict(given["tasks"])
+def _tasks(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return lm-eval's task objects by name."""
+    tasks = arguments["task_dict"]
+    if "tasks" in tasks:
+        return dict(tasks["tasks"])
     from lm_eval.evaluator_utils import _handle_back_comp
 
-    return dict(_handle_back_comp(given)[1])  # nested groups, as earlier versions have them
+    return dict(_handle_back_comp(tasks)[1])  # nested groups, as in earlier versions
 
 
 def _split(task: Any) -> str:
@@ -184,56 +182,56 @@ def _split(task: Any) -> str:
 
 
 def suite_text(lm: ExitBenchLM, tasks: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the suite that asks the same of the same model."""
-    asked = lm.asked
+    """Return the TOML text of a suite equivalent to the evaluation, for the same model."""
+    arguments = lm.asked
     defaults = {
         "dtype": lm.dtype,
         "device": lm.checkpoint.model.device.type,
-        "batch_size": asked.rows,
+        "batch_size": arguments.rows,
         "kinds": ["quality"],
     }
-    is_recipe = asked.pretrained in recipe_names() and not Path(asked.pretrained).exists()
-    where = "recipe" if is_recipe else "path"
-    is_name = is_recipe or asked.pretrained.startswith("hub:")
-    model = {where: asked.pretrained if is_name else str(lm.folder.resolve()), "engine": asked.engine}
-    grid = {name: [value] for name, value in asked.params.items()}
+    is_recipe = arguments.pretrained in recipe_names() and not Path(arguments.pretrained).exists()
+    location_key = "recipe" if is_recipe else "path"
+    is_name = is_recipe or arguments.pretrained.startswith("hub:")
+    model = {location_key: arguments.pretrained if is_name else str(lm.folder.resolve()), "engine": arguments.engine}
+    grid = {name: [value] for name, value in arguments.params.items()}
     lines = [f"schema = 1\nname = {json.dumps(SUITE)}\nseed = {SEED}"]
     lines += toml_table("[defaults]", defaults)
-    lines += toml_table(f"[models.{_label(asked.pretrained)}]", model)
+    lines += toml_table(f"[models.{_label(arguments.pretrained)}]", model)
     for name, values in tasks.items():
         lines += toml_table(f"[tasks.{_label(name)}]", values)
-    lines += toml_table("[[sweep]]", {"method": asked.method.name, **({"grid": grid} if grid else {})})
+    lines += toml_table("[[sweep]]", {"method": arguments.method.name, **({"grid": grid} if grid else {})})
     return "\n".join(lines) + "\n"
 
 
-def _task_table(lm: ExitBenchLM, name: str, task: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """``[tasks.LABEL]`` of what `evaluate` is given; what is as the task has it, goes without saying."""
+def _task_table(lm: ExitBenchLM, name: str, task: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ``[tasks.LABEL]`` values for an evaluated task; settings at the task's defaults are left out."""
     config, include = task.config, lm.asked.include
-    if asked["samples"] is not None:
+    if arguments["samples"] is not None:
         raise UserError(f"{MODEL}: trace goes with limit, not with samples, which suites do not have.")
     if name not in catalogue(include):
         raise UserError(f"{MODEL}: trace: {name!r} is none of lm-eval's own tasks; include=DIR says where its YAML is.")
-    own = LmEvalTask(f"{PREFIX}{name}", LmEvalSettings(include=include))
+    default_task = LmEvalTask(f"{PREFIX}{name}", LmEvalSettings(include=include))
     table: dict[str, Any] = {"task": f"{PREFIX}{name}"}
     table["source"] = "local" if config.dataset_path in FILE_FORMATS else "hub"
     if include is not None:
         table["include"] = str(Path(include).resolve())
-    if (n_documents := _limited(task, asked["limit"])) is not None:
+    if (n_documents := _limited(task, arguments["limit"])) is not None:
         table["split"] = f"test[:{n_documents}]"
-    if (fewshot := config.num_fewshot or 0) != own.num_fewshot:
+    if (fewshot := config.num_fewshot or 0) != default_task.num_fewshot:
         table["num_fewshot"] = fewshot
     if task.OUTPUT_TYPE == "generate_until":
-        given = dict(config.generation_kwargs or {})
-        table |= {"gen_kwargs": changed} if (changed := _changed(own.generation_kwargs, given)) else {}
+        gen_kwargs = dict(config.generation_kwargs or {})
+        table |= {"gen_kwargs": changed} if (changed := _changed(default_task.generation_kwargs, gen_kwargs)) else {}
     elif lm.asked.scope != "token":
         table["scope"] = lm.asked.scope
     if lm.asked.first_token is not None:
         table["first_token"] = lm.asked.first_token
-    return table | _chat(asked)
+    return table | _chat(arguments)
 
 
-def _chat(asked: Mapping[str, Any]) -> dict[str, Any]:
-    template, system = asked["apply_chat_template"], asked["system_instruction"]
+def _chat(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    template, system = arguments["apply_chat_template"], arguments["system_instruction"]
     if not template:
         if system:
             raise UserError(f"{MODEL}: trace: a system instruction goes with a chat template in suites.")
@@ -242,12 +240,12 @@ def _chat(asked: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(
             f"{MODEL}: trace: suites have the checkpoint's only chat template, not {template!r} of several."
         )
-    multiturn = {"fewshot_as_multiturn": True} if asked["fewshot_as_multiturn"] else {}
+    multiturn = {"fewshot_as_multiturn": True} if arguments["fewshot_as_multiturn"] else {}
     return {"chat_template": True, **multiturn, **({"system": system} if system else {})}
 
 
 def _limited(task: Any, limit: float | None) -> int | None:
-    """Documents that lm-eval takes, from the first; None for all."""
+    """Return the number of leading documents that lm-eval evaluates; None for all."""
     if limit is None:
         return None
     from lm_eval.evaluator_utils import get_sample_size
@@ -256,12 +254,12 @@ def _limited(task: Any, limit: float | None) -> int | None:
     return n_documents if n_documents < len(task.eval_docs) else None
 
 
-def _changed(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if name not in own or own[name] != value}
+def _changed(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in defaults or defaults[name] != value}
 
 
 def _label(name: str) -> str:
-    """A name that a suite can have."""
+    """Return a name that is valid in a suite."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", Path(name).name).strip("-")[:80] or "model"
 
 
@@ -270,31 +268,31 @@ def _say_started(event: Mapping[str, Any]) -> None:
         tell(f"trace: {event['label']}")
 
 
-def _was_asked(model: LoadedModel, item: CellJob, told: Told) -> bool:
-    """Whether a cell asks what lm-eval asked; says so where it does not."""
+def _was_asked(model: LoadedModel, item: CellJob, answers: Told) -> bool:
+    """Return whether lm-eval sent all requests of a cell; print a message if not."""
     work = work_of(model, item)
     assert isinstance(work, LmEvalWork), "a trace is of lm-eval's tasks"
-    requests = [request for own in work.instances().values() for request in own]
-    if all(_known(told, request) is not None for request in requests):
+    requests = [request for task_requests in work.instances().values() for request in task_requests]
+    if all(_stored_answer(answers, request) is not None for request in requests):
         return True
     tell(f"trace: {item.label} is left out: its requests are not those of a suite (another fewshot seed, or data).")
     return False
 
 
 class _Repeating(EarlyExitLM):
-    """A model that repeats answers."""
+    """Model that repeats stored answers instead of decoding."""
 
-    def __init__(self, lm: EarlyExitLM, told: Told) -> None:
+    def __init__(self, lm: EarlyExitLM, answers: Told) -> None:
         super().__init__(
             lm.checkpoint, lm.prompts, lm.parts, lm.rows, lm.seed_of, lm.on_answers, lm.encoding, lm.key_of
         )
-        self._told = told
+        self._told = answers
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Repeat the texts."""
+        """Return the stored texts."""
         texts = []
         for request in requests:
-            answer = _known(self._told, request)
+            answer = _stored_answer(self._told, request)
             assert isinstance(answer, Answer), "asked before"
             self.answers[self.key_of(request)] = answer
             texts.append(answer.text)
@@ -302,17 +300,17 @@ class _Repeating(EarlyExitLM):
         return texts
 
     def _score(self, requests: list[Instance]) -> list[ScoredText]:
-        found: dict[str, dict[int, ScoredText]] = {}
+        texts_by_key: dict[str, dict[int, ScoredText]] = {}
         for request in requests:
-            scored = _known(self._told, request)
+            scored = _stored_answer(self._told, request)
             assert isinstance(scored, ScoredText), "asked before"
-            found.setdefault(self.key_of(request), {})[request.idx] = scored
-        self.scored |= {key: [own[index] for index in sorted(own)] for key, own in found.items()}
+            texts_by_key.setdefault(self.key_of(request), {})[request.idx] = scored
+        self.scored |= {key: [texts[index] for index in sorted(texts)] for key, texts in texts_by_key.items()}
         self.on_answers(len(self.scored))
-        return [found[self.key_of(request)][request.idx] for request in requests]
+        return [texts_by_key[self.key_of(request)][request.idx] for request in requests]
 
 
-def _known(told: Told, request: Instance) -> Answer | ScoredText | None:
-    """What was answered to the same request."""
-    args, answer = told.get((request.task_name, request.doc_id, request.idx), (None, None))
+def _stored_answer(answers: Told, request: Instance) -> Answer | ScoredText | None:
+    """Return the stored answer to the same request, or None."""
+    args, answer = answers.get((request.task_name, request.doc_id, request.idx), (None, None))
     return answer if args == request.args else None

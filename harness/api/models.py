@@ -1,4 +1,4 @@
-"""Decode with any early-exit method, probe every block, and replay many thresholds, in a notebook."""
+"""Notebook API: decode with any early-exit method, probe every block, and replay many thresholds."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ _BATCH_ROWS = 16
 
 @dataclass(frozen=True)
 class Model:
-    """A loaded checkpoint and its tokenizer; `load_model` makes one.
+    """A loaded checkpoint and its tokenizer, as returned by `load_model`.
 
     Attributes:
-        folder: Where it was loaded from.
+        folder: Folder it was loaded from.
         checkpoint: The engine's model.
-        tokenizer: Of transformers.
+        tokenizer: The transformers tokenizer.
     """
 
     folder: Path
@@ -58,27 +58,27 @@ class Model:
 
     @property
     def n_blocks(self) -> int:
-        """Decoder blocks, L."""
+        """Number of decoder blocks, L."""
         return self.checkpoint.model.n_blocks
 
     def __repr__(self) -> str:
-        """Name the folder and the depth: tensors are no help in a notebook."""
+        """Return folder, kind and depth, without tensors."""
         return f"Model({str(self.folder)!r}, {self.checkpoint.kind}, {self.n_blocks} decoder blocks)"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to one prompt and its exit trace, one entry a token; the end-of-sequence token is one.
+    """The answer to one prompt and its exit trace: one entry per token, including the end-of-sequence token.
 
     Attributes:
         text: The answer, without special tokens.
-        tokens: As the tokenizer spells them.
-        token_ids: Their ids.
-        exit_layers: The block each token was read from, 1..n_blocks.
-        blocks_run: Blocks executed for it.
-        scores: Confidence at the exit; None where it left at the last block.
+        tokens: The tokens as the tokenizer writes them.
+        token_ids: Token ids.
+        exit_layers: Block from which each token was read, 1..n_blocks.
+        blocks_run: Number of blocks executed for each token.
+        scores: Gate score at the exit; None for tokens that exited at the last block.
         stop_reason: ``eos`` or ``length``.
-        n_blocks: Decoder blocks of the model.
+        n_blocks: Number of decoder blocks of the model.
     """
 
     text: str
@@ -92,17 +92,17 @@ class Answer:
 
     @property
     def mean_exit_layer(self) -> float:
-        """Mean over the tokens."""
+        """Mean exit layer over the tokens."""
         return sum(self.exit_layers) / len(self.exit_layers)
 
     def to_pandas(self) -> pd.DataFrame:
-        """A row a token."""
+        """Return a data frame with one row per token."""
         import pandas as pd
 
         columns = ("tokens", "token_ids", "exit_layers", "blocks_run", "scores")
         names = ("token", "token_id", "exit_layer", "blocks_run", "score")
-        made = {name: list(getattr(self, column)) for name, column in zip(names, columns, strict=True)}
-        return pd.DataFrame({"position": range(1, len(self.tokens) + 1), **made})
+        columns_by_name = {name: list(getattr(self, column)) for name, column in zip(names, columns, strict=True)}
+        return pd.DataFrame({"position": range(1, len(self.tokens) + 1), **columns_by_name})
 
     def show(self) -> None:
         """Print the tokens, each with its exit layer as a bar."""
@@ -115,19 +115,19 @@ class Answer:
 def load_model(
     name: str | Path, dtype: str = "float32", device: str = "cpu", *, hub: bool = False
 ) -> Model | Classifier:
-    """Load a checkpoint folder, a model of the Hugging Face hub, or one that comes along by the name of its recipe.
+    """Load a checkpoint folder, a Hugging Face hub model, or a bundled model by the name of its recipe.
 
     Args:
-        name: A Hugging Face checkpoint folder, ``hub:OWNER/NAME@REVISION``, or such as ``builtin-weighted``.
+        name: A Hugging Face checkpoint folder, ``hub:OWNER/NAME@REVISION``, or a bundled model (``builtin-weighted``).
         dtype: ``float32``, ``bfloat16``, ``float16``, ``int8`` (weights only), or ``auto``: as the weights are stored.
-        device: Of torch; ``auto`` is a GPU where there is one.
-        hub: Whether the hub may be asked; otherwise only its cache on this machine is read.
+        device: A torch device; ``auto`` is a GPU if there is one.
+        hub: Whether the hub may be contacted; otherwise only its local cache is read.
 
     Returns:
-        A `Model`, to `decode` with, or a `Classifier`, to `classify` with, as the folder says.
+        A `Model` for `decode` and `probe`, or a `Classifier` for `classify`, depending on the checkpoint.
 
     Raises:
-        UserError: There is no such folder or model, or the engine cannot read it.
+        UserError: The folder or model does not exist, or the engine cannot read it.
 
     Examples:
         >>> import exitbench as eb
@@ -149,16 +149,16 @@ def find_model(name: str | Path, *, hub: bool = False) -> Path:
     """Return the folder of a checkpoint; see `load_model`.
 
     Raises:
-        UserError: There is no such folder or model.
+        UserError: The folder or model does not exist.
     """
     folder = locate(name, ask_hub=hub, say=tell).folder
     if not folder.exists() and str(name) in recipe_names():
-        found = find_trained(load_recipe(str(name)), SHIPPED)
-        if found is None:
+        trained = find_trained(load_recipe(str(name)), SHIPPED)
+        if trained is None:
             raise UserError(f"{name} does not come along. Train it: exitbench train {name}.")
-        folder = found
+        folder = trained
     if not is_file(folder / CONFIG) or not is_encoder(folder):
-        read_config(folder)  # a folder that is none is told before its weights are looked for
+        read_config(folder)  # reports a folder that is not a checkpoint before its weights are searched
     return folder
 
 
@@ -171,18 +171,18 @@ def decode(
     seed: int = 0,
     **params: Any,
 ) -> list[Answer]:
-    """Answer prompts greedily with an early-exit method; the prompts are one batch.
+    """Answer prompts greedily with an early-exit method, as one batch.
 
     Args:
         model: From `load_model`.
-        prompts: Whole input texts.
-        method: A name of `exitbench.method_names()`, or a method object.
-        max_new_tokens: Longest answer allowed.
-        seed: What random methods draw from, with the place of the prompt.
-        **params: Of the method, such as ``threshold=0.9, kv_policy="state-copy"``.
+        prompts: Complete input texts.
+        method: A name from `exitbench.method_names()`, or a method object.
+        max_new_tokens: Maximum number of tokens per answer.
+        seed: Seed of random methods, combined with the index of the prompt.
+        **params: Parameters of the method, such as ``threshold=0.9, kv_policy="state-copy"``.
 
     Raises:
-        UserError: The method or a parameter is unknown, does not suit the model, or must be fitted first.
+        UserError: The method or a parameter is unknown, incompatible with the model, or must be fitted first.
 
     Examples:
         >>> import exitbench as eb
@@ -198,16 +198,18 @@ def decode(
     if not requests:
         return []
     batch = prefill(model.checkpoint.model, requests, max_new_tokens)
-    return [_answer(model, made) for made in decode_batch(model.checkpoint, batch, chosen.parts(model.n_blocks))]
+    return [
+        _answer(model, generation) for generation in decode_batch(model.checkpoint, batch, chosen.parts(model.n_blocks))
+    ]
 
 
 def probe(model: Model | Classifier, prompts: Sequence[str], *, max_new_tokens: int = 64) -> Probe:
-    """Answer at full depth, then read every block's opinion on every token in one teacher-forced pass.
+    """Answer at full depth, then record every block's prediction for every token in one teacher-forced pass.
 
     Args:
         model: From `load_model`.
-        prompts: Whole input texts.
-        max_new_tokens: Longest answer allowed.
+        prompts: Complete input texts.
+        max_new_tokens: Maximum number of tokens per answer.
 
     Raises:
         UserError: There are no prompts.
@@ -225,9 +227,9 @@ def probe(model: Model | Classifier, prompts: Sequence[str], *, max_new_tokens: 
     tables = []
     for start in range(0, len(prompts), _BATCH_ROWS):
         requests = [_request(model, prompt) for prompt in prompts[start : start + _BATCH_ROWS]]
-        made = decode_batch(model.checkpoint, prefill(model.checkpoint.model, requests, max_new_tokens), full)
+        answers = decode_batch(model.checkpoint, prefill(model.checkpoint.model, requests, max_new_tokens), full)
         keys = [f"{start + row:06}" for row in range(len(requests))]
-        prompt_ids, outputs = [request.prompt_ids for request in requests], [answer.token_ids for answer in made]
+        prompt_ids, outputs = [request.prompt_ids for request in requests], [answer.token_ids for answer in answers]
         tables.append(probe_table(model.checkpoint, keys, prompt_ids, outputs))
     return Probe(pa.concat_tables(tables), model.n_blocks, max_new_tokens, model.checkpoint.kind == "causal")
 
@@ -242,14 +244,14 @@ def _request(model: Model, prompt: str, seed: int = 0) -> Request:
     return Request(list(model.tokenizer(prompt)["input_ids"]), seed)
 
 
-def _answer(model: Model, made: Generation) -> Answer:
+def _answer(model: Model, generation: Generation) -> Answer:
     return Answer(
-        text=model.tokenizer.decode(made.token_ids, skip_special_tokens=True),
-        tokens=tuple(model.tokenizer.convert_ids_to_tokens(made.token_ids)),
-        token_ids=tuple(made.token_ids),
-        exit_layers=tuple(made.exit_layers),
-        blocks_run=tuple(made.blocks_run),
-        scores=tuple(made.scores),
-        stop_reason=made.stop_reason,
+        text=model.tokenizer.decode(generation.token_ids, skip_special_tokens=True),
+        tokens=tuple(model.tokenizer.convert_ids_to_tokens(generation.token_ids)),
+        token_ids=tuple(generation.token_ids),
+        exit_layers=tuple(generation.exit_layers),
+        blocks_run=tuple(generation.blocks_run),
+        scores=tuple(generation.scores),
+        stop_reason=generation.stop_reason,
         n_blocks=model.n_blocks,
     )

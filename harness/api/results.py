@@ -1,4 +1,4 @@
-"""Read results: the database of runs as Arrow tables and data frames. Needs no torch."""
+"""Read the result database as Arrow tables and data frames. Does not need torch."""
 
 from __future__ import annotations
 
@@ -28,46 +28,46 @@ _TOKENS = """
 
 @dataclass(frozen=True)
 class Results:
-    """An open result database, only read; `open_results` makes one. Close it, or use it as a context manager.
+    """A result database opened read-only by `open_results`. Close it, or use it as a context manager.
 
-    What has rows is an Arrow table: ``.to_pandas()`` makes it a data frame.
+    Tabular results are Arrow tables; ``.to_pandas()`` converts them to data frames.
     """
 
     database: Database
 
     def frontier(self) -> pa.Table:
-        """Every method's quality, depth, cost and speed: the view `frontier` (docs/schema.md)."""
+        """Return quality, depth, cost and speed of every setting: the view `frontier` (docs/schema.md)."""
         return self.database.query("FROM frontier ORDER BY model, task_label, method, params")
 
     def tokens(self, run: str) -> pa.Table:
-        """Every generated or scored token of the runs that a text names (the view `token_trace`).
+        """Return every generated or scored token of the named runs (the view `token_trace`).
 
         Args:
             run: An attempt or cell id, or a glob over MODEL/TASK/METHOD.
 
         Raises:
-            UserError: It names no run.
+            UserError: No run matches.
         """
-        attempts = [found.attempt_id for found in named(traced_runs(self.database)).find(run)]
+        attempts = [run_entry.attempt_id for run_entry in named(traced_runs(self.database)).find(run)]
         return self.database.query(_TOKENS, {"attempts": attempts})
 
     def sql(self, query: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None) -> pa.Table:
-        """Ask any view or table in DuckDB's SQL; ``?`` and ``$name`` stand for parameters.
+        """Query any view or table in DuckDB SQL; ``?`` and ``$name`` are parameters.
 
         Raises:
-            UserError: DuckDB refuses the query.
+            UserError: DuckDB rejects the query.
         """
         return self.database.query(query, parameters)
 
     def ask(self, name: str, **parameters: Any) -> pa.Table:
-        """Ask a saved query, as ``exitbench sql @NAME --set margin=0.01`` does: ``results.ask(NAME, margin=0.01)``.
+        """Run a saved query, like ``exitbench sql @NAME --set margin=0.01``: ``results.ask(NAME, margin=0.01)``.
 
         Args:
-            name: One of those that ``exitbench sql`` lists.
-            **parameters: Those of the query that shall not have their default.
+            name: A name that ``exitbench sql`` lists.
+            **parameters: Query parameters that override their defaults.
 
         Raises:
-            UserError: No query has that name, or the query has no such parameter.
+            UserError: The query or one of its parameters does not exist.
         """
         saved = saved_query(name.removeprefix("@"))
         for parameter in parameters.keys() - saved.defaults.keys():
@@ -76,28 +76,30 @@ class Results:
         return self.database.query(saved.sql, {**saved.defaults, **parameters})
 
     def compare(self, run_a: str, run_b: str) -> pa.Table:
-        """Contrast runs over the same documents, with paired intervals and tests: a row a metric and a run B.
+        """Compare runs on the same documents with paired intervals and tests: one row per metric and run B.
 
         Args:
-            run_a: Names one run, as for `tokens`.
-            run_b: Names one or more.
+            run_a: Name of exactly one run, as for `tokens`.
+            run_b: Name of one or more runs.
 
         Raises:
-            UserError: A name fits no run or too many, or the runs are of different documents.
+            UserError: A name matches no run or too many, or the runs have different documents.
         """
-        return pa.Table.from_pylist([asdict(one) for one in compare_runs(self.database, run_a, run_b).contrasts])
+        return pa.Table.from_pylist(
+            [asdict(contrast) for contrast in compare_runs(self.database, run_a, run_b).contrasts]
+        )
 
     def figure(self, name: str, *, draft: bool = False) -> ReportFigure:
         """Draw one figure of the report as a matplotlib figure: a notebook shows it, ``.savefig(path)`` writes it.
 
-        What it shows, and how to read it, is its ``.caption``.
+        Its ``.caption`` explains what it shows and how to read it.
 
         Args:
-            name: One of ``exitbench list figures``.
-            draft: Whether to draw it where findings say not to cite runs of this database (``exitbench check``).
+            name: A name listed by ``exitbench list figures``.
+            draft: Whether to draw it even if findings say not to cite runs of this database (``exitbench check``).
 
         Raises:
-            UserError: No figure has that name, the database has no rows for it, or findings forbid it.
+            UserError: The figure does not exist, the database has no rows for it, or findings forbid it.
         """
         from exitbench.reports.render import one_figure  # loads matplotlib
 
@@ -107,17 +109,17 @@ class Results:
         """Return the newest probe of a model on a task, for `exitbench.replay`.
 
         Args:
-            name: Glob over MODEL/TASK that fits one.
+            name: Glob over MODEL/TASK that matches one probe.
 
         Raises:
-            UserError: It fits none, or several.
+            UserError: The glob matches none, or several.
         """
         from exitbench.harness.afterwards.replaying import stored_probe  # loads torch
 
         return stored_probe(self.database, name)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the database file."""
         self.database.close()
 
     def __enter__(self) -> Self:
@@ -133,11 +135,11 @@ def open_results(path: str | Path = "runs") -> Results:
     """Open a folder of runs, a database file or a lake for reading.
 
     Args:
-        path: The folder or the file; or a lake: the folder that `exitbench export lake` filled, or s3://BUCKET/PREFIX,
-            for which deltalake finds the credentials.
+        path: A folder of runs, a database file, or a lake: the folder that `exitbench export lake` filled, or
+            s3://BUCKET/PREFIX, for which deltalake finds the credentials.
 
     Raises:
-        UserError: There is no database and no lake there, or it cannot be opened.
+        UserError: The path has no database and no lake, or it cannot be opened.
 
     Examples:
         >>> import exitbench as eb

@@ -17,12 +17,12 @@ from exitbench.lm_eval_registration import quiet_lm_eval
 
 @dataclass(frozen=True)
 class RunReport:
-    """What a run left.
+    """Outcome of `run`.
 
     Attributes:
-        ok: Whether every cell that ran ended well and is in the database.
+        ok: Whether every cell that ran succeeded and is in the database.
         database: The result database, for `open_results`.
-        report: The page; None where none was asked for.
+        report: The report's HTML page; None if not requested.
     """
 
     ok: bool
@@ -43,23 +43,23 @@ def run(
     report: bool = True,
     hub: bool = False,
 ) -> RunReport:
-    """Run the cells of a suite that are not done, fill the database, draw the report; prints as the command does.
+    """Run the cells of a suite that are not done, fill the database and draw the report; prints like the command.
 
     Args:
-        suite: Name of a shipped suite, or path of a TOML file.
+        suite: Name of a bundled suite, or path of a TOML file.
         runs: Folder of all run data.
         only: Glob over MODEL/TASK/METHOD/KIND.
-        limit: At most so many documents a task.
+        limit: Maximum number of documents per task.
         kinds: Only these kinds of cells.
-        data_dir: Root of local files.
+        data_dir: Root folder of local files.
         retry: ``failed``, ``stale`` or ``all``.
-        threads: Of torch.
-        report: Whether to draw it.
-        hub: Whether models of the hub may be fetched; otherwise only its cache on this machine is read.
+        threads: Number of torch threads.
+        report: Whether to draw the report.
+        hub: Whether models may be fetched from the hub; otherwise only its local cache is read.
 
     Raises:
-        UserError: Bad input, as the command tells it.
-        KeyboardInterrupt: What is finished is kept.
+        UserError: Bad input, with the command's message.
+        KeyboardInterrupt: Interrupted; finished cells are kept.
 
     Examples:
         >>> import exitbench as eb
@@ -82,7 +82,7 @@ def run(
         hub=hub,
     )
     with quiet_lm_eval():
-        done = run_suite(options)
-        print_outcome(done, options, report=report)
+        finished_run = run_suite(options)
+        print_outcome(finished_run, options, report=report)
     folders = Runs(options.runs)
-    return RunReport(done.ok, folders.database, folders.report / "index.html" if report else None)
+    return RunReport(finished_run.ok, folders.database, folders.report / "index.html" if report else None)

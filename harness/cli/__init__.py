@@ -1,1 +1,1 @@
-"""The command line: `main` finds the command, `arguments/` declares options, `commands/` has a module a command."""
+"""Command line: `main` dispatches, `arguments/` declares options, `commands/` implements the commands."""

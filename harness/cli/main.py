@@ -1,4 +1,4 @@
-"""The command line. Reading arguments imports nothing heavy; each command imports what it needs."""
+"""Entry point of the command line. Parsing imports nothing heavy; each command imports what it needs."""
 
 import argparse
 import errno
@@ -23,59 +23,59 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 HANDED_OVER = "lm-eval"
-"""The command whose arguments another program reads."""
+"""Command whose arguments are passed on to another program."""
 _OF_MATPLOTLIB = ("MPLBACKEND", "MATPLOTLIBRC")
-"""Settings of the user's plots: a backend that a notebook names is not installed here, and then nothing is drawn."""
-_SHOWN = 200
-"""Characters of a path that is too long."""
+"""Matplotlib settings of the user, removed: a notebook's backend may not be installed here, and drawing would fail."""
+_MAX_SHOWN_CHARS = 200
+"""Maximum characters shown of an overlong path."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0, 1 (some cell failed), 2 (bad input), 130 (interrupted)."""
-    given = sys.argv[1:] if argv is None else argv
+    """Run one command; return the exit code: 0, 1 (some cell failed), 2 (bad input), 130 (interrupted)."""
+    command_line = sys.argv[1:] if argv is None else argv
     try:
         with Interruptible():
-            return _command(given)
+            return _command(command_line)
     except UserError as error:
         tell(f"exitbench: {one_screen(str(error))}")
         return 2
     except BrokenPipeError:
-        # The reader of a pipe (head, less) has left; keep the interpreter from complaining while it ends.
+        # The reader of the pipe (head, less) has exited; redirect stdout so that the final flush does not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            tell(f"exitbench: {without_middle(str(error.filename), _SHOWN)}: {error.strerror}.")
+            tell(f"exitbench: {without_middle(str(error.filename), _MAX_SHOWN_CHARS)}: {error.strerror}.")
             return 2
         if (cause := no_room(error)) is None:
             raise
-        where = f"{cause.filename}: " if cause.filename else ""
-        tell(f"exitbench: {where}{cause.strerror}. What is finished is kept; the same command goes on.")
+        place = f"{cause.filename}: " if cause.filename else ""
+        tell(f"exitbench: {place}{cause.strerror}. What is finished is kept; the same command goes on.")
         return 2
     except MemoryError:
-        tell(f"exitbench: {given[0]}: not enough memory. Fewer documents (--limit) or smaller files need less.")
+        tell(f"exitbench: {command_line[0]}: not enough memory. Fewer documents (--limit) or smaller files need less.")
         return 2
     except RecursionError:
-        tell(f"exitbench: {given[0]}: something that was read is nested too deep, or refers to itself.")
+        tell(f"exitbench: {command_line[0]}: something that was read is nested too deep, or refers to itself.")
         return 2
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
-def _command(given: Sequence[str]) -> int:
-    for variable in _OF_MATPLOTLIB:  # workers and processes that draw inherit this process's environment
+def _command(argv: Sequence[str]) -> int:
+    for variable in _OF_MATPLOTLIB:  # workers and drawing processes inherit this environment
         os.environ.pop(variable, None)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # an encoding may lack what models write, and what we do
+        if isinstance(stream, TextIOWrapper):  # the encoding may lack characters of models or of this project
             stream.reconfigure(errors="backslashreplace")
-    arguments = parsed(given)
+    arguments = parsed(argv)
     if getattr(arguments, "plugins", None) is not None:
         _trust(arguments.plugins)
     module, function = arguments.command.split(":")
     command: Callable[[argparse.Namespace], int] = getattr(
         import_module(f"exitbench.harness.cli.commands.{module}"), function
     )
-    with nullcontext() if module == "lm_eval" else quiet_lm_eval():  # lm-eval's own command is as loud as it is told
+    with nullcontext() if module == "lm_eval" else quiet_lm_eval():  # lm-eval's own command keeps its log level
         code = command(arguments)
     sys.stdout.flush()
     return code
@@ -90,12 +90,12 @@ def _trust(folder: Path) -> None:
 
 
 def console() -> NoReturn:
-    """The console script: `main`, then the end of the process.
+    """Console script: run `main`, then end the process.
 
-    Ends without tearing the interpreter down: where torch and DuckDB meet in one process, DuckDB's binding
-    takes what torch keeps alive for leaks and prints pages about it.
+    Skips interpreter teardown: with torch and DuckDB in one process, DuckDB's binding reports objects that torch keeps
+    alive as leaks and prints pages about them.
     """
-    # A scheduler's SIGTERM ends a run as Ctrl-C does: what is finished stays.
+    # A scheduler's SIGTERM ends a run like Ctrl-C: finished cells are kept.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     code = INTERRUPTED
     try:
@@ -105,19 +105,19 @@ def console() -> NoReturn:
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)
-    except KeyboardInterrupt:  # as `main` ended
+    except KeyboardInterrupt:  # while `main` was ending
         pass
     os._exit(code)
 
 
 def parsed(given: Sequence[str]) -> argparse.Namespace:
-    """Read the arguments.
+    """Parse the command line.
 
     Raises:
-        UserError: They are not a command's.
+        UserError: The command or an argument is invalid.
     """
     if len(given) > 1 and given[0] == HANDED_OVER and given[1] not in ("-h", "--help"):
-        # Every other argument is lm-eval's; argparse would take those that look like options for its own.
+        # All other arguments are lm-eval's; argparse would parse those that look like options.
         return argparse.Namespace(command="lm_eval:lm_eval", arguments=list(given[1:]))
     program, listed = whole_parser()
     if not given or given[0] == "help":
@@ -128,8 +128,8 @@ def parsed(given: Sequence[str]) -> argparse.Namespace:
 
 
 def whole_parser() -> "tuple[Overview, list[str]]":
-    """Return what reads the arguments of every command, and the commands that people type."""
-    # Imported here, where an interrupt is taken care of.
+    """Return the parser of all commands, and the names of the listed commands."""
+    # Imported here, within `Interruptible`, so that Ctrl-C during the import is handled.
     from exitbench.harness.cli.arguments import asking, keeping, running
     from exitbench.harness.cli.arguments.common import HIDDEN, Overview, Parser
 

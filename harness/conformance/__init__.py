@@ -1,7 +1,7 @@
-"""Whether a method keeps the contracts, tried on a small decoder with random weights.
+"""Conformance checks: test whether a method keeps its contracts, on a small decoder with random weights.
 
-A short form of the conformance suite in `tests/methods`, quick enough to run before a method's first cell, and for
-methods of other distributions too. A verdict says that a method conforms, or what it breaks.
+A short form of the conformance suite in `tests/methods`, fast enough to run before a method's first cell, also for
+third-party methods. The verdict is that a method conforms, or a list of violations.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from exitbench.methods.base import Method
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a method keeps the contracts.
+    """Result of a method's conformance checks.
 
     Attributes:
-        problems: What it breaks, in words; none where it conforms.
-        checked: Which checks were made (`checks_version`).
+        problems: Descriptions of the violations; empty if the method conforms.
+        checked: Version of the checks (`checks_version`).
     """
 
     problems: tuple[str, ...]
@@ -46,23 +46,23 @@ class Verdict:
 
     @property
     def conforms(self) -> bool:
-        """Whether nothing was found."""
+        """True if there are no violations."""
         return not self.problems
 
     def __str__(self) -> str:
         return "conforms" if self.conforms else f"fails: {'; '.join(self.problems)}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is stored with a run."""
+        """Return the JSON record stored with a run."""
         word = "conforms" if self.conforms else "fails"
         return {"verdict": word, "problems": list(self.problems), "checked": self.checked}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Verdict:
-        """Read what `to_json` wrote.
+        """Parse a record written by `to_json`.
 
         Raises:
-            KeyError, TypeError, ValueError: It is something else.
+            KeyError, TypeError, ValueError: The record is invalid.
         """
         problems = record["problems"]
         if not (isinstance(problems, list) and all(isinstance(problem, str) for problem in problems)):
@@ -75,7 +75,7 @@ class Verdict:
 
 @cache
 def checks_version() -> str:
-    """Version of ExitBench and a digest of the checks' source: verdicts of other checks are not taken for theirs."""
+    """Return the version of ExitBench with a digest of the checks' source, which identifies the checks of a verdict."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -97,11 +97,11 @@ _CHECKS: Final[tuple[Callable[[Trial], Iterator[str]], ...]] = (
 
 
 def examine(method: Method, shape: Shape = USUAL) -> Verdict:
-    """Try every contract; what raises an error ends the trial, since nothing after it would say more.
+    """Check every contract; an error ends the trial, since later checks would not be meaningful.
 
     Args:
         method: The method with its parameters.
-        shape: Of the model that they are meant for.
+        shape: Shape of the model for which the parameters are meant.
     """
     problems: list[str] = []
     try:
@@ -117,7 +117,7 @@ def examine(method: Method, shape: Shape = USUAL) -> Verdict:
 
 
 def _where(error: Exception, method: Method) -> str:
-    """The innermost line of the method's own file that the error went through."""
+    """Return the innermost line of the method's own file in an error's traceback."""
     own = inspect.getfile(type(method))
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
     return f" ({Path(own).name}, line {lines[-1]})" if lines else ""

@@ -1,4 +1,4 @@
-"""Conformance: declared FLOPs against those counted while a token is decoded.
+"""Conformance of costs: compare declared FLOPs with those counted while decoding a token.
 
 Shape suffixes: A rows still running at a block.
 """
@@ -28,13 +28,13 @@ from exitbench.methods.kv_policies import KV_POLICIES
 from exitbench.methods.offline import score_states
 
 _FED = 3
-"""Tokens before the one that is counted; they leave at once, so that a KV policy may have work to make up for."""
+"""Tokens before the counted one; they exit at the first block, so that a KV policy has skipped blocks to fill."""
 _TOLERANCE = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
 class _From(Threshold):
-    """Every score leaves from a block on that depends on the position, none before."""
+    """Threshold rule that never exits before a block that depends on the position, and always from it on."""
 
     firsts: tuple[int, ...]
 
@@ -46,22 +46,22 @@ class _From(Threshold):
 
 
 def declared(trial: Trial) -> Iterator[str]:
-    """`cost` is what a counter of FLOPs sees at the first and the last exit, and says something where a gate works."""
+    """Check `cost` against counted FLOPs at the first and the last exit, and that a gate that computes has a cost."""
     yield from uncounted(trial.checkpoint, trial.plain, PROMPTS[4], sorted({trial.first_exit, trial.n_blocks}))
     yield from _forgotten(trial)
 
 
 def uncounted(checkpoint: Checkpoint, parts: Parts, prompt: Sequence[int], exit_layers: Sequence[int]) -> Iterator[str]:
-    """Where matrix products of a token that leaves after so many blocks are not those declared.
+    """Yield a problem per exit layer at which counted matrix-product FLOPs differ from the declared ones.
 
-    Oracles declare the cost of a gate that knew without running the full depth, so such a gate stands in here. What
-    verification adds is not of a step, and not counted.
+    Oracles declare the cost of a gate that needs no full-depth run, so such a gate replaces theirs. Verification is
+    not part of a step and is not counted.
 
     Args:
         checkpoint: The model.
         parts: The method.
-        prompt: What is answered; the token counted is the fourth.
-        exit_layers: Blocks after which it leaves, one after the other.
+        prompt: Token ids of the prompt; the fourth token of the answer is counted.
+        exit_layers: Exit layers to test, one after the other.
     """
     model = checkpoint.model
     if parts.kv_policy.verifies:
@@ -69,7 +69,7 @@ def uncounted(checkpoint: Checkpoint, parts: Parts, prompt: Sequence[int], exit_
     if parts.gate.looks_ahead:
         parts = dataclasses.replace(parts, gate=_Known())
     first = min([*parts.asked(model.n_blocks), model.n_blocks])
-    if not parts.reads_skipped:  # every token leaves there, and is given nothing to read behind
+    if not parts.reads_skipped:  # all tokens exit at the first block, so that later ones have nothing to read
         exit_layers = [first]
     for exit_layer in exit_layers:
         layers = [first] * _FED + [exit_layer]
@@ -77,7 +77,7 @@ def uncounted(checkpoint: Checkpoint, parts: Parts, prompt: Sequence[int], exit_
         cache, state = model.start([prompt], room=_FED + 2)
         before, records, trace = cache.length, list[TokenRecord](), Trace(model)
         for position in range(1, _FED + 2):
-            # torch has no formula for the fused attention of CPUs; its plain form is made of products that it has.
+            # torch has no FLOP formula for fused attention on CPUs, but for the products of the plain form.
             counter = _Products()  # type: ignore[no-untyped-call]
             with counter if position > _FED else nullcontext(), sdpa_kernel(SDPBackend.MATH):
                 decode_step(
@@ -96,13 +96,13 @@ def uncounted(checkpoint: Checkpoint, parts: Parts, prompt: Sequence[int], exit_
 
 
 class _Known(Always):
-    """A gate that would know where to leave: `_From` decides, token by token."""
+    """Gate that needs no computation: `_From` decides per token."""
 
     decides = True
 
 
 class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that torch does not hide from its compiler: to do so would import that, as long as all else together."""
+    """Dispatch mode that is not hidden from torch's compiler, since hiding it imports the compiler, which is slow."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -110,7 +110,7 @@ class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Products(_Watching):  # type: ignore[no-untyped-call]
-    """The FLOPs of all operations for which torch has a formula, as its `FlopCounterMode` counts them."""
+    """Counter of the FLOPs of all operations with a torch formula, like torch's `FlopCounterMode`."""
 
     flops = 0
 
@@ -118,7 +118,7 @@ class _Products(_Watching):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         formula = flop_registry.get(func.overloadpacket)
         if formula is None:
-            with self:  # it may be made of operations that have one
+            with self:  # it may decompose into operations that have one
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
@@ -129,19 +129,19 @@ class _Products(_Watching):  # type: ignore[no-untyped-call]
 
 
 class _Worked(_Watching):  # type: ignore[no-untyped-call]
-    """The most numbers that one operation reads to compute others from them."""
+    """Recorder of the largest tensor that an operation reads, in elements."""
 
     most = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # To search for the most probable token is what every emission does.
+        # The argmax over the logits is part of every emission, not of the gate.
         if not func.is_view and func is not torch.ops.aten.argmax.default:
             self.most = max([self.most, *(value.numel() for value in args if isinstance(value, torch.Tensor))])
         return func(*args, **(kwargs or {}))
 
 
 def _forgotten(trial: Trial) -> Iterator[str]:
-    """A gate that computes from a row's state or logits costs something, products or not."""
+    """Yield a problem if a gate computes from a row's state or logits but declares no cost."""
     gate, asked = trial.plain.gate, trial.asked
     if gate.looks_ahead or not asked or gate.cost(trial.model, asked) != Cost():
         return
@@ -155,13 +155,13 @@ def _forgotten(trial: Trial) -> Iterator[str]:
 
 
 class _Counted(Gate):
-    """A gate whose own operations are counted, and not those of the head that it reads."""
+    """Gate wrapper that records the gate's own operations, without those of the head."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate, self.most = gate, 0
 
     def score(self, view: BlockView) -> torch.Tensor:
-        head_has_read = view.logits_AK  # the head declares its own
+        head_has_read = view.logits_AK  # computed before recording, since the head declares its own cost
         with _Worked() as worked:  # type: ignore[no-untyped-call]
             score_A = self._gate.score(view)
         del head_has_read

@@ -1,6 +1,6 @@
-"""Small decoder with random weights on which methods are tried: its prompts, answers and states.
+"""Small decoder with random weights for conformance checks: its prompts, answers and states.
 
-A method is watched while it is tried: what its gate returns, and whether it changes tensors it was shown.
+A method is monitored during the checks: what its gate returns, and whether it modifies its input tensors.
 
 Shape suffixes: A rows still running at a block, K columns of the head, L blocks, N tokens, D model width.
 """
@@ -28,15 +28,15 @@ from exitbench.methods.base import BlockView, Cost, FitData, Gate, Head, Method,
 from exitbench.methods.offline import score_states
 
 Kept = list[tuple[str, Tensor, Tensor]]
-"""What was shown, itself, and as it was."""
+"""Tensors passed to a method: (name, tensor, copy from before the call)."""
 
 
 class Breach(Exception):
-    """What a gate did that it must not, in words."""
+    """Violation of a contract by a gate; the message describes it."""
 
 
 def watched(parts: Parts) -> Parts:
-    """Return parts that do the same, and raise Breach where a score is none or something shown was changed."""
+    """Return equivalent parts that raise Breach if a score is invalid or an input tensor is modified."""
     read: Kept = []
     return dataclasses.replace(parts, gate=_watched_gate(parts.gate, read), head=_watched_head(parts.head, read))
 
@@ -75,7 +75,7 @@ def _watched_gate(gate: Gate, read: Kept) -> Gate:
 
 
 def _watched_head(head: Head, read: Kept) -> Head:
-    """The head, which keeps what it says: the gate is given it while it scores."""
+    """Return a head that records its logits, which the gate receives while it scores."""
 
     class Watched(Head):
         reads_vocabulary = head.reads_vocabulary
@@ -126,7 +126,7 @@ def _check_unchanged(by: str, view: BlockView, shown: Kept) -> None:
 
 
 def _shown(view: BlockView) -> Kept:
-    """What the view shows, and would show others after it."""
+    """Return copies of the view's tensors, which later readers of the view receive too."""
     tensors = {"view.hidden_AD": view.hidden_AD, "view.previous_score_A": view.previous_score_A}
     tensors |= {"view.ahead_LAD": view.ahead_LAD}
     tensors |= {f"view.state({block})": state_AD for block, state_AD in enumerate(view.earlier)}
@@ -138,12 +138,12 @@ ANSWERED = [[2 + (7 * row + 3 * place) % 37 for place in range(1 + row % 5)] for
 PROMPTS = ANSWERED[:8]
 _DRAWN = torch.randint(2, VOCABULARY, (len(ANSWERED), MAX_NEW_TOKENS), generator=torch.Generator().manual_seed(1))
 ANSWERS: list[list[int]] = _DRAWN.tolist()
-"""What the decoder is made to read after the prompts of `ANSWERED` where states are looked at; of one length."""
+"""Teacher-forced answers to the prompts of `ANSWERED`, all of the same length."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a method's parameters may depend on: decoder blocks L, and after which of them there are exit heads."""
+    """Model properties that a method's parameters may depend on: number of decoder blocks, blocks with exit heads."""
 
     n_blocks: int = 6
     exit_blocks: tuple[int, ...] = (2, 4)
@@ -153,7 +153,7 @@ USUAL = Shape()
 
 
 class Trial:
-    """A method with its parameters, fitted where it asks for that, on the random decoder."""
+    """A method on the random decoder, fitted if it requires that."""
 
     def __init__(self, method: Method, shape: Shape, strength: float = 1.0) -> None:
         self.shape, self.n_blocks = shape, shape.n_blocks
@@ -162,42 +162,42 @@ class Trial:
         self.method = method.bound_to(self.model.exit_blocks)
         self.fitted = self._fit()
         self.plain = self.method.parts(self.n_blocks, self.fitted)
-        """The parts as the method gives them; every check but that of costs asks through a watch (`parts`)."""
+        """The parts as the method returns them; all checks but that of costs use the monitored `parts`."""
         self.parts = watched(self.plain)
 
     @property
     def asked(self) -> list[int]:
-        """The blocks at which the gate is asked."""
+        """Blocks at which the gate is evaluated."""
         return self.plain.asked(self.n_blocks)
 
     @property
     def first_exit(self) -> int:
-        """The least number of blocks after which a token can leave."""
+        """Earliest block after which a token can exit."""
         return min([*self.asked, self.n_blocks])
 
     def fresh(self) -> Parts:
-        """The parts made anew from the parameters as they are written, as another process would."""
+        """Return new parts built from the written parameters, as in another process."""
         made = type(self.method).from_params(self.method.params()).bound_to(self.model.exit_blocks)
         return watched(made.parts(self.n_blocks, self.fitted))
 
     def answers(self, parts: Parts, prompts: list[list[int]] = PROMPTS, first_seed: int = 0) -> list[Generation]:
-        """What the method answers to prompts together."""
+        """Return the method's answers to prompts decoded as one batch."""
         requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts, first_seed)]
         return decode(self.checkpoint, prefill(self.model, requests, MAX_NEW_TOKENS), parts)
 
     @functools.cached_property
     def states_LND(self) -> Tensor:
-        """States of the tokens of `ANSWERS`, row by row."""
+        """States of the tokens of `ANSWERS` at every block, row by row."""
         with torch.no_grad():
             return states_of(self.checkpoint, ANSWERED, ANSWERS)
 
     @functools.cached_property
     def final_token_N(self) -> Tensor:
-        """What the last block says of each."""
+        """The last block's choice for each token."""
         return argmax_token(self.model.logits(self.states_LND[-1]))
 
     def scored(self, parts: Parts) -> tuple[Tensor, Tensor]:
-        """Scores (NaN where the gate is not asked) and the tokens that would be emitted, [L, N] each."""
+        """Return scores (NaN at blocks without the gate) and the tokens that would be emitted, [L, N] each."""
         n_tokens = self.states_LND.shape[1]
         scores_LN = torch.empty(self.n_blocks, n_tokens)
         emitted_LN = torch.empty(scores_LN.shape, dtype=torch.long)
@@ -208,7 +208,7 @@ class Trial:
         return scores_LN, emitted_LN
 
     def positions(self) -> Iterator[tuple[int, Tensor]]:
-        """Every position of the answers, from 1, and which of the N tokens stand there, one a row."""
+        """Yield every 1-based position of the answers, with the indices of its tokens among the N, one per row."""
         starts = torch.tensor([0, *itertools.accumulate(map(len, ANSWERS[:-1]))])
         for place in range(len(ANSWERS[0])):
             yield place + 1, starts + place
@@ -222,12 +222,12 @@ class Trial:
 
 
 def random_checkpoint(shape: Shape, strength: float = 1.0) -> Checkpoint:
-    """A small encoder-decoder with exit heads; random weights, so that its answers mean nothing.
+    """Return a small encoder-decoder with exit heads and random weights, whose answers are meaningless.
 
     Args:
-        shape: Its blocks and exit heads.
-        strength: What six blocks add to the residual stream is multiplied with it. The less blocks add, the more often
-            does an early one already say what the last one will, above all where it is sure of it.
+        shape: Number of blocks, and blocks with exit heads.
+        strength: Factor on the contribution of six blocks to the residual stream. The smaller it is, the more often an
+            early block agrees with the last one, above all if it is confident.
     """
     generator = torch.Generator().manual_seed(3)
     strength *= (6 / shape.n_blocks) ** 0.5

@@ -1,7 +1,8 @@
-"""Conformance trials in a subprocess, so that a method that hangs or ends its process takes nothing with it.
+"""Conformance checks in a subprocess, so that a method that hangs or ends its process does no harm.
 
-The child reads settings as JSON from its standard input and writes one JSON line a verdict to a pipe, the first line of
-which says that methods were found. What methods print is dropped. A child whose parent is gone ends too (`lifeline`).
+The child reads settings as JSON from its standard input and writes one JSON line per verdict to a pipe, after a first
+line that reports that the methods were imported. Output of methods is discarded. The child ends with its parent
+(`lifeline`).
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from exitbench.harness.conformance import Verdict, checks_version
 from exitbench.harness.processes.lifeline import end_with, end_with_starting_thread
 
 TIMEOUT_S = 120.0
-"""Longest trial of one setting, and longest search for the methods; most trials take half a second."""
+"""Seconds allowed for checking one setting, and for importing the methods; most checks take half a second."""
 _READY = "ready"
 
 
 def examine_apart(settings: Sequence[Mapping[str, Any]], timeout_s: float = TIMEOUT_S) -> list[Verdict]:
     """Return a verdict for every setting.
 
-    What hangs or ends its process fails for that, and so do all later settings of that method untried.
+    A setting that hangs or ends its process fails, and so do all later settings of that method, without being checked.
 
     Args:
         settings: Each with ``name`` and ``params`` of the method, ``n_blocks`` and ``exit_blocks`` of the model.
-        timeout_s: Longest that one may take.
+        timeout_s: Seconds allowed per setting.
     """
     verdicts: list[Verdict] = []
-    ended: dict[str, str] = {}  # methods that took their process with them, and how
+    ended: dict[str, str] = {}  # methods that ended their process, and how
     while len(verdicts) < len(settings):
         rest = settings[len(verdicts) :]
         if why := ended.get(rest[0]["name"]):
@@ -51,7 +52,7 @@ def examine_apart(settings: Sequence[Mapping[str, Any]], timeout_s: float = TIME
 
 
 class _Child:
-    """One process that tries settings in their order, until it is done or dead."""
+    """A process that checks settings in order, until it is done or dies."""
 
     def __init__(self, settings: Sequence[Mapping[str, Any]], timeout_s: float) -> None:
         self.why, self._timeout_s = "", timeout_s
@@ -64,7 +65,7 @@ class _Child:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=(write_end, lifeline),
-            start_new_session=True,  # an interrupt from the terminal reaches the parent, which ends this
+            start_new_session=True,  # Ctrl-C in the terminal reaches only the parent, which ends the child
         )
         os.close(write_end)
         os.close(lifeline)
@@ -72,11 +73,11 @@ class _Child:
         try:
             with self._process.stdin as stdin:
                 stdin.write(json.dumps([dict(setting) for setting in settings]).encode())
-        except BrokenPipeError:  # died already; its exit tells why
+        except BrokenPipeError:  # died already; the exit code gives the reason
             pass
 
     def verdicts(self) -> Iterator[Verdict]:
-        """Yield verdicts as they come; where they stop too early, `why` says why."""
+        """Yield verdicts as they arrive; if they end too early, `why` has the reason."""
         lines = _lines(self._read_end, self._timeout_s)
         try:
             if next(lines, None) != _READY:
@@ -93,7 +94,7 @@ class _Child:
         self.why = self._ended()
 
     def end(self) -> None:
-        """End the process, and whatever it started."""
+        """End the process and its child processes."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -107,10 +108,10 @@ class _Child:
 
 
 def _lines(read_end: int, timeout_s: float) -> Iterator[str]:
-    """Lines as they come, the first of which tells that the methods were found.
+    """Yield lines as they arrive; the first reports that the methods were imported.
 
     Raises:
-        TimeoutError: One takes longer.
+        TimeoutError: A line takes longer than allowed.
     """
     held, deadline = b"", time.monotonic() + max(timeout_s, TIMEOUT_S)
     while True:
@@ -125,7 +126,7 @@ def _lines(read_end: int, timeout_s: float) -> Iterator[str]:
 
 
 def _main(settings: IO[str], verdicts: IO[str], lifeline: int) -> None:
-    os.set_inheritable(verdicts.fileno(), False)  # a process that a method starts is not to hold them
+    os.set_inheritable(verdicts.fileno(), False)  # processes started by a method must not keep the pipes open
     os.set_inheritable(lifeline, False)
     end_with_starting_thread()
     end_with(lifeline)
@@ -141,7 +142,7 @@ def _main(settings: IO[str], verdicts: IO[str], lifeline: int) -> None:
         try:
             method = get_method(one["name"]).from_params(one["params"])
             found = examine(method, Shape(one["n_blocks"], tuple(one["exit_blocks"])))
-        except Exception as error:  # what cannot even be made
+        except Exception as error:  # the method cannot even be built
             found = Verdict((f"{type(error).__name__}: {error}",), checks_version())
         print(json.dumps(found.to_json()), file=verdicts, flush=True)
 

@@ -1,4 +1,4 @@
-"""Conformance of decoding, of scores of tokens whose states are known at every block, and of replays in SQL.
+"""Conformance of decoding, of scores on given states at every block, and of replays in SQL.
 
 Shape suffixes: L blocks, N tokens.
 """
@@ -26,18 +26,19 @@ from exitbench.results.files.duckdb_files import in_memory
 _TOLERANCE = 1e-4
 _LEVELS = 9
 _CALM = 0.25
-"""Strength of blocks where directions are asked: half of the tokens are settled early, and sureness tells which."""
+"""Block strength for the check of score direction: half of the tokens settle early, and confidence predicts which."""
 _REVERSED = 0.35
-"""Share of pairs below which scores run against agreement: 0.5 is a coin, a softmax margin 0.7 and its negative 0.3."""
+"""Share of concordant pairs below which scores count as reversed: 0.5 is chance, a softmax margin has 0.7, its
+negative 0.3."""
 _SEVERAL = 3
-"""Times that the gate is asked the same again, with ever more questions in between."""
+"""Number of repeated evaluations of the same input, with ever more other inputs in between."""
 
 
 def same_again(trial: Trial) -> Iterator[str]:
-    """The same question has one answer: after other questions, of a gate made anew, and of each row alone."""
+    """Check that the same input has one score: after other inputs, from a new gate, and for each row alone."""
     first_LN, _ = trial.scored(trial.parts)
     for times in range(1, _SEVERAL + 1):
-        for position in range(times):  # of one row, so that counters do not stand where they stood
+        for position in range(times):  # with a single row, so that counters kept by the gate would differ
             score_states(trial.parts, trial.model, trial.states_LND[:, :1], position=position + 1, seeds_N=[0])
         again_LN, _ = trial.scored(trial.parts)
         if not _equal(first_LN, again_LN):
@@ -55,13 +56,13 @@ def same_again(trial: Trial) -> Iterator[str]:
 
 
 def depth_follows_threshold(trial: Trial) -> Iterator[str]:
-    """Over the range that the parameter `threshold` declares the depth must go one way, and must go somewhere."""
+    """Check that depth changes monotonically over the declared range of `threshold`, and that it does change."""
     low, high = _declared(trial.method)
     if low is None or high is None:
         return
     swept = [_swept(trial, low + (high - low) * step / (_LEVELS - 1)) for step in range(_LEVELS)]
     if _same_rule(trial, swept[0], swept[-1]):
-        return  # other parameters ask for a rule that does not read it
+        return  # other parameters select a rule that ignores the threshold
     scores_LN = trial.scored(trial.parts)[0]
     reads = [trial.scored(parts)[0] if _gate_reads_threshold(trial.method) else scores_LN for parts in swept]
     depths = [
@@ -81,10 +82,10 @@ def depth_follows_threshold(trial: Trial) -> Iterator[str]:
 
 
 def direction(trial: Trial) -> Iterator[str]:
-    """Of one block, tokens that it already decides as the last one will do not score lower than those that it does not.
+    """Check that, at a block, tokens that agree with the last block do not score lower than those that do not.
 
-    Asked where blocks add little, so that what an early block is sure of mostly stays. Not of gates that are fitted:
-    what random states teach them says nothing.
+    Uses blocks that add little, so that confident choices of early blocks mostly stay. Fitted gates are not checked,
+    since fitting them to random states is meaningless.
     """
     if trial.method.fit_params():
         return
@@ -126,7 +127,7 @@ def _same_rule(trial: Trial, one: Parts, other: Parts) -> bool:
 
 
 def exit_layers(trial: Trial, parts: Parts, scores_LN: Tensor) -> Tensor:
-    """Where tokens of these scores leave, [N]: the threshold is compared in the scores' precision."""
+    """Return the exit layers of tokens with these scores, [N], comparing the threshold in the scores' dtype."""
     leaves_LN = torch.zeros(scores_LN.shape, dtype=torch.bool)
     leaves_LN[-1] = True
     for position, at_N in trial.positions():
@@ -141,9 +142,9 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def thresholds(trial: Trial) -> Iterator[str]:
-    """One that never opens is full depth token for token; one that always opens exits at the first block asked.
+    """Check extreme thresholds: never exiting equals full depth, and always exiting exits at the first gate block.
 
-    But for what verification puts in place of what it rejects.
+    Tokens that verification emits in place of rejected drafts are exempt.
     """
     never = trial.answers(dataclasses.replace(trial.parts, threshold=Constant(math.inf)))
     full = trial.answers(baseline_method()().parts(trial.n_blocks))
@@ -157,7 +158,7 @@ def thresholds(trial: Trial) -> Iterator[str]:
 
 
 def independence(trial: Trial) -> Iterator[str]:
-    """A batch equals its rows one by one, and the same seed gives the same trace, of a gate made anew too."""
+    """Check that a batch equals its rows one by one, and that a seed determines the trace, also with a new gate."""
     together = trial.answers(trial.parts)
     some = range(0, len(PROMPTS), 3)
     alone = [trial.answers(trial.parts, [PROMPTS[row]], first_seed=row)[0] for row in some]
@@ -168,7 +169,7 @@ def independence(trial: Trial) -> Iterator[str]:
 
 
 def model_unchanged(trial: Trial) -> Iterator[str]:
-    """After all that was asked of the method, full depth answers as it did on a decoder that no method has seen."""
+    """Check that, after all checks of the method, full depth still answers as on a fresh decoder."""
     untouched = Trial(baseline_method()(), trial.shape)
     if trial.answers(untouched.plain) != untouched.answers(untouched.plain):
         yield "the model's weights are not what they were before the method was asked"
@@ -179,13 +180,13 @@ def _traces(generations: list[Generation]) -> list[tuple[list[int], list[int], l
 
 
 _SQL_TOLERANCE = 1e-3
-"""Absolute and relative: signals are computed from the same states in another order."""
+"""Absolute and relative tolerance: SQL computes the scores from the same states in another order."""
 _BORDERLINE = 0.05
-"""Share of tokens that may leave elsewhere, their scores being as good as equal to the threshold."""
+"""Share of tokens that may exit elsewhere because their scores nearly equal the threshold."""
 
 
 def replays(trial: Trial) -> Iterator[str]:
-    """Scores at every block asked, and where tokens leave, over a probe of the same states."""
+    """Check that scores and exit layers computed in SQL over a probe match those of the gate on the same states."""
     score_sql, asked = trial.parts.score_sql(trial.n_blocks), trial.asked
     if score_sql is None or not asked:
         return

@@ -1,6 +1,6 @@
-"""Stored verdicts of the shipped methods, so that no run tries them again while their source is the same.
+"""Stored verdicts of the bundled methods, so that no run checks them again while their source is unchanged.
 
-`python -m exitbench.harness.conformance.shipped` tries every one of them and writes `shipped.toml` anew.
+`python -m exitbench.harness.conformance.shipped` checks all of them and rewrites `shipped.toml`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ FILE: Final = Path(__file__).with_name("shipped.toml")
 
 @cache
 def conforming_sources() -> dict[str, str]:
-    """Return the digest of each method's syntax that conforms by today's checks, by the method's name."""
+    """Return the source digests of the methods that conform by the current checks, by method name."""
     record = tomllib.loads(FILE.read_text(encoding="utf-8"))
     return dict(record["sources"]) if record["checks"] == checks_version() else {}
 
 
 def shipped_text() -> str:
-    """Try every method that comes along, with its defaults, and return what the file is to say.
+    """Check every bundled method with its defaults, and return the new content of the file.
 
     Raises:
-        UserError: One of them does not conform.
+        UserError: A method does not conform.
     """
     from exitbench.harness.conformance import examine
     from exitbench.methods.registry import distribution, get_method, method_names, syntax_sha256

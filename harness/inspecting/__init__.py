@@ -1,1 +1,1 @@
-"""What a checkpoint is and what can be run on it, told before anything is: `exitbench inspect`."""
+"""Inspection of a checkpoint before any run: architecture, engines and runnable methods (`exitbench inspect`)."""

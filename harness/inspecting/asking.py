@@ -1,7 +1,7 @@
-"""What each method costs on a model for every block at which it asks, and which the engine can run.
+"""Gate cost of each method on a model, per evaluated block, and whether the engine can run it.
 
-Work is what the cost model declares; what a gate reads of heads is not declared but counted as it reads, so each method
-answers one token on the small random decoder of the contracts, made as deep as the model.
+Work comes from the declared cost model. Read-outs by gates are not declared but counted, so each method decodes one
+token on the small random decoder of the conformance tests, made as deep as the model.
 """
 
 from __future__ import annotations
@@ -23,29 +23,30 @@ from exitbench.methods.registry import get_method, method_names
 from exitbench.methods.thresholds import Constant
 
 WhyNot = Callable[[Parts, int], str | None]
-"""Why the engine cannot run a method in batches of so many rows; None where it can."""
+"""Function of a method's parts and n rows per batch: the reason why the engine cannot run it, or None."""
 
 
 class Costed(Model, Protocol):
-    """A model that knows what its blocks cost."""
+    """A model with a cost model for its blocks."""
 
     def block_cost(self, place: TokenPlace) -> Cost:
-        """Work of one decoder block for one token of one row."""
+        """Return the work of one decoder block for one token of one row."""
 
 
 @dataclass(frozen=True)
 class Asking:
-    """A method, with its default parameters.
+    """Gate cost of a method with its default parameters.
 
     Attributes:
-        method: Its name.
-        reads: What its gate reads.
-        n_asked: Blocks at which it asks.
-        bytes_share: Numbers read to ask once, the mean over these blocks, in those of a block run; None without any.
-        flops_share: The same of arithmetic.
-        is_fitted: Whether it is trained on the train split first.
-        why_not: Why it cannot be run on this model; None where it can.
-        why_alone: Why rows cannot be decoded together; None where they can.
+        method: Name of the method.
+        reads: Description of the gate's input.
+        n_asked: Number of blocks at which the gate is evaluated.
+        bytes_share: Numbers read per gate evaluation, averaged over these blocks, relative to one block; None if the
+            gate is never evaluated.
+        flops_share: Floating-point operations per gate evaluation, relative to one block; None in the same case.
+        is_fitted: Whether the method must be fitted on the train split first.
+        why_not: Reason why it cannot run on this model, or None.
+        why_alone: Reason why rows cannot be decoded as a batch, or None.
     """
 
     method: str
@@ -60,15 +61,15 @@ class Asking:
 
 @dataclass(frozen=True)
 class Skipping:
-    """A KV policy: what a skipped block costs in the end, where the next token runs all blocks.
+    """Cost of a skipped block under a KV policy, if the next token runs all blocks.
 
     Attributes:
-        policy: Its name.
-        bytes_share: Numbers read, in those of a block; None of a decoder that has nothing to skip.
-        flops_share: The same of arithmetic.
-        verifies: Whether tokens are verified besides, which costs what is not in these.
-        why_not: Why it cannot be run on this model; None where it can.
-        why_alone: Why rows cannot be decoded together; None where they can.
+        policy: Name of the KV policy.
+        bytes_share: Numbers read, relative to one block; None if the decoder has no block to skip.
+        flops_share: Floating-point operations, relative to one block; None in the same case.
+        verifies: Whether tokens are also verified, at a cost not included here.
+        why_not: Reason why it cannot run on this model, or None.
+        why_alone: Reason why rows cannot be decoded as a batch, or None.
     """
 
     policy: str
@@ -80,12 +81,12 @@ class Skipping:
 
 
 def askings(model: Costed, place: TokenPlace, why_not: WhyNot) -> tuple[Asking, ...]:
-    """Return what every method costs on a model.
+    """Return the gate cost of every method on a model.
 
     Args:
         model: The model.
-        place: Where the token stands.
-        why_not: Of the engine.
+        place: Position of the token: lengths of context and source.
+        why_not: Check whether the engine can run a method.
     """
     return tuple(_asking(name, model, place, why_not) for name in method_names())
 
@@ -94,27 +95,27 @@ def _asking(name: str, model: Costed, place: TokenPlace, why_not: WhyNot) -> Ask
     try:
         method = get_method(name)()
         method.check(model.n_blocks)
-        return _asked(method.bound_to(model.exit_blocks), model, place, why_not)
+        return _gate_cost(method.bound_to(model.exit_blocks), model, place, why_not)
     except UserError as refusal:
         return Asking(name, why_not=str(refusal))
-    except Exception as error:  # whatever a method of another distribution raises
+    except Exception as error:  # a third-party method may raise anything
         return Asking(name, why_not=f"{type(error).__name__}: {told(error)}")
 
 
-def _asked(method: Method, model: Costed, place: TokenPlace, why_not: WhyNot) -> Asking:
+def _gate_cost(method: Method, model: Costed, place: TokenPlace, why_not: WhyNot) -> Asking:
     parts, is_fitted = method.parts(model.n_blocks), bool(method.fit_params())
     asking = Asking(method.name, is_fitted=is_fitted, why_not=why_not(parts, 1), why_alone=why_not(parts, 2))
-    if not (asked := parts.asked(model.n_blocks)):
+    if not (exit_blocks := parts.asked(model.n_blocks)):
         return asking
     rows = _rows_read(method, Shape(model.n_blocks, model.exit_blocks))
     work = parts.asking_cost(model, model.n_blocks) + parts.head.cost(model, rows * model.vocab_size)
-    in_bytes, in_flops = _shares(work * (1 / len(asked)), model.block_cost(place))
+    in_bytes, in_flops = _shares(work * (1 / len(exit_blocks)), model.block_cost(place))
     reads = _reads(parts, method.needs_exit_heads, rows, work)
-    return replace(asking, reads=reads, n_asked=len(asked), bytes_share=in_bytes, flops_share=in_flops)
+    return replace(asking, reads=reads, n_asked=len(exit_blocks), bytes_share=in_bytes, flops_share=in_flops)
 
 
 def _reads(parts: Parts, has_own_heads: bool, rows: float, work: Cost) -> str:
-    """What a gate reads, in words."""
+    """Return a description of the gate's input."""
     if parts.gate.looks_ahead:
         return "all blocks first"
     read = [] if not rows else ["logits of exit heads" if has_own_heads else "logits"]
@@ -126,27 +127,27 @@ def _reads(parts: Parts, has_own_heads: bool, rows: float, work: Cost) -> str:
 
 
 def _rows_read(method: Method, shape: Shape) -> float:
-    """Read-outs of the whole head for one token that stays to the end, without the one that it is emitted from."""
+    """Return the number of full-head read-outs by the gate for one token that never exits."""
     with torch.no_grad():
         trial = Trial(method, shape)
         parts = replace(trial.plain, threshold=Constant(float("inf")))
-        (made,) = decode(trial.checkpoint, prefill(trial.model, [Request(PROMPTS[4])], 1), parts)
-    return made.head_rows[0] / trial.model.vocab_size - 1
+        (generation,) = decode(trial.checkpoint, prefill(trial.model, [Request(PROMPTS[4])], 1), parts)
+    return generation.head_rows[0] / trial.model.vocab_size - 1
 
 
 def skippings(model: Costed, place: TokenPlace, why_not: WhyNot) -> tuple[Skipping, ...]:
-    """Return every KV policy that a parameter of some method names, and what it costs on a model."""
-    found: dict[str, list[Parts]] = {}
+    """Return the cost on a model of every KV policy that some method offers."""
+    parts_by_policy: dict[str, list[Parts]] = {}
     for parts, _ in _choices(model):
-        found.setdefault(parts.kv_policy.name, []).append(parts)
-    return tuple(_skipping(parts, model, place, why_not) for parts in found.values())
+        parts_by_policy.setdefault(parts.kv_policy.name, []).append(parts)
+    return tuple(_skipping(parts, model, place, why_not) for parts in parts_by_policy.values())
 
 
 def _skipping(having: Sequence[Parts], model: Costed, place: TokenPlace, why_not: WhyNot) -> Skipping:
-    """A policy, by the methods that have it: it can be run where one of them can."""
+    """Return the cost of a KV policy; it is runnable if any of the methods that offer it is."""
     policy, block = having[0].kv_policy, model.block_cost(place)
     reasons = ([why_not(parts, n_rows) for parts in having] for n_rows in (1, 2))
-    alone, together = (None if None in said else said[0] for said in reasons)
+    alone, together = (None if None in reasons_of_methods else reasons_of_methods[0] for reasons_of_methods in reasons)
     if model.n_blocks < 2:
         return Skipping(policy.name, None, None, policy.verifies, alone, together)
     work = policy.cost(model, [model.n_blocks - 1, model.n_blocks], [block, block])
@@ -154,30 +155,30 @@ def _skipping(having: Sequence[Parts], model: Costed, place: TokenPlace, why_not
 
 
 def refused_choices(model: Costed, why_not: WhyNot) -> dict[str, tuple[str, ...]]:
-    """Return parameters' values that the engine cannot run, ``name = value``, by the reason."""
-    found: dict[str, dict[str, None]] = {}
+    """Return the parameter values that the engine cannot run, as ``name = value``, by reason."""
+    choices_by_reason: dict[str, dict[str, None]] = {}
     for parts, choice in _choices(model):
         if choice and (reason := why_not(parts, 1)) is not None:
-            found.setdefault(reason, {})[choice] = None
-    return {reason: tuple(choices) for reason, choices in found.items()}
+            choices_by_reason.setdefault(reason, {})[choice] = None
+    return {reason: tuple(choices) for reason, choices in choices_by_reason.items()}
 
 
 def _choices(model: Costed) -> Iterator[tuple[Parts, str]]:
-    """Every method with its defaults, and with each value of a parameter that has a list of them."""
+    """Yield every method with its defaults, and with each other value of its enumerated parameters."""
     for cls in map(get_method, method_names()):
-        asked: list[tuple[dict[str, str], str]] = [({}, "")]
+        settings: list[tuple[dict[str, str], str]] = [({}, "")]
         for field in dataclasses.fields(cls):
             values = field.metadata["choices"]
-            asked += [({field.name: value}, f"{field.name} = {value}") for value in values if value != field.default]
-        for params, said in asked:
+            settings += [({field.name: value}, f"{field.name} = {value}") for value in values if value != field.default]
+        for params, choice in settings:
             try:
                 method = cls.from_params(params)
                 method.check(model.n_blocks)
-                yield method.bound_to(model.exit_blocks).parts(model.n_blocks), said
-            except Exception:  # does not fit this model: told of the method itself
+                yield method.bound_to(model.exit_blocks).parts(model.n_blocks), choice
+            except Exception:  # not usable on this model, which `_asking` reports for the method itself
                 continue
 
 
 def _shares(work: Cost, block: Cost) -> tuple[float, float]:
-    """Numbers read and arithmetic, in those of a block."""
+    """Return numbers read and floating-point operations, relative to one block."""
     return work.read_numel / block.read_numel, work.flops / block.flops

@@ -1,4 +1,4 @@
-"""All that can be told of a classifier's folder: what it is, what reads its blocks, which methods run on it."""
+"""Inspection of a classifier's folder: architecture, read-outs of its blocks, and runnable methods."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from exitbench.methods.registry import get_method, method_names
 
 @dataclass(frozen=True)
 class Ramps:
-    """Off-ramps: their kind, the blocks that have one, and all their parameters."""
+    """Off-ramps of a classifier: kind, blocks with an off-ramp, and total number of parameters."""
 
     kind: str
     blocks: tuple[int, ...]
@@ -24,19 +24,19 @@ class Ramps:
 
 @dataclass(frozen=True)
 class ClassifierShape:
-    """What a classifier is made of.
+    """Architecture of a classifier.
 
     Attributes:
-        blocks: L; a shared block counts once for each call.
-        width: Of the states.
-        positions: Tokens that a text may have.
+        blocks: Number of blocks, L; a shared block counts once per call.
+        width: Width of the states.
+        positions: Maximum number of tokens per text.
         vocabulary: Rows of the embedding.
-        labels: What the checkpoint calls them; one of a regression.
-        parameters: All of them, off-ramps apart.
-        off_ramps: None where the model's own classifier reads out every block.
-        block_flops: Of one block and a text of as many tokens as ``counted_tokens``.
-        counted_tokens: The positions.
-        head_numel: Weights that a read-out with the model's own classifier multiplies.
+        labels: Label names from the checkpoint; a single one for regression.
+        parameters: Total number of parameters, without off-ramps.
+        off_ramps: The off-ramps; None if the model's own classifier reads out every block.
+        block_flops: Floating-point operations of one block for a text of ``counted_tokens`` tokens.
+        counted_tokens: Length of that text: the model's positions.
+        head_numel: Number of weights in a read-out with the model's own classifier.
     """
 
     blocks: int
@@ -53,7 +53,7 @@ class ClassifierShape:
 
 @dataclass(frozen=True)
 class RunnableMethod:
-    """A method with its default parameters: whether it is fitted first, and why it cannot be run; None where it can."""
+    """A method with default parameters: whether it must be fitted, and the reason why it cannot run, or None."""
 
     method: str
     is_fitted: bool
@@ -62,16 +62,16 @@ class RunnableMethod:
 
 @dataclass(frozen=True)
 class ClassifierInspection:
-    """What is known of a classifier's folder; None stands for what could not be found out, and ``lacks`` says why.
+    """Facts about a classifier's folder; unknown values are None, with the reasons in ``lacks``.
 
     Attributes:
-        folder: Where it lies.
-        model_class: Class of transformers.
-        shape: Of the model, which block by block computes what it does as a whole.
-        tokenizer: Class.
-        n_tokens: Its tokens.
-        methods: Every method there is.
-        lacks: What keeps it from being run, each in the words of what refused it.
+        folder: Path of the folder.
+        model_class: The transformers class.
+        shape: Architecture of the model.
+        tokenizer: Class of the tokenizer.
+        n_tokens: Size of the tokenizer's vocabulary.
+        methods: All methods.
+        lacks: Messages of the errors that keep the classifier from running.
     """
 
     folder: str
@@ -85,7 +85,7 @@ class ClassifierInspection:
 
 
 def inspect_classifier(folder: Path) -> ClassifierInspection:
-    """Load a classifier, and find out what can be run on it."""
+    """Load a classifier and check which methods can run on it."""
     lacks: list[str] = []
     model = tokenizer = stored = None
     try:
@@ -132,7 +132,7 @@ def _ramps(ramps: OffRamps) -> Ramps:
 
 
 def _runnable(name: str, model: EncoderClassifier) -> RunnableMethod:
-    """Whether a method runs, as the planner decides it."""
+    """Return whether a method can run on a model, by the planner's rules."""
     is_fitted = False
     try:
         method = get_method(name)()
@@ -143,5 +143,5 @@ def _runnable(name: str, model: EncoderClassifier) -> RunnableMethod:
         return RunnableMethod(name, is_fitted, reason)
     except UserError as refusal:
         return RunnableMethod(name, is_fitted, str(refusal))
-    except Exception as error:  # whatever a method of another distribution raises
+    except Exception as error:  # a third-party method may raise anything
         return RunnableMethod(name, is_fitted, f"{type(error).__name__}: {told(error)}")

@@ -1,4 +1,4 @@
-"""All that can be told of a checkpoint: what it is, what runs it, what methods cost on it, and what it lacks."""
+"""Inspection of a checkpoint: architecture, engines, cost of methods, and reasons why it cannot run."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ from exitbench.harness.reading.regular_files import is_file, read_json
 from exitbench.methods.base import Parts
 
 CONTEXT: Final = 1000
-"""Tokens before the one whose cost is told, where the model has so many positions."""
+"""Default context length of the token whose cost is reported, if the model has as many positions."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a model is made of.
+    """Architecture of a model.
 
     Attributes:
-        decoder_blocks: L.
-        encoder_blocks: 0 of a decoder-only model.
-        width: Of the residual stream.
-        heads: Of queries; 0 where the configuration has none.
-        kv_heads: Of keys and values.
-        head_size: Their width.
+        decoder_blocks: Number of decoder blocks, L.
+        encoder_blocks: Number of encoder blocks; 0 for a decoder-only model.
+        width: Width of the residual stream.
+        heads: Number of query heads; 0 if the configuration has none.
+        kv_heads: Number of key/value heads.
+        head_size: Width of a head.
         vocabulary: Rows of the LM head.
-        positions: Tokens that prompt and answer may have together; None where there is no end.
-        parameters: By part.
+        positions: Maximum tokens of prompt and answer together; None if unlimited.
+        parameters: Number of parameters by part.
     """
 
     decoder_blocks: int
@@ -67,14 +67,14 @@ class Shape:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Special tokens and tokenizer; None where there is none.
+    """Special tokens and tokenizer; None for missing or unknown values.
 
     Attributes:
         start_id: First token of an encoder-decoder's answer.
-        end_ids: Tokens that end an answer; None where that is not known.
-        tokenizer: Class.
-        n_tokens: Its tokens.
-        has_chat_template: Whether it brings one.
+        end_ids: Tokens that end an answer; None if unknown.
+        tokenizer: Class of the tokenizer.
+        n_tokens: Size of the tokenizer's vocabulary.
+        has_chat_template: Whether the tokenizer has a chat template.
     """
 
     start_id: int | None
@@ -86,7 +86,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class TrainedHeads:
-    """Trained exit heads: their kind, the blocks that have one, and all their parameters."""
+    """Trained exit heads: kind, blocks with a head, and total number of parameters."""
 
     kind: str
     blocks: tuple[int, ...]
@@ -95,18 +95,18 @@ class TrainedHeads:
 
 @dataclass(frozen=True)
 class Work:
-    """What one token reads at full depth, in numbers: as many bytes as a number has, times.
+    """Memory traffic of one token at full depth, in elements (multiply by the bytes per element), and method costs.
 
     Attributes:
-        context: Tokens before it, of the answer's own text.
-        source: Tokens of an encoder-decoder's source.
+        context: Number of preceding tokens of the text.
+        source: Number of source tokens of an encoder-decoder.
         block_weights: Weights of one block.
         head_weights: Weights of the LM head.
-        kv_per_token: Keys and values that one token leaves in all blocks.
-        is_counted: False where the configuration tells it, and no engine has counted.
-        methods: Every method with its default parameters.
-        kv_policies: Every KV policy.
-        refused_choices: Values of parameters that the engine cannot run, by the reason.
+        kv_per_token: Elements of keys and values that one token adds over all blocks.
+        is_counted: True if counted by an engine; False if derived from the configuration.
+        methods: Cost of every method with its default parameters.
+        kv_policies: Cost of every KV policy.
+        refused_choices: Parameter values that the engine cannot run, by reason.
     """
 
     context: int
@@ -122,16 +122,16 @@ class Work:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What is known of a checkpoint; None stands for what could not be found out, and ``lacks`` says why.
+    """Facts about a checkpoint; unknown values are None, with the reasons in ``lacks``.
 
     Attributes:
-        folder: Where it lies.
-        family: Its model_type, as config.json says.
-        model_class: Class of transformers.
-        engines: The one chosen, then the other.
-        lacks: What keeps it from being run, each in the words of what refused it.
-        convert: A command that converts its pickle.
-        remarks: What is not wrong but should be known.
+        folder: Path of the folder.
+        family: The model_type in config.json.
+        model_class: The transformers class.
+        engines: The chosen engine, then the other.
+        lacks: Messages of the errors that keep the checkpoint from running.
+        convert: A command that converts a pickle checkpoint to safetensors.
+        remarks: Notes (not errors) about the checkpoint.
     """
 
     folder: str
@@ -148,14 +148,14 @@ class Inspection:
     remarks: tuple[str, ...]
 
 
-class _Found:
-    """Looks for one thing after the other; what is refused is kept, each message once."""
+class _Findings:
+    """Collector of errors during an inspection; each message is kept once."""
 
     def __init__(self) -> None:
         self.lacks: list[str] = []
 
     def out(self, look: Callable[[], T]) -> T | None:
-        """Return what is looked for; None where it is refused."""
+        """Return the result of `look`, or None if it raises a `UserError`, whose message is kept."""
         try:
             return look()
         except UserError as refusal:
@@ -163,33 +163,33 @@ class _Found:
             return None
 
     def add(self, message: str) -> None:
-        """Keep a refusal."""
+        """Add a message."""
         if message not in self.lacks:
             self.lacks.append(message)
 
 
 def inspect_folder(folder: Path, engine: EngineChoice = "auto", context: int | None = None) -> Inspection:
-    """Find out what a checkpoint is and what can be run on it. No pickle is opened, and no code of the folder run.
+    """Inspect a checkpoint: its architecture and what can run on it. Opens no pickle and executes none of its code.
 
     Args:
         folder: The checkpoint.
-        engine: What is to run it, as a suite says it.
-        context: Tokens before the one whose cost is told; None: `CONTEXT`, or as many as the model has positions.
+        engine: Engine to use, as in a suite.
+        context: Context length of the token whose cost is reported; None: `CONTEXT`, or the model's positions if fewer.
 
     Raises:
-        UserError: The folder holds no config.json that can be read, or the model has fewer positions.
+        UserError: The folder has no readable config.json, or the model has fewer positions than `context`.
     """
     path = folder / CONFIG
     if not is_file(path):
         raise UserError(not_a_checkpoint(folder))
-    raw, found = read_json(path), _Found()
-    is_known = found.out(lambda: read_config(folder)) is not None
-    stored = found.out(lambda: read_stored(folder))
+    raw, findings = read_json(path), _Findings()
+    is_known = findings.out(lambda: read_config(folder)) is not None
+    stored = findings.out(lambda: read_stored(folder))
     engines, checkpoint = try_engines(folder, raw, engine, stored.numel) if is_known and stored else ((), None)
     if engines and engines[0].why_not is not None:
-        found.add(engines[0].why_not)
-    sketch, shape = _described(folder, raw, checkpoint, found)
-    tokens = _tokens(folder, raw, checkpoint, shape, found)
+        findings.add(engines[0].why_not)
+    sketch, shape = _described(folder, raw, checkpoint, findings)
+    tokens = _tokens(folder, raw, checkpoint, shape, findings)
     is_seq2seq = sketch is not None and sketch.stack.encoder is not None
     auto_class = "AutoModelForSeq2SeqLM" if is_seq2seq else "AutoModelForCausalLM"
     family = raw.get("model_type")
@@ -201,25 +201,25 @@ def inspect_folder(folder: Path, engine: EngineChoice = "auto", context: int | N
         shape=shape,
         tokens=tokens,
         stored=stored,
-        exit_heads=None if sketch is None or sketch.exit_heads is None else _told(sketch.exit_heads),
+        exit_heads=None if sketch is None or sketch.exit_heads is None else _trained_heads(sketch.exit_heads),
         work=None if sketch is None else _work(sketch, checkpoint, engines, context),
-        lacks=tuple(found.lacks),
+        lacks=tuple(findings.lacks),
         convert=None if stored else conversion(folder, auto_class, has_tokenizer=tokens.tokenizer is not None),
         remarks=checkpoint_remarks(folder) if stored else (),
     )
 
 
 def _described(
-    folder: Path, raw: dict[str, Any], checkpoint: Checkpoint | None, found: _Found
+    folder: Path, raw: dict[str, Any], checkpoint: Checkpoint | None, findings: _Findings
 ) -> tuple[Sketch, Shape] | tuple[None, None]:
-    """The model as loaded, or as config.json alone describes it; nothing where transformers cannot make one."""
+    """Return sketch and shape of the loaded model, or of config.json alone; Nones if transformers cannot build it."""
     try:
         with tried(str(raw.get("model_type"))):
             model = None if checkpoint is None else checkpoint.model
             stack = model.stack if isinstance(model, HostedTransformer) else find_stack(skeleton(folder, raw))
-            sketch = Sketch(stack, found.out(lambda: _exit_heads(folder, stack)))
+            sketch = Sketch(stack, findings.out(lambda: _exit_heads(folder, stack)))
             return sketch, _shape(sketch, checkpoint)
-    except UserError:  # said already by whatever tried to load it
+    except UserError:  # reported when loading was tried
         return None, None
 
 
@@ -228,14 +228,14 @@ def _exit_heads(folder: Path, stack: Stack) -> ExitHeads | None:
     return load_exit_heads(folder, len(stack.blocks), width, vocabulary, device="meta")
 
 
-def _told(heads: ExitHeads) -> TrainedHeads:
+def _trained_heads(heads: ExitHeads) -> TrainedHeads:
     return TrainedHeads(heads.kind, heads.blocks, sum(tensor.numel() for tensor in heads.tensors.values()))
 
 
 def _shape(sketch: Sketch, checkpoint: Checkpoint | None) -> Shape:
     model = sketch if checkpoint is None else checkpoint.model
     parameters = count_parameters(sketch.stack)
-    if isinstance(model, Transformer):  # reads tensors by their names, and a head of its own where there is one
+    if isinstance(model, Transformer):  # the lean engine reads tensors by name, including a separate LM head
         is_tied = model.lm_head.weight is model.weights.token_embedding_VD
         parameters = replace(parameters, head=0 if is_tied else model.lm_head.weight.numel())
     return Shape(
@@ -252,11 +252,11 @@ def _shape(sketch: Sketch, checkpoint: Checkpoint | None) -> Shape:
 
 
 def _tokens(
-    folder: Path, raw: dict[str, Any], checkpoint: Checkpoint | None, shape: Shape | None, found: _Found
+    folder: Path, raw: dict[str, Any], checkpoint: Checkpoint | None, shape: Shape | None, findings: _Findings
 ) -> Tokens:
-    tokenizer = found.out(lambda: load_tokenizer(folder))
+    tokenizer = findings.out(lambda: load_tokenizer(folder))
     if tokenizer is not None and shape is not None:
-        found.out(lambda: check_vocabulary(folder, tokenizer, shape.vocabulary))
+        findings.out(lambda: check_vocabulary(folder, tokenizer, shape.vocabulary))
     return Tokens(
         start_id=None if checkpoint is None else checkpoint.start_id,
         end_ids=None if checkpoint is None else tuple(sorted(checkpoint.eos_ids)),
@@ -267,7 +267,7 @@ def _tokens(
 
 
 def _work(sketch: Sketch, checkpoint: Checkpoint | None, engines: tuple[Tried, ...], context: int | None) -> Work:
-    """What is counted where an engine has proved the model, and else what its configuration tells."""
+    """Return the work counted by a verified engine, or else derived from the configuration."""
     model: Costed = sketch
     why_not: WhyNot = _nothing_known
     if checkpoint is not None and engines[0].is_proved:
@@ -294,20 +294,20 @@ def _nothing_known(parts: Parts, n_rows: int) -> str | None:
     return None
 
 
-_SHARE: Final = 0.5
-"""Of the memory that is left, for weights in float32."""
+_MEMORY_SHARE: Final = 0.5
+"""Share of the available memory that float32 weights may use."""
 _FLOAT32_BYTES: Final = 4
 
 
 @dataclass(frozen=True)
 class Tried:
-    """What came of trying an engine.
+    """Result of trying an engine.
 
     Attributes:
-        engine: Which.
-        why_not: Its own words where it refuses; None where it runs the model.
-        is_proved: Whether what it computes is known to be right: of the lean engine always, of the hosted one where
-            weights were loaded.
+        engine: Name of the engine.
+        why_not: Error message if the engine cannot run the model, else None.
+        is_proved: Whether its computation is verified: always for the lean engine, for the hosted one only if weights
+            were loaded.
     """
 
     engine: EngineName
@@ -318,23 +318,23 @@ class Tried:
 def try_engines(
     folder: Path, raw: dict[str, Any], choice: EngineChoice, numel: int
 ) -> tuple[tuple[Tried, ...], Checkpoint | None]:
-    """Try the engine that is chosen, and whether the other would read the checkpoint.
+    """Try the chosen engine, and check whether the other could read the checkpoint.
 
     Args:
         folder: The checkpoint.
-        raw: Its config.json.
-        choice: As a suite says it.
-        numel: Numbers in its files.
+        raw: Content of its config.json.
+        choice: Engine choice, as in a suite.
+        numel: Number of elements in its weight files.
 
     Returns:
-        The engine that runs it and the other, and what the first loaded; None where it refuses.
+        The results of the used engine and of the other, and the checkpoint loaded by the first, or None if it fails.
     """
     try:
         chosen = engine_for(folder / CONFIG, raw, choice)
-    except UserError:  # a family that the lean engine does not have: it says so again where it is tried
+    except UserError:  # a family that the lean engine does not support, which `_try` reports
         chosen = "lean"
     available = available_bytes("cpu")
-    fits = available is None or numel * _FLOAT32_BYTES <= _SHARE * available
+    fits = available is None or numel * _FLOAT32_BYTES <= _MEMORY_SHARE * available
     first, checkpoint = _try(folder, chosen, "cpu" if chosen == "hosted" and fits else "meta")
     is_other_hosted = chosen == "lean"
     falls_back = is_other_hosted and choice == "auto" and checkpoint is None

@@ -1,4 +1,4 @@
-"""Parameters of a model by part, and what a block costs as far as its configuration tells."""
+"""Parameters of a model by part, and block costs estimated from its configuration."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from exitbench.methods.base import Cost
 
 @dataclass(frozen=True)
 class Parameters:
-    """How many parameters each part has; what two parts share counts for the first of them.
+    """Number of parameters per part; shared parameters count for the first part only.
 
     Attributes:
-        embedding: Of tokens.
-        blocks: Decoder blocks, all together.
-        encoder: The encoder, its embedding of tokens apart where that is the decoder's.
-        head: The LM head; 0 where it is the embedding.
-        other: Norms after the last block, positions and the like.
+        embedding: Token embedding.
+        blocks: All decoder blocks.
+        encoder: The encoder, without a token embedding shared with the decoder.
+        head: The LM head; 0 if tied to the embedding.
+        other: Final norms, position embeddings and the like.
     """
 
     embedding: int
@@ -39,22 +39,22 @@ class Parameters:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Total number of parameters."""
         return self.embedding + self.blocks + self.encoder + self.head + self.other
 
     @property
     def is_tied(self) -> bool:
-        """Whether the LM head is the embedding."""
+        """True if the LM head shares the embedding's weights."""
         return self.head == 0
 
 
 def count_parameters(stack: Stack) -> Parameters:
-    """Count the parameters of a model of transformers, which may be on ``meta``."""
-    seen: set[int] = set()
+    """Count the parameters of a transformers model, which may be on ``meta``."""
+    counted_ids: set[int] = set()
 
     def new(tensors: Iterable[Tensor]) -> int:
-        fresh = {id(tensor): tensor for tensor in tensors if id(tensor) not in seen}
-        seen.update(fresh)
+        fresh = {id(tensor): tensor for tensor in tensors if id(tensor) not in counted_ids}
+        counted_ids.update(fresh)
         return sum(tensor.numel() for tensor in fresh.values())
 
     embedding = new(stack.lm.get_input_embeddings().parameters())
@@ -64,16 +64,16 @@ def count_parameters(stack: Stack) -> Parameters:
 
 
 class Sketch(Headed):
-    """A model as its configuration tells it: what costs ask for, where no engine has counted.
+    """A model known from its configuration only: the interface of the cost model, if no engine has counted.
 
-    All weights of a block count as read, so that experts which a token does not go through count too.
+    All weights of a block count as read, including experts that a token is not routed to.
 
     Attributes:
         stack: Parts of the model.
-        d_model: Width of what the LM head reads, D.
-        heads: Of queries, by the configuration; 0 where it has none.
-        kv_heads: Of keys and values.
-        head_size: Their width.
+        d_model: Input width of the LM head, D.
+        heads: Number of query heads by the configuration; 0 if it has none.
+        kv_heads: Number of key/value heads.
+        head_size: Width of a head.
         kv_width: Width of one block's keys.
     """
 
@@ -88,57 +88,57 @@ class Sketch(Headed):
 
     @property
     def n_blocks(self) -> int:
-        """Decoder blocks, L."""
+        """Number of decoder blocks, L."""
         return len(self.stack.blocks)
 
     @property
     def max_positions(self) -> int | None:
-        """Tokens that prompt and answer may have together; None where positions have no end, or of their own each."""
+        """Maximum tokens of prompt and answer together; None if unlimited, or if each has its own positions."""
         return self.stack.max_positions
 
     @property
     def lm_head(self) -> Any:
-        """The LM head, a module of transformers'."""
+        """The LM head, a transformers module."""
         return self.stack.head
 
     def block_cost(self, place: TokenPlace) -> Cost:
-        """Work of a mean decoder block for one token of one row."""
+        """Return the work of an average decoder block for one token of one row."""
         keys = place.context + (0 if self.stack.encoder is None else place.source)
         flops = 2 * self._weights + 4 * keys * self._inner
         return Cost(matmul_flops=flops, read_numel=self._weights + 2 * keys * self.kv_width)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Nothing can be read out."""
+        """Raise NotImplementedError: a sketch has no weights."""
         raise NotImplementedError("a sketch has no weights")
 
     def final_normed(self, hidden: Tensor) -> Tensor:
-        """Nothing can be normed."""
+        """Raise NotImplementedError: a sketch has no weights."""
         raise NotImplementedError("a sketch has no weights")
 
     def logits_of(self, hidden_AD: Tensor, weights_AKD: Tensor) -> Tensor:
-        """Nothing can be read out."""
+        """Raise NotImplementedError: a sketch has no weights."""
         raise NotImplementedError("a sketch has no weights")
 
 
 def _multiplied(block: nn.Module) -> int:
-    """Weights of a block's products: matrices, but not tables that are looked up."""
+    """Return the number of weights in a block's matrix multiplications, without embedding tables."""
     tables = {id(module.weight) for module in block.modules() if isinstance(module, nn.Embedding)}
     return sum(tensor.numel() for tensor in block.parameters() if tensor.dim() > 1 and id(tensor) not in tables)
 
 
 _PICKLES: Final = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-"""What transformers would open, and this project never does."""
+"""Pickle files, which transformers would open and this project never does."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The files of a model's own weights.
+    """Stored weight files of a model.
 
     Attributes:
-        files: Their names.
-        size_bytes: Of all files together.
-        n_tensors: Tensors in them.
-        numel_by_format: Numbers of each format, as safetensors spells it.
+        files: File names.
+        size_bytes: Total size of the files.
+        n_tensors: Number of tensors.
+        numel_by_format: Number of elements per safetensors dtype.
     """
 
     files: tuple[str, ...]
@@ -148,15 +148,15 @@ class Stored:
 
     @property
     def numel(self) -> int:
-        """Numbers of any format."""
+        """Total number of elements."""
         return sum(self.numel_by_format.values())
 
 
 def read_stored(folder: Path) -> Stored:
-    """Read the headers of a checkpoint's weights.
+    """Read the headers of a checkpoint's weight files.
 
     Raises:
-        UserError: There are none that are read, or a file is damaged.
+        UserError: There are no supported weight files, or a file is damaged.
     """
     paths = weight_files(folder).paths
     tensors = list(stored_tensors(paths))
@@ -166,12 +166,12 @@ def read_stored(folder: Path) -> Stored:
 
 
 def conversion(folder: Path, auto_class: str, *, has_tokenizer: bool) -> str | None:
-    """Return the command that converts a folder's pickle; None where it has none that transformers opens.
+    """Return the command that converts a folder's pickle to safetensors; None if it has no pickle.
 
     Args:
         folder: The checkpoint.
-        auto_class: Of transformers, that reads such models.
-        has_tokenizer: Whether there is one to go with it.
+        auto_class: The transformers auto class for the model.
+        has_tokenizer: Whether to convert a tokenizer too.
     """
     if not any((folder / name).is_file() for name in _PICKLES):
         return None

@@ -1,1 +1,1 @@
-"""From a suite to a plan: TOML, expansion into cells, what is new, done, stale or failed, and contracts of methods."""
+"""Planning: reading a suite's TOML, expanding it into cells, their states, and conformance of methods."""

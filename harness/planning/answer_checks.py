@@ -1,4 +1,4 @@
-"""Check that tasks ask for what models answer: texts of those that generate, labels and numbers of encoders."""
+"""Check that each task fits its model: text for generating models, labels and numbers for encoders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def check_answers(drafts: Sequence[CellTemplate], description: Description) -> N
     """Check the cells of one model.
 
     Raises:
-        UserError: Its answers are not what a task asks for, or a method cannot be run on it; names the suite's line.
+        UserError: The model cannot give the answers that a task requires, or a method cannot run on it; names the
+            suite's line.
     """
     for draft in drafts:
         work, task = draft.task.work, draft.task.data.task_object

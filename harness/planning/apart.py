@@ -1,7 +1,7 @@
-"""Train/test separation: what a method is fitted or calibrated on is not what it is measured on.
+"""Train/test separation: documents for fitting or calibration are disjoint from those for measurement.
 
-Two documents are the same where their prompts are: ids of a repeated record differ between files, and greedy decoding
-makes one answer of one prompt, so that a loss against full depth's text is the same whatever the references say.
+Two documents are the same if their prompts are: a repeated record has different ids in different files, and greedy
+decoding gives one answer per prompt, so a loss against full depth's text does not depend on the references.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from exitbench.harness.cells.job import DataRequest
 from exitbench.harness.planning.expand import CellTemplate
 from exitbench.terminal import visible, without_middle
 
-_SHOWN: Final = 3
+_MAX_SHOWN_DOCUMENTS: Final = 3
 _PROMPT_WIDTH: Final = 80
 _FITTED, _CALIBRATED, _MEASURED = (f"on which methods are {done}" for done in ("fitted", "calibrated", "measured"))
 _KEYS: Final = {
@@ -22,36 +22,36 @@ _KEYS: Final = {
     "local": {"fit": "train_files", "calibration": "calibration_files"},
     "hub": {"fit": "train_split", "calibration": "calibration_split"},
 }
-"""What a suite names documents by, for each source and kind of cell."""
+"""Suite key that selects the documents, per source and kind of cell."""
 
 
 def require_apart(
     drafts: Sequence[CellTemplate], corpora: Mapping[tuple[str, DataRequest], Corpus], data_dir: Path | None
 ) -> None:
-    """Refuse to measure on documents that something was fitted or calibrated on, or to calibrate on what was fitted on.
+    """Reject overlaps between documents for fitting, calibration and measurement.
 
     Args:
-        drafts: Every cell that is asked for.
-        corpora: Descriptions of their documents, by the task's label and the request.
-        data_dir: Root of local files.
+        drafts: Templates of all requested cells.
+        corpora: Descriptions of their documents, by task label and data request.
+        data_dir: Root folder of local files.
 
     Raises:
-        UserError: Names task, files or splits, how many documents are shared, and some of them.
+        UserError: Documents overlap; names the task, files or splits, the number of shared documents and some of them.
     """
     by_label = {draft.label: draft for draft in drafts}
     pairs = {
         (draft.task.label, draft.data, other): (draft, use)
         for draft in drafts
-        for use, other in _others(draft, by_label)
+        for use, other in _disjoint_from(draft, by_label)
     }
-    for (label, own, other), (draft, use) in pairs.items():
-        shared = set(corpora[label, own].prompts).intersection(corpora[label, other].prompts)
+    for (label, data, other), (draft, use) in pairs.items():
+        shared = set(corpora[label, data].prompts).intersection(corpora[label, other].prompts)
         if shared:
             raise _refusal(draft, other, use, data_dir)
 
 
-def _others(draft: CellTemplate, by_label: Mapping[str, CellTemplate]) -> Iterator[tuple[str, DataRequest]]:
-    """Documents that a cell's own must not be among, and for what they are used."""
+def _disjoint_from(draft: CellTemplate, by_label: Mapping[str, CellTemplate]) -> Iterator[tuple[str, DataRequest]]:
+    """Yield the documents that a cell's own must not overlap with, each with a description of its use."""
     if draft.kind in ("fit", "calibration"):
         yield _MEASURED, draft.task.data
     if draft.kind == "calibration" and "fit_cell_id" in draft.inputs:
@@ -69,9 +69,9 @@ def _refusal(draft: CellTemplate, other: DataRequest, use: str, data_dir: Path |
         f"{other.place}, {use}:",
         *(
             f"  {document.key}  {without_middle(visible(prompt(document)), _PROMPT_WIDTH)}"
-            for document in shared[:_SHOWN]
+            for document in shared[:_MAX_SHOWN_DOCUMENTS]
         ),
-        *([f"  … and {len(shared) - _SHOWN} more"] if len(shared) > _SHOWN else []),
+        *([f"  … and {len(shared) - _MAX_SHOWN_DOCUMENTS} more"] if len(shared) > _MAX_SHOWN_DOCUMENTS else []),
         f"Choose another {_KEYS[data.source][draft.kind]}, or say drop_shared = true, which leaves such documents out "
         "of what is fitted or calibrated on, and counts them.",
     ]

@@ -1,4 +1,4 @@
-"""Conformance before a run: the methods of a plan, tried before their cells are run."""
+"""Conformance before a run: check the methods of a plan before their cells are run."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _OURS: Final = "exitbench"
 
 
 def with_verdicts(plan: Plan, retry: Retry, folder: Path, on_trial: Callable[[int], None]) -> Plan:
-    """Return the plan with a verdict on the method of every cell that is to be run.
+    """Return the plan with a conformance verdict for the method of every cell to run.
 
     Args:
         plan: The plan.
-        retry: Which cells are to be run.
-        folder: Where verdicts are kept.
-        on_trial: Told how many settings are to be tried, if there are any.
+        retry: Which cells to run.
+        folder: Folder of the verdict cache.
+        on_trial: Called with the number of settings to check, if there are any.
     """
-    asked = _settings(plan, retry)
-    verdict_of = verdicts(asked.values(), folder, on_trial)
+    settings = _settings(plan, retry)
+    verdict_of = verdicts(settings.values(), folder, on_trial)
     groups = []
     for group in plan.groups:
         cells = []
         for planned in group.cells:
-            setting = asked.get(planned.item.cell.cell_id)
+            setting = settings.get(planned.item.cell.cell_id)
             record = verdict_of[setting].to_json() if setting else None
             cells.append(replace(planned, item=replace(planned.item, conformance=record)))
         groups.append(replace(group, cells=tuple(cells)))
@@ -40,19 +40,24 @@ def with_verdicts(plan: Plan, retry: Retry, folder: Path, on_trial: Callable[[in
 
 
 def tried(plan: Plan, retry: Retry, folder: Path) -> Iterator[str]:
-    """Say what is known of the methods to be run: those of other distributions are tried, ours wait for the run."""
-    asked = _settings(plan, retry)
-    ours = {setting for setting in asked.values() if setting.distribution == _OURS}
-    others = dict.fromkeys(setting for setting in asked.values() if setting not in ours)
-    verdict_of = known_verdicts(ours, folder) | verdicts(others, folder)
-    by_cell = {cell_id: verdict_of[setting] for cell_id, setting in asked.items() if setting in verdict_of}
+    """Yield lines on the conformance of the methods to run.
+
+    Third-party methods are checked now; bundled ones only if their verdict is known.
+    """
+    settings = _settings(plan, retry)
+    bundled = {setting for setting in settings.values() if setting.distribution == _OURS}
+    third_party = dict.fromkeys(setting for setting in settings.values() if setting not in bundled)
+    verdict_of = known_verdicts(bundled, folder) | verdicts(third_party, folder)
+    by_cell = {cell_id: verdict_of[setting] for cell_id, setting in settings.items() if setting in verdict_of}
     yield from _failing_lines(plan, by_cell)
-    kept = Counter(setting.name for setting in others if verdict_of[setting].conforms)
-    yield from (f"{name} conforms{f' in {times} settings' if times > 1 else ''}" for name, times in kept.items())
+    conforming_counts = Counter(setting.name for setting in third_party if verdict_of[setting].conforms)
+    yield from (
+        f"{name} conforms{f' in {times} settings' if times > 1 else ''}" for name, times in conforming_counts.items()
+    )
 
 
 def failing(plan: Plan) -> Iterator[str]:
-    """Name the cells of a plan whose method fails, one for each way of failing."""
+    """Yield a line per distinct conformance failure, with the first cell that has it."""
     items = [planned.item for group in plan.groups for planned in group.cells]
     yield from _failing_lines(
         plan, {item.cell.cell_id: Verdict.from_json(item.conformance) for item in items if item.conformance}
@@ -69,11 +74,11 @@ def _failing_lines(plan: Plan, by_cell: Mapping[str, Verdict]) -> Iterator[str]:
 
 
 def _settings(plan: Plan, retry: Retry) -> dict[str, Setting]:
-    """The setting of every cell that is to be run, by the cell's id."""
-    return {cell_id: setting for group in plan.groups for cell_id, setting in _of_group(group, retry)}
+    """Return the setting of every cell to run, by cell id."""
+    return {cell_id: setting for group in plan.groups for cell_id, setting in _group_settings(group, retry)}
 
 
-def _of_group(group: Group, retry: Retry) -> Iterator[tuple[str, Setting]]:
+def _group_settings(group: Group, retry: Retry) -> Iterator[tuple[str, Setting]]:
     cells = [planned.item.cell for planned in group.cells if planned.state in RETRIED[retry]]
     if cells and group.folder is not None:
         exit_blocks = read_exit_blocks(group.folder)

@@ -1,4 +1,4 @@
-"""Estimate time and disk of a plan from what the spool knows of earlier cells."""
+"""Estimate a plan's time and disk space from earlier cells in the spool."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,22 +11,22 @@ from exitbench.results.analysis.status import Ask, Estimate, History, units
 
 
 def estimate_plan(plan: Plan, spool: Path, retry: Retry) -> dict[str, Estimate]:
-    """Return an estimate for every cell that a run would run, by cell id: of its share, where a pass sees to several.
+    """Return an estimate for every cell to run, by cell id; a cell in a shared pass gets its share.
 
     Args:
-        plan: Of a suite.
+        plan: Plan of a suite.
         spool: Root of the spool.
-        retry: As `run` is given it.
+        retry: Which cells to run, as for `run`.
     """
     to_run = [group.to_run(retry) for group in plan.groups]
     if not any(to_run):
         return {}
     history = History(spool)
     return {
-        item.cell.cell_id: history.estimate(_ask(item.cell, shares=len(one) > 1))
+        item.cell.cell_id: history.estimate(_ask(item.cell, shares=len(cells_of_pass) > 1))
         for items in to_run
-        for one in passes(items)
-        for item in one
+        for cells_of_pass in passes(items)
+        for item in cells_of_pass
     }
 
 

@@ -1,4 +1,4 @@
-"""Expand a suite into cells: grids and queries to cell templates, before weights and documents are known."""
+"""Expand a suite's grids and queries into cell templates, before weights and documents are known."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,22 +14,22 @@ from exitbench.harness.planning.suite import CalibrationEntry, ModelEntry, Suite
 from exitbench.methods.base import Method
 from exitbench.methods.registry import baseline_method, certifiable
 
-# Within a task: what others depend on first, timing last, so that nothing else runs between timed cells.
+# Order within a task: dependencies first, timing last, so that nothing else runs between timed cells.
 _ORDER: tuple[Kind, ...] = ("fit", "probe", "scores", "quality", "replay", "calibration", "timing")
 
 
 @dataclass(frozen=True)
 class CellTemplate:
-    """A cell by its names.
+    """A cell described by names, before it has an identity, e.g. ``weighted/squad/calm-softmax:threshold=0.9/quality``.
 
     Attributes:
         label: ``model/task/method:stated parameters/kind``; unique in a suite.
-        where: File, line and key that ask for it.
-        data: Its documents; of another split than the task's for what is fitted or calibrated.
-        baseline: Label of full depth's quality cell; None for itself, and for what is not compared with it.
-        inputs: Labels of the cells that it computes from, by the name of the `Cell` field that holds their ids.
-        calibration: Settings of a calibration; its choice is checked on the task's own documents.
-        record: What a probe records of the inside of blocks.
+        where: File, line and key that declare the cell.
+        data: Documents of the cell; fits and calibrations use another split than the task's.
+        baseline: Label of full depth's quality cell; None for that cell itself and for cells not compared with it.
+        inputs: Labels of the cells it reads, by the name of the `Cell` field that holds their ids.
+        calibration: Settings of a calibration, whose choice is checked on the task's own documents.
+        record: Extra quantities that a probe or timing records.
     """
 
     label: str
@@ -45,14 +45,14 @@ class CellTemplate:
     record: RecordSettings | None = None
 
     def check(self, n_blocks: int, exit_blocks: tuple[int, ...] | None = None) -> None:
-        """Check what depends on the model.
+        """Check the method against the model.
 
         Args:
-            n_blocks: Decoder blocks, L.
+            n_blocks: Number of decoder blocks, L.
             exit_blocks: Blocks with a trained exit head; None while the model is not trained.
 
         Raises:
-            UserError: A parameter does not fit, or the method needs heads that the model does not have.
+            UserError: A parameter does not fit the model, or the method needs exit heads that the model does not have.
         """
         try:
             self.method.check(n_blocks)
@@ -63,29 +63,29 @@ class CellTemplate:
 
 
 def expand(suite: Suite, limit: int | None = None) -> list[CellTemplate]:
-    """Return every cell that a suite asks for, in the order in which they run, dependencies first.
+    """Return all cells of a suite in running order, dependencies first.
 
-    Full depth's quality cell is added for every model and task; its probe, fits and scores where a cell needs them.
+    Adds full depth's quality cell for every model and task, and its probe, fits and scores if a cell needs them.
 
     Args:
         suite: The suite.
-        limit: Upper bound of documents a task, below the suite's own.
+        limit: Maximum number of documents per task, in addition to the suite's own limit.
     """
     if limit is not None:
         suite = replace(suite, tasks=tuple(_limited(entry, limit) for entry in suite.tasks))
     drafts: dict[str, CellTemplate] = {}
     for model in suite.models:
         for task in (task for task in suite.tasks if model.is_asked(task.label)):
-            cells = list(_of_pair(suite, model, task))
+            cells = list(_cells_of_pair(suite, model, task))
             drafts.update((draft.label, draft) for draft in sorted(cells, key=_rank))
     return list(drafts.values())
 
 
 def select(drafts: Sequence[CellTemplate], only: str | None, kinds: Sequence[Kind] | None) -> list[CellTemplate]:
-    """Keep the cells whose label matches a glob and whose kind is listed, and what they depend on.
+    """Return the cells whose label matches a glob and whose kind is listed, with their dependencies.
 
     Raises:
-        UserError: Nothing is left.
+        UserError: No cell matches.
     """
     by_label = {draft.label: draft for draft in drafts}
     wanted = [d for d in drafts if (only is None or fnmatchcase(d.label, only)) and (not kinds or d.kind in kinds)]
@@ -94,14 +94,14 @@ def select(drafts: Sequence[CellTemplate], only: str | None, kinds: Sequence[Kin
         raise UserError(
             f"no cell matches --only {only or '*'!r} with kinds {', '.join(kinds or _ORDER)}. Cells are named{examples}"
         )
-    kept = {draft.label for draft in wanted}
+    kept_labels = {draft.label for draft in wanted}
     for draft in wanted:
-        kept |= _dependencies(draft, by_label)
-    return [draft for draft in drafts if draft.label in kept]
+        kept_labels |= _dependencies(draft, by_label)
+    return [draft for draft in drafts if draft.label in kept_labels]
 
 
 def _dependencies(draft: CellTemplate, by_label: dict[str, CellTemplate]) -> set[str]:
-    """Labels of what a cell needs before it runs, and of the full depth that it is compared with."""
+    """Return the labels of all cells that a cell depends on, including its full-depth baseline."""
     needed = {*draft.inputs.values(), *([draft.baseline] if draft.baseline else [])}
     return needed.union(*(_dependencies(by_label[label], by_label) for label in needed))
 
@@ -112,12 +112,15 @@ def _limited(task: TaskEntry, limit: int) -> TaskEntry:
 
 
 def is_certified(suite: Suite, kind: Kind, method: Method) -> bool:
-    """Whether a cell decides from bounds of the logits: what decodes with a gate that decides, where that is asked."""
+    """Return whether a cell decides from logit bounds.
+
+    True if the suite requests certified heads and the cell decodes with a gate that decides.
+    """
     decodes = kind in ("quality", "timing", "calibration")
     return suite.head_precision == "certified" and decodes and method.parts(n_blocks=2).gate.decides
 
 
-def _of_pair(suite: Suite, model: ModelEntry, task: TaskEntry) -> Iterator[CellTemplate]:
+def _cells_of_pair(suite: Suite, model: ModelEntry, task: TaskEntry) -> Iterator[CellTemplate]:
     pair = _Pair(model, task, suite)
     for sweep in suite.sweeps:
         if model.name not in sweep.models or task.label not in sweep.tasks:
@@ -142,7 +145,7 @@ def _of_pair(suite: Suite, model: ModelEntry, task: TaskEntry) -> Iterator[CellT
 
 
 def _recording(cell: CellTemplate, record: RecordSettings) -> CellTemplate:
-    """A probe or timing that records what others do not; the plain one stays, and is what others compute from."""
+    """Return a copy of a probe or timing that records extra quantities; other cells depend on the plain one."""
     name, _, kind = cell.label.rpartition("/")
     joint = "," if ":" in name.rpartition("/")[2] else ":"
     about = f"record={';'.join(record.what)},documents={record.documents}"
@@ -151,7 +154,7 @@ def _recording(cell: CellTemplate, record: RecordSettings) -> CellTemplate:
 
 @dataclass(frozen=True)
 class _Pair:
-    """A model and a task, and the cells on them."""
+    """A model and a task, as a builder of their cells."""
 
     model: ModelEntry
     task: TaskEntry
@@ -166,7 +169,7 @@ class _Pair:
         return CellTemplate(label, where, self.model, self.task, self.task.data, baseline, "quality")
 
     def check_rules(self, where: str, kind: Kind, method: Method) -> None:
-        """Refuse what says of the head's own choices, where the task has tokens chosen otherwise."""
+        """Reject kinds and methods that use raw head choices if the task's logit rules change them."""
         rules = f"{', '.join(self.task.generation.logit_rules)} of [tasks.{self.task.label}]"
         if not self.task.generation.logit_rules:
             return
@@ -179,18 +182,18 @@ class _Pair:
             raise UserError(f"{where}: {method.name!r} {why}, which {rules} changes.")
 
     def check_precision(self, where: str, kind: Kind, method: Method) -> None:
-        """Refuse what cannot be decided from bounds of the logits, where the suite asks for that."""
+        """Reject cells that cannot decide from logit bounds, if the suite requests certified heads."""
         if not is_certified(self.suite, kind, method):
             return
-        asked = 'head_precision = "certified"'
+        option = 'head_precision = "certified"'
         if not self.task.work.generates:
             raise UserError(
-                f"{where}: {asked}: [tasks.{self.task.label}] generates nothing, and scores of given texts and labels "
+                f"{where}: {option}: [tasks.{self.task.label}] generates nothing, and scores of given texts and labels "
                 'need the exact head; allowed: tasks that generate, or head_precision = "exact".'
             )
         if why := method.parts(n_blocks=2).why_not_certified:
             raise UserError(
-                f"{where}: {asked}: {method.name!r} cannot decide from bounds: {why}. "
+                f"{where}: {option}: {method.name!r} cannot decide from bounds: {why}. "
                 f"Allowed: {', '.join(certifiable())} (with their usual head), methods whose gate decides nothing, or "
                 'head_precision = "exact".'
             )
@@ -201,14 +204,14 @@ class _Pair:
         return replace(full, label=self.label(full.method.name, "probe"), kind="probe", baseline=full.label)
 
     def fit(self, where: str, method: Method) -> CellTemplate:
-        """What the method is fitted to: the same for all settings that do not change it."""
+        """Return the method's fit cell, shared by all settings with the same fit parameters."""
         why = f"method {method.name!r}, which is fitted on the train split,"
         data = self.task.other_split("train", self.suite.fit_documents, why)
         label, bare = self._reduced(method, method.fit_params(), "fit")
         return CellTemplate(label, where, self.model, self.task, data, bare, "fit")
 
     def scores(self, where: str, method: Method) -> Iterator[CellTemplate]:
-        """What the method's gate says of every probed token, and what that needs."""
+        """Yield the cell that scores every probed token with the method's gate, after the fit it needs."""
         label, bare = self._reduced(method, method.score_params(), "scores")
         inputs = {"probe_cell_id": self.probe(where).label}
         if bare.fit_params():
@@ -218,10 +221,10 @@ class _Pair:
         yield CellTemplate(label, where, self.model, self.task, self.task.data, bare, "scores", full.label, inputs)
 
     def cells(self, where: str, method: Method, name: str, kind: Kind) -> Iterator[CellTemplate]:
-        """One kind of cell of a method, and all that it needs."""
+        """Yield the cells that one kind needs, dependencies first, then the cell itself."""
         full = self.full(where)
         if kind == "probe" or (kind == "quality" and method == full.method):
-            return  # those of full depth are asked for above
+            return  # `_of_pair` yields full depth's cells
         self.check_rules(where, kind, method)
         self.check_precision(where, kind, method)
         inputs: dict[str, str] = {}
@@ -250,7 +253,7 @@ class _Pair:
             yield CellTemplate(label, where, self.model, self.task, self.task.data, method, kind, full.label, inputs)
 
     def calibration(self, entry: CalibrationEntry, method: Method, name: str) -> Iterator[CellTemplate]:
-        """A calibration, and what its method needs."""
+        """Yield a calibration cell, after the fit that its method needs."""
         self.check_rules(entry.where, "calibration", method)
         self.check_precision(entry.where, "calibration", method)
         fit = self.fit(entry.where, method) if method.fit_params() else None
@@ -271,7 +274,7 @@ class _Pair:
         )
 
     def _reduced(self, method: Method, params: Mapping[str, Any], kind: Kind) -> tuple[str, Method]:
-        """The method with these parameters and the default of all others, and the label of its cell."""
+        """Return the label of the method's cell, and the method with these parameters and defaults for the others."""
         default = type(method)().params()
         stated = [(name, value) for name, value in params.items() if value != default[name]]
         return self.label(point_label(method.name, stated), kind), type(method).from_params(params)

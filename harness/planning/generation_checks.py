@@ -1,4 +1,4 @@
-"""Check generation settings against the model before anything runs: lengths, chat templates, logit rules."""
+"""Check generation settings against the model before a run: lengths, chat templates, logit rules."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from exitbench.harness.planning.entries.task import TaskEntry
 
 
 def resolve(entry: TaskEntry, folder: Path, description: Description) -> GenerationSettings:
-    """Return what a task asks of a model, with the digest of its chat template where prompts go through it.
+    """Return a task's generation settings for a model, with the digest of its chat template if prompts use it.
 
     Raises:
-        UserError: The model cannot do it; names the task and the key.
+        UserError: The model does not support a setting; names the task and the key.
     """
     task, model = entry.data.task_object, description.model
-    asked: GenerationSettings = _checked(entry, "task", entry.work.resolve, task, entry.generation, model)
+    settings: GenerationSettings = _checked(entry, "task", entry.work.resolve, task, entry.generation, model)
     if entry.chat_template:
-        digest = _checked(entry, "chat_template", _chat_template_sha256, folder, description.model, asked.system)
-        asked = replace(asked, chat_template_sha256=digest)
-    if asked.truncate is not None:
-        _checked(entry, "max_prompt_tokens", _check_bound, folder, description, asked)
-    if asked.forced_bos_token_id is not None:
-        _checked(entry, "forced_bos_token_id", _check_forced, description, asked.forced_bos_token_id)
-    if asked.gates_first_token:
+        digest = _checked(entry, "chat_template", _chat_template_sha256, folder, description.model, settings.system)
+        settings = replace(settings, chat_template_sha256=digest)
+    if settings.truncate is not None:
+        _checked(entry, "max_prompt_tokens", _check_bound, folder, description, settings)
+    if settings.forced_bos_token_id is not None:
+        _checked(entry, "forced_bos_token_id", _check_forced, description, settings.forced_bos_token_id)
+    if settings.gates_first_token:
         _checked(entry, "first_token", _check_first_token, description.model)
-    return asked
+    return settings
 
 
 def remarks(entries: Sequence[TaskEntry], folder: Path, asked: Mapping[str, GenerationSettings]) -> tuple[str, ...]:
-    """Return what a reader of results should know of a checkpoint's own settings, a line each.
+    """Return notes for readers of results about a checkpoint's own settings, one line each.
 
     Args:
-        entries: The tasks that are run on the checkpoint.
+        entries: Tasks to run on the checkpoint.
         folder: The checkpoint.
-        asked: What is asked on each, by label.
+        asked: Generation settings by task label.
     """
     labels_of: dict[str, list[str]] = {}
     template = _has_chat_template(folder)
@@ -75,18 +75,18 @@ def _chat_template_sha256(folder: Path, model: ModelRef, system: str | None) -> 
     return check_chat_template(load_tokenizer(folder), system)
 
 
-def _check_bound(folder: Path, description: Description, asked: GenerationSettings) -> None:
+def _check_bound(folder: Path, description: Description, limits: GenerationSettings) -> None:
     from exitbench.harness.cells.prompts import Prompts
     from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
 
-    longest, positions = asked.max_prompt_tokens, description.max_positions
-    if positions is not None and longest is not None and longest + asked.max_new_tokens > positions:
+    longest, positions = limits.max_prompt_tokens, description.max_positions
+    if positions is not None and longest is not None and longest + limits.max_new_tokens > positions:
         raise UserError(
-            f"prompts of {longest} tokens and {asked.max_new_tokens} new ones do not fit the {positions} positions of "
-            f"model {description.model.name!r}; allowed: up to {max(positions - asked.max_new_tokens, 0)}."
+            f"prompts of {longest} tokens and {limits.max_new_tokens} new ones do not fit the {positions} positions of "
+            f"model {description.model.name!r}; allowed: up to {max(positions - limits.max_new_tokens, 0)}."
         )
-    if asked.truncate in ("left", "right"):
-        Prompts(load_tokenizer(folder), asked)
+    if limits.truncate in ("left", "right"):
+        Prompts(load_tokenizer(folder), limits)
 
 
 def _check_forced(description: Description, token_id: int) -> None:
@@ -108,7 +108,7 @@ def _check_first_token(model: ModelRef) -> None:
 
 
 def _has_chat_template(folder: Path) -> bool:
-    """Whether a file of a tokenizer brings one, without loading the tokenizer."""
+    """Return whether the checkpoint's files include a chat template, without loading the tokenizer."""
     if any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json")):
         return True
     try:

@@ -1,6 +1,6 @@
-"""Cached conformance verdicts of a suite's methods, each found once and kept beside the spool.
+"""Cache of conformance verdicts of a suite's methods, stored next to the spool.
 
-They are tried in a process of their own, which may hang or die: that is a verdict too.
+Methods are checked in a separate process. If it hangs or dies, that counts as a verdict too.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ CACHE = ".exitbench-conformance.json"
 
 @dataclass(frozen=True)
 class Setting:
-    """A method with parameters for a model of some shape, as it is tried.
+    """Input of a conformance check: a method with parameters, and a model's shape.
 
     Attributes:
-        name: Of the method.
-        params: Its parameters, as canonical JSON.
-        syntax_sha256: Of the method's source.
-        distribution: What brought it.
-        n_blocks: Decoder blocks of the model.
-        exit_blocks: Blocks after which it has trained exit heads.
+        name: Name of the method.
+        params: Parameters of the method, as canonical JSON.
+        syntax_sha256: Digest of the method's source.
+        distribution: Distribution that provides the method.
+        n_blocks: Number of decoder blocks of the model.
+        exit_blocks: Blocks with a trained exit head.
     """
 
     name: str
@@ -45,43 +45,43 @@ class Setting:
 
     @classmethod
     def of(cls, method: MethodRef, n_blocks: int, exit_blocks: tuple[int, ...]) -> Setting:
-        """Make the setting of a cell's method."""
+        """Return the setting of a cell's method."""
         params = canonical_json(dict(method.params))
         syntax = syntax_sha256(get_method(method.name))
         return cls(method.name, params, syntax, method.distribution, n_blocks, exit_blocks)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is handed to a trial."""
+        """Return the JSON record passed to the checking process."""
         shape = {"n_blocks": self.n_blocks, "exit_blocks": list(self.exit_blocks)}
         return {"name": self.name, "params": json.loads(self.params), **shape}
 
     @property
     def key(self) -> str:
-        """What the verdict follows from: the setting, the method's source, and the checks."""
+        """Cache key of the verdict: setting, method source and version of the checks."""
         return content_id({**self.to_json(), "syntax_sha256": self.syntax_sha256, "checks": checks_version()})
 
 
 def known_verdicts(settings: Collection[Setting], folder: Path) -> dict[Setting, Verdict]:
-    """Return those that are kept in a folder, which need not exist, and of methods that come along."""
-    kept, ours = _read(folder / CACHE), conforming_sources()
-    stored = {setting: kept[setting.key] for setting in settings if setting.key in kept}
-    unchanged = (setting for setting in settings if ours.get(setting.name) == setting.syntax_sha256)
+    """Return the verdicts cached in a folder, which need not exist, and those of unchanged bundled methods."""
+    cached, bundled = _read(folder / CACHE), conforming_sources()
+    stored = {setting: cached[setting.key] for setting in settings if setting.key in cached}
+    unchanged = (setting for setting in settings if bundled.get(setting.name) == setting.syntax_sha256)
     return {**dict.fromkeys(unchanged, Verdict((), checks_version())), **stored}
 
 
 def verdicts(
     settings: Iterable[Setting], folder: Path, on_trial: Callable[[int], None] = lambda number: None
 ) -> dict[Setting, Verdict]:
-    """Return the verdict of every setting, tried in a process apart where it is not kept.
+    """Return the verdict of every setting; those not in the cache are checked in a separate process.
 
     Args:
         settings: The settings.
-        folder: Where verdicts are kept, as far as it can be written; a file that is unusable is made anew.
-        on_trial: Told how many are to be tried, if there are any.
+        folder: Folder of the cache, if it can be written; an unusable cache file is replaced.
+        on_trial: Called with the number of settings to check, if there are any.
     """
-    asked = list(dict.fromkeys(settings))
-    verdict_of = known_verdicts(asked, folder)
-    missing = [setting for setting in asked if setting not in verdict_of]
+    unique_settings = list(dict.fromkeys(settings))
+    verdict_of = known_verdicts(unique_settings, folder)
+    missing = [setting for setting in unique_settings if setting not in verdict_of]
     if missing:
         on_trial(len(missing))
         verdict_of |= dict(zip(missing, examine_apart([setting.to_json() for setting in missing]), strict=True))
@@ -98,7 +98,7 @@ def _read(cache: Path) -> dict[str, Verdict]:
 
 
 def _write(cache: Path, verdicts: Mapping[str, Verdict]) -> None:
-    """Add verdicts to those kept; where the folder cannot be written they are found anew next time."""
+    """Add verdicts to the cache; if the folder cannot be written, they are computed again next time."""
     record = {key: verdict.to_json() for key, verdict in {**_read(cache), **verdicts}.items()}
     partial = cache.with_name(f"{cache.name}.{os.getpid()}")
     try:

@@ -1,4 +1,4 @@
-"""Built-in data have levels; a model that learned one is not measured on another unawares."""
+"""Check the level of built-in data: a model trained on one level must not be measured on another by accident."""
 
 from collections.abc import Iterable
 
@@ -9,10 +9,10 @@ from exitbench.harness.training import Recipe
 
 
 def require_learned(model: ModelEntry, recipe: Recipe, tasks: Iterable[TaskEntry]) -> None:
-    """Check that a model learned the levels that it is measured on.
+    """Check that a model was trained on the levels that it is measured on.
 
     Raises:
-        UserError: It learned others of the same task.
+        UserError: The model was trained on other levels of the same task.
     """
     for task in tasks:
         learned = _levels(recipe, task.data.task)
@@ -26,6 +26,6 @@ def require_learned(model: ModelEntry, recipe: Recipe, tasks: Iterable[TaskEntry
 
 
 def _levels(recipe: Recipe, task: str) -> set[int]:
-    """Levels of a task in the training data of a recipe and of all that it starts from."""
-    own = {source.level for source in recipe.train if (source.task, source.source) == (task, "builtin")}
-    return own | (_levels(recipe.first, task) if recipe.first is not None else set())
+    """Return the levels of a task in the training data of a recipe and of the recipes that it starts from."""
+    levels = {source.level for source in recipe.train if (source.task, source.source) == (task, "builtin")}
+    return levels | (_levels(recipe.first, task) if recipe.first is not None else set())

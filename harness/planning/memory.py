@@ -1,4 +1,4 @@
-"""Whether the models of a plan fit into this machine's memory, told before any is loaded."""
+"""Check that the models of a plan fit into memory, before any is loaded."""
 
 from __future__ import annotations
 
@@ -20,21 +20,20 @@ ROOM: Final = (
 
 
 def shortages(plan: Plan, retry: Retry) -> Iterator[str]:
-    """Name each model that is to be run and does not fit into what its device has left, with the numbers.
+    """Yield a message for each model to run that does not fit into its device's available memory.
 
-    Counted are the weights in the number format asked for, the copy of the LM head that certified gates read, and keys
-    and values of the largest batch at its longest answer; prompts as far as `max_prompt_tokens` says how long they are.
-    It is the least that is needed.
+    Counts the weights in the requested dtype, the int8 copy of the LM head for certified gates, and the KV cache of the
+    largest batch at its longest answer. Prompts count only if `max_prompt_tokens` bounds them: this is a lower bound.
 
     Args:
-        plan: Of a suite.
-        retry: Which cells are to be run.
+        plan: Plan of a suite.
+        retry: Which cells to run.
     """
     from exitbench.harness.engine.checkpoints.sizes import gib
     from exitbench.harness.engine.model.available import available_bytes
 
     for group in plan.groups:
-        cells = [item.cell for item in group.to_run(retry) if item.cell.kind != "replay"]  # those load nothing
+        cells = [item.cell for item in group.to_run(retry) if item.cell.kind != "replay"]  # replays load no model
         if not cells or group.folder is None:
             continue
         devices = tuple(dict(cells[0].device_map or ((plan.device, 0),)))
@@ -43,20 +42,20 @@ def shortages(plan: Plan, retry: Retry) -> Iterator[str]:
             continue
         needed = dict(_needed_bytes(group.folder, cells))
         if sum(needed.values()) > available:
-            first, *others = [f"{what} {gib(n_bytes)}" for what, n_bytes in needed.items()]
+            first, *rest_of_parts = [f"{what} {gib(n_bytes)}" for what, n_bytes in needed.items()]
             yield (
                 f"model {group.model.name!r} ({group.folder}) does not fit: "
-                f"{', '.join([f'{first} in {cells[0].dtype}', *others])}, and "
+                f"{', '.join([f'{first} in {cells[0].dtype}', *rest_of_parts])}, and "
                 f"{gib(available)} are available on {', '.join(devices)}."
             )
 
 
 def _needed_bytes(folder: Path, cells: Sequence[Cell]) -> Iterator[tuple[str, int]]:
-    """What is kept in memory, and how much of it."""
+    """Yield (description, bytes) of everything held in memory."""
     from exitbench.harness.engine.checkpoints.loading import head_numel
 
     yield "its weights take", _weights_bytes(folder, cells[0].dtype)
-    if cells[0].model.kind == "encoder":  # which keeps nothing for later tokens
+    if cells[0].model.kind == "encoder":  # encoders have no KV cache
         return
     if any(cell.head_precision == "certified" for cell in cells):
         yield "the int8 copy of its LM head", head_numel(folder)
@@ -74,7 +73,7 @@ def _weights_bytes(folder: Path, dtype: str) -> int:
 
 
 def _largest_cache(folder: Path, cells: Sequence[Cell]) -> tuple[int, Cell]:
-    """Bytes of keys and values, and the cell that needs most of them."""
+    """Return the bytes of the largest KV cache, and the cell that needs it."""
     import torch
 
     from exitbench.harness.engine.checkpoints.loading import kv_width
@@ -86,5 +85,5 @@ def _largest_cache(folder: Path, cells: Sequence[Cell]) -> tuple[int, Cell]:
 
 
 def _positions(cell: Cell) -> int:
-    """Positions of a row whose keys and values are kept: of the source too, which cross-attention keeps."""
+    """Return the KV cache positions per row, including source positions held for cross-attention."""
     return cell.generation.max_new_tokens + (cell.generation.max_prompt_tokens or 0)

@@ -1,7 +1,7 @@
-"""Which cells of a plan one pass sees to, if one process runs them all and none has anything to wait for.
+"""Group a plan's cells into shared passes, assuming that one process runs them all without waiting for dependencies.
 
-Nothing is loaded or fitted for that: methods are compared as they are without what is fitted, and those that other
-cells fit count as differing.
+Nothing is loaded or fitted: methods are compared without their fitted parts, and methods fitted by different cells
+count as different.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,17 +13,17 @@ from exitbench.methods.registry import get_method
 
 
 def passes(items: Sequence[CellJob]) -> list[tuple[CellJob, ...]]:
-    """Return the cells of one model by the pass that sees to them, in the order in which passes begin."""
+    """Return the cells of one model grouped by pass, in the order in which the passes begin."""
     kindred: dict[tuple[str | None, ...], list[CellJob]] = {}
     for item in items:
         kindred.setdefault(_kin(item), []).append(item)
     begin = {item.cell.cell_id: number for number, item in enumerate(items)}
-    found = [one for own in kindred.values() for one in _divided(own)]
-    return sorted(found, key=lambda one: begin[one[0].cell.cell_id])
+    groups = [group for candidates in kindred.values() for group in _divided(candidates)]
+    return sorted(groups, key=lambda group: begin[group[0].cell.cell_id])
 
 
 def _kin(item: CellJob) -> tuple[str | None, ...]:
-    """What cells that share have in common at least: thousands of cells are not all compared with each other."""
+    """Return a key that cells of a shared pass have in common, to avoid comparing all pairs of cells."""
     cell = item.cell
     if not may_share(item):
         return ("alone", cell.cell_id)
@@ -33,15 +33,15 @@ def _kin(item: CellJob) -> tuple[str | None, ...]:
 
 
 def _divided(items: Sequence[CellJob]) -> Iterator[tuple[CellJob, ...]]:
-    left = list(items)
-    while left:
-        first, *others = left
+    remaining = list(items)
+    while remaining:
+        first, *later = remaining
         task, generation = first.cell.task, first.cell.generation
-        shared = sharing(first, others, task.documents * generation.max_new_tokens, _unfitted) if others else ()
-        one = (first, *(other for other, _ in shared))
-        seen = {item.cell.cell_id for item in one}
-        left = [item for item in left if item.cell.cell_id not in seen]
-        yield one
+        shared = sharing(first, later, task.documents * generation.max_new_tokens, _unfitted) if later else ()
+        shared_pass = (first, *(other for other, _ in shared))
+        assigned = {item.cell.cell_id for item in shared_pass}
+        remaining = [item for item in remaining if item.cell.cell_id not in assigned]
+        yield shared_pass
 
 
 def _unfitted(item: CellJob) -> Parts:

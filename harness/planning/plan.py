@@ -1,7 +1,7 @@
-"""A plan: every cell of a suite, and whether it is new, done, stale (and why) or failed.
+"""A plan: every cell of a suite with its state: new, done, stale (and why) or failed.
 
-Planning reads the spool, the documents and the digests of the weights; it loads and fetches no model and writes
-nothing but the caches of digests, beside the weights and beside the spool.
+Planning reads the spool, the documents and the digests of the weights. It loads and fetches no model, and writes only
+the digest caches next to the weights and next to the spool.
 """
 
 from collections import Counter
@@ -50,7 +50,7 @@ from exitbench.terminal import number_of
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """A cell and what the spool knows of it; ``why`` explains stale and failed, and what was cut short."""
+    """A cell and its state in the spool; ``why`` explains stale, failed and unfinished cells."""
 
     item: CellJob
     state: State
@@ -59,14 +59,14 @@ class PlannedCell:
 
 @dataclass(frozen=True)
 class Group:
-    """The cells that share a loaded model.
+    """Cells that share a loaded model.
 
     Attributes:
-        recipe: What to train; None for a checkpoint given by path.
-        folder: The checkpoint; None until the recipe is trained or the hub's files are here, and then ``cells`` is
-            empty, since a cell has no identity without weights.
-        labels: Labels of all cells, trained or not.
-        remarks: What is not wrong but should be known of the checkpoint, a sentence each.
+        recipe: Recipe to train; None for a checkpoint given by path.
+        folder: The checkpoint; None until the recipe is trained or the hub's files are local. Then ``cells`` is empty,
+            since a cell has no identity without weights.
+        labels: Labels of all cells, whether the model is trained or not.
+        remarks: Notes (not errors) about the checkpoint, one sentence each.
     """
 
     model: ModelEntry
@@ -83,10 +83,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Plan:
-    """Every group of a suite, in the suite's order of models; ``device`` is resolved.
+    """All groups of a suite, in the suite's order of models; ``device`` is resolved.
 
     Attributes:
-        of_tasks: What is not wrong but should be known of the documents of tasks, a sentence each.
+        of_tasks: Notes (not errors) about the tasks' documents, one sentence each.
     """
 
     suite: Suite
@@ -101,12 +101,12 @@ class Plan:
 
     @property
     def unfetched(self) -> tuple[HubName, ...]:
-        """Models of the hub that are not, or not whole, on this machine."""
+        """Hub models that are missing or incomplete on this machine."""
         return tuple(group.model.hub for group in self.groups if group.model.hub and group.folder is None)
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What is not wrong but should be known of the whole suite, a sentence each."""
+        """Notes (not errors) about the whole suite, one sentence each."""
         cells = [planned.item.cell for group in self.groups for planned in group.cells]
         timed = [min(cell.timing.documents, cell.task.documents) for cell in cells if cell.timing is not None]
         fewest, enough = min(timed, default=0), TimingSettings().documents
@@ -120,17 +120,17 @@ class Plan:
 
     @property
     def cell_ids(self) -> frozenset[str]:
-        """Ids of all its cells."""
+        """Ids of all cells in the plan."""
         return frozenset(planned.item.cell.cell_id for group in self.groups for planned in group.cells)
 
     def states(self) -> Counter[State]:
-        """Return how many cells have each state; those of untrained models are new."""
+        """Return the number of cells per state; cells of untrained models count as new."""
         states = Counter(planned.state for group in self.groups for planned in group.cells)
         states["new"] += sum(len(group.labels) for group in self.groups if group.folder is None)
         return states
 
     def to_run_count(self, retry: Retry) -> int:
-        """Return how many cells a run would run."""
+        """Return the number of cells to run."""
         return sum(count for state, count in self.states().items() if state in RETRIED[retry])
 
 
@@ -149,15 +149,15 @@ def make_plan(
     Args:
         suite: The suite.
         spool: Root of the spool; need not exist.
-        models_dir: Where trained recipes lie; need not exist.
-        data_dir: Root of local files; None where no task needs one.
-        only: Glob over labels; what a chosen cell depends on is kept too.
-        limit: Upper bound of documents a task.
+        models_dir: Folder of trained recipes; need not exist.
+        data_dir: Root folder of local files; None if no task needs one.
+        only: Glob over labels; dependencies of selected cells are kept too.
+        limit: Maximum number of documents per task.
         kinds: Kinds of cells to keep.
 
     Raises:
-        UserError: Documents or weights cannot be read, documents are used twice, a parameter does not fit a model's
-            depth, a model learned another level, or nothing is left.
+        UserError: Documents or weights cannot be read, documents have conflicting uses, a parameter does not fit a
+            model's depth, a model was trained on another level, or no cell is selected.
     """
     drafts = select(expand(suite, limit), only, kinds)
     models = [(entry, list(templates)) for entry, templates in groupby(drafts, key=lambda draft: draft.model)]
@@ -191,16 +191,16 @@ def make_plan(
             _check_budget(templates, description)
             _check_precision(suite, templates, description)
             tasks = {draft.task.label: draft.task for draft in templates}
-            asked = {label: resolve(task, folder, description) for label, task in tasks.items()}
+            settings_by_label = {label: resolve(task, folder, description) for label, task in tasks.items()}
             dtype = resolve_dtype(suite.dtype, folder)
             check_format(entry.where, dtype, description.engine)
             device_map = entry.device_map and resolve_device_map(
                 entry.where, entry.device_map, device, folder, dtype, description.model.blocks
             )
-            items = builder.build(templates, description, asked, dtype, device_map)
+            items = builder.build(templates, description, settings_by_label, dtype, device_map)
             remarked = (*located.remarks, *description.remarks)
             if description.labels is None:
-                remarked = (*remarked, *remarks(list(tasks.values()), folder, asked))
+                remarked = (*remarked, *remarks(list(tasks.values()), folder, settings_by_label))
             if dtype != suite.dtype:
                 remarked = (*remarked, f'dtype = "auto" is {dtype}: what its weights are stored in')
             if device_map is not None:
@@ -217,7 +217,7 @@ def make_plan(
 
 
 def _locate(entry: ModelEntry, recipe: Recipe | None, models_dir: Path) -> Located | None:
-    """Where a model lies; None for a recipe that is not trained and for what the hub's cache does not have."""
+    """Return a model's location; None for an untrained recipe and for a model missing from the hub's cache."""
     if entry.hub is not None:
         return find(entry.hub)
     folder = find_trained(recipe, models_dir, SHIPPED) if recipe else entry.path
@@ -225,7 +225,7 @@ def _locate(entry: ModelEntry, recipe: Recipe | None, models_dir: Path) -> Locat
 
 
 def resolve_device(device: str) -> str:
-    """Return ``cuda`` for ``auto`` where torch sees a GPU, else ``cpu``; anything else unchanged."""
+    """Resolve ``auto`` to ``cuda`` if torch sees a GPU, else ``cpu``; return any other device unchanged."""
     if device != "auto":
         return device
     import torch
@@ -234,10 +234,10 @@ def resolve_device(device: str) -> str:
 
 
 def resolve_dtype(dtype: str, folder: Path) -> str:
-    """Return the number format in which a checkpoint's weights are stored for ``auto``; anything else unchanged.
+    """Resolve ``auto`` to the dtype of a checkpoint's stored weights; return any other dtype unchanged.
 
     Raises:
-        UserError: Its weights cannot be read.
+        UserError: The weights cannot be read.
     """
     if dtype != "auto":
         return dtype
@@ -263,22 +263,26 @@ def _check_budget(drafts: Sequence[CellTemplate], description: Description) -> N
 
 
 def _check_precision(suite: Suite, drafts: Sequence[CellTemplate], description: Description) -> None:
-    """Refuse bounds of logits that transformers' own code makes, which may do more to them than multiply."""
-    asked = [draft for draft in drafts if is_certified(suite, draft.kind, draft.method)]
-    if asked and description.engine == "hosted":
+    """Reject logit bounds where they do not hold.
+
+    On the hosted engine, transformers computes the logits and may do more than multiply; with int8, the LM head is
+    already the int8 copy.
+    """
+    cells = [draft for draft in drafts if is_certified(suite, draft.kind, draft.method)]
+    if cells and description.engine == "hosted":
         raise UserError(
-            f'{asked[0].where}: head_precision = "certified": model {description.model.name!r} runs on the hosted '
+            f'{cells[0].where}: head_precision = "certified": model {description.model.name!r} runs on the hosted '
             'engine, whose logits are not bounded; allowed: models of the lean engine, or head_precision = "exact".'
         )
-    if asked and suite.dtype == "int8":
+    if cells and suite.dtype == "int8":
         raise UserError(
-            f'{asked[0].where}: head_precision = "certified" bounds an LM head by an int8 copy, and dtype = "int8" has '
+            f'{cells[0].where}: head_precision = "certified" bounds an LM head by an int8 copy, and dtype = "int8" has '
             'no other; allowed: another dtype, or head_precision = "exact".'
         )
 
 
 def _requests(draft: CellTemplate) -> list[DataRequest]:
-    """Every set of documents of a cell: what is fitted or calibrated is measured on the task's own."""
+    """Return all document sets of a cell: its own, and the task's, on which fits and calibrations are measured."""
     return [draft.data, draft.task.data]
 
 
@@ -300,19 +304,22 @@ def _task_ref(label: str, data: DataRequest, corpus: Corpus, kind: ModelKind) ->
         data_sha256=corpus.data_sha256,
         prompts_sha256=corpus.prompts_sha256[kind],
         metric_version=task.metric_version,
-        settings=None if data.settings is None else _asked(data.settings),
+        settings=None if data.settings is None else _settings_identity(data.settings),
     )
 
 
-def _asked(settings: LmEvalSettings) -> dict[str, Any]:
-    """Settings as an identity has them: where a YAML lies does not count, what it says is in the metrics' version."""
-    asked = {name: value for name, value in asdict(settings).items() if name not in ("include", "declaration")}
-    return {**asked, "gen_kwargs": dict(settings.gen_kwargs)}
+def _settings_identity(settings: LmEvalSettings) -> dict[str, Any]:
+    """Return the settings for a cell's identity.
+
+    The location of a YAML file does not count; its content is part of the metric version.
+    """
+    values = {name: value for name, value in asdict(settings).items() if name not in ("include", "declaration")}
+    return {**values, "gen_kwargs": dict(settings.gen_kwargs)}
 
 
 @dataclass(frozen=True)
 class _Builder:
-    """Gives drafts their identity."""
+    """Builder that turns cell templates into cells with an identity."""
 
     suite: Suite
     device: str
@@ -322,15 +329,23 @@ class _Builder:
         self,
         drafts: Sequence[CellTemplate],
         described: Description,
-        asked: Mapping[str, GenerationSettings],
+        settings_by_label: Mapping[str, GenerationSettings],
         dtype: str,
         device_map: DeviceMap | None,
     ) -> list[CellJob]:
-        """Return the cells of one model, of which tasks ask this; two drafts that ask the same give one."""
+        """Return the cells of one model; templates with the same identity give one cell.
+
+        Args:
+            drafts: The templates.
+            described: The model.
+            settings_by_label: Generation settings by task label.
+            dtype: Resolved number format.
+            device_map: Devices of the blocks, if there are several.
+        """
         ids: dict[str, str] = {}
         items: dict[str, CellJob] = {}
         for draft in drafts:
-            cell = self._cell(draft, described, asked[draft.task.label], dtype, device_map, ids)
+            cell = self._cell(draft, described, settings_by_label[draft.task.label], dtype, device_map, ids)
             ids[draft.label] = cell.cell_id
             held_out = None if draft.calibration is None else draft.task.data
             item = CellJob(cell, draft.label, draft.data, held_out, timeout_s=self.suite.cell_timeout_s)
@@ -341,7 +356,7 @@ class _Builder:
         self,
         draft: CellTemplate,
         described: Description,
-        asked: GenerationSettings,
+        generation: GenerationSettings,
         dtype: str,
         device_map: DeviceMap | None,
         ids: Mapping[str, str],
@@ -349,7 +364,7 @@ class _Builder:
         model = described.model
         method, suite, calibration = draft.method, self.suite, draft.calibration
         params = {"fit": method.fit_params, "scores": method.score_params}.get(draft.kind, method.params)()
-        replaced = {"threshold"} if calibration is not None else set()  # by each level tried
+        replaced = {"threshold"} if calibration is not None else set()  # each calibration level sets its own
         unused = tuple(sorted((method.unused_params() | replaced) & params.keys()))
         if calibration is not None:
             held_out = self.corpora[draft.task.label, draft.task.data].data_sha256
@@ -362,7 +377,7 @@ class _Builder:
             kv_policy=method.parts(model.blocks).kv_policy.name,
             model=model,
             task=_task_ref(draft.task.label, draft.data, self.corpora[draft.task.label, draft.data], model.kind),
-            generation=asked,
+            generation=generation,
             dtype=dtype,
             device=self.device,
             batch_size=suite.batch_size,
@@ -381,10 +396,10 @@ class _Builder:
         )
 
     def _batch_rows(self, draft: CellTemplate) -> int | None:
-        """Rows decoded together where that is asked; asking for what is done anyway is asking for nothing."""
-        asked = draft.task.batch_rows or self.suite.batch_rows
+        """Return the requested batch rows; None if not requested, not applicable or equal to the default."""
+        requested_rows = draft.task.batch_rows or self.suite.batch_rows
         decodes = draft.kind in ("quality", "probe", "scores", "calibration") and draft.record is None
-        return asked if decodes and asked != unasked_rows(draft.kind, self.suite.batch_size) else None
+        return requested_rows if decodes and requested_rows != unasked_rows(draft.kind, self.suite.batch_size) else None
 
 
 def _planned(item: CellJob, statuses: Mapping[str, AttemptStatus], predecessors: Predecessors) -> PlannedCell:

@@ -1,4 +1,4 @@
-"""States of a cell in a plan, and which of them ``--retry`` runs."""
+"""States of a cell in a plan, and the states that each ``--retry`` value runs."""
 
 from collections.abc import Mapping
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Why a cell is stale: the field-level difference between what is asked now and what was asked before."""
+"""Explain stale cells: field-level differences between a cell's identity and that of its predecessor."""
 
 import json
 from collections import defaultdict
@@ -19,23 +19,23 @@ _Identity: TypeAlias = dict[str, Any]
 
 
 class Predecessors:
-    """The cells of a spool by the names people use; read only once something asks."""
+    """Index of a spool's cells by user-visible names, read on first use."""
 
     def __init__(self, spool: Path) -> None:
         self._spool = spool
-        # By the parameters that two versions of a method have in common, made once for each such pair.
+        # One index per set of parameters that two versions of a method have in common.
         self._with_params = cache(self._index)
 
     def difference(self, cell: Cell) -> str:
-        """Return what differs from the nearest stored cell of the same names, or '' where there is none.
+        """Return the differences from the nearest stored cell of the same names, or '' if there is none.
 
-        Cells have the same names if suite, model, task label, kind (a probe that records the inside of blocks
-        counts as one of its own), method and every parameter that both have agree; the nearest has the
-        fewest differing fields, the latest attempt among equals.
+        Cells have the same names if suite, model, task label, kind (a recording probe counts as a kind of its own),
+        method and all common parameters agree. The nearest cell has the fewest differing fields; ties go to the latest
+        attempt.
         """
-        # As JSON gives it back: a tuple of parameters is a list there.
-        asked = json.loads(canonical_json(cell.identity))
-        differences = [_differences(old, asked) for old in self._candidates(cell, asked["method"]["params"])]
+        # Round trip through JSON, where a tuple of parameters becomes a list.
+        identity = json.loads(canonical_json(cell.identity))
+        differences = [_differences(old, identity) for old in self._candidates(cell, identity["method"]["params"])]
         nearest = min(differences, key=len, default=[])
         return "; ".join(nearest)
 
@@ -54,7 +54,7 @@ class Predecessors:
 
     @cached_property
     def _by_name(self) -> Mapping[_Name, Mapping[_Keys, list[_Identity]]]:
-        """Identities of finished attempts, latest first, by names and by which parameters their methods had."""
+        """Identities of finished attempts, latest first, by names and by the method's parameter names."""
         cells: dict[_Name, dict[_Keys, list[_Identity]]] = defaultdict(lambda: defaultdict(list))
         for attempt in sorted(scan_spool(self._spool), key=lambda attempt: attempt.attempt_id, reverse=True):
             if attempt.finished and (record := _record(attempt.path / "cell.json")):
@@ -64,7 +64,7 @@ class Predecessors:
 
 
 def _record(path: Path) -> dict[str, Any]:
-    """What a cell.json says; nothing if it is damaged, which ingest reports."""
+    """Return the content of a cell.json; empty if it is damaged, which ingest reports."""
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -73,7 +73,7 @@ def _record(path: Path) -> dict[str, Any]:
 
 
 def identity_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return a line for each field in which two identities differ, as they are or as JSON gives them back."""
+    """Return one line per field in which two identities differ; each may be the original or read back from JSON."""
     return _differences(json.loads(canonical_json(old)), json.loads(canonical_json(new)))
 
 
@@ -89,7 +89,7 @@ def _values(params: Mapping[str, Any], names: _Keys) -> str:
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     before, now = dict(_flat(old)), dict(_flat(new))
     fields = sorted(field for field in before.keys() | now.keys() if before.get(field) != now.get(field))
-    return [f"{field}: {_shown(before.get(field))} -> {_shown(now.get(field))}" for field in fields]
+    return [f"{field}: {_format_value(before.get(field))} -> {_format_value(now.get(field))}" for field in fields]
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -100,10 +100,10 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", item
 
 
-def _shown(value: Any) -> str:
-    """Digests shorten to what tells them apart."""
+def _format_value(value: Any) -> str:
+    """Return a value as text, with digests shortened."""
     if isinstance(value, list):
-        return f"[{', '.join(_shown(item) for item in value)}]"
+        return f"[{', '.join(_format_value(item) for item in value)}]"
     if isinstance(value, str) and len(value) == 64:
         return value[:_SHOWN_DIGITS]
     return "absent" if value is None else str(value)

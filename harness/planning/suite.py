@@ -1,7 +1,7 @@
 """A suite: a declared set of cells, read from TOML.
 
-Everything a name in the file can refer to (methods and their parameters, tasks, recipes, the suite's own
-models and tasks) is checked while reading, so that a typing error costs no measuring time.
+All names in the file (methods and their parameters, tasks, recipes, the suite's own models and tasks) are checked while
+reading, so that a typo costs no measuring time.
 """
 
 from __future__ import annotations
@@ -47,29 +47,29 @@ DEVICES = ("cpu", "cuda", "auto")
 SHIPPED = Path(__file__).parents[1] / "suites"
 
 CELL_TIMEOUT_S = 6 * 3600.0
-"""Far beyond what cells take (seconds to minutes with the models that come along), and a cell that hangs costs no more
-than a night."""
+"""Far more than cells take (seconds to minutes with the bundled models); a hanging cell costs at most a night."""
 
 FIT_DOCUMENTS = 256
 CALIBRATION_DOCUMENTS = 100
 MAX_SETTINGS = 100_000
-"""Of all sweeps together, on every model and task: planning 5,000 takes 8 s."""
+"""Maximum number of settings of all sweeps, over all models and tasks; planning 5,000 takes 8 s."""
 RECORD_DOCUMENTS = 4
-"""A probed token leaves about 110 bytes for each block and read-out: at 32 blocks and 60 tokens, 1 MB a document."""
+"""Default number of recorded documents. A probed token takes about 110 bytes per block and read-out: 1 MB per
+document at 32 blocks and 60 tokens."""
 
 Params = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """``[models.NAME]``: a recipe that is trained when missing, or a Hugging Face checkpoint, of a folder or the hub.
+    """``[models.NAME]``: a recipe, trained if missing, or a Hugging Face checkpoint from a folder or the hub.
 
     Attributes:
-        where: File, line and key, for messages that come later than reading.
+        where: File, line and key, for messages after reading.
         random_weights: The weights were never trained; results are labelled and kept out of figures.
-        engine: What runs its blocks; ``auto`` is the lean engine where that has the family.
-        device_map: Where its blocks go, on the hosted engine; None: all to the suite's device.
-        tasks: Labels of those that it is asked, of any sweep or calibration; None: all.
+        engine: Engine that runs the blocks; ``auto`` is the lean engine if it supports the family.
+        device_map: Devices of the blocks on the hosted engine; None: all on the suite's device.
+        tasks: Labels of the tasks it runs in any sweep or calibration; None: all.
     """
 
     name: str
@@ -83,28 +83,28 @@ class ModelEntry:
     tasks: tuple[str, ...] | None = None
 
     def is_asked(self, label: str) -> bool:
-        """Whether the task of that label is one of its own."""
+        """Return whether the model runs the task of that label."""
         return self.tasks is None or label in self.tasks
 
 
 @dataclass(frozen=True)
 class Point:
-    """One setting of a sweep: every parameter of the method as given, in the order written, and the method itself."""
+    """One setting of a sweep: the stated parameters in the order written, and the method built from them."""
 
     params: tuple[tuple[str, Any], ...]
     method: Method
 
     def label(self, method: str) -> str:
-        """Name the method and its stated parameters, e.g. ``method:decay=code,threshold=0.5``."""
+        """Return the method's name with its stated parameters, e.g. ``method:decay=code,threshold=0.5``."""
         return point_label(method, self.params)
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """``[[sweep]]``: models x tasks x grid x query, query innermost, without what ``exclude`` matches.
+    """``[[sweep]]``: models x tasks x grid x query, query innermost, without the points that ``exclude`` matches.
 
-    ``timed_tasks``: where cells of kind ``timing`` run. ``records``: what probes and timings record besides, in cells
-    of their own.
+    ``timed_tasks``: tasks with cells of kind ``timing``. ``records``: extra quantities that probes and timings record,
+    in separate cells.
     """
 
     where: str
@@ -119,7 +119,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class CalibrationEntry:
-    """``[[calibration]]``: models x tasks x grid, a threshold chosen for each."""
+    """``[[calibration]]``: models x tasks x grid, with one threshold chosen for each."""
 
     where: str
     models: tuple[str, ...]
@@ -132,16 +132,16 @@ class CalibrationEntry:
 
 @dataclass(frozen=True)
 class Suite:
-    """A whole suite file.
+    """A parsed suite file.
 
     Attributes:
-        dtype: Number format; ``auto`` is that in which a model's weights are stored.
-        device: ``auto`` is ``cuda`` where torch sees a GPU, else ``cpu``.
-        batch_size: Rows decoded together in what is timed, and in all else where nobody says `batch_rows`.
-        batch_rows: Rows decoded together in what is not timed; None where the suite does not say.
-        head_precision: Whether gates are asked with the exact LM head or decide from bounds (`Cell.head_precision`).
-        fit_documents: Documents of the train split that methods are fitted on, a task.
-        cell_timeout_s: How long a cell may take; no part of its identity.
+        dtype: Number format; ``auto`` is the format of a model's stored weights.
+        device: ``auto`` is ``cuda`` if torch sees a GPU, else ``cpu``.
+        batch_size: Rows per batch in timed cells, and in all others by default.
+        batch_rows: Rows per batch in cells that are not timed; None if the suite does not set it.
+        head_precision: Whether gates use the exact LM head or decide from logit bounds (`Cell.head_precision`).
+        fit_documents: Number of train documents per task on which methods are fitted.
+        cell_timeout_s: Time limit of a cell in seconds; not part of its identity.
     """
 
     path: Path
@@ -166,15 +166,15 @@ class Suite:
 
 
 def suite_names() -> tuple[str, ...]:
-    """Names of the shipped suites, sorted."""
+    """Return the sorted names of the bundled suites."""
     return tuple(sorted(path.stem for path in SHIPPED.glob("*.toml")))
 
 
 def suite_path(name_or_path: str | Path) -> Path:
-    """Return the file of a shipped suite, or the path given.
+    """Return the file of a bundled suite, or the given path.
 
     Raises:
-        UserError: Neither a shipped name nor a file.
+        UserError: The argument is neither the name of a bundled suite nor a file.
     """
     if name_or_path in suite_names():
         return SHIPPED / f"{name_or_path}.toml"
@@ -190,7 +190,7 @@ def load_suite(name_or_path: str | Path) -> Suite:
     """Read a suite and check every name and value in it.
 
     Raises:
-        UserError: Names file, line and key, and what is allowed.
+        UserError: The suite is invalid; names file, line and key, and the allowed values.
     """
     top = Table.read(suite_path(name_or_path))
     top.allow("schema", "name", "seed", "defaults", "models", "tasks", "sweep", "calibration", "timing", "fit")
@@ -228,15 +228,15 @@ def load_suite(name_or_path: str | Path) -> Suite:
 
 
 def _require_pairs(suite: Suite) -> None:
-    """Refuse what would ask for nothing: none of its models has one of its tasks."""
+    """Reject sweeps and calibrations without cells, because none of their models runs any of their tasks."""
     entries: tuple[Sweep | CalibrationEntry, ...] = (*suite.sweeps, *suite.calibrations)
     for entry in entries:
         models = [model for model in suite.models if model.name in entry.models]
         if not any(model.is_asked(label) for model in models for label in entry.tasks):
-            theirs = "; ".join(f"{model.name}: {', '.join(model.tasks or ())}" for model in models)
+            tasks_by_model = "; ".join(f"{model.name}: {', '.join(model.tasks or ())}" for model in models)
             raise UserError(
                 f"{entry.where}: none of its models is asked one of its tasks ({', '.join(entry.tasks)}). "
-                f"Allowed by 'tasks' of [models.NAME]: {theirs}."
+                f"Allowed by 'tasks' of [models.NAME]: {tasks_by_model}."
             )
 
 
@@ -325,8 +325,8 @@ def _hub_name(table: Table, written: str) -> HubName | None:
 def _check_recipe(table: Table, recipe: str) -> None:
     from exitbench.harness.training import load_recipe, recipe_names
 
-    known, at, _ = recipe.partition("@")
-    table.choose("recipe", known, recipe_names(), "recipe")
+    recipe_name, at, _ = recipe.partition("@")
+    table.choose("recipe", recipe_name, recipe_names(), "recipe")
     if at:
         try:
             load_recipe(recipe)
@@ -393,7 +393,7 @@ def _sweep(table: Table, models: list[str], tasks: list[str], kinds: tuple[Kind,
 
 
 def _records(table: Table, kinds: tuple[Kind, ...]) -> dict[Kind, RecordSettings]:
-    """What is recorded, by the kind of cell that does."""
+    """Return the extra quantities to record, by kind of cell."""
     words = table.strings("record", ())
     for word in words:
         table.choose("record", word, RECORDS, "record")
@@ -438,7 +438,7 @@ def _calibration(table: Table, models: list[str], tasks: list[str]) -> Calibrati
 
 
 def _levels(table: Table, name: str, points: Sequence[Point]) -> tuple[float, ...]:
-    """Read thresholds to try, each stricter than the next on the scale of the method's score."""
+    """Read the thresholds to try, from the strictest to the least strict on the scale of the method's score."""
     from exitbench.methods.registry import get_method
 
     method, where = get_method(name), table.where("levels")
@@ -473,7 +473,7 @@ def _chosen(table: Table, key: str, allowed: list[str]) -> tuple[str, ...]:
 
 
 def _points(table: Table, method: str) -> Iterable[Point]:
-    """Make the method of every setting, from parameters that `_axes` has checked."""
+    """Build the method of every setting from parameters checked by `_axes`."""
     from exitbench.methods.registry import get_method
 
     axes = {**_axes(table, "grid", method), **_axes(table, "query", method)}
@@ -486,12 +486,12 @@ def _points(table: Table, method: str) -> Iterable[Point]:
     for rule in exclusions:
         if not any(_matches(point, rule) for point in points):
             raise table.error("exclude", f"{dict(rule)} matches no point of the sweep.")
-    kept = (point for point in points if not any(_matches(point, rule) for rule in exclusions))
-    return [Point(tuple(point.items()), get_method(method)(**point)) for point in kept]
+    remaining_points = (point for point in points if not any(_matches(point, rule) for rule in exclusions))
+    return [Point(tuple(point.items()), get_method(method)(**point)) for point in remaining_points]
 
 
 def _axes(table: Table, key: str, method: str) -> dict[str, list[Any]]:
-    """Read the values of every parameter in ``grid`` or ``query``, checked one by one by the method."""
+    """Read the values of every parameter in ``grid`` or ``query``, each checked by the method."""
     from exitbench.methods.registry import get_method
 
     axes: dict[str, list[Any]] = {}
@@ -501,7 +501,7 @@ def _axes(table: Table, key: str, method: str) -> dict[str, list[Any]]:
         for value in values:
             table.require_storable(name, value)
         checked = [get_method(method).from_params({name: value}, table.where(name)).params()[name] for value in values]
-        if len({_spelled(value) for value in checked}) != len(checked):
+        if len({_format_value(value) for value in checked}) != len(checked):
             raise table.error(name, f"names a value twice in {key!r}: {values}.")
         axes[name] = checked
     return axes
@@ -520,12 +520,12 @@ def _matches(point: Params, rule: Params) -> bool:
 
 
 def point_label(method: str, params: Iterable[tuple[str, Any]]) -> str:
-    """Name a method and some of its parameters."""
-    stated = ",".join(f"{name}={_spelled(value)}" for name, value in params)
+    """Return a method's name with some of its parameters, e.g. ``method:decay=code,threshold=0.5``."""
+    stated = ",".join(f"{name}={_format_value(value)}" for name, value in params)
     return f"{method}:{stated}" if stated else method
 
 
-def _spelled(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, tuple | list):
-        return ";".join(map(_spelled, value))
+        return ";".join(map(_format_value, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

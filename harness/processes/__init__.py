@@ -1,1 +1,1 @@
-"""Processes that end together: interrupts, a lifeline to the parent, advisory file locks released on process death."""
+"""Process control: interrupts, ending child processes with their parent, and file locks released on process death."""

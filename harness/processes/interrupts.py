@@ -1,8 +1,8 @@
-"""Signal handling: Ctrl-C at any moment is a KeyboardInterrupt, whatever it meets.
+"""Signal handling: Ctrl-C at any moment ends in a KeyboardInterrupt, whatever code it interrupts.
 
-Python raises KeyboardInterrupt between any two steps. Libraries make other errors of it (a query of DuckDB's a
-RuntimeError, a module that is being imported an ImportError), and where nobody can be told, as in a finaliser, it is
-lost. So that one came is remembered.
+Python raises KeyboardInterrupt between any two bytecode steps. Libraries turn it into other errors (a DuckDB query into
+RuntimeError, a running import into ImportError), and in a finalizer, where no caller can catch it, it is lost. So this
+module records that an interrupt arrived.
 """
 
 import logging
@@ -12,16 +12,17 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any, Final, Self
 
-_AGAIN_S: Final = 0.05
-"""When an interrupt that was lost comes again."""
+_RESEND_DELAY_S: Final = 0.05
+"""Delay in seconds before a lost interrupt is sent again."""
 
 _NUMBERS: Final = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR2") if hasattr(signal, name))
 
 
 class Interruptible:
-    """A context in which every error that comes after an interrupt becomes a KeyboardInterrupt.
+    """Context manager in which every error after an interrupt becomes a KeyboardInterrupt.
 
-    Signals that do not interrupt (SIGINT of a shell's background jobs, SIGTERM by default) stay as they are.
+    Signals that do not raise KeyboardInterrupt on entry are left alone (SIGINT in a shell's background jobs, SIGTERM by
+    default).
     """
 
     def __init__(self) -> None:
@@ -51,16 +52,16 @@ class Interruptible:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._came = True
-        logging.disable()  # libraries log what they make of it
+        logging.disable()  # libraries would log the errors that they turn it into
         raise KeyboardInterrupt
 
     def _on_lost(self, lost: Any) -> None:
-        """Take an error that can be raised nowhere."""
+        """Handle an unraisable error: send a lost interrupt to the main thread again."""
         if not self._came:
             self._hook(lost)
         elif isinstance(lost.exc_value, KeyboardInterrupt):
             main = threading.main_thread().ident
             assert main is not None, "the main thread runs"
-            timer = threading.Timer(_AGAIN_S, signal.pthread_kill, (main, signal.SIGINT))
+            timer = threading.Timer(_RESEND_DELAY_S, signal.pthread_kill, (main, signal.SIGINT))
             timer.daemon = True
             timer.start()

@@ -1,7 +1,7 @@
-"""End child processes with their parent, however that one ends.
+"""End child processes when their parent ends, for whatever reason.
 
-The parent holds one end of a pipe and never writes to it; the system closes that end with the parent, even after
-`kill -9`, and whoever reads the other end is told.
+The parent holds one end of a pipe and never writes to it. The system closes that end when the parent ends, even after
+`kill -9`, and the child that reads the other end sees end-of-file.
 """
 
 import contextlib
@@ -16,19 +16,19 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def end_with(lifeline: int) -> None:
-    """End this process as soon as nobody holds the other end of a pipe; in a group of its own, the whole group.
+    """End this process once the other end of a pipe is closed; if it leads a process group, end the group.
 
     Args:
-        lifeline: The end of the pipe that is read.
+        lifeline: File descriptor of the pipe's read end.
     """
     threading.Thread(target=_wait, args=(lifeline,), name="lifeline", daemon=True).start()
 
 
 def end_with_starting_thread() -> None:
-    """Have Linux end this process when the thread that started it does; elsewhere nothing.
+    """Have Linux kill this process when the thread that started it ends; does nothing on other systems.
 
-    What `end_with` cannot do: end code that never lets go of the interpreter. It is for processes whose starting thread
-    follows them to their end, since Linux goes by threads.
+    Unlike `end_with`, this also ends code that never releases the GIL. Use it only if the starting thread outlives the
+    process, since Linux tracks the thread, not its process.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
@@ -36,7 +36,7 @@ def end_with_starting_thread() -> None:
 
 
 def _wait(lifeline: int) -> None:
-    with contextlib.suppress(OSError):  # somebody closed it: nothing says any more whether the parent is there
+    with contextlib.suppress(OSError):  # the read end was closed here: the parent can no longer be observed
         while os.read(lifeline, 1):
             pass
     if os.getpgrp() == os.getpid():

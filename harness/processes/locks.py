@@ -11,19 +11,19 @@ from filelock import FileLock, Timeout
 from exitbench.errors import UserError
 
 _NO_LOCKS: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
-"""What file systems say that have none."""
+"""Error numbers from file systems without locks."""
 
 
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Hold a lock while the context lasts; the context is given whether it is held.
+    """Hold a lock for the duration of the context; yields whether it is held.
 
-    The file is there only as long as somebody holds it or waits for it. Where a file system has no locks, the lock
-    counts as held: whoever relies on it there has been told so (docs/guide/cluster.md).
+    The file exists only while a process holds the lock or waits for it. On a file system without locks, the lock counts
+    as held (see docs/guide/cluster.md).
 
     Args:
-        path: The file; its folder is made when missing.
-        wait: Whether to wait for another holder. Without, the context is given False if there is one.
+        path: The lock file; its folder is created if missing.
+        wait: Whether to wait for another holder. If False and there is one, yields False.
 
     Raises:
         UserError: The file is a link.
@@ -36,8 +36,8 @@ def locked(path: Path, *, wait: bool) -> Iterator[bool]:
     try:
         yield True
     finally:
-        # Removed before it is let go: who waits for it finds that it is no longer there, and makes a new one.
-        with contextlib.suppress(PermissionError):  # Windows, where letting go removes it
+        # Removed before the release: a waiting process notices that the file is gone and creates a new one.
+        with contextlib.suppress(PermissionError):  # Windows, where releasing removes it
             path.unlink(missing_ok=True)
         lock.release()
 

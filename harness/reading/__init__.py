@@ -1,1 +1,1 @@
-"""Reading what users write: TOML tables with the line of every key, JSON values checked, regular files only."""
+"""Readers of user files: TOML tables with the line of every key, checked JSON values, regular files only."""

@@ -22,7 +22,7 @@ _KIND_NAMES: Mapping[type, str] = {
 
 @dataclass(frozen=True)
 class Value:
-    """What a key may hold: a type, whole numbers from 1 to ``most``, and whether null is the same as absent."""
+    """Allowed values of a key: a type, 1 to ``most`` for integers, and whether null counts as absent."""
 
     kind: type
     null: bool = False
@@ -32,7 +32,7 @@ class Value:
         """Return the value.
 
         Raises:
-            UserError: It is another; names file, key and what is allowed.
+            UserError: The value is not allowed; names file, key and allowed values.
         """
         if value is None and self.null:
             return None
@@ -50,7 +50,7 @@ class Value:
 
 
 def checked(path: Path, config: Mapping[str, Any], known: Mapping[str, Value]) -> dict[str, Any]:
-    """The values of the known keys, each of its type and within its range; other keys are not read.
+    """Return the values of the known keys, checked for type and range; other keys are ignored.
 
     Raises:
         UserError: A value is not what its key allows.
@@ -59,7 +59,7 @@ def checked(path: Path, config: Mapping[str, Any], known: Mapping[str, Value]) -
 
 
 def check_token_ids(path: Path, config: Mapping[str, Any], keys: Collection[str], several: Collection[str]) -> None:
-    """Check that special tokens are named by whole numbers, or null; those of ``several`` by a list of them too.
+    """Check that special tokens are integers or null; keys in ``several`` may also hold a list of integers.
 
     Raises:
         UserError: A value is something else, such as the number as a string.
@@ -67,16 +67,16 @@ def check_token_ids(path: Path, config: Mapping[str, Any], keys: Collection[str]
     for key in keys:
         value = config.get(key)
         ids = value if isinstance(value, list) and key in several else [value]
-        if value is not None and any(isinstance(one, bool) or not isinstance(one, int) for one in ids):
+        if value is not None and any(isinstance(item, bool) or not isinstance(item, int) for item in ids):
             allowed = "a whole number" + (", a list of them" if key in several else "")
             raise UserError(f"{path}: {key} is {shortened(value)}; allowed: {allowed} or null.")
 
 
 def check_in_vocabulary(path: Path, key: str, token_id: int, vocab_size: int) -> int:
-    """Return a token id that the model has a row for.
+    """Return a token id that lies within the vocabulary.
 
     Raises:
-        UserError: It is negative, or beyond the vocabulary.
+        UserError: The id is negative or beyond the vocabulary.
     """
     if not 0 <= token_id < vocab_size:
         raise UserError(
@@ -86,7 +86,7 @@ def check_in_vocabulary(path: Path, key: str, token_id: int, vocab_size: int) ->
 
 
 def shortened(value: Any, most: int = 80) -> str:
-    """A value as Python spells it, cut to one line."""
+    """Return the value's repr, cut to `most` characters."""
     text = repr(value)
     return text if len(text) <= most else f"{text[: most - 3]}..."
 

@@ -1,7 +1,7 @@
-"""Checks of a hub server's responses, before huggingface_hub makes names of files of them or reads what follows.
+"""Checks of a hub server's responses, before huggingface_hub uses them as file names or reads the body.
 
-huggingface_hub calls files and folders of its cache by the ETag, by the commit of a header and by digests of a listing,
-as the server sends them.
+huggingface_hub names the files and folders of its cache by the ETag, by the commit in a header and by the digests of a
+listing, exactly as the server sends them.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ if TYPE_CHECKING:
     import httpx2
 
 LISTED_FILES: Final = 10_000
-"""Files that a repository may have."""
+"""Maximum number of files in a repository."""
 _API_BYTES: Final = 64 << 20
-"""Bytes that all answers of the API together may have, while one model is fetched."""
+"""Maximum total bytes of all API responses while one model is fetched."""
 _API_RESPONSES: Final = 1_000
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _DIGEST: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.+=-]{0,127}")
-"""What an ETag is: the hub sends SHA-1 and SHA-256, mirrors digests of their own."""
+"""Allowed ETags: the hub sends SHA-1 and SHA-256; mirrors use other digests."""
 _COMMIT_HEADER, _ETAG_HEADERS = "X-Repo-Commit", ("ETag", "X-Linked-Etag")
 _SIZE_HEADERS: Final = ("Content-Length", "X-Linked-Size")
 _API: Final = "/api/"
 
 
 def is_commit(text: object) -> bool:
-    """Return whether a value is the full name of a commit."""
+    """Return whether a value is a full commit hash."""
     return isinstance(text, str) and _COMMIT.fullmatch(text) is not None
 
 
 @contextmanager
 def checked_responses(model: str, largest_bytes: int) -> Iterator[None]:
-    """Have every response to huggingface_hub in this process checked as long as the context is open.
+    """Check every response to huggingface_hub in this process while the context is open.
 
     Args:
-        model: What is fetched, for messages.
-        largest_bytes: Bytes that a file may have.
+        model: Name of the fetched model, for messages.
+        largest_bytes: Maximum bytes of a file.
 
     Raises:
-        UserError: From any request: a name, a size or a number that no hub sends.
+        UserError: A response to any request has a name, size or number that no hub sends.
     """
     from huggingface_hub import get_session
 
@@ -62,12 +62,12 @@ def checked_responses(model: str, largest_bytes: int) -> Iterator[None]:
 
 
 def _ask_uncompressed(request: httpx2.Request) -> None:
-    """Keep a small response from unpacking to a large one."""
+    """Request uncompressed responses, so that a small one cannot decompress to a large one."""
     request.headers["Accept-Encoding"] = "identity"
 
 
 class _ResponseCheck:
-    """Check of one response after another; several threads download."""
+    """Response hook that checks each response; thread-safe, since several threads download."""
 
     def __init__(self, model: str, largest_bytes: int) -> None:
         self._model, self._largest_bytes = model, largest_bytes
@@ -91,7 +91,7 @@ class _ResponseCheck:
                 )
         if response.request.method == "HEAD":
             for name in _ETAG_HEADERS:
-                # As huggingface_hub takes the name of a file from it.
+                # Stripped as huggingface_hub does when it derives a file name.
                 digest = headers.get(name, "0").lstrip("W/").strip('"')
                 if not _DIGEST.fullmatch(digest):
                     raise self._refusal(f"the {name} {shortened(headers[name])}, which is no digest")
@@ -118,7 +118,7 @@ class _ResponseCheck:
             self._check_entry(entry)
 
     def _check_entry(self, entry: Any) -> None:
-        """Check what a listing says of a file: huggingface_hub takes digests for names of files there too."""
+        """Check a file's entry in a listing, whose digests huggingface_hub also uses as file names."""
         large = entry.get("lfs") if isinstance(entry, dict) else None
         for record in (entry, large):
             if record is None:
@@ -136,7 +136,7 @@ class _ResponseCheck:
         check = self
 
         class Bounded(httpx2.SyncByteStream):
-            """The body of a response, refused where all of them become too long."""
+            """Body of a response, refused when the total of all bodies becomes too long."""
 
             def __iter__(self) -> Iterator[bytes]:
                 for part in stream:
@@ -156,10 +156,10 @@ class _ResponseCheck:
 
 
 def require_size(size: object, model: str, file: str) -> int:
-    """Return the bytes that a hub says a file has, 0 if it does not say.
+    """Return the size in bytes that a hub reports for a file, 0 if it reports none.
 
     Raises:
-        UserError: They are no whole number from 0 on.
+        UserError: The size is not a non-negative integer.
     """
     if size is None:
         return 0

@@ -1,7 +1,7 @@
-"""Open regular files only, in somebody else's folder.
+"""Open only regular files in a third-party folder.
 
-Links are followed: the hub's cache keeps `snapshots/*/model.safetensors` as links into `blobs/`, and the folder is one
-that the user named. What would be waited for, or read without end, is refused: pipes, sockets, devices.
+Links are followed: the hub's cache keeps `snapshots/*/model.safetensors` as links into `blobs/`, and the user named the
+folder. Pipes, sockets and devices are refused, since reading them could block or never end.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _MOST_BYTES = 2**23
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a file to be read, at the end of a link too.
+    """Return whether a readable file exists at the path, following links.
 
     Raises:
-        UserError: There is something, but not a file: reading it would wait, or never end.
+        UserError: The path exists but is not a regular file; reading it could block or never end.
     """
     try:
         mode = path.stat().st_mode
@@ -28,7 +28,7 @@ def is_file(path: Path) -> bool:
         if path.is_symlink():
             raise UserError(f"{path}: a link to a file that is not there.") from None
         return False
-    except (OSError, ValueError) as error:  # no permission, a name that cannot be one
+    except (OSError, ValueError) as error:  # no permission, an invalid name
         raise UserError(f"{path}: cannot be read ({error}).") from error
     if not stat.S_ISREG(mode):
         raise UserError(f"{path}: not a regular file.")
@@ -36,7 +36,7 @@ def is_file(path: Path) -> bool:
 
 
 def read_json(path: Path, most_bytes: int = _MOST_BYTES) -> dict[str, Any]:
-    """Read a JSON object; empty where there is no file.
+    """Read a JSON object; empty if the file does not exist.
 
     Raises:
         UserError: Not a regular file, too large, or not a JSON object.
@@ -53,7 +53,7 @@ def read_json(path: Path, most_bytes: int = _MOST_BYTES) -> dict[str, Any]:
         raise UserError(f"{path}: not valid JSON (nested too deep).") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not valid JSON (byte {error.start} is not UTF-8).") from error
-    except ValueError as error:  # an integer of thousands of digits
+    except ValueError as error:  # an integer with thousands of digits
         raise UserError(f"{path}: not valid JSON ({error}).") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from error

@@ -1,6 +1,6 @@
 """Strict TOML: unknown keys, wrong types and numbers out of range are errors with file, line and key.
 
-The file may be somebody else's: its size is bounded, as is every number in it, and names are of few characters.
+The file may be untrusted: its size and every number in it are bounded, and names have a restricted character set.
 """
 
 import functools
@@ -19,20 +19,20 @@ from exitbench.terminal import without_middle
 T = TypeVar("T")
 
 MAX_BYTES: Final = 1 << 20
-"""Of a file: the longest suite that comes along has 10 kB."""
+"""Maximum size of a file; the longest bundled suite has 10 kB."""
 MAX_COUNT: Final = 10**9
-"""Of documents, rounds and the like."""
+"""Maximum for counts, such as documents and rounds."""
 _INTEGERS: Final = 1 << 63
-"""What the result database and JSON of others can hold lies below."""
+"""Exclusive bound on integers that the result database and third-party JSON readers can hold."""
 _MAX_NAME: Final = 100
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
-_SHOWN: Final = 200
+_MAX_SHOWN_CHARS: Final = 200
 _MAX_PARTS: Final = 100
-"""Of a dotted key: tomllib's time grows with their square."""
+"""Maximum parts of a dotted key: tomllib's time is quadratic in their number."""
 _PART: Final = r"(?:[\w-]++|\"[^\"\n]*\"|'[^'\n]*')"
 _LONG_KEY: Final = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{{_MAX_PARTS}}}")
 _MAX_BITS: Final = 10_000
-"""Python refuses to write larger numbers, in a message too."""
+"""Python refuses to format larger integers, even in an error message."""
 
 _KIND_NAMES: Mapping[type, str] = {
     str: "a string",
@@ -46,12 +46,12 @@ _KIND_NAMES: Mapping[type, str] = {
 
 @dataclass(frozen=True)
 class Table:
-    """One table of a TOML file, which knows where it stands.
+    """One table of a TOML file, with its position for error messages.
 
     Attributes:
         path: The file.
-        text: Its whole text, in which lines are looked up.
-        keys: The way to this table, e.g. ``("models", "vanilla")`` or ``("sweep", 2)`` for the third ``[[sweep]]``.
+        text: Full text of the file, used to find line numbers.
+        keys: Path to this table, e.g. ``("models", "vanilla")`` or ``("sweep", 2)`` for the third ``[[sweep]]``.
         values: The table's content.
     """
 
@@ -62,10 +62,10 @@ class Table:
 
     @classmethod
     def read(cls, path: Path) -> "Table":
-        """Read a file as its top table.
+        """Read a file and return its top-level table.
 
         Raises:
-            UserError: It cannot be read or is not TOML.
+            UserError: The file cannot be read or is not TOML.
         """
         try:
             if path.exists() and not path.is_file():
@@ -90,29 +90,32 @@ class Table:
             raise UserError(f"{path}: lists or tables are nested too deep.") from None
         except UserError:
             raise
-        except ValueError:  # Python refuses to read thousands of digits
+        except ValueError:  # Python refuses to parse thousands of digits
             raise UserError(f"{path}: a number has too many digits; whole numbers fit into 64 bits.") from None
 
     @property
     def title(self) -> str:
-        """How the file writes this table's header; empty for the top table."""
+        """Header of this table as written in the file; empty for the top-level table."""
         names = ".".join(spelled(key) for key in self.keys if isinstance(key, str))
         return f"[[{names}]]" if any(isinstance(key, int) for key in self.keys) else f"[{names}]" if names else ""
 
     def where(self, key: str | None = None, value: str | None = None) -> str:
-        """Return ``file:line: [table] key``; the line is that of ``value`` where one is given."""
+        """Return ``file:line: [table] key``, e.g. ``mine.toml:12: [tasks.squad] split``.
+
+        If ``value`` is given, the line is that of the value.
+        """
         place = " ".join(part for part in (self.title, key and spelled(key)) if part)
         return f"{self.path}:{self._line(value or key)}" + (f": {place}" if place else "")
 
     def error(self, key: str | None, message: str, value: str | None = None) -> UserError:
-        """Return the error to raise about a key of this table, or about one value of that key."""
+        """Return the error to raise for a key of this table, or for one value of that key."""
         return UserError(f"{self.where(key, value)}: {message}")
 
     def allow(self, *names: str) -> None:
-        """Refuse every key but these.
+        """Reject every key except the given ones.
 
         Raises:
-            UserError: Another key is there.
+            UserError: The table has another key.
         """
         for key in self.values:
             if key not in names:
@@ -122,17 +125,17 @@ class Table:
         """Return ``word`` if it is allowed.
 
         Raises:
-            UserError: It is not; ``what`` says what it should have named.
+            UserError: The word is not allowed; ``what`` is the noun used in the message.
         """
         if word not in allowed:
             raise self.error(key, f"unknown {what} {_short(repr(word))}.{suggestion(word, allowed)}", word)
         return word
 
     def name(self, key: str, word: str) -> str:
-        """Return `word` if it can name something: it becomes part of names of files, of cells and of database rows.
+        """Return `word` if it is a valid name: it becomes part of file names, cell ids and database rows.
 
         Raises:
-            UserError: It cannot.
+            UserError: The word is not a valid name.
         """
         if len(word) > _MAX_NAME or not _NAME.fullmatch(word):
             raise self.error(
@@ -143,7 +146,7 @@ class Table:
         return word
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
-        """Return a value of a type; ``default=None`` makes the key required.
+        """Return a key's value, checked to be of type `kind`; ``default=None`` makes the key required.
 
         Raises:
             UserError: The key is missing or its value has another type.
@@ -155,11 +158,11 @@ class Table:
         return self.typed(key, self.values[key], kind)
 
     def optional(self, key: str, kind: type[T]) -> T | None:
-        """Return a value of a type, or None where the key is absent."""
+        """Return a key's value, checked to be of type `kind`, or None if the key is absent."""
         return self.get(key, kind) if key in self.values else None
 
     def typed(self, key: str, value: Any, kind: type[T]) -> T:
-        """Return the value if it has the type; whole numbers count as numbers, booleans do not."""
+        """Return the value if it is of type `kind`; integers count as floats, booleans do not count as numbers."""
         accepted = (int, float) if kind is float else (kind,)
         if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
             raise self.error(key, f"is {_short(repr(value))}; it must be {_KIND_NAMES[kind]}.")
@@ -167,10 +170,10 @@ class Table:
         return kind(value)  # type: ignore[call-arg]
 
     def require_storable(self, key: str, value: Any) -> None:
-        """Check that a value's numbers fit into a database.
+        """Check that a value's numbers fit into the database.
 
         Raises:
-            UserError: A whole number has more than 64 bits, or a number is infinite or none.
+            UserError: An integer has more than 64 bits, or a number is infinite or NaN.
         """
         for item in value if isinstance(value, list) else [value]:
             if type(item) is int and not -_INTEGERS <= item < _INTEGERS:
@@ -179,7 +182,7 @@ class Table:
                 raise self.error(key, f"is {item}; it must be a finite number.")
 
     def positive(self, key: str, default: int | None = None, most: int = MAX_COUNT) -> int:
-        """Return a whole number from 1 to `most`."""
+        """Return an integer from 1 to `most`."""
         value = self.get(key, int, default)
         if not 1 <= value <= most:
             raise self.error(key, f"is {value}; it must be 1 or more, and at most {most}.")
@@ -194,14 +197,14 @@ class Table:
         return words
 
     def table(self, key: str) -> "Table":
-        """Return a sub-table, empty where the key is absent."""
+        """Return a sub-table, empty if the key is absent."""
         return Table(self.path, self.text, (*self.keys, key), self.get(key, dict, {}))
 
     def tables(self, key: str) -> list["Table"]:
         """Return the tables of an array of tables (``[[key]]``), at least one.
 
         Raises:
-            UserError: There is none, or an element is not a table.
+            UserError: The array is empty or missing, or an element is not a table.
         """
         elements = self.get(key, list, [])
         if not elements:
@@ -212,9 +215,9 @@ class Table:
         ]
 
     def _line(self, word: str | None) -> int:
-        """Find a word in this table's part of the text, or the header of a table within it that has that name.
+        """Return the 1-based line of a word in this table's section, or of the sub-table header with that name.
 
-        1-based; the table's first line where it is not found.
+        Falls back to the table's first line.
         """
         lines = _lines(self.text)
         start, end = self._section(lines)
@@ -227,9 +230,9 @@ class Table:
         return tuple(key for key in self.keys if isinstance(key, str))
 
     def _section(self, lines: Sequence[str]) -> tuple[int, int]:
-        """Return the lines [start, end) from this table's header to the next one.
+        """Return the range of lines [start, end) from this table's header to the next header.
 
-        A table written inline has no header; its part starts where its key is first named.
+        An inline table has no header; its section starts at the first mention of its key.
         """
         headers = list(_headers_of((), lines))
         if not self.keys:
@@ -243,34 +246,34 @@ class Table:
 
 
 def _require_numbers_to_show(values: object, path: Path) -> None:
-    left = [values]
-    while left:
-        value = left.pop()
+    pending = [values]
+    while pending:
+        value = pending.pop()
         if isinstance(value, dict):
-            left += value.values()
+            pending += value.values()
         elif isinstance(value, list):
-            left += value
+            pending += value
         elif isinstance(value, int) and value.bit_length() > _MAX_BITS:
             raise UserError(f"{path}: a number has too many digits; whole numbers fit into 64 bits.")
 
 
 def spelled(key: str) -> str:
-    """Return a key as a message names it: as it is where it is a bare key of TOML, else quoted."""
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key, re.ASCII) and len(key) <= _SHOWN else _short(repr(key))
+    """Return a key as shown in messages: unchanged if it is a bare TOML key, otherwise quoted."""
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key, re.ASCII) and len(key) <= _MAX_SHOWN_CHARS else _short(repr(key))
 
 
 def _short(text: str) -> str:
-    return without_middle(text, _SHOWN)
+    return without_middle(text, _MAX_SHOWN_CHARS)
 
 
 @functools.lru_cache(maxsize=4)
 def _lines(text: str) -> tuple[str, ...]:
-    """The file's lines without comments."""
+    """Return the file's lines without comments."""
     return tuple(line.split("#")[0] for line in text.split("\n"))
 
 
 def _headers_of(names: tuple[str, ...], lines: Sequence[str], whole: bool = False) -> Iterator[int]:
-    """Yield the lines of headers that begin with these names (`whole`: and have no others), 0-based."""
+    """Yield the 0-based lines of table headers that begin with these names (`whole`: that consist of them)."""
     title = r"\s*\.\s*".join(rf"[\"']?{re.escape(name)}[\"']?" for name in names)
     end = r"\s*\]" if whole else r"\s*[\].]" if names else ""
     pattern = re.compile(rf"\s*\[+\s*{title}{end}")
@@ -278,6 +281,6 @@ def _headers_of(names: tuple[str, ...], lines: Sequence[str], whole: bool = Fals
 
 
 def _lines_with(word: str, lines: Sequence[str], start: int, end: int) -> Iterator[int]:
-    """Yield the lines in [start, end) that have the word as a word of its own, 0-based."""
+    """Yield the 0-based lines in [start, end) that contain the word as a whole word."""
     pattern = re.compile(rf"(?<![\w-]){re.escape(word)}(?![\w-])")
     return (number for number in range(start, end) if pattern.search(lines[number]))

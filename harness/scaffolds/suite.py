@@ -1,4 +1,4 @@
-"""A suite for a checkpoint: every method that it can run and that needs nothing trained first, on tasks that fit it."""
+"""Generate a suite for a checkpoint: every runnable method that needs no fitting, on suitable tasks."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from exitbench.terminal import visible
 
 _WIDTH: Final = 110
 _LIMIT: Final = 20
-"""Documents of a task, where the user says nothing."""
+"""Default number of documents per task."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the suite is about.
+    """Description of the suite to generate.
 
     Attributes:
-        name: Of the suite.
+        name: Name of the suite.
         model: The line of ``[models.LABEL]`` that names the checkpoint.
-        label: Of the model.
-        folder: Where its files lie.
-        tasks: Values of ``[tasks.LABEL]``, by label; none: those that come along for models of its kind.
-        works: What they ask of the model, which not every method can answer.
-        command: That plans the suite, for the comment at its top.
+        label: Label of the model.
+        folder: Folder of the checkpoint.
+        tasks: Values of ``[tasks.LABEL]`` by label; empty: bundled tasks for this kind of model.
+        works: Kinds of work of the tasks, which not every method supports.
+        command: Command that plans the suite, for its header comment.
     """
 
     name: str
@@ -49,10 +49,10 @@ class Asked:
 
 
 def suite_text(asked: Asked) -> str:
-    """Return the suite. Weights are not loaded: configuration and the headers of the files tell what can be run.
+    """Return the suite's TOML text. Reads the configuration and the headers of the weight files, but no weights.
 
     Raises:
-        UserError: The folder is no checkpoint that an engine runs.
+        UserError: The folder is not a checkpoint that an engine can run.
     """
     checkpoint = load_checkpoint(asked.folder, device="meta")
     kind = "an encoder-decoder" if checkpoint.kind == "seq2seq" else "a decoder-only model"
@@ -69,7 +69,7 @@ def suite_text(asked: Asked) -> str:
 
 
 def label_of(text: str) -> str:
-    """Return a name that a model or a task can have in a suite, made of any text."""
+    """Return a valid model or task label derived from any text."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", text, flags=re.ASCII).strip("-.")[:40] or "mine"
 
 
@@ -79,7 +79,7 @@ def _tasks(tasks: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _sweeps(checkpoint: Checkpoint, works: Set[type[Work[Any]]]) -> Iterator[str]:
-    """The sweeps of the template, each as it is or, where the model cannot run it, as a comment that says why."""
+    """Yield the template's sweeps; one that the model cannot run becomes a comment with the reason."""
     n_blocks = checkpoint.model.n_blocks
     quarters = [max(1, round(n_blocks * part / 4)) for part in (1, 2, 3)]
     depths = sorted({depth for depth in quarters if depth < n_blocks} or {1})
@@ -92,13 +92,13 @@ def _sweeps(checkpoint: Checkpoint, works: Set[type[Work[Any]]]) -> Iterator[str
             yield f"{paragraph}\n"
         else:
             yield _comment(f"Not on this model: {sweep['method']}, {reason}")
-    if left := [name for name in method_names() if name not in named]:
+    if unused_names := [name for name in method_names() if name not in named]:
         about = "Others, some of which are fitted on a train split first (`exitbench list methods`)"
-        yield _comment(f"{about}: {', '.join(left)}.")
+        yield _comment(f"{about}: {', '.join(unused_names)}.")
 
 
 def _why_not(checkpoint: Checkpoint, works: Set[type[Work[Any]]], sweep: Mapping[str, Any]) -> str | None:
-    """Why some setting of a sweep cannot be run on a model; None where all can."""
+    """Return the reason why a setting of a sweep cannot run on a model, or None if all can."""
     try:
         for method in _methods(sweep):
             method.check(checkpoint.model.n_blocks)

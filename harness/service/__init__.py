@@ -1,1 +1,1 @@
-"""What the command line and the Python API do, as functions of typed options: plan, run, tune, compare."""
+"""Operations behind the command line and the Python API, as functions of typed options: plan, run, tune, compare."""

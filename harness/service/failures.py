@@ -8,7 +8,7 @@ from exitbench.results.database.connection import open_database
 from exitbench.terminal import number_of, without_middle
 
 _MOST: Final = 8
-"""Reasons that are told; the database has all of them."""
+"""Maximum number of reasons shown; the database has all of them."""
 _WIDTH: Final = 300
 _REASONS: Final = """
     SELECT status, coalesce(reason, 'no reason given') AS reason, count(*) AS cells,
@@ -19,11 +19,11 @@ _REASONS: Final = """
 
 
 def failure_lines(database: Path, cell_ids: Sequence[str]) -> list[str]:
-    """Return one line for each distinct reason: how many cells, such as which, and why; the most frequent first.
+    """Return one line per distinct reason, the most frequent first: number of cells, an example, the reason.
 
     Args:
-        database: The result database, with their attempts.
-        cell_ids: Cells that failed.
+        database: The result database, with the cells' attempts.
+        cell_ids: Ids of failed cells.
 
     Raises:
         UserError: The database cannot be opened.

@@ -1,4 +1,4 @@
-"""Layout of the runs folder: where spool, database, report, models and logs lie."""
+"""Layout of the runs folder: spool, database, report, models and logs."""
 
 import os
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from exitbench.errors import UserError
 
 @dataclass(frozen=True)
 class Runs:
-    """The folder of ``--runs`` and what is in it."""
+    """The folder of ``--runs`` and the paths in it."""
 
     root: Path
 
     @property
     def spool(self) -> Path:
-        """Every attempt; the source of truth."""
+        """Folder of all attempts, the source of truth."""
         return self.root / "spool"
 
     @property
@@ -31,29 +31,29 @@ class Runs:
 
     @property
     def models(self) -> Path:
-        """Trained recipes."""
+        """Folder of models trained from recipes."""
         return self.root / "models"
 
     @property
     def logs(self) -> Path:
-        """What workers were given and what they printed."""
+        """Folder of the workers' inputs and printed output."""
         return self.root / "logs"
 
     @property
     def repetitions(self) -> Path:
-        """Spool of what `verify` ran again."""
+        """Spool of the cells that `verify` ran again."""
         return self.root / "repetitions"
 
     @property
     def slurm(self) -> Path:
-        """What was handed to Slurm, and what its jobs printed."""
+        """Folder of the files submitted to Slurm and the printed output of its jobs."""
         return self.root / "slurm"
 
     def require_writable(self) -> None:
-        """Check, before any work, that results will have a place.
+        """Check, before any work, that results can be written.
 
         Raises:
-            UserError: The folder cannot be made or written, or the database is not one that this version can fill.
+            UserError: The folder cannot be created or written, or this version cannot fill the database.
         """
         from exitbench.results.database.connection import check_path
 
@@ -72,10 +72,10 @@ class Runs:
 
 
 def existing_runs(root: Path) -> Runs:
-    """Return the folder of ``--runs`` for a command that shows or looks after what is there: it makes no new one.
+    """Return the existing folder of ``--runs``, for commands that do not create one.
 
     Raises:
-        UserError: There is no such folder.
+        UserError: The folder does not exist.
     """
     if not root.is_dir():
         raise UserError(f"--runs {root}: there is no such folder. `exitbench run` and `exitbench import` make it.")

@@ -1,4 +1,4 @@
-"""Options of a run, checked as they are made."""
+"""Options of a run, checked on construction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from exitbench.harness.cells.cell import KINDS, Kind
 from exitbench.harness.planning.retry import RETRIED, Retry
 from exitbench.harness.running.shard import Shard
 
-if TYPE_CHECKING:  # a suite needs torch, and the command line reads options before it is known to need any
+if TYPE_CHECKING:  # a suite needs torch, but the command line reads options before it knows whether to load torch
     from exitbench.harness.planning.suite import Suite
 
 MOST_DOCUMENTS: Final = 10**9
@@ -21,22 +21,22 @@ MOST_THREADS: Final = 4096
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Which cells of a suite to run, and how.
+    """Selection of a suite's cells and how to run them.
 
     Attributes:
-        suite: Name of a shipped suite, path of a TOML file, or a suite that has been read.
+        suite: Name of a bundled suite, path of a TOML file, or a loaded suite.
         runs: Folder of all run data.
         only: Glob over MODEL/TASK/METHOD/KIND.
         limit: At most this many documents per task.
         kinds: Only these kinds of cells; None: all.
         shard: Only these parts of the suite.
-        data_dir: Root of local files.
-        retry: Which cells to run besides new ones.
-        threads: Threads of torch; None: the cores that no other process holds.
+        data_dir: Root folder of local files.
+        retry: Cells to run in addition to new ones.
+        threads: Number of torch threads; None: the number of cores not held by other processes.
         executor: Where cells run.
         slurm: Options of sbatch, as KEY=VALUE.
-        hub: Whether models of the hub may be fetched.
-        confirm_run_unsafe_code: Whether tasks may run code that a model wrote.
+        hub: Whether models may be fetched from the hub.
+        confirm_run_unsafe_code: Whether tasks may execute code that a model wrote.
 
     Raises:
         UserError: A value is not allowed.

@@ -1,4 +1,4 @@
-"""Print what a run of a suite gave, and draw its report."""
+"""Print the outcome of a suite's run, and draw its report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from exitbench.harness.service.failures import failure_lines
 from exitbench.harness.service.folders import Runs
 from exitbench.terminal import number_of, tell
 
-if TYPE_CHECKING:  # `exitbench report`, which says what is broken, loads no torch
+if TYPE_CHECKING:  # `exitbench report` uses this module and loads no torch
     from exitbench.harness.planning.plan import Plan
     from exitbench.harness.service.options import RunOptions
     from exitbench.harness.service.running import SuiteRun
@@ -28,13 +28,13 @@ FAILURES_QUERY = "SELECT model, task_label, method, params, kind, status, reason
 
 
 def print_outcome(done: SuiteRun, options: RunOptions, *, every_setting: bool = False, report: bool = True) -> None:
-    """Print one sentence per task, where everything lies, and why cells failed.
+    """Print one sentence per task, the paths of all outputs, and why cells failed.
 
     Args:
-        done: What has run.
-        options: Those that it ran with.
-        every_setting: Print a table of every setting, too.
-        report: Draw the report.
+        done: The finished run.
+        options: Options of the run.
+        every_setting: Whether to also print a table of every setting.
+        report: Whether to draw the report.
     """
     runs = Runs(options.runs)
     _print_results(runs, done.plan, every_setting=every_setting)
@@ -46,25 +46,25 @@ def print_outcome(done: SuiteRun, options: RunOptions, *, every_setting: bool = 
 
 
 def print_broken(summary: ReportSummary) -> None:
-    """Say which figures could not be drawn."""
+    """Print which figures could not be drawn."""
     for name, error in summary.broken.items():
         tell(f"{name} could not be drawn: {error}")
 
 
 def print_left_out(path: Path, suite: str) -> None:
-    """Say of which results documents were left out, and why."""
+    """Print which results exclude documents, how many, and why."""
     from exitbench.results.database.connection import open_database
 
     with open_database(path) as database:
         rows = database.query(LEFT_OUT_QUERY, [suite]).to_pylist()
     for row in rows:
-        where, dropped = f"{row['model']} on {row['task_label']}", f"{row['dropped']:.0f} of {row['n']} documents"
+        label, dropped = f"{row['model']} on {row['task_label']}", f"{row['dropped']:.0f} of {row['n']} documents"
         why = "prompts are too long" if row["metric"] == "documents_dropped" else "texts cannot be scored"
-        tell(f"{where}: {dropped} left out, whose {why}", sys.stdout)
+        tell(f"{label}: {dropped} left out, whose {why}", sys.stdout)
 
 
 def _print_results(runs: Runs, plan: Plan, *, every_setting: bool) -> None:
-    """Print a sentence a task, and every setting where that is asked."""
+    """Print one sentence per task, and a table of every setting if requested."""
     from exitbench.results.database.access import patiently
 
     if every_setting:
@@ -89,8 +89,8 @@ def _print_report(runs: Runs) -> None:
     from exitbench.reports.current import current_report
     from exitbench.results.database.access import patiently
 
-    asked: dict[str, Any] = {"draft": True, "workers": available_cores(), "progress": True}
-    report = patiently(lambda: current_report(runs.database, runs.report, **asked), tell)
+    options: dict[str, Any] = {"draft": True, "workers": available_cores(), "progress": True}
+    report = patiently(lambda: current_report(runs.database, runs.report, **options), tell)
     print(f"Report    {report.index_html}{' (a draft: see `exitbench check`)' if report.is_draft else ''}")
     print("          each setting beside the others: #frontier; every number: #results")
     print_broken(report)

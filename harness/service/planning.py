@@ -1,4 +1,4 @@
-"""Plan a run."""
+"""Planning of a run."""
 
 from exitbench.harness.planning.plan import Plan, make_plan
 from exitbench.harness.planning.suite import Suite, load_suite
@@ -11,11 +11,11 @@ def plan_suite(options: RunOptions) -> Plan:
     """Return the plan of a run.
 
     Raises:
-        UserError: The suite, its data or its models are not usable.
+        UserError: The suite, its data or its models cannot be used.
     """
     runs = Runs(options.runs)
     require_apart(options.shard)
-    whole = make_plan(
+    plan = make_plan(
         options.suite if isinstance(options.suite, Suite) else load_suite(options.suite),
         runs.spool,
         runs.models,
@@ -24,4 +24,4 @@ def plan_suite(options: RunOptions) -> Plan:
         limit=options.limit,
         kinds=options.kinds,
     )
-    return part(whole, options.shard)
+    return part(plan, options.shard)

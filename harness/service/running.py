@@ -1,4 +1,4 @@
-"""Run a suite: train what is missing, run what is not done, fill the database."""
+"""Run a suite: train missing models, run pending cells, fill the database."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from exitbench.terminal import number_of, tell
 
 @dataclass(frozen=True)
 class SuiteRun:
-    """What is known once the cells of a plan have run.
+    """Result of running the cells of a plan.
 
     Attributes:
-        statuses: How each cell that ran ended, by its id.
-        left_out: What no database takes, and why.
+        statuses: Final status of each cell that ran, by cell id.
+        left_out: Attempts that could not be ingested, with the reason.
     """
 
     plan: Plan
@@ -43,24 +43,30 @@ class SuiteRun:
 
     @property
     def failed(self) -> list[str]:
-        """Ids of cells that did not end well."""
+        """Ids of cells that did not succeed."""
         return [cell_id for cell_id, status in self.statuses.items() if status != "ok"]
 
     @property
     def ok(self) -> bool:
-        """Whether every cell that ran ended well and is in the database."""
+        """True if every cell that ran succeeded and is in the database."""
         return not self.failed and not self.left_out
 
 
 def run_suite(options: RunOptions) -> SuiteRun:
-    """Train what is missing, run the cells that are not done and fill the database.
+    """Train missing models, run the cells that are not done and fill the database.
 
     Raises:
-        UserError: Anything that can be known before work begins, or data that turns out damaged.
+        UserError: A problem detected before any work begins, or damaged data.
         KeyboardInterrupt: The user interrupted; finished cells are in the spool and in the database.
+
+    Examples:
+        Run 20 documents of one task of a bundled suite::
+
+            finished = run_suite(RunOptions("builtin", only="*/squad/*", limit=20))
+            assert finished.ok, finished.failed
     """
     runs = Runs(options.runs)
-    # Before the plan: what jobs left undone while nobody looked becomes rows, which the plan then finds.
+    # Before planning: collects attempts of Slurm jobs that ended unobserved, so that the plan sees them.
     slurm = _slurm(options, runs)
     plan = plan_suite(options)
     if slurm is not None and plan.suite.device == "auto":
@@ -75,7 +81,7 @@ def run_suite(options: RunOptions) -> SuiteRun:
     executor = slurm or _local(plan, runs)
     runs.require_writable()
     keep(runs.root)
-    if _ingest(runs):  # what is damaged has left the spool: those cells are to be run again
+    if _ingest(runs):  # damaged attempts were removed from the spool: their cells must run again
         plan = plan_suite(options)
     if plan.unfetched or options.hub:
         plan = _with_fetched(plan, options)
@@ -107,16 +113,16 @@ def run_suite(options: RunOptions) -> SuiteRun:
 
 
 def unsafe_tasks(plan: Plan) -> list[str]:
-    """Return the labels of tasks whose scores come of running what a model wrote."""
+    """Return the labels of tasks whose scoring executes code that a model wrote."""
     requests = {(planned.item.cell.task.label, planned.item.data) for group in plan.groups for planned in group.cells}
     return sorted({label for label, data in requests if getattr(data.task_object, "is_unsafe", False)})
 
 
 def _with_fetched(plan: Plan, options: RunOptions) -> Plan:
-    """Fetch the plan's models of the hub where that is asked for, and plan again.
+    """Fetch the plan's hub models if allowed, and plan again.
 
     Raises:
-        UserError: It is not asked for and one is not here, or one cannot be fetched.
+        UserError: Fetching is not allowed and a model is missing, or a model cannot be fetched.
     """
     if not options.hub:
         raise not_here(plan.unfetched[0])
@@ -131,7 +137,7 @@ def _say_tried(number: int) -> None:
 
 
 def _slurm(options: RunOptions, runs: Runs) -> Executor | None:
-    """The Slurm executor, if that is what the options name."""
+    """Return the Slurm executor if the options name it."""
     if options.executor == "slurm":
         from exitbench.harness.running.executors.slurm import SlurmExecutor
         from exitbench.harness.running.executors.slurm_options import read_options
@@ -156,21 +162,21 @@ def _local(plan: Plan, runs: Runs) -> Executor:
 
 
 def _run_groups(plan: Plan, runs: Runs, executor: Executor, options: RunOptions, left_out: list[str]) -> dict[str, str]:
-    """Run what is to be run; returns how each cell ended, by its id. What no database takes is added to `left_out`."""
+    """Run pending cells; return each cell's final status by id. Appends messages of failed ingests to `left_out`."""
     threads = options.threads or _free_threads(plan, executor, options)
     specs = [_spec(group, plan, runs, threads, options) for group in plan.groups]
     with progress(plan.to_run_count(options.retry)) as bars:
-        standing = _Standing(runs, plan.cell_ids, bars)
+        best_so_far_reporter = _BestSoFar(runs, plan.cell_ids, bars)
 
         def ingest() -> None:
             left_out.extend(_ingest_meanwhile(runs))
-            standing.tell()
+            best_so_far_reporter.tell()
 
         return executor.run([spec for spec in specs if spec.cells], bars, ingest)
 
 
 def _free_threads(plan: Plan, executor: Executor, options: RunOptions) -> int:
-    """The executor's own number of threads, which is said where other processes make it fewer than the cores."""
+    """Return the executor's number of threads; print a note if other processes reduce it below the core count."""
     if not plan.to_run_count(options.retry):
         return 1
     threads = executor.threads
@@ -182,15 +188,15 @@ def _free_threads(plan: Plan, executor: Executor, options: RunOptions) -> int:
     return threads
 
 
-class _Standing:
-    """The best setting so far of each task, said when it becomes another."""
+class _BestSoFar:
+    """Reporter of the best setting so far per task, printed when it changes."""
 
     def __init__(self, runs: Runs, cell_ids: frozenset[str], bars: Progress) -> None:
         self._runs, self._cell_ids, self._bars = runs, cell_ids, bars
         self._said: set[str] = set()
 
     def tell(self) -> None:
-        """Look into the database and say what is new; nothing where somebody else has it open."""
+        """Print new best settings from the database; do nothing if another process has it open."""
         from exitbench.reports.tables.text import best_so_far
         from exitbench.results.database.connection import open_database
 
@@ -221,9 +227,9 @@ def _spec(group: Group, plan: Plan, runs: Runs, threads: int, options: RunOption
 
 
 def _ingest(runs: Runs, say: Callable[[str], None] | None = tell) -> tuple[str, ...]:
-    """Fill the database with what has ended; returns what was left out, and why.
+    """Ingest finished attempts into the database; return messages for those left out.
 
-    Other runs that fill it are waited for; without `say`, not for long.
+    Waits for other runs that fill the database; without `say`, only briefly.
     """
     from exitbench.results.ingest.ingest import ingest
 
@@ -234,7 +240,7 @@ def _ingest(runs: Runs, say: Callable[[str], None] | None = tell) -> tuple[str, 
 
 
 def _ingest_meanwhile(runs: Runs) -> tuple[str, ...]:
-    """The same while cells run, which do not end because somebody has the database open or the disk is full."""
+    """Ingest while cells are running; if the database is locked or the disk is full, print the error and continue."""
     try:
         return _ingest(runs, say=None)
     except UserError as error:

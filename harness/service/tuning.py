@@ -37,23 +37,23 @@ _PROMISED: Final = "with probability {share:.0%} over draws of {documents}"
 
 
 class _Failed(Exception):
-    """Cells of a stage did not end well; what there is to say has been said."""
+    """Raised when cells of a stage failed, after the reasons were printed."""
 
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """What to tune, and how.
+    """Options of a tuning run.
 
     Attributes:
         model: Name of a model of the suite.
         task: Label of a task of the suite.
-        run: The suite, and how its cells are run; ``limit`` is of the task's documents that are timed at the end.
-        max_loss: Of full depth's quality, in percent: what may be lost.
-        methods: To choose from; none: all that can be tuned without training.
-        documents: To choose thresholds on.
-        finalists: Methods that are timed at the end.
-        guarantee: Calibrate the finalists, so that the bound holds but for this chance; None: do not.
-        out: File of the suite that repeats the choice; None: in the folder of the runs.
+        run: The suite and how to run its cells; ``limit`` applies to the task's documents timed at the end.
+        max_loss: Maximum loss of quality, in percent of full depth's.
+        methods: Candidate methods; empty: all that can be tuned without training.
+        documents: Number of documents for choosing thresholds.
+        finalists: Number of methods timed at the end.
+        guarantee: Calibrate the finalists with this error probability of the bound; None: no calibration.
+        out: File of the suite that reproduces the choice; None: in the folder of the runs.
     """
 
     model: str
@@ -68,14 +68,14 @@ class TuneOptions:
 
 
 def tune(options: TuneOptions) -> bool:
-    """Search thresholds by replay, confirm the best by decoding, time what is left, and print one recommendation.
+    """Search thresholds by replay, confirm the best by decoding, time the finalists, and print one recommendation.
 
     Returns:
-        Whether there is an answer, which may be that nothing beats full depth; else cells failed.
+        True if there is an answer, which may be that nothing beats full depth; False if cells failed.
 
     Raises:
-        UserError: Names, methods or documents are not usable; nothing has been measured then.
-        KeyboardInterrupt: What is finished is kept; the same command goes on.
+        UserError: Names, methods or documents cannot be used; nothing has been measured.
+        KeyboardInterrupt: Interrupted; finished cells are kept and the same command resumes.
     """
     tuning, runs = _tuning(options), Runs(options.run.runs)
     try:
@@ -88,9 +88,9 @@ def tune(options: TuneOptions) -> bool:
 def _tuning(options: TuneOptions) -> Tuning:
     suite = options.run.suite if isinstance(options.run.suite, Suite) else load_suite(options.run.suite)
     models, tasks = {model.name: model for model in suite.models}, {task.label: task for task in suite.tasks}
-    for word, known, what in ((options.model, models, "model"), (options.task, tasks, "task")):
-        if word not in known:
-            raise UserError(f"suite {suite.name!r} has no {what} {word!r}.{suggestion(word, known)}")
+    for word, entries, what in ((options.model, models, "model"), (options.task, tasks, "task")):
+        if word not in entries:
+            raise UserError(f"suite {suite.name!r} has no {what} {word!r}.{suggestion(word, entries)}")
     task = tasks[options.task]
     if not task.work.generates:
         raise UserError(f"{task.where}: {options.task!r} scores given texts; thresholds are tuned for answers only.")
@@ -102,7 +102,7 @@ def _tuning(options: TuneOptions) -> Tuning:
         raise UserError(f"--out {options.out}: {why}. Allowed: a new file in a folder that is there.")
     tuning = Tuning(
         suite=suite,
-        model=replace(models[options.model], tasks=None),  # it is asked what is named here
+        model=replace(models[options.model], tasks=None),  # run on the requested task, whatever the suite lists
         task=task,
         methods=tuple(options.methods) or tunable_methods(),
         max_loss_percent=options.max_loss,
@@ -156,10 +156,10 @@ def _stage(text: str) -> None:
 
 
 def _measured(suite: Suite, runs: Runs, options: TuneOptions, limit: int | None = None) -> dict[str, str]:
-    """Run a stage; returns the label of every cell by its id.
+    """Run a stage; return the label of every cell by its id.
 
     Raises:
-        _Failed: A cell did not end well.
+        _Failed: A cell failed.
     """
     measured = run_suite(replace(options.run, suite=suite, limit=limit))
     if not measured.ok:
@@ -173,9 +173,11 @@ def _measured(suite: Suite, runs: Runs, options: TuneOptions, limit: int | None 
 def _decoded(
     suite: Suite, candidates: Sequence[Candidate], runs: Runs, options: TuneOptions
 ) -> list[tuple[Candidate, Row]]:
-    """Run a stage that decodes candidates; returns what was measured of each."""
+    """Run a stage that decodes candidates; return the result row of each."""
     (task,) = suite.tasks
-    labels = {f"{suite.models[0].name}/{task.label}/{_label(one.point)}/quality": one for one in candidates}
+    labels = {
+        f"{suite.models[0].name}/{task.label}/{_label(candidate.point)}/quality": candidate for candidate in candidates
+    }
     cells = _measured(suite, runs, options)
     with open_database(runs.database) as database:
         return results_of(database, {cell: labels[label] for cell, label in cells.items() if label in labels})
@@ -199,19 +201,19 @@ def _certified(
         for line in why_not_certified(database, list(cells)):
             tell(f"  {line}")
     return tuple(
-        one
-        for one in candidates
-        if any(one.point.method.name == finalist.point.method.name for finalist in finalists)
-        and dict(one.point.params)["threshold"] == thresholds.get(one.point.method.name)
+        candidate
+        for candidate in candidates
+        if any(candidate.point.method.name == finalist.point.method.name for finalist in finalists)
+        and dict(candidate.point.params)["threshold"] == thresholds.get(candidate.point.method.name)
     )
 
 
 def _say_confirmed(tuning: Tuning, choice: Choice) -> None:
-    for one, row in choice.rows:
-        mark = "*" if one in (*choice.kept, choice.depth) else " "
+    for candidate, row in choice.rows:
+        mark = "*" if candidate in (*choice.kept, choice.depth) else " "
         bound = "" if row["loss_high_percent"] is None else f", may lose {row['loss_high_percent']:.1f} %"
         depth = f"{row['mean_blocks_run']:.2f} of {row['blocks']} blocks"
-        tell(f"  {mark} {_label(one.point)}: {depth}, {_delta(row)}{bound}")
+        tell(f"  {mark} {_label(candidate.point)}: {depth}, {_delta(row)}{bound}")
     if choice.kept and not choice.is_shown:
         tell(
             f"  None is shown to lose at most {tuning.max_loss_percent:g} % by its interval on "
@@ -233,7 +235,7 @@ def _delta(row: Row) -> str:
     return f"{row['delta']:+.1f}{interval} {visible(row['metric'])}"
 
 
-def _write_suite(tuning: Tuning, cell_id: str, runs: Runs, out: Path | None) -> None:
+def _write_suite(tuning: Tuning, cell_id: str, runs: Runs, path_option: Path | None) -> None:
     from exitbench.reports.front.suite_toml import stored_suite
 
     with open_database(runs.database) as database:
@@ -241,8 +243,8 @@ def _write_suite(tuning: Tuning, cell_id: str, runs: Runs, out: Path | None) -> 
     if text is None:
         tell("The database does not say which documents these were: there is no suite that repeats it.")
         return
-    path = out or runs.root / "tuned" / f"{tuning.model.name}-{tuning.task.label}.toml"
-    path.parent.mkdir(parents=True, exist_ok=True)  # of RUNS, which was written to before
+    path = path_option or runs.root / "tuned" / f"{tuning.model.name}-{tuning.task.label}.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)  # within RUNS, which is known to be writable
     write_whole_file(path, text)
     print(f"\nSuite     {path}\n          exitbench run {path} --runs {runs.root}")
     print(f"Database  {runs.database}")

@@ -1,6 +1,6 @@
-"""What is minimised over the blocks of a classifier, by its off-ramps or by its own classifier.
+"""Training objectives over the blocks of a classifier, read out by off-ramps or by the model's own classifier.
 
-Shape suffixes: B rows of a batch, C labels (1 of a regression), L blocks.
+Shape suffixes: B rows of a batch, C labels (1 for regression), L blocks.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from exitbench.harness.training.recipe import OffRampsRecipe, Recipe
 
 
 class Readers:
-    """What reads a classifier's blocks out: off-ramps before the last, or its own classifier everywhere.
+    """Read-outs of a classifier's blocks: off-ramps before the last block, or its own classifier everywhere.
 
     Args:
         stack: The classifier.
-        settings: Which off-ramps; None: none.
-        seed: Of their weights.
+        settings: Settings of the off-ramps; None: no off-ramps.
+        seed: Seed of the off-ramps' weights.
     """
 
     def __init__(self, stack: EncoderStack, settings: OffRampsRecipe | None, seed: int) -> None:
@@ -42,7 +42,7 @@ class Readers:
         blocks = tuple(range(1, stack.n_blocks))
         kind: RampKind = "pooler-linear" if settings.kind == "pooler-linear" else "linear"
         drawn = new_off_ramps(kind, blocks, stack.d_model, stack.n_labels, torch.Generator().manual_seed(seed))
-        # Parameter names may hold no dots.
+        # Parameter names must not contain dots.
         self.learned = nn.ParameterDict({name.replace(".", "/"): nn.Parameter(t) for name, t in drawn.items()})
         self.learned.to(stack.lm.device)
         tensors: dict[str, Tensor] = {name.replace("/", "."): parameter for name, parameter in self.learned.items()}
@@ -54,35 +54,35 @@ class Readers:
         self.off_ramps = OffRamps(kind, blocks, tensors)
 
     def logits(self, batch: Batch) -> list[Tensor]:
-        """Run a batch and read out every block, each [B, C]."""
-        stack, found = self.stack, []
+        """Run a batch and return the logits of every block, each [B, C]."""
+        stack, logits_L = self.stack, []
         hidden_BTD, context = stack.embed(batch["input_ids"], batch["attention_mask"], batch["token_type_ids"])
         for block in range(1, stack.n_blocks + 1):
             hidden_BTD = stack.block(block, hidden_BTD, context)
             state_BD = stack.pooled(hidden_BTD, context)
             if self.off_ramps is None or block == stack.n_blocks:
-                found.append(stack.classify(state_BD))
+                logits_L.append(stack.classify(state_BD))
             else:
-                found.append(self.off_ramps.logits(block, state_BD))
-        return found
+                logits_L.append(self.off_ramps.logits(block, state_BD))
+        return logits_L
 
 
 def _own_pooler(lm: Any) -> nn.Linear:
     pooler = getattr(lm.base_model, "pooler", None)
-    found = getattr(pooler, "dense", pooler)
-    if not isinstance(found, nn.Linear):
+    dense = getattr(pooler, "dense", pooler)
+    if not isinstance(dense, nn.Linear):
         raise UserError(
             f"model_type {lm.config.model_type!r} has no pooler to share. Allowed: off-ramps of kind pooler-linear, "
             "linear or shared-head."
         )
-    return found
+    return dense
 
 
 def make_classifier_objective(recipe: Recipe, model: PreTrainedModel) -> tuple[Objective, Readers]:
-    """The objective of a recipe, and what reads the blocks out; freezes the model where only off-ramps learn.
+    """Return a recipe's objective and the read-outs of the blocks; freezes the model if only off-ramps are trained.
 
     Raises:
-        UserError: The model or its labels do not suit the objective.
+        UserError: The model or its labels are incompatible with the objective.
     """
     settings, stack = recipe.objective, find_encoder_stack(model)
     readers = Readers(stack, recipe.off_ramps, recipe.seed)
@@ -121,7 +121,7 @@ class BlockLosses:
         return self.readers.learned
 
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
-        """Sum over the blocks that have a weight."""
+        """Return the sum of the weighted losses of the blocks."""
         logits = self.readers.logits(batch)
         losses = {
             block: weight * answer_loss(logits[block - 1], batch["labels"], self.label_smoothing)
@@ -136,24 +136,24 @@ class BlockLosses:
 
 @dataclass(frozen=True)
 class Alternating:
-    """BERxiT: the last block's loss, then the sum of all blocks' losses, step by step."""
+    """BERxiT: alternate between the last block's loss and the sum of all blocks' losses."""
 
     last: Objective
     every: Objective
     extras: nn.Module | None
 
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
-        """The loss of an odd step, counted from 1, or of an even one."""
+        """Return the last block's loss at odd steps, counted from 1, and the sum of all losses at even steps."""
         return (self.every if step % 2 else self.last)(model, batch, step)
 
 
 @dataclass(frozen=True)
 class OnFrozen:
-    """Sum of the off-ramps' losses on a model that learns no more.
+    """Sum of the off-ramps' losses on a frozen model.
 
     Attributes:
-        distils: Learn the last block's distribution (FastBERT: KL(last || off-ramp), as its published code has it); or
-            else the labels (DeeBERT's second stage).
+        distils: Learn the last block's distribution (FastBERT: KL(last || off-ramp), as in its published code);
+            otherwise the labels (DeeBERT's second stage).
     """
 
     readers: Readers
@@ -166,7 +166,7 @@ class OnFrozen:
         return self.readers.learned
 
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
-        """Sum over all blocks but the last."""
+        """Return the sum of the losses of all blocks but the last."""
         model.eval()  # dropout would make features and targets noisy
         *logits, last_BC = self.readers.logits(batch)
         losses = [self._loss(logits_BC, last_BC, batch["labels"]) for logits_BC in logits]
@@ -181,7 +181,7 @@ class OnFrozen:
 
 
 def answer_loss(logits_BC: Tensor, labels_B: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Mean cross-entropy in nats of labels; of ratings, which are floating-point, mean squared error."""
+    """Return the mean cross-entropy of labels in nats, or the mean squared error for floating-point ratings."""
     if labels_B.is_floating_point():
         return F.mse_loss(logits_BC.squeeze(-1).float(), labels_B)
     return F.cross_entropy(logits_BC.float(), labels_B, label_smoothing=label_smoothing)
@@ -189,14 +189,16 @@ def answer_loss(logits_BC: Tensor, labels_B: Tensor, label_smoothing: float = 0.
 
 @torch.no_grad()
 def predictions(readers: Readers, batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
-    """Answers of every block to all rows, and each block's loss, [L, rows] and [L]: labels' numbers, or ratings."""
+    """Return every block's predictions for all rows, [L, rows], as label indices or ratings, and its loss, [L]."""
     readers.stack.lm.eval()
-    found, losses, rows = [], [], 0
+    answers, losses, rows = [], [], 0
     for batch in batches:
         moved = {name: tensor.to(readers.stack.lm.device) for name, tensor in batch.items()}
         logits_LBC = torch.stack(readers.logits(moved)).float().cpu()
         answers_LB = logits_LBC.squeeze(-1) if readers.stack.n_labels == 1 else logits_LBC.argmax(-1)
-        found.append(answers_LB)
+        answers.append(answers_LB)
         rows += answers_LB.shape[1]
-        losses.append(torch.stack([answer_loss(one, batch["labels"]) for one in logits_LBC]) * answers_LB.shape[1])
-    return torch.cat(found, dim=1), torch.stack(losses).sum(0) / rows
+        losses.append(
+            torch.stack([answer_loss(logits_BC, batch["labels"]) for logits_BC in logits_LBC]) * answers_LB.shape[1]
+        )
+    return torch.cat(answers, dim=1), torch.stack(losses).sum(0) / rows

@@ -1,4 +1,4 @@
-"""Training of encoders that classify whole texts, and of their off-ramps: data, model, and the training itself."""
+"""Training of encoder classifiers and their off-ramps: data, model, and training loop."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ CLS = "<cls>"
 
 @dataclass(frozen=True)
 class LabelledExample(Example):
-    """One text or pair of texts, tokenised: `source` is what is read, `target` the label alone.
+    """One tokenized text or pair of texts: `source` holds the input ids, `target` only the label.
 
     Attributes:
-        types: 1 for the tokens of the second text.
-        is_cut: Whether it was longer than what is read.
+        types: Token type ids: 1 for tokens of the second text.
+        is_cut: Whether the input was truncated.
     """
 
     types: np.ndarray
@@ -64,7 +64,7 @@ def task_of(recipe: Recipe) -> ClassificationTask:
     """Return the task that a classifier is trained for.
 
     Raises:
-        UserError: The recipe names several, or one that asks for something else.
+        UserError: The recipe names several tasks, or one that is not a classification task.
     """
     names = sorted({source.task for source in (*recipe.train, *recipe.validation, *recipe.held_out)})
     if len(names) > 1:
@@ -81,16 +81,16 @@ def task_of(recipe: Recipe) -> ClassificationTask:
 def make_classifier_tokenizer(
     recipe: TokenizerRecipe, task: ClassificationTask, pairs: Sequence[Pair], max_tokens: int
 ) -> PreTrainedTokenizerFast:
-    """The tokenizer of a recipe, with <cls> before a text, and </s> behind each text of a pair."""
+    """Return the tokenizer of a recipe, which puts <cls> before the input and </s> after each text."""
     texts = (text for pair in pairs for text in _texts(task, pair))
-    made = builtin.build_tokenizer() if recipe.kind == "builtin" else trained_tokenizer(recipe.vocab_size, texts)
-    made.add_special_tokens([CLS])
-    special = [(token, made.token_to_id(token)) for token in (CLS, EOS)]
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer = builtin.build_tokenizer() if recipe.kind == "builtin" else trained_tokenizer(recipe.vocab_size, texts)
+    tokenizer.add_special_tokens([CLS])
+    special = [(token, tokenizer.token_to_id(token)) for token in (CLS, EOS)]
+    tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{CLS} $A {EOS}", pair=f"{CLS} $A {EOS} $B:1 {EOS}:1", special_tokens=special
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=made,
+        tokenizer_object=tokenizer,
         pad_token=PAD,
         sep_token=EOS,
         unk_token=UNK,
@@ -104,23 +104,23 @@ def make_classifier_tokenizer(
 def encode_texts(
     task: ClassificationTask, pairs: Sequence[Pair], tokenizer: PreTrainedTokenizerFast, max_tokens: int
 ) -> list[LabelledExample]:
-    """Tokenise texts; of those that are too long the longer text is cut, at its end."""
+    """Tokenize texts; if an input is too long, its longer text is truncated on the right."""
     if not pairs:
         return []
     columns = [list(column) for column in zip(*(_texts(task, pair) for pair in pairs), strict=True)]
-    whole = [len(ids) for ids in tokenizer(*columns, verbose=False)["input_ids"]]
+    full_lengths = [len(ids) for ids in tokenizer(*columns, verbose=False)["input_ids"]]
     read = tokenizer(*columns, truncation=True, max_length=max_tokens, return_token_type_ids=True)
     label_type = np.float32 if task.is_regression else np.int64
     return [
         LabelledExample(
             np.array(ids), np.array([task.gold(_document(pair))], label_type), np.array(types), n > len(ids)
         )
-        for pair, ids, types, n in zip(pairs, read["input_ids"], read["token_type_ids"], whole, strict=True)
+        for pair, ids, types, n in zip(pairs, read["input_ids"], read["token_type_ids"], full_lengths, strict=True)
     ]
 
 
 def pad_texts(examples: Sequence[LabelledExample], pad_id: int) -> Batch:
-    """Stack examples of unequal length: ids, mask and types [B, T], labels [B]."""
+    """Stack examples of unequal length into a batch: ids, mask and types [B, T], labels [B]."""
     sources = [example.source for example in examples]
     return {
         "input_ids": padded(sources, pad_id),
@@ -140,7 +140,7 @@ def _document(pair: Pair) -> Document:
 
 
 def may_learn_labels(recipe: Recipe, start: Path) -> bool:
-    """Whether a checkpoint is an encoder, with or without a classifier, and the recipe's tasks ask for labels.
+    """Return whether a checkpoint is an encoder, with or without a classifier, and all tasks are classification tasks.
 
     Raises:
         UserError: The checkpoint has no configuration.
@@ -153,7 +153,7 @@ def may_learn_labels(recipe: Recipe, start: Path) -> bool:
 def new_classifier(
     architecture: ArchitectureRecipe, tokenizer: PreTrainedTokenizerFast, task: ClassificationTask
 ) -> transformers.PreTrainedModel:
-    """A freshly drawn encoder of the tokenizer's vocabulary and the task's labels."""
+    """Return a randomly initialized encoder for the tokenizer's vocabulary and the task's labels."""
     config = transformers.BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=architecture.d_model,
@@ -172,10 +172,10 @@ def new_classifier(
 def read_classifier(
     folder: Path, task: ClassificationTask
 ) -> tuple[transformers.PreTrainedModel, PreTrainedTokenizerFast]:
-    """Model and tokenizer of a checkpoint folder, as fp32; an encoder without a classifier is given a new one.
+    """Load model (as fp32) and tokenizer of a checkpoint folder; an encoder without a classifier gets a new one.
 
     Raises:
-        UserError: Its family is not supported, or it classifies into other labels than the task has.
+        UserError: The family is not supported, or the number of labels differs from the task's.
     """
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if config.model_type not in FAMILIES:
@@ -199,7 +199,7 @@ def read_classifier(
 
 
 def _labels(task: ClassificationTask) -> dict[str, object]:
-    """What a configuration says of a task's labels."""
+    """Return a configuration's entries for a task's labels."""
     if task.labels is None:
         return {"num_labels": 1, "problem_type": "regression"}
     return {
@@ -210,7 +210,7 @@ def _labels(task: ClassificationTask) -> dict[str, object]:
 
 
 _ROWS = 64
-"""Of a batch of validation."""
+"""Rows per validation batch."""
 
 
 def train_classifier(
@@ -219,7 +219,7 @@ def train_classifier(
     """Train a recipe's classifier and write checkpoint, tokenizer, off-ramps, log and card to `folder`; see `train`.
 
     Raises:
-        UserError: The task is none of classification, or the start is no classifier of its labels.
+        UserError: The task is not a classification task, or the start checkpoint does not fit its labels.
     """
     clock = Clock(resume_point(work))
     settings, task = recipe.optimisation, task_of(recipe)
@@ -231,7 +231,10 @@ def train_classifier(
         return encode_texts(task, pairs, tokenizer, settings.max_tokens)
 
     portions: Portions = [
-        (source.from_step, [*source.repeat * encoded([pair for pair, own in text.train if own is source])])
+        (
+            source.from_step,
+            [*source.repeat * encoded([pair for pair, source_of_pair in text.train if source_of_pair is source])],
+        )
         for source in recipe.train
     ]
     validation = encoded(text.validation)
@@ -245,26 +248,26 @@ def train_classifier(
     learned = nn.ModuleList([model, *([readers.learned] if readers.learned is not None else [])])
     if settings.saved_precision == "bf16":
         learned.bfloat16().float()
-    held_out = [
+    validation_batches = [
         pad_texts(validation[start_row : start_row + _ROWS], tokenizer.pad_token_id)
         for start_row in range(0, len(validation), _ROWS)
     ]
-    answers_LN, loss_L = predictions(readers, held_out)
+    answers_LN, loss_L = predictions(readers, validation_batches)
 
     if settings.saved_precision == "bf16":
         learned.bfloat16()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     if readers.off_ramps is not None:
-        # Copies: a pooler that blocks share is written once a block.
+        # Copies: a pooler shared by the blocks is written once per block.
         tensors = {name: tensor.detach().cpu().clone() for name, tensor in readers.off_ramps.tensors.items()}
         save_off_ramps(folder / OFF_RAMPS_FILE, readers.off_ramps.kind, tensors)
     write_log(folder / TRAINING_LOG_FILE, rows)
-    shown = [example for _, examples in portions for example in examples]
+    train_examples = [example for _, examples in portions for example in examples]
     counts = {
         "train_pairs": len(text.train),
-        "train_examples_per_epoch": len(shown),
-        "train_texts_truncated": sum(cast(LabelledExample, example).is_cut for example in shown),
+        "train_examples_per_epoch": len(train_examples),
+        "train_texts_truncated": sum(cast(LabelledExample, example).is_cut for example in train_examples),
         "validation_pairs": len(validation),
         "validation_texts_truncated": sum(example.is_cut for example in validation),
     }
@@ -284,7 +287,7 @@ def _begin(
 
 
 def _quality(task: ClassificationTask, pairs: Sequence[Pair], answers_LN: Tensor) -> dict[str, Any]:
-    """The task's headline of every block, and the share of right labels, which ratings have none of."""
+    """Return the task's headline metric per block, and the label accuracy, which is None for ratings."""
     documents = [pair.document for pair in pairs if pair.document is not None]
     scores = [
         [task.score_prediction(document, answer) for document, answer in zip(documents, answers, strict=True)]

@@ -1,4 +1,4 @@
-"""Training pairs: read through the tasks, deduplicated, tokenised once, cut into batches of equal length."""
+"""Training pairs: read through the tasks, deduplicated, tokenized once, cut into batches of similar length."""
 
 import hashlib
 import json
@@ -23,16 +23,16 @@ from exitbench.tasks.document import Document
 from exitbench.tasks.registry import get_task
 
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
-# Batches are formed within pools of this many examples, so that batches of similar length still mix documents.
+# Batches are formed within pools of this many examples, so that batches of similar lengths still mix documents.
 POOL_EXAMPLES = 8192
 
 
 @dataclass(frozen=True)
 class Pair:
-    """What the model reads and what it must write.
+    """A training pair: input and expected output of the model.
 
     Attributes:
-        document: Of a classifier: what says which texts it reads, and the label.
+        document: For classifiers only: the document with the texts and the label.
     """
 
     prompt: str
@@ -42,7 +42,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class TextData:
-    """Text of a recipe's data: training pairs with their source's settings, validation pairs, and their digest."""
+    """A recipe's data as text: training pairs with their source's settings, validation pairs, and a digest of all."""
 
     train: tuple[tuple[Pair, DataSource], ...]
     validation: tuple[Pair, ...]
@@ -51,14 +51,14 @@ class TextData:
 
 @dataclass(frozen=True)
 class Example:
-    """One tokenised pair: the prompt as it is read when evaluated, the target with the end token."""
+    """One tokenized pair: the prompt as in evaluation, and the target with the end token."""
 
     source: np.ndarray
     target: np.ndarray
 
 
 Batch = dict[str, Tensor]
-"""What transformers' models take: input_ids [B, S], attention_mask [B, S], labels (`IGNORED` where nothing is learned).
+"""Inputs of transformers models: input_ids [B, S], attention_mask [B, S], labels (`IGNORED` at positions without loss).
 
 The labels of a seq2seq model are the targets [B, T]. A causal model reads source and target as one text, and its labels
 [B, S] are those of the target.
@@ -66,7 +66,7 @@ The labels of a seq2seq model are the targets [B, T]. A causal model reads sourc
 
 
 def read_pairs(source: DataSource, data_dir: Path | None, kind: ModelKind) -> list[Pair]:
-    """Documents of one source as pairs, with the task's own prompts for models of this kind.
+    """Return the documents of one source as pairs, with the task's own prompts for models of this kind.
 
     Raises:
         UserError: Unknown task, missing or malformed file.
@@ -75,30 +75,30 @@ def read_pairs(source: DataSource, data_dir: Path | None, kind: ModelKind) -> li
     if source.source == "builtin":
         documents = builtin.documents(source.task, source.split, source.documents, source.seed, source.level)
     else:
-        where = Source("local", data_dir, source.files)
-        documents = task.load(where, source.split, source.documents or None)
+        local = Source("local", data_dir, source.files)
+        documents = task.load(local, source.split, source.documents or None)
     if kind == "encoder":
         prompts = task.prompts(documents, kind)
-        return [Pair(prompt, task.target(one), one) for prompt, one in zip(prompts, documents, strict=True)]
+        return [Pair(prompt, task.target(each), each) for prompt, each in zip(prompts, documents, strict=True)]
     return [Pair(task.prompt_for(document, kind), task.target(document)) for document in documents]
 
 
 def read_text(recipe: Recipe, data_dir: Path | None, kind: ModelKind) -> TextData:
-    """Read everything a recipe trains and validates a model of this kind on.
+    """Read a recipe's training and validation data for a model of this kind.
 
-    A prompt is kept once, and never when validation or held-out data has it too.
+    Duplicate prompts are dropped, as are training prompts that occur in validation or held-out data.
 
     Raises:
-        UserError: See `read_pairs`; or nothing is left to train on.
+        UserError: See `read_pairs`; or no training or validation pairs are left.
     """
     validation = [pair for source in recipe.validation for pair in read_pairs(source, data_dir, kind)]
-    held_out = [pair for source in recipe.held_out for pair in read_pairs(source, data_dir, kind)]
-    seen = {pair.prompt for pair in [*validation, *held_out]}
+    held_out_pairs = [pair for source in recipe.held_out for pair in read_pairs(source, data_dir, kind)]
+    known_prompts = {pair.prompt for pair in [*validation, *held_out_pairs]}
     train: list[tuple[Pair, DataSource]] = []
     for source in recipe.train:
         for pair in read_pairs(source, data_dir, kind):
-            if pair.prompt not in seen:
-                seen.add(pair.prompt)
+            if pair.prompt not in known_prompts:
+                known_prompts.add(pair.prompt)
                 train.append((pair, source))
     if not train or not validation:
         raise UserError(f"Recipe {recipe.name!r}: no pairs are left to train or validate on.")
@@ -106,22 +106,22 @@ def read_text(recipe: Recipe, data_dir: Path | None, kind: ModelKind) -> TextDat
 
 
 def _digest(*parts: Sequence[Pair]) -> str:
-    """SHA-256 of the canonical JSON of every pair."""
+    """Return the SHA-256 of the canonical JSON of all pairs."""
     text = json.dumps([[(p.prompt, p.target) for p in part] for part in parts], separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def make_tokenizer(recipe: TokenizerRecipe, pairs: Iterable[Pair]) -> PreTrainedTokenizerFast:
-    """The tokenizer of a recipe: <pad> is 0, </s> is 1 and ends every encoding, <unk> is 2."""
+    """Return the tokenizer of a recipe: <pad> is 0, </s> is 1 and ends every encoding, <unk> is 2."""
     texts = (text for pair in pairs for text in (pair.prompt, pair.target))
-    made = builtin.build_tokenizer() if recipe.kind == "builtin" else trained_tokenizer(recipe.vocab_size, texts)
+    tokenizer = builtin.build_tokenizer() if recipe.kind == "builtin" else trained_tokenizer(recipe.vocab_size, texts)
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token=PAD, eos_token=EOS, unk_token=UNK, clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, unk_token=UNK, clean_up_tokenization_spaces=False
     )
 
 
 def trained_tokenizer(vocab_size: int, texts: Iterable[str]) -> Tokenizer:
-    """A byte-level BPE of texts."""
+    """Train a byte-level BPE tokenizer on texts."""
     tokenizer = Tokenizer(models.BPE(unk_token=UNK))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -138,7 +138,7 @@ def trained_tokenizer(vocab_size: int, texts: Iterable[str]) -> Tokenizer:
 
 
 def encode(pairs: Sequence[Pair], tokenizer: PreTrainedTokenizerFast, max_tokens: int) -> list[Example]:
-    """Tokenise pairs, leaving out those with more than `max_tokens` on a side.
+    """Tokenize pairs, leaving out those with more than `max_tokens` in source or target.
 
     Raises:
         UserError: The tokenizer has no end token.
@@ -147,7 +147,7 @@ def encode(pairs: Sequence[Pair], tokenizer: PreTrainedTokenizerFast, max_tokens
     if end is None:
         raise UserError("the checkpoint's tokenizer has no end token (eos_token), so no answer could end.")
     sources = [source.ids for source in backend.encode_batch_fast([pair.prompt for pair in pairs])]
-    # Tokenizers differ in what they add around a text; an answer begins with its own text and ends with the end token.
+    # Tokenizers differ in the special tokens they add; an answer has none before its text and the end token after it.
     texts = backend.encode_batch_fast([pair.target for pair in pairs], add_special_tokens=False)
     targets = [[*text.ids, end] for text in texts]
     return [
@@ -160,21 +160,21 @@ def encode(pairs: Sequence[Pair], tokenizer: PreTrainedTokenizerFast, max_tokens
 def curriculum(
     portions: Sequence[tuple[int, Sequence[Example]]], batch_tokens: int, seed: int
 ) -> Iterator[list[Example]]:
-    """Batches without end, from ever more portions.
+    """Yield batches endlessly, adding portions of the data as training proceeds.
 
     Args:
-        portions: (first step at which it is shown, examples); one of them starts at 0.
+        portions: Pairs of (first step at which the portion is used, examples); one of them starts at 0.
         batch_tokens: See `cut_batches`.
-        seed: Of the order.
+        seed: Seed of the order.
     """
     starts = sorted({start for start, _ in portions})
     for start, end in zip(starts, [*starts[1:], None], strict=True):
-        shown = [example for first, examples in portions if first <= start for example in examples]
-        yield from islice(epochs(shown, batch_tokens, seed + start), None if end is None else end - start)
+        active = [example for first, examples in portions if first <= start for example in examples]
+        yield from islice(epochs(active, batch_tokens, seed + start), None if end is None else end - start)
 
 
 def epochs(examples: Sequence[Example], batch_tokens: int, seed: int) -> Iterator[list[Example]]:
-    """Batches without end; every epoch shows every example once, in a new order."""
+    """Yield batches endlessly; every epoch contains every example once, in a new order."""
     rng = random.Random(seed)
     while True:
         order = rng.sample(range(len(examples)), len(examples))
@@ -188,9 +188,9 @@ def epochs(examples: Sequence[Example], batch_tokens: int, seed: int) -> Iterato
 
 
 def cut_batches(examples: Sequence[Example], batch_tokens: int) -> list[list[Example]]:
-    """Cut examples, sorted by length, into batches of at most `batch_tokens` tokens, padding included.
+    """Cut examples, sorted by length, into batches of at most `batch_tokens` tokens, including padding.
 
-    A single example that is longer is a batch of its own.
+    A single longer example forms its own batch.
     """
     batches: list[list[Example]] = []
     longest = (0, 0)
@@ -206,7 +206,7 @@ def cut_batches(examples: Sequence[Example], batch_tokens: int) -> list[list[Exa
 
 
 def pad(examples: Sequence[Example], *, causal: bool) -> Batch:
-    """Stack examples of unequal length."""
+    """Stack examples of unequal length into a batch."""
     sources = [example.source for example in examples]
     labels = [example.target for example in examples]
     if causal:
@@ -223,8 +223,8 @@ def pad(examples: Sequence[Example], *, causal: bool) -> Batch:
 
 
 def padded(rows: Sequence[np.ndarray], filler: int) -> Tensor:
-    """Rows of ids as one matrix, [B, longest], filled on the right."""
-    out = np.full((len(rows), max(map(len, rows))), filler, dtype=np.int64)
-    for row, ids in zip(out, rows, strict=True):
+    """Return rows of ids as one matrix, [B, longest], padded on the right."""
+    matrix = np.full((len(rows), max(map(len, rows))), filler, dtype=np.int64)
+    for row, ids in zip(matrix, rows, strict=True):
         row[: len(ids)] = ids
-    return torch.from_numpy(out)
+    return torch.from_numpy(matrix)

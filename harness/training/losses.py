@@ -1,6 +1,6 @@
-"""Losses that make early exits mean something: cross-entropy of decoder blocks, and of heads on a frozen model.
+"""Losses for training early exits: cross-entropy of decoder blocks, and of heads on a frozen model.
 
-Each block's output is read out exactly as the last block's is: shared final norm, T5's tied scaling
+Each block's output is read out exactly like the last block's: shared final norm, T5's tied scaling
 d_model ** -0.5, shared head.
 """
 
@@ -19,20 +19,24 @@ JointLoss = Literal["last", "uniform", "weighted", "geometric", "branchynet", "l
 
 
 def block_weights(n_blocks: int, loss: JointLoss) -> Tensor:
-    """Weight of each block's cross-entropy, [L].
+    """Return the weight of each block's cross-entropy, [L].
 
-    They sum to 1, except `branchynet`'s.
+    The weights sum to 1, except for `branchynet`.
 
     Args:
         n_blocks: L.
         loss: `last`: the last block only. `uniform`: 1 / L (FREE's `ce`). `weighted`: l / sum_j j (CALM, Schuster et
             al. 2022; t5x aggregation 1). `geometric`: proportional to 2 ** l (t5x aggregation -1). `branchynet`: 1 for
-            every block, the un-normalised sum of "Early Exit Is a Natural Capability". `last-70`: blocks l > 0.3 L
-            alike and none before, as the Monotonic-Early-Exit blog proposes; it leaves the scale open, that they sum
-            to 1 is ours.
+            every block, the un-normalized sum of "Early Exit Is a Natural Capability". `last-70`: equal weights for
+            blocks l > 0.3 L and 0 before, as proposed in the Monotonic-Early-Exit blog. The blog does not give the
+            scale; normalizing to 1 is this project's choice.
 
     Raises:
-        UserError: No such loss.
+        UserError: The loss is unknown.
+
+    Examples:
+        >>> block_weights(4, "weighted")
+        tensor([0.1000, 0.2000, 0.3000, 0.4000])
     """
     depth = torch.arange(1, n_blocks + 1, dtype=torch.float64)
     if loss == "branchynet":
@@ -53,7 +57,7 @@ def block_weights(n_blocks: int, loss: JointLoss) -> Tensor:
 
 
 def shallow_deep_weights(n_blocks: int, shallow: int) -> Tensor:
-    """Weights S / (S + L) at block S and L / (S + L) at block L, 0 elsewhere, [L] (FREE, Bae et al. 2023).
+    """Return weights S / (S + L) at block S and L / (S + L) at block L, 0 elsewhere, [L] (FREE, Bae et al. 2023).
 
     Raises:
         UserError: S is not a block before the last.
@@ -71,7 +75,7 @@ def check_shallow(n_blocks: int, shallow: int) -> None:
 
 
 def exit_head_loss(logits_NV: Tensor, target: Tensor, lam: float) -> Tensor:
-    """(1 - lambda) CE(p, target) - lambda H(p) in nats, mean over tokens: the entropy of the head is *rewarded*.
+    """Return (1 - lambda) CE(p, target) - lambda H(p) in nats, mean over tokens: the head's entropy is *rewarded*.
 
     Args:
         logits_NV: The head's logits, [N, V].
@@ -91,7 +95,7 @@ def exit_head_loss(logits_NV: Tensor, target: Tensor, lam: float) -> Tensor:
 
 
 def tuned_lens_loss(logits_NV: Tensor, final_logits_NV: Tensor) -> Tensor:
-    """KL(final || lens) in nats, mean over tokens; the final logits are constants (Belrose et al. 2023).
+    """Return KL(final || lens) in nats, mean over tokens; the final logits are constants (Belrose et al. 2023).
 
     Returns:
         A scalar, at least fp32.
@@ -102,26 +106,26 @@ def tuned_lens_loss(logits_NV: Tensor, final_logits_NV: Tensor) -> Tensor:
 
 
 def _at_least_fp32(tensor: Tensor) -> torch.dtype:
-    """The type in which to add up."""
+    """Return the dtype for accumulation."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def head_loss(
     states: Tensor, head: Tensor, target: Tensor, label_smoothing: float = 0.0, bias: Tensor | None = None
 ) -> Tensor:
-    """Mean cross-entropy in nats of one block; equals `F.cross_entropy(states @ head.T + bias, target)`.
+    """Return one block's mean cross-entropy in nats; equals `F.cross_entropy(states @ head.T + bias, target)`.
 
     Args:
-        states: What the head reads, [N, d_model].
+        states: Input of the head, [N, d_model].
         head: The shared head, [V, d_model].
         target: Gold ids, [N].
         label_smoothing: Share of the gold token's mass that is spread over the vocabulary.
-        bias: Of the head, [V].
+        bias: Bias of the head, [V].
 
     Returns:
         A scalar, at least fp32.
     """
-    if bias is not None:  # one more column of the head, and a 1 in every state
+    if bias is not None:  # fold the bias in: one more column of the head, and a 1 in every state
         states = torch.cat((states, torch.ones_like(states[:, :1])), dim=1)
         head = torch.cat((head, bias[:, None]), dim=1)
     device = states.device.type
@@ -133,11 +137,11 @@ def head_loss(
 
 
 class _HeadLoss(torch.autograd.Function):
-    """Head and cross-entropy in one, with gradients computed in the forward pass.
+    """Fused LM head and cross-entropy, with gradients computed in the forward pass.
 
-    With a head on every block, logits are most of a step's memory traffic. Here they are visited three
-    times (product, softmax, product), a slice of tokens that stays in the processor's cache at a time.
-    Smoothing is linear in the logits, so its share needs no [N, V] array at all.
+    With a head on every block, logits dominate a step's memory traffic. Here they are visited three times (product,
+    softmax, product), in slices of tokens that fit into the processor's cache. Label smoothing is linear in the
+    logits, so its term needs no [N, V] array.
     """
 
     @staticmethod

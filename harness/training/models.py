@@ -1,4 +1,4 @@
-"""Initialise or load the model that a training starts from, and its tokenizer."""
+"""Initialize or load the model that a training starts from, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from exitbench.harness.training.recipe import ArchitectureRecipe
 
 
 def new_model(architecture: ArchitectureRecipe, tokenizer: PreTrainedTokenizerFast) -> transformers.PreTrainedModel:
-    """A freshly drawn model of the tokenizer's vocabulary."""
+    """Return a randomly initialized model for the tokenizer's vocabulary."""
     pad_id = tokenizer.pad_token_id
-    known: dict[str, Any] = {
+    shared_settings: dict[str, Any] = {
         "vocab_size": len(tokenizer),
         "pad_token_id": pad_id,
         "eos_token_id": tokenizer.eos_token_id,
@@ -37,13 +37,13 @@ def new_model(architecture: ArchitectureRecipe, tokenizer: PreTrainedTokenizerFa
             num_heads=architecture.num_heads,
             num_layers=architecture.num_layers,
             num_decoder_layers=architecture.num_decoder_layers,
-            # What `generate` goes by when it makes the decoder's cache; without it, that is as deep as the encoder.
+            # `generate` sizes the decoder's cache by this; without it, the cache is as deep as the encoder.
             decoder_layers=architecture.num_decoder_layers,
             feed_forward_proj=architecture.feed_forward_proj,
             dropout_rate=architecture.dropout_rate,
             relative_attention_num_buckets=architecture.relative_attention_num_buckets,
             relative_attention_max_distance=architecture.relative_attention_max_distance,
-            **known,
+            **shared_settings,
         )
         t5 = transformers.T5ForConditionalGeneration._from_config(config, attn_implementation="eager")
         for stack in (t5.encoder, t5.decoder):
@@ -52,8 +52,8 @@ def new_model(architecture: ArchitectureRecipe, tokenizer: PreTrainedTokenizerFa
         return t5
     if architecture.family != "llama":
         other = _configuration(architecture, len(tokenizer), pad_id, tokenizer.eos_token_id)
-        made: transformers.PreTrainedModel = _auto(other).from_config(other, attn_implementation="eager")
-        return made
+        initialized: transformers.PreTrainedModel = _auto(other).from_config(other, attn_implementation="eager")
+        return initialized
     llama = transformers.LlamaConfig(
         bos_token_id=pad_id,
         hidden_size=architecture.d_model,
@@ -65,7 +65,7 @@ def new_model(architecture: ArchitectureRecipe, tokenizer: PreTrainedTokenizerFa
         attention_dropout=architecture.dropout_rate,
         tie_word_embeddings=True,
         attention_bias=architecture.neighbour_heads > 0,
-        **known,
+        **shared_settings,
     )
     causal = transformers.LlamaForCausalLM._from_config(llama, attn_implementation="eager")
     if architecture.neighbour_heads:
@@ -83,17 +83,17 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "dropout_rate": ("dropout", "hidden_dropout", "resid_pdrop"),
     "max_positions": ("max_position_embeddings",),
 }
-"""What configurations call a setting of a recipe; each name that a family has is set."""
+"""Names of a recipe's settings in configurations; every name that a family has is set."""
 
 
 def _configuration(architecture: ArchitectureRecipe, vocab_size: int, pad_id: int, end_id: int) -> PreTrainedConfig:
-    """The configuration of an architecture; what a recipe does not say is the family's default.
+    """Return the configuration of an architecture; settings not in the recipe have the family's defaults.
 
-    Answers begin with padding and end with the end token; no token is forced. Embeddings of families that may scale
-    them are scaled, as those of their published models are.
+    Answers begin with the padding token and end with the end token; no token is forced. Families that support scaled
+    embeddings use them, like their published models.
     """
     of_family = CONFIG_MAPPING[architecture.family]
-    known = {field.name for field in fields(of_family)}
+    field_names = {field.name for field in fields(of_family)}
     values: dict[str, Any] = {
         "vocab_size": vocab_size,
         "pad_token_id": pad_id,
@@ -104,22 +104,22 @@ def _configuration(architecture: ArchitectureRecipe, vocab_size: int, pad_id: in
         "scale_embedding": True,
     }
     values |= {name: getattr(architecture, setting) for setting, names in _NAMES.items() for name in names}
-    return of_family(**{name: value for name, value in values.items() if name in known})
+    return of_family(**{name: value for name, value in values.items() if name in field_names})
 
 
 _LOGIT = 6.0
-"""What a neighbour is ahead of other tokens, in nats: nearly all of a head's attention."""
+"""Attention logit advantage of a neighbor token, in nats: it gets nearly all of a head's attention."""
 _FREQUENCIES = 4
-"""The fastest of the rotary embedding: they tell neighbours apart best."""
+"""Number of the fastest rotary frequencies to use: they distinguish neighbors best."""
 _FAR_TOKENS = 60
-"""Distance at which a pair of dimensions that matches content must not have turned by much."""
+"""Distance over which dimension pairs that match content must rotate by less than 1 radian."""
 _WRITTEN, _MATCHED = 0.06, 2.3
-"""Gains: of what heads write, about as large as a new embedding; of queries and keys, a match a few nats ahead."""
+"""Gains: of head outputs, about the size of a new embedding; of queries and keys, for matches a few nats ahead."""
 
 
 @torch.no_grad()
 def look_back_by_table(table_KH: Tensor, n_heads: int) -> None:
-    """Let head h look h tokens back, by T5's table of relative positions; row k of it is k tokens back, for small k."""
+    """Make head h attend h tokens back, through T5's relative position table, whose row k means k tokens back."""
     if n_heads:
         table_KH.zero_()
     for head in range(n_heads):
@@ -128,14 +128,14 @@ def look_back_by_table(table_KH: Tensor, n_heads: int) -> None:
 
 @torch.no_grad()
 def look_back_by_biases(model: transformers.PreTrainedModel, n_heads: int) -> None:
-    """Let head h of the first block look h tokens back, by the biases of queries and keys.
+    """Make head h of the first block attend h tokens back, through the biases of queries and keys.
 
-    A key bias b and a query bias R(-h) b, turned by rotary positions m and n, score b' R(n - m + h) b: a sum of cosines
-    that is largest at n - m = -h.
+    A key bias b and a query bias R(-h) b, rotated by rotary positions m and n, score b' R(n - m + h) b: a sum of
+    cosines that is largest at n - m = -h.
     """
     attention, size = model.model.layers[0].self_attn, model.config.head_dim
     inverse = model.model.rotary_emb.inv_freq[:_FREQUENCIES]
-    # The score of the token next to the right one, per squared length of a pair.
+    # Score lost at the token next to the target, per squared length of a dimension pair.
     loss = float((1 - inverse.cos()).sum()) / size**0.5
     length = (_LOGIT / loss) ** 0.5
     for head in range(n_heads):
@@ -149,10 +149,10 @@ def look_back_by_biases(model: transformers.PreTrainedModel, n_heads: int) -> No
 
 @torch.no_grad()
 def look_for_what_was_passed_on(model: transformers.PreTrainedModel, n_heads: int) -> None:
-    """Let head h of the second block look for tokens that head h of the first passed its own token to.
+    """Make head h of the second block an induction head over the tokens moved by head h of the first block.
 
-    Head h of the first passes P x on as Q' P x; in the second, queries P x meet keys Q x, in the slow dimensions of the
-    rotary embedding, and what is found is written as it is. P and Q have orthonormal rows.
+    Head h of the first block writes P x as Q' P x. In the second block, queries P x match keys Q x in the slow
+    dimensions of the rotary embedding, and the attended token is copied. P and Q have orthonormal rows.
     """
     size, n_dims = model.config.head_dim, model.config.hidden_size
     slow = (model.model.rotary_emb.inv_freq * _FAR_TOKENS < 1).nonzero().flatten()
@@ -171,12 +171,12 @@ def look_for_what_was_passed_on(model: transformers.PreTrainedModel, n_heads: in
 
 
 def read_model(folder: Path) -> tuple[transformers.PreTrainedModel, PreTrainedTokenizerFast]:
-    """Model and tokenizer of a checkpoint folder; the weights are read as fp32.
+    """Load model (as fp32) and tokenizer of a checkpoint folder.
 
     Raises:
-        UserError: Not a checkpoint of a supported family, or its blocks cannot be read out as its last one is.
+        UserError: Not a checkpoint of a supported family, or its blocks cannot be read out like its last one.
     """
-    read_config(folder)  # says what is supported
+    read_config(folder)  # raises for unsupported families
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     model = _auto(config).from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True, use_safetensors=True
@@ -190,5 +190,5 @@ def _auto(config: PreTrainedConfig) -> Any:
 
 
 def is_causal(model: transformers.PreTrainedModel) -> bool:
-    """Whether the model reads prompt and answer as one text."""
+    """Return whether the model is decoder-only, so that it reads prompt and answer as one text."""
     return not model.config.is_encoder_decoder

@@ -1,8 +1,8 @@
-"""Training objectives by recipe: one object that turns model and batch into a loss and what to log.
+"""Training objectives: each computes a loss and values to log from a model and a batch.
 
-Distillation of a decoder's deep states into its own shallow ones is FREE's (Bae et al. 2023); layer dropout and the
-early-exit loss on a curriculum are LayerSkip's (Elhoushi et al. 2024, section 4). LayerSkip counts layers 0..L-1; index
-l of what its functions return here is block l + 1.
+Distillation of a decoder's deep states into its own shallow ones follows FREE (Bae et al. 2023); layer dropout and the
+early-exit loss on a curriculum follow LayerSkip (Elhoushi et al. 2024, section 4). LayerSkip counts layers 0..L-1, so
+index l in the results of its functions here is block l + 1.
 """
 
 from __future__ import annotations
@@ -44,17 +44,21 @@ from exitbench.harness.training.recipe import ExitHeadsRecipe, ObjectiveRecipe, 
 
 DistillationKind = Literal["last", "uniform", "closest-code", "closest-text"]
 
-# The one row of FREE's published table (L=24: S=4, 6, 8, 10, 12; L=12: S=3) that the rule below does not give.
+# The only row of FREE's published table (L=24: S=4, 6, 8, 10, 12; L=12: S=3) that differs from the rule below.
 UNEVEN_TEACHERS = {(24, 10): (3, 6, 8, 11, 13, 16, 18, 20, 22, 24)}
 
 
 def teacher_blocks(n_blocks: int, shallow: int) -> list[int]:
-    """Blocks 1..L, in order, that teach blocks 1..S: FREE's table, and ceil(k L / S) for k = 1..S beyond it.
+    """Return the blocks (of 1..L, in order) that teach blocks 1..S: FREE's table, or else ceil(k L / S) for k = 1..S.
 
-    FREE's code knows six pairs of depths; the rule gives five of them, the sixth is kept as published.
+    FREE's code has six pairs of depths; the rule reproduces five, and the sixth is stored as published.
 
     Raises:
         UserError: S is not a block before the last.
+
+    Examples:
+        >>> teacher_blocks(12, 3)
+        [4, 8, 12]
     """
     check_shallow(n_blocks, shallow)
     published = UNEVEN_TEACHERS.get((n_blocks, shallow))
@@ -64,26 +68,26 @@ def teacher_blocks(n_blocks: int, shallow: int) -> list[int]:
 def distillation_loss(
     student: Sequence[Tensor], teacher: Sequence[Tensor], kind: DistillationKind, transform: nn.Module | None = None
 ) -> Tensor:
-    """Mean squared error between final-normed states of shallow and deep blocks.
+    """Return the mean squared error between final-normed states of shallow and deep blocks.
 
-    Each pair's error is a mean over elements, the loss a mean over pairs; which states are paired:
+    Errors are averaged over elements, then over pairs. `kind` selects the pairs:
 
     * `last`: block S and block L.
     * `uniform`: block k and the k-th of `teacher_blocks`.
-    * `closest-code`: each of `teacher_blocks` and the block `closest_below` gives it, as FREE's code does.
-    * `closest-text`: each shallow block and the closest of blocks S+1..L, as the Monotonic-Early-Exit text says.
+    * `closest-code`: each of `teacher_blocks` and the block that `closest_below` assigns, as in FREE's code.
+    * `closest-text`: each shallow block and the closest of blocks S+1..L, as in the Monotonic-Early-Exit text.
 
     Args:
-        student: States of blocks 1..S, each [N, D]; gradients go here.
+        student: States of blocks 1..S, each [N, D]; they receive gradients.
         teacher: States of blocks 1..L, each [N, D]; constants.
-        kind: Which states are paired.
-        transform: A map [N, D] -> [N, D] on the student's side.
+        kind: Rule for pairing states.
+        transform: A map [N, D] -> [N, D] applied to the student's states.
 
     Returns:
         A scalar.
 
     Raises:
-        UserError: No such kind, or S is not a block before the last.
+        UserError: The kind is unknown, or S is not a block before the last.
     """
     check_shallow(len(teacher), len(student))
     students = [h if transform is None else transform(h) for h in student]
@@ -101,19 +105,19 @@ def distillation_loss(
         pairs = [(h, deep[int(j)]) for h, j in zip(students, _errors(students, deep).argmin(1), strict=True)]
     else:
         raise UserError(f"Distillation {kind!r} is not known.{suggestion(kind, get_args(DistillationKind))}")
-    return torch.stack([F.mse_loss(ours, theirs) for ours, theirs in pairs]).mean()
+    return torch.stack([F.mse_loss(student_state, teacher_state) for student_state, teacher_state in pairs]).mean()
 
 
 def closest_below(errors: Tensor) -> list[int]:
-    """Give each row, from the last to the first, the column of least error before the column given last.
+    """Assign to each row, from last to first, the column of least error before the previously assigned column.
 
-    Where none is left, the last given one is given again.
+    If no column is left, the previous one is assigned again.
 
     Args:
         errors: Error of each column (student) for each row (teacher), [T, S].
 
     Returns:
-        A column, from 0, for each row in order.
+        One 0-based column per row, in order.
     """
     rows: list[list[float]] = errors.tolist()
     chosen, bound = [], errors.shape[1]
@@ -125,7 +129,7 @@ def closest_below(errors: Tensor) -> list[int]:
 
 @torch.no_grad()
 def _errors(rows: Sequence[Tensor], columns: Sequence[Tensor]) -> Tensor:
-    """Mean squared error of every row with every column, [rows, columns]."""
+    """Return the mean squared error of every row with every column, [rows, columns]."""
     return torch.stack([torch.stack([F.mse_loss(a, b) for b in columns]) for a in rows])
 
 
@@ -133,38 +137,38 @@ Curriculum = Literal["none", "rotational", "gradual"]
 
 
 def dropout_rates(n_blocks: int, p_max: float) -> list[float]:
-    """Chance of skipping each block: p_max * (exp(l ln 2 / (L - 1)) - 1) for l = 0..L-1.
+    """Return the probability of skipping each block: p_max * (exp(l ln 2 / (L - 1)) - 1) for l = 0..L-1.
 
     It is 0 at the first block and p_max at the last. The paper's factor over time is constant, as for fine-tuning.
 
     Raises:
-        UserError: `p_max` is no probability.
+        UserError: `p_max` is not a probability.
     """
     if not 0 <= p_max <= 1:
         raise UserError(f"Layer dropout {p_max}. Allowed: 0 to 1.")
-    # A decoder of one block has nothing to skip; the formula says 0 / 0.
+    # The maximum avoids 0 / 0 for a decoder of one block, which has nothing to skip.
     return [p_max * math.expm1(layer * math.log(2) / max(n_blocks - 1, 1)) for layer in range(n_blocks)]
 
 
 def early_exit_weights(
     n_blocks: int, step: int, steps: int, e_scale: float, curriculum: Curriculum, rotation: int = 1
 ) -> Tensor:
-    """Weight of each block's cross-entropy at a step, [L], summing to 1.
+    """Return the weight of each block's cross-entropy at a step, [L], summing to 1.
 
     e(l) = e_scale * (0 + .. + l) for l < L - 1 and e(L - 1) = L - 1 + e_scale * (0 + .. + L - 2), divided by their sum
-    over the blocks that take part at this step. Block 1 never has a weight: e(0) = 0.
+    over the blocks that take part at this step. Block 1 always has weight e(0) = 0.
 
     Args:
         n_blocks: L.
-        step: Steps done, 0..steps-1.
-        steps: Steps of the whole training, T.
+        step: Number of completed steps, 0..steps-1.
+        steps: Total number of training steps, T.
         e_scale: Weight of the early blocks' losses.
-        curriculum: `none`: all blocks always. `rotational`: every `rotation`-th block, one further on at each step.
+        curriculum: `none`: all blocks always. `rotational`: every `rotation`-th block, shifted by one at each step.
             `gradual`: from the last block down, one more every T / (2 L) steps. The last block always takes part.
         rotation: R of the rotational curriculum.
 
     Raises:
-        UserError: No such curriculum, `e_scale` below 0 or `rotation` below 1.
+        UserError: The curriculum is unknown, `e_scale` is below 0 or `rotation` below 1.
     """
     if e_scale < 0 or rotation < 1:
         raise UserError(f"e_scale {e_scale}, rotation {rotation}. Allowed: e_scale at least 0, rotation at least 1.")
@@ -178,7 +182,7 @@ def early_exit_weights(
     else:
         raise UserError(f"Curriculum {curriculum!r} is not known.{suggestion(curriculum, get_args(Curriculum))}")
     weights = e_scale * layer.cumsum(0).double()
-    # A decoder of one block has only its last; the formula says 0 / 0.
+    # The maximum avoids 0 / 0 for a decoder of one block.
     weights[-1] = max(n_blocks - 1, 1) + (weights[-2] if n_blocks > 1 else 0)
     active[-1] = True
     weights *= active
@@ -186,23 +190,23 @@ def early_exit_weights(
 
 
 class LayerDropout:
-    """While entered, decoder blocks in training mode leave whole sequences of a batch unchanged at random.
+    """Context manager in which decoder blocks in training mode randomly skip whole sequences of a batch.
 
-    A skipped sequence keeps the state it came with; whatever else a block returns (T5's position biases, which block 1
-    computes for all) is passed on. In evaluation mode nothing is drawn and nothing changes. What is skipped depends on
-    the generator alone, so a training that restores its state goes on with the same blocks.
+    A skipped sequence keeps its input state; other outputs of a block (T5's position biases, which block 1 computes for
+    all) are passed on. In evaluation mode nothing is drawn or changed. Skips depend only on the generator, so a resumed
+    training that restores its state skips the same blocks.
     """
 
     def __init__(self, model: Any, rates: Sequence[float], generator: torch.Generator) -> None:
-        """Skip block l with probability `rates[l - 1]`; blocks of rate 0 draw nothing.
+        """Skip block l with probability `rates[l - 1]`; blocks with rate 0 draw nothing.
 
         Args:
-            model: A model of transformers, see `readable`.
-            rates: A probability for each decoder block, [L].
-            generator: What is drawn from: B numbers a block, in order of the blocks.
+            model: A transformers model, see `readable`.
+            rates: One probability per decoder block, [L].
+            generator: Random generator, which draws B numbers per block, in order of the blocks.
 
         Raises:
-            UserError: There are not as many rates as blocks, or one is no probability.
+            UserError: The number of rates differs from the number of blocks, or a rate is not a probability.
         """
         self._blocks = decoder_blocks(model)
         if len(rates) != len(self._blocks) or not all(0 <= rate <= 1 for rate in rates):
@@ -234,27 +238,27 @@ class LayerDropout:
                 return (torch.where(keep, output[0], before), *output[1:])
             return torch.where(keep, output, before)
 
-        # transformers records hidden states in hooks of its own: they must see what the next block gets.
+        # Prepended: transformers' own hooks record hidden states and must see the input of the next block.
         return block.register_forward_hook(skip, prepend=True)
 
 
 Logged = dict[tuple[str, int | None], Tensor]
-"""Values of one step by metric and block; block None is the whole model."""
+"""Values of one step by (metric, block); block None is the whole model."""
 
 
 class Objective(Protocol):
-    """A loss; modules that it learns beside the model's own are its ``extras``."""
+    """A training loss; ``extras`` are trained modules in addition to the model's own."""
 
     @property
     def extras(self) -> nn.Module | None:
-        """What learns beside the model."""
+        """Trained modules in addition to the model's own."""
 
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
-        """Return the loss of a batch at a step (0 upwards), and what to log."""
+        """Return the loss of a batch at a step (0-based), and the values to log."""
 
 
 def make_objective(recipe: Recipe, model: PreTrainedModel) -> Objective:
-    """The objective of a recipe; freezes the model where only exit heads learn."""
+    """Return the objective of a recipe; freezes the model if only exit heads are trained."""
     settings, n_blocks = recipe.objective, block_count(model)
     if recipe.exit_heads is not None:
         model.requires_grad_(False)
@@ -273,37 +277,37 @@ def make_objective(recipe: Recipe, model: PreTrainedModel) -> Objective:
 
 
 def block_count(model: PreTrainedModel) -> int:
-    """Decoder blocks, L."""
+    """Return the number of decoder blocks, L."""
     return len(decoder_blocks(model))
 
 
 @dataclass
 class JointObjective:
-    """Weighted cross-entropies of the blocks, all read by the model's own norm and head (CALM, FREE)."""
+    """Weighted cross-entropies of the blocks, all read out by the model's own norm and head (CALM, FREE)."""
 
     weights_L: Tensor
     label_smoothing: float
     extras: nn.Module | None = None
 
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
-        """Sum over the blocks that have a weight."""
+        """Return the sum of the weighted losses of the blocks."""
         return weighted_losses(decoder_states(model, batch), self.weights_L, self.label_smoothing)
 
 
 class FirstThen:
-    """One objective until a step, then another."""
+    """Objective that switches from one objective to another at a step."""
 
     def __init__(self, first: Objective, then: Objective, steps: int) -> None:
         self.first, self.then, self.steps = first, then, steps
         self.extras = then.extras
 
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
-        """The loss of the objective that this step has."""
+        """Return the loss of the objective in effect at this step."""
         return (self.first if step < self.steps else self.then)(model, batch, step)
 
 
 def weighted_losses(states: States, weights_L: Tensor, label_smoothing: float) -> tuple[Tensor, Logged]:
-    """Sum of the weighted cross-entropies, and each block's."""
+    """Return the sum of the weighted cross-entropies, and each block's cross-entropy to log."""
     total, logged = torch.zeros((), device=states.head.device), Logged()
     for block, weight in enumerate(weights_L.tolist(), start=1):
         if weight > 0:
@@ -314,7 +318,7 @@ def weighted_losses(states: States, weights_L: Tensor, label_smoothing: float) -
 
 
 class ShallowDeepObjective:
-    """FREE: cross-entropies of blocks S and L, and shallow states that learn deep ones."""
+    """FREE: cross-entropies of blocks S and L, and distillation of deep states into shallow ones."""
 
     def __init__(self, settings: ObjectiveRecipe, n_blocks: int, width: int) -> None:
         self.settings = settings
@@ -322,7 +326,7 @@ class ShallowDeepObjective:
         self.extras = nn.Linear(width, width) if settings.distillation_transform else None
 
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
-        """(S CE_S + L CE_L) / (S + L) + alpha KD."""
+        """Return (S CE_S + L CE_L) / (S + L) + alpha KD."""
         settings, states = self.settings, decoder_states(model, batch)
         loss, logged = weighted_losses(states, self.weights_L, settings.label_smoothing)
         if settings.distillation != "none":
@@ -334,7 +338,7 @@ class ShallowDeepObjective:
 
 
 class LayerSkipObjective:
-    """LayerSkip: sequences skip blocks at random, and early blocks learn to read out, on a curriculum."""
+    """LayerSkip: layer dropout and cross-entropies of early blocks on a curriculum."""
 
     def __init__(self, settings: ObjectiveRecipe, n_blocks: int, steps: int, seed: int) -> None:
         self.settings, self.steps, self.seed = settings, steps, seed
@@ -343,12 +347,12 @@ class LayerSkipObjective:
         self.extras: nn.Module | None = None
 
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
-        """Weighted cross-entropies of the blocks that the curriculum has at this step."""
+        """Return the weighted cross-entropies of the blocks in the curriculum at this step."""
         settings = self.settings
         weights_L = early_exit_weights(
             self.n_blocks, step, self.steps, settings.early_exit_scale, settings.curriculum, settings.rotation
         )
-        # Drawn from seed and step, so that a training that goes on draws what one in a piece would have drawn.
+        # Seeded by seed and step, so that a resumed training draws the same as an uninterrupted one.
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
         with LayerDropout(model, self.rates, generator):
             states = decoder_states(model, batch)
@@ -381,16 +385,16 @@ class ExitHeadsObjective:
             logit_scale=head_scale(model),
             lm_head_bias=head_bias(model),
         )
-        # Parameter names may hold no dots.
+        # Parameter names must not contain dots.
         self.extras = nn.ParameterDict({name.replace(".", "/"): nn.Parameter(t) for name, t in tensors.items()})
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The heads, by the names of `exit_heads.safetensors`."""
+        """Weights of the heads, by their names in `exit_heads.safetensors`."""
         return {name.replace("/", "."): tensor for name, tensor in self.extras.items()}
 
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
-        """Mean over the heads."""
+        """Return the mean loss over the heads."""
         model.eval()  # dropout would make features and targets noisy
         with torch.no_grad():
             states = decoder_states(model, batch)
@@ -415,7 +419,7 @@ class ExitHeadsObjective:
 
 @torch.no_grad()
 def block_quality(model: PreTrainedModel, batches: Sequence[Batch]) -> tuple[list[float], list[float]]:
-    """Token accuracy and loss in nats of every decoder block by the model's own head, teacher-forced."""
+    """Return every decoder block's teacher-forced token accuracy and loss in nats, read out by the model's own head."""
     model.eval()
     n_blocks, tokens = block_count(model), 0
     right_L, loss_L = torch.zeros(n_blocks), torch.zeros(n_blocks)

@@ -1,8 +1,8 @@
 """Hidden states of every decoder block of a transformers model, teacher-forced, at the positions of the labels.
 
-Models are recognised by their parts (one list of blocks, an LM head), not by their family. transformers returns
-(embedding, block 1, .., block L), and only the last of these has been through the decoder's ending, which is what it
-does after its last block: a final norm in most families, dropout in some, nothing where blocks end in their own norms.
+Models are recognized by their parts (one list of blocks, an LM head), not by their family. transformers returns
+(embedding, block 1, .., block L), and only the last of these has passed the decoder's *ending*: the modules after its
+last block. The ending is a final norm in most families, dropout in some, and empty if blocks end in their own norms.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ class States:
         head: The shared head, [V, D].
         head_bias: Its bias, [V].
         scale: Factor on normed states before the head: D ** -0.5 in T5 with tied embeddings, else 1.
-        ending: What the decoder runs after its last block.
+        ending: Modules that the decoder runs after its last block.
     """
 
     raw: list[Tensor]
@@ -41,29 +41,29 @@ class States:
     ending: tuple[nn.Module, ...]
 
     def readable(self, block: int) -> Tensor:
-        """What the head reads at a block (1..L), [N, D]."""
+        """Return the head's input at a block (1..L), [N, D]."""
         return self.normed[block - 1] * self.scale
 
     def logits_NV(self, block: int) -> Tensor:
-        """Logits of a block (1..L), [N, V]."""
+        """Return the logits of a block (1..L), [N, V]."""
         return F.linear(self.readable(block), self.head, self.head_bias)
 
     def read_out(self, hidden_ND: Tensor) -> Tensor:
-        """Logits [N, V] of residual streams [N, D]."""
+        """Return the logits [N, V] of residual streams [N, D]."""
         return F.linear(ended(self.ending, hidden_ND) * self.scale, self.head, self.head_bias)
 
 
 def decoder_states(model: Any, batch_inputs: Mapping[str, Tensor]) -> States:
-    """Run a model teacher-forced and return what its head reads at every block.
+    """Run a model teacher-forced and return the head's input at every block.
 
     Args:
-        model: An encoder-decoder or decoder-only model of transformers; dropout follows its mode.
+        model: A transformers encoder-decoder or decoder-only model; dropout follows its mode.
         batch_inputs: `input_ids` [B, S], `labels` [B, T] with `IGNORED` for padding and, unless every id is a token,
             `attention_mask` [B, S]. For a decoder-only model T = S and labels are aligned with the input: the label at
-            position t is predicted from the state at t - 1, the first label by none.
+            position t is predicted from the state at t - 1, and the first label is not predicted.
 
     Raises:
-        UserError: The model's decoder has parts that are not known.
+        UserError: The model's decoder has unknown parts.
     """
     labels, mask = batch_inputs["labels"], batch_inputs.get("attention_mask")
     stack = model.get_decoder()
@@ -100,24 +100,24 @@ def decoder_states(model: Any, batch_inputs: Mapping[str, Tensor]) -> States:
 
 
 def ended(ending: tuple[nn.Module, ...], hidden_ND: Tensor) -> Tensor:
-    """States after a decoder's ending."""
+    """Apply a decoder's ending to states."""
     for module in ending:
         hidden_ND = module(hidden_ND)
     return hidden_ND
 
 
 def head_bias(model: Any) -> Tensor | None:
-    """What is added to the head's products: its own bias, or one that lies beside it, [V]."""
-    own: Tensor | None = model.get_output_embeddings().bias
-    beside: Tensor | None = getattr(model, "final_logits_bias", None)
-    return own if beside is None else beside.flatten()
+    """Return the bias of the LM head, [V]: the module's own, or the model's `final_logits_bias`."""
+    module_bias: Tensor | None = model.get_output_embeddings().bias
+    model_bias: Tensor | None = getattr(model, "final_logits_bias", None)
+    return module_bias if model_bias is None else model_bias.flatten()
 
 
 def decoder_blocks(model: Any) -> nn.ModuleList:
-    """Blocks 1..L of a model's decoder.
+    """Return blocks 1..L of a model's decoder.
 
     Raises:
-        UserError: There is not exactly one list of blocks.
+        UserError: The decoder does not have exactly one list of blocks.
     """
     lists = [child for child in model.get_decoder().children() if isinstance(child, nn.ModuleList)]
     if len(lists) != 1:
@@ -126,17 +126,17 @@ def decoder_blocks(model: Any) -> nn.ModuleList:
 
 
 def head_scale(model: Any) -> float:
-    """Factor on normed states before the head: D ** -0.5 in T5 with tied embeddings, else 1."""
+    """Return the factor on normed states before the head: D ** -0.5 in T5 with tied embeddings, else 1."""
     scaled = getattr(model.config, "scale_decoder_outputs", False)
     return float(model.config.hidden_size**-0.5) if scaled else 1.0
 
 
 @torch.no_grad()
 def final_norm(model: Any) -> nn.Module:
-    """The norm between a decoder's last block and its head, with a weight for each dimension.
+    """Return the norm between a decoder's last block and its head, with one weight per dimension.
 
     Raises:
-        UserError: There is none.
+        UserError: The decoder has no final norm.
     """
     training = model.training
     token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
@@ -151,20 +151,20 @@ def final_norm(model: Any) -> nn.Module:
 
 @torch.no_grad()
 def check_read_out(model: Any) -> None:
-    """Check that states, read out here, give the model's own logits.
+    """Check that reading out states here reproduces the model's own logits.
 
     Raises:
-        UserError: They do not: the model does something else with them, such as a scale or a soft cap.
+        UserError: The logits differ, because the model applies something else, such as a scale or a soft cap.
     """
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, model.get_output_embeddings().weight.shape[0], (2, 5), generator=generator)
     training, tokens = model.training, tokens.to(model.device)
     batch = {"input_ids": tokens, "labels": tokens}
-    own = model.eval()(**batch).logits
+    model_logits = model.eval()(**batch).logits
     states = decoder_states(model, batch)
     model.train(training)
     # A causal model's last token predicts no label.
-    wanted = (own if model.config.is_encoder_decoder else own[:, :-1]).flatten(0, 1)
+    wanted = (model_logits if model.config.is_encoder_decoder else model_logits[:, :-1]).flatten(0, 1)
     difference = float((states.logits_NV(len(states.normed)) - wanted).abs().max())
     if not difference <= 1e-3 * float(wanted.abs().max()):
         family = model.config.model_type

@@ -1,7 +1,7 @@
-"""Recipes: what to train, on what, for how many steps; a TOML file becomes frozen dataclasses.
+"""Training recipes: model, data, objective and optimization, read from TOML into frozen dataclasses.
 
-A recipe holds no path of the machine (files are relative to the data folder) and no time budget: the
-same recipe on the same data gives the same training run, however fast the machine is.
+A recipe has no absolute paths (files are relative to the data folder) and no time budget: the same recipe on the same
+data gives the same training run, however fast the machine is.
 """
 
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
@@ -15,7 +15,7 @@ from exitbench.tasks.document import DEFAULT_LEVEL, LEVELS
 
 T = TypeVar("T")
 
-# Part of every model's digest: raise it whenever a change of the training makes other weights of the same recipe.
+# Part of every model's digest: increase it whenever a code change leads to different weights for the same recipe.
 TRAINING_VERSION = 3
 RECIPES_DIR = Path(__file__).parent / "recipes"
 
@@ -26,25 +26,25 @@ _OF_T5 = ("feed_forward_proj", "relative_attention_num_buckets", "relative_atten
 
 
 def _number(low: float, high: float = float("inf"), default: Any = MISSING) -> Any:
-    """A numeric field with an inclusive range."""
+    """Return a numeric dataclass field with an inclusive range."""
     return field(default=default, metadata={"low": low, "high": high})
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """Documents of one task, read through the task itself (so that prompts are those of evaluation).
+    """Documents of one task, read through the task itself, so that prompts are the same as in evaluation.
 
     Attributes:
         task: Registered name of the task.
         source: `builtin` (generated) or `local` (files below the data folder).
-        split: Which split of built-in data; `train` for local files.
+        split: Split of built-in data; `train` for local files.
         files: Local files as (role, path relative to the data folder).
-        documents: How many documents; 0 keeps all that local files have.
+        documents: Number of documents; 0 keeps all documents of local files.
         seed: Seed of the built-in generator.
-        level: How hard built-in data are.
-        repeat: How many times each epoch shows these documents.
-        from_step: First step at which they are shown. T5 has no absolute positions, so a decoder learns where to look
-            from short, nearly word-for-word pairs hundreds of steps sooner than from a mixture with long ones.
+        level: Difficulty level of built-in data.
+        repeat: How often each epoch repeats these documents.
+        from_step: First step at which they are used. T5 has no absolute positions, so a decoder learns where to attend
+            hundreds of steps sooner from short, nearly word-for-word pairs than from a mixture with long ones.
     """
 
     task: str
@@ -60,7 +60,7 @@ class DataSource:
 
 @dataclass(frozen=True)
 class TokenizerRecipe:
-    """Either the word-level tokenizer of the built-in data or a byte-level BPE fitted to the training text."""
+    """Tokenizer: the word-level tokenizer of the built-in data, or a byte-level BPE trained on the training text."""
 
     kind: Literal["builtin", "bpe"]
     vocab_size: int = _number(0, 65_536, default=0)
@@ -68,20 +68,20 @@ class TokenizerRecipe:
 
 @dataclass(frozen=True)
 class ArchitectureRecipe:
-    """A model drawn anew, of a family of transformers.
+    """Architecture of a randomly initialized transformers model.
 
-    The names are those of `transformers.T5Config`, whatever the family; a decoder without an encoder has `num_layers`
-    0, an encoder without a decoder `num_decoder_layers` 0. What is not said here is the default of the family's
-    configuration; T5 and Llama have tied embeddings.
+    Names follow `transformers.T5Config` for all families. A decoder-only model has `num_layers` 0, an encoder-only one
+    `num_decoder_layers` 0. Other settings are the defaults of the family's configuration; T5 and Llama have tied
+    embeddings.
 
     Attributes:
-        d_kv: Width of a head; `d_model / num_heads` but in T5 and Llama.
-        feed_forward_proj: Of T5, as the relative positions; other families have their own.
-        max_positions: Longest text; of a T5, which has relative positions only, nothing.
-        neighbour_heads: So many heads begin by looking at the token 1, 2, .. before (T5: in every block of encoder and
-            decoder, which share a table; Llama: in the first, by biases, and as many of the second by looking for the
-            tokens that those passed on, an induction head). Finding a fact again needs them first, and nothing else
-            can be learned before; drawn at random, they take longer to come about than a short training lasts.
+        d_kv: Width of a head; must be `d_model / num_heads` except in T5 and Llama.
+        feed_forward_proj: T5 only, like the relative positions; other families have their own.
+        max_positions: Maximum length of a text; unused by T5, which has relative positions only.
+        neighbour_heads: Number of heads initialized to attend 1, 2, .. tokens back. In T5: in every block of encoder
+            and decoder, which share a table. In Llama: in the first block, through biases, with as many induction heads
+            in the second block. Retrieving a fact depends on such heads; from random initialization they take longer to
+            form than a short training lasts.
     """
 
     d_model: int = _number(8)
@@ -101,10 +101,10 @@ class ArchitectureRecipe:
 
 @dataclass(frozen=True)
 class StartRecipe:
-    """Weights and tokenizer to go on from: exactly one of the two.
+    """Start of a training: weights and tokenizer of either a recipe or a checkpoint.
 
     Attributes:
-        recipe: Another recipe, which is trained first.
+        recipe: Another recipe, trained first.
         checkpoint: Folder of a Hugging Face checkpoint of a supported family, relative to the data folder.
     """
 
@@ -114,24 +114,24 @@ class StartRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveRecipe:
-    """What is minimised.
+    """Training objective.
 
     Attributes:
         loss: Cross-entropy of the last block only, of every block with the weights of `losses.JointLoss`, of two blocks
             (`shallow-deep`, FREE), of blocks on a curriculum with layer dropout (`layer-skip`), or of exit heads on a
-            frozen model (`exit-heads`). Of encoders also: of off-ramps on a frozen model (`two-stage`, DeeBERT), of the
-            last block and of all in turn (`alternating`, BERxiT), or the divergence of off-ramps on a frozen model from
-            its last block (`self-distillation`, FastBERT).
-        every_block_steps: First steps in which every block learns (loss `weighted`), whatever `loss` is: finding facts
-            again, many times in a row, comes about several times sooner where each time is read out.
+            frozen model (`exit-heads`). For encoders also: cross-entropy of off-ramps on a frozen model (`two-stage`,
+            DeeBERT), of the last block and of all blocks in turn (`alternating`, BERxiT), or the divergence of
+            off-ramps on a frozen model from its last block (`self-distillation`, FastBERT).
+        every_block_steps: Number of initial steps with loss `weighted`, whatever `loss` is: multi-hop retrieval is
+            learned several times faster if every block is read out.
         label_smoothing: Share of the gold token's mass that is spread over the vocabulary.
         shallow_blocks: FREE's S.
-        distillation: Which shallow states learn which deep ones (FREE); `none` leaves the term out.
+        distillation: Pairing of shallow and deep states (FREE); `none` omits the term.
         distillation_weight: FREE's alpha.
-        distillation_transform: Put a linear map on the shallow side.
-        layer_dropout: LayerSkip's p_max: chance that a sequence skips the last block; earlier blocks less.
+        distillation_transform: Apply a linear map to the shallow states.
+        layer_dropout: LayerSkip's p_max: probability that a sequence skips the last block; lower for earlier blocks.
         early_exit_scale: LayerSkip's e_scale: weight of the early blocks' losses.
-        curriculum: Which early blocks learn at a step: all, every `rotation`-th in turn, or one more by and by.
+        curriculum: Early blocks in the loss at a step: all, every `rotation`-th in turn, or gradually more.
         rotation: LayerSkip's R.
     """
 
@@ -167,16 +167,16 @@ class ExitHeadsRecipe:
 
     Attributes:
         kind: Norm and linear map; norm and two layers; or a map of the state before the model's own head.
-        count: How many: after blocks i * floor(L / (count + 1)), i = 1..count (HEADS: 6, 12, 18, 24 of 32).
+        count: Number of heads, after blocks i * floor(L / (count + 1)), i = 1..count (HEADS: 6, 12, 18, 24 of 32).
         init: From scratch, or copied from the model's own norm and head.
         norm: Kind of norm of a head from scratch.
-        hidden_width: Of kind `mlp`.
-        target: The frozen model's choice (`hard`, as published code) or its distribution (`soft`, as the paper).
+        hidden_width: Hidden width of kind `mlp`.
+        target: The frozen model's choice (`hard`, as in published code) or its distribution (`soft`, as in the paper).
         entropy_weight: lambda: (1 - lambda) CE - lambda H; entropy is rewarded.
-        text: Learn on the documents' reference answers, or on text that the frozen model samples after `prompts`.
-        prompts: What text is sampled after; none: the prompts of the documents.
-        texts: How many texts are sampled.
-        text_tokens: Longest sampled text.
+        text: Train on the documents' reference answers, or on text that the frozen model samples after `prompts`.
+        prompts: Prompts for sampling; empty: the prompts of the documents.
+        texts: Number of sampled texts.
+        text_tokens: Maximum tokens of a sampled text.
     """
 
     kind: Literal["linear", "mlp", "lens"] = "linear"
@@ -192,7 +192,7 @@ class ExitHeadsRecipe:
     text_tokens: int = _number(1, default=64)
 
     def blocks(self, n_blocks: int) -> tuple[int, ...]:
-        """Blocks of an L-block decoder that get a head."""
+        """Return the blocks of an L-block decoder that get a head."""
         return tuple(i * (n_blocks // (self.count + 1)) for i in range(1, self.count + 1))
 
 
@@ -203,12 +203,12 @@ _ON_FROZEN = frozenset({"two-stage", "self-distillation"})
 
 @dataclass(frozen=True)
 class OffRampsRecipe:
-    """How the blocks of an encoder before the last are read out.
+    """Read-outs of an encoder's blocks before the last.
 
     Attributes:
-        kind: `linear`: a linear map a block. `pooler-linear`: a pooler and a linear map a block (DeeBERT, BERxiT).
-            `shared-pooler`: the model's own pooler, and a linear map a block (PABEE). `shared-head`: the model's own
-            classifier reads every block, so that there is nothing beside it (NATCAP).
+        kind: `linear`: a linear map per block. `pooler-linear`: a pooler and a linear map per block (DeeBERT, BERxiT).
+            `shared-pooler`: the model's own pooler, and a linear map per block (PABEE). `shared-head`: the model's own
+            classifier for every block, without additional parameters (NATCAP).
     """
 
     kind: Literal["linear", "pooler-linear", "shared-pooler", "shared-head"] = "pooler-linear"
@@ -216,26 +216,26 @@ class OffRampsRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimisationRecipe:
-    """How the weights are found.
+    """Optimization settings.
 
     Attributes:
-        steps: Optimiser steps.
-        batch_tokens: Source and target tokens of a batch, padding included.
+        steps: Optimizer steps.
+        batch_tokens: Maximum source and target tokens per batch, including padding.
         max_tokens: Pairs with a longer source or target are left out.
         learning_rate: Peak of the schedule.
-        embedding_learning_rate_factor: The embedding's rate over the others'. T5 draws embeddings with
-            standard deviation 1 and matrices with d_model ** -0.5, so equal steps of Adam move the embedding,
-            relative to its size, much less.
-        position_learning_rate_factor: The same for the tables of relative positions, which must reach values of
-            several nats before a head looks at one place only; without that the model reads a bag of words.
-        optimizer: `adamw`; or `muon`: orthogonalised momentum for the weight matrices, AdamW for the rest
-            (Jordan et al., 2024). A step costs more, and far fewer are needed.
+        embedding_learning_rate_factor: Learning rate of the embedding relative to the others. T5 initializes
+            embeddings with standard deviation 1 and matrices with d_model ** -0.5, so equal Adam steps change the
+            embedding much less, relative to its size.
+        position_learning_rate_factor: Learning rate of the relative position tables relative to the others. They must
+            reach several nats before a head attends to a single position; until then the model reads a bag of words.
+        optimizer: `adamw`; or `muon`: orthogonalized momentum for the weight matrices, AdamW for the rest
+            (Jordan et al., 2024). A step costs more, but far fewer are needed.
         muon_learning_rate: Rate of the matrices, on AdamW's scale (their update has the root mean square of AdamW's).
-        schedule: After a linear warm-up; names of `transformers.get_scheduler`, both fall to 0 at the last step.
-        precision: `bf16` computes activations in bfloat16 (autocast); the weights that learn stay fp32.
+        schedule: Schedule after a linear warm-up, by its name in `transformers.get_scheduler`; both end at 0.
+        precision: `bf16` computes activations in bfloat16 (autocast); trained weights stay fp32.
         saved_precision: Number format of the checkpoint; `bf16` is half as large.
-        shared_steps: First steps in which the decoder's blocks from the second on have the same weights.
-        save_steps: Steps between the points that an interrupted training goes on from.
+        shared_steps: Number of initial steps in which blocks 2..L share their weights.
+        save_steps: Steps between resume points.
     """
 
     steps: int = _number(1)
@@ -259,15 +259,15 @@ class OptimisationRecipe:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One model: data, what it starts from, objective, optimisation and the seed of them all.
+    """Recipe of one model: data, start, objective, optimization and seed.
 
     Attributes:
-        train: Training data; of two documents with one prompt the first is kept.
+        train: Training data; of documents with the same prompt, only the first is kept.
         validation: Data for the accuracy of each block in the model's card.
         held_out: Data whose prompts, like those of `validation`, are dropped from training.
-        start: Weights to go on from; or else a new model of `architecture` with a new `tokenizer`.
-        exit_heads: The heads that loss `exit-heads` trains.
-        off_ramps: Of an encoder; None: its own classifier reads every block.
+        start: Weights to start from; if None, a new model of `architecture` with a new `tokenizer`.
+        exit_heads: The heads trained by loss `exit-heads`.
+        off_ramps: Off-ramps of an encoder; None: its own classifier reads out every block.
     """
 
     name: str
@@ -284,9 +284,9 @@ class Recipe:
     off_ramps: OffRampsRecipe | None = None
 
     def described(self) -> dict[str, Any]:
-        """Return what cards and digests say of the recipe."""
+        """Return the recipe as a dictionary, for cards and digests."""
         values = asdict(self)
-        if self.off_ramps is None:  # as before there were any, so that digests stay
+        if self.off_ramps is None:  # left out at its default, so that existing digests stay valid
             del values["off_ramps"]
         return values
 
@@ -297,7 +297,7 @@ class Recipe:
 
     @property
     def kind(self) -> ModelKind | None:
-        """Of model; None where only a checkpoint on disk knows."""
+        """Kind of model; None if only a checkpoint on disk determines it."""
         if self.architecture is not None:
             family = self.architecture.family
             return "encoder" if family in _ENCODER_ONLY else "causal" if family in _DECODER_ONLY else "seq2seq"
@@ -305,22 +305,22 @@ class Recipe:
 
     @property
     def n_blocks(self) -> int | None:
-        """Blocks of the decoder, or of an encoder without one; None where only a checkpoint on disk knows."""
+        """Number of decoder blocks, or of an encoder-only model's blocks; None if only a checkpoint determines it."""
         if self.architecture is not None:
             return self.architecture.num_decoder_layers or self.architecture.num_layers
         return None if self.first is None else self.first.n_blocks
 
 
 def recipe_names() -> list[str]:
-    """Names of the shipped recipes, sorted."""
+    """Return the sorted names of the bundled recipes."""
     return sorted(path.stem for path in RECIPES_DIR.glob("*.toml"))
 
 
 def recipe_path(name: str) -> Path:
-    """File of a shipped recipe.
+    """Return the file of a bundled recipe.
 
     Raises:
-        UserError: No such recipe.
+        UserError: The recipe does not exist.
     """
     path = RECIPES_DIR / f"{name}.toml"
     if path.stem != name or not path.is_file():
@@ -329,19 +329,19 @@ def recipe_path(name: str) -> Path:
 
 
 def load_recipe(name_or_path: str | Path) -> Recipe:
-    """Read a shipped recipe by name, or any recipe by the path of its TOML file.
+    """Read a bundled recipe by name, or any recipe by the path of its TOML file.
 
-    `NAME@SEED` is a shipped recipe with another seed, so that a training's luck can be seen.
+    `NAME@SEED` is a bundled recipe with another seed, to measure variation between trainings.
 
     Raises:
         UserError: Unknown recipe, unreadable file, invalid TOML, unknown or missing key, or value out of range.
     """
     path = Path(name_or_path)
-    known, at, other_seed = str(name_or_path).rpartition("@")
+    recipe_name, at, other_seed = str(name_or_path).rpartition("@")
     if at and path.suffix != ".toml":
         if not (other_seed.isascii() and other_seed.isdigit() and len(other_seed) < 10):
             raise UserError(f"Recipe {name_or_path!r}: after @ stands {other_seed!r}. Allowed: a seed, 0 to 999999999.")
-        return replace(load_recipe(known), name=f"{known}@{int(other_seed)}", seed=int(other_seed))
+        return replace(load_recipe(recipe_name), name=f"{recipe_name}@{int(other_seed)}", seed=int(other_seed))
     top = Table.read(path if path.suffix == ".toml" else recipe_path(str(name_or_path)))
     top.allow(*(f.name for f in fields(Recipe)))
     seed = top.get("seed", int)
@@ -350,8 +350,8 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
     train = tuple(map(_data_source, top.tables("train")))
     if all(source.from_step for source in train):
         raise top.error("train", "no entry has from_step = 0, so nothing can be shown first.")
-    given = {key for key in ("start", "tokenizer", "architecture") if key in top.values}
-    if given not in ({"start"}, {"tokenizer", "architecture"}):
+    present = {key for key in ("start", "tokenizer", "architecture") if key in top.values}
+    if present not in ({"start"}, {"tokenizer", "architecture"}):
         raise top.error(None, "needs either [start], or both [tokenizer] and [architecture].")
     recipe = Recipe(
         name=top.name("name", top.get("name", str)),
@@ -359,9 +359,9 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
         train=train,
         validation=tuple(map(_data_source, top.tables("validation"))),
         held_out=tuple(map(_data_source, top.tables("held_out"))) if "held_out" in top.values else (),
-        start=_start(top.table("start")) if "start" in given else None,
-        tokenizer=_tokenizer(top.table("tokenizer")) if "tokenizer" in given else None,
-        architecture=_architecture(top.table("architecture")) if "architecture" in given else None,
+        start=_start(top.table("start")) if "start" in present else None,
+        tokenizer=_tokenizer(top.table("tokenizer")) if "tokenizer" in present else None,
+        architecture=_architecture(top.table("architecture")) if "architecture" in present else None,
         objective=_build(ObjectiveRecipe, top.table("objective")),
         exit_heads=_build(ExitHeadsRecipe, top.table("exit_heads")) if "exit_heads" in top.values else None,
         optimisation=_optimisation(top.table("optimisation")),
@@ -374,7 +374,7 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
 
 
 def _check_objective(recipe: Recipe, top: Table) -> None:
-    """What the objective asks of the rest."""
+    """Check the objective against the other tables."""
     objective, table = recipe.objective, top.table("objective")
     if (objective.loss == "exit-heads") != (recipe.exit_heads is not None):
         raise table.error("loss", 'an [exit_heads] table goes with loss = "exit-heads", and only with it.')
@@ -392,7 +392,7 @@ def _check_objective(recipe: Recipe, top: Table) -> None:
 
 
 def _check_off_ramps(recipe: Recipe, top: Table) -> None:
-    """What an encoder's objective and its off-ramps ask of each other."""
+    """Check an encoder's objective against its off-ramps."""
     loss, table, kind = recipe.objective.loss, top.table("objective"), recipe.kind
     is_encoder = kind == "encoder" or (kind is None and recipe.off_ramps is not None)
     if is_encoder and loss not in _OF_JOINT_LOSSES | _OF_ENCODERS:
@@ -400,27 +400,31 @@ def _check_off_ramps(recipe: Recipe, top: Table) -> None:
         raise table.error("loss", f"is {loss!r}, which is for decoders. Allowed for encoders: {allowed}.")
     if kind not in ("encoder", None) and (loss in _OF_ENCODERS or recipe.off_ramps is not None):
         raise top.error(None, "[off_ramps] and the losses two-stage, alternating, self-distillation are for encoders.")
-    own = recipe.off_ramps is not None and recipe.off_ramps.kind != "shared-head"
-    if loss in _ON_FROZEN and not (own and recipe.start is not None):
+    has_ramp_parameters = recipe.off_ramps is not None and recipe.off_ramps.kind != "shared-head"
+    if loss in _ON_FROZEN and not (has_ramp_parameters and recipe.start is not None):
         raise table.error(
             "loss", f'{loss!r} needs a [start], which is frozen, and [off_ramps] other than "shared-head".'
         )
-    if loss == "last" and own:
+    if loss == "last" and has_ramp_parameters:
         raise table.error("loss", 'is "last", by which off-ramps never learn. Leave out [off_ramps].')
 
 
 def _check_positions(recipe: Recipe, top: Table) -> None:
-    """That a model with a table of positions has one for every token that it is trained on."""
-    made, longest = recipe.architecture, recipe.optimisation.max_tokens
-    if made is not None and made.family not in {"t5", *_DECODER_ONLY} and longest > made.max_positions:
+    """Check that a model with absolute positions has enough of them for its training data."""
+    architecture, longest = recipe.architecture, recipe.optimisation.max_tokens
+    if (
+        architecture is not None
+        and architecture.family not in {"t5", *_DECODER_ONLY}
+        and longest > architecture.max_positions
+    ):
         raise top.table("architecture").error(
             "max_positions",
-            f"is {made.max_positions}, but [optimisation] max_tokens is {longest}. Allowed: as many or more.",
+            f"is {architecture.max_positions}, but [optimisation] max_tokens is {longest}. Allowed: as many or more.",
         )
 
 
 def _start(table: Table) -> StartRecipe:
-    """One of the two places that weights can come from."""
+    """Read [start], which names exactly one of recipe and checkpoint."""
     start = _build(StartRecipe, table)
     if bool(start.recipe) == bool(start.checkpoint):
         raise table.error(None, "needs exactly one of `recipe` and `checkpoint`.")
@@ -432,7 +436,7 @@ def _start(table: Table) -> StartRecipe:
 
 
 def _data_source(table: Table) -> DataSource:
-    """One source, with what no single key of it can show."""
+    """Read one data source, with checks across its keys."""
     source = _build(DataSource, table)
     if source.source == "builtin" and not source.documents:
         raise table.error(None, "built-in data has no end; say how many `documents`.")
@@ -442,7 +446,7 @@ def _data_source(table: Table) -> DataSource:
 
 
 def _tokenizer(table: Table) -> TokenizerRecipe:
-    """The tokenizer; only a trained one has a size to choose."""
+    """Read the tokenizer's settings; only a trained one has a vocabulary size."""
     tokenizer = _build(TokenizerRecipe, table)
     if (tokenizer.kind == "bpe") != bool(tokenizer.vocab_size):
         raise table.error(None, '`vocab_size` goes with kind = "bpe", and only with it.')
@@ -450,7 +454,7 @@ def _tokenizer(table: Table) -> TokenizerRecipe:
 
 
 def _architecture(table: Table) -> ArchitectureRecipe:
-    """The architecture, as its family can have it."""
+    """Read the architecture, with the constraints of its family."""
     architecture = _build(ArchitectureRecipe, table)
     family, n_heads = architecture.family, architecture.num_heads
     if family in _DECODER_ONLY and architecture.num_layers:
@@ -482,7 +486,7 @@ def _architecture(table: Table) -> ArchitectureRecipe:
 
 
 def _optimisation(table: Table) -> OptimisationRecipe:
-    """The optimisation, whose warm-up must end."""
+    """Read the optimization settings, with checks across keys."""
     optimisation = _build(OptimisationRecipe, table)
     if optimisation.warmup_steps >= optimisation.steps:
         raise table.error("warmup_steps", f"must be fewer than steps = {optimisation.steps}.")
@@ -492,12 +496,12 @@ def _optimisation(table: Table) -> OptimisationRecipe:
 
 
 def _build(cls: type[T], table: Table) -> T:
-    """Make one dataclass of one TOML table."""
-    own = fields(cls)  # type: ignore[arg-type]
-    table.allow(*(f.name for f in own))
+    """Build a dataclass from a TOML table."""
+    dataclass_fields = fields(cls)  # type: ignore[arg-type]
+    table.allow(*(f.name for f in dataclass_fields))
     hints = get_type_hints(cls)
     values: dict[str, Any] = {}
-    for f in own:
+    for f in dataclass_fields:
         if f.name not in table.values and f.default is not MISSING:
             continue
         value = values[f.name] = _value(table, f.name, hints[f.name])
@@ -508,7 +512,7 @@ def _build(cls: type[T], table: Table) -> T:
 
 
 def _value(table: Table, key: str, kind: Any) -> Any:
-    """One value of the type that its field declares."""
+    """Read one value of the type that its field declares."""
     if get_origin(kind) is Literal:
         word = table.get(key, str)
         if word not in get_args(kind):

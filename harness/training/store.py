@@ -1,8 +1,8 @@
-"""Trained models on disk: one folder a recipe and digest, complete or absent; some are shipped with the package.
+"""Trained models on disk: one folder per recipe and digest, complete or absent; some are bundled with the package.
 
-A model is trained in a hidden folder, with resume points beside it, and renamed when it is complete, under a lock of
-its digest: a kill leaves nothing that looks like a model, the next training goes on from the latest resume point, and
-two processes never train the same one.
+A model is trained in a hidden folder, next to its resume points, and renamed when complete, under a lock for its
+digest. So an interrupted training leaves nothing that looks like a model, the next one continues from the latest resume
+point, and two processes never train the same model.
 """
 
 import json
@@ -25,11 +25,11 @@ from exitbench.results.spool.schema import CARD_FILE
 from exitbench.tasks.sources import below
 
 SHIPPED = Path(__file__).parents[1] / "checkpoints"
-"""Models that come with the package: copies of what `exitbench train builtin` makes."""
+"""Bundled models: copies of the results of `exitbench train builtin`."""
 
 
 def model_digest(recipe: Recipe, data_sha256: str, start_sha256: str, training_version: int) -> str:
-    """SHA-256 of everything that decides the weights."""
+    """Return the SHA-256 of everything that determines the weights."""
     identity = {
         "recipe": recipe.described(),
         "data_sha256": data_sha256,
@@ -40,13 +40,13 @@ def model_digest(recipe: Recipe, data_sha256: str, start_sha256: str, training_v
 
 
 def find_trained(recipe: Recipe, *models_dirs: Path) -> Path | None:
-    """The latest complete model of this recipe in the first of the folders that has one; None when none has.
+    """Return the latest complete model of a recipe in the first folder that has one, or None.
 
-    Quick: neither data nor weights are read. Only `ensure_trained` knows whether the data is still the same.
+    Fast: reads neither data nor weights. Only `ensure_trained` checks whether the data is still the same.
     """
     first = recipe.first.described() if recipe.first is not None else None
-    known = {"recipe": recipe.described(), "start_recipe": first, "training_version": TRAINING_VERSION}
-    wanted = json.loads(json.dumps(known))
+    card_fields = {"recipe": recipe.described(), "start_recipe": first, "training_version": TRAINING_VERSION}
+    wanted = json.loads(json.dumps(card_fields))
     for models_dir in models_dirs:
         cards = sorted(models_dir.glob(f"*/{CARD_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
         for card in cards:
@@ -59,22 +59,22 @@ def find_trained(recipe: Recipe, *models_dirs: Path) -> Path | None:
 def ensure_trained(
     recipe: Recipe, models_dir: Path, data_dir: Path | None, on_step: Callable[[int], None] = lambda step: None
 ) -> Path:
-    """Return the folder of a recipe's model, training it first when it is not there.
+    """Return the folder of a recipe's model, training it first if it is missing.
 
     Args:
-        recipe: What to train.
-        models_dir: Where models are kept; made when missing.
-        data_dir: What the paths of local files are relative to.
-        on_step: Called with the number of steps done; not for the recipe that it starts from.
+        recipe: The recipe to train.
+        models_dir: Folder of trained models; created if missing.
+        data_dir: Root folder of local files.
+        on_step: Called with the number of steps done, but not for the recipe that it starts from.
 
     Returns:
         `models_dir / NAME-DIGEST`: a Hugging Face checkpoint with tokenizer, log and card, and the exit heads or
-        off-ramps that the recipe trains. Another process that is training the same model is waited for.
+        off-ramps that the recipe trains. Waits for another process that is training the same model.
 
     Raises:
         UserError: Missing or malformed data, or a folder that cannot be written.
     """
-    # Imported here: whoever only lists recipes should not wait for torch.
+    # Imported here: listing recipes should not load torch.
     from exitbench.harness.engine.checkpoints.digest import describe_checkpoint, files_sha256
     from exitbench.harness.training.classifiers import may_learn_labels, train_classifier
     from exitbench.harness.training.data import read_text
@@ -117,7 +117,7 @@ def ensure_trained(
 
 
 def _start(start: StartRecipe, models_dir: Path, data_dir: Path | None) -> Path:
-    """Folder of the checkpoint that a recipe goes on from."""
+    """Return the folder of the checkpoint that a recipe starts from."""
     from exitbench.harness.training.recipe import load_recipe
 
     if start.recipe:
@@ -130,17 +130,17 @@ def _start(start: StartRecipe, models_dir: Path, data_dir: Path | None) -> Path:
 _LOOK_S: Final = 0.5
 
 _steps: MutableSequence[int]
-"""Steps done of each model: memory that is shared with the parent, which looks there; nobody waits for anybody."""
+"""Number of steps done per model, in memory shared with the parent, which polls it without locking."""
 
 
 def ensure_all_trained(recipes: Sequence[Recipe], models_dir: Path, data_dir: Path | None, cores: int) -> list[Path]:
-    """Train every recipe that is missing, as many at a time as there are cores.
+    """Train all missing recipes, up to one process per core at a time.
 
     Args:
-        recipes: What to train.
-        models_dir: Where models are kept.
-        data_dir: What the paths of local files are relative to.
-        cores: Cores to share out; each process gets an equal part.
+        recipes: The recipes to train.
+        models_dir: Folder of trained models.
+        data_dir: Root folder of local files.
+        cores: Number of cores, divided equally among the processes.
 
     Returns:
         The folders, in the order of the recipes.
@@ -150,14 +150,16 @@ def ensure_all_trained(recipes: Sequence[Recipe], models_dir: Path, data_dir: Pa
     """
     if not recipes:
         return []
-    # What others start from comes first; who starts from it comes last, and finds it ready.
+    # Recipes that others start from come first, so that they are ready when the others need them.
     first = {recipe.first.name: recipe.first for recipe in recipes if recipe.first is not None}
-    own = {recipe.name: recipe for recipe in recipes}
-    if twice := [recipe.name for recipe in recipes if {**first, **own}[recipe.name] != recipe]:
+    requested = {recipe.name: recipe for recipe in recipes}
+    if twice := [recipe.name for recipe in recipes if {**first, **requested}[recipe.name] != recipe]:
         raise UserError(f"two different recipes are called {twice[0]!r}.")
-    ordered = sorted({**own, **first}.values(), key=lambda recipe: (recipe.first is not None, recipe.name not in first))
+    ordered = sorted(
+        {**requested, **first}.values(), key=lambda recipe: (recipe.first is not None, recipe.name not in first)
+    )
     workers = min(len(ordered), cores)
-    context = get_context("spawn")  # so that the parent needs no torch and its threads are not copied
+    context = get_context("spawn")  # the parent need not load torch, and its threads are not copied
     steps = context.RawArray("q", len(ordered))
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(steps,)) as pool:
         threads = max(1, cores // workers)
@@ -172,7 +174,7 @@ def ensure_all_trained(recipes: Sequence[Recipe], models_dir: Path, data_dir: Pa
                 "resume point."
             ) from error
         except BaseException:
-            # Interrupted, or one of them failed: the others would train to their end before the pool lets go.
+            # Interrupted, or a training failed: the pool would wait until the others have finished.
             for process in list(pool._processes.values()):
                 process.terminate()
             pool.shutdown(wait=False, cancel_futures=True)
@@ -182,22 +184,22 @@ def ensure_all_trained(recipes: Sequence[Recipe], models_dir: Path, data_dir: Pa
 
 
 def _follow(recipes: Sequence[Recipe], jobs: Sequence[Future[Path]], steps: Sequence[int]) -> None:
-    """Show how far each is until all have ended; raises what the first raises that fails."""
-    left, started = set(range(len(jobs))), set()
-    with progress(len(jobs), "models", "step") as shown:
-        while left:
-            wait([jobs[place] for place in left], _LOOK_S, FIRST_COMPLETED)
-            ended = {place for place in left if jobs[place].done()}
-            for place in sorted(left):
+    """Show the progress of each training until all have ended; re-raise the first error."""
+    remaining, started = set(range(len(jobs))), set()
+    with progress(len(jobs), "models", "step") as bars:
+        while remaining:
+            wait([jobs[place] for place in remaining], _LOOK_S, FIRST_COMPLETED)
+            ended = {place for place in remaining if jobs[place].done()}
+            for place in sorted(remaining):
                 recipe = recipes[place]
                 if steps[place] and place not in started:
-                    shown.start(recipe.name, recipe.optimisation.steps)
+                    bars.start(recipe.name, recipe.optimisation.steps)
                     started.add(place)
-                shown.documents_done(recipe.name, steps[place])
+                bars.documents_done(recipe.name, steps[place])
             for place in sorted(ended):
                 jobs[place].result()
-                shown.end(recipes[place].name, "ok")
-            left -= ended
+                bars.end(recipes[place].name, "ok")
+            remaining -= ended
 
 
 def _begin(steps: MutableSequence[int]) -> None:

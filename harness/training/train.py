@@ -44,11 +44,11 @@ def train(
     """Train a recipe's model and write checkpoint, tokenizer, exit heads, log and card to `folder`.
 
     Args:
-        recipe: What to train.
+        recipe: The recipe to train.
         text: The recipe's data.
-        start: The checkpoint to go on from; None for a new model.
+        start: The checkpoint to start from; None for a new model.
         folder: An existing, empty folder.
-        work: For resume points; one that an interrupted training left is gone on from.
+        work: Folder of resume points; training resumes from the latest one in it.
         on_step: Called with the number of steps done.
 
     Raises:
@@ -71,8 +71,10 @@ def train(
 
     rows = minimise(recipe, model, objective, batches, work, on_step, clock)
     saved = model.bfloat16().float() if settings.saved_precision == "bf16" else model
-    held_out = [pad(batch, causal=is_causal(model)) for batch in cut_batches(validation, settings.batch_tokens)]
-    accuracy, loss_nats = block_quality(saved, held_out)
+    validation_batches = [
+        pad(batch, causal=is_causal(model)) for batch in cut_batches(validation, settings.batch_tokens)
+    ]
+    accuracy, loss_nats = block_quality(saved, validation_batches)
 
     (model.bfloat16() if settings.saved_precision == "bf16" else model).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -91,9 +93,9 @@ def train(
 
 
 def prepare(recipe: Recipe) -> None:
-    """Seed what is drawn from, and silence what transformers says of every training."""
+    """Seed torch, and silence transformers' warnings and progress bars."""
     transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()  # it warns of tied weights, which a resume point holds once
+    transformers.utils.logging.set_verbosity_error()  # it warns about tied weights, which a resume point stores once
     torch.manual_seed(recipe.seed)
 
 
@@ -109,7 +111,7 @@ def minimise(
     """Train a model to the recipe's last step, from the latest resume point in `work`; return its log.
 
     Raises:
-        UserError: The loss is no number any more.
+        UserError: The loss is not finite.
     """
     trainer = ExitTrainer(model, objective, batches, recipe.optimisation, work, recipe.seed, on_step, clock)
     trainer.train_from(resume_point(work))
@@ -131,7 +133,7 @@ def write_card(
     counts: Mapping[str, int],
     quality: Mapping[str, Any],
 ) -> None:
-    """Write what a training was: recipe, data, sizes, quality on validation documents, time."""
+    """Write the card of a training: recipe, data, sizes, quality on validation documents, time."""
     wall_seconds, cpu_seconds = clock.seconds()
     card = {
         "recipe": recipe.described(),
@@ -169,7 +171,11 @@ def _begin(recipe: Recipe, text: TextData, start: Path | None) -> tuple[PreTrain
 def _examples(recipe: Recipe, text: TextData, tokenizer: PreTrainedTokenizerFast) -> tuple[Portions, list[Example]]:
     longest = recipe.optimisation.max_tokens
     portions = [
-        (source.from_step, source.repeat * encode([p for p, own in text.train if own is source], tokenizer, longest))
+        (
+            source.from_step,
+            source.repeat
+            * encode([p for p, source_of_pair in text.train if source_of_pair is source], tokenizer, longest),
+        )
         for source in recipe.train
     ]
     validation = encode(text.validation, tokenizer, longest)
@@ -200,7 +206,7 @@ def generated_examples(
     portions: list[tuple[int, list[Example]]],
     seed: int,
 ) -> list[Example]:
-    """Sample texts from the model's own distribution after the recipe's prompts, or after those of its documents.
+    """Sample texts from the model's own distribution after the recipe's prompts, or else after its documents' prompts.
 
     The same seed gives the same texts.
     """
@@ -214,16 +220,16 @@ def generated_examples(
     chosen.sort(key=len)
     torch.manual_seed(seed)
     model.eval()
-    found: list[Example] = []
+    examples_sampled: list[Example] = []
     for start in range(0, len(chosen), BATCH_ROWS):
-        found += _sample(model, chosen[start : start + BATCH_ROWS], settings.text_tokens)
-    return found
+        examples_sampled += _sample(model, chosen[start : start + BATCH_ROWS], settings.text_tokens)
+    return examples_sampled
 
 
 def _sample(model: PreTrainedModel, prompts: list[np.ndarray], n_tokens: int) -> list[Example]:
-    # A causal model goes on from the right end, so that is where all prompts must end.
+    # A causal model continues at the right end, so prompts are padded on the left.
     ids, mask = padded([prompt.tolist() for prompt in prompts], model.device, "left" if is_causal(model) else "right")
-    made = model.generate(
+    generated = model.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids) if mask is None else mask.long(),
         do_sample=True,
@@ -232,12 +238,12 @@ def _sample(model: PreTrainedModel, prompts: list[np.ndarray], n_tokens: int) ->
         top_p=1.0,
         max_new_tokens=n_tokens,
     ).cpu()
-    answers = made[:, ids.shape[1] :] if is_causal(model) else made[:, 1:]
+    answers = generated[:, ids.shape[1] :] if is_causal(model) else generated[:, 1:]
     ends = model.generation_config.eos_token_id
     return [Example(prompt, _until(answer.numpy(), ends)) for prompt, answer in zip(prompts, answers, strict=True)]
 
 
 def _until(ids: np.ndarray, ends: int | list[int]) -> np.ndarray:
-    """The ids up to the first end token, which is kept."""
+    """Return the ids up to and including the first end token."""
     places = np.flatnonzero(np.isin(ids, ends))
     return ids[: places[0] + 1] if len(places) else ids

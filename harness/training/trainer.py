@@ -1,6 +1,7 @@
-"""transformers' Trainer with our batches, objectives, optimisers and log; interrupted, it goes on to the same weights.
+"""transformers' Trainer with this project's batches, objectives, optimizers and log.
 
-AdamW has rates of its own for embeddings and position tables; matrices learn by Muon if asked.
+A resumed training reaches the same weights as an uninterrupted one. AdamW has separate learning rates for embeddings
+and position tables; matrices can be trained with Muon.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from exitbench.harness.training.recipe import OptimisationRecipe
 
 
 class Together(torch.optim.Optimizer):
-    """Several optimisers over different parameters, stepped, scheduled and saved as one."""
+    """Several optimizers over different parameters, stepped, scheduled and saved as one."""
 
     def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
         self.optimizers = optimizers
@@ -37,53 +38,53 @@ class Together(torch.optim.Optimizer):
         self._share_groups()
 
     def _share_groups(self) -> None:
-        """Let schedulers write into the optimisers' own groups."""
+        """Share the optimizers' own parameter groups, so that schedulers write into them."""
         self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Step each."""
+        """Step each optimizer."""
         for optimizer in self.optimizers:
             optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all, in order."""
+        """Return the states of all optimizers, in order."""
         return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the states returned by `state_dict`."""
         for optimizer, state in zip(self.optimizers, state_dict["optimizers"], strict=True):
             optimizer.load_state_dict(state)
         self._share_groups()
 
 
 def make_optimizer(model: nn.Module, settings: OptimisationRecipe) -> torch.optim.Optimizer:
-    """The optimiser of all parameters that learn; weight decay for matrices only."""
+    """Return the optimizer of all trainable parameters, with weight decay for matrices only."""
     embeddings: list[nn.Parameter] = []
     positions: list[nn.Parameter] = []
     matrices: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
     embedding = model.get_input_embeddings().weight  # type: ignore[operator]
-    # Rows that are looked up or chosen, one a token or a position: orthogonalised as a whole, they would be mixed.
+    # Tables with one row per token or position are not orthogonalized as a whole, which would mix their rows.
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     head = model.get_output_embeddings()  # type: ignore[operator]
-    if head is not None:  # a classifier has none
+    if head is not None:  # classifiers have no LM head
         tables.add(id(head.weight))
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         if parameter is embedding:
             embeddings.append(parameter)
-        elif "relative_attention_bias" in name:  # one row a bucket: a look-up, not a matrix that maps states
+        elif "relative_attention_bias" in name:  # a lookup table with one row per bucket, not a map of states
             positions.append(parameter)
         elif id(parameter) in tables and settings.optimizer == "muon":
-            others.append(parameter)
+            vectors.append(parameter)
         else:
-            (matrices if parameter.dim() == 2 else others).append(parameter)
+            (matrices if parameter.dim() == 2 else vectors).append(parameter)
     rate = settings.learning_rate
     groups: list[dict[str, Any]] = [
         {"params": embeddings, "lr": rate * settings.embedding_learning_rate_factor, "weight_decay": 0.0},
         {"params": positions, "lr": rate * settings.position_learning_rate_factor, "weight_decay": 0.0},
-        {"params": others, "lr": rate, "weight_decay": 0.0},
+        {"params": vectors, "lr": rate, "weight_decay": 0.0},
     ]
     muon: list[torch.optim.Optimizer] = []
     if settings.optimizer == "muon":
@@ -91,17 +92,18 @@ def make_optimizer(model: nn.Module, settings: OptimisationRecipe) -> torch.opti
         muon.append(torch.optim.Muon(matrices, lr=lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
     else:
         groups.append({"params": matrices, "lr": rate, "weight_decay": settings.weight_decay})
-    known = [group for group in groups if group["params"]]
-    return Together([torch.optim.AdamW(known, betas=(0.9, settings.adam_beta2), fused=True), *muon])
+    nonempty_groups = [group for group in groups if group["params"]]
+    return Together([torch.optim.AdamW(nonempty_groups, betas=(0.9, settings.adam_beta2), fused=True), *muon])
 
 
 class SharedBlocks:
-    """Blocks 2..L as one: the gradients of all go into block 2, and its weights into the others.
+    """Weight sharing of blocks 2..L: gradients are summed in block 2, whose weights are copied to the others.
 
-    Block 1 stays apart: it reads embeddings, and a T5's has the table of relative positions.
+    Block 1 is excluded: it reads embeddings, and in T5 it has the relative position table.
 
-    Used for the first steps, as in a Universal Transformer: what one block learns, such as to find a fact again, all
-    later ones can do with what it found. Many hops come of one (Dehghani et al. 2019; Saunshi et al. 2024).
+    Used for the initial steps, as in a Universal Transformer: all later blocks can apply what one block learns, such as
+    retrieving a fact, to its result, so that multi-hop retrieval emerges from one hop (Dehghani et al. 2019; Saunshi et
+    al. 2024).
     """
 
     def __init__(self, model: Any) -> None:
@@ -112,23 +114,23 @@ class SharedBlocks:
 
     @torch.no_grad()
     def gather_gradients(self) -> None:
-        """Sum up the blocks' gradients in block 2; the others are left without, so that no optimiser moves them."""
-        for first, *others in self.groups:
-            found: list[Tensor] = [p.grad for p in (first, *others) if p.grad is not None]
-            first.grad = torch.stack(found).sum(0) if found else None
-            for other in others:
+        """Sum the blocks' gradients in block 2; clear those of the others, so that no optimizer updates them."""
+        for first, *later_copies in self.groups:
+            gradients: list[Tensor] = [p.grad for p in (first, *later_copies) if p.grad is not None]
+            first.grad = torch.stack(gradients).sum(0) if gradients else None
+            for other in later_copies:
                 other.grad = None
 
     @torch.no_grad()
     def spread_weights(self) -> None:
-        """Give all blocks the weights of block 2."""
-        for first, *others in self.groups:
-            for other in others:
+        """Copy the weights of block 2 to all later blocks."""
+        for first, *later_copies in self.groups:
+            for other in later_copies:
                 other.copy_(first)
 
 
 def _blocks(model: Any) -> Sequence[nn.Module]:
-    """Blocks of a decoder, or of an encoder without one."""
+    """Return the blocks of the decoder, or of an encoder-only model."""
     if model.config.model_type in FAMILIES:
         return find_encoder_stack(model).modules
     return list(decoder_blocks(model))
@@ -136,47 +138,47 @@ def _blocks(model: Any) -> Sequence[nn.Module]:
 
 LOG_POINTS = 100
 EXTRAS = "early_exit"
-"""Name below which an objective's own modules are part of the model while it learns."""
+"""Submodule name under which an objective's extra modules are part of the model during training."""
 WEIGHTS = "model.safetensors"
-"""File of the weights in a resume point."""
+"""Weights file in a resume point."""
 COMPLETE = "COMPLETE"
-"""File that a resume point has once all of it is written; it tells the time spent until then."""
+"""File that marks a resume point as complete; contains the time spent until then."""
 
 Rows = list[tuple[int, int | None, str, float]]
-"""Step, block, metric and value."""
+"""Rows of (step, block, metric, value)."""
 
 
 class Clock:
-    """Time spent on a training, over all the processes that it took."""
+    """Time spent on a training, across all processes that worked on it."""
 
     def __init__(self, point: Path | None) -> None:
-        """Go on from a resume point."""
-        known = json.loads((point / COMPLETE).read_text(encoding="utf-8")) if point is not None else [0.0, 0.0]
-        self.started = time.perf_counter() - known[0], time.process_time() - known[1]
+        """Continue from the time stored in a resume point, or start at zero."""
+        elapsed_s = json.loads((point / COMPLETE).read_text(encoding="utf-8")) if point is not None else [0.0, 0.0]
+        self.started = time.perf_counter() - elapsed_s[0], time.process_time() - elapsed_s[1]
 
     def seconds(self) -> tuple[float, float]:
-        """Wall and CPU time."""
+        """Return wall and CPU time in seconds."""
         return time.perf_counter() - self.started[0], time.process_time() - self.started[1]
 
     def write(self, path: Path) -> None:
-        """Note the time in a resume point, whole or not at all."""
+        """Write the time to a resume point atomically."""
         partial = path.with_name(f".{path.name}")
         partial.write_text(json.dumps(self.seconds()), encoding="utf-8")
         partial.replace(path)
 
 
 class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
-    """A Trainer that minimises an `Objective`.
+    """A Trainer that minimizes an `Objective`.
 
     Args:
-        model: Learns in place.
+        model: Model to train in place.
         objective: The loss.
-        batches: Gives the batches from a step (0 upwards) on, without end.
+        batches: Returns an endless iterator of batches from a step (0-based) on.
         settings: Steps, rates, precision.
-        folder: For resume points; emptied by nobody.
-        seed: Of dropout.
+        folder: Folder of resume points; never cleared.
+        seed: Seed of dropout.
         on_step: Called with the number of steps done.
-        clock: Told by every resume point.
+        clock: Clock whose time is stored in every resume point.
     """
 
     def __init__(
@@ -209,10 +211,10 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
             use_cpu=not torch.cuda.is_available(),
             seed=seed,
             logging_steps=logging_steps,
-            # A resume point between two points of the log would lose what was summed up since the last.
+            # A resume point between two log entries would lose the values summed since the last entry.
             save_steps=max(1, settings.save_steps // logging_steps) * logging_steps,
             save_total_limit=2,
-            ignore_data_skip=True,  # `batches` is told where to go on
+            ignore_data_skip=True,  # `batches` starts at the resumed step
             dataloader_pin_memory=False,
             remove_unused_columns=False,
             disable_tqdm=True,
@@ -226,7 +228,7 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
 
     def train_from(self, point: Path | None) -> None:
         """Train to the last step, from a resume point if there is one."""
-        # A kill may come after the last step, before the model is written.
+        # The process may have been killed after the last step, before the model was written.
         if point is not None and point.name == f"checkpoint-{self.args.max_steps}":
             self._load_from_checkpoint(str(point))
             self.state = transformers.TrainerState.load_from_json(str(point / "trainer_state.json"))
@@ -234,7 +236,7 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
             self.train(resume_from_checkpoint=point and str(point))
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        """Write a resume point's weights by their names in memory; those of a family's checkpoints may be others."""
+        """Write a resume point's weights under their in-memory names, which may differ from the checkpoint's names."""
         folder = Path(output_dir or self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         save_model(self.model, str(folder / WEIGHTS))
@@ -243,12 +245,12 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
         load_model(model or self.model, Path(resume_from_checkpoint) / WEIGHTS)
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
-        """The recipe's batches, from the step that was reached."""
-        # A generator of its own: the loader draws a number that dropout would miss when the training goes on.
+        """Return a loader of the recipe's batches from the current step on."""
+        # A separate generator: the loader draws a number, which would shift dropout's random state after a resume.
         return DataLoader(_Batches(self), batch_size=None, generator=torch.Generator())
 
     def training_step(self, model: nn.Module, inputs: Batch, *_: Any, **__: Any) -> Tensor:
-        """Forward and backward; a batch that does not fit into memory is tried again in halves."""
+        """Run forward and backward; a batch that does not fit into memory is retried in halves."""
         model.train()
         loss = self._step_in_parts(model, inputs, 1.0)
         if self.shared is not None and self.state.global_step < self.shared_steps:
@@ -256,16 +258,18 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
         return loss
 
     def step_ended(self) -> None:
-        """Spread what shared blocks learned."""
+        """Copy the weights of shared blocks after a step."""
         if self.shared is not None and self.state.global_step <= self.shared_steps:
             self.shared.spread_weights()
 
     def _step_in_parts(self, model: nn.Module, inputs: Batch, share: float) -> Tensor:
-        kept = [None if p.grad is None else p.grad.clone() for p in model.parameters()] if share < 1 else None
+        saved_gradients = (
+            [None if p.grad is None else p.grad.clone() for p in model.parameters()] if share < 1 else None
+        )
         n_rows = len(inputs["labels"])
         try:
             inputs = self._prepare_inputs(inputs)
-            # Trainer's own context covers `model.forward` only; objectives call encoder and decoder themselves.
+            # Trainer's own autocast covers only `model.forward`; objectives call encoder and decoder directly.
             with self.accelerator.autocast():
                 loss, logged = self.objective(model, inputs, self.state.global_step)
             self.accelerator.backward(loss * share)
@@ -281,7 +285,7 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
         half = (n_rows + 1) // 2
         print(f"a batch of {n_rows} rows does not fit into memory; trying {half}.", file=sys.stderr)
         for index, p in enumerate(model.parameters()):
-            p.grad = None if kept is None else kept[index]
+            p.grad = None if saved_gradients is None else saved_gradients[index]
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         parts = [{name: tensor[rows] for name, tensor in inputs.items()} for rows in (slice(half), slice(half, None))]
@@ -291,20 +295,20 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
         return torch.stack(losses).sum()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the means since the last point of the log."""
+        """Log the means since the last log entry."""
         means = {_key(*key): torch.stack(values).mean().item() for key, values in self.sums.items()}
         self.sums.clear()
         super().log({**logs, **means}, start_time)
 
     def rows(self) -> Rows:
-        """The log so far."""
-        found: Rows = []
+        """Return the log so far."""
+        log_rows: Rows = []
         for entry in self.state.log_history:
             for key, value in entry.items():
                 metric, is_ours, block = key.partition("/")
                 if is_ours or metric == "learning_rate":
-                    found.append((entry["step"], int(block) if block.isdigit() else None, metric, float(value)))
-        return sorted(found, key=lambda row: (row[0], row[2], row[1] or 0))
+                    log_rows.append((entry["step"], int(block) if block.isdigit() else None, metric, float(value)))
+        return sorted(log_rows, key=lambda row: (row[0], row[2], row[1] or 0))
 
 
 class _Batches(IterableDataset[Batch]):
@@ -316,7 +320,7 @@ class _Batches(IterableDataset[Batch]):
 
 
 class _Steps(transformers.TrainerCallback):  # type: ignore[misc]
-    """Tells of the steps, and marks resume points that are whole."""
+    """Callback that reports steps and marks complete resume points."""
 
     def __init__(self, on_step: Callable[[int], None], clock: Clock, trainer: ExitTrainer) -> None:
         self.on_step, self.clock, self.trainer = on_step, clock, trainer
@@ -331,7 +335,7 @@ class _Steps(transformers.TrainerCallback):  # type: ignore[misc]
 
 
 def resume_point(folder: Path) -> Path | None:
-    """The latest point in a trainer's folder that an interrupted training can go on from."""
+    """Return the latest complete resume point in a trainer's folder, or None."""
     steps = [int(path.parent.name.rpartition("-")[2]) for path in folder.glob(f"checkpoint-*/{COMPLETE}")]
     return folder / f"checkpoint-{max(steps)}" if steps else None
 

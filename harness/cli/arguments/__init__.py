@@ -1,1 +1,1 @@
-"""What each command takes: arguments, help and examples. Nothing heavy is imported here, so that help comes at once."""
+"""Declarations of arguments, help and examples per command. Imports nothing heavy, so that help is fast."""

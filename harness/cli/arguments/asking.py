@@ -1,4 +1,4 @@
-"""Commands that show what there is: report, show, check, sql, compare, status, inspect, list and others."""
+"""Commands that query and show: report, show, check, sql, compare, status, inspect, list and others."""
 
 from argparse import ArgumentTypeError
 from decimal import Decimal, InvalidOperation
@@ -167,19 +167,21 @@ def _add_sql(commands: Commands) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="save the rows: csv, json or parquet")
     parser.add_argument("--force", action="store_true", help="replace the file of --out")
     parser.add_argument("--all", action="store_true", help="print every row of a table, not the first 200")
-    asked = parser.add_mutually_exclusive_group()
-    asked.add_argument("--views", action="store_true", help="list the views, a line each, and stop")
-    asked.add_argument(
+    alternatives = parser.add_mutually_exclusive_group()
+    alternatives.add_argument("--views", action="store_true", help="list the views, a line each, and stop")
+    alternatives.add_argument(
         "--explain-view", metavar="NAME", help="print a view's columns, their meaning and its SQL, and stop"
     )
-    asked.add_argument(
+    alternatives.add_argument(
         "--queries",
         nargs="*",
         metavar="WORD",
         help="print saved queries in full: all, or those with all WORDs",
     )
-    asked.add_argument("--schema", action="store_true", help="print a document on all views and tables, and stop")
-    asked.add_argument(
+    alternatives.add_argument(
+        "--schema", action="store_true", help="print a document on all views and tables, and stop"
+    )
+    alternatives.add_argument(
         "--cookbook", action="store_true", help="print questions and the SQL that answers them, and stop"
     )
 
@@ -230,16 +232,16 @@ def _numbers(text: str) -> list[float]:
     except (ValueError, InvalidOperation):
         numbers = []
     if not all(map(isfinite, numbers)) or not 1 <= len(numbers) <= _MOST_THRESHOLDS:
-        shown = text if len(text) < 100 else f"{text[:100]}…"
+        short = text if len(text) < 100 else f"{text[:100]}…"
         raise ArgumentTypeError(
-            f"{shown!r} are not at most {_MOST_THRESHOLDS:,} numbers separated by commas, nor FROM:TO:STEP with a STEP "
+            f"{short!r} are not at most {_MOST_THRESHOLDS:,} numbers separated by commas, nor FROM:TO:STEP with a STEP "
             "above 0"
         )
     return numbers
 
 
 def _stepped(text: str) -> list[float]:
-    """Numbers from one to another, both included, as they would be written."""
+    """Parse FROM:TO:STEP into decimal-exact numbers, both ends included."""
     low, high, step = map(Decimal, text.split(":"))
     if not (low <= high and step > 0 and (high - low) / step < _MOST_THRESHOLDS):
         return []

@@ -1,4 +1,4 @@
-"""What the arguments of several commands have in common, and the first screen, `exitbench --help`."""
+"""Arguments shared by several commands, and the overview printed by `exitbench --help`."""
 
 import argparse
 import re
@@ -13,15 +13,15 @@ from exitbench.harness.running.shard import Shard
 from exitbench.harness.service.options import MOST_DOCUMENTS, MOST_THREADS
 
 HIDDEN: Final = "_"
-"""What begins so is for other programs: it works, but is not listed."""
+"""Prefix of commands for other programs, which work but are not listed."""
 _SHARD_DIGITS: Final = 4
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that says what was wrong in one line, as every other bad input is told."""
+    """Argument parser that raises a one-line `UserError`, like any other bad input."""
 
     def error(self, message: str) -> NoReturn:
-        """Refuse the arguments.
+        """Report invalid arguments.
 
         Raises:
             UserError: Always.
@@ -36,10 +36,10 @@ def command(commands: Commands, name: str, function: str, about: str, examples: 
     """Add a command.
 
     Args:
-        commands: The commands so far.
-        name: What the user types.
-        function: What runs, as `module:function` within `harness.cli.commands`.
-        about: What it does; its beginning, up to a bracket, colon or full stop, stands on the first screen.
+        commands: The parser's commands.
+        name: Name that the user types.
+        function: Implementation, as `module:function` within `harness.cli.commands`.
+        about: Description; its beginning, up to a bracket, colon or full stop, is shown in the overview.
         examples: Lines to copy, each indented by two spaces.
     """
     parser = commands.add_parser(
@@ -53,7 +53,7 @@ def command(commands: Commands, name: str, function: str, about: str, examples: 
 
 
 def brief(about: str) -> str:
-    """Return the beginning of what a command is about, for a line of a list."""
+    """Return the beginning of a command's description, for one line of a list."""
     return re.split(r" \(|[:;.] |\.$", about)[0]
 
 
@@ -85,19 +85,19 @@ def add_selection(parser: Parser) -> None:
 
 
 def add_plugins(parser: Parser) -> None:
-    """Add the folder of trusted code."""
+    """Add the option for the folder of trusted code."""
     about = "folder of Python files with tasks and methods: they run with your rights, so trust who wrote them"
     parser.add_argument("--plugins", type=Path, metavar="DIR", help=about)
 
 
 def add_unsafe_code(parser: Parser) -> None:
-    """Add the word that what a model wrote may be run."""
+    """Add the option that allows executing code that a model wrote."""
     about = "let tasks such as MBPP run the code that a model wrote: in a process with limits and no network"
     parser.add_argument("--confirm-run-unsafe-code", action="store_true", help=about)
 
 
 def add_executor(parser: Parser) -> None:
-    """Add where cells run."""
+    """Add options for where cells run."""
     parser.add_argument(
         "--executor", choices=("local", "slurm"), default="local", help="run here (local), or as jobs of Slurm (slurm)"
     )
@@ -111,19 +111,19 @@ def add_executor(parser: Parser) -> None:
 
 
 def add_data_dir(parser: Parser, which: str) -> None:
-    """Add the folder of local files; `which` says whose."""
+    """Add the option for the folder of local files; `which` completes the help text."""
     parser.add_argument("--data-dir", type=_folder, metavar="DIR", help=f"root of the local files {which}")
 
 
 def add_runs(parser: Parser) -> None:
-    """Add the folder in which everything lies."""
+    """Add the option for the folder of all results."""
     parser.add_argument(
         "--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of all results (default: runs)"
     )
 
 
 def add_database(parser: Parser) -> None:
-    """Add the folder in which everything lies, and a way to name another database."""
+    """Add the options for the folder of all results and for another database."""
     add_runs(parser)
     parser.add_argument(
         "--database", type=Path, metavar="FILE", help="result database (default: RUNS/exitbench.duckdb)"
@@ -131,21 +131,21 @@ def add_database(parser: Parser) -> None:
 
 
 def add_lake(parser: Parser, help_text: str) -> None:
-    """Add a lake, of which the command tells in place of what lies on this machine."""
+    """Add the option for a lake, which the command reads instead of local results."""
     parser.add_argument("--lake", metavar="DIR|URL", help=help_text)
 
 
 def add_threads(parser: Parser, default: str = "all available cores") -> None:
-    """Add the number of threads."""
+    """Add the option for the number of threads."""
     about = f"threads of torch (default: {default})"
     parser.add_argument("--threads", type=up_to(MOST_THREADS), metavar="N", help=about)
 
 
 def up_to(most: int) -> Callable[[str], int]:
-    """Return what reads a whole number from 1 to `most`."""
+    """Return an argparse type for integers from 1 to `most`."""
 
     def read(text: str) -> int:
-        # The length first: Python refuses to read thousands of digits.
+        # Check the length first: Python refuses to parse thousands of digits.
         if text.isascii() and text.isdigit() and len(text) <= len(str(most)) and 1 <= int(text) <= most:
             return int(text)
         raise argparse.ArgumentTypeError(f"{_quoted(text)} is not a whole number from 1 to {most}")
@@ -157,10 +157,10 @@ def _shard(text: str) -> Shard:
     words = text.split("/")
     if len(words) != 2 or not all(word.isascii() and word.isdigit() and len(word) <= _SHARD_DIGITS for word in words):
         raise argparse.ArgumentTypeError(f"{_quoted(text)} is not K/N, such as 2/5")
-    number, of = map(int, words)
-    if not 1 <= number <= of:
+    number, count = map(int, words)
+    if not 1 <= number <= count:
         raise argparse.ArgumentTypeError(f"{_quoted(text)}: K is a number from 1 to N")
-    return Shard(number, of)
+    return Shard(number, count)
 
 
 def _folder(text: str) -> Path:
@@ -208,7 +208,7 @@ exitbench help all lists every command.
 
 
 class Overview(Parser):
-    """The parser of the program itself, whose help lists commands by purpose."""
+    """Top-level parser, whose help lists commands by purpose."""
 
     commands: Mapping[str, Parser]
 

@@ -1,4 +1,4 @@
-"""Commands that look after what there is: db, gc, rescore, annotate, export, import."""
+"""Commands that maintain and exchange results: db, gc, rescore, annotate, export, import."""
 
 from pathlib import Path
 
@@ -81,8 +81,8 @@ def _add_annotate(commands: Commands) -> None:
     naming = "attempt or cell ids, or globs over MODEL/TASK/METHOD; every run at full depth without any"
     parser.add_argument("names", nargs="*", metavar="RUN", help=naming)
     parser.add_argument("--tagger", choices=("spacy", "stanza"), help="library (the first that is installed)")
-    of = "the library's model, in the language of the answers (English: en_core_web_sm, en)"
-    parser.add_argument("--model", metavar="NAME", help=of)
+    model_help = "the library's model, in the language of the answers (English: en_core_web_sm, en)"
+    parser.add_argument("--model", metavar="NAME", help=model_help)
     add_database(parser)
 
 

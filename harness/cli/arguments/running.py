@@ -1,4 +1,4 @@
-"""Commands that make and run: new, plan, run, train, fit, calibrate, tune, lm-eval, _cell."""
+"""Commands that create and run: new, plan, run, train, fit, calibrate, tune, lm-eval, _cell."""
 
 import argparse
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""What each command of the command line does; `cli` reads the arguments and calls one of these."""
+"""Implementations of the commands, called by `cli.main` with the parsed arguments."""

@@ -14,10 +14,10 @@ from exitbench.terminal import number_of, tell
 
 
 def annotate_runs(arguments: Namespace) -> int:
-    """Tag what this tagger has not tagged, then fill the database; returns 1 if something was left.
+    """Tag runs without tags of this tagger, then ingest; return 1 if something was left out.
 
     Raises:
-        UserError: No tagger is installed, a name fits nothing, or none of the runs could be tagged.
+        UserError: No tagger is installed, a name matches nothing, or no run could be tagged.
     """
     runs = existing_runs(arguments.runs)
     path = arguments.database or runs.database
@@ -31,19 +31,19 @@ def annotate_runs(arguments: Namespace) -> int:
         if not report.tagged + report.current:
             raise UserError(f"nothing could be tagged.\n{why}")
         tell(f"not tagged: {why}")
-    left_out = ingest(runs.spool, path).quarantined
-    for problem in left_out:
+    quarantined = ingest(runs.spool, path).quarantined
+    for problem in quarantined:
         tell(f"left out of the database: {problem}")
-    tagged, left = number_of(report.tagged, "run"), len(report.unspelled)
-    print(f"{tagged} tagged by {tagger.name}, {report.current} were, {left} left.")
-    return 1 if report.unspelled or left_out else 0
+    tagged, missed = number_of(report.tagged, "run"), len(report.unspelled)
+    print(f"{tagged} tagged by {tagger.name}, {report.current} were, {missed} left.")
+    return 1 if report.unspelled or quarantined else 0
 
 
 def rescore_runs(arguments: Namespace) -> int:
-    """Score what is not scored under the current version, then fill the database; returns 1 if something was left.
+    """Rescore runs without scores of the current metric version, then ingest; return 1 if something was left out.
 
     Raises:
-        UserError: A name fits nothing, or none of the runs could be scored.
+        UserError: A name matches nothing, or no run could be scored.
     """
     runs = existing_runs(arguments.runs)
     with counting("rescore") as on_run:
@@ -55,11 +55,11 @@ def rescore_runs(arguments: Namespace) -> int:
         raise UserError("nothing could be scored.\n" + "\n".join(problems))
     for problem in problems:
         tell(f"not rescored: {problem}")
-    left_out = ingest(runs.spool, arguments.database or runs.database).quarantined
-    for problem in left_out:
+    quarantined = ingest(runs.spool, arguments.database or runs.database).quarantined
+    for problem in quarantined:
         tell(f"left out of the database: {problem}")
-    left = sum(map(len, report.problems.values()))
+    failed = sum(map(len, report.problems.values()))
     print(
-        f"{number_of(report.rescored, 'run')} rescored, {report.current} had the current metric version, {left} left."
+        f"{number_of(report.rescored, 'run')} rescored, {report.current} had the current metric version, {failed} left."
     )
-    return 1 if left or left_out else 0
+    return 1 if failed or quarantined else 0

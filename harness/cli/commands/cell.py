@@ -1,4 +1,4 @@
-"""``exitbench _cell``: one worker's specification in this process, as a scheduler or a person runs it."""
+"""``exitbench _cell``: run one worker's specification in this process, as a scheduler does."""
 
 import contextlib
 import json

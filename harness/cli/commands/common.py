@@ -1,4 +1,4 @@
-"""What several commands share: options and database from the arguments, times and sizes for people."""
+"""Helpers shared by several commands: options and database from the arguments, formatted times and sizes."""
 
 from argparse import Namespace
 from dataclasses import fields
@@ -10,34 +10,34 @@ from exitbench.harness.service.options import RunOptions
 
 
 def run_options(arguments: Namespace) -> RunOptions:
-    """Return the options that the arguments name; those that the command does not take have their defaults."""
-    known: dict[str, Any] = {
+    """Return run options from the arguments; options that the command does not take have their defaults."""
+    values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in vars(arguments).items()
     }
-    return RunOptions(**{field.name: known[field.name] for field in fields(RunOptions) if field.name in known})
+    return RunOptions(**{field.name: values[field.name] for field in fields(RunOptions) if field.name in values})
 
 
 def existing_database(arguments: Namespace) -> Path:
     """Return the path of ``--database``, or else of the database in the folder of ``--runs``.
 
     Raises:
-        UserError: No database is named, and there is no such folder.
+        UserError: No database is named, and the folder of ``--runs`` does not exist.
     """
     named: Path | None = arguments.database
     return named or existing_runs(arguments.runs).database
 
 
 def duration(seconds: float) -> str:
-    """Return a time for people: ``45 s``, ``12 min 5 s``, ``3 h 20 min``, ``2 d 4 h``."""
-    whole = round(seconds)
-    for unit, size, below, smaller in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
-        if whole >= size:
-            return f"{whole // size} {unit} {whole % size // smaller} {below}"
-    return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+    """Return a formatted time: ``45 s``, ``12 min 5 s``, ``3 h 20 min``, ``2 d 4 h``."""
+    total_s = round(seconds)
+    for unit, size, lower_unit, smaller in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if total_s >= size:
+            return f"{total_s // size} {unit} {total_s % size // smaller} {lower_unit}"
+    return f"{seconds:.1f} s" if seconds < 10 else f"{total_s} s"
 
 
 def data_size(size_bytes: float) -> str:
-    """Return a size for people, in powers of 1000."""
+    """Return a formatted size, in powers of 1000."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size_bytes >= size:
             return f"{size_bytes / size:.3g} {unit}"

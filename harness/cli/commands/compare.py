@@ -1,4 +1,4 @@
-"""``exitbench compare`` and ``replay``: runs over the same documents, and thresholds over a stored probe."""
+"""``exitbench compare`` and ``replay``: compare runs on the same documents, replay thresholds on a stored probe."""
 
 import sys
 import tomllib
@@ -19,25 +19,27 @@ if TYPE_CHECKING:
 
 
 def compare_runs(arguments: Namespace) -> int:
-    """Print the contrasts; what to keep in mind goes to standard error.
+    """Print the contrasts; warnings go to standard error.
 
     Raises:
-        UserError: A name fits no run or too many, or the runs are of different documents.
+        UserError: A name matches no run or too many, or the runs have different documents.
     """
     with open_database(existing_database(arguments)) as database:
-        found = comparing.compare_runs(database, arguments.a, arguments.b)
-    for warning in found.warnings:
+        comparison = comparing.compare_runs(database, arguments.a, arguments.b)
+    for warning in comparison.warnings:
         tell(f"warning: {warning}")
-    _print(found, arguments.format)
+    _print(comparison, arguments.format)
     return 0
 
 
-def _print(found: Comparison, form: str) -> None:
-    rows = [asdict(contrast) for contrast in found.contrasts]
+def _print(comparison: Comparison, form: str) -> None:
+    rows = [asdict(contrast) for contrast in comparison.contrasts]
     names = list(rows[0])
     if form == "table":
-        rows = [{name: f"✗ {value}" if value in found.broken else value for name, value in row.items()} for row in rows]
-        # The runs' names are long: what is the same in every row is said once.
+        rows = [
+            {name: f"✗ {value}" if value in comparison.broken else value for name, value in row.items()} for row in rows
+        ]
+        # The runs' names are long: those that are the same in every row are printed once.
         tell(f"a: {rows[0]['run_a']}", sys.stdout)
         same = {"run_a"} if len({row["run_b"] for row in rows}) > 1 else {"run_a", "run_b"}
         if "run_b" in same:
@@ -51,10 +53,11 @@ _PICTURES: Final = (".pdf", ".png", ".svg")
 
 
 def replay(arguments: Namespace) -> int:
-    """Print a row a threshold: mean exit layer, and the share of tokens that full depth emits.
+    """Print one row per threshold: mean exit layer, and share of tokens equal to full depth's.
 
     Raises:
-        UserError: The name fits no probe or several, a parameter is unknown, or a probe does not tell the score.
+        UserError: The name matches no probe or several, a parameter is unknown, or the method's score does not follow
+            from a probe.
     """
     from exitbench.harness.afterwards import replaying  # loads torch
     from exitbench.methods.registry import get_method
@@ -65,19 +68,19 @@ def replay(arguments: Namespace) -> int:
     method = get_method(arguments.method).from_params(params)
     with open_database(existing_database(arguments)) as database:
         probe = replaying.stored_probe(database, arguments.probe, method)
-    found = replaying.replay(probe, arguments.method, arguments.thresholds, **params)
-    tell(f"simulated: {found.num_rows} thresholds over {probe.table.num_rows} tokens of full depth's answers")
+    swept = replaying.replay(probe, arguments.method, arguments.thresholds, **params)
+    tell(f"simulated: {swept.num_rows} thresholds over {probe.table.num_rows} tokens of full depth's answers")
     if arguments.figure is not None:
-        _draw(arguments, found, probe.n_blocks)
-    FORMATS[arguments.format](found.column_names, [list(row.values()) for row in found.to_pylist()])
+        _draw(arguments, swept, probe.n_blocks)
+    FORMATS[arguments.format](swept.column_names, [list(row.values()) for row in swept.to_pylist()])
     return 0
 
 
-def _draw(arguments: Namespace, found: "pa.Table", n_blocks: int) -> None:
+def _draw(arguments: Namespace, swept: "pa.Table", n_blocks: int) -> None:
     from exitbench.reports.plotting.panels import sweep_picture
     from exitbench.results.files.atomic import write_whole_file
 
-    thresholds, depths, matches = (found[name].to_pylist() for name in ("threshold", "mean_exit_layer", "token_match"))
+    thresholds, depths, matches = (swept[name].to_pylist() for name in ("threshold", "mean_exit_layer", "token_match"))
     title, kind = f"{arguments.method} on {arguments.probe}", arguments.figure.suffix.removeprefix(".")
     picture = sweep_picture(title, thresholds, depths, matches, n_blocks, kind)
     try:
@@ -86,18 +89,18 @@ def _draw(arguments: Namespace, found: "pa.Table", n_blocks: int) -> None:
         raise UserError(f"--figure {arguments.figure}: {error.strerror}.") from None
 
 
-def _params(given: list[str]) -> dict[str, Any]:
+def _params(assignments: list[str]) -> dict[str, Any]:
     params: dict[str, Any] = {}
-    for one in given:
-        name, equals, text = one.partition("=")
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
         if not equals:
-            raise UserError(f"--param {one}: allowed: NAME=VALUE, such as --param min_exit=2.")
+            raise UserError(f"--param {assignment}: allowed: NAME=VALUE, such as --param min_exit=2.")
         params[name] = _value(text)
     return params
 
 
 def _value(text: str) -> Any:
-    """A value as a suite writes it; what is no TOML is a word without its quotes."""
+    """Parse a value as TOML; text that is not TOML is an unquoted string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -1,4 +1,4 @@
-"""``exitbench doctor``: what is installed, what the machine has, and what would stop a run here."""
+"""``exitbench doctor``: installed packages, the machine, and problems that would stop a run."""
 
 import os
 import shutil
@@ -22,21 +22,21 @@ from exitbench.terminal import number_of, tell, visible
 
 GIB: Final = 1 << 30
 LEAST_DISK_BYTES: Final = GIB // 4
-"""The built-in suite writes less than this; with less there is no room for a suite of one's own either."""
+"""Minimum free disk space; the built-in suite writes less than this."""
 
-_TOLD: Final = ("torch", "transformers", "duckdb", "pyarrow", "lm-eval")
-"""Packages whose versions people are asked for."""
+_SHOWN_PACKAGES: Final = ("torch", "transformers", "duckdb", "pyarrow", "lm-eval")
+"""Packages whose versions are shown."""
 _OFFLINE: Final = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
 _WAIT_S: Final = 1.0
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line.
+    """One line of the report.
 
     Attributes:
-        about: What was looked at.
-        told: What was found.
+        about: Subject of the check.
+        told: Result of the check, as text.
         stops: Whether it would stop a run.
     """
 
@@ -46,12 +46,12 @@ class Finding:
 
 
 def doctor(arguments: Namespace) -> int:
-    """Print what is found; returns 1 if something would stop a run."""
+    """Print all findings; return 1 if one would stop a run."""
     runs = Runs(arguments.runs)
     findings = [*_packages(), *_machine(), _network(), _folder(runs.root), _disk(runs.root), _database(runs.database)]
     width = max(len(finding.about) for finding in findings)
-    lines = [f"{'STOP' if found.stops else 'ok':4}  {found.about:{width}}  {found.told}" for found in findings]
-    stopping = sum(found.stops for found in findings)
+    lines = [f"{'STOP' if check.stops else 'ok':4}  {check.about:{width}}  {check.told}" for check in findings]
+    stopping = sum(check.stops for check in findings)
     lines.append(f"{stopping} of these would stop a run." if stopping else "Nothing here would stop a run.")
     tell("\n".join(lines), sys.stdout)
     return 1 if stopping else 0
@@ -59,31 +59,31 @@ def doctor(arguments: Namespace) -> int:
 
 def _packages() -> Iterator[Finding]:
     yield Finding("exitbench", f"{version(PROJECT)}, Python {sys.version.split()[0]}")
-    shown = []
+    versions = []
     for requirement in map(Requirement, requires(PROJECT) or []):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         try:
-            found = version(requirement.name)
+            installed = version(requirement.name)
         except PackageNotFoundError:
             yield Finding(requirement.name, f"is not installed; needed: {requirement}", stops=True)
             continue
-        if not requirement.specifier.contains(found, prereleases=True):
-            yield Finding(requirement.name, f"{found} is installed; needed: {requirement}", stops=True)
-        if requirement.name in _TOLD:
-            shown.append(f"{requirement.name} {found}")
-    yield Finding("packages", ", ".join(shown))
+        if not requirement.specifier.contains(installed, prereleases=True):
+            yield Finding(requirement.name, f"{installed} is installed; needed: {requirement}", stops=True)
+        if requirement.name in _SHOWN_PACKAGES:
+            versions.append(f"{requirement.name} {installed}")
+    yield Finding("packages", ", ".join(versions))
 
 
 def _machine() -> Iterator[Finding]:
-    found = hardware(threads=0)
+    specs = hardware(threads=0)
     load = os.getloadavg()[0]
-    busy = f", load {load:.1f}: times are of a busy machine" if load > found["cores"] / 2 else ""
-    yield Finding("cores", f"{found['cores']} of {found['cpu']}{busy}")
+    busy = f", load {load:.1f}: times are of a busy machine" if load > specs["cores"] / 2 else ""
+    yield Finding("cores", f"{specs['cores']} of {specs['cpu']}{busy}")
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") / GIB
-    yield Finding("memory", f"{found['ram_bytes'] / GIB:.1f} GiB, {available:.1f} GiB free")
+    yield Finding("memory", f"{specs['ram_bytes'] / GIB:.1f} GiB, {available:.1f} GiB free")
     yield Finding("energy", visible(energy_told()))
-    yield Finding("GPU", f"{found['gpu']}, driver {found['driver']}, CUDA {found['cuda']}" if found["gpu"] else "none")
+    yield Finding("GPU", f"{specs['gpu']}, driver {specs['driver']}, CUDA {specs['cuda']}" if specs["gpu"] else "none")
 
 
 def _network() -> Finding:
@@ -93,20 +93,22 @@ def _network() -> Finding:
 
 
 def _folder(root: Path) -> Finding:
-    there = _existing(root)
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        return Finding("folder", visible(f"{there} cannot be written; --runs names another"), stops=True)
-    return Finding("folder", visible(f"{root} can be written" if there == root.absolute() else f"{root} can be made"))
+    existing = _existing(root)
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        return Finding("folder", visible(f"{existing} cannot be written; --runs names another"), stops=True)
+    return Finding(
+        "folder", visible(f"{root} can be written" if existing == root.absolute() else f"{root} can be made")
+    )
 
 
 def _existing(path: Path) -> Path:
-    """Return what there is of a path, from its beginning."""
-    return next(there for there in (path.absolute(), *path.absolute().parents) if there.exists())
+    """Return the path itself or its closest existing parent."""
+    return next(candidate for candidate in (path.absolute(), *path.absolute().parents) if candidate.exists())
 
 
 def _disk(root: Path) -> Finding:
-    there = _existing(root)
-    free = shutil.disk_usage(there).free
+    existing = _existing(root)
+    free = shutil.disk_usage(existing).free
     return Finding("disk", f"{free / GIB:.1f} GiB free", stops=free < LEAST_DISK_BYTES)
 
 

@@ -1,4 +1,4 @@
-"""``exitbench inspect``: what a model is, what runs it, what methods cost on it, and what it lacks."""
+"""``exitbench inspect``: a model's architecture, engines, cost of methods, and reasons why it cannot run."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from exitbench.harness.inspecting.inspection import Inspection, Shape, Work
 
 _FLOAT32, _BFLOAT16 = 4, 2
-"""Bytes of a number."""
+"""Bytes per number."""
 _NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 
 
 def inspect(arguments: Namespace) -> int:
-    """Print what is known of a model; return 1 where it cannot be run as it is.
+    """Print the inspection of a model; return 1 if it cannot be run as it is.
 
     Raises:
-        UserError: There is no such model, or its configuration cannot be read.
+        UserError: The model does not exist, or its configuration cannot be read.
     """
     folder = model_folder(arguments.model, Runs(arguments.runs).models, ask_hub=arguments.hub)
     from transformers.utils import logging
@@ -45,28 +45,28 @@ def inspect(arguments: Namespace) -> int:
         classifier = inspect_classifier(folder)
         _print(classifier, classifier_lines(classifier), arguments.format)
         return 1 if classifier.lacks else 0
-    found = inspect_folder(folder, arguments.engine, arguments.context)
-    _print(found, _lines(found), arguments.format)
-    return 1 if found.lacks else 0
+    inspection = inspect_folder(folder, arguments.engine, arguments.context)
+    _print(inspection, _lines(inspection), arguments.format)
+    return 1 if inspection.lacks else 0
 
 
-def _print(found: Inspection | ClassifierInspection, lines: Iterator[str], form: str) -> None:
+def _print(inspection: Inspection | ClassifierInspection, lines: Iterator[str], form: str) -> None:
     if form == "json":
-        print(json.dumps(asdict(found), indent=1))
+        print(json.dumps(asdict(inspection), indent=1))
     else:
         tell("\n".join(lines), sys.stdout)
 
 
 def model_folder(written: str, models_dir: Path, *, ask_hub: bool = False) -> Path:
-    """Return the folder of a model as people write it: a folder, a name of the hub, or a recipe by its name or file.
+    """Return the folder of a model given as a folder, a hub name, or the name or file of a recipe.
 
     Args:
-        written: What was given.
-        models_dir: Where trained recipes lie, beside those that come along.
-        ask_hub: Whether the hub may be asked for what its cache on this machine lacks.
+        written: The model as the user wrote it.
+        models_dir: Folder of trained recipes, searched in addition to the bundled models.
+        ask_hub: Whether missing files may be fetched from the hub.
 
     Raises:
-        UserError: There is none, it is not here, or it is not trained yet.
+        UserError: The model does not exist, is not local, or is not trained yet.
     """
     from exitbench.harness.engine.checkpoints.files import gguf_note
     from exitbench.harness.engine.checkpoints.hub import locate, read_name
@@ -89,45 +89,47 @@ def model_folder(written: str, models_dir: Path, *, ask_hub: bool = False) -> Pa
 # -------------------------------------------------------------------------------------------------------- the screen
 
 
-def _lines(found: Inspection) -> Iterator[str]:
-    yield found.folder
-    yield from labelled("family", f"{found.family or 'not known'} ({found.model_class or 'no class of transformers'})")
-    yield from labelled("engine", _engines(found))
-    if found.shape is not None:
-        yield from _shape(found.shape)
-    yield from labelled("tokens", _tokens(found))
-    if found.stored is not None:
-        stored = found.stored
+def _lines(inspection: Inspection) -> Iterator[str]:
+    yield inspection.folder
+    yield from labelled(
+        "family", f"{inspection.family or 'not known'} ({inspection.model_class or 'no class of transformers'})"
+    )
+    yield from labelled("engine", _engines(inspection))
+    if inspection.shape is not None:
+        yield from _shape(inspection.shape)
+    yield from labelled("tokens", _tokens(inspection))
+    if inspection.stored is not None:
+        stored = inspection.stored
         formats = ", ".join(f"{numel:,} {name}" for name, numel in stored.numel_by_format.items())
         many = f"{number_of(stored.n_tensors, 'tensor')} in {number_of(len(stored.files), 'file')}"
         yield from labelled("stored", f"{data_size(stored.size_bytes)}, {many}: {formats}")
-    if found.exit_heads is not None:
-        heads = found.exit_heads
+    if inspection.exit_heads is not None:
+        heads = inspection.exit_heads
         blocks = ", ".join(map(str, heads.blocks))
         yield from labelled("exit heads", f"{heads.kind}, after blocks {blocks}, {heads.numel:,} parameters")
-    if found.shape is not None and found.work is not None:
-        yield from _weights(found, found.shape, found.work)
-        if not found.engines or found.engines[0].why_not is None:
-            yield from _methods(found.work, runs=bool(found.engines))
-            yield from _policies(found.work)
-    yield from _lacks(found)
+    if inspection.shape is not None and inspection.work is not None:
+        yield from _weights(inspection, inspection.shape, inspection.work)
+        if not inspection.engines or inspection.engines[0].why_not is None:
+            yield from _methods(inspection.work, runs=bool(inspection.engines))
+            yield from _policies(inspection.work)
+    yield from _lacks(inspection)
 
 
-def _engines(found: Inspection) -> str:
-    if not found.engines:
+def _engines(inspection: Inspection) -> str:
+    if not inspection.engines:
         return "not tried, see below"
-    said = []
-    for tried, is_chosen in zip(found.engines, (True, False), strict=True):
+    phrases = []
+    for tried, is_chosen in zip(inspection.engines, (True, False), strict=True):
         if tried.why_not is not None:
-            said.append(f"{tried.engine}: no, see below" if is_chosen else f"{tried.engine}: no ({tried.why_not})")
+            phrases.append(f"{tried.engine}: no, see below" if is_chosen else f"{tried.engine}: no ({tried.why_not})")
         elif not is_chosen:
             proof = "" if tried.is_proved else f", not proved (--engine {tried.engine} does)"
-            said.append(f"{tried.engine} reads it too{proof}")
+            phrases.append(f"{tried.engine} reads it too{proof}")
         elif tried.engine == "lean":
-            said.append("lean")
+            phrases.append("lean")
         else:
-            said.append("hosted, proved" if tried.is_proved else "hosted, not proved: too large to be loaded here")
-    return "; ".join(said)
+            phrases.append("hosted, proved" if tried.is_proved else "hosted, not proved: too large to be loaded here")
+    return "; ".join(phrases)
 
 
 def _shape(shape: Shape) -> Iterator[str]:
@@ -141,13 +143,16 @@ def _shape(shape: Shape) -> Iterator[str]:
     )
     parts = shape.parameters
     named = {"encoder": parts.encoder, "decoder blocks": parts.blocks, "LM head": parts.head, "other": parts.other}
-    rest = ", ".join(f"{name} {numel:,}" for name, numel in named.items() if numel)
+    breakdown = ", ".join(f"{name} {numel:,}" for name, numel in named.items() if numel)
     tied = " (the LM head too)" if parts.is_tied else ""
-    yield from labelled("parameters", f"{parts.total:,}: embedding {parts.embedding:,}{tied}, {rest}")
+    yield from labelled("parameters", f"{parts.total:,}: embedding {parts.embedding:,}{tied}, {breakdown}")
 
 
-def _tokens(found: Inspection) -> str:
-    tokens, vocabulary = found.tokens, "" if found.shape is None else f"vocabulary {found.shape.vocabulary:,}, "
+def _tokens(inspection: Inspection) -> str:
+    tokens, vocabulary = (
+        inspection.tokens,
+        "" if inspection.shape is None else f"vocabulary {inspection.shape.vocabulary:,}, ",
+    )
     start = "" if tokens.start_id is None else f"answers start with {tokens.start_id}, "
     ends = "ends not known"
     if tokens.end_ids is not None:
@@ -159,8 +164,8 @@ def _tokens(found: Inspection) -> str:
     return f"{vocabulary}{start}{ends}; {tokens.tokenizer} of {tokens.n_tokens:,} tokens, {chat}"
 
 
-def _weights(found: Inspection, shape: Shape, work: Work) -> Iterator[str]:
-    numel = shape.parameters.total + (found.exit_heads.numel if found.exit_heads else 0)
+def _weights(inspection: Inspection, shape: Shape, work: Work) -> Iterator[str]:
+    numel = shape.parameters.total + (inspection.exit_heads.numel if inspection.exit_heads else 0)
     blocks = shape.decoder_blocks * work.block_weights
     yield from labelled("to load", _sizes(numel))
     yield from labelled(
@@ -170,8 +175,8 @@ def _weights(found: Inspection, shape: Shape, work: Work) -> Iterator[str]:
     )
     if not (cached := work.kv_per_token):
         return
-    of = " of the answer, and as much of the source" if work.source else ""
-    yield from labelled("KV cache", f"a token{of}: {_sizes(cached)}; 1,000 tokens: {_sizes(1000 * cached)}")
+    scope = " of the answer, and as much of the source" if work.source else ""
+    yield from labelled("KV cache", f"a token{scope}: {_sizes(cached)}; 1,000 tokens: {_sizes(1000 * cached)}")
 
 
 def _sizes(numel: float) -> str:
@@ -203,10 +208,10 @@ def _methods(work: Work, runs: bool) -> Iterator[str]:
 def _possible(asking: Asking) -> str:
     if asking.why_not is not None:
         return "no, see below"
-    said = ["after a fit" if asking.is_fitted else "yes"]
-    said += [] if asking.n_asked else ["asks nowhere"]
-    said += [] if asking.why_alone is None else ["row by row"]
-    return ", ".join(said)
+    phrases = ["after a fit" if asking.is_fitted else "yes"]
+    phrases += [] if asking.n_asked else ["asks nowhere"]
+    phrases += [] if asking.why_alone is None else ["row by row"]
+    return ", ".join(phrases)
 
 
 def _policies(work: Work) -> Iterator[str]:
@@ -216,14 +221,14 @@ def _policies(work: Work) -> Iterator[str]:
     yield fill(f"{about}{costs}", WIDTH, subsequent_indent="  ", break_on_hyphens=False).replace(_NO_BREAK, " ")
     yield from reasons([(policy.policy, policy.why_not) for policy in work.kv_policies])
     alone = [(p.policy, None if p.why_not else p.why_alone) for p in work.kv_policies]
-    if not all(reason for _, reason in alone):  # else the methods have said so
+    if not all(reason for _, reason in alone):  # otherwise already listed with the methods
         yield from reasons(alone, "; row by row: ")
     for reason, choices in work.refused_choices.items():
         values: dict[str, list[str]] = {}
         for name, _, value in (choice.partition(" = ") for choice in choices):
             values.setdefault(name, []).append(value)
-        said = "; ".join(f"{name} = {', '.join(of_it)}" for name, of_it in values.items())
-        yield item(f"not {said}: {reason}")
+        values_text = "; ".join(f"{name} = {', '.join(of_it)}" for name, of_it in values.items())
+        yield item(f"not {values_text}: {reason}")
 
 
 def _policy(policy: Skipping) -> str:
@@ -237,19 +242,19 @@ def _percent(share: float | None) -> str:
     return f"{100 * share:.3g}%" if share < 1 else f"{100 * share:,.0f}%"
 
 
-def _lacks(found: Inspection) -> Iterator[str]:
-    if found.lacks:
+def _lacks(inspection: Inspection) -> Iterator[str]:
+    if inspection.lacks:
         yield ""
         yield "It cannot be run as it is:"
-    yield from (item(one_screen(message)) for message in found.lacks)
-    if found.convert is not None:
+    yield from (item(one_screen(message)) for message in inspection.lacks)
+    if inspection.convert is not None:
         yield item("To convert the pickle yourself, in an environment that you trust (opening one can run its code):")
-        yield f"    {found.convert}"
-    yield from (item(remark) for remark in found.remarks)
+        yield f"    {inspection.convert}"
+    yield from (item(remark) for remark in inspection.remarks)
 
 
 def classifier_lines(found: ClassifierInspection) -> Iterator[str]:
-    """Yield what is known of it, line by line."""
+    """Yield the report on a classifier, line by line."""
     yield found.folder
     yield from labelled("classifier", found.model_class or "not loaded, see below")
     if found.shape is not None:
@@ -260,10 +265,14 @@ def classifier_lines(found: ClassifierInspection) -> Iterator[str]:
         formats = ", ".join(f"{numel:,} {name}" for name, numel in found.stored.numel_by_format.items())
         yield from labelled("stored", f"{data_size(found.stored.size_bytes)}: {formats}")
     if found.methods:
-        runs = [one.method + (" (after a fit)" if one.is_fitted else "") for one in found.methods if not one.why_not]
+        runs = [
+            runnable.method + (" (after a fit)" if runnable.is_fitted else "")
+            for runnable in found.methods
+            if not runnable.why_not
+        ]
         yield ""
         yield fill(f"Methods that run on it: {', '.join(runs)}", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
-        yield from reasons([(one.method, one.why_not) for one in found.methods])
+        yield from reasons([(runnable.method, runnable.why_not) for runnable in found.methods])
     if found.lacks:
         yield ""
         yield "It cannot be run as it is:"
@@ -273,8 +282,8 @@ def classifier_lines(found: ClassifierInspection) -> Iterator[str]:
 def _classifier_shape(shape: ClassifierShape) -> Iterator[str]:
     yield from labelled("engine", "hosted, proved: block by block it computes what it does as a whole")
     yield from labelled("blocks", f"{shape.blocks}, width {shape.width:,}, positions {shape.positions:,}")
-    one = len(shape.labels) == 1
-    yield from labelled("answers", "a number (regression)" if one else f"one of {', '.join(shape.labels)}")
+    is_regression = len(shape.labels) == 1
+    yield from labelled("answers", "a number (regression)" if is_regression else f"one of {', '.join(shape.labels)}")
     ramps = shape.off_ramps
     read = f"all {shape.blocks} blocks by the model's own classifier, {shape.head_numel:,} weights"
     if ramps is not None:
@@ -291,12 +300,12 @@ _LABEL: Final = 12
 
 
 def labelled(label: str, text: str) -> Iterator[str]:
-    """A line with its label in front; what is too long goes on under the text."""
+    """Yield a labelled line, wrapped with a hanging indent."""
     yield fill(text, WIDTH, initial_indent=label.ljust(_LABEL), subsequent_indent=" " * _LABEL, break_on_hyphens=False)
 
 
 def reasons(said: Sequence[tuple[str, str | None]], between: str = ": ") -> Iterator[str]:
-    """Each reason once, with all that it is about."""
+    """Yield each reason once, with the names that it applies to."""
     about: dict[str, list[str]] = {}
     for name, reason in said:
         if reason is not None:
@@ -307,5 +316,5 @@ def reasons(said: Sequence[tuple[str, str | None]], between: str = ": ") -> Iter
 
 
 def item(text: str) -> str:
-    """An item of a list."""
+    """Return a wrapped list item."""
     return fill(f"- {text}", WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)

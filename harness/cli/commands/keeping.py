@@ -1,4 +1,4 @@
-"""``exitbench db``, ``gc``, ``export`` and ``import``: keep results, free space, and exchange results with others."""
+"""``exitbench db``, ``gc``, ``export`` and ``import``: maintain the database, free space, and exchange results."""
 
 import sys
 from argparse import Namespace
@@ -22,7 +22,7 @@ from exitbench.terminal import number_of, tell
 
 
 def db(arguments: Namespace) -> int:
-    """Check the database, or rebuild it from the spool; returns 1 if something is wrong or was left out.
+    """Check the database, or rebuild it from the spool; return 1 if there are problems or attempts were left out.
 
     Raises:
         UserError: The database is in use or cannot be written, or would lose rows.
@@ -43,9 +43,9 @@ def _check(spool: Path, path: Path) -> int:
         report = check(spool, path, on_attempt)
     for problem in report.problems:
         tell(problem)
-    found = number_of(len(report.problems), "problem") if report.problems else "no problem"
-    held = f"{number_of(report.attempts, 'attempt')}, {number_of(report.files, 'file')}"
-    print(f"{path}: {number_of(report.rows, 'row')}; {spool}: {held}; {found}.")
+    problems_text = number_of(len(report.problems), "problem") if report.problems else "no problem"
+    spool_text = f"{number_of(report.attempts, 'attempt')}, {number_of(report.files, 'file')}"
+    print(f"{path}: {number_of(report.rows, 'row')}; {spool}: {spool_text}; {problems_text}.")
     return 1 if report.problems else 0
 
 
@@ -54,17 +54,17 @@ def _rebuild(spool: Path, path: Path, forget: bool) -> int:
         report = rebuild(spool, path, on_attempt, forget=forget)
     for message in report.quarantined:
         tell(f"left out of the database: {message}")
-    added, left = number_of(report.added, "attempt"), len(report.quarantined)
-    print(f"{path}: {added}, {report.unfinished} unfinished, {left} left out.")
+    added, n_left_out = number_of(report.added, "attempt"), len(report.quarantined)
+    print(f"{path}: {added}, {report.unfinished} unfinished, {n_left_out} left out.")
     return 1 if report.quarantined else 0
 
 
 def gc(arguments: Namespace) -> int:
-    """Say what can be freed, and free it if that is asked for.
+    """Print what can be freed, and free it with ``--yes``.
 
     Raises:
-        UserError: There is no such folder of runs, the database is missing, in use or cannot be read, or something
-            cannot be removed.
+        UserError: The folder of runs does not exist, the database is missing, in use or unreadable, or a file cannot be
+            removed.
     """
     runs = existing_runs(arguments.runs)
     path = arguments.database or runs.database
@@ -74,27 +74,27 @@ def gc(arguments: Namespace) -> int:
         counts[item.kind] += 1
         sizes[item.kind] += item.size_bytes
         tell(f"{data_size(item.size_bytes):>10}  {item.kind:18}  {item.path}", sys.stdout)
-    found = "; ".join(f"{kind}: {counts[kind]}, {data_size(sizes[kind])}" for kind in sorted(counts))
+    summary = "; ".join(f"{kind}: {counts[kind]}, {data_size(sizes[kind])}" for kind in sorted(counts))
     if not garbage:
         print("Nothing to free.")
     elif not arguments.yes:
-        print(f"\nTo free: {found}. Nothing was removed; the same command with --yes does it.")
+        print(f"\nTo free: {summary}. Nothing was removed; the same command with --yes does it.")
     else:
         with counting("freeing") as on_item:
             free(garbage, path, on_item)
-        print(f"\nFreed: {found}.")
+        print(f"\nFreed: {summary}.")
     return 0
 
 
 LAKE: Final = "lake"
-"""The word that stands in the place of a folder where a lake follows."""
+"""Word given in place of the folder if a lake follows."""
 
 
 def export(arguments: Namespace) -> int:
-    """Write a folder, or add to a lake.
+    """Export results to a folder or a lake.
 
     Raises:
-        UserError: There is no database, the folder exists or cannot be written, or an option is of another format.
+        UserError: There is no database, the folder exists or cannot be written, or an option belongs to another format.
     """
     if arguments.lake is not None:
         return _export_lake(arguments)
@@ -116,7 +116,7 @@ def export(arguments: Namespace) -> int:
 
 
 def _export_lake(arguments: Namespace) -> int:
-    """Add to a lake what it lacks of the database."""
+    """Add to a lake the attempts that it lacks."""
     from exitbench.results.lake.export import export_lake
 
     if arguments.folder != Path(LAKE):
@@ -124,15 +124,15 @@ def _export_lake(arguments: Namespace) -> int:
     if arguments.format != "parquet" or arguments.organization or arguments.relationship:
         raise UserError(f"export {LAKE}: takes --with-texts and no other format's options.")
     with open_database(existing_database(arguments)) as database:
-        done = export_lake(database.duck, arguments.lake, _redistributable(arguments))
-    print(f"{arguments.lake}: {number_of(done.added, 'attempt')} added, {done.there} there already.")
-    if done.texts_left_out_of:
-        print(f"{left_out(done.texts_left_out_of)} --with-texts keeps all of it.")
+        export_report = export_lake(database.duck, arguments.lake, _redistributable(arguments))
+    print(f"{arguments.lake}: {number_of(export_report.added, 'attempt')} added, {export_report.there} there already.")
+    if export_report.texts_left_out_of:
+        print(f"{left_out(export_report.texts_left_out_of)} --with-texts keeps all of it.")
     return 0
 
 
 def _redistributable(arguments: Namespace) -> list[str] | None:
-    """Tasks whose texts are handed on; None: those of all."""
+    """Return the tasks whose texts are exported; None: all."""
     return None if arguments.with_texts else [name for name in task_names() if get_task(name).redistributable]
 
 
@@ -148,23 +148,25 @@ _KINDS = {"spool": "a spool", "snapshot": "an export", "benchmarks": "benchmark 
 
 
 def import_results(arguments: Namespace) -> int:
-    """Bring a source into the spool and the database; returns 1 if something was left out.
+    """Import a source into the spool and the database; return 1 if something was left out.
 
     Raises:
-        UserError: The source is nothing that can be imported, or contradicts what is here.
+        UserError: The source cannot be imported, or contradicts existing results.
     """
     runs = Runs(arguments.runs)
     report = merge(arguments.source, runs.spool, arguments.database or runs.database)
     for problem in report.problems:
         tell(f"left out: {problem}")
     added = number_of(report.added, "file" if report.kind == "benchmarks" else "attempt")
-    known = (
+    known_text = (
         "" if report.kind == "benchmarks" else f", {report.known} {'was' if report.known == 1 else 'were'} here already"
     )
     scores = (
         f"; {number_of(report.rescored, 'rescore')} of those {_are(report.rescored)} new" if report.rescored else ""
     )
-    tell(f"{arguments.source}: {_KINDS[report.kind]}; {added} {_are(report.added)} new{known}{scores}.", sys.stdout)
+    tell(
+        f"{arguments.source}: {_KINDS[report.kind]}; {added} {_are(report.added)} new{known_text}{scores}.", sys.stdout
+    )
     return 1 if report.problems else 0
 
 

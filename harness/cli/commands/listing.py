@@ -1,4 +1,4 @@
-"""``exitbench list``: what can be named in a suite or on the command line."""
+"""``exitbench list``: names that suites and commands accept."""
 
 import dataclasses
 import inspect
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def listing(arguments: Namespace) -> int:
-    """Print the names of one kind of thing, with a line on each.
+    """Print all names of one category, each with a description.
 
     Raises:
-        UserError: A pattern is given for what has none, or fits nothing.
+        UserError: A pattern is given for a category other than tasks, or matches nothing.
     """
     if arguments.pattern is not None and arguments.what != "tasks":
         raise UserError(
@@ -34,16 +34,16 @@ def _methods() -> Iterator[str]:
     from exitbench.harness.conformance.shipped import conforming_sources
     from exitbench.methods.registry import get_method, method_names, syntax_sha256, unusable_methods
 
-    names, ours = method_names(), conforming_sources()
-    tried = [name for name in names if ours.get(name) != syntax_sha256(get_method(name))]
+    names, bundled = method_names(), conforming_sources()
+    tried = [name for name in names if bundled.get(name) != syntax_sha256(get_method(name))]
     shape = dataclasses.asdict(USUAL)
     verdicts = examine_apart([{"name": name, "params": {}, **shape} for name in tried])
-    told = dict.fromkeys(names, "conforms") | dict(zip(tried, map(str, verdicts), strict=True))
-    for name, verdict in told.items():
+    verdict_by_name = dict.fromkeys(names, "conforms") | dict(zip(tried, map(str, verdicts), strict=True))
+    for name, verdict in verdict_by_name.items():
         method = get_method(name)
         yield f"{name:24} {_first_line(method)}"
-        where = f" (docs/methods.md#{name})" if method.__module__.startswith("exitbench.") else ""
-        yield f"  source: {method.source}{where}"
+        reference = f" (docs/methods.md#{name})" if method.__module__.startswith("exitbench.") else ""
+        yield f"  source: {method.source}{reference}"
         yield f"  needs: {_needs(method)}"
         yield f"  conformance: {verdict}"
         for field in dataclasses.fields(method):
@@ -89,36 +89,38 @@ def _tasks() -> Iterator[str]:
 
 
 def _tasks_of_python() -> Iterator[str]:
-    """Our tasks and those of others, of TOML files among the plug-ins too."""
+    """Yield a line per bundled, third-party and declared task, without lm-eval's."""
     from exitbench.harness.planning.entries.declared_task import plugged_in
     from exitbench.tasks.registry import brought_by, get_task, task_names
 
     for name in task_names():
         task = get_task(name)
         source = brought_by(type(task))
-        where = "" if source is None else f" From {source}."
-        yield f"{name:16} {_first_line(type(task))} Metrics: {', '.join(task.metrics)}.{where}"
+        origin = "" if source is None else f" From {source}."
+        yield f"{name:16} {_first_line(type(task))} Metrics: {', '.join(task.metrics)}.{origin}"
     for name, declaration in plugged_in().items():
         yield f"{name:16} Metrics: {', '.join(declaration.metrics)}. From a TOML file among the plug-ins."
 
 
 def _tasks_like(pattern: str) -> Iterator[str]:
-    """Tasks by their names, lm-eval's too.
+    """Yield the tasks whose names match a pattern, including lm-eval's.
 
     Raises:
-        UserError: None has such a name.
+        UserError: No task matches.
     """
     from exitbench.tasks.lm_eval.configs import catalogue
 
-    ours = [line for line in _tasks_of_python() if fnmatchcase(line.split()[0], pattern)]
-    own = pattern.removeprefix("lm-eval:")
-    theirs = {name: entry for name, entry in sorted(catalogue(None).items()) if fnmatchcase(name, own)}
-    if not ours and not theirs:
+    python_tasks = [line for line in _tasks_of_python() if fnmatchcase(line.split()[0], pattern)]
+    lm_eval_pattern = pattern.removeprefix("lm-eval:")
+    lm_eval_tasks = {
+        name: entry for name, entry in sorted(catalogue(None).items()) if fnmatchcase(name, lm_eval_pattern)
+    }
+    if not python_tasks and not lm_eval_tasks:
         raise UserError(
             f"no task is named like {pattern!r}, among lm-eval's neither. Allowed: * and ? for any letters."
         )
-    yield from ours
-    for name, entry in theirs.items():
+    yield from python_tasks
+    for name, entry in lm_eval_tasks.items():
         yield f"lm-eval:{name}  ({entry.kind.name.lower().replace('_', ' ')})"
 
 

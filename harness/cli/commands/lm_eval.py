@@ -1,4 +1,4 @@
-"""``exitbench lm-eval``: lm-eval's own command line, which knows our models (`import exitbench` has told it)."""
+"""``exitbench lm-eval``: lm-eval's own command line, with this project's models registered by `import exitbench`."""
 
 import sys
 from argparse import Namespace
@@ -10,8 +10,8 @@ def lm_eval(arguments: Namespace) -> int:
     """Run lm-eval's command line.
 
     Raises:
-        UserError: What lm-eval says of arguments, tasks or files.
-        SystemExit: As it ends.
+        UserError: lm-eval rejects arguments, tasks or files.
+        SystemExit: lm-eval exits.
     """
     from lm_eval.__main__ import cli_evaluate
 
@@ -23,12 +23,12 @@ def lm_eval(arguments: Namespace) -> int:
     except (ValueError, TypeError, FileNotFoundError) as error:
         if not _is_of_lm_eval(error):
             raise
-        raise UserError(f"lm-eval: {told(error)}") from error  # so it tells of bad input
+        raise UserError(f"lm-eval: {told(error)}") from error  # lm-eval raises these for bad input
     return 0
 
 
 def _is_of_lm_eval(error: BaseException) -> bool:
-    """Whether lm-eval's own code raised an error."""
+    """Return whether an error was raised by lm-eval's own code."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -1,4 +1,4 @@
-"""``exitbench new``: files to begin with, of a method, a task or a suite, and what to do with them."""
+"""``exitbench new``: write starter files for a method, a task or a suite, and print the next commands."""
 
 import os
 import shlex
@@ -22,7 +22,7 @@ def new_method(arguments: Namespace) -> int:
     """Write a plug-in with a gate that works, a test and a suite.
 
     Raises:
-        UserError: The name is taken or none, or a file is there or cannot be written.
+        UserError: The name is invalid or in use, or a file exists or cannot be written.
     """
     name, to = arguments.name, arguments.to
     check_new_name(name)
@@ -43,7 +43,7 @@ def new_task(arguments: Namespace) -> int:
     """Write a task with ten records, a test and a suite.
 
     Raises:
-        UserError: The name is taken or none, or a file is there or cannot be written.
+        UserError: The name is invalid or in use, or a file exists or cannot be written.
     """
     name, to = arguments.name, arguments.to
     check_new_name(name)
@@ -63,10 +63,11 @@ def new_task(arguments: Namespace) -> int:
 
 
 def new_suite(arguments: Namespace) -> int:
-    """Write a suite for a model: methods that it can run and that need nothing trained, tasks for its kind.
+    """Write a suite for a model: runnable methods that need no training, on tasks for its kind.
 
     Raises:
-        UserError: The name is taken or none, there is no such model or task, or the file is there or cannot be written.
+        UserError: The name is invalid or in use, the model or a task does not exist, or the file exists or cannot be
+            written.
     """
     from exitbench.harness.engine.checkpoints.hub import read_name
     from exitbench.harness.scaffolds.suite import Asked, label_of, suite_text
@@ -86,32 +87,32 @@ def new_suite(arguments: Namespace) -> int:
     options += [] if arguments.plugins is None else ["--plugins", arguments.plugins]
     plan, run = (("exitbench", command, to / f"{name}.toml", *options) for command in ("plan", "run"))
     tasks, works = _tasks(arguments, label_of)
-    asked = Asked(name, f"{key} = {toml_value(value)}", label_of(stem), folder, tasks, works, _spelled(plan))
+    description = Asked(name, f"{key} = {toml_value(value)}", label_of(stem), folder, tasks, works, _command_line(plan))
     first = "--limit", "2", "--no-report"
-    _write(to, {f"{name}.toml": suite_text(asked)}, (plan, (*run, *first), run))
+    _write(to, {f"{name}.toml": suite_text(description)}, (plan, (*run, *first), run))
     return 0
 
 
 def _tasks(
     arguments: Namespace, label_of: Callable[[str], str]
 ) -> tuple[dict[str, dict[str, Any]], set[type[Work[Any]]]]:
-    """What the suite says of the tasks that are named, each checked; and the kinds of work that they ask for."""
+    """Return the tables of the named tasks by label, each checked, and the kinds of work that they require."""
     settings = task_settings(arguments.set)
     if arguments.set and len(arguments.task) != 1:
         raise UserError(f"--set {arguments.set[0]}: goes with one --task, whose settings they are.")
-    found: dict[str, dict[str, Any]] = {}
+    tables: dict[str, dict[str, Any]] = {}
     works: set[type[Work[Any]]] = set()
     for task in arguments.task:
         works.add(entry_as_given(task, settings).work)
         label = label_of(Path(task.rpartition(":")[2]).stem)
-        if label in found:
+        if label in tables:
             raise UserError(f"--task {task}: another one has the label {label!r}.")
-        found[label] = {"task": _from(arguments.to, task) if task.endswith(".toml") else task, **settings}
-    return found, works
+        tables[label] = {"task": _from(arguments.to, task) if task.endswith(".toml") else task, **settings}
+    return tables, works
 
 
 def _from(to: Path, path: str) -> str:
-    """Return a path as a suite in the folder `to` has it: the same where it is whole."""
+    """Return a path relative to the folder `to`; absolute paths are unchanged."""
     if os.path.isabs(path):
         return path
     at = Path(os.path.abspath(path))
@@ -123,37 +124,37 @@ def _suite_command(name: str, is_python: bool) -> str:
 
 
 def _write(to: Path, files: Mapping[str, str], steps: Sequence[Sequence[str | Path]]) -> None:
-    """Write the files and print them, and the commands that come next."""
+    """Write the files, and print their names and the next commands."""
     write_new_files(to, files)
     lines = [*(f"wrote {to / name}" for name in files), "", "next:"]
-    tell("\n".join([*lines, *(f"  {_spelled(step)}" for step in steps)]), sys.stdout)
+    tell("\n".join([*lines, *(f"  {_command_line(step)}" for step in steps)]), sys.stdout)
 
 
-def _spelled(step: Sequence[str | Path]) -> str:
+def _command_line(step: Sequence[str | Path]) -> str:
     return shlex.join(map(str, step))
 
 
 def write_new_files(folder: Path, texts: Mapping[str, str]) -> None:
-    """Write text files into a folder, which is made with those above it where they are missing.
+    """Write text files into a folder, creating missing folders; all or nothing.
 
     Raises:
-        UserError: One of them is there already, as a file or anything else, or cannot be written; names it.
+        UserError: A path already exists or cannot be written; names it.
     """
     for name in texts:
         if os.path.lexists(folder / name):
             raise UserError(f"{folder / name}: is there already. Nothing was written.")
-    made: list[Path] = []
+    created: list[Path] = []
     try:
         for name, text in texts.items():
             path = folder / name
-            for above in _missing(path.parent):
-                above.mkdir()
-                made.append(above)
-            with path.open("xb") as file:  # what came there in the meantime is not replaced
-                made.append(path)
+            for missing_folder in _missing(path.parent):
+                missing_folder.mkdir()
+                created.append(missing_folder)
+            with path.open("xb") as file:  # never replaces a file created in the meantime
+                created.append(path)
                 file.write(text.encode("utf-8"))
     except BaseException as error:
-        for path in reversed(made):
+        for path in reversed(created):
             path.rmdir() if path.is_dir() else path.unlink()
         if isinstance(error, OSError):
             raise UserError(f"{folder / name}: cannot be written ({error.strerror}). Nothing was written.") from error
@@ -161,7 +162,7 @@ def write_new_files(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def _missing(folder: Path) -> Iterator[Path]:
-    """The folders that have to be made, from the top down."""
+    """Yield the folders to create, from the top down."""
     if not os.path.exists(folder):
         yield from _missing(folder.parent)
         yield folder

@@ -1,4 +1,4 @@
-"""``exitbench report``, ``check`` and ``claims``: figures and tables, findings, and what papers claim."""
+"""``exitbench report``, ``check`` and ``claims``: figures and tables, findings, and claims of papers."""
 
 import shutil
 from argparse import Namespace
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def report(arguments: Namespace) -> int:
-    """Write the report and say where it lies, or print tables as text.
+    """Write the report and print its path, or print tables as text.
 
     Raises:
         UserError: The database cannot be opened, its findings forbid a final report, or the folder cannot be written.
@@ -57,16 +57,16 @@ def report(arguments: Namespace) -> int:
 
 
 def _folder(arguments: Namespace) -> Path:
-    """A paper's report lies beside the whole one."""
+    """Return the report's folder; the report of one paper is next to the complete one."""
     if arguments.out:
         return Path(arguments.out)
     named: Path | None = arguments.database
-    whole = named.parent / "report" if named else existing_runs(arguments.runs).report
-    return whole if arguments.paper is None else whole.with_name(f"{whole.name}-{arguments.paper}")
+    full_report = named.parent / "report" if named else existing_runs(arguments.runs).report
+    return full_report if arguments.paper is None else full_report.with_name(f"{full_report.name}-{arguments.paper}")
 
 
 def _draw_figures(arguments: Namespace) -> int:
-    """Draw the figures that are asked for, and say where each lies and what it shows."""
+    """Draw the requested figures, and print the path and caption of each."""
     from exitbench.reports import figures
     from exitbench.reports.drawing import KINDS
     from exitbench.reports.material import require_named
@@ -85,9 +85,9 @@ def _draw_figures(arguments: Namespace) -> int:
     )
     for figure in drawn:
         if figure.picture:
-            first, *others = figure.files
-            beside = ", ".join(file.suffix[1:] for file in others)
-            print(f"Figure  {first}  ({beside} beside it)\n{figure.caption}\n")
+            first, *other_files = figure.files
+            other_formats = ", ".join(file.suffix[1:] for file in other_files)
+            print(f"Figure  {first}  ({other_formats} beside it)\n{figure.caption}\n")
         else:
             tell(f"{figure.source.name} could not be drawn: {figure.error}" if figure.error else _without_data(figure))
     return 1 if any(figure.error for figure in drawn) else 0
@@ -106,8 +106,8 @@ def _print_tables(arguments: Namespace) -> int:
 
     require_named(tables, arguments.only, arguments.paper)  # before a database is looked for
     chosen = {"paper": arguments.paper, "draft": arguments.draft}
-    asked = read_only(existing_database(arguments), tables, arguments.only, **chosen)
-    filled = [fill(source, frame) for source, frame in asked if frame.rows]
+    frames = read_only(existing_database(arguments), tables, arguments.only, **chosen)
+    filled = [fill(source, frame) for source, frame in frames if frame.rows]
     text = "\n".join(FORMATS[arguments.format](table) for table in filled) or "No table has rows yet.\n"
     if arguments.out is None:
         print(text, end="")
@@ -128,7 +128,7 @@ _QUERY = """
 
 
 def check(arguments: Namespace) -> int:
-    """Print every finding, the gravest first; return 1 where one forbids a final report.
+    """Print every finding, the most severe first; return 1 if one forbids a final report.
 
     Raises:
         UserError: The database cannot be opened.
@@ -146,20 +146,20 @@ def check(arguments: Namespace) -> int:
             text = visible(f"{row['rule']}: {row['example']}{more}: {row['message']}")
             print(fill(text, _WIDTH, initial_indent="  ", subsequent_indent="    "))
     severe = sum(row["runs"] for row in rows if row["severity"] >= DO_NOT_CITE)
-    said = f"{number_of(severe, 'finding')} forbid{'s' if severe == 1 else ''} a final report."
-    print(said if severe else "Nothing forbids a final report.")
+    conclusion = f"{number_of(severe, 'finding')} forbid{'s' if severe == 1 else ''} a final report."
+    print(conclusion if severe else "Nothing forbids a final report.")
     return 1 if severe else 0
 
 
 _PIPE: Final = (120, 24)
-"""Size of what is no terminal."""
+"""Columns and lines assumed if the output is not a terminal."""
 
 
 def claims(arguments: Namespace) -> int:
-    """Print a verdict on every entry of the ledger that is chosen, or one in full.
+    """Print a verdict on every selected entry of the claims ledger, or one entry in full.
 
     Raises:
-        UserError: There is no such entry, paper, kind or verdict, or a query fails.
+        UserError: The entry, paper, kind or verdict does not exist, or a query fails.
     """
     chosen = _chosen(arguments)
     wanted = _wanted(arguments.verdict)
@@ -170,11 +170,11 @@ def claims(arguments: Namespace) -> int:
 
 
 def _chosen(arguments: Namespace) -> tuple[Claim, ...]:
-    known = read_claims()
+    all_claims = read_claims()
     if arguments.claim is not None:
         if not {arguments.paper, arguments.kind, arguments.verdict} == {None}:
             raise UserError("--paper, --kind and --verdict choose among all; leave them out, or leave out the claim.")
-        by_id = {claim.claim_id: claim for claim in known}
+        by_id = {claim.claim_id: claim for claim in all_claims}
         if arguments.claim not in by_id:
             raise UserError(f"There is no claim {arguments.claim!r}.{suggestion(arguments.claim, by_id)}")
         return (by_id[arguments.claim],)
@@ -183,7 +183,7 @@ def _chosen(arguments: Namespace) -> tuple[Claim, ...]:
         raise UserError(f"--paper {arguments.paper}: there is no such paper.{suggestion(paper, LEDGERS)}")
     if kind not in (None, *KINDS):
         raise UserError(f"--kind {kind}: there is no such kind.{suggestion(kind, KINDS)}")
-    return tuple(claim for claim in known if paper in (None, claim.ledger) and kind in (None, claim.kind))
+    return tuple(claim for claim in all_claims if paper in (None, claim.ledger) and kind in (None, claim.kind))
 
 
 def _wanted(verdict: str | None) -> str | None:

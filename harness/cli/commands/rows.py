@@ -1,4 +1,4 @@
-"""Write rows as a table, CSV, JSON or Parquet: the output formats of every command that answers with rows."""
+"""Output formats of all commands that print rows: table, CSV, JSON, Parquet."""
 
 import json
 import math
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 Row = Sequence[Any]
 
 _CUT: Final = 40
-"""Characters of a cell, where a table is too wide for the terminal."""
+"""Characters per cell if a table is too wide for the terminal."""
 
 
 def save(answer: "Answer", path: Path, form: str, force: bool = False) -> int:
-    """Write an answer to a file, which is there whole or not at all; return the number of rows.
+    """Write an answer to a file atomically; return the number of rows.
 
     Args:
         answer: Rows, read batch by batch.
         path: The file.
         form: csv, json or parquet.
-        force: Whether a file that is there may be replaced.
+        force: Whether an existing file may be replaced.
 
     Raises:
-        UserError: The file is there already or is no regular file, its folder cannot be written, or Parquet has no
-            such type.
+        UserError: The file exists or is not a regular file, its folder cannot be written, or Parquet does not support a
+            type.
     """
     from pyarrow import ArrowException
 
@@ -42,8 +42,10 @@ def save(answer: "Answer", path: Path, form: str, force: bool = False) -> int:
         require_replaceable(path)
         if path.exists() and not force:
             raise UserError(f"{path} is there already. Name another file, or add --force to replace it.")
-        with whole_file(path) as beside:
-            return _save_parquet(answer, beside) if form == "parquet" else _save_text(answer, beside, form)
+        with whole_file(path) as temporary_path:
+            return (
+                _save_parquet(answer, temporary_path) if form == "parquet" else _save_text(answer, temporary_path, form)
+            )
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}.") from error
     except ArrowException as error:
@@ -76,19 +78,19 @@ def _save_text(answer: "Answer", path: Path, form: str) -> int:
 
 
 def _write_table(names: Row, rows: Iterable[Row], file: TextIO | None = None) -> None:
-    """Write aligned columns, for which all rows are looked at first.
+    """Write aligned columns, after reading all rows.
 
-    Where that is too wide for a terminal, long cells are cut, but so that what differs still does; where it is too wide
-    still, every value gets a line of its own.
+    If the table is too wide for the terminal, long cells are abbreviated uniquely. If it is still too wide, every value
+    is written on its own line.
     """
-    rows, out = list(rows), file or sys.stdout
-    room = shutil.get_terminal_size().columns if out.isatty() else math.inf
+    rows, stream = list(rows), file or sys.stdout
+    room = shutil.get_terminal_size().columns if stream.isatty() else math.inf
     cells = [[_text(value) for value in row] for row in (names, *rows)]
     if _width(cells) > room:
         columns = [told_apart(column, _CUT) for column in zip(*cells, strict=True)]
         cut = [list(line) for line in zip(*columns, strict=True)]
         if rows and _width(cut) > room:
-            _write_records(cells, out)
+            _write_records(cells, stream)
             return
         cells = cut
     widths = _widths(cells)
@@ -99,7 +101,7 @@ def _write_table(names: Row, rows: Iterable[Row], file: TextIO | None = None) ->
         ).rstrip()
         for line in cells
     ]
-    print("\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]]), file=out)
+    print("\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]]), file=stream)
 
 
 def _widths(cells: Sequence[Sequence[str]]) -> list[int]:
@@ -107,41 +109,41 @@ def _widths(cells: Sequence[Sequence[str]]) -> list[int]:
 
 
 def _width(cells: Sequence[Sequence[str]]) -> int:
-    """Characters of a line, with what parts its columns."""
+    """Return the width of a line, including column separators."""
     widths = _widths(cells)
     return sum(widths) + 2 * (len(widths) - 1)
 
 
-def _write_records(cells: Sequence[Sequence[str]], out: TextIO) -> None:
+def _write_records(cells: Sequence[Sequence[str]], stream: TextIO) -> None:
     names, *rows = cells
     width = max(map(len, names)) + 1
     for number, row in enumerate(rows, start=1):
-        print(f"-- {number} --", file=out)
+        print(f"-- {number} --", file=stream)
         for name, text in zip(names, row, strict=True):
-            print(f"{name + ':':{width}} {text}".rstrip(), file=out)
+            print(f"{name + ':':{width}} {text}".rstrip(), file=stream)
 
 
 def _write_csv(names: Row, rows: Iterable[Row], file: TextIO | None = None) -> None:
-    """Write the values as they are; on a terminal, control characters are spelled out."""
-    out = file or sys.stdout
-    writer = csv_writer(out)
-    spelled = _spelled if out.isatty() else lambda value: value
-    writer.writerow(map(spelled, names))
-    writer.writerows([spelled(_csv_value(value)) for value in row] for row in rows)
+    """Write the values unchanged; on a terminal, control characters are escaped."""
+    stream = file or sys.stdout
+    writer = csv_writer(stream)
+    escape = _escaped if stream.isatty() else lambda value: value
+    writer.writerow(map(escape, names))
+    writer.writerows([escape(_csv_value(value)) for value in row] for row in rows)
 
 
 def _write_json(names: Row, rows: Iterable[Row], file: TextIO | None = None) -> None:
-    out = file or sys.stdout
+    stream = file or sys.stdout
     separator = "[\n"
     for row in rows:
         text = _json(dict(zip(names, row, strict=True)), indent=1)
-        out.write(separator + "\n".join(f" {line}" for line in text.split("\n")))
+        stream.write(separator + "\n".join(f" {line}" for line in text.split("\n")))
         separator = ",\n"
-    out.write("[]\n" if separator == "[\n" else "\n]\n")
+    stream.write("[]\n" if separator == "[\n" else "\n]\n")
 
 
 def _text(value: Any) -> str:
-    """A value for a terminal: control characters, which a model may have written, are spelled out."""
+    """Return a value as text for a terminal, with control characters escaped, since a model may have written them."""
     text = "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
     return visible(text)
 
@@ -150,12 +152,12 @@ def _csv_value(value: Any) -> Any:
     return _json(value) if isinstance(value, list | dict) else value
 
 
-def _spelled(value: Any) -> Any:
+def _escaped(value: Any) -> Any:
     return visible(value) if isinstance(value, str) else value
 
 
 def _json(value: Any, indent: int | None = None) -> str:
-    """A value as JSON; what cannot be seen is written as its number, which means the same."""
+    """Return a value as JSON, with invisible characters replaced by equivalent Unicode escapes."""
     text = json.dumps(_plain(value), default=str, ensure_ascii=False, indent=indent, allow_nan=False)
     if text.isascii() and "\x7f" not in text:
         return text
@@ -163,7 +165,7 @@ def _json(value: Any, indent: int | None = None) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it, where there is no NaN and no infinity (null), and sums of integers are numbers."""
+    """Return a value as plain JSON types: NaN and infinity become None, decimals become numbers."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

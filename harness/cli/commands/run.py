@@ -1,4 +1,4 @@
-"""``exitbench run``, ``fit``, ``calibrate``, ``plan``, ``train``, ``tune``: what a suite would run, and running it."""
+"""``exitbench run``, ``fit``, ``calibrate``, ``plan``, ``train``, ``tune``: plan and run suites."""
 
 import json
 import sys
@@ -32,14 +32,14 @@ from exitbench.terminal import number_of, tell
 
 
 def plan(arguments: Namespace) -> int:
-    """Print every cell and its state, and what a run would take."""
+    """Print every cell with its state, and the estimated time and disk space of a run."""
     options = run_options(arguments)
-    made, retry = plan_suite(options), options.retry
-    estimates = estimate_plan(made, Runs(options.runs).spool, retry)
-    tell("\n".join(_lines(made, retry, estimates)), sys.stdout)
-    for line in shortages(made, retry):
+    suite_plan, retry = plan_suite(options), options.retry
+    estimates = estimate_plan(suite_plan, Runs(options.runs).spool, retry)
+    tell("\n".join(_lines(suite_plan, retry, estimates)), sys.stdout)
+    for line in shortages(suite_plan, retry):
         tell(f"On this machine: {line}", sys.stdout)
-    for line in tried(made, retry, options.runs):
+    for line in tried(suite_plan, retry, options.runs):
         tell(f"Contracts: {line}", sys.stdout)
     return 0
 
@@ -52,9 +52,11 @@ def _lines(plan: Plan, retry: Retry, estimates: dict[str, Estimate]) -> Iterator
         yield from (f"  {remark}" for remark in group.remarks)
         if group.folder is None:
             yield from (f"  new     {label}" for label in group.labels)
-        yield from _cell_lines(group, {one[0].cell.cell_id: len(one) for one in own_passes})
-        if own := of_group(group, estimates):
-            yield f"  to run: {_cost(own, len(own_passes))}"
+        yield from _cell_lines(
+            group, {cells_of_pass[0].cell.cell_id: len(cells_of_pass) for cells_of_pass in own_passes}
+        )
+        if group_estimates := of_group(group, estimates):
+            yield f"  to run: {_cost(group_estimates, len(own_passes))}"
     states = plan.states()
     counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()) if count)
     yield f"\n{number_of(states.total(), 'cell')}: {counted}. Runs with --retry {retry}: {plan.to_run_count(retry)}."
@@ -64,7 +66,7 @@ def _lines(plan: Plan, retry: Retry, estimates: dict[str, Estimate]) -> Iterator
 
 
 def _cell_lines(group: Group, pass_cells: Mapping[str, int]) -> Iterator[str]:
-    """A line a cell; the first of a pass says for how many it is (`harness.work.partners`)."""
+    """Yield one line per cell; the first of a shared pass names the number of cells (`harness.work.partners`)."""
     for cell in group.cells:
         cells = pass_cells.get(cell.item.cell.cell_id, 1)
         notes = [note for note in (cell.why, f"one pass for {cells} cells" if cells > 1 else "") if note]
@@ -74,19 +76,19 @@ def _cell_lines(group: Group, pass_cells: Mapping[str, int]) -> Iterator[str]:
 def _cost(estimates: list[Estimate], n_passes: int) -> str:
     seconds, size_bytes, unknown = total(estimates)
     at_most = "at most " if any(estimate.at_most for estimate in estimates) else ""
-    known = f"{at_most}{duration(seconds)}, {data_size(size_bytes)}"
-    told = [
+    time_and_size = f"{at_most}{duration(seconds)}, {data_size(size_bytes)}"
+    phrases = [
         f"{len(estimates)} cells in {n_passes} pass{'es' if n_passes > 1 else ''}" if n_passes < len(estimates) else "",
-        known if unknown < len(estimates) else "time and size unknown",
+        time_and_size if unknown < len(estimates) else "time and size unknown",
         f"unknown for {unknown} of {len(estimates)} cells" if 0 < unknown < len(estimates) else "",
     ]
-    return "; ".join(filter(None, told))
+    return "; ".join(filter(None, phrases))
 
 
 def _origin(group: Group) -> str:
     if group.model.hub is not None:
-        where = "not on this machine (`run --hub` fetches it)" if group.folder is None else f"in {group.folder}"
-        return f"checkpoint {group.model.hub}, {where}"
+        location = "not on this machine (`run --hub` fetches it)" if group.folder is None else f"in {group.folder}"
+        return f"checkpoint {group.model.hub}, {location}"
     if group.recipe is None:
         return f"checkpoint {group.folder}"
     if group.folder is None:
@@ -98,24 +100,24 @@ def _origin(group: Group) -> str:
 
 
 def run(arguments: Namespace) -> int:
-    """Run a suite; returns 0 if every cell that ran ended ok and is in the database, else 1.
+    """Run a suite; return 0 if every cell that ran succeeded and is in the database, else 1.
 
     Raises:
-        UserError: Anything that can be known before work begins, or data that turns out damaged.
+        UserError: A problem detected before any work begins, or damaged data.
         KeyboardInterrupt: The user interrupted; finished cells are in the spool and in the database.
     """
     options = run_options(arguments)
-    done = run_suite(options)
-    print_outcome(done, options, every_setting=arguments.table, report=not arguments.no_report)
-    return 0 if done.ok else 1
+    finished_run = run_suite(options)
+    print_outcome(finished_run, options, every_setting=arguments.table, report=not arguments.no_report)
+    return 0 if finished_run.ok else 1
 
 
 def train(arguments: Namespace) -> int:
-    """Train every recipe of a suite, or one recipe; models that are there are left as they are.
+    """Train every recipe of a suite, or one recipe; existing models are kept.
 
     Raises:
         UserError: Unknown suite or recipe, missing data, or a folder that cannot be written.
-        KeyboardInterrupt: The user interrupted; the same command goes on from the latest resume points.
+        KeyboardInterrupt: The user interrupted; the same command resumes from the latest resume points.
     """
     from exitbench.harness.engine.checkpoints.digest import describe_checkpoint
     from exitbench.results.ingest.ingest import ingest
@@ -133,7 +135,7 @@ def train(arguments: Namespace) -> int:
 
 
 def named_recipes(what: str) -> list[Recipe]:
-    """The recipes of a suite, or the one recipe of that name or file."""
+    """Return the recipes of a suite, or the one recipe of that name or file."""
     path = Path(what)
     if path.is_file() and "models" not in Table.read(path).values:
         return [load_recipe(path)]
@@ -146,22 +148,22 @@ def named_recipes(what: str) -> list[Recipe]:
 
 def _summary(recipe: Recipe, folder: Path) -> str:
     card = json.loads((folder / CARD_FILE).read_text(encoding="utf-8"))
-    found = card["validation"]
-    what = f"{found['metric']} {{:.1f}}" if "metric" in found else "token accuracy {:.3f}"
-    by_block = found["score" if "metric" in found else "token_accuracy"]
-    told = (
+    validation = card["validation"]
+    what = f"{validation['metric']} {{:.1f}}" if "metric" in validation else "token accuracy {:.3f}"
+    by_block = validation["score" if "metric" in validation else "token_accuracy"]
+    accuracies = (
         f"{what.format(by_block[0])} after block 1, {what.format(by_block[-1]).split()[-1]} after block {len(by_block)}"
     )
     minutes = card["wall_seconds"] / 60
-    return f"{recipe.name}: loss {card['final_loss_nats']:.3f}, {told}, {minutes:.1f} min\n  {folder}"
+    return f"{recipe.name}: loss {card['final_loss_nats']:.3f}, {accuracies}, {minutes:.1f} min\n  {folder}"
 
 
 def tune(arguments: Namespace) -> int:
-    """Tune; returns 0 if there is an answer, which may be that nothing beats full depth, and 1 if cells failed.
+    """Tune; return 0 if there is an answer, which may be that nothing beats full depth, and 1 if cells failed.
 
     Raises:
-        UserError: Names, methods or documents are not usable; nothing has been measured then.
-        KeyboardInterrupt: What is finished is kept; the same command goes on.
+        UserError: Names, methods or documents cannot be used; nothing has been measured.
+        KeyboardInterrupt: Interrupted; finished cells are kept and the same command resumes.
     """
     options = TuneOptions(
         model=arguments.model,

@@ -1,4 +1,4 @@
-"""``exitbench show`` and ``show-prompts``: stored answers token by token, and what a model is asked."""
+"""``exitbench show`` and ``show-prompts``: stored answers token by token, and prompts of a task."""
 
 import tomllib
 from argparse import Namespace
@@ -23,7 +23,7 @@ def show(arguments: Namespace) -> int:
     """Print the answer of one run, or of two, to one document.
 
     Raises:
-        UserError: A name fits no run or too many, or there is no such document or token.
+        UserError: A name matches no run or too many, or the document or token does not exist.
     """
     from rich.console import Console
 
@@ -41,16 +41,18 @@ def show(arguments: Namespace) -> int:
 
 
 def show_prompts(arguments: Namespace) -> int:
-    """Print the first prompts of a task with their targets, and how many documents it has.
+    """Print the first prompts of a task with their targets, and its number of documents.
 
     Raises:
-        UserError: There is no such task, its documents cannot be read, or a setting is not what is allowed.
+        UserError: The task does not exist, its documents cannot be read, or a setting is invalid.
     """
     entry = _entry(arguments)
     task, documents = entry.data.task_object, entry.data.load(arguments.data_dir)
     print("\n".join(_head(entry, task, len(documents))))
-    shown = documents[: arguments.n]
-    for number, (document, parts) in enumerate(zip(shown, entry.work.shown(task, shown), strict=True), start=1):
+    shown_documents = documents[: arguments.n]
+    for number, (document, parts) in enumerate(
+        zip(shown_documents, entry.work.shown(task, shown_documents), strict=True), start=1
+    ):
         print(f"\n{number} of {len(documents)}, document {document.key}")
         for title, text in parts:
             print(f"  {title}:\n{indent(visible(text, keep=chr(10)), '    ', lambda line: True)}")
@@ -58,41 +60,43 @@ def show_prompts(arguments: Namespace) -> int:
 
 
 def _entry(arguments: Namespace) -> TaskEntry:
-    """The task as a suite names it, or as the command line does in the words of a suite."""
+    """Return the task of a suite, or the task described by the command line."""
     if arguments.suite is not None:
         if arguments.set:
             raise UserError(f"--set {arguments.set[0]}: does not go with --suite, which has its own settings.")
         suite = load_suite(arguments.suite)
         labels = [entry.label for entry in suite.tasks]
-        found = [entry for entry in suite.tasks if entry.label == arguments.task]
-        if not found:
+        matches = [entry for entry in suite.tasks if entry.label == arguments.task]
+        if not matches:
             raise UserError(f"suite {suite.name} has no task {arguments.task!r}. Allowed: {', '.join(labels)}.")
-        return found[0]
+        return matches[0]
     return entry_as_given(arguments.task, task_settings(arguments.set))
 
 
 def entry_as_given(task: str, settings: Mapping[str, Any]) -> TaskEntry:
-    """Read a task as the command line names it, paths from the current folder.
+    """Read a task named on the command line, with paths relative to the current folder.
 
     Raises:
-        UserError: There is no such task, or a setting is not what is allowed.
+        UserError: The task does not exist, or a setting is invalid.
     """
     values = {"task": task, **settings}
     return read_task(Path(task).stem, Table(Path("--set"), "", ("tasks", task), values))
 
 
 def task_settings(given: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of a task that ``--set KEY=VALUE`` gives, as a suite's ``[tasks.LABEL]`` has them.
+    """Parse ``--set KEY=VALUE`` options into the settings of a ``[tasks.LABEL]`` table.
 
     Raises:
-        UserError: One is not of this form.
+        UserError: An option is not of this form.
     """
     values: dict[str, Any] = {}
-    for one in given:
+    for assignment in given:
         try:
-            values |= tomllib.loads(one)
+            values |= tomllib.loads(assignment)
         except tomllib.TOMLDecodeError as error:
-            raise UserError(f"--set {one}: {error}. Allowed: KEY=VALUE as in [tasks.LABEL] of a suite.") from None
+            raise UserError(
+                f"--set {assignment}: {error}. Allowed: KEY=VALUE as in [tasks.LABEL] of a suite."
+            ) from None
     return values
 
 

@@ -20,13 +20,13 @@ from exitbench.results.queries import SavedQuery, parameter_text, parameter_valu
 from exitbench.results.queries.cookbook import SECTIONS, cookbook_markdown
 
 SHOWN_ROWS: Final = 200
-"""Rows of a table on the screen, unless all are asked for."""
+"""Maximum rows of a table on the screen, without ``--all``."""
 
 _SILENT_S: Final = 1.0
-"""A wait this short is not worth a word."""
+"""Seconds to wait for the database before printing a message."""
 
 _INSTEAD: Final = ("views", "explain_view", "queries", "schema", "cookbook")
-"""Options that show something else than a query's answer."""
+"""Options that print something other than a query's answer."""
 _OF_A_QUERY: Final = ("query", "set", "format", "out", "force", "all")
 _READING: Final = ("SELECT", "EXPLAIN")
 _WRITING: Final = ("COPY", "INSERT", "UPDATE", "DELETE", "MERGE")
@@ -34,12 +34,11 @@ _SAVED: Final = "@"
 
 
 def sql(arguments: Namespace) -> int:
-    """Print or save the rows of a query, or say what can be asked.
+    """Print or save the rows of a query, or list views, saved queries or the schema.
 
     Raises:
-        UserError: The query is not one statement that only reads, DuckDB does not accept it, there is no such saved
-            query or view, a parameter is missing or unknown, an argument would have no effect, or the file cannot be
-            written.
+        UserError: The query is not one read-only statement, DuckDB rejects it, a saved query or view does not exist, a
+            parameter is missing or unknown, an argument would have no effect, or the file cannot be written.
     """
     _require_used(arguments)
     if arguments.queries is not None:
@@ -82,18 +81,18 @@ def _require_used(arguments: Namespace) -> None:
 def _ask(arguments: Namespace) -> None:
     query, parameters = _query(arguments.query, arguments.set)
     form = _format(arguments.format, arguments.out)
-    with _asked(arguments) as database, answer(database, query, parameters) as found:
+    with _open_source(arguments) as database, answer(database, query, parameters) as result:
         if arguments.out is not None:
-            rows = save(found, arguments.out, form, arguments.force)
+            rows = save(result, arguments.out, form, arguments.force)
             print(f"{arguments.out}: {rows} row{'' if rows == 1 else 's'}", file=sys.stderr)
         elif form == "table" and not arguments.all:
-            _print_beginning(found)
+            _print_beginning(result)
         else:
-            FORMATS[form](found.schema.names, found.rows())
+            FORMATS[form](result.schema.names, result.rows())
 
 
-def _asked(arguments: Namespace) -> Database:
-    """Open what is asked: the database, or a lake."""
+def _open_source(arguments: Namespace) -> Database:
+    """Open the requested database or lake."""
     if arguments.lake is None:
         path = existing_database(arguments)
         if arguments.out is not None and arguments.out.resolve() == path.resolve():
@@ -114,43 +113,43 @@ def _opened(path: Path) -> Database:
         return open_database(path)
 
 
-def _print_beginning(found: Answer) -> None:
-    rows = list(islice(found.rows(), SHOWN_ROWS + 1))
-    FORMATS["table"](found.schema.names, rows[:SHOWN_ROWS])
+def _print_beginning(result: Answer) -> None:
+    rows = list(islice(result.rows(), SHOWN_ROWS + 1))
+    FORMATS["table"](result.schema.names, rows[:SHOWN_ROWS])
     if len(rows) > SHOWN_ROWS:
         sys.stdout.flush()
         print(f"The first {SHOWN_ROWS} rows; --all prints every one, --out FILE saves them.", file=sys.stderr)
 
 
-def _query(asked: str | None, assignments: Sequence[str]) -> tuple[str, Mapping[str, Any]]:
+def _query(query: str | None, assignments: Sequence[str]) -> tuple[str, Mapping[str, Any]]:
     """Return the query's text and the values of its parameters."""
-    if asked is None:
+    if query is None:
         raise UserError(
             "There is no query. Give one, @NAME of a saved one (`exitbench sql` lists them), or - for standard input."
         )
-    saved = saved_query(asked.removeprefix(_SAVED)) if asked.startswith(_SAVED) else None
-    text = saved.sql if saved is not None else _utf8("The query", None if asked == "-" else asked)
+    saved = saved_query(query.removeprefix(_SAVED)) if query.startswith(_SAVED) else None
+    text = saved.sql if saved is not None else _utf8("The query", None if query == "-" else query)
     named = require_reading(text)
-    given: dict[str, Any] = {}
+    assigned: dict[str, Any] = {}
     for name, value in (_assignment(_utf8("--set", text)) for text in assignments):
-        if name in given:
+        if name in assigned:
             raise UserError(f"--set {name}: is given more than once.")
-        given[name] = value
-    for name in given:
+        assigned[name] = value
+    for name in assigned:
         if name not in named:
             allowed = suggestion(name, named) if named else " The query has no parameters."
             raise UserError(f"--set {name}: the query has no parameter ${name}.{allowed}")
-    values = {**(saved.defaults if saved is not None else {}), **given}
+    values = {**(saved.defaults if saved is not None else {}), **assigned}
     if missing := sorted(named - set(values)):
         raise UserError(f"The query needs {', '.join(f'--set {name}=VALUE' for name in missing)}.")
     return text, values
 
 
 def _utf8(what: str, text: str | None) -> str:
-    """Return a text that a user gave, or that of standard input (None).
+    """Return a text from the user, or standard input for None.
 
     Raises:
-        UserError: It holds bytes that are not UTF-8.
+        UserError: The text has bytes that are not UTF-8.
     """
     try:
         text = sys.stdin.read() if text is None else text
@@ -167,27 +166,27 @@ def _assignment(text: str) -> tuple[str, Any]:
     return name, parameter_value(value)
 
 
-def _format(asked: str | None, out: Path | None) -> str:
-    """Return the format, from the file's name where it is not asked for."""
-    if out is None:
-        if asked == "parquet":
+def _format(requested: str | None, file: Path | None) -> str:
+    """Return the requested format, or that of the file's suffix."""
+    if file is None:
+        if requested == "parquet":
             raise UserError("--format parquet is not for a screen. Add --out FILE.")
-        return asked or "table"
+        return requested or "table"
     files = ("csv", "json", "parquet")
-    form = asked or out.suffix.removeprefix(".")
+    form = requested or file.suffix.removeprefix(".")
     if form not in files:
-        raise UserError(f"--out {out}: which format? Add --format {', '.join(files[:-1])} or {files[-1]}.")
+        raise UserError(f"--out {file}: which format? Add --format {', '.join(files[:-1])} or {files[-1]}.")
     return form
 
 
 def require_reading(query: str) -> set[str]:
-    """Check that a query is one statement and only reads; the connection could not write anyway.
+    """Check that a query is one read-only statement; the connection could not write anyway.
 
     Returns:
         The names of its parameters.
 
     Raises:
-        UserError: It is not.
+        UserError: The query is not one read-only statement.
     """
     try:
         statements = duckdb.extract_statements(query)
@@ -196,15 +195,15 @@ def require_reading(query: str) -> set[str]:
     kinds = [statement.type.name for statement in statements]
     if len(kinds) != 1:
         raise UserError(f"{len(kinds)} statements were given; exactly one is allowed.")
-    if (kind := _within(query) or kinds[0]) not in _READING:
+    if (kind := _nested_write(query) or kinds[0]) not in _READING:
         raise UserError(f"{kind} is refused: the database is read-only here. Allowed: {', '.join(_READING)}.")
     return set(statements[0].named_parameters)
 
 
-def _within(query: str) -> str | None:
-    """Return the statement that writes inside one that reads: explained while it runs, or as WITH x AS (COPY ...).
+def _nested_write(query: str) -> str | None:
+    """Return the writing statement inside a reading one, or None: in EXPLAIN ANALYZE, or in WITH x AS (COPY ...).
 
-    COPY may write to the database's own file and log, since those are open.
+    COPY could write to the database's own file and log, since those are open.
     """
     starts = [start for start, kind in duckdb.tokenize(query) if kind != duckdb.token_type.comment]
     encoded = query.encode()
@@ -249,7 +248,7 @@ def saved_queries() -> list[SavedQuery]:
 
 
 def listed(queries: Sequence[SavedQuery], *, in_full: bool) -> str:
-    """Return queries below their topics: a line each, or with how they are read and what can be set."""
+    """Return queries grouped by topic: one line each, or in full with explanation and parameters."""
     width = max(len(query.name) for query in queries)
     lines = []
     for section, members in groupby(queries, key=lambda query: query.section):

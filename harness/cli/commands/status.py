@@ -1,4 +1,4 @@
-"""``exitbench status``: what the spool, or a lake, says at this moment; the database is not opened."""
+"""``exitbench status``: current state of the spool or of a lake; does not open the database."""
 
 import sys
 import time
@@ -19,10 +19,10 @@ _CLEAR = "\033[2J\033[H"
 
 
 def status(arguments: Namespace) -> int:
-    """Print counts, running attempts, the last failures, the time left and the size; or what a lake has.
+    """Print counts, running attempts, the last failures, the remaining time and the size; or the state of a lake.
 
     Raises:
-        UserError: The spool or the lake cannot be listed, or the suite is not usable.
+        UserError: The spool or the lake cannot be listed, or the suite cannot be used.
     """
     if arguments.lake is not None:
         return _status_of_lake(arguments)
@@ -31,12 +31,12 @@ def status(arguments: Namespace) -> int:
 
     def text() -> str:
         if suite is None:
-            found = spool_status(runs.spool)
-            lines = [*_lines(found, ())]
+            spool_state = spool_status(runs.spool)
+            lines = [*_lines(spool_state, ())]
         else:
-            found = spool_status(runs.spool, suite.cell_ids.__contains__)
-            lines = [*_lines(found, suite.cell_ids), suite.time_left(found)]
-        if not found.attempts and runs.database.exists():
+            spool_state = spool_status(runs.spool, suite.cell_ids.__contains__)
+            lines = [*_lines(spool_state, suite.cell_ids), suite.time_left(spool_state)]
+        if not spool_state.attempts and runs.database.exists():
             lines.append(f"{runs.database} is not looked at; `exitbench sql` asks it.")
         return "\n".join(lines)
 
@@ -53,7 +53,7 @@ def status(arguments: Namespace) -> int:
 
 
 def _status_of_lake(arguments: Namespace) -> int:
-    """Print what a lake has, of a suite or at all."""
+    """Print the state of a lake, for a suite or in total."""
     from exitbench.results.lake.reading import lake_lines
 
     if arguments.watch:
@@ -64,10 +64,10 @@ def _status_of_lake(arguments: Namespace) -> int:
 
 
 def _labels(arguments: Namespace) -> dict[str, str]:
-    """Names of a suite's cells, by id.
+    """Return the labels of a suite's cells, by id.
 
     Raises:
-        UserError: A model is not on this machine, so that its cells have no ids here.
+        UserError: A model is not on this machine, so its cells have no ids.
     """
     from exitbench.harness.planning.plan import make_plan
     from exitbench.harness.planning.suite import load_suite
@@ -80,10 +80,10 @@ def _labels(arguments: Namespace) -> dict[str, str]:
 
 
 class _Suite:
-    """The cells of a suite and how long those that are missing will take; planned once, however long one watches."""
+    """Cells of a suite and time estimates of the missing ones; planned once, also with ``--watch``."""
 
     def __init__(self, arguments: Namespace) -> None:
-        # Imported here: a plan needs the methods, and they need torch.
+        # Imported here: a plan needs the methods, which need torch.
         from exitbench.harness.planning.estimate import estimate_plan
         from exitbench.harness.planning.plan import make_plan
         from exitbench.harness.planning.suite import load_suite
@@ -94,42 +94,42 @@ class _Suite:
         self._estimates = estimate_plan(plan, runs.spool, "all")
         self.cell_ids: Set[str] = {cell.item.cell.cell_id for group in plan.groups for cell in group.cells}
 
-    def time_left(self, found: SpoolStatus) -> str:
-        """One line: the running attempts' rest and the cells that nobody has begun, one after the other."""
-        running = {attempt.attempt.cell_id: attempt.left_s(found.taken_s) for attempt in found.running}
-        missing = [cell_id for cell_id in self.cell_ids if cell_id not in found.states]
+    def time_left(self, spool_state: SpoolStatus) -> str:
+        """Return the estimated remaining time of running attempts and cells not started, run sequentially."""
+        running = {attempt.attempt.cell_id: attempt.left_s(spool_state.taken_s) for attempt in spool_state.running}
+        missing = [cell_id for cell_id in self.cell_ids if cell_id not in spool_state.states]
         seconds = [*running.values(), *(self._estimates[cell_id].seconds for cell_id in missing)]
-        known = sum(value for value in seconds if value is not None)
+        known_s = sum(value for value in seconds if value is not None)
         unknown = sum(value is None for value in seconds) + self._untrained
         more = f", and {number_of(unknown, 'cell')} of unknown length" if unknown else ""
-        return f"time left, one cell after the other: {duration(known)}{more}"
+        return f"time left, one cell after the other: {duration(known_s)}{more}"
 
 
-def _lines(found: SpoolStatus, cell_ids: Set[str] | tuple[()]) -> Iterator[str]:
-    counts = found.counts
-    new = len(cell_ids) - len(found.states) if cell_ids else 0
+def _lines(spool_state: SpoolStatus, cell_ids: Set[str] | tuple[()]) -> Iterator[str]:
+    counts = spool_state.counts
+    new = len(cell_ids) - len(spool_state.states) if cell_ids else 0
     states = [*sorted(counts.items()), *([("new", new)] if new else [])]
     counted = ", ".join(f"{count} {state}" for state, count in states)
-    size = data_size(found.size_bytes)
-    cells, attempts = number_of(len(found.states) + new, "cell"), number_of(found.attempts, "attempt")
+    size = data_size(spool_state.size_bytes)
+    cells, attempts = number_of(len(spool_state.states) + new, "cell"), number_of(spool_state.attempts, "attempt")
     yield f"{cells}: {counted or 'none'}; {attempts}, {size}"
-    if found.running:
+    if spool_state.running:
         yield "\nrunning"
-        yield from (f"  {_running_line(running, found.taken_s)}" for running in found.running)
-    if found.failures:
+        yield from (f"  {_running_line(running, spool_state.taken_s)}" for running in spool_state.running)
+    if spool_state.failures:
         yield "\nfailed last"
-        for failure in found.failures:
+        for failure in spool_state.failures:
             reason = shorten(f"{failure.status.status}: {failure.status.reason or 'no reason given'}", _WIDTH)
             yield f"  {failure.status.attempt_id[:15]}  {cell_name(failure.cell)}\n    {reason}"
-    yield from (f"damaged: {message}" for message in found.damaged)
+    yield from (f"damaged: {message}" for message in spool_state.damaged)
 
 
 def _running_line(running: Running, now_s: float) -> str:
     owner, left_s = running.owner, running.left_s(now_s)
-    done = "" if owner.total is None else f", {owner.done} of {owner.total} done"
-    left = "" if left_s is None else f", about {duration(left_s)} left"
-    where = f"process {owner.pid} on {owner.host}"
-    return f"{cell_name(running.cell)}: {duration(running.elapsed_s(now_s))}{done}{left} ({where})"
+    progress = "" if owner.total is None else f", {owner.done} of {owner.total} done"
+    remaining = "" if left_s is None else f", about {duration(left_s)} left"
+    location = f"process {owner.pid} on {owner.host}"
+    return f"{cell_name(running.cell)}: {duration(running.elapsed_s(now_s))}{progress}{remaining} ({location})"
 
 
 def cell_name(cell: dict[str, Any]) -> str:

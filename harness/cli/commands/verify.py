@@ -1,4 +1,4 @@
-"""``exitbench verify`` and ``env``: run a stored cell again, and compare software and machine of runs."""
+"""``exitbench verify`` and ``env``: reproduce a stored cell, and compare software and machine of runs."""
 
 import json
 import sys
@@ -20,41 +20,41 @@ NOW = "now"
 
 
 def env(arguments: Namespace) -> int:
-    """Show one, or compare two; like ``diff``, returns 1 if they differ.
+    """Show one environment, or compare two; like ``diff``, return 1 if they differ.
 
     Raises:
-        UserError: The ids are not those of one thing each.
+        UserError: An id does not match exactly one item.
     """
     wanted = {"show": 1, "diff": 2}[arguments.action]
     if len(arguments.of) != wanted:
         raise UserError(f"env {arguments.action} takes {wanted} of attempt, cell, environment or machine, or 'now'.")
-    found = [_described(name, arguments) for name in arguments.of]
+    described = [_described(name, arguments) for name in arguments.of]
     if arguments.action == "show":
-        fields = "\n".join(f"  {name}: {said(value)}" for name, value in found[0].fields.items())
-        tell(f"{found[0].name}\n{fields}", sys.stdout)
+        fields = "\n".join(f"  {name}: {said(value)}" for name, value in described[0].fields.items())
+        tell(f"{described[0].name}\n{fields}", sys.stdout)
         if arguments.of == [NOW]:
             from exitbench.harness.running.energy.meter import energy_told
 
             tell(f"  energy: {energy_told()}", sys.stdout)
         return 0
-    changed = differences(*found)
-    tell(f"A: {found[0].name}\nB: {found[1].name}", sys.stdout)
+    changed = differences(*described)
+    tell(f"A: {described[0].name}\nB: {described[1].name}", sys.stdout)
     tell("\n".join(difference_lines(changed)) if changed else "  equal", sys.stdout)
     return 1 if changed else 0
 
 
 def difference_lines(changed: Sequence[Difference]) -> list[str]:
-    """Return one line a field: ``name: value in A -> value in B``."""
+    """Return one line per field: ``name: value in A -> value in B``."""
     return [f"  {change.field}: {said(change.a)} -> {said(change.b)}" for change in changed]
 
 
 def said(value: Any) -> str:
-    """Return a value as people read it."""
+    """Return a value formatted for display."""
     return "absent" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
 def this_machine(threads: int) -> Described:
-    """Return what an attempt would say here, now."""
+    """Return software and hardware of this machine, as an attempt would record them now."""
     from exitbench.harness.running.environment import environment_and_hardware
 
     return Described("this machine, now", environment_and_hardware(threads))
@@ -65,28 +65,30 @@ def _described(name: str, arguments: Namespace) -> Described:
         return find(name, Runs(arguments.runs).spool, existing_database(arguments))
     from exitbench.harness.running.environment import available_cores
 
-    found = this_machine(available_cores())
-    return replace(found, sections={**found.sections, **_products()}) if arguments.action == "show" else found
+    described = this_machine(available_cores())
+    return (
+        replace(described, sections={**described.sections, **_products()}) if arguments.action == "show" else described
+    )
 
 
 def _products() -> dict[str, dict[str, Any]]:
-    """Forms of products that were measured here, by threads, number format and file."""
+    """Return the matrix-product forms measured on this machine, by threads, number format and file."""
     from exitbench.harness.engine.products.kept import all_kept
     from exitbench.harness.engine.products.kept import this_machine as machine
 
-    own = {key: value for key, value in machine(threads=0).items() if key != "threads"}
-    found = {
-        f"{number_of(asked['threads'], 'thread')}, {asked['dtype']} ({name})": chosen
-        for name, asked, chosen in all_kept(own)
+    machine_key = {key: value for key, value in machine(threads=0).items() if key != "threads"}
+    forms = {
+        f"{number_of(conditions['threads'], 'thread')}, {conditions['dtype']} ({name})": chosen
+        for name, conditions, chosen in all_kept(machine_key)
     }
-    return {"products": found} if found else {}
+    return {"products": forms} if forms else {}
 
 
 def verify_run(arguments: Namespace) -> int:
-    """Run a stored cell again; returns 0 if it gives what was stored, else 1.
+    """Run a stored cell again; return 0 if it reproduces the stored results, else 1.
 
     Raises:
-        UserError: The run, its model or its documents are not found, or are others by now.
+        UserError: The run, its model or its documents are not found, or have changed.
     """
     from exitbench.harness.afterwards.rerun import find_checkpoint, find_stored, verify  # loads torch
 

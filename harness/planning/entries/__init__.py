@@ -1,1 +1,1 @@
-"""Tables of a suite file that take a module to read: a task of ours, of lm-eval, or declared in TOML."""
+"""Readers of task tables in a suite file: built-in tasks, lm-eval's, and tasks declared in TOML."""

@@ -10,7 +10,7 @@ from exitbench.tasks.declared import DEFAULT_MAX_NEW_TOKENS, Declaration
 from exitbench.tasks.registry import task_names
 
 SUFFIX: Final = ".toml"
-"""What the name of a task's file ends in; no other task's name does."""
+"""Suffix of a task file; the name of no other task ends in it."""
 _SCHEMA: Final = 1
 _KEYS: Final = (
     *("schema", "name", "fields", "prompt", "causal_prompt", "target", "metrics", "bleu_tokenize", "max_new_tokens"),
@@ -20,17 +20,17 @@ _MAX_NEW_TOKENS: Final = 1_000_000
 
 
 def find_declaration(name: str, folder: Path) -> Declaration | None:
-    """Return the task that a name stands for: a file's path, or the name of one among the plug-ins.
+    """Return the declared task of a name: the path of a TOML file, or the name of a task among the plug-ins.
 
     Args:
-        name: As the user wrote it.
-        folder: What a path is relative to.
+        name: The name as the user wrote it.
+        folder: Base folder of relative paths.
 
     Returns:
-        None for the name of another kind of task.
+        None if the name is that of another kind of task.
 
     Raises:
-        UserError: The file is not there, or is not what is allowed.
+        UserError: The file does not exist or is invalid.
     """
     if name.endswith(SUFFIX):
         return read_declaration(folder / name)
@@ -38,25 +38,28 @@ def find_declaration(name: str, folder: Path) -> Declaration | None:
 
 
 def plugged_in() -> dict[str, Declaration]:
-    """Return the tasks that TOML files among the plug-ins describe, by name.
+    """Return the tasks declared by TOML files among the plug-ins, by name.
 
     Raises:
-        UserError: A file is not what is allowed, or two have one name.
+        UserError: A file is invalid, or two tasks have the same name.
     """
     plugins = plugins_folder()
-    found: dict[str, Declaration] = {}
+    declarations: dict[str, Declaration] = {}
     for path in sorted(plugins.glob(f"*{SUFFIX}")) if plugins else ():
         declaration = read_declaration(path)
-        if found.setdefault(declaration.name, declaration) is not declaration or declaration.name in task_names():
+        if (
+            declarations.setdefault(declaration.name, declaration) is not declaration
+            or declaration.name in task_names()
+        ):
             raise UserError(f"{path}: there is another task named {declaration.name!r}.")
-    return found
+    return declarations
 
 
 def read_declaration(path: Path) -> Declaration:
-    """Read one file.
+    """Read the declaration of a task from a TOML file.
 
     Raises:
-        UserError: Names file, line and key, and what is allowed.
+        UserError: The file is invalid; names file, line and key, and the allowed values.
     """
     table = Table.read(path)
     table.allow(*_KEYS)
@@ -65,7 +68,7 @@ def read_declaration(path: Path) -> Declaration:
     fields = table.table("fields")
     if not fields.values:
         raise table.error("fields", 'is missing; it must be a table: name = "column of the file".')
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "name": table.name("name", table.get("name", str)),
         "fields": tuple((name, fields.get(name, str)) for name in fields.values),
         "prompt": table.get("prompt", str),
@@ -77,7 +80,7 @@ def read_declaration(path: Path) -> Declaration:
         "bleu_tokenize": table.optional("bleu_tokenize", str),
     }
     try:
-        return Declaration(**given)
+        return Declaration(**arguments)
     except UserError as error:
         key, _, message = str(error).partition(": ")
         raise table.error(key, message) from None

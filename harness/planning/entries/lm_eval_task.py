@@ -1,4 +1,7 @@
-"""What a ``[tasks.LABEL]`` of lm-eval's says beside documents and chat: its settings, and which keys go with it."""
+"""Read the lm-eval part of a ``[tasks.LABEL]`` table: settings, and which keys are allowed.
+
+Documents and chat templates are read in `task`.
+"""
 
 import json
 import os
@@ -15,7 +18,7 @@ from exitbench.tasks.declared import Declaration
 from exitbench.tasks.lm_eval.settings import PREFIX, LmEvalSettings, why_not_greedy
 
 LM_EVAL_KEYS: Final = ("include", "num_fewshot", "fewshot_seed", "fewshot_as_multiturn", "gen_kwargs", "scope")
-"""Keys that go with a task of lm-eval alone."""
+"""Keys that are valid for lm-eval tasks only."""
 
 _OUR_KEYS: Final = ("seed", "level")
 _PROMPT_KEYS: Final = ("max_prompt_tokens", "truncate")
@@ -26,13 +29,13 @@ _MAX_FEWSHOT: Final = 1_000
 
 @dataclass(frozen=True)
 class LmEvalAsked:
-    """What is asked of a task of lm-eval.
+    """Settings of an lm-eval task.
 
     Attributes:
-        work: What it asks of a model.
-        max_new_tokens: Of its longest answer; 1 where it has none.
+        work: Kind of work: generation or log-likelihoods.
+        max_new_tokens: Maximum tokens per answer; 1 if the task generates none.
         stop: Strings that end an answer.
-        scope: By what exits of log-likelihoods are decided.
+        scope: Whether scored tokens exit one by one (``token``) or all at the depth of the first (``context``).
     """
 
     settings: LmEvalSettings
@@ -43,10 +46,10 @@ class LmEvalAsked:
 
 
 def refuse_lm_eval_keys(table: Table) -> None:
-    """Refuse keys of lm-eval's tasks where the task is another.
+    """Reject lm-eval keys in the table of another task.
 
     Raises:
-        UserError: One is there.
+        UserError: The table has such a key.
     """
     for key in LM_EVAL_KEYS:
         if key in table.values:
@@ -54,15 +57,15 @@ def refuse_lm_eval_keys(table: Table) -> None:
 
 
 def read_lm_eval(table: Table, name: str, declaration: Declaration | None = None) -> LmEvalAsked:
-    """Read what goes with a task of lm-eval only.
+    """Read the settings specific to lm-eval tasks.
 
     Args:
-        table: Of the suite.
-        name: Of the task, with its prefix.
-        declaration: Of a task with choices that a TOML file describes.
+        table: The suite's ``[tasks.LABEL]``.
+        name: Name of the task, with its prefix.
+        declaration: Declaration of a multiple-choice task from a TOML file.
 
     Raises:
-        UserError: There is no such task, or a key does not go with it; names file, line and key.
+        UserError: The task does not exist, or a key is not valid for it; names file, line and key.
     """
     from exitbench.tasks.registry import get_task
 
@@ -93,12 +96,12 @@ def read_lm_eval(table: Table, name: str, declaration: Declaration | None = None
     if not work.generates:
         return LmEvalAsked(settings, work, 1, (), scope)
     task = get_task(name, settings)
-    asked: dict[str, Any] = getattr(task, "generation_kwargs", {})
-    if (other := why_not_greedy(asked)) is not None:
+    generation: dict[str, Any] = getattr(task, "generation_kwargs", {})
+    if (other := why_not_greedy(generation)) is not None:
         allowed = f"gen_kwargs = {{ {other.name} = {json.dumps(other.value)} }}"
         key = "gen_kwargs" if other.name in table.table("gen_kwargs").values else "task"
         raise table.error(key, f"asks for {other.what}, but decoding is greedy; allowed: {allowed}.")
-    until = asked.get("until", ())
+    until = generation.get("until", ())
     stop = (until,) if isinstance(until, str) else tuple(until)
     return LmEvalAsked(settings, work, task.default_max_new_tokens, stop, scope)
 
@@ -108,7 +111,7 @@ def _settings(table: Table) -> LmEvalSettings:
     fewshot = table.optional("num_fewshot", int)
     if fewshot is not None and not 0 <= fewshot <= _MAX_FEWSHOT:
         raise table.error("num_fewshot", f"is {fewshot}; it must be from 0 to {_MAX_FEWSHOT}.")
-    # Whole, so that rescoring finds it from any folder; no identity has it.
+    # Absolute, so that rescoring finds it from any working directory; not part of any identity.
     folder = None if include is None else Path(os.path.abspath(table.path.parent / include))
     if folder is not None and not folder.is_dir():
         raise table.error("include", f"{folder} is not a folder; allowed: one with YAML files of tasks.")
@@ -122,12 +125,12 @@ def _settings(table: Table) -> LmEvalSettings:
 
 
 def _gen_kwargs(table: Table) -> tuple[tuple[str, Any], ...]:
-    """Arguments of generation, by name."""
-    found = []
+    """Return generation arguments as sorted (name, value) pairs."""
+    pairs = []
     for key, value in sorted(table.values.items()):
         words = value if isinstance(value, list) else [value]
         if not all(isinstance(word, str | int | float | bool) for word in words):
             raise table.error(key, "must be a string, a number, true, false or a list of these.")
         table.require_storable(key, value)
-        found.append((key, tuple(value) if isinstance(value, list) else value))
-    return tuple(found)
+        pairs.append((key, tuple(value) if isinstance(value, list) else value))
+    return tuple(pairs)

@@ -1,4 +1,4 @@
-"""Parse ``[tasks.LABEL]`` of a suite: documents, how prompts are made of them, and how answers are decoded."""
+"""Parse ``[tasks.LABEL]`` of a suite: documents, prompt construction, and generation settings."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, cast
@@ -33,23 +33,22 @@ _OF_ANSWERS: Final = (
     *("max_new_tokens", "stop", "repetition_penalty", "no_repeat_ngram_size", "min_length", "forced_bos_token_id"),
     *("chat_template", "system", "first_token"),
 )
-"""What says how answers are generated."""
+"""Keys for how answers are generated."""
 
 
 @dataclass(frozen=True)
 class TaskEntry:
-    """``[tasks.LABEL]``; no budget means the task's own.
+    """A parsed ``[tasks.LABEL]``; if it sets no token limit, the task's default applies.
 
     Attributes:
-        generation: As far as it does not depend on the model; the digest of a chat template does.
-        chat_template: Prompts go through the checkpoint's own.
-        train_files: Local source only: what methods are fitted on, where any is.
-        calibration_files: Local source only: what thresholds are calibrated on.
-        train_split: Hub source only: what methods are fitted on, a split or a part such as ``train[:50%]``; None:
-            ``train``.
-        calibration_split: Hub source only: what thresholds are calibrated on; None where nothing is.
-        drop_shared: What is fitted or calibrated on leaves out documents that have another use.
-        batch_rows: Rows decoded together in what is not timed; None: as `[defaults]` says.
+        generation: Generation settings that do not depend on the model, unlike the digest of a chat template.
+        chat_template: Whether prompts use the checkpoint's chat template.
+        train_files: Local source only: files on which methods are fitted, if any.
+        calibration_files: Local source only: files on which thresholds are calibrated.
+        train_split: Hub source only: split or part (``train[:50%]``) on which methods are fitted; None: ``train``.
+        calibration_split: Hub source only: split or part on which thresholds are calibrated; None: no calibration.
+        drop_shared: Whether fits and calibrations leave out documents that have another use.
+        batch_rows: Rows per batch in cells that are not timed; None: as in `[defaults]`.
     """
 
     label: str
@@ -66,7 +65,7 @@ class TaskEntry:
 
     @property
     def work(self) -> type[Work[Any]]:
-        """What is asked of a model."""
+        """Kind of work that the task requires of a model."""
         return work_class(self.data.task_object)
 
     def other_split(
@@ -75,13 +74,13 @@ class TaskEntry:
         """Return documents of another split of the same data.
 
         Args:
-            split: Which.
-            limit: Documents kept.
-            why: What needs them, for messages.
-            fitted_on: What the method to calibrate is fitted on.
+            split: The split.
+            limit: Maximum number of documents.
+            why: Description of the user of these documents, for messages.
+            fitted_on: Documents on which the method to calibrate is fitted.
 
         Raises:
-            UserError: The source is local or a hub, and the suite does not say what that split is there.
+            UserError: The source is local or the hub, and the suite does not name the files or split.
         """
         files = self.train_files if split == "train" else self.calibration_files
         name = self.train_split if split == "train" else self.calibration_split
@@ -93,17 +92,17 @@ class TaskEntry:
                 f"{self.where}: {why} needs calibration_split, since data sets of the hub have no split of that name; "
                 "allowed: one that the data set has and nothing else uses, or a part, such as 'train[50%:]'."
             )
-        # Of the task's documents all, so that --limit changes nothing that is fitted or calibrated.
+        # All of the task's documents, so that --limit does not change fits and calibrations.
         uses = (replace(self.data, limit=None), *([fitted_on] if fitted_on else []))
         apart_from = uses if self.drop_shared else ()
         return replace(self.data, split=name or split, files=files, limit=limit, apart_from=apart_from)
 
 
 def read_task(label: str, table: Table) -> TaskEntry:
-    """Read one table of a suite.
+    """Read one ``[tasks.LABEL]`` table of a suite.
 
     Raises:
-        UserError: Names file, line and key, and what is allowed.
+        UserError: The table is invalid; names file, line and key, and the allowed values.
     """
     from exitbench.tasks.declared import DeclaredTask
     from exitbench.tasks.registry import get_task
@@ -150,8 +149,8 @@ def read_task(label: str, table: Table) -> TaskEntry:
 
 
 def _lm_eval_entry(label: str, table: Table, name: str, declaration: Declaration | None = None) -> TaskEntry:
-    """Read a table whose task is one of lm-eval's, or has choices and is declared."""
-    asked = read_lm_eval(table, name, declaration)
+    """Read a table whose task is lm-eval's, or a declared multiple-choice task."""
+    lm_eval = read_lm_eval(table, name, declaration)
     if declaration is not None and (table.get("source", str, "local") != "local" or not table.table("files").values):
         raise table.error("files", "is missing: the task reads files = { data = PATH } of a local source.")
     if declaration is not None and "include" in table.values:
@@ -162,19 +161,19 @@ def _lm_eval_entry(label: str, table: Table, name: str, declaration: Declaration
         split=table.get("split", str, "test"),
         files=_files(table.table("files")),
         limit=table.positive("limit") if "limit" in table.values else None,
-        settings=asked.settings,
+        settings=lm_eval.settings,
     )
-    generation = replace(_generation(table, asked.max_new_tokens), stop=asked.stop)
-    if not asked.work.generates:
+    generation = replace(_generation(table, lm_eval.max_new_tokens), stop=lm_eval.stop)
+    if not lm_eval.work.generates:
         is_gated = table.get("first_token", str, "gated") == "gated"
-        by_context = asked.scope == "context"
+        by_context = lm_eval.scope == "context"
         if by_context and not is_gated:
             raise table.error("scope", 'keeps the depth of the first token; it does not go with first_token = "full".')
         generation = replace(
             generation, first_token="gated" if is_gated else None, scope="context" if by_context else None
         )
     chat_template = _chat_template(table, generation)
-    if asked.settings.fewshot_as_multiturn and not chat_template:
+    if lm_eval.settings.fewshot_as_multiturn and not chat_template:
         raise table.error("fewshot_as_multiturn", "goes with chat_template = true, whose turns the examples become.")
     return _entry(label, table, data, generation, chat_template)
 
@@ -182,7 +181,7 @@ def _lm_eval_entry(label: str, table: Table, name: str, declaration: Declaration
 def _entry(
     label: str, table: Table, data: DataRequest, generation: GenerationSettings, chat_template: bool
 ) -> TaskEntry:
-    """What tables of every kind of task have."""
+    """Build the entry, reading the keys common to all kinds of tasks."""
     return TaskEntry(
         label,
         table.where(),
@@ -221,10 +220,10 @@ def _files(table: Table) -> Files:
 
 
 def _generation(table: Table, default_max_new_tokens: int) -> GenerationSettings:
-    for given, other in (("max_prompt_tokens", "truncate"), ("truncate", "max_prompt_tokens")):
-        if given in table.values and other not in table.values:
+    for key, other in (("max_prompt_tokens", "truncate"), ("truncate", "max_prompt_tokens")):
+        if key in table.values and other not in table.values:
             words = "a whole number" if other == "max_prompt_tokens" else ", ".join(f'"{way}"' for way in TRUNCATIONS)
-            raise table.error(given, f"goes with {other}; allowed: {words}.")
+            raise table.error(key, f"goes with {other}; allowed: {words}.")
     truncate = table.optional("truncate", str)
     if truncate is not None:
         table.choose("truncate", truncate, TRUNCATIONS, "way to shorten prompts")
@@ -241,12 +240,12 @@ def _generation(table: Table, default_max_new_tokens: int) -> GenerationSettings
         system=table.optional("system", str),
         max_prompt_tokens=_from(table, "max_prompt_tokens", 1),
         truncate=cast(Truncate | None, truncate),
-        first_token="gated" if first_token == "gated" else None,  # asking for the default is asking for nothing
+        first_token="gated" if first_token == "gated" else None,  # None for the default, so that cell ids stay valid
     )
 
 
 def _penalty(table: Table) -> float | None:
-    """1 divides by 1, so that asking for it is asking for nothing."""
+    """Read the repetition penalty; 1 has no effect and is read as None."""
     value = table.optional("repetition_penalty", float)
     if value is not None and value <= 0:
         raise table.error("repetition_penalty", f"is {value}; it must be above 0 (1 changes nothing).")
