@@ -1,4 +1,4 @@
-"""Writes the whole report: a page, its pictures and the data of every figure and table; or one page that holds them."""
+"""Write the whole report: a page, its pictures, and the data of all figures and tables; or a page that embeds them."""
 
 import re
 from collections.abc import Collection, Iterator
@@ -18,7 +18,7 @@ from exitbench.results.database.connection import Database
 from exitbench.results.files.atomic import write_whole_file
 
 _ANSWERS: Final = ".answers"
-"""Folder of packed answers beside the page, which are in it too; whoever sends the page leaves it behind."""
+"""Cache folder of packed answers next to the page. The page embeds them and does not need it."""
 _PICTURE_NAME: Final = re.compile(r"\w+\.[0-9a-f]{12}\.svg")
 _PICTURE: Final = re.compile(rf'src="figures/{PAGE}/({_PICTURE_NAME.pattern})"')
 
@@ -33,21 +33,22 @@ def write_report(
     workers: int = 1,
     progress: bool = False,
 ) -> ReportSummary:
-    """Regenerate the report of `database` in the folder `out`; one database always gives the same bytes.
+    """Write the report of `database` to the folder `out`; one database always gives the same bytes.
 
-    PDF and other files for papers are `write_figures`'; those that are there are drawn anew with the page.
+    PDF and other files for papers are written by `write_figures`; existing ones are redrawn with the page.
 
     Args:
         database: The result database, opened read-only.
-        out: Folder for index.html, figures/ and tables/; made where it does not exist, its other files are left alone.
-        paper: One of `sources.PAPERS`: only its figures, tables and claims, beside results and where they are from.
-        draft: Whether to write it all the same where findings say not to cite it.
-        single_file: Whether the page holds its pictures and data; the files beside it are written all the same.
-        workers: Processes that draw.
-        progress: Whether to show a bar, where there is a terminal.
+        out: Folder for index.html, figures/ and tables/, created if it does not exist. Other files are left alone.
+        paper: One of `registry.PAPERS` to limit figures, tables and claims to; results and provenance are always
+            included.
+        draft: Whether to write the report despite severe findings.
+        single_file: Whether the page embeds its pictures and data; the files next to it are written in any case.
+        workers: Number of drawing processes.
+        progress: Whether to show a progress bar on a terminal.
 
     Returns:
-        What was written.
+        Summary of the written files.
 
     Raises:
         UserError: If the database cannot be opened, its findings forbid a final report, or `out` cannot be written.
@@ -79,8 +80,8 @@ def write_figures(
 ) -> tuple[DrawnFigure, ...]:
     """Draw figures whose names match the glob `only` into `out`/figures, as files for papers of some of `KINDS`.
 
-    All else there is left as it is. The other arguments are those of `write_report`. So are the errors; that no
-    figure has such a name is another.
+    Other files there are left alone. The other arguments and the errors are those of `write_report`; it is also an
+    error if no name matches.
     """
     with _told_where(out), Drawings(out / "figures", workers, kinds) as drawings:
         for source, frame in read_only(database, figures, only, paper=paper, draft=draft):
@@ -97,7 +98,7 @@ def _told_where(out: Path) -> Iterator[None]:
 
 
 def _pictures_of(index: Path) -> list[str]:
-    """Return the file names of the pictures of the page that is there, which somebody may be reading."""
+    """Return the file names of the existing page's pictures, which may be open in a browser."""
     return _PICTURE.findall(index.read_text("utf-8", "replace")) if index.is_file() else []
 
 
@@ -121,19 +122,19 @@ def _files(drawn: tuple[DrawnFigure, ...]) -> tuple[Path, ...]:
 
 
 def _names(drawn: tuple[DrawnFigure, ...], filled: tuple[FilledTable, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of figures that were drawn, and of figures and tables without rows."""
+    """Return the names of the figures drawn, and of the figures and tables without rows."""
     figures = tuple(figure.source.name for figure in drawn if figure.picture)
     empty = (figure.source.name for figure in drawn if not figure.frame.rows)
     return figures, (*empty, *(table.source.name for table in filled if not table.rows))
 
 
 def one_figure(database: Database, name: str, *, draft: bool = False) -> ReportFigure:
-    """Ask a figure's query and draw its rows.
+    """Run a figure's query and draw its rows.
 
     Args:
-        database: Open.
-        name: One of `exitbench list figures`.
-        draft: Whether to draw it where findings say not to cite runs of the database.
+        database: An open database.
+        name: Name of the figure, one of `exitbench list figures`.
+        draft: Whether to draw it despite severe findings.
 
     Raises:
         UserError: No figure has that name, the database has no rows for it, or findings forbid it.

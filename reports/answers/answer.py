@@ -1,4 +1,4 @@
-"""One answer of one run with all that the database has of its tokens, found by what a person types."""
+"""One answer of one run with everything the database has on its tokens, looked up by what a user types."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -41,21 +41,21 @@ _FORMAT: Final = """
 
 @dataclass(frozen=True)
 class Answer:
-    """What a run generated for one document.
+    """Answer of one run to one document.
 
     Attributes:
-        name: Of the run.
+        name: Name of the run.
         run: The run.
-        ordinal: Which document, from 1, in the order of keys.
-        of_documents: How many there are.
-        key: Its key.
-        about: Row of the answer: lengths, why it ended, scores.
-        tokens: A row a token, by position.
-        full_ids: What full depth answered; None where it has not run.
-        probe: A row for each of full depth's tokens; none where it was not probed.
-        gate: The gate's scores by block, for each row of `probe`; none where it was not asked.
-        texts: How ids are spelled.
-        number_format: What the run's number format changes of full depth, in words; None for float32.
+        ordinal: Number of the document, from 1, in the order of keys.
+        of_documents: Number of documents.
+        key: Key of the document.
+        about: Row of the answer: lengths, stop reason, scores.
+        tokens: One row per token, by position.
+        full_ids: Token ids of full depth's answer; None if full depth has not run.
+        probe: One row per token of full depth's answer; empty if it was not probed.
+        gate: The gate's scores by block, one entry per row of `probe`; empty if no scores were recorded.
+        texts: Text of each token id.
+        number_format: How the run's number format changes full depth, in words; None for float32.
     """
 
     name: str
@@ -73,42 +73,42 @@ class Answer:
 
     @property
     def ids(self) -> list[int]:
-        """Its token ids."""
+        """Token ids of the answer."""
         return [row["token_id"] for row in self.tokens]
 
     @property
     def shared(self) -> int:
-        """How many tokens are full depth's, from the first on."""
+        """Number of leading tokens that equal full depth's."""
         return len(self.tokens) if self.full_ids is None else shared_prefix(self.ids, self.full_ids)
 
     def differs(self, place: int) -> bool:
-        """Whether the token at `place`, from 0, is not the one full depth has there."""
+        """Return whether the token at index `place`, from 0, differs from full depth's token there."""
         if self.full_ids is None:
             return False
         return place >= len(self.full_ids) or self.full_ids[place] != self.ids[place]
 
     def full_text(self, place: int) -> str | None:
-        """What full depth has at `place`; None behind the end of its answer."""
+        """Return full depth's token at index `place` as text; None past the end of its answer."""
         if self.full_ids is None or place >= len(self.full_ids):
             return None
         return self.texts[self.full_ids[place]]
 
     def scores(self) -> dict[str, float]:
-        """Scores of the document by metric."""
+        """Task scores of the document by metric."""
         scores: dict[str, float] = json.loads(self.about["scores"])
         return scores
 
 
 def find_answers(database: Database, names: Sequence[str], document: str) -> list[Answer]:
-    """Return the answers of the runs that are named to the document that is named.
+    """Return the answers of the named runs to the named document.
 
     Args:
         database: An open database.
-        names: Each an id, or the beginning of one, or a glob over MODEL/TASK/METHOD; must name one run.
-        document: Its key, the beginning of it, or its number from 1 in the order of keys.
+        names: Each a cell id, a prefix of one, or a glob over MODEL/TASK/METHOD; each must match exactly one run.
+        document: Document key, a prefix of it, or its number from 1 in the order of keys.
 
     Raises:
-        UserError: A name fits no run or several, or there is no such document, or a run has not answered it.
+        UserError: A name matches no run or several, the document does not exist, or a run has not answered it.
     """
     runs = traced_runs(database)
     choice, by_attempt = named(runs), {run.attempt_id: run for run in runs}
@@ -117,7 +117,7 @@ def find_answers(database: Database, names: Sequence[str], document: str) -> lis
         named_run = choice.find_one(text)
         run, name = by_attempt[named_run.attempt_id], choice.name(named_run)
         keys = answers(database, [run.attempt_id])["doc_key"].to_pylist()
-        # The same document everywhere: a number means that of the first run.
+        # A number is resolved on the first run, so that all runs show the same document.
         key = _document(document, keys, name) if not found else found[0].key
         if key not in keys:
             raise UserError(f"{name} has not answered document {key} of {found[0].name}: its documents are others.")
@@ -166,7 +166,7 @@ def _number_format(database: Database, run: TracedRun) -> str | None:
 
 
 def _labels(database: Database, run: TracedRun, key: str) -> dict[int, str]:
-    """How an encoder's labels are spelled, by their places; of numbers, which all have place 0, the run's own."""
+    """Return an encoder's label names by label id; for regression, where all ids are 0, the run's own output."""
     attempts = [attempt for attempt in (run.full_attempt_id, run.attempt_id) if attempt is not None]
     said = {row["attempt_id"]: row for row in answers(database, attempts, [key]).to_pylist()}
     rows = [said[attempt] for attempt in attempts if attempt in said]
@@ -174,27 +174,27 @@ def _labels(database: Database, run: TracedRun, key: str) -> dict[int, str]:
 
 
 _CLIPPED: Final = 60
-"""Characters of a token that are shown in a text; `print_token` shows all."""
+"""Characters of a token that are shown within a text; `print_token` shows all of it."""
 
 _WIDE: Final = 160
-"""Columns of a table that goes to a file."""
+"""Width in columns of a table that is written to a file."""
 
 _SUBSCRIPTS: Final = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 _REASONS: Final = {"threshold": "the method let it go", "last": "no block was left"}
 
 
 class HeatMap:
-    """Prints answers. What models wrote is never read as markup, and control characters are spelled out."""
+    """Printer of answers. Model output is never parsed as markup, and control characters are escaped."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._coloured = console.is_terminal and console.color_system is not None and not console.no_color
-        # Of 16 colours there are too few to tell blocks apart.
+        # 16 colours are too few to tell blocks apart.
         self._numbered = not self._coloured or console.color_system == "standard"
         self._plain = not console.encoding.lower().startswith("utf")
 
     def print_answers(self, answers: Sequence[Answer]) -> None:
-        """Print one answer or several to one document, each with where it leaves full depth's."""
+        """Print one or more answers to one document, each with the position where it departs from full depth's."""
         first = answers[0]
         self._line(
             f"document {first.ordinal} of {first.of_documents}: {first.key}, {first.about['n_prompt']} prompt tokens"
@@ -217,7 +217,7 @@ class HeatMap:
             self._print(self._legend(n))
 
     def print_token(self, answer: Answer, position: int) -> None:
-        """Print all that is known of the token at `position`, from 1.
+        """Print everything known about the token at `position`, from 1.
 
         Raises:
             UserError: The answer has no such token.
@@ -308,7 +308,7 @@ class HeatMap:
         self._print(Text(visible(text), Style(bold=bold)))
 
     def _print(self, what: Text | Table) -> None:
-        # Lines for a file or a pipe are as long as they are.
+        # Lines for a file or a pipe are not wrapped.
         piped = not self._console.is_terminal
         if isinstance(what, Table):
             self._console.print(what, width=max(self._console.width, _WIDE) if piped else None)
@@ -337,7 +337,7 @@ def _together(first: Answer, other: Answer) -> str:
 
 
 def _said(text: str) -> str:
-    """A token in quotes, all of it."""
+    """Return the whole token in quotes."""
     return f'"{visible(text.removeprefix(" "))}"'
 
 

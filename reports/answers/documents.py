@@ -1,8 +1,8 @@
 """The answers of runs token by token, packed for the page's document browser.
 
-The payload is: length of the index (4 bytes, little-endian), the index, a pack for each group of runs over the same
-documents (`reports.answers.packing`). The index is JSON, compressed, and says where each pack lies, so that a browser
-unpacks only what is looked at.
+The payload is: length of the index (4 bytes, little-endian), the index, one pack per group of runs over the same
+documents (`reports.answers.packing`). The index is compressed JSON with the offset of each pack, so that a browser
+unpacks only the groups it shows.
 """
 
 import contextlib
@@ -63,15 +63,15 @@ _SETTINGS: Final = ("seed", "batch_size", "dtype", "device")
 def documents_payload(
     database: Database, budget_bytes: int = BUDGET_BYTES, kept_in: Path | None = None
 ) -> bytes | None:
-    """Return what the page's document browser shows; one database always gives the same bytes.
+    """Return the payload of the page's document browser; one database always gives the same bytes.
 
     Args:
         database: An open database.
-        budget_bytes: How much may be taken along before compression.
-        kept_in: Folder of packs of the page before, which is left with those of this one; None to make all of them.
+        budget_bytes: Limit on the bundled answers, before compression.
+        kept_in: Cache folder of packs, updated to those of this page; None to build all of them.
 
     Returns:
-        The payload; None where no run has answered anything.
+        The payload; None if no run has answered anything.
     """
     groups = choose(database, budget_bytes)
     if not groups:
@@ -90,13 +90,13 @@ def documents_payload(
 
 
 def _shades(blocks: int) -> list[list[str]]:
-    """Paper and ink of each exit layer, light and dark."""
+    """Return background and text colours of each exit layer, for the light and the dark theme."""
     pairs = zip(shades(blocks), shades(blocks, dark=True), strict=True)
     return [[light.paper, light.ink, dark.paper, dark.ink] for light, dark in pairs]
 
 
 def _entry(group: Group, groups: Sequence[Group]) -> dict[str, Any]:
-    """What the index says of a group: what can be chosen, before anything is unpacked."""
+    """Return a group's entry in the index: what the browser can offer before it unpacks anything."""
     first = group.runs[0]
     twins = [other.runs[0] for other in groups if _name(other.runs[0]) == _name(first)]
     differing = [name for name in _SETTINGS if len({getattr(run, name) for run in twins}) > 1]
@@ -139,7 +139,7 @@ def _named_runs(group: Group) -> list[dict[str, Any]]:
 
 
 def _threshold(run: TracedRun) -> list[Any] | None:
-    """What the method's scores are compared with: a number where it is one for all tokens, and words; None without."""
+    """Return the threshold as a number (None if it varies by token) and in words; None for a method without one."""
     level, rule = run.params.get("threshold"), run.params.get("rule", "constant")
     if rule != "constant":
         return [None, f"threshold by rule {rule}"]
@@ -162,7 +162,7 @@ def _packed(database: Database, group: Group) -> bytes:
     ids = _ids(own["token_id"], *(probe[name] for name in ("token_id", "full_token_id", "gold_token_id", *_ID_LISTS)))
     texts = spelled(database, group.runs[0].tokenizer_sha256, ids)
     places = _Places(ids)
-    # The gates were asked at the places of the probe; documents that one of them lacks have no scores at all.
+    # Gate scores were recorded at the probe's tokens; a document that one of the two lacks has no scores.
     by_block = [_scores(scored(database, attempt_id, keys), probe, group.runs[0].blocks) for attempt_id in asked]
     exits = [quantised(own["score"].to_numpy()[rows], _SCORE_PLANES) for rows in _rows_by_run(own, attempts)]
     reasons = sorted(pc.unique(own["reason"]).to_pylist())
@@ -189,7 +189,7 @@ def _packed(database: Database, group: Group) -> bytes:
 
 
 class _Places:
-    """Where each token id stands in the group's own list of texts."""
+    """Index of each token id in the group's list of texts."""
 
     def __init__(self, ids: Sequence[int]) -> None:
         self.planes = planes_for(len(ids))
@@ -197,7 +197,7 @@ class _Places:
         self._sorted, self._order = np.array(ids, dtype=np.int64)[order], order
 
     def of(self, column: pa.ChunkedArray) -> Ints:
-        """Return the places of a column of ids or lists of ids; nothing for -1 and NULL."""
+        """Return the indices of a column of ids or lists of ids; `none_of(planes)` for -1 and NULL."""
         ids = _flat(column)
         found = np.searchsorted(self._sorted, ids).clip(0, max(0, len(self._sorted) - 1))
         none = none_of(self.planes)
@@ -205,14 +205,14 @@ class _Places:
 
 
 def _flat(column: pa.ChunkedArray) -> Ints:
-    """A column of ids or lists of ids, one after another; -1 for NULL."""
+    """Return a column of ids or lists of ids as one flat array; -1 for NULL."""
     values = column.combine_chunks()
     values = values.flatten() if pa.types.is_list(values.type) else values
     return np.asarray(values.fill_null(-1).to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
 def _ids(*columns: pa.ChunkedArray) -> list[int]:
-    """Every id of the columns, the most frequent first, so that most places are small numbers."""
+    """Return every id of the columns, the most frequent first, so that most indices are small numbers."""
     counted: Counter[int] = Counter()
     for column in columns:
         counted.update(
@@ -222,13 +222,13 @@ def _ids(*columns: pa.ChunkedArray) -> list[int]:
 
 
 def _order(own: pa.Table, attempts: Sequence[str], keys: Sequence[str]) -> Ints:
-    """Rows by run, document and position, as the page walks through them."""
+    """Return row indices sorted by run, document and position, the order in which the page reads them."""
     by = (own["position"].to_numpy(), ranks(own["doc_key"], keys), ranks(own["attempt_id"], attempts))
     return np.lexsort(by)
 
 
 def _lengths(own: pa.Table, attempts: Sequence[str], keys: Sequence[str]) -> Ints:
-    """Tokens of each run's answers, [runs, documents]."""
+    """Return the number of tokens of each answer, [runs, documents]."""
     places = ranks(own["attempt_id"], attempts) * len(keys) + ranks(own["doc_key"], keys)
     return np.bincount(places, minlength=len(attempts) * len(keys))
 
@@ -249,7 +249,7 @@ def _probe_columns(probe: pa.Table, keys: Sequence[str], places: _Places) -> dic
 
 
 def _scores(rows: pa.Table, probe: pa.Table, blocks: int) -> tuple[NDArray[np.uint32], list[float]]:
-    """The gate's scores at the probe's places, [tokens * blocks]."""
+    """Return the gate's scores at the probe's tokens, [tokens * blocks], and their range."""
     if rows.select(["doc_key", "position"]) != probe.select(["doc_key", "position"]):
         return quantised(np.full(probe.num_rows * blocks, np.nan), 1)
     return quantised(rows["score"].combine_chunks().flatten().to_numpy(), 1)
@@ -258,11 +258,11 @@ def _scores(rows: pa.Table, probe: pa.Table, blocks: int) -> tuple[NDArray[np.ui
 _PLANES: Final = 2
 _ASKED: Final = 1
 _LEFT: Final = 2
-"""What the column ``asked`` says of a run, a text and a block; 0 where it was not asked."""
+"""Values of the column ``asked`` per run, text and block; 0 if the gate was not evaluated there."""
 
 
 def packed_texts(database: Database, group: Group) -> bytes:
-    """Return the pack of a group of an encoder's runs."""
+    """Return the pack of a group of encoder runs."""
     attempts, keys, blocks = [run.attempt_id for run in group.runs], group.shown_keys, group.runs[0].blocks
     own, said = (_in_order(rows(database, attempts, keys), attempts, keys) for rows in (tokens, answers))
     asked = classified(database, attempts, keys)
@@ -311,12 +311,12 @@ def packed_texts(database: Database, group: Group) -> bytes:
 
 
 def _in_order(rows: pa.Table, attempts: Sequence[str], keys: Sequence[str]) -> pa.Table:
-    """Rows by run and document, as the page walks through them."""
+    """Return the rows sorted by run and document, the order in which the page reads them."""
     return rows.take(np.lexsort((ranks(rows["doc_key"], keys), ranks(rows["attempt_id"], attempts))))
 
 
 def _labels(said: pa.Table, asked: pa.Table, golds: Mapping[str, str]) -> list[str]:
-    """Names of labels by their place among the task's; of one that nobody gave, or that was left out, its number."""
+    """Return label names by label id; a label that no answer has, or whose name is missing, gets its number."""
     known = {
         ids[0]: text
         for ids, text in zip(said["output_ids"].to_pylist(), said["output_text"].to_pylist(), strict=True)
@@ -330,26 +330,26 @@ def _labels(said: pa.Table, asked: pa.Table, golds: Mapping[str, str]) -> list[s
 
 
 def _by_key(said: pa.Table, name: str) -> dict[str, str]:
-    """What full depth's answers have of each document."""
+    """Return column `name` of full depth's answers by document key, without NULLs."""
     pairs = zip(said["doc_key"].to_pylist(), said[name].to_pylist(), strict=True)
     return {key: text for key, text in pairs if text is not None}
 
 
 def _places(asked: pa.Table, keys: Sequence[str], blocks: int) -> NDArray[np.int64]:
-    """Where a document's block stands, [rows]."""
+    """Return each row's index into an array of [documents, blocks], flattened."""
     block_N: NDArray[np.int64] = asked["block"].to_numpy().astype(np.int64)
     return ranks(asked["doc_key"], keys) * blocks + block_N - 1
 
 
 def _at(n: int, at: NDArray[np.int64], column: pa.ChunkedArray) -> NDArray[np.float64]:
-    """The column's values at their places, NaN elsewhere."""
+    """Return an array of length n with the column's values at indices `at`, NaN elsewhere."""
     values = np.full(n, np.nan)
     values[at] = column.to_numpy()
     return values
 
 
 def _short(number: str) -> str:
-    """A number that a regression answered, as people read it."""
+    """Return a regression's output with four digits."""
     return f"{float(number):.4g}" if number else "left out"
 
 
@@ -361,14 +361,14 @@ _DIGEST_BYTES: Final = hashlib.sha256().digest_size
 def kept_packs(
     folder: Path, database: Database, groups: Sequence[Group], make: Callable[[Group], bytes]
 ) -> list[bytes]:
-    """Return the pack of each group, as it was made before or made now; the folder is left with these alone.
+    """Return the pack of each group, from the cache if it is there, and delete all other packs of the cache.
 
-    Each is named after all that it is made from. One that is damaged is made again.
+    A pack is named by a digest of everything it is built from. A damaged pack is built again.
 
     Args:
-        folder: Where they lie; made where it does not exist, and nobody else's files in it are touched.
+        folder: The cache, created if it does not exist. Files in it that are not packs are left alone.
         database: An open database.
-        groups: All of a page.
+        groups: All groups of a page.
         make: Reads a group's rows and packs them.
     """
     names = _names(database, groups)
@@ -383,14 +383,14 @@ def kept_packs(
 
 
 def _made(path: Path, pack: bytes) -> bytes:
-    with contextlib.suppress(OSError):  # it is made again then
+    with contextlib.suppress(OSError):  # then it is built again next time
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole_file(path, hashlib.sha256(pack).digest() + pack)
     return pack
 
 
 def _read(path: Path) -> bytes | None:
-    """Return what was written; nothing where it is not whole."""
+    """Return a pack's content; None if the file is missing or damaged."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -405,7 +405,7 @@ def _names(database: Database, groups: Sequence[Group]) -> list[str]:
 
 
 def shown_by(groups: Sequence[Group]) -> tuple[set[str], set[str]]:
-    """Return the attempts and the documents whose rows are packed for a page."""
+    """Return the attempts and the document keys whose rows are packed for a page."""
     attempts = {attempt for group in groups for run in group.runs for attempt in _attempts(run)}
     return attempts, {key for group in groups for key in group.shown_keys}
 
@@ -421,12 +421,12 @@ def _asked(group: Group) -> object:
 
 
 def _contents(group: Group, digests: Mapping[str, list[str]]) -> object:
-    """Return digests of what a group's pack is made from: rows of its attempts, and how its tokens are spelled."""
+    """Return digests of what a group's pack is built from: the rows of its attempts and its tokens' texts."""
     of = [group.runs[0].tokenizer_sha256, *(attempt for run in group.runs for attempt in _attempts(run))]
     return [digests.get(one, []) for one in of]
 
 
 @cache
 def _code() -> str:
-    """Digest of all that reads and packs."""
+    """Return a digest of all code that reads and packs."""
     return content_id([sources_sha256(reports), sources_sha256(analysis), *(version(name) for name in _MAKES)])

@@ -1,4 +1,4 @@
-"""Figures with a line for each setting of each method: models below each other, one column a task or measure."""
+"""Figures with one line per setting of each method: models below each other, one column per task or measure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,20 +14,20 @@ from exitbench.reports.plotting.style import SeriesStyle
 from exitbench.terminal import told_apart
 
 _LINE_INCHES = 0.14
-_MARGINS_INCHES = 0.8  # headings, and the axis below
+_MARGINS_INCHES = 0.8  # room for headings and for the axis below
 _LABEL_LENGTH = 48
-_SPREAD = 0.25  # lines between the markers of one setting
-_MOST_LINES = 50  # of all models, with a line between two of them: more fit no page
+_SPREAD = 0.25  # distance between the markers of one setting, in lines
+_MOST_LINES = 50  # lines that fit a page: settings of all models, and a line between models
 
 
 @dataclass(frozen=True)
 class ModelLines:
-    """The panels of one model.
+    """Panels of one model.
 
     Attributes:
         rows: The model's rows of these settings.
-        lines: Its settings, from top to bottom: line i is at y = i. Of too many, every method keeps some (`thinned`).
-        panels: One a column.
+        lines: Its settings, top to bottom: line i is at y = i. If there are too many, `thinned` keeps some per method.
+        panels: One panel per column.
     """
 
     rows: Frame
@@ -37,7 +37,7 @@ class ModelLines:
 
 @dataclass(frozen=True)
 class Measure:
-    """One column of markers: names of the frame's columns with the values and the ends of their intervals."""
+    """Quantity of one column of panels: names of the frame's columns of values and of their intervals' ends."""
 
     heading: str
     value: str
@@ -46,7 +46,7 @@ class Measure:
 
 
 def setting_grid(frame: Frame, headings: Sequence[str], *, share_x: bool = True) -> tuple[Figure, list[ModelLines]]:
-    """Return a figure with the settings of each model named on the left, and the panels to draw into."""
+    """Return a figure with each model's settings labelled on the left, and the panels to draw in."""
     names = labels(frame.rows, brief=True)
     models = list(frame.groups("model"))
     found = [sorted(set(map(setting, rows.rows)), key=lambda one: natural_key(names[one])) for _, rows in models]
@@ -66,7 +66,7 @@ def setting_grid(frame: Frame, headings: Sequence[str], *, share_x: bool = True)
             axes.tick_params(axis="y", length=0)
         panels[0].set_yticklabels(told_apart([names[one] for one in own], _LABEL_LENGTH))
         left_out = f" ({len(own)} of {len(every)} settings)" if len(own) < len(every) else ""
-        # above its lines, since upright beside a few of them it would not fit
+        # above the lines: rotated next to only a few lines, it would not fit
         place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right"}
         panels[0].annotate(shorten(model, _LABEL_LENGTH) + left_out, (0, 1), (-3, 2), fontweight="bold", **place)
     return figure, [
@@ -76,7 +76,7 @@ def setting_grid(frame: Frame, headings: Sequence[str], *, share_x: bool = True)
 
 
 def thinned(lines: Sequence[Setting], most: int) -> list[Setting]:
-    """Return at most `most` of the settings, in their order: the same number of each method, evenly spread."""
+    """Return at most `most` settings, in their order: the same number per method, evenly spread."""
     if len(lines) <= most:
         return list(lines)
     by_method: dict[str, list[Setting]] = {}
@@ -93,17 +93,17 @@ def thinned(lines: Sequence[Setting], most: int) -> list[Setting]:
 
 
 def _fair_share(sizes: Sequence[int], most: int) -> int:
-    """Return how many each may have, so that all together have at most `most`; at least 1."""
+    """Return the largest number per group such that the total is at most `most`; at least 1."""
     return max(n for n in range(1, max(1, most) + 1) if n == 1 or sum(min(n, size) for size in sizes) <= most)
 
 
 def draw_measures(model: ModelLines, measures: Sequence[Measure], styles: Mapping[str, SeriesStyle]) -> None:
-    """Draw one marker with its interval for each measure, setting and task; what is NULL is left out."""
+    """Draw one marker with its interval per measure, setting and task; NULL values are left out."""
     for axes, measure in zip(model.panels, measures, strict=True):
         for task, style in styles.items():
             rows = [row for row in model.rows.rows if row["task"] == task and row[measure.value] is not None]
             if not rows:
-                continue  # an empty line would be laid out at the figure's corner
+                continue  # layout would place an empty line at the figure's corner
             y = [height_of(model, row, list(styles)) for row in rows]
             intervals = [(row[measure.low], row[measure.high]) for row in rows]
             draw_intervals(axes, y, intervals, style.colour, along="x")
@@ -112,6 +112,6 @@ def draw_measures(model: ModelLines, measures: Sequence[Measure], styles: Mappin
 
 
 def height_of(model: ModelLines, row: Row, tasks: Sequence[str]) -> float:
-    """Return the y of a row's marker: markers of one setting stand below each other, a task each."""
+    """Return the y of a row's marker: markers of one setting are stacked, one per task."""
     shift = tasks.index(row["task"]) - (len(tasks) - 1) / 2
     return model.lines.index(setting(row)) + _SPREAD * shift

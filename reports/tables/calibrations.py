@@ -22,7 +22,7 @@ def _held_out(row: Row) -> Cell:
 
 
 def needed(row: Row) -> Cell:
-    """Return how many documents a level needs that failed with a loss below δ; a dash under other rules."""
+    """Return the number of documents needed by a level that failed with a loss below δ; a dash for other rules."""
     if row["verdict"] != "failed" or row["rule"] != "hoeffding-bentkus":
         return Cell(ABSENT, None)
     documents = documents_needed(row["mean_loss"], row["delta"], row["epsilon"])

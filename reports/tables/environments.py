@@ -1,4 +1,4 @@
-"""What everything ran on: commit, versions and hardware."""
+"""Environments of the runs: commit, versions and hardware."""
 
 from exitbench.reports.frame import Row
 from exitbench.reports.tables.columns import ABSENT, Cell, Column, number, parameters, text

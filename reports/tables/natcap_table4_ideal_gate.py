@@ -1,4 +1,4 @@
-"""What the ideal exit saves in wall time (Table 4 of the natural-capability paper)."""
+"""Wall time saved by the ideal exit (Table 4 of the natural-capability paper)."""
 
 from exitbench.reports.figures.natcap import EMPTY
 from exitbench.reports.frame import Row

@@ -1,4 +1,4 @@
-"""The results table: every setting of every method, beside full depth of the same checkpoint."""
+"""Results table: every setting of every method, compared with full depth of the same checkpoint."""
 
 from exitbench.reports.frame import Row
 from exitbench.reports.labels import NOT_MEASURABLE, OTHER_LENGTH, against_float32
@@ -51,7 +51,7 @@ def delta(row: Row) -> Cell:
 
 
 def change(row: Row) -> Cell:
-    """Return the difference to full depth with its paired interval, where that is known."""
+    """Return the difference to full depth with its paired interval, if known."""
     low, high = row["delta_low"], row["delta_high"]
     if low is None:
         return delta(row)
@@ -63,16 +63,16 @@ def change(row: Row) -> Cell:
 
 
 def speedup(row: Row) -> Cell:
-    """Return the measured speed-up with its interval, marked where it is inside the noise floor."""
+    """Return the measured speed-up with its interval, with a mark if it is inside the noise floor."""
     if row["is_full_depth"]:
         return Cell("1", 1.0)
-    if row.get("speed_status") == "not measurable":  # rows of highlights are all measurable
+    if row.get("speed_status") == "not measurable":  # rows of the table highlights lack the column: all are measurable
         return Cell(NOT_MEASURABLE, None, muted=True)
     return _against_full_depth(row, "speedup", row["inside_noise_floor"])
 
 
 def energy(row: Row) -> Cell:
-    """Return full depth's energy over the method's with its interval, marked where it is inside the noise floor."""
+    """Return full depth's energy over the method's with its interval, with a mark if it is inside the noise floor."""
     return _against_full_depth(row, "energy_ratio", row["inside_energy_floor"])
 
 
@@ -85,7 +85,7 @@ def _against_full_depth(row: Row, name: str, inside: bool) -> Cell:
 
 
 def joules(row: Row) -> Cell:
-    """Return the energy of a token, and of full depth's."""
+    """Return the energy per token, and full depth's."""
     spent = row["joules_per_token"]
     shown = ABSENT if spent is None else f"{spent:.3g} of {row['full_joules_per_token']:.3g}"
     return Cell(shown, spent)
@@ -97,12 +97,12 @@ def exit_layer(row: Row) -> Cell:
 
 
 def blocks_run(row: Row) -> Cell:
-    """Return the mean number of blocks executed for a token, of all."""
+    """Return the mean number of blocks executed per token, of all."""
     return _of_blocks(row, "mean_blocks_run")
 
 
 def length(row: Row) -> Cell:
-    """Return the tokens of a timed answer and of full depth's, marked where they are not about as many."""
+    """Return the tokens per timed answer and full depth's, with a mark if they differ much."""
     if row["is_other_length"] is None:
         return Cell(ABSENT, None)
     mark = f"{OTHER_LENGTH} " if row["is_other_length"] else ""
@@ -110,7 +110,7 @@ def length(row: Row) -> Cell:
 
 
 def length_ratio(row: Row) -> str:
-    """Return the same as one number."""
+    """Return the ratio of answer length to full depth's as text."""
     if row["is_other_length"] is None:
         return ABSENT
     return f"{OTHER_LENGTH if row['is_other_length'] else ''}{_ratio(row):.2f}"
@@ -122,7 +122,7 @@ def _ratio(row: Row) -> float:
 
 
 def timed(row: Row) -> Cell:
-    """Return how many documents were timed, times how many rounds."""
+    """Return the number of timed documents times the number of rounds."""
     if row["timed_documents"] is None:
         return Cell(ABSENT, None)
     rounds = "" if row["timed_rounds"] is None else f" × {row['timed_rounds']}"
@@ -135,7 +135,7 @@ def _of_blocks(row: Row, name: str) -> Cell:
 
 
 def number_format(row: Row) -> Cell:
-    """Return what the number format changes; a dash for float32."""
+    """Return how the number format changes full depth; a dash for float32."""
     told = against_float32(row)
     return Cell(ABSENT if told is None else told, told)
 

@@ -1,6 +1,6 @@
-"""Results for the terminal: the table, aligned in 118 columns, and what a run says at its end, in sentences.
+"""Results for the terminal: the table, aligned in 118 columns, and the sentences printed at the end of a run.
 
-The sentences are the verdicts of the page's cards, of the best so far too while a run goes on.
+The sentences are the verdicts of the page's cards; while a run is in progress, those of the best settings so far.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -20,10 +20,10 @@ from exitbench.results.database.connection import Database, open_database
 from exitbench.terminal import number_of, told_apart, visible
 
 _HEADINGS = ("method", "quality [95 %]", "Δ", "blocks run", "speed-up [95 %]", "per token", "length")
-_WIDTHS = (34, 20, 6, 11, 20, 9, 6)  # 118 with two spaces between
+_WIDTHS = (34, 20, 6, 11, 20, 9, 6)  # 118 including two spaces between columns
 _INDENT = "    "
 _MOST_NAME_LINES = 4
-"""Of a setting's name, where it need not be longer to be told from others."""
+"""Maximum number of lines of a setting's name, unless it needs more to be unique."""
 _LEGEND = "\n".join(
     (
         "Δ: to full depth; blocks run: for a token; speed-up: of whole requests, ≈: inside the noise floor (full depth",
@@ -37,7 +37,7 @@ _NOTHING = "No results yet."
 
 @dataclass(frozen=True)
 class _Results:
-    """What is printed: rows of real decodes, and how many rows and cells they leave out."""
+    """Results to print: rows of real decodes, and the numbers of rows and cells left out."""
 
     real: Frame
     names: dict[Setting, str]
@@ -90,7 +90,7 @@ def _title(keys: tuple[Any, ...], rows: Frame) -> str:
 
 
 def _lines(row: Row, names: dict[Setting, str]) -> list[tuple[str, ...]]:
-    """The cells of a row; a setting that is too long goes on below itself, so that none is taken for another."""
+    """Return the cells of a row, wrapped: a long setting continues on the next lines, so that it stays unambiguous."""
     numbers = (written(row["speedup_per_token"], "{:.2f}"), length_ratio(row))
     shown = (quality(row), delta(row), blocks_run(row), speedup(row))
     name, *more = wrap(marked(row, names[setting(row)]), _WIDTHS[0], subsequent_indent=_INDENT, break_on_hyphens=False)
@@ -117,7 +117,7 @@ def _footer(results: _Results) -> list[str]:
 
 
 def calibration_text(database: Path) -> str:
-    """Return every calibration's path as aligned plain text; nothing where there is none.
+    """Return every calibration's path as aligned plain text; empty if there is none.
 
     Args:
         database: The result database.
@@ -144,11 +144,11 @@ _SETTINGS: Final = "SELECT DISTINCT setting_id FROM cell WHERE list_contains(?::
 
 
 def gist_lines(database: Database, cell_ids: Collection[str] | None = None) -> list[str]:
-    """Return a sentence per model and task, `MOST_LINES` at most: what to use, what it gains and costs, or why not.
+    """Return one sentence per model and task, at most `MOST_LINES`: recommendation, gain and cost, or the reason.
 
     Args:
-        database: Open.
-        cell_ids: Cells whose models and tasks are told of, with all runs that compare with them; None for all.
+        database: An open database.
+        cell_ids: Cells whose models and tasks are covered, with all comparable runs; None for all.
     """
     rows = _result_rows(database, cell_ids)
     lines = [*_compared(cards(rows), labels(rows), DEFAULT_PERCENT), *_not_compared(rows)]
@@ -157,15 +157,15 @@ def gist_lines(database: Database, cell_ids: Collection[str] | None = None) -> l
 
 
 def conclusion(database: Database, cell_ids: Collection[str], percent: float) -> tuple[str, str | None]:
-    """Return what is known of one model and task where a loss is allowed.
+    """Return the recommendation for one model and task at an allowed loss.
 
     Args:
-        database: Open.
+        database: An open database.
         cell_ids: Cells of the model and task.
-        percent: Loss allowed, of full depth's quality.
+        percent: Allowed loss, in percent of full depth's quality.
 
     Returns:
-        A paragraph, and the cell of the setting to use: what is confirmed at this loss, or at the least one above.
+        A paragraph, and the cell of the recommended setting: confirmed at this loss, or at the next larger one.
     """
     rows = _result_rows(database, cell_ids)
     made = cards(rows)
@@ -188,7 +188,7 @@ def best_so_far(database: Database, cell_ids: Collection[str] | None = None) -> 
 
 
 def _result_rows(database: Database, cell_ids: Collection[str] | None) -> tuple[Row, ...]:
-    """Rows of the results table, as the page has them: also of runs that another suite asked for first."""
+    """Return the page's rows of the results table for these cells' settings, also for runs of other suites."""
     (summary,) = (source for source in discover(tables) if source.name == "summary")
     rows = Frame.query(database, summary.sql).rows
     if cell_ids is None:
@@ -216,7 +216,7 @@ def _above(card: Card, percent: float) -> list[Answer]:
 
 
 def _later(card: Card, names: dict[Setting, str], percent: float) -> str:
-    """The least loss above at which a timed setting is confirmed."""
+    """Return a sentence on the smallest larger loss at which a timed setting is confirmed."""
     for answer in _above(card, percent):
         if answer.shown is not None and answer.shown["speedup"] is not None:
             return f" At {answer.from_percent:.1f} %: {_gain(answer.shown, names)}."
@@ -234,7 +234,7 @@ def _gain(row: Row, names: dict[Setting, str]) -> str:
 
 
 def _not_compared(rows: tuple[Row, ...]) -> Iterator[str]:
-    """Models and tasks of which there is no card, each with the reason."""
+    """Yield one sentence per model and task without a card, with the reason."""
     carded = {(card.full["model"], card.full["task"]) for card in cards(rows)}
     for where in sorted({(row["model"], row["task"]) for row in rows} - carded):
         own = [row for row in rows if (row["model"], row["task"]) == where]
@@ -255,7 +255,7 @@ def _why_not(rows: list[Row]) -> str:
 
 
 def _where(row: Row) -> str:
-    """Task and model, and what another number format than float32 changes of full depth."""
+    """Return task and model, and for a number format other than float32 how it changes full depth."""
     told = number_format(row)
     return f"{visible(row['task'])} ({visible(row['model'])}{'' if told is None else f'; {told}'})"
 

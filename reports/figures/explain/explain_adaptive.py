@@ -1,4 +1,4 @@
-"""Adaptive pruning as published, which changes nothing, and as meant."""
+"""Adaptive pruning as published, which has no effect, and as intended."""
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
@@ -26,7 +26,7 @@ HEADS = {
 
 
 def finding(frame: Frame) -> str:
-    """Return how often published adaptive pruning is fixed pruning."""
+    """Return a sentence on how often published adaptive pruning equals fixed pruning."""
     published = [row for row in frame.rows if row["head"] == "pruned-adaptive-code"]
     if not published:
         return "Adaptive pruning as meant; the published form was not run."
@@ -35,7 +35,7 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw two panels a task; frame: later_rows (rows a token) and same (0..1) by head and min_exit (blocks)."""
+    """Draw two panels per task; frame: later_rows (rows per token) and same (0..1) by head and min_exit (blocks)."""
     styles = series_styles(HEADS.values())
     figure, panels = pairs_of_panels(frame)
     for work, same, rows in panels:

@@ -1,4 +1,4 @@
-"""The exit classifier under the published loss, whose labels are one block off, and under the losses meant."""
+"""Exit classifier under the published loss, whose labels are one block off, and under the intended losses."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -34,7 +34,7 @@ LOSSES = {
 
 
 def finding(frame: Frame) -> str:
-    """Return the agreement of each loss over the same thresholds."""
+    """Return a sentence on the agreement of each loss over the same thresholds."""
     told = [
         f"{percent(fmean([row['token_match'] for row in rows]))} with {label}"
         for label, rows in split(frame, "loss", LOSSES).items()
@@ -43,7 +43,7 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw two panels a task; frame: token_match (0..1) and value (metric's unit) by loss and mean_exit_layer."""
+    """Draw two panels per task; frame: token_match (0..1) and value (metric's unit) by loss and mean_exit_layer."""
     styles = series_styles(LOSSES.values())
     figure, panels = pairs_of_panels(frame)
     for match, quality, rows in panels:

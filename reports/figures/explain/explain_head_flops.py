@@ -1,4 +1,4 @@
-"""Work of the LM head that pruning saves, with and without the one full read-out that every token pays."""
+"""LM-head work saved by pruning, with and without counting the one full read-out that every token needs."""
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -27,7 +27,7 @@ _TICKS = (1, 3, 10, 30, 100, 300, 1000)
 
 
 def finding(frame: Frame) -> str:
-    """Return the largest saving with and without the full read-out."""
+    """Return a sentence on the largest saving with and without the full read-out."""
     left_out, counted = (
         max((row[column] for row in frame.rows if row[column] is not None), default=None)
         for column in ("left_out", "counted")
@@ -41,7 +41,7 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw a panel a task and pruned head; frame: left_out and counted (times less) by min_exit (blocks)."""
+    """Draw one panel per task and pruned head; frame: left_out and counted (times less) by min_exit (blocks)."""
     styles = series_styles((LEFT_OUT, COUNTED))
     titles = panel_titles(frame)
     groups = list(frame.groups("task", "model", "setting", "head"))

@@ -1,4 +1,4 @@
-"""A mean over settings counts those that gain by breaking the output (PRUNE's JSD gate against the softmax gate)."""
+"""Mean gain of PRUNE's JSD gate over the softmax gate: it includes settings that gain by breaking the output."""
 
 from collections.abc import Mapping
 
@@ -32,7 +32,7 @@ MEANS = (
 
 
 def finding(frame: Frame) -> str:
-    """Return the mean gain of the first model and task over all settings, and over those that keep the quality."""
+    """Return a sentence on the first model and task: mean gain over all settings, and over those that keep quality."""
     row = frame.rows[0]
     kept = "none keeps the quality" if row["mean_kept"] is None else f"{row['mean_kept']:.2f} where quality is kept"
     where = of_which(row, ("model", "task"))
@@ -40,7 +40,7 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw two panels a model and task; frame: gain (blocks), values (metric's unit), means of the gain."""
+    """Draw two panels per model and task; frame: gain (blocks), values (metric's unit), means of the gain."""
     styles = series_styles((SOFTMAX, CONTRAST))
     figure, panels = pairs_of_panels(frame)
     for gains, quality, rows in panels:

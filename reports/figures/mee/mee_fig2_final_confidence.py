@@ -40,13 +40,13 @@ _SPREAD_ALPHA = 0.22
 
 
 def finding(frame: Frame) -> str:
-    """Return how probable the final token is halfway."""
+    """Return a sentence on the final token's probability halfway through the blocks."""
     told = between(halfway(frame), "mean", "{:.2f}".format, ("model", "task"))
     return f"Halfway through the blocks the final token has a mean probability of {told}."
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel a task and model; frame: mean and std of a probability by origin and block."""
+    """Draw one panel per task and model; frame: mean and std of a probability by origin and block."""
     ours, published = of_origin(frame, "ours"), of_origin(frame, "published")
     styles = series_styles(ours.distinct("model"))
     groups = list(ours.groups("task", "model"))

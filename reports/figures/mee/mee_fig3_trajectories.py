@@ -1,4 +1,4 @@
-"""One token's way through the blocks, for each model (Figure 3 of the Monotonic Early Exiting paper)."""
+"""Probabilities of one token's candidates by block, for each model (Figure 3 of the Monotonic Early Exiting paper)."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -21,20 +21,20 @@ CAPTION = (
 )
 
 _LIKELY = 0.1
-_NAMED = 7  # candidates beside the final one; more would fill the legend
+_NAMED = 7  # candidates in addition to the final one; more would fill the legend
 _UNNAMED = SeriesStyle(MUTED, ".")
 _NAME_WIDTH = 12
 
 
 def finding(frame: Frame) -> str:
-    """Return when the examples' final token becomes the most likely; examples find nothing."""
+    """Return a sentence on the block at which the examples' final token becomes the most likely."""
     layers = frame.distinct("first_match")
     last = "" if len(layers) == 1 else f" to {layers[-1]}"
     return f"Examples: late tokens, whose final word becomes the most likely at block {layers[0]}{last} only."
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel a model and one line a candidate; frame: probability by candidate and block."""
+    """Draw one panel per model and one line per candidate; frame: probability by candidate and block."""
     models = list(frame.groups("model"))
     figure, panels = grid_of_panels(len(models), columns=2)
     for axes, ((model,), rows) in zip(panels, models, strict=False):
@@ -74,13 +74,13 @@ def _panel(axes: Axes, frame: Frame) -> None:
 
 def _line(axes: Axes, by_block: dict[int, float], style: SeriesStyle, label: str) -> None:
     blocks = range(min(by_block), max(by_block) + 1)
-    # nothing is drawn across blocks where the candidate was not likely
+    # the line has a gap at blocks where the candidate was not likely
     values = [by_block.get(block, float("nan")) for block in blocks]
     axes.plot(blocks, values, color=style.colour, marker=style.marker, label=label)
 
 
 def _name(row: Row) -> str:
-    """The candidate as it is drawn; a space in front keeps one that begins with _ in the legend."""
+    """Return the candidate's label; matplotlib leaves out labels that begin with _, so a space is put in front."""
     name = written_token(row["candidate"], row["candidate_id"], _NAME_WIDTH)
     return f" {name}" if name.startswith("_") else name
 

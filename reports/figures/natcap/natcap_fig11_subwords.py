@@ -1,4 +1,4 @@
-"""First and later pieces of words (Figure 11 of the natural-capability paper)."""
+"""Ideal exits of first and later subwords (Figure 11 of the natural-capability paper)."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -28,7 +28,7 @@ _APART = 0.13
 
 
 def finding(frame: Frame) -> str:
-    """Return how much later or earlier later pieces exit."""
+    """Return a sentence on how much later or earlier non-initial subwords exit."""
     apart = []
     for _, rows in frame.groups("task", "series"):
         parts = {row["part"].split()[0]: row["ideal_exit"] for row in rows.rows}
@@ -41,7 +41,7 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one line a task and model; frame: ideal_exit in blocks and share (0..1) by part."""
+    """Draw one line per task and model; frame: ideal_exit in blocks and share (0..1) by part."""
     styles = series_styles(frame.distinct("part"))
     lines = sorted({(row["task"], row["series"]) for row in frame.rows}, reverse=True)
     figure = figure_of(_LINE_INCHES * len(lines) + 1.0)

@@ -1,4 +1,4 @@
-"""The first block that says what the last one says (Figure 1 of the natural-capability paper)."""
+"""First block with the last block's choice (Figure 1 of the natural-capability paper)."""
 
 from collections.abc import Mapping
 
@@ -22,18 +22,18 @@ CAPTION = (
     "1 of Early Exit Is a Natural Capability, which sets other models and tasks side by side."
 )
 
-_ABOVE = 1.08  # all tokens are 1
+_ABOVE = 1.08  # upper limit of the axis; all tokens are 1
 
 
 def finding(frame: Frame) -> str:
-    """Return the range of mean ideal exits."""
+    """Return a sentence on the range of mean ideal exits."""
     ours = [row for row in frame.rows if row["origin"] == "ours"]
     told = between(ours, "ideal_exit", "{:.1f}".format, ("model", "task"))
     return f"A token first reads as the last block says after {told} blocks on average."
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel a task and one line a model; frame: share (0..1) by block, ideal_exit in blocks of `blocks`."""
+    """Draw one panel per task and one line per model; frame: share (0..1) by block, ideal_exit in blocks."""
     ours = frame.where(lambda row: row["origin"] == "ours")
     published = [row for row in frame.rows if row["origin"] == "published"]
 

@@ -40,8 +40,8 @@ EMPTY = (
 
 
 def finding(frame: Frame) -> str:
-    """Return how much of full depth's answers real decodes keep, and how much more replays promise."""
-    # what never exits is full depth itself
+    """Return a sentence on the share of full depth's answers that real decodes keep, and on the replays' excess."""
+    # a setting that never exits is full depth itself
     real = [row for row in frame.rows if row["execution"] == "real" and row["depth"] < 1]
     replays = {(row["task"], row["model"], *setting(row)): row for row in frame.rows if row["execution"] != "real"}
     lost = [
@@ -58,7 +58,7 @@ def finding(frame: Frame) -> str:
 
 
 def _compared(frame: Frame) -> str:
-    """Return what is compared with full depth."""
+    """Return a word for the units compared with full depth."""
     kinds = {True: "choices", False: "tokens"}
     return " or ".join(kinds[of_choices] for of_choices in sorted(frame.distinct("of_choices")))
 

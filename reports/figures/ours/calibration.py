@@ -1,4 +1,4 @@
-"""Whether thresholds that were set for a target keep it: calibrated with a guarantee, and fitted without one."""
+"""Do thresholds set for a target keep it? Calibrated ones, with a guarantee, and fitted ones, without."""
 
 from collections.abc import Callable, Mapping
 
@@ -29,14 +29,14 @@ EMPTY = (
     "fitted thresholds come with any method whose `rule` is `epsilon`."
 )
 
-_SMALLEST = 1e-4  # p-values below are drawn here
-_APART = 0.012  # between markers of one target, as a share of the axis
+_SMALLEST = 1e-4  # smaller p-values are drawn here
+_APART = 0.012  # distance between markers of one target, as a share of the axis
 
 _Panel = Callable[[Axes, Frame, Mapping[str, SeriesStyle]], None]
 
 
 def finding(frame: Frame) -> str:
-    """Return how many calibrated thresholds keep their target on documents that calibration did not see."""
+    """Return a sentence on the number of calibrated thresholds that keep their target on held-out documents."""
     held = [row for row in frame.rows if row["what"] == "held"]
     if held:
         kept = sum(row["value"] <= row["delta"] for row in held)
@@ -95,7 +95,7 @@ def _p_values(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> No
 
 
 def _walks(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], height: Callable[[Row], float]) -> None:
-    """One line a calibration, and a ring round its choice."""
+    """Draw one line per calibration, with a ring around the chosen threshold."""
     for (series, _), rows in frame.groups("series", "attempt_id"):
         style = styles[series]
         y = [height(row) for row in rows.rows]
@@ -126,7 +126,7 @@ def _fitted(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> None
 def _against_target(
     axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], target: str, low: float, high: float
 ) -> None:
-    """Markers of one target side by side, and the diagonal from `low` to `high`: the target met to the letter."""
+    """Draw markers of one target side by side, and the diagonal from `low` to `high`, where value equals target."""
     for (at,), rows in frame.groups(target):
         for place, row in enumerate(sorted(rows.rows, key=lambda row: (row["series"], row["method"], row["params"]))):
             x, style = at + _APART * (high - low) * (place - (len(rows.rows) - 1) / 2), styles[row["series"]]

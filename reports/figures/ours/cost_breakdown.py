@@ -1,4 +1,4 @@
-"""Where the work goes: blocks, read-outs, gates, keys and values, and what verification adds."""
+"""Work by part: blocks, read-outs, gates, keys and values, and verification."""
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -27,11 +27,11 @@ CAPTION = (
 EMPTY = "Not measured: no `quality` cell of a model with trained weights tells its cost by part. Run `nox -s bench`."
 
 _PARTS = {"blocks": "blocks", "heads": "LM heads", "gates": "gates", "kv": "keys and values", "verification": "drafts"}
-_HATCHES = ("", "///", "xxx", "...", "\\\\\\")  # parts differ in grey print too
+_HATCHES = ("", "///", "xxx", "...", "\\\\\\")  # distinguishes parts in grey print
 
 
 def finding(frame: Frame) -> str:
-    """Return the largest cost beside the blocks."""
+    """Return a sentence on the largest cost other than the blocks."""
     names = labels(frame.rows, brief=True)
     part, row = max(
         ((part, row) for part in _PARTS if part != "blocks" for row in frame.rows), key=lambda one: one[1][one[0]]
@@ -43,7 +43,7 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw models below each other and tasks side by side; frame: shares of full depth's bytes by part."""
+    """Draw one row per model and one column per task; frame: shares of full depth's bytes by part."""
     tasks = frame.distinct("task")
     styles = series_styles(_PARTS)
     parts = [part for part in _PARTS if any(frame.values(part))]

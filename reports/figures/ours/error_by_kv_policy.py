@@ -1,4 +1,4 @@
-"""How errors spread with the way of filling the cache of skipped blocks, the gate being the same."""
+"""Propagation of errors by KV policy, with the same gate."""
 
 from collections.abc import Mapping
 
@@ -32,11 +32,11 @@ EMPTY = (
 _WORDS = {"exact": "exact (true cache)", "noisy": "noisy (true tokens)", "simulated": "simulated (replay)"}
 _ROW_INCHES = (1.9, 1.3, 1.3)
 _MOST = 4  # tasks side by side
-_SIDE_BY_SIDE = 0.5  # of the way between two places, for the markers of all policies
+_SIDE_BY_SIDE = 0.5  # share of the distance between two x positions that the markers of all policies take
 
 
 def finding(frame: Frame) -> str:
-    """Return the best and the worst policy of the task on which they differ most."""
+    """Return a sentence on the best and the worst policy of the task on which they differ most."""
     whole = [row for row in frame.rows if row["position"] is None and row["measure"] == "match"]
     real = Frame(frame.columns, tuple(row for row in whole if row["policy"] != "simulated"))
     if not real.rows:
@@ -52,7 +52,7 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw a column a task: match by position, then match and quality as a whole; frame: value, low, high by policy."""
+    """Draw one column per task: match by position, total match, quality; frame: value, low, high by policy."""
     styles = series_styles(frame.distinct("policy"))
     tasks = frame.distinct("task")[:_MOST]
     figure = figure_of(sum(_ROW_INCHES), SINGLE_INCHES if len(tasks) == 1 else DOUBLE_INCHES)
@@ -78,7 +78,7 @@ def plot(frame: Frame) -> Figure:
 
 
 def _gate(row: Row) -> str:
-    """The model and the gate that all rows of a task have."""
+    """Return model and gate, which all rows of a task share."""
     one = {**row, "params": row["gate"], "kv_policy": None}
     (name,) = labels([one], brief=True).values()
     return f"{shorten(row['model'], 14)}, {name}"

@@ -1,4 +1,4 @@
-"""What early exit costs and gives: quality against depth and against measured speed-up, side by side."""
+"""Quality against depth and against measured speed-up, side by side."""
 
 from collections.abc import Mapping
 from textwrap import wrap
@@ -68,14 +68,14 @@ EMPTY = (
 
 _ROW_INCHES = 2.0
 _MOST_ROWS = 6
-_NAMED = 4  # models whose fastest setting is named: as many as there is room for
+_NAMED = 4  # models whose fastest setting is named; there is no room for more
 _WORDS_WIDTH = 32  # characters
 _LINE_POINTS = 8.8
 _NOT_TIMED = "not timed yet: run a suite with `timing` cells\n(nox -s bench)"
 
 
 def finding(frame: Frame) -> str:
-    """Return what to use on each task where a loss of 1 % is allowed."""
+    """Return a sentence per task on the recommended setting at an allowed loss of 1 %."""
     names = labels([row for row in frame.rows if row["origin"] == "ours"], brief=True)
     told = []
     for (task,), rows in frame.groups("task"):
@@ -92,7 +92,7 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one line of panels a task; frame: quality (1 is full depth's), depth (share of blocks), speedup (ratio)."""
+    """Draw one row of panels per task; frame: quality (1 is full depth's), depth (share of blocks), speedup (ratio)."""
     ours = frame.where(lambda row: row["origin"] == "ours")
     by = series_of(ours)
     styles = series_styles(ours.distinct(by))
@@ -154,7 +154,7 @@ def _speed_panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by
     axes.axhline(1, color=MUTED, linestyle=":", linewidth=1)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set_xlabel("measured speed-up over full depth")
-    # One interval of a disturbed measurement would make one point of all others.
+    # Limits ignore intervals: a single very wide one would squeeze all other points together.
     shown = [x for name in ("speedup", "speedup_per_token") for x in timed.values(name) if x is not None]
     axes.set_xlim(0.9 * min(1, *shown), 1.15 * max(1, *shown))
     for row in recommended(timed).values():
@@ -170,7 +170,7 @@ def _is_too_wide(frame: Frame) -> bool:
 def _fastest(
     axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str, names: Mapping[Setting, str]
 ) -> None:
-    """Name what the rings mark: for each model the setting to use."""
+    """Label the ringed points: each model's recommended setting."""
     axes.axis("off")
     timed = frame.where(lambda row: row["speedup"] is not None)
     if all(row["is_full_depth"] for row in timed.rows):

@@ -1,6 +1,6 @@
-"""Figures of vocabulary pruning and contrastive decoding; here what they share.
+"""Figures of vocabulary pruning and contrastive decoding. This module: shared drawing code.
 
-Figures of the work under pruned heads have a row per read-out: score, FLOPs and speed side by side.
+Figures of the work under pruned heads have one row per read-out: score, FLOPs and speed side by side.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,37 +42,37 @@ AT_RELATIVE_DEPTH = (
 
 _TRAINED = {"last": "last block trained", "weighted": "every block trained", "unknown": "training not known"}
 _USUAL = ("float32", "cpu", "batch 1", "threshold 0.9")
-_FEW_GROUPS = 6  # models on tasks with a line of the page each
+_FEW_GROUPS = 6  # pairs of model and task that get a row of the page each
 _COLUMNS = 2
 
 Series = Mapping[tuple[str, str], str]
-"""Names for readers by (method, head), in the order drawn."""
+"""Display names by (method, head), in the order drawn."""
 
 
 def panel_title(row: Row) -> str:
-    """Return task, model and how it was trained; the setting is told where it is not the published one."""
+    """Return task, model and its training; names the setting if it is not the published one."""
     return f"{shorten(row['task'], 18)} · {shorten(row['model'], 24)}\n{trained_as(row)}"
 
 
 def trained_as(row: Row) -> str:
-    """Return how a model was trained, and what of its setting is not the usual."""
+    """Return how a model was trained, and what is unusual about its setting."""
     unusual = [part for part in row["setting"].split(", ") if part not in _USUAL]
     return ", ".join([_TRAINED[row["loss"]], *unusual])
 
 
 def split_published(frame: Frame) -> tuple[Frame, Frame]:
-    """Return our rows and the published ones."""
+    """Return the local and the published rows."""
     return frame.where(lambda row: row["origin"] == "ours"), frame.where(lambda row: row["origin"] != "ours")
 
 
 def series_of(frame: Frame, names: Series) -> dict[str, list[Row]]:
-    """Return the rows of each (method, head) that occurs under its name, in the order of `names`."""
+    """Return the rows of each (method, head) by display name, in the order of `names`, without empty groups."""
     parts = {name: [row for row in frame.rows if (row["method"], row["head"]) == key] for key, name in names.items()}
     return {name: rows for name, rows in parts.items() if rows}
 
 
 def mean_depths(frame: Frame, names: Series) -> str:
-    """Return a sentence with each series' mean exit layer over the models, tasks and blocks that all series have."""
+    """Return a sentence with each series' mean exit layer, over the models, tasks and blocks that all series have."""
     ours, _ = split_published(frame)
     depths: dict[str, dict[tuple[Any, ...], float]] = {
         label: {
@@ -90,12 +90,12 @@ def mean_depths(frame: Frame, names: Series) -> str:
 
 
 def sweep(frame: Frame, names: Series) -> Figure:
-    """Draw depth and score by the first block asked, two panels a model and task, a line a (method, head).
+    """Draw depth and score by the first gated block: two panels per model and task, one line per (method, head).
 
     Args:
-        frame: One row a setting and metric: origin, task, model, setting, loss, blocks, method, head, min_exit,
+        frame: One row per setting and metric: origin, task, model, setting, loss, blocks, method, head, min_exit,
             is_depth, value (blocks, or the metric's unit), ci_low, ci_high, full_value, n.
-        names: The series.
+        names: Display names of the series.
     """
     styles = series_styles(series_of(frame, names).keys())
     groups = list(frame.groups("task", "model", "setting"))
@@ -142,12 +142,12 @@ FLOPS = {
 _FLOOR = "A/A noise floor"
 _ROW_INCHES = 0.24
 _DECADES = 100  # shown, up to which there is room for a number at 3 in each
-_SHIFT = 0.22  # of a row, between the kinds of FLOPs
+_SHIFT = 0.22  # share of a row, between the kinds of FLOPs
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the rows of one model begin, and what is drawn at each."""
+    """Rows of one model on the y axis: y of its heading, its title, and the frame's rows by y."""
 
     heading: float
     title: str
@@ -155,7 +155,7 @@ class _Place:
 
 
 def cheapest_head(frame: Frame, names: Series) -> str:
-    """Return a sentence on the read-out whose LM head works least, as we count, and on its score."""
+    """Return a sentence on the read-out with the least LM-head work, by local counts, and on its score."""
     ours = [row for row in frame.rows if row["origin"] == "ours" and (row["method"], row["head"]) in names]
     heads = [row for row in ours if row["quantity"] == "head"]
     if not heads:
@@ -172,14 +172,14 @@ def cheapest_head(frame: Frame, names: Series) -> str:
 
 
 def costs(frame: Frame, names: Series, *, timed: bool) -> Figure:
-    """Draw a line of panels a task: score, FLOPs and, if `timed`, speed-up; a row a model and read-out.
+    """Draw one row of panels per task: score, FLOPs and, if `timed`, speed-up; one line per model and read-out.
 
     Args:
-        frame: One row a model, task, read-out and quantity (score; speedup; model, head, rule: FLOPs in multiples of
-            full depth's): origin (ours, or the edition published), method, head, min_exit, blocks, value, ci_low,
-            ci_high, full_value, aa_low, aa_high, n, and of a speed-up speedup_per_token and is_other_length.
-        names: The read-outs.
-        timed: Whether the speed-up has a panel.
+        frame: One row per model, task, read-out and quantity (score; speedup; model, head, rule: FLOPs in multiples of
+            full depth's): origin (ours, or the published edition), method, head, min_exit, blocks, value, ci_low,
+            ci_high, full_value, aa_low, aa_high, n; for a speed-up also speedup_per_token and is_other_length.
+        names: Display names of the read-outs.
+        timed: Whether to draw a panel of speed-ups.
     """
     columns = 3 if timed else 2
     groups = list(frame.groups("task"))
@@ -226,7 +226,7 @@ def _rows_axis(axes: Axes, places: Sequence[_Place], names: Series, *, named: bo
     axes.set_ylim(max(at) + 0.6, -0.6)
     axes.grid(visible=False, axis="y")
     if named:
-        axes.set_zorder(1)  # headings run on into the next panel, whose row is empty there
+        axes.set_zorder(1)  # headings extend into the next panel, whose row is empty there
         paper = {"facecolor": mpl.rcParams["axes.facecolor"], "edgecolor": "none", "pad": 0.8}
         for one in places:
             heading = axes.text(0.01, one.heading, one.title, transform=axes.get_yaxis_transform(), bbox=paper)
@@ -252,14 +252,14 @@ def _score(axes: Axes, places: Sequence[_Place]) -> None:
 
 
 def _flops(axes: Axes, places: Sequence[_Place], styles: Mapping[str, SeriesStyle]) -> None:
-    axes.set_xscale("log", nonpositive="clip")  # an interval that begins at 0 goes to the edge
+    axes.set_xscale("log", nonpositive="clip")  # an interval that begins at 0 is drawn to the edge
     axes.axvline(1, color=MUTED, linestyle=":", linewidth=1)
     for one in places:
         for y, rows in one.rows.items():
             for place, (quantity, name) in enumerate(FLOPS.items()):
                 at, style = y + _SHIFT * (place - 1), styles[name]
                 for row in _ours(rows, quantity):
-                    if row["value"] == 0:  # no place on a logarithmic axis
+                    if row["value"] == 0:  # not drawable on a logarithmic axis
                         edge = axes.text(0.01, at, "0", transform=axes.get_yaxis_transform())
                         edge.set(va="center", fontsize=SMALL_POINTS)
                         continue

@@ -28,11 +28,11 @@ CAPTION = (
 
 MARGIN, SCORE = "margin", "score"
 _SURE_AND_WRONG = 0.1
-_FEW_GROUPS = 2  # models on tasks with a line of the page each
+_FEW_GROUPS = 2  # pairs of model and task that get a row of the page each
 
 
 def finding(frame: Frame) -> str:
-    """Return where margin and score are furthest apart: a block that is sure and wrong."""
+    """Return a sentence on the block where margin and score are furthest apart: a confident, wrong block."""
     worst = None
     for _, rows in frame.where(lambda r: r["origin"] == "ours").groups("task", "model", "setting"):
         margins = {row["block"]: row for row in rows.rows if row["quantity"] == MARGIN}
@@ -51,7 +51,7 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw two panels a model and task; frame: margin (0..1) and score (0..100) by block, n (tokens, documents)."""
+    """Draw two panels per model and task; frame: margin (0..1) and score (0..100) by block, n (tokens, documents)."""
     styles = series_styles((MARGIN, SCORE))
     groups = list(frame.groups("task", "model", "setting"))
     figure, panels = grid_of_panels(2 * len(groups), columns=2 if len(groups) <= _FEW_GROUPS else 4)
