@@ -38,50 +38,50 @@ def current_report(
     """
     require_duckdb_file(database)
     state = file_state(database)
-    asked = None if state is None else content_id([_code(), sha256(database.resolve()), paper, draft, single_file])
-    if asked is not None and (kept := _kept(out, asked)) is not None:
-        return kept
+    request = None if state is None else content_id([_code(), sha256(database.resolve()), paper, draft, single_file])
+    if request is not None and (existing := _existing_report(out, request)) is not None:
+        return existing
     # Imported here because matplotlib and DuckDB take a second to load, not needed if the report is current.
     from exitbench.reports.render import write_report
 
     summary = write_report(
         database, out, paper=paper, draft=draft, single_file=single_file, workers=workers, progress=progress
     )
-    if asked is not None and file_state(database) == state and not summary.broken:  # database unchanged
-        _remember(out, asked, summary)
+    if request is not None and file_state(database) == state and not summary.broken:  # database unchanged
+        _remember(out, request, summary)
     return summary
 
 
-def _kept(out: Path, asked: str) -> ReportSummary | None:
+def _existing_report(folder: Path, request: str) -> ReportSummary | None:
     """Return the existing report; None if its inputs differ or one of its files has changed."""
     try:
-        note = json.loads((out / NOTE).read_bytes())
-        if note["asked"] != asked or note["digests"] != _digests(out):
+        note = json.loads((folder / NOTE).read_bytes())
+        if note["asked"] != request or note["digests"] != _digests(folder):
             return None
-        files = tuple(out / name for name in note["files"])
+        files = tuple(folder / name for name in note["files"])
         return ReportSummary(
-            out / "index.html", files, tuple(note["figures"]), tuple(note["empty"]), {}, bool(note["is_draft"])
+            folder / "index.html", files, tuple(note["figures"]), tuple(note["empty"]), {}, bool(note["is_draft"])
         )
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
 
 
-def _remember(out: Path, asked: str, summary: ReportSummary) -> None:
+def _remember(folder: Path, request: str, summary: ReportSummary) -> None:
     note: dict[str, Any] = {
-        "asked": asked,
-        "files": [str(file.relative_to(out)) for file in summary.files],
+        "asked": request,
+        "files": [str(file.relative_to(folder)) for file in summary.files],
         "figures": summary.figures,
         "empty": summary.empty,
         "is_draft": summary.is_draft,
     }
     with contextlib.suppress(OSError):  # without the note, the next call writes the report again
-        write_whole_file(out / NOTE, json.dumps({**note, "digests": _digests(out)}))
+        write_whole_file(folder / NOTE, json.dumps({**note, "digests": _digests(folder)}))
 
 
-def _digests(out: Path) -> dict[str, str]:
+def _digests(folder: Path) -> dict[str, str]:
     """Return digests of all files in the report's folder."""
-    found = (path for part in _PARTS for path in out.glob(part) if path.is_file())
-    return {str(path.relative_to(out)): sha256(path) for path in found}
+    paths = (path for part in _PARTS for path in folder.glob(part) if path.is_file())
+    return {str(path.relative_to(folder)): sha256(path) for path in paths}
 
 
 @cache

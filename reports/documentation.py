@@ -102,7 +102,7 @@ def update_readme(root: Path, database: Path) -> None:
     """
     with open_database(database) as opened:
         rows = {source.name: Frame.query(opened, source.sql).rows for source in _sources()}
-    if missing := sorted(name for name, found in rows.items() if not found):
+    if missing := sorted(name for name, content in rows.items() if not content):
         raise UserError(f"{database} has no rows for {', '.join(missing)}: run `nox -s bench` first.")
     (root / README_DATA).write_text(json.dumps(rows, indent=0, sort_keys=True) + "\n", "utf-8")
     (root / README_PICTURE).write_bytes(readme_picture(root))
@@ -112,13 +112,13 @@ def update_readme(root: Path, database: Path) -> None:
 
 def readme_table(root: Path) -> str:
     """Return the README's table, built from the data below `root`."""
-    source, frame = _of(_TABLE, root)
+    source, frame = _query_stored(_TABLE, root)
     return markdown_table(fill(source, frame))
 
 
 def readme_picture(root: Path) -> bytes:
     """Return the README's picture, built from the data below `root`."""
-    source, frame = _of(_FIGURE, root)
+    source, frame = _query_stored(_FIGURE, root)
     with style.theme(style.LIGHT):
         figure = source.module.plot(frame)
         style.lay_out(figure)
@@ -129,7 +129,7 @@ def _sources() -> list[Source]:
     return [source for source in (*discover(tables), *discover(figures)) if source.name in (_TABLE, _FIGURE)]
 
 
-def _of(name: str, root: Path) -> tuple[Source, Frame]:
+def _query_stored(name: str, root: Path) -> tuple[Source, Frame]:
     (source,) = (source for source in _sources() if source.name == name)
     rows: list[dict[str, Any]] = json.loads((root / README_DATA).read_text("utf-8"))[name]
     return source, Frame(tuple(rows[0]), tuple(rows))

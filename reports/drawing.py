@@ -78,9 +78,9 @@ def file_of(folder: Path, name: str, kind: str) -> Path:
     return folder / f"{name}.{kind}"
 
 
-def kinds_to_keep(folder: Path, name: str, asked: Collection[str]) -> tuple[str, ...]:
+def kinds_to_keep(folder: Path, name: str, requested: Collection[str]) -> tuple[str, ...]:
     """Return the requested kinds and those that exist already, so that existing files keep matching the page."""
-    return tuple(kind for kind in KINDS if kind in asked or file_of(folder, name, kind).exists())
+    return tuple(kind for kind in KINDS if kind in requested or file_of(folder, name, kind).exists())
 
 
 def remember_drawn(folder: Path, drawing: Drawing, drawn_from: str, kinds: Collection[str]) -> None:
@@ -210,10 +210,10 @@ class Drawings:
             UserError: A process that draws was killed.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        with counting("figures") if progress else nullcontext(lambda done, total: None) as on_drawing:
-            for done, drawing in enumerate(self._drawn(), start=1):
+        with counting("figures") if progress else nullcontext(lambda n_done, total: None) as on_drawing:
+            for n_done, drawing in enumerate(self._drawn(), start=1):
                 self._drawings[drawing.name] = drawing
-                on_drawing(done, len(self._tasks))
+                on_drawing(n_done, len(self._tasks))
                 if drawing.picture:
                     task = self._tasks[drawing.name]
                     remember_drawn(self._folder, drawing, task.drawn_from, task.kinds)
@@ -227,14 +227,14 @@ class Drawings:
             self._begun.append(self._pool.submit(draw, task.name, task.frame, self._folder, task.kinds))
 
     def _drawn(self) -> Iterator[Drawing]:
-        tasks, begun = list(self._tasks.values()), list(self._begun)
+        tasks, futures = list(self._tasks.values()), list(self._begun)
         # Other processes take tasks from the front, this one from the back, so that none is idle while tasks remain.
-        while len(tasks) > len(begun) or (begun and begun[-1].cancel()):
+        while len(tasks) > len(futures) or (futures and futures[-1].cancel()):
             task = tasks.pop()
-            del begun[len(tasks) :]
+            del futures[len(tasks) :]
             yield draw(task.name, task.frame, self._folder, task.kinds)
         try:
-            yield from (future.result() for future in as_completed(begun))
+            yield from (future.result() for future in as_completed(futures))
         except BrokenProcessPool as error:
             raise UserError(
                 "A process that draws was killed, for its memory perhaps. Fewer cores need less."
@@ -286,11 +286,11 @@ def draw(name: str, frame: Frame, folder: Path, kinds: Collection[str] = KINDS) 
             files = {file_of(folder, name, kind): style.save(figure, kind) for kind in kinds}
     except Exception as error:
         return Drawing(name, error=f"{type(error).__name__}: {error}")
-    shown = picture_of(folder, name, digest(name, frame))
-    shown.parent.mkdir(parents=True, exist_ok=True)
-    for file, content in ({shown: picture} | files).items():
+    path = picture_of(folder, name, digest(name, frame))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for file, content in ({path: picture} | files).items():
         write_whole_file(file, content)
-    return Drawing(name, shown, finding)
+    return Drawing(name, path, finding)
 
 
 def plotted(source: Source, frame: Frame) -> tuple[style.ReportFigure, str]:

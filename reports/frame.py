@@ -113,11 +113,11 @@ def computed_once(database: Database, views: Sequence[str]) -> Iterator[None]:
         views: Names of the views, each after the views it depends on. Views materialised earlier are left alone.
     """
     hidden = {name for (name,) in database.duck.execute(_HIDDEN).fetchall()}
-    own = [view for view in views if view not in hidden]
-    for view in own:
+    added = [view for view in views if view not in hidden]
+    for view in added:
         database.duck.execute(f"CREATE TEMP TABLE {view} AS FROM {view}")
     try:
         yield
     finally:
-        for view in own:
+        for view in added:
             database.duck.execute(f"DROP TABLE temp.{view}")

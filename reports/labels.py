@@ -58,12 +58,12 @@ def labels(rows: Iterable[Row], *, brief: bool = False) -> dict[Setting, str]:
         by_method[row["method"]][setting(row)] = _params(row)
     named: dict[Setting, str] = {}
     for method, settings in by_method.items():
-        shown = {key: describe(params, brief=brief) for key, params in _shown(settings).items()}
-        times = Counter(shown.values())
+        texts = {key: describe(params, brief=brief) for key, params in _parameters_to_show(settings).items()}
+        times = Counter(texts.values())
         varying = sorted(_varying(list(settings.values())))
-        for key, text in shown.items():
-            alike = times[text] > 1  # numbers that differ in late digits, or text values of which one is omitted
-            named[key] = f"{method} {_exact(settings[key], varying) if alike else text}".rstrip()
+        for key, text in texts.items():
+            ambiguous = times[text] > 1  # numbers that differ in late digits, or text values of which one is omitted
+            named[key] = f"{method} {_exact(settings[key], varying) if ambiguous else text}".rstrip()
     return named
 
 
@@ -87,26 +87,26 @@ def against_float32(row: Row) -> str | None:
 
 def number_format(row: Row) -> str | None:
     """Return `against_float32` as the beginning of a sentence, ``'bfloat16 against float32: ...'``."""
-    told = against_float32(row)
-    return None if told is None else f"{row['dtype']} against {FLOAT32}: {told}"
+    note = against_float32(row)
+    return None if note is None else f"{row['dtype']} against {FLOAT32}: {note}"
 
 
 def spoken(label: str) -> str:
     """Return a label for use in a sentence: ``'calm-softmax at 0.9 with decay=code'``."""
     method, _, params = label.partition(" ")
-    first, _, rest = params.partition(", ")
+    first, _, remainder = params.partition(", ")
     if not first.startswith(f"{_THRESHOLD}="):
         return label
-    said = f"{method} at {first.removeprefix(f'{_THRESHOLD}=')}"
-    return f"{said} with {rest}" if rest else said
+    phrase = f"{method} at {first.removeprefix(f'{_THRESHOLD}=')}"
+    return f"{phrase} with {remainder}" if remainder else phrase
 
 
 def varying_parameters(rows: Iterable[Row]) -> dict[str, frozenset[str]]:
     """Return by method the parameters (including the KV policy) whose values differ between its rows."""
-    seen: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    by_method: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        seen[row["method"]].append(_params(row))
-    return {method: frozenset(_varying(params)) for method, params in seen.items()}
+        by_method[row["method"]].append(_params(row))
+    return {method: frozenset(_varying(params)) for method, params in by_method.items()}
 
 
 def is_sweep(rows: Iterable[Row]) -> bool:
@@ -121,9 +121,9 @@ def natural_key(text: str) -> list[tuple[str, float]]:
 
 def count(numbers: Iterable[int | None], unit: str) -> str:
     """Return the documents or tokens behind some results, as one number or a range; empty if none is known."""
-    if not (known := [number for number in numbers if number is not None]):
+    if not (counts := [number for number in numbers if number is not None]):
         return ""
-    fewest, most = min(known), max(known)
+    fewest, most = min(counts), max(counts)
     return f"n = {most:,} {unit}" if fewest == most else f"n = {fewest:,} to {most:,} {unit}"
 
 
@@ -138,25 +138,31 @@ def _exact(params: dict[str, Any], names: Iterable[str]) -> str:
 
 
 def _varying(params: list[dict[str, Any]]) -> set[str]:
-    names = {name for one in params for name in one}
-    return {name for name in names if len({json.dumps(one.get(name), sort_keys=True) for one in params}) > 1}
+    names = {name for mapping in params for name in mapping}
+    return {name for name in names if len({json.dumps(mapping.get(name), sort_keys=True) for mapping in params}) > 1}
 
 
 def _params(row: Row) -> dict[str, Any]:
     return {**json.loads(row["params"]), _KV_POLICY: row[_KV_POLICY]}
 
 
-def _shown(settings: dict[Setting, dict[str, Any]]) -> dict[Setting, dict[str, Any]]:
+def _parameters_to_show(settings: dict[Setting, dict[str, Any]]) -> dict[Setting, dict[str, Any]]:
     """Return the parameters to show per setting of one method, swept ones first."""
     if len(settings) == 1:
         ((key, params),) = settings.items()
         # A value of 0 or nothing means switched off, and is not shown.
-        own = {name: value for name, value in params.items() if name == _THRESHOLD or (value and name != _KV_POLICY)}
-        return {key: own if len(own) <= _FEW else {name: own[name] for name in own if name == _THRESHOLD}}
+        set_values = {
+            name: value for name, value in params.items() if name == _THRESHOLD or (value and name != _KV_POLICY)
+        }
+        return {
+            key: set_values
+            if len(set_values) <= _FEW
+            else {name: set_values[name] for name in set_values if name == _THRESHOLD}
+        }
     varying = sorted(_varying(list(settings.values())))
-    spelled = {name: [json.dumps(params.get(name)) for params in settings.values()] for name in varying}
+    texts = {name: [json.dumps(params.get(name)) for params in settings.values()] for name in varying}
     # A value that most settings have is the usual one and is not shown; without a majority, all values are.
-    usual = {name: values[0] for name, text in spelled.items() if (values := _majority(text))}
+    usual = {name: values[0] for name, text in texts.items() if (values := _majority(text))}
     swept = [name for name in varying if name == _THRESHOLD or name not in usual or len(varying) == 1]
     return {
         key: {
@@ -190,10 +196,10 @@ def called(text: str) -> str:
 
 def percent(share: float) -> str:
     """Return a share of 0..1 as ``'83 %'``; 100 % only for exactly 1, and 0 % only for exactly 0."""
-    whole = round(100 * share)
-    if (whole >= 100 and share < 1) or (whole <= 0 and share > 0):
+    rounded = round(100 * share)
+    if (rounded >= 100 and share < 1) or (rounded <= 0 and share > 0):
         return f"{100 * share:.2g} %" if share < 0.5 else "more than 99 %"
-    return f"{whole} %"
+    return f"{rounded} %"
 
 
 def times(ratio: float, low: float | None = None, high: float | None = None) -> str:
@@ -208,22 +214,22 @@ def listed(parts: Sequence[str]) -> str:
 
 def extremes(rows: Iterable[Row], column: str) -> tuple[Row, Row]:
     """Return the rows with the lowest and the highest value of a column, ignoring NULL; ties go to the first row."""
-    known = [row for row in rows if row[column] is not None]
-    return min(known, key=lambda row: row[column]), max(known, key=lambda row: row[column])
+    candidates = [row for row in rows if row[column] is not None]
+    return min(candidates, key=lambda row: row[column]), max(candidates, key=lambda row: row[column])
 
 
-def between(rows: Sequence[Row], column: str, write: Callable[[float], str], where: Sequence[str]) -> str:
+def between(rows: Sequence[Row], column: str, write: Callable[[float], str], columns: Sequence[str]) -> str:
     """Return a column's range, ``'12 % (model, task) to 98 % (model, task)'``; one value if the ends are equal."""
     low, high = extremes(rows, column)
     ends = [write(row[column]) for row in (low, high)]
     if ends[0] == ends[1]:
         return ends[0]
-    return " to ".join(f"{end} ({of_which(row, where)})" for end, row in zip(ends, (low, high), strict=True))
+    return " to ".join(f"{end} ({of_which(row, columns)})" for end, row in zip(ends, (low, high), strict=True))
 
 
-def of_which(row: Row, where: Sequence[str]) -> str:
+def of_which(row: Row, columns: Sequence[str]) -> str:
     """Return a row's values of some columns, as ``'weighted, squad'``."""
-    return ", ".join(called(str(row[column])) for column in where)
+    return ", ".join(called(str(row[column])) for column in columns)
 
 
 def label_of(names: dict[Setting, str], row: Row) -> str:

@@ -107,7 +107,7 @@ def read_material(
                 on_figure(source, _ask(database, source))
             return Material(
                 paper,
-                _asked(database, wanted[tables]),
+                _query(database, wanted[tables]),
                 check_claims(database, [claim for claim in read_claims() if paper in (None, claim.ledger)]),
                 severe,
                 read_front(database),
@@ -133,8 +133,10 @@ def read_only(
     wanted = require_named(package, only, paper)
     with open_database(path) as database:
         require_final(severe_findings(database), path, draft)
-        with computed_once(database, [view for view in _SHARED_VIEWS if sum(view in one.sql for one in wanted) > 1]):
-            return _asked(database, wanted)
+        with computed_once(
+            database, [view for view in _SHARED_VIEWS if sum(view in source.sql for source in wanted) > 1]
+        ):
+            return _query(database, wanted)
 
 
 def require_named(package: ModuleType, only: str, paper: str | None = None) -> list[Source]:
@@ -143,13 +145,13 @@ def require_named(package: ModuleType, only: str, paper: str | None = None) -> l
     Raises:
         UserError: No name matches.
     """
-    known = _wanted(package, paper)
-    if wanted := [source for source in known if fnmatchcase(source.name, only)]:
+    candidates = _wanted(package, paper)
+    if wanted := [source for source in candidates if fnmatchcase(source.name, only)]:
         return wanted
     kind, other = ("figure", tables) if package is figures else ("table", figures)
     if any(fnmatchcase(source.name, only) for source in _wanted(other, paper)):
         raise UserError(f"{only!r} names no {kind}: tables are printed by --format md or latex, figures by html.")
-    raise UserError(f"No {kind} is called {only!r}.{suggestion(only, [source.name for source in known])}")
+    raise UserError(f"No {kind} is called {only!r}.{suggestion(only, [source.name for source in candidates])}")
 
 
 def _wanted(package: ModuleType, paper: str | None) -> list[Source]:
@@ -157,7 +159,7 @@ def _wanted(package: ModuleType, paper: str | None) -> list[Source]:
     return [source for source in discover(package) if source.section in sections]
 
 
-def _asked(database: Database, sources: Iterable[Source]) -> tuple[tuple[Source, Frame], ...]:
+def _query(database: Database, sources: Iterable[Source]) -> tuple[tuple[Source, Frame], ...]:
     return tuple((source, _ask(database, source)) for source in sources)
 
 

@@ -75,13 +75,13 @@ def _sources(package: str, folder: Path) -> Iterator[Source]:
         if module.ispkg:
             yield from _sources(name, folder / module.name)
         elif query.exists():
-            yield Source(module.name, _whole(query), import_module(name))
+            yield Source(module.name, _full_query(query), import_module(name))
 
 
-def _whole(path: Path) -> str:
+def _full_query(path: Path) -> str:
     """Return a query with its shared parts inserted, so that it runs as it is when copied."""
     text = path.read_text("utf-8")
-    return _CONTINUED.sub(lambda found: (path.parent / found[1]).read_text("utf-8").rstrip("\n"), text)
+    return _CONTINUED.sub(lambda match: (path.parent / match[1]).read_text("utf-8").rstrip("\n"), text)
 
 
 def _place(source: Source) -> tuple[int, float, list[tuple[str, float]]]:

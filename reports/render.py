@@ -54,7 +54,7 @@ def write_report(
         UserError: If the database cannot be opened, its findings forbid a final report, or `out` cannot be written.
     """
     folder = out / "figures"
-    with _told_where(out), Drawings(folder, workers) as drawings:
+    with _naming_folder(out), Drawings(folder, workers) as drawings:
         material = read_material(database, paper, draft, drawings.add, out / _ANSWERS)
         drawn = drawings.finish(progress)
         filled = tuple(fill(source, frame) for source, frame in material.tables)
@@ -83,18 +83,18 @@ def write_figures(
     Other files there are left alone. The other arguments and the errors are those of `write_report`; it is also an
     error if no name matches.
     """
-    with _told_where(out), Drawings(out / "figures", workers, kinds) as drawings:
+    with _naming_folder(out), Drawings(out / "figures", workers, kinds) as drawings:
         for source, frame in read_only(database, figures, only, paper=paper, draft=draft):
             drawings.add(source, frame)
         return drawings.finish(progress)
 
 
 @contextmanager
-def _told_where(out: Path) -> Iterator[None]:
+def _naming_folder(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"The report cannot be written to {out}: {error.strerror}. Give another folder.") from error
+        raise UserError(f"The report cannot be written to {folder}: {error.strerror}. Give another folder.") from error
 
 
 def _pictures_of(index: Path) -> list[str]:
@@ -102,9 +102,9 @@ def _pictures_of(index: Path) -> list[str]:
     return _PICTURE.findall(index.read_text("utf-8", "replace")) if index.is_file() else []
 
 
-def _forget_pictures(folder: Path, kept: Collection[str]) -> None:
+def _forget_pictures(folder: Path, keep: Collection[str]) -> None:
     for picture in folder.glob("*.svg"):
-        if picture.name not in kept and _PICTURE_NAME.fullmatch(picture.name):
+        if picture.name not in keep and _PICTURE_NAME.fullmatch(picture.name):
             picture.unlink(missing_ok=True)
 
 
@@ -141,7 +141,7 @@ def one_figure(database: Database, name: str, *, draft: bool = False) -> ReportF
     """
     sources = require_named(figures, name)
     if len(sources) > 1:
-        raise UserError(f"{name!r} names {len(sources)} figures: {', '.join(one.name for one in sources)}. Name one.")
+        raise UserError(f"{name!r} names {len(sources)} figures: {', '.join(it.name for it in sources)}. Name one.")
     (source,) = sources
     require_final(severe_findings(database), database.path, draft)
     frame = Frame.query(database, source.sql).bounded()

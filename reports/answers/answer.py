@@ -112,17 +112,17 @@ def find_answers(database: Database, names: Sequence[str], document: str) -> lis
     """
     runs = traced_runs(database)
     choice, by_attempt = named(runs), {run.attempt_id: run for run in runs}
-    found: list[Answer] = []
+    results: list[Answer] = []
     for text in names:
         named_run = choice.find_one(text)
         run, name = by_attempt[named_run.attempt_id], choice.name(named_run)
         keys = answers(database, [run.attempt_id])["doc_key"].to_pylist()
         # A number is resolved on the first run, so that all runs show the same document.
-        key = _document(document, keys, name) if not found else found[0].key
+        key = _document(document, keys, name) if not results else results[0].key
         if key not in keys:
-            raise UserError(f"{name} has not answered document {key} of {found[0].name}: its documents are others.")
-        found.append(_answer(database, run, name, key, keys))
-    return found
+            raise UserError(f"{name} has not answered document {key} of {results[0].name}: its documents are others.")
+        results.append(_answer(database, run, name, key, keys))
+    return results
 
 
 def _document(text: str, keys: Sequence[str], name: str) -> str:
@@ -130,34 +130,36 @@ def _document(text: str, keys: Sequence[str], name: str) -> str:
         return text
     if text.isascii() and text.isdigit() and len(text) <= len(str(len(keys))) and 1 <= int(text) <= len(keys):
         return keys[int(text) - 1]
-    begun = [key for key in keys if key.startswith(text)] if text else []
-    if len(begun) == 1:
-        return begun[0]
-    if begun:
+    matches = [key for key in keys if key.startswith(text)] if text else []
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
         raise UserError(
-            f"{name} has no document {text!r}: {len(begun)} keys begin with it, such as {begun[0]!r}. "
+            f"{name} has no document {text!r}: {len(matches)} keys begin with it, such as {matches[0]!r}. "
             f"Allowed: 1 to {len(keys)}, or more of a key."
         )
     close = get_close_matches(text, keys, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-    told = f"1 to {len(keys)}, or a key such as {keys[0]!r}" if keys else "none: it answered no document"
-    raise UserError(f"{name} has no document {text!r}.{hint} Allowed: {told}.")
+    choices = f"1 to {len(keys)}, or a key such as {keys[0]!r}" if keys else "none: it answered no document"
+    raise UserError(f"{name} has no document {text!r}.{hint} Allowed: {choices}.")
 
 
 def _answer(database: Database, run: TracedRun, name: str, key: str, keys: Sequence[str]) -> Answer:
     (about,) = answers(database, [run.attempt_id], [key]).to_pylist()
-    own = tokens(database, [run.attempt_id], [key]).to_pylist()
+    token_rows = tokens(database, [run.attempt_id], [key]).to_pylist()
     full = None
     if run.full_attempt_id is not None:
         full = tokens(database, [run.full_attempt_id], [key])["token_id"].to_pylist()
     probe = probed(database, run.probe_attempt_id, [key]).to_pylist()
     gate = scored(database, run.scores_attempt_id, [key]).to_pylist()
-    ids = {row["token_id"] for row in own} | set(full or ())
+    ids = {row["token_id"] for row in token_rows} | set(full or ())
     ids |= {token_id for row in probe for name in ("top1_id", "top2_id", "top3_id") for token_id in row[name]}
     ids |= {row["full_token_id"] for row in probe}
     texts = _labels(database, run, key) if run.classifies else spelled(database, run.tokenizer_sha256, ids)
-    told = _number_format(database, run)
-    return Answer(name, run, keys.index(key) + 1, len(keys), key, about, own, full, probe, gate, texts, told)
+    format_note = _number_format(database, run)
+    return Answer(
+        name, run, keys.index(key) + 1, len(keys), key, about, token_rows, full, probe, gate, texts, format_note
+    )
 
 
 def _number_format(database: Database, run: TracedRun) -> str | None:
@@ -168,8 +170,8 @@ def _number_format(database: Database, run: TracedRun) -> str | None:
 def _labels(database: Database, run: TracedRun, key: str) -> dict[int, str]:
     """Return an encoder's label names by label id; for regression, where all ids are 0, the run's own output."""
     attempts = [attempt for attempt in (run.full_attempt_id, run.attempt_id) if attempt is not None]
-    said = {row["attempt_id"]: row for row in answers(database, attempts, [key]).to_pylist()}
-    rows = [said[attempt] for attempt in attempts if attempt in said]
+    by_attempt = {row["attempt_id"]: row for row in answers(database, attempts, [key]).to_pylist()}
+    rows = [by_attempt[attempt] for attempt in attempts if attempt in by_attempt]
     return {ids[0]: row["output_text"] for row in rows for ids in [row["output_ids"] or [0]]}
 
 
@@ -226,14 +228,14 @@ class HeatMap:
             raise UserError(f"--token {position}: {answer.name} has tokens 1 to {len(answer.tokens)} here.")
         place, row = position - 1, answer.tokens[position - 1]
         self._line()
-        self._line(f"token {position} of {answer.name}: {_said(answer.texts[row['token_id']])}")
+        self._line(f"token {position} of {answer.name}: {_quoted(answer.texts[row['token_id']])}")
         reason = _REASONS.get(row["reason"], row["reason"])
         score = "" if row["score"] is None else f", score {row['score']:.3g}"
         self._line(f"exit after block {row['exit_layer']} of {answer.run.blocks}: {reason}{score}")
         if answer.full_ids is not None:
             full = answer.full_text(place)
-            said = "had ended before" if full is None else f"said {_said(full)}"
-            self._line(f"full depth {said}" + (", another token" if full and answer.differs(place) else ""))
+            outcome = "had ended before" if full is None else f"said {_quoted(full)}"
+            self._line(f"full depth {outcome}" + (", another token" if full and answer.differs(place) else ""))
         if place > answer.shared:
             self._line(
                 f"Read-outs by block are of full depth's own answer, which this one left at token {answer.shared + 1}: "
@@ -281,7 +283,7 @@ class HeatMap:
         return legend
 
     def _lens(self, answer: Answer, place: int) -> Table:
-        probe, left = answer.probe[place], answer.tokens[place]["exit_layer"]
+        probe, exit_layer = answer.probe[place], answer.tokens[place]["exit_layer"]
         gate = answer.gate[place]["score"] if len(answer.gate) == len(answer.probe) else None
         table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left")
         names = ["block", "", "1st", "2nd", "3rd", "full depth's"] + ([] if gate is None else ["gate"])
@@ -289,7 +291,7 @@ class HeatMap:
             table.add_column(Text(name), justify="right" if name in ("block", "gate") else "left", overflow="fold")
         papers = shades(answer.run.blocks)
         for n in range(answer.run.blocks):
-            marks = ["exit"] * (n + 1 == left) + ["oracle"] * (n + 1 == probe["first_match"])
+            marks = ["exit"] * (n + 1 == exit_layer) + ["oracle"] * (n + 1 == probe["first_match"])
             shade = papers[n]
             style = Style(color=shade.ink, bgcolor=shade.paper) if self._coloured else Style()
             cells = [Text(f"{n + 1:>2} ", style), Text(" ".join(marks))]
@@ -336,7 +338,7 @@ def _together(first: Answer, other: Answer) -> str:
     return f"the answers part at token {shared_prefix(first.ids, other.ids) + 1}"
 
 
-def _said(text: str) -> str:
+def _quoted(text: str) -> str:
     """Return the whole token in quotes."""
     return f'"{visible(text.removeprefix(" "))}"'
 

@@ -179,5 +179,5 @@ _FASTEST: Final = """
 
 def recommended(database: Database, percent: float = DEFAULT_PERCENT) -> list[str]:
     """Return the attempts of settings chosen and confirmed at this allowed loss in percent, the fastest first."""
-    found: list[str] = database.query(_FASTEST, [percent, percent])["attempt_id"].to_pylist()
-    return found
+    attempts: list[str] = database.query(_FASTEST, [percent, percent])["attempt_id"].to_pylist()
+    return attempts

@@ -155,31 +155,41 @@ def _packed(database: Database, group: Group) -> bytes:
         return packed_texts(database, group)
     attempts, keys = [run.attempt_id for run in group.runs], group.shown_keys
     probe = probed(database, group.runs[0].probe_attempt_id, keys)
-    own = tokens(database, attempts, keys)
-    own = own.take(_order(own, attempts, keys))
-    said = answers(database, attempts, keys)
-    asked = list(dict.fromkeys(run.scores_attempt_id for run in group.runs if run.scores_attempt_id is not None))
-    ids = _ids(own["token_id"], *(probe[name] for name in ("token_id", "full_token_id", "gold_token_id", *_ID_LISTS)))
+    token_rows = tokens(database, attempts, keys)
+    token_rows = token_rows.take(_order(token_rows, attempts, keys))
+    answer_rows = answers(database, attempts, keys)
+    score_attempts = list(
+        dict.fromkeys(run.scores_attempt_id for run in group.runs if run.scores_attempt_id is not None)
+    )
+    ids = _ids(
+        token_rows["token_id"], *(probe[name] for name in ("token_id", "full_token_id", "gold_token_id", *_ID_LISTS))
+    )
     texts = spelled(database, group.runs[0].tokenizer_sha256, ids)
     places = _Places(ids)
     # Gate scores were recorded at the probe's tokens; a document that one of the two lacks has no scores.
-    by_block = [_scores(scored(database, attempt_id, keys), probe, group.runs[0].blocks) for attempt_id in asked]
-    exits = [quantised(own["score"].to_numpy()[rows], _SCORE_PLANES) for rows in _rows_by_run(own, attempts)]
-    reasons = sorted(pc.unique(own["reason"]).to_pylist())
-    metric, scores = document_scores(said, attempts, keys)
+    by_block = [
+        _scores(scored(database, attempt_id, keys), probe, group.runs[0].blocks) for attempt_id in score_attempts
+    ]
+    exits = [
+        quantised(token_rows["score"].to_numpy()[rows], _SCORE_PLANES) for rows in _rows_by_run(token_rows, attempts)
+    ]
+    reasons = sorted(pc.unique(token_rows["reason"]).to_pylist())
+    metric, scores = document_scores(answer_rows, attempts, keys)
     header = {
         "texts": [texts[token_id] for token_id in ids],
         "reasons": reasons,
         "metric": metric,
         "score_range": [ends for _, ends in exits],
-        "gate": [None if run.scores_attempt_id is None else asked.index(run.scores_attempt_id) for run in group.runs],
+        "gate": [
+            None if run.scores_attempt_id is None else score_attempts.index(run.scores_attempt_id) for run in group.runs
+        ],
         "gate_range": [ends for _, ends in by_block],
     }
     columns = {
-        "length": (_lengths(own, attempts, keys), 2),
-        "token": (places.of(own["token_id"]), places.planes),
-        "exit": (own["exit_layer"].to_numpy(), 1),
-        "reason": (ranks(own["reason"], reasons), 1),
+        "length": (_lengths(token_rows, attempts, keys), 2),
+        "token": (places.lookup(token_rows["token_id"]), places.planes),
+        "exit": (token_rows["exit_layer"].to_numpy(), 1),
+        "reason": (ranks(token_rows["reason"], reasons), 1),
         "score": (np.concatenate([steps for steps, _ in exits]), _SCORE_PLANES),
         "document_score": (scores, 2),
         **_probe_columns(probe, keys, places),
@@ -196,12 +206,12 @@ class _Places:
         order = np.argsort(np.array(ids, dtype=np.int64))
         self._sorted, self._order = np.array(ids, dtype=np.int64)[order], order
 
-    def of(self, column: pa.ChunkedArray) -> Ints:
+    def lookup(self, column: pa.ChunkedArray) -> Ints:
         """Return the indices of a column of ids or lists of ids; `none_of(planes)` for -1 and NULL."""
         ids = _flat(column)
-        found = np.searchsorted(self._sorted, ids).clip(0, max(0, len(self._sorted) - 1))
+        index = np.searchsorted(self._sorted, ids).clip(0, max(0, len(self._sorted) - 1))
         none = none_of(self.planes)
-        return np.where(ids < 0, none, self._order[found]) if len(ids) else ids
+        return np.where(ids < 0, none, self._order[index]) if len(ids) else ids
 
 
 def _flat(column: pa.ChunkedArray) -> Ints:
@@ -218,30 +228,38 @@ def _ids(*columns: pa.ChunkedArray) -> list[int]:
         counted.update(
             dict(zip(*(part.tolist() for part in np.unique(_flat(column), return_counts=True)), strict=True))
         )
-    return sorted((token_id for token_id in counted if token_id >= 0), key=lambda one: (-counted[one], one))
+    return sorted(
+        (token_id for token_id in counted if token_id >= 0), key=lambda token_id: (-counted[token_id], token_id)
+    )
 
 
-def _order(own: pa.Table, attempts: Sequence[str], keys: Sequence[str]) -> Ints:
+def _order(token_rows: pa.Table, attempts: Sequence[str], keys: Sequence[str]) -> Ints:
     """Return row indices sorted by run, document and position, the order in which the page reads them."""
-    by = (own["position"].to_numpy(), ranks(own["doc_key"], keys), ranks(own["attempt_id"], attempts))
+    by = (
+        token_rows["position"].to_numpy(),
+        ranks(token_rows["doc_key"], keys),
+        ranks(token_rows["attempt_id"], attempts),
+    )
     return np.lexsort(by)
 
 
-def _lengths(own: pa.Table, attempts: Sequence[str], keys: Sequence[str]) -> Ints:
+def _lengths(token_rows: pa.Table, attempts: Sequence[str], keys: Sequence[str]) -> Ints:
     """Return the number of tokens of each answer, [runs, documents]."""
-    places = ranks(own["attempt_id"], attempts) * len(keys) + ranks(own["doc_key"], keys)
+    places = ranks(token_rows["attempt_id"], attempts) * len(keys) + ranks(token_rows["doc_key"], keys)
     return np.bincount(places, minlength=len(attempts) * len(keys))
 
 
-def _rows_by_run(own: pa.Table, attempts: Sequence[str]) -> Iterable[slice]:
-    ends = np.cumsum(np.bincount(ranks(own["attempt_id"], attempts), minlength=len(attempts)))
+def _rows_by_run(token_rows: pa.Table, attempts: Sequence[str]) -> Iterable[slice]:
+    ends = np.cumsum(np.bincount(ranks(token_rows["attempt_id"], attempts), minlength=len(attempts)))
     return [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def _probe_columns(probe: pa.Table, keys: Sequence[str], places: _Places) -> dict[str, tuple[Any, int]]:
     return {
         "probed": (np.bincount(ranks(probe["doc_key"], keys), minlength=len(keys)), 2),
-        **{name: (places.of(probe[name]), places.planes) for name in ("full_token_id", "gold_token_id", *_ID_LISTS)},
+        **{
+            name: (places.lookup(probe[name]), places.planes) for name in ("full_token_id", "gold_token_id", *_ID_LISTS)
+        },
         "first_match": (probe["first_match"].to_numpy(), 1),
         "rank_final": (_flat(probe["rank_final"]).clip(0, none_of(_RANK_PLANES) - 1), _RANK_PLANES),
         **{name: (probabilities(probe[name].combine_chunks().flatten().to_numpy()), 1) for name in _PROBABILITIES},
@@ -256,7 +274,7 @@ def _scores(rows: pa.Table, probe: pa.Table, blocks: int) -> tuple[NDArray[np.ui
 
 
 _PLANES: Final = 2
-_ASKED: Final = 1
+_EVALUATED: Final = 1
 _LEFT: Final = 2
 """Values of the column ``asked`` per run, text and block; 0 if the gate was not evaluated there."""
 
@@ -264,21 +282,25 @@ _LEFT: Final = 2
 def packed_texts(database: Database, group: Group) -> bytes:
     """Return the pack of a group of encoder runs."""
     attempts, keys, blocks = [run.attempt_id for run in group.runs], group.shown_keys, group.runs[0].blocks
-    own, said = (_in_order(rows(database, attempts, keys), attempts, keys) for rows in (tokens, answers))
-    asked = classified(database, attempts, keys)
-    is_number = bool(asked.num_rows) and asked["label_id"].null_count == asked.num_rows
-    spelled, inputs, golds = said["output_text"].to_pylist(), _by_key(said, "input_text"), _by_key(said, "gold_text")
-    names = sorted(set(spelled)) if is_number else _labels(said, asked, golds)
-    places = [names.index(text) for text in spelled] if is_number else own["token_id"].to_numpy()
-    n, at = len(keys) * blocks, _places(asked, keys, blocks)
-    run_at = ranks(asked["attempt_id"], attempts) * n + at
-    value, value_range = quantised(_at(n, at, asked["prediction" if is_number else "probability"]), _PLANES)
-    scores = _at(len(attempts) * n, run_at, asked["score"]).reshape(len(attempts), n)
+    token_rows, answer_rows = (_in_order(rows(database, attempts, keys), attempts, keys) for rows in (tokens, answers))
+    gate_rows = classified(database, attempts, keys)
+    is_number = bool(gate_rows.num_rows) and gate_rows["label_id"].null_count == gate_rows.num_rows
+    label_texts, inputs, golds = (
+        answer_rows["output_text"].to_pylist(),
+        _by_key(answer_rows, "input_text"),
+        _by_key(answer_rows, "gold_text"),
+    )
+    names = sorted(set(label_texts)) if is_number else _labels(answer_rows, gate_rows, golds)
+    places = [names.index(text) for text in label_texts] if is_number else token_rows["token_id"].to_numpy()
+    n, at = len(keys) * blocks, _places(gate_rows, keys, blocks)
+    run_at = ranks(gate_rows["attempt_id"], attempts) * n + at
+    value, value_range = quantised(_at(n, at, gate_rows["prediction" if is_number else "probability"]), _PLANES)
+    scores = _at(len(attempts) * n, run_at, gate_rows["score"]).reshape(len(attempts), n)
     by_run = [quantised(row, _PLANES) for row in scores]
-    was_asked = np.zeros(len(attempts) * n, dtype=np.uint8)
-    was_asked[run_at] = np.where(asked["exited"].to_numpy(), _LEFT, _ASKED)
-    reasons = sorted(pc.unique(own["reason"]).to_pylist())
-    metric, of_documents = document_scores(said, attempts, keys)
+    gate_states = np.zeros(len(attempts) * n, dtype=np.uint8)
+    gate_states[run_at] = np.where(gate_rows["exited"].to_numpy(), _LEFT, _EVALUATED)
+    reasons = sorted(pc.unique(token_rows["reason"]).to_pylist())
+    metric, of_documents = document_scores(answer_rows, attempts, keys)
     header: dict[str, Any] = {
         "texts": [_short(name) for name in names] if is_number else names,
         "inputs": [inputs.get(key) for key in keys],
@@ -292,18 +314,18 @@ def packed_texts(database: Database, group: Group) -> bytes:
     label_planes = planes_for(len(names))
     labels = np.full(n, none_of(label_planes), dtype=np.int64)
     if not is_number:
-        labels[at] = asked["label_id"].to_numpy()
+        labels[at] = gate_rows["label_id"].to_numpy()
     answered = np.zeros(len(attempts) * len(keys), dtype=np.uint8)
-    answered[ranks(own["attempt_id"], attempts) * len(keys) + ranks(own["doc_key"], keys)] = 1
+    answered[ranks(token_rows["attempt_id"], attempts) * len(keys) + ranks(token_rows["doc_key"], keys)] = 1
     columns = {
         "length": (answered, 1),
         "token": (places, label_planes),
-        "exit": (own["exit_layer"].to_numpy(), 1),
-        "reason": (ranks(own["reason"], reasons), 1),
+        "exit": (token_rows["exit_layer"].to_numpy(), 1),
+        "reason": (ranks(token_rows["reason"], reasons), 1),
         "document_score": (of_documents, 2),
         "label": (labels, label_planes),
         "value": (value, _PLANES),
-        "asked": (was_asked, 1),
+        "asked": (gate_states, 1),
         "score": (np.concatenate([steps for steps, _ in by_run]), _PLANES),
         "probed": (np.zeros(len(keys), dtype=np.uint8), 1),
     }
@@ -315,30 +337,30 @@ def _in_order(rows: pa.Table, attempts: Sequence[str], keys: Sequence[str]) -> p
     return rows.take(np.lexsort((ranks(rows["doc_key"], keys), ranks(rows["attempt_id"], attempts))))
 
 
-def _labels(said: pa.Table, asked: pa.Table, golds: Mapping[str, str]) -> list[str]:
+def _labels(answer_rows: pa.Table, gate_rows: pa.Table, golds: Mapping[str, str]) -> list[str]:
     """Return label names by label id; a label that no answer has, or whose name is missing, gets its number."""
-    known = {
+    names = {
         ids[0]: text
-        for ids, text in zip(said["output_ids"].to_pylist(), said["output_text"].to_pylist(), strict=True)
+        for ids, text in zip(answer_rows["output_ids"].to_pylist(), answer_rows["output_text"].to_pylist(), strict=True)
         if ids
     }
-    for key, gold in zip(asked["doc_key"].to_pylist(), asked["gold"].to_pylist(), strict=True):
+    for key, gold in zip(gate_rows["doc_key"].to_pylist(), gate_rows["gold"].to_pylist(), strict=True):
         if key in golds:
-            known[int(gold)] = golds[key]
-    most = max((*known, pc.max(asked["label_id"]).as_py() or 0), default=0)
-    return [known.get(place) or f"label {place}" for place in range(most + 1)]
+            names[int(gold)] = golds[key]
+    most = max((*names, pc.max(gate_rows["label_id"]).as_py() or 0), default=0)
+    return [names.get(place) or f"label {place}" for place in range(most + 1)]
 
 
-def _by_key(said: pa.Table, name: str) -> dict[str, str]:
+def _by_key(answer_rows: pa.Table, name: str) -> dict[str, str]:
     """Return column `name` of full depth's answers by document key, without NULLs."""
-    pairs = zip(said["doc_key"].to_pylist(), said[name].to_pylist(), strict=True)
+    pairs = zip(answer_rows["doc_key"].to_pylist(), answer_rows[name].to_pylist(), strict=True)
     return {key: text for key, text in pairs if text is not None}
 
 
-def _places(asked: pa.Table, keys: Sequence[str], blocks: int) -> NDArray[np.int64]:
+def _places(gate_rows: pa.Table, keys: Sequence[str], blocks: int) -> NDArray[np.int64]:
     """Return each row's index into an array of [documents, blocks], flattened."""
-    block_N: NDArray[np.int64] = asked["block"].to_numpy().astype(np.int64)
-    return ranks(asked["doc_key"], keys) * blocks + block_N - 1
+    block_N: NDArray[np.int64] = gate_rows["block"].to_numpy().astype(np.int64)
+    return ranks(gate_rows["doc_key"], keys) * blocks + block_N - 1
 
 
 def _at(n: int, at: NDArray[np.int64], column: pa.ChunkedArray) -> NDArray[np.float64]:
@@ -373,7 +395,7 @@ def kept_packs(
     """
     names = _names(database, groups)
     packs = [
-        _read(folder / name) or _made(folder / name, make(group)) for name, group in zip(names, groups, strict=True)
+        _read(folder / name) or _write(folder / name, make(group)) for name, group in zip(names, groups, strict=True)
     ]
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
@@ -382,7 +404,7 @@ def kept_packs(
     return packs
 
 
-def _made(path: Path, pack: bytes) -> bytes:
+def _write(path: Path, pack: bytes) -> bytes:
     with contextlib.suppress(OSError):  # then it is built again next time
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole_file(path, hashlib.sha256(pack).digest() + pack)
@@ -401,7 +423,7 @@ def _read(path: Path) -> bytes | None:
 
 def _names(database: Database, groups: Sequence[Group]) -> list[str]:
     digests = content_digests(database, *shown_by(groups))
-    return [content_id([_code(), _asked(group), _contents(group, digests)]) for group in groups]
+    return [content_id([_code(), _request(group), _contents(group, digests)]) for group in groups]
 
 
 def shown_by(groups: Sequence[Group]) -> tuple[set[str], set[str]]:
@@ -412,18 +434,18 @@ def shown_by(groups: Sequence[Group]) -> tuple[set[str], set[str]]:
 
 def _attempts(run: TracedRun) -> list[str]:
     """Return the attempts whose rows are packed for a run."""
-    own = (run.attempt_id, run.probe_attempt_id, run.scores_attempt_id)
-    return [attempt for attempt in own if attempt is not None]
+    attempts = (run.attempt_id, run.probe_attempt_id, run.scores_attempt_id)
+    return [attempt for attempt in attempts if attempt is not None]
 
 
-def _asked(group: Group) -> object:
+def _request(group: Group) -> object:
     return [group.shown_keys, [(_attempts(run), run.scores_attempt_id, run.blocks) for run in group.runs]]
 
 
 def _contents(group: Group, digests: Mapping[str, list[str]]) -> object:
     """Return digests of what a group's pack is built from: the rows of its attempts and its tokens' texts."""
-    of = [group.runs[0].tokenizer_sha256, *(attempt for run in group.runs for attempt in _attempts(run))]
-    return [digests.get(one, []) for one in of]
+    names = [group.runs[0].tokenizer_sha256, *(attempt for run in group.runs for attempt in _attempts(run))]
+    return [digests.get(name, []) for name in names]
 
 
 @cache

@@ -72,13 +72,16 @@ def ranks(column: pa.ChunkedArray, values: Sequence[str]) -> NDArray[np.int64]:
 
 
 def document_scores(
-    said: pa.Table, attempts: Sequence[str], keys: Sequence[str]
+    answer_rows: pa.Table, attempts: Sequence[str], keys: Sequence[str]
 ) -> tuple[str | None, NDArray[np.uint32]]:
     """Return the task's first metric and its value in hundredths, per run and document."""
     scores = np.full((len(attempts), len(keys)), none_of(2), dtype=np.uint32)
     metric = None
     rows = zip(
-        ranks(said["attempt_id"], attempts), ranks(said["doc_key"], keys), said["scores"].to_pylist(), strict=True
+        ranks(answer_rows["attempt_id"], attempts),
+        ranks(answer_rows["doc_key"], keys),
+        answer_rows["scores"].to_pylist(),
+        strict=True,
     )
     for run, document, text in rows:
         values = json.loads(text)

@@ -84,8 +84,8 @@ class Verdict:
         """Unit, sample size and scope of the evidence: `unit, n = 12 runs; 0.9M parameters, 8 blocks, ...`."""
         claim = self.claim
         simulated = " (simulated)" if claim.simulated else ""
-        where = f"; {self.scope}" if self.scope else ""
-        return f"{claim.unit}{simulated}, n = {self.n:,} {claim.n_of}{where}"
+        scope = f"; {self.scope}" if self.scope else ""
+        return f"{claim.unit}{simulated}, n = {self.n:,} {claim.n_of}{scope}"
 
 
 def _with_interval(form: str, value: float, low: float | None, high: float | None) -> str:
@@ -187,8 +187,8 @@ def _value(verdict: Verdict, name: str) -> Any:
 
 def by_kind(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
     """Return the verdicts by kind, in the order of `KINDS`, without empty kinds."""
-    apart = {kind: [it for it in verdicts if it.claim.kind == kind] for kind in KINDS}
-    return {kind: some for kind, some in apart.items() if some}
+    groups = {kind: [it for it in verdicts if it.claim.kind == kind] for kind in KINDS}
+    return {kind: some for kind, some in groups.items() if some}
 
 
 def counted(verdicts: Sequence[Verdict]) -> str:
@@ -211,18 +211,18 @@ def table(verdicts: Sequence[Verdict], width: int) -> str:
 
 def _table(verdicts: Sequence[Verdict], width: int) -> str:
     if width < _NARROW:
-        blocks = [[it.verdict, it.claim.claim_id, _said(it.claim), it.evidence] for it in verdicts]
+        blocks = [[it.verdict, it.claim.claim_id, _statement(it.claim), it.evidence] for it in verdicts]
         return "\n\n".join("\n".join(line for text in block for line in _wrapped(text, width)) for block in blocks)
-    left = width - _VERDICT_WIDTH - 2 * len(_GAP)
-    widths = (_VERDICT_WIDTH, left - left // 2, left // 2)
+    room = width - _VERDICT_WIDTH - 2 * len(_GAP)
+    widths = (_VERDICT_WIDTH, room - room // 2, room // 2)
     rows = [("verdict", "claim", "evidence"), tuple("-" * each for each in widths)]
     lines = [line for row in rows for line in _lines(row, widths)]
     for it in verdicts:
-        lines += [*_lines((it.verdict, f"{it.claim.claim_id}\n{_said(it.claim)}", it.evidence), widths), ""]
+        lines += [*_lines((it.verdict, f"{it.claim.claim_id}\n{_statement(it.claim)}", it.evidence), widths), ""]
     return "\n".join(lines[:-1])
 
 
-def _said(claim: Claim) -> str:
+def _statement(claim: Claim) -> str:
     return claim.text if claim.quotation is None else f"{claim.text}\n“{claim.quotation}”"
 
 
@@ -246,20 +246,20 @@ def _markdown(verdicts: Sequence[Verdict]) -> str:
 
 def in_full(verdict: Verdict, width: int) -> str:
     """Return everything known about one entry, its query last."""
-    told = {name: text for name, text in _told(verdict) if text}
-    indent = max(map(len, told)) + len(_GAP)
+    facts = {name: text for name, text in _facts(verdict) if text}
+    indent = max(map(len, facts)) + len(_GAP)
     lines = [
         textwrap.fill(
             text, max(width, 2 * indent), initial_indent=f"{name:{indent}}", subsequent_indent=" " * indent,
             break_on_hyphens=False, break_long_words=False,
         )
-        for name, text in told.items()
+        for name, text in facts.items()
     ]  # fmt: skip
     query = verdict.claim.evidence_sql
     return "\n".join([verdict.claim.claim_id, "", *lines, *(["", query.strip()] if query else [])])
 
 
-def _told(verdict: Verdict) -> Iterator[tuple[str, str]]:
+def _facts(verdict: Verdict) -> Iterator[tuple[str, str]]:
     claim = verdict.claim
     yield claim.kind, claim.text
     yield "quotation", f"“{claim.quotation}”" if claim.quotation else ""

@@ -187,8 +187,8 @@ _TESTED: Final[Keys] = {
 }
 _MEASURED: Final[Keys] = {**_TESTED, "suite": str}
 _UNTESTED: Final[Keys] = {"reason": str}
-_SHOWN: Final[Keys] = {"shown_in": str}
-_OPTIONAL: Final[Keys] = {**_SHOWN, "tolerance": float, "published": float}
+_FIGURE_KEY: Final[Keys] = {"shown_in": str}
+_OPTIONAL: Final[Keys] = {**_FIGURE_KEY, "tolerance": float, "published": float}
 _OPTIONAL_MEASURED: Final[Keys] = {**_OPTIONAL, "simulated": bool, "exact": bool, "limits": list, "then": str}
 
 _MEANING: Final = {
@@ -223,31 +223,31 @@ def read_file(file: Traversable) -> tuple[Claim, ...]:
         raise UserError(f"{file.name}: not TOML: {error}.") from None
     entries = content.pop("claim", None)
     if content or not isinstance(entries, list):
-        raise UserError(f"{file.name}: must consist of [[claim]] tables.{_found(content)}")
+        raise UserError(f"{file.name}: must consist of [[claim]] tables.{_kind_of(content)}")
     claims = tuple(_claim(file.name, number, entry) for number, entry in enumerate(entries, start=1))
     _require_distinct(claims)
     return claims
 
 
-def _found(content: Mapping[str, Any]) -> str:
+def _kind_of(content: Mapping[str, Any]) -> str:
     return f" Found: {', '.join(content)}." if content else ""
 
 
 def _claim(file: str, number: int, entry: Mapping[str, Any]) -> Claim:
-    where = f"{file}, claim {entry.get('claim_id', number)}"
+    prefix = f"{file}, claim {entry.get('claim_id', number)}"
     kind = entry.get("kind")
     if kind not in KINDS:
-        told = "the key 'kind' is missing" if kind is None else f"kind is {kind!r}"
-        raise UserError(f"{where}: {told}.{suggestion(str(kind), KINDS)} {'; '.join(_MEANING.values())}.")
-    _check_keys(where, kind, entry)
+        problem = "the key 'kind' is missing" if kind is None else f"kind is {kind!r}"
+        raise UserError(f"{prefix}: {problem}.{suggestion(str(kind), KINDS)} {'; '.join(_MEANING.values())}.")
+    _check_keys(prefix, kind, entry)
     direction = entry.get("direction", DIRECTIONS[0])
     if direction not in DIRECTIONS:
-        raise UserError(f"{where}: direction is {direction!r}.{suggestion(direction, DIRECTIONS)}")
+        raise UserError(f"{prefix}: direction is {direction!r}.{suggestion(direction, DIRECTIONS)}")
     if entry.get("tolerance", 0.0) < 0:
-        raise UserError(f"{where}: tolerance is {entry['tolerance']}; it must be 0 or more.")
+        raise UserError(f"{prefix}: tolerance is {entry['tolerance']}; it must be 0 or more.")
     words = len(entry.get("quotation", "").split())
     if words > MOST_WORDS:
-        raise UserError(f"{where}: quotation has {words} words; at most {MOST_WORDS} are quoted.")
+        raise UserError(f"{prefix}: quotation has {words} words; at most {MOST_WORDS} are quoted.")
     return Claim(
         **{key: entry[key] for key in _COMMON},
         ledger=file.removesuffix(".toml"),
@@ -260,7 +260,7 @@ def _claim(file: str, number: int, entry: Mapping[str, Any]) -> Claim:
         tolerance=entry.get("tolerance", 0.0),
         published=entry.get("published"),
         n_of=entry.get("n_of", ""),
-        limits=_limits(where, entry.get("limits")),
+        limits=_limits(prefix, entry.get("limits")),
         simulated=entry.get("simulated", False),
         exact=entry.get("exact", kind == CONSISTENCY),
         suite=entry.get("suite"),
@@ -271,19 +271,19 @@ def _claim(file: str, number: int, entry: Mapping[str, Any]) -> Claim:
     )
 
 
-def _check_keys(where: str, kind: str, entry: Mapping[str, Any]) -> None:
+def _check_keys(prefix: str, kind: str, entry: Mapping[str, Any]) -> None:
     required, optional = _keys(kind, is_untested="reason" in entry, is_quoted="unquoted" not in entry)
     for key in entry:
         if key not in required and key not in optional:
-            known = [*required, *optional]
-            raise UserError(f"{where}: unknown key {key!r}: {_MEANING[kind]}.{suggestion(key, known)}")
+            allowed = [*required, *optional]
+            raise UserError(f"{prefix}: unknown key {key!r}: {_MEANING[kind]}.{suggestion(key, allowed)}")
     for key in required:
         if key not in entry:
-            raise UserError(f"{where}: the key {key!r} is missing: {_MEANING[kind]}. Required: {', '.join(required)}.")
+            raise UserError(f"{prefix}: the key {key!r} is missing: {_MEANING[kind]}. Required: {', '.join(required)}.")
     for key, value in entry.items():
         wanted = required.get(key) or optional[key]
         if type(value) is not wanted or value == "":
-            raise UserError(f"{where}: {key} must be {_TYPES[wanted]}, not {value!r}.")
+            raise UserError(f"{prefix}: {key} must be {_TYPES[wanted]}, not {value!r}.")
 
 
 def _keys(kind: str, *, is_untested: bool, is_quoted: bool) -> tuple[Keys, Keys]:
@@ -292,7 +292,7 @@ def _keys(kind: str, *, is_untested: bool, is_quoted: bool) -> tuple[Keys, Keys]
     common = {**_COMMON, **(words if kind == CLAIM else {})}
     if kind == CONSISTENCY:
         return {**common, **_TESTED}, _OPTIONAL
-    return ({**common, **_UNTESTED}, _SHOWN) if is_untested else ({**common, **_MEASURED}, _OPTIONAL_MEASURED)
+    return ({**common, **_UNTESTED}, _FIGURE_KEY) if is_untested else ({**common, **_MEASURED}, _OPTIONAL_MEASURED)
 
 
 _TYPES: Final[Mapping[type, str]] = {
@@ -303,17 +303,17 @@ _TYPES: Final[Mapping[type, str]] = {
 }
 
 
-def _limits(where: str, limits: list[Any] | None) -> tuple[float, float] | None:
+def _limits(prefix: str, limits: list[Any] | None) -> tuple[float, float] | None:
     if limits is None:
         return None
     if [type(it) for it in limits] != [float, float] or limits[0] >= limits[1]:
-        raise UserError(f"{where}: limits must be two numbers with a point, the smaller first, not {limits!r}.")
+        raise UserError(f"{prefix}: limits must be two numbers with a point, the smaller first, not {limits!r}.")
     return limits[0], limits[1]
 
 
 def _require_distinct(claims: Sequence[Claim]) -> None:
-    seen: dict[str, str] = {}
+    files: dict[str, str] = {}
     for claim in claims:
-        if claim.claim_id in seen:
-            raise UserError(f"{claim.ledger}.toml: claim {claim.claim_id} is already in {seen[claim.claim_id]}.toml.")
-        seen[claim.claim_id] = claim.ledger
+        if claim.claim_id in files:
+            raise UserError(f"{claim.ledger}.toml: claim {claim.claim_id} is already in {files[claim.claim_id]}.toml.")
+        files[claim.claim_id] = claim.ledger

@@ -69,7 +69,7 @@ class Card:
 
     def at(self, percent: float) -> Answer:
         """Return the answer for an allowed loss of `percent`."""
-        return next(one for one in reversed(self.answers) if one.from_percent <= percent)
+        return next(answer for answer in reversed(self.answers) if answer.from_percent <= percent)
 
 
 def cards(results: Sequence[Row]) -> tuple[Card, ...]:
@@ -79,8 +79,8 @@ def cards(results: Sequence[Row]) -> tuple[Card, ...]:
         results: Rows of the results table. If a model and task were run in several settings (subsets of the documents,
             other seeds), the setting with the most documents counts.
     """
-    made = [card for _, rows in _settings(results) if (card := _card(rows)) is not None]
-    return tuple(sorted(made, key=lambda card: (card.at(DEFAULT_PERCENT).shown is None, card.timed == 0)))
+    built = [card for _, rows in _settings(results) if (card := _card(rows)) is not None]
+    return tuple(sorted(built, key=lambda card: (card.at(DEFAULT_PERCENT).shown is None, card.timed == 0)))
 
 
 def _settings(results: Sequence[Row]) -> Iterator[tuple[str, tuple[Row, ...]]]:
@@ -90,7 +90,7 @@ def _settings(results: Sequence[Row]) -> Iterator[tuple[str, tuple[Row, ...]]]:
         ways: dict[str, list[Row]] = {}
         for row in rows:
             ways.setdefault(row["setting_id"], []).append(row)
-        setting = max(ways, key=lambda one: (max(row["n"] or 0 for row in ways[one]), len(ways[one]), one))
+        setting = max(ways, key=lambda way: (max(row["n"] or 0 for row in ways[way]), len(ways[way]), way))
         yield setting, tuple(ways[setting])
 
 
@@ -106,7 +106,7 @@ def _card(rows: tuple[Row, ...]) -> Card | None:
         answer = _answer(rows, level)
         if not answers or _chosen(answer) != _chosen(answers[-1]):
             answers.append(answer)
-    untils = [*(one.from_percent for one in answers[1:]), None]
+    untils = [*(part.from_percent for part in answers[1:]), None]
     static = [row for row in rows if row["method"] == "static" and row["loss_high_percent"] is not None]
     oracles = [row for row in rows if row["method"] == "oracle" and row["mean_exit_layer"] is not None]
     return Card(
@@ -114,7 +114,7 @@ def _card(rows: tuple[Row, ...]) -> Card | None:
         full,
         oracle=min(oracles, key=lambda row: (row["mean_exit_layer"], row["cell_id"]), default=None),
         next_static=min(static, key=lambda row: (row["loss_high_percent"], row["cell_id"]), default=None),
-        answers=tuple(replace(one, until_percent=until) for one, until in zip(answers, untils, strict=True)),
+        answers=tuple(replace(part, until_percent=until) for part, until in zip(answers, untils, strict=True)),
         timed=sum(_is_timed_method(row) for row in rows),
     )
 
@@ -129,12 +129,12 @@ def _answer(rows: Sequence[Row], percent: float) -> Answer:
         key=lambda row: (_blocks(row), row["choosing_loss_high_percent"], row["cell_id"]),
         default=None,
     )
-    shown = best if any(map(_is_timed_method, rows)) else best or untimed
+    head = best if any(map(_is_timed_method, rows)) else best or untimed
     random = None
-    if shown is not None:
+    if head is not None:
         exits = [row for row in rows if row["method"] == "random" and row["delta"] is not None]
-        random = min(exits, key=lambda row: (abs(_blocks(row) - _blocks(shown)), row["cell_id"]), default=None)
-    return Answer(percent, None, method, static, untimed, shown, random)
+        random = min(exits, key=lambda row: (abs(_blocks(row) - _blocks(head)), row["cell_id"]), default=None)
+    return Answer(percent, None, method, static, untimed, head, random)
 
 
 def _step(rows: Sequence[Row], percent: float, is_static: bool) -> Row | None:
@@ -226,14 +226,14 @@ def verdict(card: Card, answer: Answer, name: Name) -> str:
 
 def _caution(card: Card) -> str:
     """Return a warning that affects all comparisons of the card: a score near its floor, answers cut by length."""
-    found = card.full["caution"]
-    return f"Caution: {found}." if found else ""
+    caution = card.full["caution"]
+    return f"Caution: {caution}." if caution else ""
 
 
 def _against_static(card: Card, answer: Answer, name: Name) -> str:
     """Return a sentence that compares the recommended run with the static depths that were run."""
-    static, shown = answer.static, answer.shown
-    if static is not None and static is shown:
+    static, head = answer.static, answer.shown
+    if static is not None and static is head:
         return _against_method(answer, name)
     if static is not None:
         return _compared(answer, static, name)
@@ -248,14 +248,14 @@ def _against_static(card: Card, answer: Answer, name: Name) -> str:
 
 
 def _compared(answer: Answer, static: Row, name: Name) -> str:
-    shown = answer.shown
-    assert shown is not None
+    head = answer.shown
+    assert head is not None
     what = f"the best static depth ({name(static)}, {_speed(static)})"
     if static["confirming_speedup_high"] is None or static["confirming_speedup_low"] is None:
         return f"The time of {what} has no interval to compare."
-    if shown["confirming_speedup_low"] > static["confirming_speedup_high"]:
+    if head["confirming_speedup_low"] > static["confirming_speedup_high"]:
         return f"It is faster than {what}."
-    if shown["confirming_speedup_high"] < static["confirming_speedup_low"]:
+    if head["confirming_speedup_high"] < static["confirming_speedup_low"]:
         return f"It is slower than {what}, which is not confirmed at this loss."
     return f"It is not shown to be faster than {what}: their intervals overlap."
 
@@ -312,12 +312,12 @@ def _too_few(card: Card, answer: Answer) -> str:
 
 
 def _random(answer: Answer) -> str:
-    row, shown = answer.random, answer.shown
-    if row is None or shown is None or row["confirming_delta"] is None or shown["confirming_delta"] is None:
+    row, head = answer.random, answer.shown
+    if row is None or head is None or row["confirming_delta"] is None or head["confirming_delta"] is None:
         return ""
-    if row["mean_blocks_run"] > shown["mean_blocks_run"] or row["confirming_loss_high_percent"] is None:
+    if row["mean_blocks_run"] > head["mean_blocks_run"] or row["confirming_loss_high_percent"] is None:
         return ""
-    no_worse = row["confirming_loss_high_percent"] <= shown["confirming_loss_high_percent"]
+    no_worse = row["confirming_loss_high_percent"] <= head["confirming_loss_high_percent"]
     return "Random exits no deeper are bounded as tightly." if no_worse else ""
 
 
@@ -341,5 +341,5 @@ def findings_line(findings: Sequence[Row]) -> tuple[str, int]:
     if not findings:
         return "No rule found anything about these runs.", 0
     counts = Counter(row["severity"] for row in findings)
-    told = (f"{counts[severity]} × {words}" for severity, words in _WORDS.items() if counts[severity])
-    return f"{number_of(len(findings), 'finding')}: {', '.join(told)}.", max(counts)
+    parts = (f"{counts[severity]} × {words}" for severity, words in _WORDS.items() if counts[severity])
+    return f"{number_of(len(findings), 'finding')}: {', '.join(parts)}.", max(counts)

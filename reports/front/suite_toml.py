@@ -34,7 +34,7 @@ def suite_toml(row: Row, name: str) -> str | None:
     """
     if row["data_asked"] is None:
         return None
-    asked, fit = json.loads(row["data_asked"]), json.loads(row["fit_data_asked"] or "null")
+    data, fit = json.loads(row["data_asked"]), json.loads(row["fit_data_asked"] or "null")
     model, task, timing = row["model"], row["task_label"], json.loads(row["timing"] or "null")
     try:
         lines = [
@@ -43,7 +43,7 @@ def suite_toml(row: Row, name: str) -> str | None:
             f"seed = {row['seed']}",
             *toml_table("[defaults]", _some(row, "dtype", "device", "batch_size", "batch_rows", "head_precision")),
             *toml_table(f"[models.{toml_key(model)}]", _model(row)),
-            *toml_table(f"[tasks.{toml_key(task)}]", _task(row, asked, fit)),
+            *toml_table(f"[tasks.{toml_key(task)}]", _task(row, data, fit)),
             *toml_table("[[sweep]]", _sweep(row, is_timed=timing is not None)),
             *(toml_table("[timing]", timing) if timing else []),
             *(toml_table("[fit]", {"documents": fit["limit"]}) if fit and fit.get("limit") else []),
@@ -80,13 +80,13 @@ def _model(row: Row) -> dict[str, Any]:
     return {"recipe": row["recipe"], **more} if row["recipe"] else {"path": FOLDER, **more}
 
 
-def _task(row: Row, asked: Mapping[str, Any], fit: Mapping[str, Any] | None) -> dict[str, Any]:
+def _task(row: Row, data: Mapping[str, Any], fit: Mapping[str, Any] | None) -> dict[str, Any]:
     generation = json.loads(row["generation"])
-    task = {"task": row["task"], **_some(asked, *_DATA)}
-    if asked["source"] == "builtin":
-        task |= _some(asked, *_BUILT_IN)
-    if asked["files"]:
-        task["files"] = dict(asked["files"])
+    task = {"task": row["task"], **_some(data, *_DATA)}
+    if data["source"] == "builtin":
+        task |= _some(data, *_BUILT_IN)
+    if data["files"]:
+        task["files"] = dict(data["files"])
     if fit and fit["files"]:
         task["train_files"] = dict(fit["files"])
     task |= _some(generation, *_GENERATION)

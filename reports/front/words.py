@@ -15,7 +15,7 @@ from exitbench.terminal import number_of
 
 
 @dataclass(frozen=True)
-class Beside:
+class Alternative:
     """Setting to compare with: one row of a card's small table."""
 
     what: str
@@ -50,7 +50,7 @@ class ShownAnswer:
     about: str
     verdict: str
     facts: tuple[tuple[str, str], ...]
-    beside: tuple[Beside, ...]
+    beside: tuple[Alternative, ...]
     later: tuple[float, str] | None
     cell_id: str | None
     toml: str | None
@@ -107,7 +107,7 @@ class _Says:
             about,
             verdict(self.card, answer, self.name),
             tuple(self.facts(answer)),
-            tuple(self.beside(answer)),
+            tuple(self.alternatives(answer)),
             self.later(index),
             row["cell_id"] if row else None,
             self.toml(row) if row else None,
@@ -136,8 +136,8 @@ class _Says:
         if (row := answer.shown) is not None:
             digits = metric_digits(row)
             yield "Quality", f"{row['metric']} {row['value']:.{digits}f}, full depth {row['full_value']:.{digits}f}"
-            if (told := number_format(row)) is not None:
-                yield "Number format", told
+            if (note := number_format(row)) is not None:
+                yield "Number format", note
             yield "Change", _confirmed_change(row)
             yield "Blocks run", f"{_blocks(row)} a token"
             if row["token_match"] is not None:
@@ -152,7 +152,7 @@ class _Says:
                 f"yes: calibrated for an expected loss ({row['promised_consistency']}) of at most "
                 f"{row['promised_delta']:g}, with confidence {1 - row['promised_epsilon']:g}"
             )
-        told = (
+        basis = (
             f"no calibration: chosen among {number_of(self.card.timed, 'timed setting')} on a third of the documents, "
             "confirmed and reported on the others"
             if row["speedup"] is not None
@@ -160,15 +160,15 @@ class _Says:
         )
         chosen = calibrated(self.card, self.calibrations)
         if not chosen:
-            return told
+            return basis
         first = chosen[0]
         return (
-            f"{told}. A calibration chose {first['method']} at {first['threshold']:g} (expected loss at most "
+            f"{basis}. A calibration chose {first['method']} at {first['threshold']:g} (expected loss at most "
             f"{first['delta']:g}, confidence {1 - first['epsilon']:g})"
         )
 
-    def beside(self, answer: Answer) -> list[Beside]:
-        lines: list[Beside] = []
+    def alternatives(self, answer: Answer) -> list[Alternative]:
+        lines: list[Alternative] = []
         for what, static in (("Best static", answer.static), ("Static that loses least", self.card.next_static)):
             if static is not None and static is not answer.shown and (not lines or static is not answer.static):
                 lines.append(self.line(what, static))
@@ -179,18 +179,20 @@ class _Says:
         if (oracle := self.card.oracle) is not None:
             # its blocks run are not comparable: to know the first correct block, it runs all of them
             depth = f"exits at {oracle['mean_exit_layer']:.2f}"
-            lines.append(Beside("Oracle, the bound", self.short(oracle), ABSENT, ABSENT, depth))
+            lines.append(Alternative("Oracle, the bound", self.short(oracle), ABSENT, ABSENT, depth))
         return lines
 
-    def line(self, what: str, row: Row) -> Beside:
+    def line(self, what: str, row: Row) -> Alternative:
         speedup = written(row["speedup"], "{:.2f}×")
         change = ABSENT if row["delta"] is None else _change(row)
-        return Beside(what, self.short(row), speedup, change, written(row["mean_blocks_run"], "{:.2f}"))
+        return Alternative(what, self.short(row), speedup, change, written(row["mean_blocks_run"], "{:.2f}"))
 
     def later(self, index: int) -> tuple[float, str] | None:
         now = self.card.answers[index].shown
-        others = (one for one in self.card.answers[index + 1 :] if one.shown is not None and one.shown is not now)
-        if (other := next(others, None)) is None or other.shown is None:
+        candidates = (
+            answer for answer in self.card.answers[index + 1 :] if answer.shown is not None and answer.shown is not now
+        )
+        if (other := next(candidates, None)) is None or other.shown is None:
             return None
         percent = ceil(10 * other.from_percent) / 10
         timed = other.shown["speedup"] is not None
@@ -294,10 +296,10 @@ def data_warning(runs: Sequence[Row]) -> str:
     if not generated:
         return ""
     largest = max((row["parameters"] or 0 for row in generated), default=0)
-    whole = "All data are" if len(generated) == len(runs) else "Part of the data is"
+    subject = "All data are" if len(generated) == len(runs) else "Part of the data is"
     return (
-        f"{whole} generated, for models of at most {size(largest)} parameters: it shows how methods compare here, not "
-        "how they do on real text."
+        f"{subject} generated, for models of at most {size(largest)} parameters: it shows how methods compare here, "
+        "not how they do on real text."
     )
 
 
@@ -306,7 +308,7 @@ def _distinct(rows: Sequence[Row], *names: str) -> list[tuple[Any, ...]]:
 
 
 def _range(numbers: Iterable[int | None]) -> str:
-    known = sorted({number for number in numbers if number is not None})
-    if not known:
+    counts = sorted({number for number in numbers if number is not None})
+    if not counts:
         return ""
-    return f"{known[0]:,}" if len(known) == 1 else f"{known[0]:,} to {known[-1]:,}"
+    return f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"

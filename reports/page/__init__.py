@@ -90,8 +90,8 @@ class Section:
     @property
     def commands(self) -> tuple[str, ...]:
         """Commands that fill missing items: the first one that each item's text for no rows names."""
-        found = (_COMMAND.search(source.empty) for source in self.missing)
-        return tuple(dict.fromkeys(command[1] for command in found if command))
+        matches = (_COMMAND.search(source.empty) for source in self.missing)
+        return tuple(dict.fromkeys(command[1] for command in matches if command))
 
 
 def page(
@@ -114,7 +114,7 @@ def page(
         keep_trailing_newline=True,
     )
     environment.filters["marked"] = _marked
-    environment.filters["told"] = _told
+    environment.filters["told"] = _split_caption
     environment.filters["packed_csv"] = _packed_csv
     # bundled files, not data: the only text that is not escaped
     style = Markup("".join((_HERE / name).read_text("utf-8") for name in _STYLES))
@@ -203,11 +203,11 @@ def _tally(verdicts: Sequence[Verdict]) -> dict[str, list[tuple[str, int, int]]]
 
 def _claims_of(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
     """Return verdicts by the figure or table that shows the claim, decided ones first."""
-    found: dict[str, list[Verdict]] = defaultdict(list)
+    by_item: dict[str, list[Verdict]] = defaultdict(list)
     for it in sorted(verdicts, key=_rank):
         if it.claim.shown_in:
-            found[it.claim.shown_in].append(it)
-    return dict(found)
+            by_item[it.claim.shown_in].append(it)
+    return dict(by_item)
 
 
 def _front(material: Material) -> dict[str, Any]:
@@ -262,12 +262,12 @@ def _packed_csv(frame: Frame) -> str:
     return base64.b64encode(gzip.compress(frame.csv().encode("utf-8"), mtime=0)).decode("ascii")
 
 
-def _told(it: DrawnFigure | FilledTable) -> tuple[str, str]:
+def _split_caption(it: DrawnFigure | FilledTable) -> tuple[str, str]:
     """Split a caption into a closed card's text (a figure's finding, or the first sentence) and the remainder."""
     if isinstance(it, DrawnFigure) and it.finding:
         return it.finding, it.source.module.CAPTION
-    first, *rest = _SENTENCE.split(it.source.module.CAPTION, 1)
-    return first, "".join(rest)
+    first, *remainder = _SENTENCE.split(it.source.module.CAPTION, 1)
+    return first, "".join(remainder)
 
 
 def _marked(text: str) -> Markup:

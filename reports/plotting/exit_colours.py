@@ -29,9 +29,9 @@ def shades(blocks: int, *, dark: bool = False) -> list[Shade]:
     return [Shade(paper, max(_INKS, key=lambda ink: contrast(paper, ink))) for paper in papers]
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(first: str, second: str) -> float:
     """Return the contrast ratio of two colours, 1 to 21 (WCAG 2.2)."""
-    darker, lighter = sorted((_luminance(one), _luminance(other)))
+    darker, lighter = sorted((_luminance(first), _luminance(second)))
     return (lighter + 0.05) / (darker + 0.05)
 
 

@@ -64,20 +64,20 @@ def grid_of_panels(count: int, columns: int | None = None, *, wide: bool = False
         columns: Panels per row, if they belong together; doubled if panels would be too low.
         wide: Whether the figure has the width of two columns even with one panel per row.
     """
-    shown = min(count, MOST_PANELS)
-    columns = min(columns or (shown if shown <= 3 else 2 if shown == 4 else 3), shown)
-    while _PANEL_ROOM / ceil(shown / columns) < _LOWEST_PANEL_INCHES and columns < _MOST_COLUMNS:
+    n_drawn = min(count, MOST_PANELS)
+    columns = min(columns or (n_drawn if n_drawn <= 3 else 2 if n_drawn == 4 else 3), n_drawn)
+    while _PANEL_ROOM / ceil(n_drawn / columns) < _LOWEST_PANEL_INCHES and columns < _MOST_COLUMNS:
         columns = min(_MOST_COLUMNS, 2 * columns)
-    rows = ceil(shown / columns)
+    rows = ceil(n_drawn / columns)
     width = SINGLE_INCHES if columns == 1 and not wide else DOUBLE_INCHES
     height = rows * min(_PANEL_INCHES, _PANEL_ROOM / rows)
     figure = ReportFigure(figsize=(width, height), layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for spare in panels[shown:]:
+    for spare in panels[n_drawn:]:
         spare.remove()
-    if count > shown:
-        figure.supxlabel(f"The first {shown} of {count} panels; all rows are in the CSV file.", fontsize=SMALL_POINTS)
-    return figure, panels[:shown]
+    if count > n_drawn:
+        figure.supxlabel(f"The first {n_drawn} of {count} panels; all rows are in the CSV file.", fontsize=SMALL_POINTS)
+    return figure, panels[:n_drawn]
 
 
 def figure_of(height_inches: float, width_inches: float = DOUBLE_INCHES) -> Figure:
@@ -98,8 +98,8 @@ def title_panel(axes: Axes, title: str, note: str = "", *, below: bool = False) 
     assert figure is not None
     room = int(_GROWN * axes.get_position().width * figure.get_size_inches()[0] / _CHARACTER_INCHES)
     lines = [shorten(line, max(room, _SHORTEST_TITLE)) for line in title.split("\n")]
-    beside = len(lines) == 1 and not below and max(len(title), _USUAL_TITLE) + len(note) + 2 <= room
-    if beside or not note:
+    fits = len(lines) == 1 and not below and max(len(title), _USUAL_TITLE) + len(note) + 2 <= room
+    if fits or not note:
         axes.set_title("\n".join(lines))
         axes.set_title(note, loc="right", fontweight="normal", fontsize=SMALL_POINTS)
         return
@@ -163,10 +163,10 @@ def draw_intervals(axes: Axes, at: Sequence[float], intervals: Sequence[Interval
         colour: Colour of the series.
         along: Axis along which the intervals are drawn, ``'x'`` or ``'y'``.
     """
-    known = [(place, low, high) for place, (low, high) in zip(at, intervals, strict=True) if None not in (low, high)]
-    if known:
+    present = [(place, low, high) for place, (low, high) in zip(at, intervals, strict=True) if None not in (low, high)]
+    if present:
         lines = axes.vlines if along == "y" else axes.hlines
-        lines(*zip(*known, strict=True), color=colour, linewidth=0.8, alpha=0.55, zorder=2)
+        lines(*zip(*present, strict=True), color=colour, linewidth=0.8, alpha=0.55, zorder=2)
 
 
 def draw_floors(axes: Axes, at: Sequence[float], rows: Sequence[Row], *, along: str) -> None:
@@ -178,10 +178,10 @@ def draw_floors(axes: Axes, at: Sequence[float], rows: Sequence[Row], *, along: 
         rows: One row per point.
         along: The axis of speed-ups, ``'x'`` or ``'y'``.
     """
-    known = [(place, row["aa_low"], row["aa_high"]) for place, row in zip(at, rows, strict=True) if row["aa_low"]]
-    if known:
+    present = [(place, row["aa_low"], row["aa_high"]) for place, row in zip(at, rows, strict=True) if row["aa_low"]]
+    if present:
         lines = axes.vlines if along == "y" else axes.hlines
-        lines(*zip(*known, strict=True), color=MUTED, linewidth=5, alpha=_FLOOR_ALPHA, zorder=1.2)
+        lines(*zip(*present, strict=True), color=MUTED, linewidth=5, alpha=_FLOOR_ALPHA, zorder=1.2)
     (axes.axhline if along == "y" else axes.axvline)(1, color=MUTED, linewidth=0.8)
 
 

@@ -49,29 +49,31 @@ def setting_grid(frame: Frame, headings: Sequence[str], *, share_x: bool = True)
     """Return a figure with each model's settings labelled on the left, and the panels to draw in."""
     names = labels(frame.rows, brief=True)
     models = list(frame.groups("model"))
-    found = [sorted(set(map(setting, rows.rows)), key=lambda one: natural_key(names[one])) for _, rows in models]
-    most = _fair_share([len(one) for one in found], _MOST_LINES - len(found))
-    lines = [thinned(one, most) for one in found]
-    heights = [len(one) + 1.0 for one in lines]
+    settings = [sorted(set(map(setting, rows.rows)), key=lambda group: natural_key(names[group])) for _, rows in models]
+    most = _fair_share([len(group) for group in settings], _MOST_LINES - len(settings))
+    lines = [thinned(group, most) for group in settings]
+    heights = [len(group) + 1.0 for group in lines]
     figure = figure_of(_LINE_INCHES * sum(heights) + _MARGINS_INCHES)
     grid = figure.subplots(
         len(models), len(headings), squeeze=False, height_ratios=heights, sharex="col" if share_x else False
     )
     for heading, axes in zip(headings, grid[0], strict=True):
         axes.set_title(shorten(heading, 64 // len(headings)))
-    for panels, ((model,), _), every, own in zip(grid, models, found, lines, strict=True):
+    for panels, ((model,), _), every, kept_lines in zip(grid, models, settings, lines, strict=True):
         for axes in panels:
-            axes.set_ylim(len(own) - 0.5, -0.5)
-            axes.set_yticks(range(len(own)), [""] * len(own))
+            axes.set_ylim(len(kept_lines) - 0.5, -0.5)
+            axes.set_yticks(range(len(kept_lines)), [""] * len(kept_lines))
             axes.tick_params(axis="y", length=0)
-        panels[0].set_yticklabels(told_apart([names[one] for one in own], _LABEL_LENGTH))
-        left_out = f" ({len(own)} of {len(every)} settings)" if len(own) < len(every) else ""
+        panels[0].set_yticklabels(told_apart([names[group] for group in kept_lines], _LABEL_LENGTH))
+        note = f" ({len(kept_lines)} of {len(every)} settings)" if len(kept_lines) < len(every) else ""
         # above the lines: rotated next to only a few lines, it would not fit
         place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right"}
-        panels[0].annotate(shorten(model, _LABEL_LENGTH) + left_out, (0, 1), (-3, 2), fontweight="bold", **place)
+        panels[0].annotate(shorten(model, _LABEL_LENGTH) + note, (0, 1), (-3, 2), fontweight="bold", **place)
     return figure, [
-        ModelLines(Frame(rows.columns, tuple(row for row in rows.rows if setting(row) in own)), own, panels)
-        for (_, rows), own, panels in zip(models, lines, grid, strict=True)
+        ModelLines(
+            Frame(rows.columns, tuple(row for row in rows.rows if setting(row) in kept_lines)), kept_lines, panels
+        )
+        for (_, rows), kept_lines, panels in zip(models, lines, grid, strict=True)
     ]
 
 
@@ -82,14 +84,14 @@ def thinned(lines: Sequence[Setting], most: int) -> list[Setting]:
     by_method: dict[str, list[Setting]] = {}
     for line in lines:
         by_method.setdefault(line[0], []).append(line)
-    each = _fair_share([len(own) for own in by_method.values()], most)
-    kept = {
-        own[round(place * (len(own) - 1) / max(1, min(each, len(own)) - 1))]
-        for own in by_method.values()
-        for place in range(min(each, len(own)))
+    each = _fair_share([len(group) for group in by_method.values()], most)
+    selected = {
+        group[round(place * (len(group) - 1) / max(1, min(each, len(group)) - 1))]
+        for group in by_method.values()
+        for place in range(min(each, len(group)))
     }
-    left = [line for line in lines if line in kept]
-    return left if len(left) <= most else [left[place * len(left) // most] for place in range(most)]
+    result = [line for line in lines if line in selected]
+    return result if len(result) <= most else [result[place * len(result) // most] for place in range(most)]
 
 
 def _fair_share(sizes: Sequence[int], most: int) -> int:

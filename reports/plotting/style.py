@@ -131,7 +131,7 @@ def save(figure: Figure, kind: str, *, letters: str = "path") -> bytes:
 def _with_numbered_clips(svg: bytes) -> bytes:
     """Rename clip paths by their order: matplotlib names some of them by memory address."""
     names: dict[bytes, bytes] = {}
-    return _CLIP.sub(lambda found: names.setdefault(found[0], b"clip%d" % len(names)), svg)
+    return _CLIP.sub(lambda match: names.setdefault(match[0], b"clip%d" % len(names)), svg)
 
 
 _CLIP = re.compile(rb"(?<=url\(#)p[0-9a-f]{10}(?=\))|(?<=<clipPath id=\")p[0-9a-f]{10}(?=\")")
@@ -188,8 +188,8 @@ _COMMON: dict[str, Any] = {
 def _inked(which: Theme) -> dict[str, str]:
     ink = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
     paper = ("figure.facecolor", "axes.facecolor")
-    own = {"grid.color": which.grid, "image.cmap": f"exitbench_{which.name}"}
-    return dict.fromkeys(ink, which.ink) | dict.fromkeys(paper, which.paper) | own
+    overrides = {"grid.color": which.grid, "image.cmap": f"exitbench_{which.name}"}
+    return dict.fromkeys(ink, which.ink) | dict.fromkeys(paper, which.paper) | overrides
 
 
 for _theme in (LIGHT, DARK):
@@ -215,12 +215,12 @@ def themed(svg: bytes) -> str:
     Coordinates are rounded to a hundredth of a point. Inline styles become classes.
     """
     classes: dict[str, str] = {}
-    text = _TAG.sub(lambda found: _smaller(found[0], classes), _DROPPED.sub("", svg.decode("utf-8")))
+    text = _TAG.sub(lambda match: _smaller(match[0], classes), _DROPPED.sub("", svg.decode("utf-8")))
     text = re.sub(r">\s*\n\s*<", "><", text).strip()
     rules = "".join(f".{name}{{{style.replace(': ', ':').replace('; ', ';')}}}" for style, name in classes.items())
     theme = f":root{{{_variables(LIGHT)}}}@media(prefers-color-scheme:dark){{:root{{{_variables(DARK)}}}}}"
-    head, closed, rest = text.partition(">")
-    return f"{head}{closed}<style>{theme}{rules}</style>{rest}"
+    head, closed, body = text.partition(">")
+    return f"{head}{closed}<style>{theme}{rules}</style>{body}"
 
 
 def data_uri(picture: str) -> str:
@@ -236,10 +236,10 @@ def size_of(picture: str) -> tuple[int, int]:
 
 def _smaller(tag: str, classes: dict[str, str]) -> str:
     """Return a tag in fewer bytes; its style is added to `classes`, which maps a style's text to a class name."""
-    tag = _COORDINATES.sub(lambda found: _LONG_NUMBER.sub(r"\1", found[0]), _NUMBERED.sub("", tag))
+    tag = _COORDINATES.sub(lambda match: _LONG_NUMBER.sub(r"\1", match[0]), _NUMBERED.sub("", tag))
     for role in _ROLES:
         tag = tag.replace(getattr(LIGHT, role), f"var(--{role})")
-    tag = _STYLE.sub(lambda found: f' class="{classes.setdefault(found[1], f"s{len(classes)}")}"', tag)
+    tag = _STYLE.sub(lambda match: f' class="{classes.setdefault(match[1], f"s{len(classes)}")}"', tag)
     return tag if "'" in tag else tag.replace('"', "'")  # a data URI keeps ' as is, but must escape "
 
 

@@ -14,7 +14,7 @@ CAPTION = (
 EMPTY = "No calibration yet: run `nox -s bench`, or `exitbench calibrate` with any suite that has a [[calibration]]."
 
 
-def _held_out(row: Row) -> Cell:
+def _held_out_cell(row: Row) -> Cell:
     if row["held_out_loss"] is None:
         return Cell(ABSENT, None)
     interval = f" [{row['held_out_low']:.3f}, {row['held_out_high']:.3f}]" if row["held_out_low"] is not None else ""
@@ -46,5 +46,5 @@ COLUMNS = (
     number("Exit layer", "mean_exit_layer", "{:.2f}"),
     text("Verdict", "verdict"),
     Column("Needed", needed, numeric=True, where_known=True),
-    Column("Held-out loss [95 %]", _held_out, numeric=True),
+    Column("Held-out loss [95 %]", _held_out_cell, numeric=True),
 )

@@ -98,8 +98,8 @@ def parameters(heading: str, name: str) -> Column:
     """Return a column for a JSON object, as ``'name=value, ...'``."""
 
     def cell(row: Row) -> Cell:
-        shown = describe(json.loads(row[name] or "{}"))
-        return Cell(shown or ABSENT, shown or None)
+        label = describe(json.loads(row[name] or "{}"))
+        return Cell(label or ABSENT, label or None)
 
     return Column(heading, cell, long=True)
 
@@ -111,8 +111,8 @@ def settings(heading: str) -> Column:
         names = labels(rows)
 
         def cell(row: Row) -> Cell:
-            shown = names[setting(row)].removeprefix(row["method"]).strip()
-            return Cell(shown or ABSENT, shown or None)
+            label = names[setting(row)].removeprefix(row["method"]).strip()
+            return Cell(label or ABSENT, label or None)
 
         return cell
 
@@ -179,6 +179,6 @@ def fill_columns(
     agreed = {
         c: cells[0][c].text for c in columns if c.collapses and c not in unknown and len({row[c] for row in cells}) == 1
     }
-    shown = tuple(column for column in columns if column not in agreed and column not in unknown)
-    said = "; ".join(f"{column.heading}: {text}" for column, text in agreed.items())
-    return shown, said, tuple(tuple(row[column] for column in shown) for row in cells)
+    visible_columns = tuple(column for column in columns if column not in agreed and column not in unknown)
+    agreed_text = "; ".join(f"{column.heading}: {text}" for column, text in agreed.items())
+    return visible_columns, agreed_text, tuple(tuple(row[column] for column in visible_columns) for row in cells)

@@ -56,10 +56,10 @@ def change(row: Row) -> Cell:
     if low is None:
         return delta(row)
     digits = metric_digits(row)
-    shown = f"{delta(row).text} [{low:+.{digits}f}, {high:+.{digits}f}]"
+    label = f"{delta(row).text} [{low:+.{digits}f}, {high:+.{digits}f}]"
     if low <= 0 <= high:
-        return Cell(shown, row["delta"], muted=True)
-    return Cell(shown, row["delta"], tone="better" if (high < 0) == row["lower_is_better"] else "worse")
+        return Cell(label, row["delta"], muted=True)
+    return Cell(label, row["delta"], tone="better" if (high < 0) == row["lower_is_better"] else "worse")
 
 
 def speedup(row: Row) -> Cell:
@@ -78,17 +78,17 @@ def energy(row: Row) -> Cell:
 
 def _against_full_depth(row: Row, name: str, inside: bool) -> Cell:
     value, low, high = row[name], row[f"{name}_low"], row[f"{name}_high"]
-    shown = with_interval(value, low, high, 2)
+    label = with_interval(value, low, high, 2)
     if inside or low is None:
-        return Cell(f"≈ {shown}" if inside else shown, value, muted=inside)
-    return Cell(shown, value, tone="worse" if high < 1 else "better" if low > 1 else "")
+        return Cell(f"≈ {label}" if inside else label, value, muted=inside)
+    return Cell(label, value, tone="worse" if high < 1 else "better" if low > 1 else "")
 
 
 def joules(row: Row) -> Cell:
     """Return the energy per token, and full depth's."""
     spent = row["joules_per_token"]
-    shown = ABSENT if spent is None else f"{spent:.3g} of {row['full_joules_per_token']:.3g}"
-    return Cell(shown, spent)
+    label = ABSENT if spent is None else f"{spent:.3g} of {row['full_joules_per_token']:.3g}"
+    return Cell(label, spent)
 
 
 def exit_layer(row: Row) -> Cell:
@@ -130,19 +130,19 @@ def timed(row: Row) -> Cell:
 
 
 def _of_blocks(row: Row, name: str) -> Cell:
-    shown = ABSENT if row[name] is None else f"{row[name]:.2f} of {row['blocks']}"
-    return Cell(shown, row[name])
+    label = ABSENT if row[name] is None else f"{row[name]:.2f} of {row['blocks']}"
+    return Cell(label, row[name])
 
 
 def number_format(row: Row) -> Cell:
     """Return how the number format changes full depth; a dash for float32."""
-    told = against_float32(row)
-    return Cell(ABSENT if told is None else told, told)
+    note = against_float32(row)
+    return Cell(ABSENT if note is None else note, note)
 
 
 def _kind(row: Row) -> Cell:
-    shown = row["execution"] + (", random weights" if row["random_weights"] else "")
-    return Cell(shown, shown)
+    label = row["execution"] + (", random weights" if row["random_weights"] else "")
+    return Cell(label, label)
 
 
 COLUMNS = (

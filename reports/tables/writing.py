@@ -65,7 +65,7 @@ def latex(table: FilledTable) -> str:
     return "\n".join(_latex_part(table, *part, number, len(parts)) for number, part in enumerate(parts, 1))
 
 
-def _latex_part(table: FilledTable, block: _Block, rows: Sequence[Sequence[Cell]], number: int, of: int) -> str:
+def _latex_part(table: FilledTable, block: _Block, rows: Sequence[Sequence[Cell]], number: int, total: int) -> str:
     caption = (
         latex_text(_caption(table, str).replace("`", "")) if number == 1 else latex_text(table.source.module.TITLE)
     )
@@ -75,7 +75,7 @@ def _latex_part(table: FilledTable, block: _Block, rows: Sequence[Sequence[Cell]
     return "\n".join(
         [
             r"\begin{table*}[tp]",
-            rf"\caption{{{caption}{f' (Part {number} of {of}.)' if of > 1 else ''}}}",
+            rf"\caption{{{caption}{f' (Part {number} of {total}.)' if total > 1 else ''}}}",
             rf"\label{{{label}}}",
             r"\centering\scriptsize\setlength{\tabcolsep}{4pt}",
             rf"\begin{{tabular}}{{{''.join(block.values())}}}",
@@ -102,10 +102,10 @@ def _column_blocks(table: FilledTable) -> list[_Block]:
     while longest > _FEWEST_LETTERS and sum(_points(min(lengths[place], longest)) for place in texts) > room:
         longest -= 1
     key = {place: "l" if lengths[place] <= longest else rf"p{{{longest * _CHARACTER_POINTS:.0f}pt}}" for place in texts}
-    left = _PAGE_POINTS - sum(_points(min(lengths[place], longest)) for place in texts)
+    room_for_numbers = _PAGE_POINTS - sum(_points(min(lengths[place], longest)) for place in texts)
     blocks: list[list[int]] = [[]]
     for place in numbers:
-        if blocks[-1] and sum(_points(lengths[one]) for one in (*blocks[-1], place)) > left:
+        if blocks[-1] and sum(_points(lengths[index]) for index in (*blocks[-1], place)) > room_for_numbers:
             blocks.append([])
         blocks[-1].append(place)
     return [{**key, **dict.fromkeys(block, "r")} for block in blocks]
@@ -120,12 +120,12 @@ def _pages(table: FilledTable, block: _Block) -> Iterator[Sequence[Sequence[Cell
     page: list[Sequence[Cell]] = []
     lines = 0
     for row in table.rows:
-        own = max(_lines(row[place].text, form) for place, form in block.items())
-        if page and lines + own > _MOST_LINES:
+        n_lines = max(_lines(row[place].text, form) for place, form in block.items())
+        if page and lines + n_lines > _MOST_LINES:
             yield page
             page, lines = [], 0
         page.append(row)
-        lines += own
+        lines += n_lines
     yield page
 
 
@@ -150,7 +150,7 @@ def markdown_text(text: str) -> str:
 
 def latex_text(text: str) -> str:
     """Escape `text` so that LaTeX prints it verbatim."""
-    return re.sub("|".join(map(re.escape, _LATEX)), lambda found: _LATEX[found[0]], visible(" ".join(text.split())))
+    return re.sub("|".join(map(re.escape, _LATEX)), lambda match: _LATEX[match[0]], visible(" ".join(text.split())))
 
 
 def _caption(table: FilledTable, escaped: Callable[[str], str]) -> str:

@@ -29,15 +29,15 @@ _RIGHT, _WRONG = COLOURS[0], COLOURS[1]
 
 def finding(frame: Frame) -> str:
     """Return a sentence on how often a right label has the higher score."""
-    told = [
+    chances = [
         {"method": method, "model": model, "task": task, "chance": chance}
         for (task, model, method), rows in frame.groups("task", "model", "method")
         if (chance := chance_right_is_higher(rows)) is not None
     ]
-    if not told:
+    if not chances:
         return "No block that a gate asked was right of some documents and wrong of others."
-    known = between(told, "chance", "{:.2f}".format, ("method", "model", "task"))
-    return f"Of a right and a wrong label at one block, the right one has the higher score with probability {known}."
+    span = between(chances, "chance", "{:.2f}".format, ("method", "model", "task"))
+    return f"Of a right and a wrong label at one block, the right one has the higher score with probability {span}."
 
 
 def chance_right_is_higher(frame: Frame) -> float | None:
@@ -63,8 +63,8 @@ def plot(frame: Frame) -> Figure:
         axes.set_xlabel("exit layer, if it left")
         axes.set_ylabel("gate's score")
         chance = chance_right_is_higher(rows)
-        told = count(rows.values("n"), "").strip() + ("" if chance is None else f" · P = {chance:.2f}")
-        title_panel(axes, " · ".join(shorten(part, 30) for part in key), told, below=True)
+        note = count(rows.values("n"), "").strip() + ("" if chance is None else f" · P = {chance:.2f}")
+        title_panel(axes, " · ".join(shorten(part, 30) for part in key), note, below=True)
     legend_above(figure, [_entry("label right", _RIGHT, "o"), _entry("label wrong", _WRONG, "s")])
     return figure
 

@@ -34,15 +34,15 @@ def draw_by_block(
     step = _STEP / 2 if connect else _STEP  # lines shifted further would seem to differ
     for place, (name, rows) in enumerate(series.items()):
         shift = step * (place - (len(series) - 1) / 2)
-        known = [row for row in rows if row[value] is not None]
-        if not known:
+        points = [row for row in rows if row[value] is not None]
+        if not points:
             continue  # a line without points would still affect the layout
-        x = [row["min_exit"] + shift for row in known]
+        x = [row["min_exit"] + shift for row in points]
         style = styles[name]
-        draw_intervals(axes, x, [(row[low], row[high]) for row in known], style.colour, along="y")
+        draw_intervals(axes, x, [(row[low], row[high]) for row in points], style.colour, along="y")
         axes.plot(
             x,
-            [row[value] for row in known],
+            [row[value] for row in points],
             linestyle="-" if connect else "none",
             linewidth=0.9,
             color=style.colour,
@@ -62,9 +62,9 @@ def pairs_of_panels(frame: Frame) -> tuple[Figure, list[tuple[Axes, Axes, Frame]
     figure, panels = grid_of_panels(2 * len(groups), columns=2)
     pairs = zip(panels[::2], panels[1::2], groups, strict=False)
     titles = panel_titles(frame)
-    for left, (key, _) in zip(panels[::2], groups, strict=False):
-        title_panel(left, titles[key])
-    return figure, [(left, right, rows) for left, right, (_, rows) in pairs]
+    for first, (key, _) in zip(panels[::2], groups, strict=False):
+        title_panel(first, titles[key])
+    return figure, [(first, second, rows) for first, second, (_, rows) in pairs]
 
 
 def label_quality(axes: Axes, rows: Frame) -> None:

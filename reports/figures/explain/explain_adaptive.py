@@ -30,8 +30,8 @@ def finding(frame: Frame) -> str:
     published = [row for row in frame.rows if row["head"] == "pruned-adaptive-code"]
     if not published:
         return "Adaptive pruning as meant; the published form was not run."
-    told = between(published, "same", percent, ("model", "task"))
-    return f"As published, {told} of tokens under adaptive pruning are exactly those under fixed pruning."
+    span = between(published, "same", percent, ("model", "task"))
+    return f"As published, {span} of tokens under adaptive pruning are exactly those under fixed pruning."
 
 
 def plot(frame: Frame) -> Figure:
@@ -41,8 +41,8 @@ def plot(frame: Frame) -> Figure:
     for work, same, rows in panels:
         series = split(rows, "head", HEADS)
         draw_by_block(work, series, styles, ("later_rows", "later_rows_low", "later_rows_high"))
-        others = {label: part for label, part in series.items() if label != HEADS["pruned-fixed"]}
-        draw_by_block(same, others, styles, ("same", "same_low", "same_high"))
+        adaptive = {label: part for label, part in series.items() if label != HEADS["pruned-fixed"]}
+        draw_by_block(same, adaptive, styles, ("same", "same_low", "same_high"))
         work.set_ylabel("head rows read after\nthe first block asked, a token")
         work.set_ylim(bottom=0)
         same.set_ylim(0, 1.02)

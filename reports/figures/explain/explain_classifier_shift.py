@@ -35,11 +35,11 @@ LOSSES = {
 
 def finding(frame: Frame) -> str:
     """Return a sentence on the agreement of each loss over the same thresholds."""
-    told = [
+    parts = [
         f"{percent(fmean([row['token_match'] for row in rows]))} with {label}"
         for label, rows in split(frame, "loss", LOSSES).items()
     ]
-    return f"Tokens equal to full depth's, in the mean of thresholds (at different depths): {listed(told)}."
+    return f"Tokens equal to full depth's, in the mean of thresholds (at different depths): {listed(parts)}."
 
 
 def plot(frame: Frame) -> Figure:

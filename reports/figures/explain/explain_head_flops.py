@@ -28,15 +28,15 @@ _TICKS = (1, 3, 10, 30, 100, 300, 1000)
 
 def finding(frame: Frame) -> str:
     """Return a sentence on the largest saving with and without the full read-out."""
-    left_out, counted = (
+    uncounted, counted = (
         max((row[column] for row in frame.rows if row[column] is not None), default=None)
         for column in ("left_out", "counted")
     )
-    if left_out is None or counted is None:
+    if uncounted is None or counted is None:
         return "FLOPs of the LM head that pruning saves, counted in full."
     return (
         f"With the full read-out counted, pruning makes the head's FLOPs at most {counted:.1f} times less; with it "
-        f"left out, {left_out:.1f} times."
+        f"left out, {uncounted:.1f} times."
     )
 
 

@@ -29,14 +29,14 @@ HEADS = {
 
 def finding(frame: Frame) -> str:
     """Return a sentence on the agreement of lists cut by id and by rank."""
-    told = []
+    parts = []
     for head, words in (("pruned-decaying-idsorted", "by id, as published"), ("pruned-decaying", "by rank")):
         shares = [row["token_match"] for row in frame.rows if row["head"] == head and row["token_match"] is not None]
         if shares:
-            told.append(f"{percent(fmean(shares))} cut {words}")
+            parts.append(f"{percent(fmean(shares))} cut {words}")
     return (
-        f"Tokens equal to full depth's under a decaying list, on average: {listed(told)}."
-        if told
+        f"Tokens equal to full depth's under a decaying list, on average: {listed(parts)}."
+        if parts
         else "Fixed lists alone were run."
     )
 

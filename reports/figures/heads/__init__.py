@@ -19,7 +19,7 @@ EMPTY = (
 )
 SETTINGS = "`exitbench run heads-settings` adds the paper's other three ways to train heads."
 
-_APART = 0.006  # offset between series, so that none hides another
+_OFFSET = 0.006  # offset between series, so that none hides another
 
 Group = tuple[Any, ...]
 
@@ -57,7 +57,7 @@ def by_epsilon(
     figure, panels = grid_of_panels(len(groups))
     for axes, (key, rows) in zip(panels, groups, strict=False):
         for place, ((series,), line) in enumerate(rows.groups("series")):
-            shift = _APART * (place - (len(rows.distinct("series")) - 1) / 2)
+            shift = _OFFSET * (place - (len(rows.distinct("series")) - 1) / 2)
             x, y = [epsilon + shift for epsilon in line.values("epsilon")], line.values("value")
             bars = list(zip(line.values("ci_low"), line.values("ci_high"), strict=True))
             draw_intervals(axes, x, bars, styles[series].colour, along="y")

@@ -33,8 +33,8 @@ def finding(frame: Frame) -> str:
     last = [{**max(rows.rows, key=lambda row: row["step"]), "head": _name(block)} for (_, block), rows in groups]
     if not last:
         return "Entropy of exit heads while they learn."
-    told = between(last, "value", percent, ("head",))
-    return f"At the end heads agree with the model in {told} of training tokens."
+    span = between(last, "value", percent, ("head",))
+    return f"At the end heads agree with the model in {span} of training tokens."
 
 
 def plot(frame: Frame) -> Figure:

@@ -22,11 +22,11 @@ CAPTION = (
 
 def finding(frame: Frame) -> str:
     """Return a sentence on the share of full depth's quality kept at the lowest and the highest epsilon."""
-    kept = [{**row, "asked": f"epsilon {row['epsilon']:g}"} for row in frame.rows if row["kept"] is not None]
-    if not kept:
+    rows = [{**row, "asked": f"epsilon {row['epsilon']:g}"} for row in frame.rows if row["kept"] is not None]
+    if not rows:
         return "Quality by epsilon; full depth was not run, or scores nothing."
-    told = between(kept, "kept", percent, ("series", "task", "asked"))
-    return f"Exit heads keep {told} of full depth's quality."
+    span = between(rows, "kept", percent, ("series", "task", "asked"))
+    return f"Exit heads keep {span} of full depth's quality."
 
 
 def plot(frame: Frame) -> Figure:

@@ -32,14 +32,14 @@ _MANY = 6  # panels; with more there are three per row
 
 def finding(frame: Frame) -> str:
     """Return a sentence on the tokens that exit before the last block at the lowest and the highest epsilon."""
-    told = []
+    parts = []
     for epsilon in dict.fromkeys((min(frame.values("epsilon")), max(frame.values("epsilon")))):
         stay = [row["share"] for row in frame.rows if row["epsilon"] == epsilon and row["exit_layer"] == row["blocks"]]
         if stay:
-            told.append(f"{percent(1 - fmean(stay))} at an epsilon of {epsilon:g}")
+            parts.append(f"{percent(1 - fmean(stay))} at an epsilon of {epsilon:g}")
     return (
-        f"Tokens that leave at a head: {listed(told)}, in the mean of tasks and heads."
-        if told
+        f"Tokens that leave at a head: {listed(parts)}, in the mean of tasks and heads."
+        if parts
         else "All tokens leave at a head."
     )
 

@@ -66,16 +66,16 @@ def share_by_block(frame: Frame, label: str, dashed: str | None = None) -> Figur
         label: Label of the y axis.
         dashed: Column that distinguishes the lines of a model; a line is dashed if it is not 0.
     """
-    ours, published = of_origin(frame, "ours"), of_origin(frame, "published")
-    styles = series_styles(ours.distinct("model"))
-    tasks = list(ours.groups("task"))
+    local, published = of_origin(frame, "ours"), of_origin(frame, "published")
+    styles = series_styles(local.distinct("model"))
+    tasks = list(local.groups("task"))
     figure, panels = grid_of_panels(len(tasks))
     for axes, ((task,), rows) in zip(panels, tasks, strict=False):
         blocks = max(rows.values("blocks"))
         curves = published_curves(axes, published, "share", blocks)
-        for (model, *apart), line in rows.groups("model", *([dashed] if dashed else [])):
+        for (model, *flags), line in rows.groups("model", *([dashed] if dashed else [])):
             x, y = line.values("block"), line.values("share")
-            drawn = "--" if any(apart) else "-"
+            drawn = "--" if any(flags) else "-"
             draw_intervals(axes, x, intervals(line, "share"), styles[model].colour, along="y")
             axes.plot(x, y, drawn, color=styles[model].colour, marker=styles[model].marker, clip_on=False)
         axes.set_ylim(0, 1.02)
@@ -117,19 +117,19 @@ def name_curves(figure: Figure, axes: Axes, curves: Curves) -> None:
     height = _LINE * SMALL_POINTS / _POINTS_AN_INCH / panel.height
     for name, curve in curves.items():
         width = SMALL_POINTS * (_LETTER * len(name) + 1) / _POINTS_AN_INCH / panel.width
-        drawn, own = np.concatenate(points), _along(to_panel.transform(curve))
-        spots = np.concatenate([own + np.array([0, away * height]) for away in _AWAY])
+        drawn, samples = np.concatenate(points), _along(to_panel.transform(curve))
+        spots = np.concatenate([samples + np.array([0, away * height]) for away in _AWAY])
         inside = (np.abs(spots - 0.5) < (0.5 - width / 2, 0.5 - height / 2)).all(axis=1)
-        apart = (np.abs(spots[:, None] - drawn) / (width / 2, height / 2)).max(axis=2).min(axis=1)
-        free = np.minimum(apart, 1) + 0.1 * np.minimum(apart, 2)
-        spot = spots[(free - 0.1 * np.repeat(np.abs(_AWAY), len(own)) - ~inside).argmax()]
-        where: dict[str, Any] = {"ha": "center", "va": "center", "transform": axes.transAxes, "zorder": 5}
-        axes.text(spot[0], spot[1], name, fontsize=SMALL_POINTS, color=quiet(), **where)
+        distance = (np.abs(spots[:, None] - drawn) / (width / 2, height / 2)).max(axis=2).min(axis=1)
+        free = np.minimum(distance, 1) + 0.1 * np.minimum(distance, 2)
+        spot = spots[(free - 0.1 * np.repeat(np.abs(_AWAY), len(samples)) - ~inside).argmax()]
+        style: dict[str, Any] = {"ha": "center", "va": "center", "transform": axes.transAxes, "zorder": 5}
+        axes.text(spot[0], spot[1], name, fontsize=SMALL_POINTS, color=quiet(), **style)
         points.append(spot + np.array([(-width / 2, 0), (0, 0), (width / 2, 0)]))
 
 
 def _along(points: ArrayLike) -> NDArray[np.float64]:
     """Return the points of a line, with more points interpolated between them."""
-    found = np.asarray(points, dtype=np.float64)
-    places = np.linspace(0, len(found) - 1, _BETWEEN * len(found))
-    return np.stack([np.interp(places, range(len(found)), found[:, axis]) for axis in (0, 1)], axis=1)
+    vertices = np.asarray(points, dtype=np.float64)
+    places = np.linspace(0, len(vertices) - 1, _BETWEEN * len(vertices))
+    return np.stack([np.interp(places, range(len(vertices)), vertices[:, axis]) for axis in (0, 1)], axis=1)

@@ -35,12 +35,12 @@ _THRESHOLD = 0.9
 
 def finding(frame: Frame) -> str:
     """Return a sentence on the difference between the classes halfway through the blocks."""
-    told = {}
+    means = {}
     for (kind,), rows in frame.groups("class"):
         halfway = [row["cosine"] for row in rows.rows if row["block"] == max(1, row["blocks"] // 2)]
         if halfway:
-            told[kind] = fmean(halfway)
-    parts = [f"{value:.2f} for {kind} documents" for kind, value in sorted(told.items(), key=lambda one: -one[1])]
+            means[kind] = fmean(halfway)
+    parts = [f"{value:.2f} for {kind} documents" for kind, value in sorted(means.items(), key=lambda item: -item[1])]
     return (
         f"Halfway through the blocks the cosine to the last state is {listed(parts)}, in the mean of models and tasks."
     )

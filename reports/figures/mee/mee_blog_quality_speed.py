@@ -51,14 +51,16 @@ _KEPT = 0.99  # share of full depth's quality
 
 def finding(frame: Frame) -> str:
     """Return a sentence on each task's fastest measure that keeps quality, its interval beyond the noise floor."""
-    told = []
-    ours = frame.where(lambda row: row["origin"] == "ours")
-    for (task,), rows in ours.groups("task_label"):
-        kept = [row for row in rows.rows if row["quality"] >= _KEPT and not row["is_full_depth"]]
-        best = max((row for row in kept if _beyond_noise(row)), key=lambda row: float(row["speedup"]), default=None)
-        said = "none" if best is None else f"{called(best['method'])} at {_interval(best)}"
-        told.append(f"on {called(task)} {said}")
-    return f"Fastest measure with at least 99 % of full depth's quality: {listed(told[:4])}." if told else ""
+    parts = []
+    local = frame.where(lambda row: row["origin"] == "ours")
+    for (task,), rows in local.groups("task_label"):
+        candidates = [row for row in rows.rows if row["quality"] >= _KEPT and not row["is_full_depth"]]
+        best = max(
+            (row for row in candidates if _beyond_noise(row)), key=lambda row: float(row["speedup"]), default=None
+        )
+        name = "none" if best is None else f"{called(best['method'])} at {_interval(best)}"
+        parts.append(f"on {called(task)} {name}")
+    return f"Fastest measure with at least 99 % of full depth's quality: {listed(parts[:4])}." if parts else ""
 
 
 def _beyond_noise(row: Row) -> bool:
@@ -72,11 +74,11 @@ def _interval(row: Row) -> str:
 
 def plot(frame: Frame) -> Figure:
     """Draw one panel per task and model; frame: quality and speedup, shares of full depth's, by origin and method."""
-    ours, published = of_origin(frame, "ours"), of_origin(frame, "published")
-    tasks = ours.distinct("task")
+    local, published = of_origin(frame, "ours"), of_origin(frame, "published")
+    tasks = local.distinct("task")
     published = published.where(lambda row: row["task"] in tasks)
-    styles = series_styles([*ours.values("method"), *published.values("method")])
-    named = Frame(ours.columns, tuple({**row, "task": row["task_label"], "kind": row["task"]} for row in ours.rows))
+    styles = series_styles([*local.values("method"), *published.values("method")])
+    named = Frame(local.columns, tuple({**row, "task": row["task_label"], "kind": row["task"]} for row in local.rows))
     titles = panel_titles(named)
     entries = [floor_entry(), length_entry(), published_entry()]
     groups = list(named.groups("task", "model", "setting"))
@@ -94,8 +96,8 @@ def plot(frame: Frame) -> Figure:
             draw_points(axes, x, y, style, simulated=False, connect=is_sweep(points.rows))
         _speed_axis(axes, [row["speedup"] for row in (*rows.rows, *printed)])
         _share_axis(axes, [row["quality"] for row in (*rows.rows, *printed)])
-        shown = [count(rows.values("n"), "documents"), count(rows.values("timed_documents"), "timed")]
-        title_panel(axes, titles[key], ", ".join(filter(None, shown)))
+        notes = [count(rows.values("n"), "documents"), count(rows.values("timed_documents"), "timed")]
+        title_panel(axes, titles[key], ", ".join(filter(None, notes)))
         axes.text(0.02, 0.05, _full_depth(rows), transform=axes.transAxes, fontsize=SMALL_POINTS)
     legend_of_series(figure, styles, entries)
     return figure

@@ -49,10 +49,10 @@ def _panel(axes: Axes, frame: Frame) -> None:
     by_block: dict[int, dict[int, float]] = {}
     for row in frame.rows:
         by_block.setdefault(row["candidate_id"], {})[row["block"]] = row["probability"]
-    others = sorted((one for one in by_block if one != final), key=lambda one: -max(by_block[one].values()))
-    named = [final, *(one for one in by_block if one in others[:_NAMED])]
+    ranked = sorted((key for key in by_block if key != final), key=lambda key: -max(by_block[key].values()))
+    named = [final, *(candidate for candidate in by_block if candidate in ranked[:_NAMED])]
     styles = series_styles(map(str, named)).values()
-    for place, candidate in enumerate(others[_NAMED:]):
+    for place, candidate in enumerate(ranked[_NAMED:]):
         _line(axes, by_block[candidate], _UNNAMED, "others" if place == 0 else "_")
     for candidate, style in zip(named, styles, strict=True):
         _line(axes, by_block[candidate], style, names[candidate] + (", final" if candidate == final else ""))

@@ -21,8 +21,8 @@ CAPTION = (
 def finding(frame: Frame) -> str:
     """Return a sentence on the share of tokens whose confidence only grows from the middle block on."""
     half = [row for row in halfway(frame) if not row["tolerance"]]
-    told = between(half, "share", percent, ("model", "task"))
-    return f"From halfway through the blocks on {told} of tokens only become surer."
+    span = between(half, "share", percent, ("model", "task"))
+    return f"From halfway through the blocks on {span} of tokens only become surer."
 
 
 def plot(frame: Frame) -> Figure:

@@ -29,8 +29,8 @@ def finding(frame: Frame) -> str:
     neighbours = [row for row in frame.rows if row["block_b"] - row["block_a"] == 1]
     if not neighbours:
         return "Pairs of blocks that are not neighbours."
-    told = between(neighbours, "cosine", "{:.2f}".format, ("series",))
-    return f"States of neighbouring blocks have a mean cosine of {told}."
+    span = between(neighbours, "cosine", "{:.2f}".format, ("series",))
+    return f"States of neighbouring blocks have a mean cosine of {span}."
 
 
 def plot(frame: Frame) -> Figure:

@@ -46,8 +46,8 @@ def plot(frame: Frame) -> Figure:
     for axes, ((model,), rows) in zip(panels, models, strict=False):
         _panel(axes, rows)
         row = rows.rows[0]
-        where = f"{shorten(row['task'], 16)}, {shorten(row['doc_key'], 18)}, token {row['position']}"
-        title_panel(axes, model, where, below=True)
+        place = f"{shorten(row['task'], 16)}, {shorten(row['doc_key'], 18)}, token {row['position']}"
+        title_panel(axes, model, place, below=True)
     for spare in panels[len(models) :]:
         spare.remove()
     return figure

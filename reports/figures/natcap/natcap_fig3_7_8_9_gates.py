@@ -142,7 +142,7 @@ def _measured(axes: Axes, rows: Sequence[tuple[Row, float]], styles: Mapping[str
     for row, x in rows:
         if row["speedup"] is not None:
             style = styles[row["method"]]
-            shown = SeriesStyle(MUTED, style.marker) if row["inside_noise_floor"] else style
-            draw_intervals(axes, [x], [(row["speedup_low"], row["speedup_high"])], shown.colour, along="y")
-            draw_points(axes, [x], [row["speedup"]], shown, simulated=False, connect=False)
+            drawn_style = SeriesStyle(MUTED, style.marker) if row["inside_noise_floor"] else style
+            draw_intervals(axes, [x], [(row["speedup_low"], row["speedup_high"])], drawn_style.colour, along="y")
+            draw_points(axes, [x], [row["speedup"]], drawn_style, simulated=False, connect=False)
     label_y(axes, "measured speed-up (×)")

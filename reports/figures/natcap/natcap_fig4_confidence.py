@@ -23,8 +23,8 @@ CAPTION = (
 def finding(frame: Frame) -> str:
     """Return a sentence on the confidence of first blocks."""
     first = [row for row in frame.rows if row["block"] == 1]
-    told = between(first, "mean", "{:.2f}".format, ("model", "task"))
-    return f"The first block gives its own most likely token a mean probability of {told}."
+    span = between(first, "mean", "{:.2f}".format, ("model", "task"))
+    return f"The first block gives its own most likely token a mean probability of {span}."
 
 
 def plot(frame: Frame) -> Figure:

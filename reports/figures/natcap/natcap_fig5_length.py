@@ -45,8 +45,8 @@ def plot(frame: Frame) -> Figure:
     figure, panels = grid_of_panels(2 * len(tasks), columns=2)
     for place, task in enumerate(tasks):
         for axes, (measure, label) in zip(panels[2 * place : 2 * place + 2], _ACROSS.items(), strict=True):
-            shown = (row for row in frame.rows if (row["task"], row["measure"]) == (task, measure))
-            rows = Frame(frame.columns, tuple(shown))
+            selected = (row for row in frame.rows if (row["task"], row["measure"]) == (task, measure))
+            rows = Frame(frame.columns, tuple(selected))
             title_panel(axes, task, count([sum(rows.values("n"))], "tokens") if rows.rows else "")
             axes.set_xlabel(label)
             label_y(axes, "ideal exit layer")

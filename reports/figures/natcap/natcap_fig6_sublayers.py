@@ -33,8 +33,8 @@ def finding(frame: Frame) -> str:
     if not shares:
         return "Models of one block have no earlier read-outs."
     share, read_out = max(shares)
-    told = f"{called(read_out)} reads out as the final token most often: for {percent(share)} of tokens"
-    return f"Before the last block, {told}."
+    sentence = f"{called(read_out)} reads out as the final token most often: for {percent(share)} of tokens"
+    return f"Before the last block, {sentence}."
 
 
 def plot(frame: Frame) -> Figure:

@@ -35,10 +35,10 @@ _FARTHEST = 1.5  # larger shares are drawn at the edge
 
 def finding(frame: Frame) -> str:
     """Return a sentence on the number of settings better and worse than random exits, by their intervals."""
-    known = [row for row in frame.rows if row["share_low"] is not None]
-    better, worse = sum(row["share_low"] > 0 for row in known), sum(row["share_high"] < 0 for row in known)
+    rows = [row for row in frame.rows if row["share_low"] is not None]
+    better, worse = sum(row["share_low"] > 0 for row in rows), sum(row["share_high"] < 0 for row in rows)
     return (
-        f"Of {len(known)} settings (each task counts), {better} agree with full depth more than random exits do, by "
+        f"Of {len(rows)} settings (each task counts), {better} agree with full depth more than random exits do, by "
         f"their intervals, and {worse} less."
     )
 
@@ -46,9 +46,9 @@ def finding(frame: Frame) -> str:
 def plot(frame: Frame) -> Figure:
     """Draw one line per setting, one marker per task; frame: token_match, random_match, oracle_match, share (0..1)."""
     styles = series_styles(frame.distinct("task"))
-    shown = Frame(frame.columns, tuple({**row, **_clipped(row)} for row in frame.rows))
+    clipped = Frame(frame.columns, tuple({**row, **_clipped(row)} for row in frame.rows))
     headings = [measure.heading for measure in _MEASURES]
-    figure, models = setting_grid(shown, headings)
+    figure, models = setting_grid(clipped, headings)
     for model in models:
         _ways(model, styles)
         draw_measures(model, _MEASURES, styles)

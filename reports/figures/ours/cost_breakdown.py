@@ -34,7 +34,7 @@ def finding(frame: Frame) -> str:
     """Return a sentence on the largest cost other than the blocks."""
     names = labels(frame.rows, brief=True)
     part, row = max(
-        ((part, row) for part in _PARTS if part != "blocks" for row in frame.rows), key=lambda one: one[1][one[0]]
+        ((part, row) for part in _PARTS if part != "blocks" for row in frame.rows), key=lambda pair: pair[1][pair[0]]
     )
     return (
         f"Beside blocks, {_PARTS[part]} cost most: {percent(row[part])} of what full depth reads, with "
@@ -67,12 +67,12 @@ def plot(frame: Frame) -> Figure:
 
 def _bars(axes: Axes, model: ModelLines, frame: Frame, looks: dict[str, tuple[str, str]]) -> None:
     y = [model.lines.index(setting(row)) for row in frame.rows]
-    left = [0.0] * len(y)
+    starts = [0.0] * len(y)
     for part, (colour, hatch) in looks.items():
         widths = [row[part] for row in frame.rows]
         axes.barh(
-            y, widths, 0.75, left, color=colour, hatch=hatch, edgecolor=mpl.rcParams["axes.facecolor"], linewidth=0
+            y, widths, 0.75, starts, color=colour, hatch=hatch, edgecolor=mpl.rcParams["axes.facecolor"], linewidth=0
         )
-        left = [start + width for start, width in zip(left, widths, strict=True)]
+        starts = [start + width for start, width in zip(starts, widths, strict=True)]
     intervals = list(zip(frame.values("total_low"), frame.values("total_high"), strict=True))
     draw_intervals(axes, y, intervals, mpl.rcParams["text.color"], along="x")

@@ -48,10 +48,10 @@ def finding(frame: Frame) -> str:
     depths: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     for row in frame.rows:
         depths[row["task"], row["token_kind"]][row["model"]] = row["mean_first_match"] / row["blocks"]
-    means = {key: fmean(of.values()) for key, of in depths.items()}
-    spread = {task: [mean for (of, _), mean in means.items() if of == task] for task in frame.distinct("task")}
-    task = max(spread, key=lambda one: max(spread[one]) - min(spread[one]))
-    kinds = sorted((mean, kind) for (of, kind), mean in means.items() if of == task)
+    means = {key: fmean(by_model.values()) for key, by_model in depths.items()}
+    spread = {task: [mean for (name, _), mean in means.items() if name == task] for task in frame.distinct("task")}
+    task = max(spread, key=lambda name: max(spread[name]) - min(spread[name]))
+    kinds = sorted((mean, kind) for (name, kind), mean in means.items() if name == task)
     (early, first), (late, last) = kinds[0], kinds[-1]
     if first == last:
         return f"On {called(task)} all words are of one kind."
@@ -117,11 +117,11 @@ def _panel(axes: Axes, frame: Frame | None, kinds: Sequence[str], blocks: int) -
         axes.bar(
             rows.values("block"), heights, _FULL_COLUMN, y + _FULL_COLUMN / 2, color=MUTED, alpha=_SHADE, linewidth=0
         )
-        for name, colour, marker, size, below in _MARKS:
+        for name, colour, marker, size, lines in _MARKS:
             mean, half = row[f"mean_{name}"], row[f"{name}_half"]
             interval = (None, None) if half is None else (max(1, mean - half), min(blocks, mean + half))
-            draw_intervals(axes, [y + below], [interval], colour, along="x")
-            axes.plot(mean, y + below, marker, color=colour, markersize=size)
+            draw_intervals(axes, [y + lines], [interval], colour, along="x")
+            axes.plot(mean, y + lines, marker, color=colour, markersize=size)
     axes.set_xlim(0.4, blocks + 0.6)
     axes.set_xticks(sorted({1, (blocks + 1) // 2, blocks}))
     axes.set_ylim(len(kinds) - 0.5, -0.5)

@@ -58,8 +58,8 @@ def plot(frame: Frame) -> Figure:
     extra = _entries()
     figure = figure_of(max(2.6, _METHOD_INCHES * len(methods) + 0.7) * len(groups))
     grid = figure.subplots(len(groups), 2, squeeze=False, width_ratios=(1.15, 1))
-    for (plane, strip), ((where,), rows) in zip(grid, groups, strict=True):
-        title_panel(plane, where, count(rows.values("n"), "timed documents"))
+    for (plane, strip), ((hardware,), rows) in zip(grid, groups, strict=True):
+        title_panel(plane, hardware, count(rows.values("n"), "timed documents"))
         _plane(plane, rows, styles, by)
         _strip(strip, rows, styles, by)
     legend_of_series(figure, styles, extra)

@@ -73,20 +73,20 @@ def series_of(frame: Frame, names: Series) -> dict[str, list[Row]]:
 
 def mean_depths(frame: Frame, names: Series) -> str:
     """Return a sentence with each series' mean exit layer, over the models, tasks and blocks that all series have."""
-    ours, _ = split_published(frame)
+    local, _ = split_published(frame)
     depths: dict[str, dict[tuple[Any, ...], float]] = {
         label: {
             (row["task"], row["model"], row["setting"], row["min_exit"]): row["value"]
             for row in rows
             if row["is_depth"]
         }
-        for label, rows in series_of(ours, names).items()
+        for label, rows in series_of(local, names).items()
     }
-    common = set.intersection(*(set(of) for of in depths.values())) if depths else set()
+    common = set.intersection(*(set(by_key) for by_key in depths.values())) if depths else set()
     if not common:
         return "Mean exit layer and score by the first block that is asked."
-    told = [f"{label} {fmean(of[key] for key in common):.1f}" for label, of in depths.items()]
-    return f"Mean exit layer over the {len(common)} cases that all were run in: {', '.join(told)}."
+    parts = [f"{label} {fmean(by_key[key] for key in common):.1f}" for label, by_key in depths.items()]
+    return f"Mean exit layer over the {len(common)} cases that all were run in: {', '.join(parts)}."
 
 
 def sweep(frame: Frame, names: Series) -> Figure:
@@ -123,15 +123,15 @@ def sweep(frame: Frame, names: Series) -> Figure:
 
 
 def _sweep_panel(axes: Axes, frame: Frame, names: Series, styles: Mapping[str, SeriesStyle]) -> None:
-    ours, published = split_published(frame)
-    draw_by_block(axes, series_of(ours, names), styles, ("value", "ci_low", "ci_high"), connect=True)
+    local, published = split_published(frame)
+    draw_by_block(axes, series_of(local, names), styles, ("value", "ci_low", "ci_high"), connect=True)
     for name, rows in series_of(published, names).items():
         x, y = ([row[column] for row in rows] for column in ("min_exit", "value"))
         draw_published(axes, x, y, connect=True, line_colour=styles[name].colour)
-    metric = ours.rows[0]["metric"]
-    if not ours.rows[0]["is_depth"]:
+    metric = local.rows[0]["metric"]
+    if not local.rows[0]["is_depth"]:
         axes.set_ylabel(metric)
-        title_panel(axes, "", count(ours.values("n"), "documents"))
+        title_panel(axes, "", count(local.values("n"), "documents"))
 
 
 FLOPS = {
@@ -156,19 +156,19 @@ class _Place:
 
 def cheapest_head(frame: Frame, names: Series) -> str:
     """Return a sentence on the read-out with the least LM-head work, by local counts, and on its score."""
-    ours = [row for row in frame.rows if row["origin"] == "ours" and (row["method"], row["head"]) in names]
-    heads = [row for row in ours if row["quantity"] == "head"]
+    local = [row for row in frame.rows if row["origin"] == "ours" and (row["method"], row["head"]) in names]
+    heads = [row for row in local if row["quantity"] == "head"]
     if not heads:
         return "Score of the gates; the work of the LM head was not counted."
     least = min(heads, key=lambda row: float(row["value"]))
     key = ("task", "model", "setting", "method", "head")
-    scores = [r for r in ours if r["quantity"] == "score" and all(r[one] == least[one] for one in key)]
+    scores = [r for r in local if r["quantity"] == "score" and all(r[name] == least[name] for name in key)]
     score = f"; its {scores[0]['metric']} is {scores[0]['value']:.1f}" if scores else ""
     if scores and scores[0]["full_value"] is not None:
         score += f", full depth's {scores[0]['full_value']:.1f}"
     label = names[least["method"], least["head"]]
-    where = of_which(least, ("model", "task"))
-    return f"Least work of the LM head: {label} ({where}), {least['value']:.2f}× full depth's{score}."
+    scope = of_which(least, ("model", "task"))
+    return f"Least work of the LM head: {label} ({scope}), {least['value']:.2f}× full depth's{score}."
 
 
 def costs(frame: Frame, names: Series, *, timed: bool) -> Figure:
@@ -189,7 +189,7 @@ def costs(frame: Frame, names: Series, *, timed: bool) -> Figure:
     for place, ((task,), rows) in enumerate(groups):
         line = panels[columns * place : columns * (place + 1)]
         places = list(_places(rows, names))
-        most = max(most, round(max(at for one in places for at in one.rows)))
+        most = max(most, round(max(y for group in places for y in group.rows)))
         _score(line[0], places)
         _flops(line[1], places, styles)
         if timed:
@@ -221,27 +221,27 @@ def _places(frame: Frame, names: Series) -> Iterator[_Place]:
 
 
 def _rows_axis(axes: Axes, places: Sequence[_Place], names: Series, *, named: bool) -> None:
-    at = {y: names[rows[0]["method"], rows[0]["head"]] for one in places for y, rows in one.rows.items()}
+    at = {y: names[rows[0]["method"], rows[0]["head"]] for place in places for y, rows in place.rows.items()}
     axes.set_yticks(list(at), list(at.values()) if named else [""] * len(at))
     axes.set_ylim(max(at) + 0.6, -0.6)
     axes.grid(visible=False, axis="y")
     if named:
         axes.set_zorder(1)  # headings extend into the next panel, whose row is empty there
         paper = {"facecolor": mpl.rcParams["axes.facecolor"], "edgecolor": "none", "pad": 0.8}
-        for one in places:
-            heading = axes.text(0.01, one.heading, one.title, transform=axes.get_yaxis_transform(), bbox=paper)
+        for place in places:
+            heading = axes.text(0.01, place.heading, place.title, transform=axes.get_yaxis_transform(), bbox=paper)
             heading.set(va="center", fontsize=SMALL_POINTS, in_layout=False)
 
 
-def _ours(rows: Sequence[Row], quantity: str) -> list[Row]:
+def _local_rows(rows: Sequence[Row], quantity: str) -> list[Row]:
     return [row for row in rows if row["origin"] == "ours" and row["quantity"] == quantity]
 
 
 def _score(axes: Axes, places: Sequence[_Place]) -> None:
     colour = mpl.rcParams["text.color"]
-    for one in places:
-        for y, rows in one.rows.items():
-            for row in _ours(rows, "score"):
+    for place in places:
+        for y, rows in place.rows.items():
+            for row in _local_rows(rows, "score"):
                 axes.barh(y, row["value"], 0.62, color=MUTED, alpha=0.35)
                 draw_intervals(axes, [y], [(row["ci_low"], row["ci_high"])], colour, along="x")
                 if row["full_value"] is not None:
@@ -254,11 +254,11 @@ def _score(axes: Axes, places: Sequence[_Place]) -> None:
 def _flops(axes: Axes, places: Sequence[_Place], styles: Mapping[str, SeriesStyle]) -> None:
     axes.set_xscale("log", nonpositive="clip")  # an interval that begins at 0 is drawn to the edge
     axes.axvline(1, color=MUTED, linestyle=":", linewidth=1)
-    for one in places:
-        for y, rows in one.rows.items():
+    for group in places:
+        for y, rows in group.rows.items():
             for place, (quantity, name) in enumerate(FLOPS.items()):
                 at, style = y + _SHIFT * (place - 1), styles[name]
-                for row in _ours(rows, quantity):
+                for row in _local_rows(rows, quantity):
                     if row["value"] == 0:  # not drawable on a logarithmic axis
                         edge = axes.text(0.01, at, "0", transform=axes.get_yaxis_transform())
                         edge.set(va="center", fontsize=SMALL_POINTS)
@@ -280,7 +280,7 @@ def _look(style: SeriesStyle, quantity: str) -> dict[str, Any]:
 
 
 def _speed(axes: Axes, places: Sequence[_Place]) -> None:
-    times = [row for one in places for rows in one.rows.values() for row in _ours(rows, "speedup")]
+    times = [row for place in places for rows in place.rows.values() for row in _local_rows(rows, "speedup")]
     if not times:
         axes.text(
             0.5,
@@ -295,9 +295,9 @@ def _speed(axes: Axes, places: Sequence[_Place]) -> None:
         return
     axes.axvline(1, color=MUTED, linestyle=":", linewidth=1)
     colour = mpl.rcParams["text.color"]
-    for one in places:
-        for y, rows in one.rows.items():
-            for row in _ours(rows, "speedup"):
+    for place in places:
+        for y, rows in place.rows.items():
+            for row in _local_rows(rows, "speedup"):
                 if row["aa_low"] is not None:
                     axes.barh(y, row["aa_high"] - row["aa_low"], 0.62, left=row["aa_low"], color=MUTED, alpha=0.25)
                 draw_intervals(axes, [y], [(row["ci_low"], row["ci_high"])], colour, along="x")

@@ -31,8 +31,8 @@ _ROOM = 0.8  # share of a block that the boxes of all models take
 def finding(frame: Frame) -> str:
     """Return a sentence on the final token's rank halfway through the blocks."""
     half = [row for row in frame.rows if row["block"] == max(1, row["blocks"] // 2)]
-    told = between(half, "highest", "{:,.0f}".format, ("model", "task"))
-    return f"Halfway through the blocks the final token is among the best {told} for 99 % of tokens."
+    span = between(half, "highest", "{:,.0f}".format, ("model", "task"))
+    return f"Halfway through the blocks the final token is among the best {span} for 99 % of tokens."
 
 
 def plot(frame: Frame) -> Figure:
