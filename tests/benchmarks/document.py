@@ -1,10 +1,9 @@
-"""Puts what was measured last into the tables of docs/performance.md.
+"""Write the latest measurements into the tables of docs/performance.md.
 
     python tests/benchmarks/document.py runs/exitbench.duckdb
 
-A table stands between `<!-- measured: FILE -->` and `<!-- end -->`; it has the benchmarks of
-tests/benchmarks/test_FILE.py, with a column for each number of threads that they ran with. Below it stand the machine,
-the day and the commit.
+A table is between `<!-- measured: FILE -->` and `<!-- end -->`; it has the benchmarks of
+tests/benchmarks/test_FILE.py, with one column per number of threads. The machine, the day and the commit are below it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ QUALIFY row_number() OVER (PARTITION BY benchmark, threads ORDER BY measured_at 
 """
 
 Told = Mapping[str, Mapping[int, Mapping[str, Any]]]
-"""By benchmark and threads, what was told besides its time."""
+"""Extra info of each benchmark, by name and number of threads."""
 
 
 def main() -> None:
@@ -45,13 +44,13 @@ def main() -> None:
 
 
 def rewritten(text: str, told: Told) -> str:
-    """The document with its tables made anew; one of which nothing was measured stays."""
+    """Return the document with its tables rebuilt; a table without measurements is left alone."""
     files = {name.partition("/")[0] for name in told}
     return TABLE.sub(lambda found: found[1] + table(told, found[2]) + found[3] if found[2] in files else found[0], text)
 
 
 def table(told: Told, file: str) -> str:
-    """Markdown of the benchmarks of a file."""
+    """Return a Markdown table of the benchmarks of a file."""
     chosen = {name.partition("/")[2]: by_threads for name, by_threads in told.items() if name.startswith(f"{file}/")}
     threads = sorted({n for by_threads in chosen.values() for n in by_threads})
     columns = [f"{n} thread{'s' * (n > 1)}" for n in threads]
@@ -65,14 +64,14 @@ def table(told: Told, file: str) -> str:
 
 
 def _on(row: Mapping[str, Any]) -> str:
-    """Where and when something was measured, and of which commit."""
+    """Return the machine, day and commit of a measurement."""
     instructions = json.loads(row["extra"]).get("instructions", "unknown instructions")
     changed = " and changes" if row["dirty"] else ""
     return f"{row['cpu']}, {row['cores']} cores, {instructions}; {row['day']}; commit {row['commit']}{changed}"
 
 
 def _in_order(name: str) -> list[tuple[int, str]]:
-    """Names in the order of the alphabet, numbers in them by value."""
+    """Return a sort key: alphabetical, with numbers by value."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 

@@ -1,8 +1,7 @@
-"""What a benchmark measured, beside its goal: told at once, kept with the benchmark, and in one table at the end.
+"""Results of benchmarks and their goals: printed at once, stored with the benchmark, and in one table at the end.
 
-A benchmark's `extra_info`, which goes into the database, has ``measured``, its ``unit``, a ``note`` and, where there is
-a goal, it as ``at_least`` or as ``at_most``; the ``instructions`` that torch used; whatever else was measured stands
-beside.
+A benchmark's `extra_info`, which goes into the database, has ``measured``, its ``unit``, a ``note``, the goal, if any,
+as ``at_least`` or ``at_most``, the ``instructions`` that torch used, and all other measurements.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ def record(
     note: str = "",
     **about: object,
 ) -> None:
-    """Keep a result with its benchmark and print it.
+    """Store a result with its benchmark and print it.
 
     Args:
-        benchmark: Of pytest-benchmark.
-        capsys: Of the test.
-        measured: The one number that stands for the benchmark.
-        unit: Of it, as it is printed behind the number; "%" of a share.
-        at_least: Goal of what is better the larger it is.
-        at_most: Goal of what is better the smaller it is.
-        note: What to know beside it, in a few words.
-        **about: Everything else that was measured, by name.
+        benchmark: pytest-benchmark's fixture.
+        capsys: pytest's fixture.
+        measured: The benchmark's main result.
+        unit: Unit printed after the number; "%" for a share.
+        at_least: Goal of a number for which larger is better.
+        at_most: Goal of a number for which smaller is better.
+        note: Short remark.
+        **about: All other measurements, by name.
     """
     goals = {"at_least": at_least, "at_most": at_most}
     goals = {name: goal for name, goal in goals.items() if goal is not None}
-    import torch  # not where nothing runs
+    import torch  # not needed for mere collection
 
     told = {"measured": measured, "unit": unit, "note": note, "instructions": torch.backends.cpu.get_cpu_capability()}
     benchmark.extra_info.update({**told, **goals, **about})
@@ -49,14 +48,14 @@ def record(
 
 
 def table(results: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
-    """Lines of a table of everything that was measured, by name and extra info."""
+    """Return the lines of a table of all results, from pairs of name and extra info."""
     rows = [HEADER, *(_row(name, told) for name, told in results if "measured" in told)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def is_met(told: Mapping[str, Any]) -> bool | None:
-    """Whether the goal is met; None where there is none."""
+    """Return whether the goal is met; None without a goal."""
     if "at_least" in told:
         return bool(told["measured"] >= told["at_least"])
     return bool(told["measured"] <= told["at_most"]) if "at_most" in told else None
@@ -72,7 +71,7 @@ def _row(name: str, told: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
 
 
 def shown(value: float, unit: str) -> str:
-    """A number as it is printed, with its unit."""
+    """Return a number with its unit as text."""
     if unit == "%":
         return f"{value:.1%}"
     digits = 2 if value < 100 else 0
@@ -80,7 +79,7 @@ def shown(value: float, unit: str) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print what was measured beside its goals; a hook of pytest, which conftest.py imports."""
+    """Print all results with their goals; a pytest hook, which conftest.py imports."""
     session = getattr(terminalreporter.config, "_benchmarksession", None)
     lines = table((one.name, one.extra_info) for one in getattr(session, "benchmarks", ()))
     if len(lines) > 1:

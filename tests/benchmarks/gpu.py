@@ -1,15 +1,15 @@
-"""Checks and times everything that a GPU changes, in one command, and prints a short table.
+"""Check and time everything that a GPU changes, in one command, and print a short table.
 
     python tests/benchmarks/gpu.py [--device cuda|cpu] [--quick] [--only STEP] [--out FILE.json]
 
-Ends within 8 minutes: a step that does not fit any more is left out and says so. Ends with 1 if a check fails or a step
-breaks off; goals that are missed are shown. `--quick` uses tiny shapes, to try the script itself.
+Takes at most 8 minutes: a step that no longer fits is skipped with a message. The exit status is 1 if a check fails or
+a step aborts; missed goals are shown. `--quick` uses tiny shapes, to test the script itself.
 
-First the device is checked against the CPU; where it is wrong, nothing is timed. Checked are tokens and exit layers in
-fp32, alone and in a batch, of the shipped models and of a random one with grouped heads, by `gpu_checks.METHODS` with
-their default KV policies. Answers may part at near-ties.
-Not checked are bf16, in which most is timed; gates and heads that are not among those methods; any other KV policy
-(noisy, exact, deferred, verifying); the oracle; and sampling.
+First the device is checked against the CPU; if it is wrong, nothing is timed. Checked: tokens and exit layers in fp32,
+one by one and in a batch, for the bundled models and a random one with grouped heads, with `gpu_checks.METHODS` and
+their default KV policies. Answers may differ at near-ties.
+Not checked: bf16, which most timings use; other gates and heads; any other KV policy (noisy, exact, deferred,
+verifying); the oracle; and sampling.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ STEPS: dict[Callable[[Setting], Iterator[Line]], float] = {
     tracing: 25,
     llama: 45,
 }
-"""Steps and how many seconds each is thought to need: with less left it does not begin."""
+"""Steps and the estimated seconds of each; a step is skipped if less time is left."""
 UNCHECKED: Line = ("correctness", {"note": "left out: what is timed here was not checked"})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0, 1 (a check failed, or a step broke off) or 2 (bad arguments)."""
+    """Return 0, 1 (a check failed, or a step aborted) or 2 (bad arguments)."""
     known = _arguments(arguments)
     with TemporaryDirectory(prefix="gpu-") as folder, torch.inference_mode():
         setting = Setting(known.device, known.quick, Path(folder), time.monotonic() + MOST_S)
@@ -87,7 +87,7 @@ def _environment(told: dict[str, Any]) -> str:
 
 
 def _run(step: Callable[[Setting], Iterator[Line]], setting: Setting) -> Iterator[Line]:
-    """Run a step and print its lines as they come; one that breaks off is a line too."""
+    """Run a step and yield its lines, which are printed at once; an aborted step gives a line too."""
     name, left_s = step.__name__, setting.left_s()
     print(f"\n{name} ({left_s:.0f} s left)", flush=True)
     if left_s < STEPS[step] and not setting.quick:

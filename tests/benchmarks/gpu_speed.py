@@ -1,4 +1,4 @@
-"""How fast is it? What `gpu.py` times on a device: each a function of the setting that yields lines of the table."""
+"""Timings of `gpu.py` on a device: each is a function of the setting that yields lines of the table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RANKED: dict[str, tuple[str, dict[str, Any]]] = {
 BATCH_ROWS, BATCH_SOURCE_TOKENS, BATCH_NEW_TOKENS = 64, 8, 32
 BASELINE = "x transformers' generate, no graphs"
 LLAMA_BYTES = 24 * 2**30
-"""Free memory that Llama-7B in bf16 needs while its weights are put together."""
+"""Free memory that Llama-7B in bf16 needs while its weights are built."""
 
 
 def _told(found: Comparison, unit: str, note: str, over: float = 1.0, **goal: Any) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def _told(found: Comparison, unit: str, note: str, over: float = 1.0, **goal: An
 
 
 def _first(setting: Setting, decoding: Timed) -> tuple[Any, float]:
-    """What decoding gives the first time, and the seconds that took."""
+    """Return the result of the first decoding, and its seconds."""
     prepared = decoding.prepare()
     started = time.perf_counter()
     answers = decoding.run(prepared)
@@ -48,7 +48,7 @@ def _first(setting: Setting, decoding: Timed) -> tuple[Any, float]:
 
 
 def full_depth(setting: Setting) -> Iterator[Line]:
-    """Batch 1, prefill and decoding, against transformers' plain `generate` with the same weights."""
+    """Time batch 1, prefill and decoding, against transformers' plain `generate` with the same weights."""
     for dtype in (torch.float32, torch.bfloat16):
         pair = setting.t5(dtype)
         prompts, new_tokens = pair.prompts(), pair.shape.new_tokens
@@ -67,7 +67,7 @@ def full_depth(setting: Setting) -> Iterator[Line]:
 
 
 def realised_fraction(setting: Setting) -> Iterator[Line]:
-    """Batch 1: what part of the ideal speed-up by bytes an exit at a fixed block really gives."""
+    """Measure, at batch 1, the share of the ideal speed-up by bytes that an exit at a fixed block realises."""
     pair = setting.t5(torch.bfloat16)
     for share in SHARES.values():
         yield _realised(setting, pair, max(1, round(pair.n_blocks * share)))
@@ -83,7 +83,7 @@ def _realised(setting: Setting, pair: OnDevice, exit_layer: int) -> Line:
 
 
 def gates(setting: Setting) -> Iterator[Line]:
-    """Batch 1: gates that are asked and never open, over full depth; and whether time ranks methods as bytes do."""
+    """Time gates that never open over full depth, at batch 1; compare the ranking of methods by time and by bytes."""
     pair = setting.t5(torch.bfloat16)
     prompts = pair.prompts()
     full = pair.going(pair.full(), prompts)
@@ -106,7 +106,7 @@ def gates(setting: Setting) -> Iterator[Line]:
 
 
 def _ranking(ranked: list[tuple[float, Comparison]], **goal: float) -> dict[str, Any]:
-    """The share of pairs in the same order, of those whose times and whose ideals differ beyond doubt."""
+    """Return the share of pairs in the same order, among pairs whose times and ideals clearly differ."""
     agree = []
     for (ideal, found), (other_ideal, other) in itertools.combinations(ranked, 2):
         apart = min(found.ratios) > max(other.ratios) or min(other.ratios) > max(found.ratios)
@@ -120,7 +120,7 @@ def _ranking(ranked: list[tuple[float, Comparison]], **goal: float) -> dict[str,
 
 
 def batches(setting: Setting) -> Iterator[Line]:
-    """Batched throughput with padding, prefill and decoding, against transformers' plain `generate`."""
+    """Time batches with padding, prefill and decoding, against transformers' plain `generate`."""
     pair = setting.t5(torch.bfloat16)
     rows, new_tokens = (4, 3) if setting.quick else (BATCH_ROWS, BATCH_NEW_TOKENS)
     prompts = pair.prompts(rows, BATCH_SOURCE_TOKENS)
@@ -136,7 +136,7 @@ def batches(setting: Setting) -> Iterator[Line]:
 
 
 def tracing(setting: Setting) -> Iterator[Line]:
-    """What a traced quality pass of a shipped model writes, over what it decodes."""
+    """Measure the time of writing traces over that of decoding, in a quality pass of a bundled model."""
     traced = TracedPass(setting.folder, setting.device)
     traced.run()
     goal = {"at_most": TRACING_GOAL} if setting.on_gpu else {}
@@ -144,7 +144,7 @@ def tracing(setting: Setting) -> Iterator[Line]:
 
 
 def llama(setting: Setting) -> Iterator[Line]:
-    """Llama-7B's shape in bf16, batch 1: bytes read per second, and an exit at half."""
+    """Measure Llama-7B's shape in bf16 at batch 1: bytes read per second, and an exit at half depth."""
     if setting.on_gpu and (free := torch.cuda.mem_get_info()[0]) < LLAMA_BYTES:
         yield "llama", {"note": f"left out: {free / 2**30:.0f} GiB are free, {LLAMA_BYTES / 2**30:.0f} needed"}
         return

@@ -1,4 +1,4 @@
-"""Print how often intervals hold the truth, by simulation: the tables of docs/measuring.md.
+"""Print the simulated coverage of intervals: the tables of docs/measuring.md.
 
 python tests/benchmarks/interval_coverage.py speed
 python tests/benchmarks/interval_coverage.py quality --samples 2000
@@ -22,7 +22,7 @@ SAMPLES = 4000
 
 
 def speed(samples: int) -> Iterator[str]:
-    """Speed-ups, with and without stalled readings: intervals that hold the truth, and how far the estimate is off."""
+    """Yield coverage and error of the estimate for speed-ups, with and without stalled readings."""
     sizes = test_speed.SIZES
     yield f"| times | readings that stall | {' | '.join(f'{size} documents' for size in sizes)} |"
     yield f"|---|---:|{'---:|' * len(sizes)}"
@@ -34,7 +34,7 @@ def speed(samples: int) -> Iterator[str]:
 
 
 def quality(samples: int) -> Iterator[str]:
-    """Bounds on a quality loss: how many hold, and how far they lie above the true loss; then Student's t."""
+    """Yield coverage of bounds on a quality loss and their distance from the true loss; then Student's t."""
     for name, bound in (("Gaffke's bound", gaffke), ("Student's t", students_t)):
         yield f"| {name} | {' | '.join(f'n = {n}' for n in LOSS_SIZES)} |"
         yield "|---|" + "---:|" * len(LOSS_SIZES)
@@ -45,7 +45,7 @@ def quality(samples: int) -> Iterator[str]:
 
 
 def choice(samples: int) -> Iterator[str]:
-    """Recommendations where settings truly lose 6 to 12 points and 10 may be lost."""
+    """Yield results on recommendations when settings truly lose 6 to 12 points and 10 are allowed."""
     yield "| n | settings | chosen | confirmed | of these lose more | quality looks better by | speed by |"
     yield "|---:|---:|---:|---:|---:|---:|---:|"
     for n, settings in CASES:
@@ -60,7 +60,7 @@ TABLES: dict[str, Callable[[int], Iterator[str]]] = {"speed": speed, "quality": 
 
 
 def main() -> None:
-    """Print the table that is asked for."""
+    """Print the requested table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("table", choices=TABLES)
     parser.add_argument("--samples", type=int, default=SAMPLES, help="per number of documents (default: %(default)s)")

@@ -1,4 +1,4 @@
-"""What part of the ideal speed-up by FLOPs an encoder realises whose texts leave after all blocks (random weights)."""
+"""Realised share of an encoder's ideal speed-up by FLOPs, with texts exiting after every block (random weights)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ L, TOKENS = 12, 16
 
 @cache
 def base_sized() -> EncoderClassifier:
-    """Twelve blocks of width 768, and two labels."""
+    """Return a classifier with twelve blocks of width 768 and two labels."""
     torch.manual_seed(0)
     lm = transformers.BertForSequenceClassification(transformers.BertConfig()).eval().requires_grad_(False)
     return EncoderClassifier(find_encoder_stack(lm))
@@ -46,7 +46,7 @@ def flops(parts: Parts, made: Sequence[Classified]) -> float:
 
 @pytest.mark.parametrize("rows", GOALS)
 def test_encoder_realised_fraction(rows: int, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exits are known and spread evenly: text i leaves after block 1 + i mod 12. All texts have 16 tokens."""
+    """Measure with predetermined, even exits: text i exits after block 1 + i mod 12. All texts have 16 tokens."""
     model, draw = base_sized(), torch.Generator().manual_seed(1)
     count = max(rows, L)
     texts = [

@@ -20,7 +20,7 @@ AS_FAST, REALISED = 0.95, 0.85
 
 @pytest.mark.parametrize("pair", SHAPES, indirect=True)
 def test_hosted_full_depth(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Prefill and decoding of one answer, by transformers alone and through its wrapped blocks."""
+    """Time prefill and decoding of one answer, by transformers alone and through its wrapped blocks."""
     prompts, new_tokens = pair.prompts(), NEW_TOKENS[pair.label]
     inputs, decoding = pair.inputs(prompts), pair.decoding(pair.full(), prompts, new_tokens, pair.hosted)
     (generation,) = decoding.once()
@@ -33,7 +33,7 @@ def test_hosted_full_depth(pair: Pair, benchmark: Any, capsys: pytest.CaptureFix
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("pair", SHAPES, indirect=True)
 def test_hosted_realised_fraction(pair: Pair, share: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Speed-up of decoding over hosted full depth, over what fewer bytes read would give."""
+    """Measure the speed-up of decoding over hosted full depth, relative to the ideal by bytes read."""
     exit_layer = round(pair.n_blocks * SHARES[share])
     prompts, early = pair.prompts(), pair.parts("static", exit_layer=exit_layer)
     full, method = (pair.decoding(parts, prompts, checkpoint=pair.hosted) for parts in (pair.full(), early))
@@ -59,7 +59,7 @@ def test_hosted_realised_fraction(pair: Pair, share: str, benchmark: Any, capsys
 @pytest.mark.parametrize("exit_layer", ["half", "full"])
 @pytest.mark.parametrize("pair", SHAPES, indirect=True)
 def test_lean_over_hosted(pair: Pair, exit_layer: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Decoding on the lean engine, over the same on the hosted one."""
+    """Time decoding on the lean engine over the same on the hosted one."""
     parts = pair.full() if exit_layer == "full" else pair.parts("static", exit_layer=pair.n_blocks // 2)
     lean, hosted = (pair.decoding(parts, pair.prompts(), checkpoint=one) for one in (pair.checkpoint, pair.hosted))
     assert [made.token_ids for made in lean.once()] == [made.token_ids for made in hosted.once()]

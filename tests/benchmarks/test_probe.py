@@ -1,4 +1,4 @@
-"""Recording what every block says about every token, against doing it step by step with transformers."""
+"""Probing (recording every block's read-out of every token), against step-by-step code with transformers."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ pytestmark = pytest.mark.benchmark(disable_gc=True)
 GOAL = 20.0
 NEW_TOKENS = {SMALL_NAME: 32, BASE_NAME: 16}
 STEPPED = {SMALL_NAME: BATCH_ROWS, BASE_NAME: 3}
-"""Documents that are timed step by step: all, or some of lengths as far apart, where all would take minutes."""
+"""Documents timed step by step: all, or an even subset by length if all would take minutes."""
 
 
 @pytest.mark.parametrize("pair", NEW_TOKENS, indirect=True)
 def test_probe(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Tokens/s of what a cell does, over those of `step_by_step` on one document after another.
+    """Compare tokens/s of a probe cell with `step_by_step`, one document after another.
 
-    A cell decodes its documents as a batch and probes the answers. The second figure is of probing known answers alone,
-    which `step_by_step` cannot do. The third bounds both: as if nothing took time but to multiply the LM head, once for
-    every state of every token.
+    A cell decodes its documents as a batch and probes the answers. The second figure is for probing given answers
+    alone, which `step_by_step` cannot do. The third bounds both: the time of the LM-head products alone, one per token
+    and block.
     """
     prompts, new_tokens = pair.prompts(BATCH_ROWS), NEW_TOKENS[pair.label]
     stepped = evenly(prompts, STEPPED[pair.label])
@@ -43,7 +43,7 @@ def test_probe(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -
     found = compare(benchmark, Timed(lambda _: [step_by_step(pair, prompt) for prompt in stepped]), cell)
     clock = benchmark._timer
     probed_s = statistics.median(probing.seconds(clock) for _ in range(3))
-    of_one = len(stepped) / BATCH_ROWS  # what one document takes is the mean of those that were timed
+    of_one = len(stepped) / BATCH_ROWS  # scales to one document: the mean over those timed
     stepped_s = statistics.median(found.base_s) / of_one
     known, bound = stepped_s / probed_s, stepped_s / head_s(pair, prompts, answers, clock)
     tokens_per_s = BATCH_ROWS * new_tokens / benchmark.stats.stats.median
@@ -68,7 +68,7 @@ def test_probe(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -
 
 
 def head_s(pair: Pair, prompts: list[list[int]], answers: list[list[int]], clock: Callable[[], float]) -> float:
-    """Seconds that the LM head's products take of a probe."""
+    """Return the seconds that a probe's LM-head products take."""
     states_LND = states_of(pair.checkpoint, prompts, answers)
     few = max(1, LOGITS_BUDGET_BYTES // (len(states_LND) * pair.checkpoint.model.vocab_size * 4))
     product = Timed(lambda _: [pair.checkpoint.model.logits(piece) for piece in torch.split(states_LND, few, dim=1)])
@@ -76,14 +76,14 @@ def head_s(pair: Pair, prompts: list[list[int]], answers: list[list[int]], clock
 
 
 def evenly(prompts: list[list[int]], few: int) -> list[list[int]]:
-    """A few of prompts whose lengths go down evenly, from the longest to the shortest."""
+    """Return an evenly spaced subset of prompts sorted by length, from the longest to the shortest."""
     return [prompts[(len(prompts) - 1) * at // (few - 1)] for at in range(few)]
 
 
 def step_by_step(pair: Pair, prompt: list[int]) -> dict[str, np.ndarray]:
-    """What one writes with transformers: `generate` with hidden states of every step, each then read out.
+    """Record signals as plain transformers code would: `generate` with hidden states, then a read-out of each.
 
-    For every step and block: final norm (which the last state already has), LM head, softmax, and from it the most
+    For every step and block: final norm (already applied to the last state), LM head, softmax, and from it the most
     probable token, its probability and the entropy, each [N, L]. A probe records fifteen more columns.
     """
     model = pair.reference
@@ -103,7 +103,7 @@ def step_by_step(pair: Pair, prompt: list[int]) -> dict[str, np.ndarray]:
 
 
 def read_out(model: Any, state: Tensor, *, is_last: bool) -> tuple[float, float, float]:
-    """Most probable token, its probability and the entropy (nats) of one state [1, 1, D]."""
+    """Return the most probable token, its probability and the entropy (nats) of one state [1, 1, D]."""
     normed = state if is_last else model.decoder.final_layer_norm(state)
     if model.config.scale_decoder_outputs:
         normed = normed * model.model_dim**-0.5
@@ -113,6 +113,6 @@ def read_out(model: Any, state: Tensor, *, is_last: bool) -> tuple[float, float,
 
 
 def assert_same(expected: dict[str, np.ndarray], found: dict[str, Any], tokens: int) -> None:
-    """The first document's signals are the same."""
+    """Assert that the first document's signals are equal."""
     for name, values in expected.items():
         np.testing.assert_allclose(found[name][:tokens], values, rtol=2e-3, atol=1e-5, err_msg=name)

@@ -1,4 +1,4 @@
-"""What part of the ideal speed-up an early exit really gives, at five depths and by gate: the engine's own score."""
+"""Realised fraction of the ideal speed-up, at five depths and by gate: the engine's own score."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHARES = {"sixth": 1 / 6, "third": 1 / 3, "half": 1 / 2, "two-thirds": 2 / 3, "f
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME, LARGE_NAME], indirect=True)
 def test_realised_fraction(pair: Pair, share: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Speed-up of decoding, prefill apart, over what fewer bytes read would give."""
+    """Measure the speed-up of decoding, without prefill, relative to the ideal by bytes read."""
     exit_layer = round(pair.n_blocks * SHARES[share])
     measure(pair, pair.parts("static", exit_layer=exit_layer), GOAL, benchmark, capsys)
 
@@ -44,10 +44,10 @@ def test_realised_fraction(pair: Pair, share: str, benchmark: Any, capsys: pytes
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("pair", GATE_GOALS, indirect=True)
 def test_realised_fraction_of_a_gate(pair: Pair, gate: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same where tokens leave one by one: three of four after a third of the blocks.
+    """Measure the realised fraction with exits per token: three of four exit after a third of the blocks.
 
-    The gate does its work, and a schedule decides: what random weights say is all the same. Drafts of self-speculation
-    are mostly rejected, and the ideal counts what was in vain.
+    The gate is computed, but a schedule decides, since scores of random weights carry no information. Drafts of
+    self-speculation are mostly rejected, and the ideal counts the discarded work.
     """
     name, params = GATES[gate]
     shallow = round(pair.n_blocks / 3)
@@ -60,7 +60,7 @@ def test_realised_fraction_of_a_gate(pair: Pair, gate: str, benchmark: Any, caps
 
 
 def measure(pair: Pair, early: Parts, goal: float, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Compare with full depth, in turn."""
+    """Time a method and full depth in turn, and record the realised fraction."""
     prompts = pair.prompts()
     full, method = pair.decoding(pair.full(), prompts), pair.decoding(early, prompts)
     answers = method.told()

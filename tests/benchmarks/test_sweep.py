@@ -1,6 +1,6 @@
-"""Sweeps: sixteen thresholds in one pass over the prompts, and the built-in suite's untimed cells, against one by one.
+"""Sweeps against single cells: sixteen thresholds in one pass over the prompts, and the built-in suite's untimed cells.
 
-Both with prefill, traced, as quality cells decode; the same answers. The shapes have random weights.
+Both include prefill and traces, as quality cells do; answers are equal. The shapes have random weights.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ pytestmark = pytest.mark.benchmark(disable_gc=True)
 THRESHOLDS, PROMPTS, SOURCE_TOKENS = 16, 4, 24
 NEW_TOKENS = {SMALL_NAME: 24, BASE_NAME: 4}
 SWEEP_ONES, SUITE_TIMES = 3.0, 5.0
-"""Goals: thresholds of a sweep, in times of one alone; untimed cells, over one row at a time."""
+"""Goals: time of a whole sweep over that of one threshold; speed-up of untimed cells over one row at a time."""
 BUDGET_S = 3.0
 DOCUMENTS = 50
 
 
 def sweep(pair: Pair, requests: list[Request], new_tokens: int) -> list[Parts]:
-    """Thresholds between the margins that the first block gives, so that rows of a prompt part."""
+    """Return thresholds between the first block's margins, so that a prompt's rows diverge."""
     checkpoint, first = pair.checkpoint, pair.parts("calm-softmax", threshold=0.0)
     made = decode(checkpoint, prefill(checkpoint.model, requests, new_tokens), first)
     margins = torch.tensor([score for one in made for score in one.scores if score is not None])
@@ -46,7 +46,7 @@ def sweep(pair: Pair, requests: list[Request], new_tokens: int) -> list[Parts]:
 
 @pytest.mark.parametrize("pair", NEW_TOKENS, indirect=True)
 def test_sweep_of_sixteen_thresholds(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """How many times as long as the mean of one threshold, one row at a time, all sixteen in one pass take."""
+    """Measure the time of sixteen thresholds in one pass, over the mean time of one threshold, one row at a time."""
     checkpoint, new_tokens = pair.checkpoint, NEW_TOKENS[pair.label]
     requests = [Request(prompt, seed) for seed, prompt in enumerate(pair.prompts(PROMPTS, SOURCE_TOKENS))]
     settings = sweep(pair, requests, new_tokens)
@@ -85,7 +85,7 @@ def test_sweep_of_sixteen_thresholds(pair: Pair, benchmark: Any, capsys: pytest.
 def test_untimed_cells_of_the_built_in_suite(
     benchmark: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Translations by the weighted model, few of them: as the suite asks, over one row at a time and a cell alone."""
+    """Compare a few translations by the weighted model, run as in the suite, with one row and one cell at a time."""
     text = (SHIPPED / "builtin.toml").read_text()
     specs = {}
     for rows in (50, 1):

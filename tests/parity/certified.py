@@ -1,9 +1,9 @@
-"""Certified gates against the exact LM head, on the shipped models: which tokens and exit layers differ, of how many.
+"""Compare certified gates with the exact LM head on the bundled models: count differing tokens and exit layers.
 
     python tests/parity/certified.py [--tokens 100000] [--dtype float32] [--rows 1 4]
 
-Every bounded method is decoded with thresholds from never to always and every KV policy that it takes, over documents
-of the generated tasks, one batch with the exact head and one from bounds. Ends with 1 if anything differs.
+Every bounded method decodes documents of the generated tasks, with thresholds from never to always and every KV policy
+that it supports, once with the exact head and once from bounds. The exit status is 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 1.0)
 
 @dataclass
 class Counted:
-    """Tokens compared and those that differ; read-outs from bounds, and those that fell back to the exact head."""
+    """Numbers of tokens compared and differing; of read-outs from bounds, and of fallbacks to the exact head."""
 
     tokens: int = 0
     other_tokens: int = 0
@@ -59,7 +59,7 @@ def _differing(one: list[int], other: list[int]) -> int:
 
 
 def settings(n_blocks: int) -> Iterator[Parts]:
-    """Every bounded method with every threshold and KV policy."""
+    """Yield every bounded method with every threshold and KV policy."""
     for name in certifiable():
         method = get_method(name)
         policies = next(item.metadata["choices"] for item in fields(method) if item.name == "kv_policy")

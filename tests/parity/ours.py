@@ -1,4 +1,4 @@
-"""The same documents through this project's decode loop, noting the same."""
+"""Decode the same documents with this project, recording the same quantities."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from exitbench.tasks.builtin import TEXT_TASKS
 from exitbench.tasks.registry import get_task
 
 SEEDS = {0: 60, 987123: 34}
-"""Documents a task by seed of their generator; those of the built-in suite are among the first."""
+"""Documents per task by seed of their generator; those of the built-in suite are among the first."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """One to answer."""
+    """Document to answer."""
 
     key: str
     prompt: list[int]
@@ -43,7 +43,7 @@ class Document:
 
 
 class Noted(Gate):
-    """A gate that keeps what it says, by step of the decode loop."""
+    """Wrapper of a gate that records its scores by decode step."""
 
     def __init__(self, gate: Gate, first_block: int) -> None:
         self.gate, self.first_block = gate, first_block
@@ -69,7 +69,7 @@ class Noted(Gate):
 
 
 def folder(recipe: str) -> Path:
-    """Where a model that comes along lies."""
+    """Return the folder of a bundled model."""
     found = find_trained(load_recipe(recipe), SHIPPED)
     assert found is not None, recipe
     return found
@@ -77,13 +77,13 @@ def folder(recipe: str) -> Path:
 
 @cache
 def checkpoint(recipe: str) -> Checkpoint:
-    """Its weights, bf16 widened to fp32."""
+    """Return a bundled model's weights, bf16 converted to fp32."""
     return load_checkpoint(folder(recipe))
 
 
 @cache
 def documents(recipe: str, every: int, most: int | None) -> list[Document]:
-    """Every so many of all documents, of each task and seed alike; the first of them if there is a limit."""
+    """Return one in `every` documents per task and seed; at most `most` of them, evenly spaced, if given."""
     tokenizer = AutoTokenizer.from_pretrained(folder(recipe))
     found = []
     for name in TEXT_TASKS:
@@ -98,9 +98,9 @@ def documents(recipe: str, every: int, most: int | None) -> list[Document]:
 
 
 def networks(d_model: int, place: Path) -> Mapping[str, Path]:
-    """Networks of gates with random weights of a size that spreads their scores, as files.
+    """Write gates' networks with random weights, large enough to spread their scores, and return the files.
 
-    Nothing is trained: whether two programs say the same of the same weights does not depend on what the weights say.
+    No training is needed to test whether two programs agree on the same weights.
     """
     generator = torch.Generator().manual_seed(8)
 
@@ -135,9 +135,9 @@ def answers(
 
     Args:
         asked: The method, its parameters and the model.
-        documents: What to decode.
-        weights: Of the gate's network.
-        levels: The threshold of each document where it is not the method's own.
+        documents: Documents to decode.
+        weights: Weights of the gate's network.
+        levels: Threshold of each document; None for the method's own.
     """
     known = checkpoint(asked.model)
     n_blocks = known.model.n_blocks
@@ -158,16 +158,16 @@ def _answer(known: Checkpoint, parts: Parts, document: Document) -> Answer:
     scores: list[list[tuple[int, float]]] = []
     steps = iter(gate.steps if asked else [[]] * len(made.token_ids))
     for record in made.records:
-        for _ in range(record.wasted):  # steps of tokens that were undone; the one behind them is that of the full pass
+        for _ in range(record.wasted):  # skip steps of undone tokens; the next step is the full-depth pass
             next(steps)
         scores.append(next(steps))
     return Answer(document.key, made.token_ids, made.exit_layers, scores, sum(made.rejected))
 
 
 def histories(n: int) -> list[tuple[list[float], list[int]]]:
-    """Made-up tokens that FREE's threshold is fitted on: confidences, and whether the full model agreed (1 or 0).
+    """Return synthetic data for fitting FREE's threshold: confidences, and agreement with the full model (1 or 0).
 
-    Few or many of them, of any confidence, agreeing often or seldom, told by the confidence or not.
+    They vary in number, confidence, rate of agreement, and correlation of agreement with confidence.
     """
     draw, made = np.random.default_rng(1), []
     for _ in range(n):

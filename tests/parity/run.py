@@ -1,10 +1,10 @@
-"""Compares this project's decoding with the published code it follows, token for token; what `nox -s parity` calls.
+"""Compare this project's decoding with published code token by token; called by `nox -s parity`.
 
     python tests/parity/run.py --python PYTHON --free DIR --mee DIR --pruning DIR
         [--only GLOB] [--documents N] [--write]
 
-PYTHON is one in whose environment tests/parity/requirements.txt is installed; DIR are checkouts of the commits that
-docs/parity.md names, which are read and never changed. Ends with 1 if a setting that must be equal differs.
+PYTHON is an interpreter with tests/parity/requirements.txt installed; DIR are checkouts of the commits named in
+docs/parity.md, which are never changed. The exit status is 1 if a setting that must be equal differs.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ THRESHOLDS = "thresholds of 300 made-up histories"
 
 @dataclass(frozen=True)
 class Row:
-    """One setting, compared."""
+    """Setting with its comparison."""
 
     asked: Configuration
     found: Comparison
 
     @property
     def is_wrong(self) -> bool:
-        """Whether it differs without being meant to."""
+        """True if it differs although it must be equal."""
         return not self.found.equal and not self.asked.differs
 
 
@@ -82,7 +82,7 @@ def main() -> int:
 
 
 def run(known: argparse.Namespace) -> int:
-    """Compare what was asked for and print it; return 0 or 1."""
+    """Run the requested comparisons and print them; return 0 or 1."""
     if known.documents is not None and known.documents < 1:
         raise UserError(f"--documents {known.documents}: allowed is a number from 1 up.")
     chosen = [asked for asked in configurations() if _is_chosen(asked.name, known.only)]
@@ -120,10 +120,10 @@ def _is_chosen(name: str, patterns: Sequence[str] | None) -> bool:
 
 
 def _checkout(option: str, place: Path | None) -> Path:
-    """The folder with the code, in a checkout of the commit that was read.
+    """Return the folder with the code, in a checkout of the required commit.
 
     Raises:
-        UserError: There is none, or it is another commit or changed.
+        UserError: The checkout is missing, at another commit, or modified.
     """
     code = PUBLISHED[option]
     needed = f"--{option} is to name a checkout of https://{code.address} at {code.commit}"
@@ -148,7 +148,7 @@ def _checkout(option: str, place: Path | None) -> Path:
 def _compare(
     known: argparse.Namespace, chosen: Sequence[Configuration], sources: Mapping[str, Path]
 ) -> Iterator[tuple[Row | None, str]]:
-    """Yield each setting compared, and what is to be said of thresholds."""
+    """Yield each compared setting, and a text on its thresholds."""
     with TemporaryDirectory(prefix="parity-") as temporary, ExitStack() as running:
         place, told = Path(temporary), SimpleQueue[tuple[Row | None, str] | BaseException | None]()
         pool = ProcessPoolExecutor(len(sources), get_context("spawn"))
@@ -184,12 +184,12 @@ def _follow(
     results: Iterator[dict[str, Any]],
     told: SimpleQueue[Any],
 ) -> None:
-    """Compare what one published program has made with ours, in a process of the pool; None behind the last."""
+    """Compare a published program's answers with local ones, in a process of the pool; send None after the last."""
     try:
         for (function, about), result in zip(asked, results, strict=True):
             told.put(pool.submit(function, *about, result).result())
         told.put(None)
-    except BaseException as error:  # for the thread that waits
+    except BaseException as error:  # passed to the waiting thread
         told.put(error)
 
 
@@ -208,10 +208,10 @@ def _job(asked: Configuration, docs: Sequence[Document], paths: Mapping[str, Pat
 
 @contextmanager
 def _published(python: Path, job: Path) -> Iterator[Iterator[dict[str, Any]]]:
-    """Answers of the published code, a configuration at a time, while it goes on with the next.
+    """Yield the published code's answers, one configuration at a time, while it runs the next.
 
     Raises:
-        UserError: It ended before all were made, or cannot be started.
+        UserError: The program cannot be started, or ended before all answers were written.
     """
     made, errors = job.with_suffix(".jsonl"), job.with_suffix(".log")
     quiet = {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"}
@@ -267,7 +267,7 @@ def _row(
 
 
 def _tails(asked: Configuration, published: Sequence[Answer], n_blocks: int) -> str:
-    """How much of the published answers nobody verified: what left early behind the last token of full depth."""
+    """Return a sentence on unverified published tokens: early exits after the last full-depth token."""
     if asked.differs:
         return ""
     tails = [len(list(takewhile(lambda layer: layer < n_blocks, reversed(one.exits)))) for one in published]
@@ -278,7 +278,7 @@ def _tails(asked: Configuration, published: Sequence[Answer], n_blocks: int) -> 
 
 
 def _threshold(history: Sequence[Sequence[float]]) -> float:
-    """What rule adaptive-code says of confidences and whether the tokens agreed."""
+    """Return the threshold of rule adaptive-code for confidences and agreement of tokens."""
     scores, agrees = history
     return adaptive_threshold(
         torch.tensor(scores, dtype=torch.float64), torch.tensor(agrees, dtype=torch.bool), default=0.0, form="code"
@@ -298,7 +298,7 @@ def _shown(row: Row) -> str:
 
 
 def _page(rows: Sequence[Row], thresholds: Sequence[str], known: argparse.Namespace) -> str:
-    """What ran and what came of it, in Markdown."""
+    """Return the set-up and the results in Markdown."""
     equal = [row for row in rows if not row.asked.differs]
     meant = [row for row in rows if row.asked.differs]
     tokens = sum(row.found.tokens[0] for row in equal)
