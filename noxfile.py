@@ -48,7 +48,7 @@ def install_locked(session: nox.Session, *requirements: str) -> None:
     """Install requirements at the pinned versions; a file with another SHA-256 than the pinned one is an error."""
     if session.virtualenv.is_sandboxed:  # with `--no-venv`, the environment is the user's, such as a cluster module
         pinned = ("--quiet", "--disable-pip-version-check", "--require-hashes", "-c", "hashes.txt")
-        for torch in (one for one in requirements if one.startswith("torch==")):
+        for torch in (name for name in requirements if name.startswith("torch==")):
             # A build in a PIP_FIND_LINKS folder, such as the one without CUDA, takes precedence over the index's, which
             # is gigabytes larger. pip itself would prefer files whose hashes an index lists.
             session.install(*pinned, "--no-index", "--no-deps", torch, silent=True, success_codes=[0, 1])
@@ -82,13 +82,13 @@ def train(session: nox.Session) -> None:
 def engines(session: nox.Session) -> None:
     """Run every view and saved query on other versions of DuckDB, which are not pinned by hash."""
     install(session, "test")
-    found = []
+    outputs = []
     for engine in DUCKDB_ENGINES:
         folder = Path(session.create_tmp()) / engine
         session.install("--quiet", "--no-deps", "--upgrade", "--target", str(folder), engine)
-        found.append(folder / "bin" / "duckdb" if engine.startswith("duckdb-cli") else folder)
+        outputs.append(folder / "bin" / "duckdb" if engine.startswith("duckdb-cli") else folder)
     tests = ["tests/results/database/test_command_line.py", *session.posargs]
-    session.run("pytest", "-n", "0", *tests, env={"EXITBENCH_ENGINES": os.pathsep.join(map(str, found))})
+    session.run("pytest", "-n", "0", *tests, env={"EXITBENCH_ENGINES": os.pathsep.join(map(str, outputs))})
 
 
 @nox.session
@@ -125,7 +125,7 @@ def check(session: nox.Session) -> None:
     session.run("exitbench", "check", *session.posargs, env=OFFLINE)
 
 
-def one_process_a_core() -> dict[str, str]:
+def one_worker_per_core() -> dict[str, str]:
     """Return environment variables for one pytest-xdist worker with one thread per core that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {"PYTEST_XDIST_AUTO_NUM_WORKERS": str(cores), "OMP_NUM_THREADS": "1"}
@@ -138,7 +138,7 @@ def tests(session: nox.Session) -> None:
     # Neighbouring tests share session fixtures: worksteal gives each process one contiguous part of the suite and moves
     # tests only to idle processes, while the other modes distribute single tests or files.
     # Workers share compiled bytecode, even if the shell's variables disable writing it.
-    env = OFFLINE | one_process_a_core() | {"PYTHONDONTWRITEBYTECODE": ""}
+    env = OFFLINE | one_worker_per_core() | {"PYTHONDONTWRITEBYTECODE": ""}
     session.run("pytest", "-n", "auto", "--dist", "worksteal", *session.posargs, env=env)
 
 

@@ -104,10 +104,10 @@ class Bench:
 
     def files(self, chosen: Sequence[str]) -> list[str]:
         """Return the files of the benchmarks that pytest selects."""
-        said = self._pytest("work tree", "--collect-only", "-q", *chosen)
-        files = re.findall(r"^(\S+\.py)(?:::|: \d)", said, flags=re.MULTILINE)
+        output = self._pytest("work tree", "--collect-only", "-q", *chosen)
+        files = re.findall(r"^(\S+\.py)(?:::|: \d)", output, flags=re.MULTILINE)
         if not files:
-            raise UserError(f"no benchmark is chosen:\n{said[-1000:]}")
+            raise UserError(f"no benchmark is chosen:\n{output[-1000:]}")
         return list(dict.fromkeys(files))
 
     def compare(self, file: str, chosen: Sequence[str], rounds: int) -> list[Comparison]:
@@ -123,22 +123,22 @@ class Bench:
         times = self.paths[side] / "times.json"
         times.unlink(missing_ok=True)
         options = ["--continue-on-collection-errors", "-rfE", "--tb=line", "--color=no", f"--benchmark-json={times}"]
-        said = self._pytest(side, *options, *arguments)
-        told = json.loads(times.read_text(encoding="utf-8"))["benchmarks"] if times.exists() else []
-        failures = re.findall(r"^(?:FAILED|ERROR) (.+)$", said, flags=re.MULTILINE)
-        if not told and not failures:
-            failures = said.splitlines()[-1:]
-        known = {failure.partition(" - ")[0] for at, failure in self.failures if at == side}
-        self.failures.extend((side, failure) for failure in failures if failure.partition(" - ")[0] not in known)
-        return {benchmark["fullname"]: benchmark["stats"]["median"] for benchmark in told}
+        output = self._pytest(side, *options, *arguments)
+        results = json.loads(times.read_text(encoding="utf-8"))["benchmarks"] if times.exists() else []
+        failures = re.findall(r"^(?:FAILED|ERROR) (.+)$", output, flags=re.MULTILINE)
+        if not results and not failures:
+            failures = output.splitlines()[-1:]
+        failed = {failure.partition(" - ")[0] for at, failure in self.failures if at == side}
+        self.failures.extend((side, failure) for failure in failures if failure.partition(" - ")[0] not in failed)
+        return {benchmark["fullname"]: benchmark["stats"]["median"] for benchmark in results}
 
     def _pytest(self, side: str, *arguments: str) -> str:
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
         command += ["-o", "testpaths=tests/benchmarks", *arguments]
         searched = os.pathsep.join(filter(None, (str(self.paths[side]), os.environ.get("PYTHONPATH"))))
         environment = {**os.environ, "PYTHONPATH": searched}
-        done = subprocess.run(command, cwd=self.tests, env=environment, capture_output=True, text=True)
-        return done.stdout.strip() or done.stderr.strip()
+        process = subprocess.run(command, cwd=self.tests, env=environment, capture_output=True, text=True)
+        return process.stdout.strip() or process.stderr.strip()
 
 
 def paired(before: Sequence[Medians], after: Sequence[Medians]) -> Iterator[Comparison]:

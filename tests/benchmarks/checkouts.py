@@ -63,9 +63,9 @@ def git(*arguments: str) -> str:
         UserError: git is missing, or there is no such repository or commit.
     """
     try:
-        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True)
+        process = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True)
     except OSError as error:
         raise UserError(f"--against needs git, which cannot be started: {error.strerror}.") from None
     except subprocess.CalledProcessError as error:
         raise UserError(f"--against needs the repository's history. git: {error.stderr.strip()}") from None
-    return done.stdout.strip()
+    return process.stdout.strip()

@@ -78,8 +78,8 @@ def pytest_benchmark_generate_commit_info() -> dict[str, Any]:
     """Return the commit of the measured code, independent of the working directory."""
     from exitbench.harness.running.environment import environment
 
-    known = environment()
-    return {"id": known["git_commit"], "dirty": known["git_dirty"]}
+    info = environment()
+    return {"id": info["git_commit"], "dirty": info["git_dirty"]}
 
 
 @pytest.hookimpl(wrapper=True)
@@ -94,7 +94,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     measured = getattr(session.config, "_benchmarksession", None)
-    asked = not session.config.option.collectonly
-    if asked and exitstatus == pytest.ExitCode.OK and not (measured and measured.benchmarks):
+    executes = not session.config.option.collectonly
+    if executes and exitstatus == pytest.ExitCode.OK and not (measured and measured.benchmarks):
         print("\nno benchmark ran")
         session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED

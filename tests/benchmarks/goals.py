@@ -41,33 +41,33 @@ def record(
     goals = {name: goal for name, goal in goals.items() if goal is not None}
     import torch  # not needed for mere collection
 
-    told = {"measured": measured, "unit": unit, "note": note, "instructions": torch.backends.cpu.get_cpu_capability()}
-    benchmark.extra_info.update({**told, **goals, **about})
+    info = {"measured": measured, "unit": unit, "note": note, "instructions": torch.backends.cpu.get_cpu_capability()}
+    benchmark.extra_info.update({**info, **goals, **about})
     with capsys.disabled():
         print("\n" + "  ".join(filter(None, _row(benchmark.name, benchmark.extra_info))), flush=True)
 
 
 def table(results: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
     """Return the lines of a table of all results, from pairs of name and extra info."""
-    rows = [HEADER, *(_row(name, told) for name, told in results if "measured" in told)]
+    rows = [HEADER, *(_row(name, info) for name, info in results if "measured" in info)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def is_met(told: Mapping[str, Any]) -> bool | None:
+def is_met(info: Mapping[str, Any]) -> bool | None:
     """Return whether the goal is met; None without a goal."""
-    if "at_least" in told:
-        return bool(told["measured"] >= told["at_least"])
-    return bool(told["measured"] <= told["at_most"]) if "at_most" in told else None
+    if "at_least" in info:
+        return bool(info["measured"] >= info["at_least"])
+    return bool(info["measured"] <= info["at_most"]) if "at_most" in info else None
 
 
-def _row(name: str, told: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
-    unit = told["unit"]
+def _row(name: str, info: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
+    unit = info["unit"]
     bounds = {"at_least": "at least", "at_most": "at most"}
     of_goal = unit if unit == "%" else ""
-    goal = next((f"{words} {shown(told[key], of_goal)}" for key, words in bounds.items() if key in told), "")
-    met = {None: "", True: "met", False: "MISSED"}[is_met(told)]
-    return name, shown(told["measured"], unit), goal, met, told["note"]
+    goal = next((f"{words} {shown(info[key], of_goal)}" for key, words in bounds.items() if key in info), "")
+    met = {None: "", True: "met", False: "MISSED"}[is_met(info)]
+    return name, shown(info["measured"], unit), goal, met, info["note"]
 
 
 def shown(value: float, unit: str) -> str:
@@ -81,7 +81,7 @@ def shown(value: float, unit: str) -> str:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print all results with their goals; a pytest hook, which conftest.py imports."""
     session = getattr(terminalreporter.config, "_benchmarksession", None)
-    lines = table((one.name, one.extra_info) for one in getattr(session, "benchmarks", ()))
+    lines = table((item.name, item.extra_info) for item in getattr(session, "benchmarks", ()))
     if len(lines) > 1:
         terminalreporter.section("measured beside its goal")
         terminalreporter.write("\n".join(lines) + "\n")

@@ -47,17 +47,17 @@ UNCHECKED: Line = ("correctness", {"note": "left out: what is timed here was not
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0, 1 (a check failed, or a step aborted) or 2 (bad arguments)."""
-    known = _arguments(arguments)
+    options = _arguments(arguments)
     with TemporaryDirectory(prefix="gpu-") as folder, torch.inference_mode():
-        setting = Setting(known.device, known.quick, Path(folder), time.monotonic() + MOST_S)
-        told = environment_and_hardware(torch.get_num_threads())
-        print(_environment(told), flush=True)
-        lines = [] if correctness.__name__ in known.only else [_printed(UNCHECKED)]
-        lines += [line for step in STEPS if step.__name__ in known.only for line in _run(step, setting)]
-    print("\n" + "\n".join([*table(lines), *(_shown(line) for line in lines if "measured" not in line[1])]))
-    if known.out is not None:
+        setting = Setting(options.device, options.quick, Path(folder), time.monotonic() + MOST_S)
+        info = environment_and_hardware(torch.get_num_threads())
+        print(_environment(info), flush=True)
+        lines = [] if correctness.__name__ in options.only else [_printed(UNCHECKED)]
+        lines += [line for step in STEPS if step.__name__ in options.only for line in _run(step, setting)]
+    print("\n" + "\n".join([*table(lines), *(_formatted(line) for line in lines if "measured" not in line[1])]))
+    if options.out is not None:
         results = [{"name": name, **about} for name, about in lines]
-        known.out.write_text(json.dumps({**told, "results": results}, indent=1, default=str), encoding="utf-8")
+        options.out.write_text(json.dumps({**info, "results": results}, indent=1, default=str), encoding="utf-8")
     return int(any(about.get("check", False) and not is_met(about) for _, about in lines))
 
 
@@ -70,15 +70,15 @@ def _arguments(arguments: Sequence[str] | None) -> Any:
     parser.add_argument("--quick", action="store_true", help="tiny shapes and few repetitions")
     parser.add_argument("--only", choices=names, action="append", help="this step alone; may be given more than once")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write everything that was measured there, as JSON")
-    known = parser.parse_args(arguments)
-    if known.device == "cuda" and not torch.cuda.is_available():
+    options = parser.parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch sees no CUDA device; allowed here: --device cpu, which tries the script with --quick")
-    known.only = known.only or names
-    return known
+    options.only = options.only or names
+    return options
 
 
-def _environment(told: dict[str, Any]) -> str:
-    hardware, software = told["hardware"], told["environment"]
+def _environment(info: dict[str, Any]) -> str:
+    hardware, software = info["hardware"], info["environment"]
     dirty = " (changed)" if software["git_dirty"] else ""
     return (
         f"{hardware['gpu'] or hardware['cpu']}; driver {hardware['driver']}, CUDA {hardware['cuda']}, "
@@ -107,13 +107,13 @@ def _run(step: Callable[[Setting], Iterator[Line]], setting: Setting) -> Iterato
 
 
 def _printed(line: Line) -> Line:
-    print("  " + _shown(line), flush=True)
+    print("  " + _formatted(line), flush=True)
     return line
 
 
-def _shown(line: Line) -> str:
-    name, told = line
-    return table([line])[1] if "measured" in told else f"{name}: {told['note']}"
+def _formatted(line: Line) -> str:
+    name, info = line
+    return table([line])[1] if "measured" in info else f"{name}: {info['note']}"
 
 
 if __name__ == "__main__":

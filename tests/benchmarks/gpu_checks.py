@@ -93,22 +93,22 @@ class Case:
     expected: Sequence[Generation]
     noted: Noting
 
-    def partings(self, made: Sequence[Generation]) -> Iterator[Parting]:
+    def partings(self, answers: Sequence[Generation]) -> Iterator[Parting]:
         """Yield the first difference from the CPU's answer, for each answer that differs."""
-        for request, ours, theirs in zip(self.requests, made, self.expected, strict=True):
-            if (ours.token_ids, ours.exit_layers) != (theirs.token_ids, theirs.exit_layers):
-                yield self._parting(request.seed, ours, theirs)
+        for request, local, reference in zip(self.requests, answers, self.expected, strict=True):
+            if (local.token_ids, local.exit_layers) != (reference.token_ids, reference.exit_layers):
+                yield self._parting(request.seed, local, reference)
 
-    def _parting(self, seed: int, ours: Generation, theirs: Generation) -> Parting:
-        tokens = zip(ours.token_ids, theirs.token_ids, ours.exit_layers, theirs.exit_layers, strict=False)
+    def _parting(self, seed: int, local: Generation, reference: Generation) -> Parting:
+        tokens = zip(local.token_ids, reference.token_ids, local.exit_layers, reference.exit_layers, strict=False)
         for position, (token, expected_token, exit_layer, expected_exit) in enumerate(tokens, 1):
-            where = f"{self.name}, answer {seed}, token {position}"
+            place = f"{self.name}, answer {seed}, token {position}"
             if exit_layer != expected_exit:
                 block = min(exit_layer, expected_exit)
                 level = self.parts.threshold.value(block, position, self.new_tokens)
-                return Parting(f"{where}, block {block}", abs(self.noted.scores[seed, position, block] - level))
+                return Parting(f"{place}, block {block}", abs(self.noted.scores[seed, position, block] - level))
             if token != expected_token:
-                return Parting(where, self.noted.margins[seed, position])
+                return Parting(place, self.noted.margins[seed, position])
         return Parting(f"{self.name}, answer {seed}, its length", math.inf)
 
 
@@ -122,10 +122,10 @@ def correctness(setting: Setting) -> Iterator[Line]:
     near = max((parting.margin for parting in partings if parting not in wrong), default=0.0)
     note = f"of {answers} answers; {len(partings) - len(wrong)} part at near-ties, margins up to {near:.1e}"
     first = f"; wrong first: {wrong[0].where}, margin {wrong[0].margin:.1e}" if wrong else ""
-    yield "correct", _told(1 - len(wrong) / answers, note + first)
+    yield "correct", _result(1 - len(wrong) / answers, note + first)
 
 
-def _told(share: float, note: str) -> dict[str, Any]:
+def _result(share: float, note: str) -> dict[str, Any]:
     """Return a result line's content for the share that is right, whose goal is 100 %."""
     return {"measured": share, "unit": "%", "at_least": 1.0, "note": note, "check": True}
 
@@ -140,8 +140,8 @@ def _cases(setting: Setting) -> Iterator[Case]:
                 parts = get_method(method).from_params(params).parts(on_cpu.model.n_blocks)
                 noted = Noting(parts.gate)
                 expected = _answers(on_cpu, batch, new_tokens, replace(parts, gate=noted))
-                asked = parts.certified() if name.endswith(CERTIFIED) else parts
-                yield Case(f"{label} {name}", on_device, asked, batch, new_tokens, expected, noted)
+                variant = parts.certified() if name.endswith(CERTIFIED) else parts
+                yield Case(f"{label} {name}", on_device, variant, batch, new_tokens, expected, noted)
 
 
 def _models(setting: Setting, n_documents: int) -> Iterator[tuple[str, Path, list[list[int]]]]:

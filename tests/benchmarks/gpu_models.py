@@ -92,8 +92,8 @@ class Setting:
     def in_turn(self, base: Timed, measured: Timed) -> Comparison:
         """Time two things in turn, beginning and ending with the base."""
         budget_s = 0.05 if self.quick else 3.0
-        for one in (base, measured):
-            one.once()  # warm-up
+        for action in (base, measured):
+            action.once()  # warm-up
         base_s, measured_s = [], []
         for _ in range(rounds_within(budget_s, base, measured)):
             base_s.append(base.seconds())
@@ -154,6 +154,6 @@ class RandomTensors(Tensors):
         return torch.randn(shape, dtype=self.dtype, device=self.device).mul_(0.02)
 
 
-Told = Mapping[str, Any]
-Line = tuple[str, Told]
+ExtraInfo = Mapping[str, Any]
+Line = tuple[str, ExtraInfo]
 """Name of a result and its extra info as in goals.py; ``check`` is true if missing the goal is an error."""

@@ -28,8 +28,8 @@ def speed(samples: int) -> Iterator[str]:
     yield f"|---|---:|{'---:|' * len(sizes)}"
     for what in test_speed.SIMULATED:
         for stalled in (0, test_speed.STALLED):
-            found = [test_speed.simulate(what, size, stalled, samples) for size in sizes]
-            numbers = " | ".join(f"{one.held:.1%} ({round(one.bias, 3) + 0.0:+.1%})" for one in found)
+            results = [test_speed.simulate(what, size, stalled, samples) for size in sizes]
+            numbers = " | ".join(f"{result.held:.1%} ({round(result.bias, 3) + 0.0:+.1%})" for result in results)
             yield f"| {what} | {stalled:.0%} | {numbers} |"
 
 
@@ -49,10 +49,10 @@ def choice(samples: int) -> Iterator[str]:
     yield "| n | settings | chosen | confirmed | of these lose more | quality looks better by | speed by |"
     yield "|---:|---:|---:|---:|---:|---:|---:|"
     for n, settings in CASES:
-        found = simulate(np.random.default_rng(n + settings), n, np.linspace(6, 12, settings), 10.0, samples)
-        chosen, confirmed = max(1, found.chosen), max(1, found.confirmed)
-        shares = f"{found.chosen / samples:.0%} | {found.confirmed / samples:.0%} | {found.broken / confirmed:.1%}"
-        errors = f"{-found.quality_error / chosen:+.2f} points | {found.speed_error / chosen:+.1%}"
+        result = simulate(np.random.default_rng(n + settings), n, np.linspace(6, 12, settings), 10.0, samples)
+        chosen, confirmed = max(1, result.chosen), max(1, result.confirmed)
+        shares = f"{result.chosen / samples:.0%} | {result.confirmed / samples:.0%} | {result.broken / confirmed:.1%}"
+        errors = f"{-result.quality_error / chosen:+.2f} points | {result.speed_error / chosen:+.1%}"
         yield f"| {n} | {settings} | {shares} | {errors} |"
 
 

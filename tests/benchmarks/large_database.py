@@ -119,8 +119,8 @@ def cpu_s() -> float:
 
 def least(action: Callable[[], object]) -> tuple[float, float]:
     """Return the smaller of two wall times, and of two CPU times."""
-    (took, cost), (again, its_cost) = seconds_and_cpu(action), seconds_and_cpu(action)
-    return min(took, again), min(cost, its_cost)
+    (first_s, first_cpu_s), (second_s, second_cpu_s) = seconds_and_cpu(action), seconds_and_cpu(action)
+    return min(first_s, second_s), min(first_cpu_s, second_cpu_s)
 
 
 def time_readers(folder: Path, layer_rows: int) -> None:
@@ -160,15 +160,17 @@ def compare_with_lake(path: Path, folder: Path, only: str) -> None:
     """Export missing attempts, then print CPU seconds of each saved query in the database and in the lake."""
     with open_database(path) as database:
         started = time.process_time()
-        done = export_lake(database.duck, str(folder))
-        print(f"{done.added} attempts exported in {time.process_time() - started:.1f} s of CPU")
+        export = export_lake(database.duck, str(folder))
+        print(f"{export.added} attempts exported in {time.process_time() - started:.1f} s of CPU")
         started = time.process_time()
         with open_lake(str(folder)) as lake:
             print(f"opened in {time.process_time() - started:.1f} s of CPU\n   database      lake   ratio")
             for query in (saved_query(name) for name in query_names() if only in name):
-                ours, its = (min(cpu_seconds(one, query) for _ in range(2)) for one in (database, lake))
+                database_s, lake_s = (min(cpu_seconds(source, query) for _ in range(2)) for source in (database, lake))
                 often = "  (of the ten)" if query.name in MOST_USED else ""
-                print(f"{ours:9.3f} s {its:7.3f} s {its / ours:7.2f}  {query.name}{often}", flush=True)
+                print(
+                    f"{database_s:9.3f} s {lake_s:7.3f} s {lake_s / database_s:7.2f}  {query.name}{often}", flush=True
+                )
 
 
 def cpu_seconds(database: Database, query: SavedQuery) -> float:
@@ -208,9 +210,9 @@ def main() -> None:
     for name, (took, cost) in sorted(times.items(), key=lambda item: -item[1][0]):
         print(f"{took:8.3f} s {cost / arguments.threads:8.3f} s  {name}")
     if not arguments.only:
-        out = arguments.folder / "report"
-        shutil.rmtree(out, ignore_errors=True)
-        took, cost = seconds_and_cpu(lambda: write_report(path, out, workers=arguments.threads))
+        report_folder = arguments.folder / "report"
+        shutil.rmtree(report_folder, ignore_errors=True)
+        took, cost = seconds_and_cpu(lambda: write_report(path, report_folder, workers=arguments.threads))
         print(f"whole report {took:.1f} s, {cost:.1f} s of CPU")
 
 

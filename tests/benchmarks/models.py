@@ -166,8 +166,8 @@ class Pair:
 
     def transformers(self, inputs: Mapping[str, torch.Tensor], new_tokens: int) -> list[list[int]]:
         """Return each row's new tokens by transformers' greedy `generate`, including prefill."""
-        out = self.reference.generate(**inputs, **self._cache(), max_new_tokens=new_tokens, do_sample=False)
-        answers: list[list[int]] = out[:, -new_tokens:].tolist()
+        output = self.reference.generate(**inputs, **self._cache(), max_new_tokens=new_tokens, do_sample=False)
+        answers: list[list[int]] = output[:, -new_tokens:].tolist()
         return answers
 
     def _cache(self) -> dict[str, Any]:
@@ -200,8 +200,8 @@ class Pair:
 
     def parts(self, method: str, **params: object) -> Parts:
         """Return the parts of a method, with random weights if it has a network (`build_network`)."""
-        made = get_method(method).from_params(params)
-        made.check(self.n_blocks)
-        if not hasattr(made, "build_network"):
-            return made.parts(self.n_blocks)
-        return made.parts(self.n_blocks, made.build_network(self.shape.config["d_model"]).state_dict())
+        instance = get_method(method).from_params(params)
+        instance.check(self.n_blocks)
+        if not hasattr(instance, "build_network"):
+            return instance.parts(self.n_blocks)
+        return instance.parts(self.n_blocks, instance.build_network(self.shape.config["d_model"]).state_dict())

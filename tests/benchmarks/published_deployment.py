@@ -91,7 +91,7 @@ class Forced(Threshold):
         return f"CASE WHEN {list(self.exits)}[position] = l THEN {ALWAYS} ELSE {NEVER} END"
 
 
-class Ours:
+class Local:
     def __init__(self, folder: Path, device: str, head: str) -> None:
         self.checkpoint, self.head = load_checkpoint(folder, device=device), head
         use_fastest(self.checkpoint.model)  # as in every run
@@ -183,9 +183,9 @@ def import_published(folder: Path, old: Path) -> Any:
     models.__path__ = [str(folder / "models")]
     sys.modules.update({checks.__name__: checks, models.__name__: models})
     sys.path[:0] = [str(folder), str(old)]
-    found = importlib.import_module("transformers").__version__
-    if found != PINNED:
-        sys.exit(f"{old}: transformers {found}; the published code needs {PINNED}")
+    release = importlib.import_module("transformers").__version__
+    if release != PINNED:
+        sys.exit(f"{old}: transformers {release}; the published code needs {PINNED}")
     return importlib.import_module("models.deploying_t5")
 
 
@@ -200,13 +200,15 @@ def make_checkpoint(folder: Path, shape: dict[str, int]) -> dict[str, Any]:
     return dict(model.state_dict())
 
 
-def compared(theirs: Callable[[], Answer], ours: Callable[[], Answer], rounds: int) -> str:
-    same = theirs().token_ids == ours().token_ids
-    found = [(theirs(), ours(), ours(), theirs()) for _ in range(rounds)]
-    ratios = [(a.token_ms + d.token_ms) / (b.token_ms + c.token_ms) for a, b, c, d in found]
-    request = statistics.median((a.request_ms + d.request_ms) / (b.request_ms + c.request_ms) for a, b, c, d in found)
-    theirs_ms = statistics.median(x.token_ms for a, _, _, d in found for x in (a, d))
-    ours_ms = statistics.median(x.token_ms for _, b, c, _ in found for x in (b, c))
+def compared(reference: Callable[[], Answer], local: Callable[[], Answer], rounds: int) -> str:
+    same = reference().token_ids == local().token_ids
+    rounds_of_answers = [(reference(), local(), local(), reference()) for _ in range(rounds)]
+    ratios = [(a.token_ms + d.token_ms) / (b.token_ms + c.token_ms) for a, b, c, d in rounds_of_answers]
+    request = statistics.median(
+        (a.request_ms + d.request_ms) / (b.request_ms + c.request_ms) for a, b, c, d in rounds_of_answers
+    )
+    theirs_ms = statistics.median(x.token_ms for a, _, _, d in rounds_of_answers for x in (a, d))
+    ours_ms = statistics.median(x.token_ms for _, b, c, _ in rounds_of_answers for x in (b, c))
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
     times = f"{theirs_ms:15.2f}  {ours_ms:6.2f}  {middle:6.2f} ({low:.2f} to {high:.2f})"
     return f"{times:49}  {request:7.2f}  {'same' if same else 'differ':6}"
@@ -222,39 +224,39 @@ def main() -> None:
     parser.add_argument("--head", choices=("exact", "certified"), default="exact", help="how our gates read it")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cpu")
-    asked = parser.parse_args()
-    shape, n_blocks = SHAPES[asked.shape], SHAPES[asked.shape]["num_decoder_layers"]
-    layers = asked.exits or range(1, n_blocks + 1)
-    if not set(layers) <= set(range(1, n_blocks + 1)) or asked.rounds < 2:
+    options = parser.parse_args()
+    shape, n_blocks = SHAPES[options.shape], SHAPES[options.shape]["num_decoder_layers"]
+    layers = options.exits or range(1, n_blocks + 1)
+    if not set(layers) <= set(range(1, n_blocks + 1)) or options.rounds < 2:
         parser.error(f"--exits are 1 to {n_blocks}; --rounds are 2 or more")
-    for path in (asked.published / "models/deploying_t5.py", asked.transformers / "transformers/__init__.py"):
+    for path in (options.published / "models/deploying_t5.py", options.transformers / "transformers/__init__.py"):
         if not path.is_file():
             parser.error(f"no {path}: --help says what --published and --transformers are")
     with tempfile.TemporaryDirectory() as place:
         weights = make_checkpoint(Path(place), shape)
-        engine = Ours(Path(place), asked.device, asked.head)
-    published = Published(import_published(asked.published, asked.transformers), shape, weights, asked.device)
+        engine = Local(Path(place), options.device, options.head)
+    published = Published(import_published(options.published, options.transformers), shape, weights, options.device)
     prompt = torch.randint(3, shape["vocab_size"], (PROMPT_TOKENS,)).tolist()
     mixed = [1 + 5 * at % n_blocks for at in range(NEW_TOKENS)]
     published.set("calm", mixed[0])
-    made = [published.answer("calm", prompt, mixed), engine.answer(engine.parts("calm", mixed), prompt, mixed)]
-    if made[0].token_ids != made[1].token_ids:
-        sys.exit(f"exits {mixed}: theirs answers {made[0].token_ids}, ours {made[1].token_ids}")
+    answers = [published.answer("calm", prompt, mixed), engine.answer(engine.parts("calm", mixed), prompt, mixed)]
+    if answers[0].token_ids != answers[1].token_ids:
+        sys.exit(f"exits {mixed}: theirs answers {answers[0].token_ids}, ours {answers[1].token_ids}")
     threads = torch.get_num_threads()
-    print(f"T5 {asked.shape}, fp32, {asked.head} head, {asked.device}, {NEW_TOKENS} tokens, {threads} thread(s)")
+    print(f"T5 {options.shape}, fp32, {options.head} head, {options.device}, {NEW_TOKENS} tokens, {threads} thread(s)")
     print("kind     exit  theirs ms/token    ours  times faster (quartiles)  request  tokens  goal")
-    for kind, layer in itertools.product(asked.kinds, layers):
+    for kind, layer in itertools.product(options.kinds, layers):
         if (kind, layer) == ("free", n_blocks):
             continue  # the published code needs blocks after the exit
         published.set(kind, layer)
         exits = [layer] * NEW_TOKENS
         if kind == "free":
             exits[DEEP_EVERY - 1 :: DEEP_EVERY] = [n_blocks] * (NEW_TOKENS // DEEP_EVERY)
-        theirs = functools.partial(published.answer, kind, prompt, exits)
-        ours = functools.partial(engine.answer, engine.parts(kind, exits), prompt, exits)
-        goals = GOALS if asked.head == "exact" else GOALS | CERTIFIED_GOALS
-        goal = goals.get((kind, asked.shape, layer), 1.0)
-        print(f"{kind:8} {layer:4} {compared(theirs, ours, asked.rounds)}  {goal:.2f}", flush=True)
+        reference = functools.partial(published.answer, kind, prompt, exits)
+        local = functools.partial(engine.answer, engine.parts(kind, exits), prompt, exits)
+        goals = GOALS if options.head == "exact" else GOALS | CERTIFIED_GOALS
+        goal = goals.get((kind, options.shape, layer), 1.0)
+        print(f"{kind:8} {layer:4} {compared(reference, local, options.rounds)}  {goal:.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -38,13 +38,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, choices=range(1, MOST_ROUNDS + 1), default=2, help=rounds)
     tolerance = f"fail from this much slower on, as a share ({TOLERANCE})"
     parser.add_argument("--tolerance", type=float, default=TOLERANCE, metavar="SHARE", help=tolerance)
-    known, chosen = parser.parse_known_args()
+    options, chosen = parser.parse_known_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # temporary files are removed, as after Ctrl-C
     try:
-        if known.against is not None:
-            return compare(known.against, chosen, known.rounds, known.tolerance)
-        copy = None if known.benchmark_json is None else known.benchmark_json.absolute()
-        return measure(chosen, Runs(known.runs.absolute()), copy)
+        if options.against is not None:
+            return compare(options.against, chosen, options.rounds, options.tolerance)
+        copy = None if options.benchmark_json is None else options.benchmark_json.absolute()
+        return measure(chosen, Runs(options.runs.absolute()), copy)
     except UserError as error:
         print(f"perf: {error}", file=sys.stderr)
         return 2

@@ -42,19 +42,19 @@ def test_batch_at_full_depth(pair: Pair, rows: int, benchmark: Any, capsys: pyte
     """Time prefill and decoding of a whole batch with padding; the greedy tokens are equal."""
     prompts, new_tokens = pair.prompts(rows, SOURCE_TOKENS), NEW_TOKENS[pair.label]
     inputs, decoding = pair.inputs(prompts), pair.decoding(pair.full(), prompts, new_tokens)
-    answers = [made.token_ids for made in decoding.once()]
+    answers = [answer.token_ids for answer in decoding.once()]
     assert answers == pair.transformers(inputs, new_tokens), "what differs cannot be compared"
     engine = Timed(lambda _: decoding.once())
-    found = compare(benchmark, Timed(lambda _: pair.transformers(inputs, new_tokens)), engine, BUDGET_S)
+    comparison = compare(benchmark, Timed(lambda _: pair.transformers(inputs, new_tokens)), engine, BUDGET_S)
     tokens_per_s = rows * new_tokens / benchmark.stats.stats.median
     record(
         benchmark,
         capsys,
-        found.ratio,
+        comparison.ratio,
         "x transformers",
-        note=f"{tokens_per_s:.0f} tokens/s; {found.spread()}",
+        note=f"{tokens_per_s:.0f} tokens/s; {comparison.spread()}",
         tokens_per_s=tokens_per_s,
-        **found.about(),
+        **comparison.about(),
     )
 
 
@@ -68,15 +68,15 @@ def test_batch_in_which_nothing_exits(
     blocks = blocks_from(1, pair.n_blocks)
     never = Parts(Always(), Constant(2.0), LMHead(), KV_POLICIES["state-copy"], blocks)
     full, gated = (pair.decoding(parts, prompts, new_tokens) for parts in (pair.full(), never))
-    found = compare(benchmark, full, gated, BUDGET_S)
+    comparison = compare(benchmark, full, gated, BUDGET_S)
     record(
         benchmark,
         capsys,
-        found.ratio,
+        comparison.ratio,
         "%",
         at_least=NO_SLOWER,
-        note=found.spread(),
-        **found.about(),
+        note=comparison.spread(),
+        **comparison.about(),
     )
 
 
@@ -94,24 +94,24 @@ def test_batch_whose_rows_leave(pair: Pair, rows: int, benchmark: Any, capsys: p
     answers = early.told()
     by_flops = ideal_over_full(pair, leaving, answers, SOURCE_TOKENS).by_flops
     by_bytes = ideal_of_batch(pair, answers, SOURCE_TOKENS)
-    exits = [layer for made in answers for layer in made.exit_layers]
+    exits = [layer for answer in answers for layer in answer.exit_layers]
     mean_exit = sum(exits) / len(exits)
-    found = compare(benchmark, full, early, BUDGET_S)
+    comparison = compare(benchmark, full, early, BUDGET_S)
     tokens_per_s = rows * new_tokens / benchmark.stats.stats.median
     record(
         benchmark,
         capsys,
-        found.ratio,
+        comparison.ratio,
         "x full depth",
         note=(
             f"exits at {mean_exit:.1f} of {pair.n_blocks}; ideal {by_flops:.2f} by FLOPs, {by_bytes:.2f} by bytes; "
-            f"{tokens_per_s:.0f} tokens/s; {found.spread()}"
+            f"{tokens_per_s:.0f} tokens/s; {comparison.spread()}"
         ),
         mean_exit_layer=mean_exit,
         ideal_by_flops=by_flops,
         ideal_by_bytes=by_bytes,
         tokens_per_s=tokens_per_s,
-        **found.about(),
+        **comparison.about(),
     )
 
 

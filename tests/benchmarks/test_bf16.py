@@ -32,16 +32,16 @@ def test_bf16(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) ->
     prompts, halved = pair.prompts(), pair.loaded(torch.bfloat16)
     fp32, bf16 = (pair.decoding(pair.full(), prompts, checkpoint=used) for used in (pair.checkpoint, halved))
     same = sum(a == b for a, b in zip(fp32.once()[0].token_ids, bf16.once()[0].token_ids, strict=True))
-    found = compare(benchmark, fp32, bf16)
+    comparison = compare(benchmark, fp32, bf16)
     tokens_per_s = pair.shape.new_tokens / benchmark.stats.stats.median
     record(
         benchmark,
         capsys,
-        found.ratio,
+        comparison.ratio,
         "x fp32",
         at_least=GOALS[pair.label],
-        note=f"{tokens_per_s:.1f} tokens/s; {found.spread()}",
+        note=f"{tokens_per_s:.1f} tokens/s; {comparison.spread()}",
         tokens_per_s=tokens_per_s,
         same_tokens=same,
-        **found.about(),
+        **comparison.about(),
     )

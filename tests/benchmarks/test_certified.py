@@ -43,11 +43,18 @@ def test_certified_gate_that_never_opens(
     assert answers[0].token_ids == full.told()[0].token_ids
     assert set(answers[0].exit_layers) == {pair.n_blocks}, "the gate opened"
     ideal = ideal_over_full(pair, parts, answers, PROMPT_TOKENS)
-    found = compare(benchmark, full, gated)
+    comparison = compare(benchmark, full, gated)
     goal = KEPT_GOAL if method == "calm-softmax" and pair.label == BASE_NAME else None
-    note = f"ideal {ideal.by_bytes:.1%} by bytes; {found.spread()}"
+    note = f"ideal {ideal.by_bytes:.1%} by bytes; {comparison.spread()}"
     record(
-        benchmark, capsys, found.ratio, "%", at_least=goal, note=note, ideal_by_bytes=ideal.by_bytes, **found.about()
+        benchmark,
+        capsys,
+        comparison.ratio,
+        "%",
+        at_least=goal,
+        note=note,
+        ideal_by_bytes=ideal.by_bytes,
+        **comparison.about(),
     )
 
 
@@ -60,10 +67,10 @@ def test_certified_head_against_the_exact_one(
     block = pair.n_blocks if share == "never" else pair.n_blocks // 3
     prompts, parts = pair.prompts(), leaving_after(pair, block)
     exact, certified = pair.decoding(parts, prompts), pair.decoding(parts.certified(), prompts)
-    (theirs,), (ours,) = exact.told(), certified.told()
-    assert (ours.token_ids, ours.exit_layers) == (theirs.token_ids, theirs.exit_layers)
-    assert set(ours.exit_layers) == {block}
-    found = compare(benchmark, exact, certified)
-    fallbacks = sum(one.head_fallbacks for one in ours.records)
-    note = f"exit {block} of {pair.n_blocks}, {fallbacks} fallbacks; {found.spread()}"
-    record(benchmark, capsys, found.ratio, "x", note=note, exit_layer=block, **found.about())
+    (reference,), (bounded,) = exact.told(), certified.told()
+    assert (bounded.token_ids, bounded.exit_layers) == (reference.token_ids, reference.exit_layers)
+    assert set(bounded.exit_layers) == {block}
+    comparison = compare(benchmark, exact, certified)
+    fallbacks = sum(token.head_fallbacks for token in bounded.records)
+    note = f"exit {block} of {pair.n_blocks}, {fallbacks} fallbacks; {comparison.spread()}"
+    record(benchmark, capsys, comparison.ratio, "x", note=note, exit_layer=block, **comparison.about())

@@ -28,6 +28,6 @@ def test_compiled_piece(pair: Pair, piece: str, benchmark: Any, capsys: pytest.C
         started = time.perf_counter()
         assert compiled.once()[0].token_ids == plain.once()[0].token_ids, "what differs cannot be compared"
         compile_s = time.perf_counter() - started
-        found = compare(benchmark, plain, compiled)
-    note = f"first answer after {compile_s:.1f} s; {found.spread()}"
-    record(benchmark, capsys, found.ratio, "x plain", note=note, compile_s=compile_s, **found.about())
+        comparison = compare(benchmark, plain, compiled)
+    note = f"first answer after {compile_s:.1f} s; {comparison.spread()}"
+    record(benchmark, capsys, comparison.ratio, "x plain", note=note, compile_s=compile_s, **comparison.about())

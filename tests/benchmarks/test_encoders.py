@@ -37,9 +37,10 @@ def base_sized() -> EncoderClassifier:
     return EncoderClassifier(find_encoder_stack(lm))
 
 
-def flops(parts: Parts, made: Sequence[Classified]) -> float:
+def flops(parts: Parts, answers: Sequence[Classified]) -> float:
     total = sum(
-        (text_cost(base_sized(), parts, TOKENS, one.record.exit_layer, one.blocks_read) for one in made), Cost()
+        (text_cost(base_sized(), parts, TOKENS, answer.record.exit_layer, answer.blocks_read) for answer in answers),
+        Cost(),
     )
     return total.matmul_flops + total.elementwise_flops
 
@@ -60,22 +61,22 @@ def test_encoder_realised_fraction(rows: int, benchmark: Any, capsys: pytest.Cap
 
     def timed(parts: Parts) -> Timed:
         def run(traced: bool) -> list[Classified]:
-            return [made for batch in batches for made in classify(model, batch, parts, traced=traced)]
+            return [answer for batch in batches for answer in classify(model, batch, parts, traced=traced)]
 
         return Timed(lambda _: run(False), traced=lambda _: run(True))
 
     baseline, method = timed(full), timed(early)
     ideal = flops(full, baseline.told()) / flops(early, method.told())
-    found = compare(benchmark, baseline, method)
+    comparison = compare(benchmark, baseline, method)
     record(
         benchmark,
         capsys,
-        found.ratio / ideal,
+        comparison.ratio / ideal,
         "%",
         at_least=GOALS[rows],
-        note=f"batch {rows}: speed-up {found.ratio:.2f} of {ideal:.2f}; {found.spread(ideal)}",
+        note=f"batch {rows}: speed-up {comparison.ratio:.2f} of {ideal:.2f}; {comparison.spread(ideal)}",
         batch_size=rows,
-        speedup=found.ratio,
+        speedup=comparison.ratio,
         ideal_by_flops=ideal,
-        **found.about(),
+        **comparison.about(),
     )

@@ -24,15 +24,15 @@ def test_full_depth(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[st
     (generation,) = decoding.once()
     assert [generation.token_ids] == pair.transformers(inputs, new_tokens), "what differs cannot be compared"
     engine = Timed(lambda _: decoding.once())
-    found = compare(benchmark, Timed(lambda _: pair.transformers(inputs, new_tokens)), engine)
+    comparison = compare(benchmark, Timed(lambda _: pair.transformers(inputs, new_tokens)), engine)
     tokens_per_s = new_tokens / benchmark.stats.stats.median
     record(
         benchmark,
         capsys,
-        found.ratio,
+        comparison.ratio,
         "x transformers",
         at_least=GOALS[pair.label],
-        note=f"{tokens_per_s:.1f} tokens/s; {found.spread()}",
+        note=f"{tokens_per_s:.1f} tokens/s; {comparison.spread()}",
         tokens_per_s=tokens_per_s,
-        **found.about(),
+        **comparison.about(),
     )

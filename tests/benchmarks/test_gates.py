@@ -53,18 +53,19 @@ def test_gate_that_never_opens(pair: Pair, gate: str, benchmark: Any, capsys: py
     answers = gated.told()
     assert set(answers[0].exit_layers) == {pair.n_blocks}, "the gate opened"
     ideal = ideal_over_full(pair, parts, answers, PROMPT_TOKENS)
-    found = compare(benchmark, full, gated)
+    comparison = compare(benchmark, full, gated)
     asked = len(parts.asked(pair.n_blocks))
-    blocks = (1 / found.ratio - 1) / asked / share_of_a_block(pair, answers[0], PROMPT_TOKENS)
+    blocks = (1 / comparison.ratio - 1) / asked / share_of_a_block(pair, answers[0], PROMPT_TOKENS)
     record(
         benchmark,
         capsys,
-        found.ratio,
+        comparison.ratio,
         "%",
         at_least=PRUNED_GOAL if "pruned" in gate else None,
-        note=f"asked {asked} times, {blocks:.2f} blocks each; ideal {ideal.by_bytes:.1%} by bytes; {found.spread()}",
+        note=f"asked {asked} times, {blocks:.2f} blocks each; ideal {ideal.by_bytes:.1%} by bytes; "
+        f"{comparison.spread()}",
         asked=asked,
         blocks_a_gate=blocks,
         ideal_by_bytes=ideal.by_bytes,
-        **found.about(),
+        **comparison.about(),
     )

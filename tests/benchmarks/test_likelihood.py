@@ -48,22 +48,22 @@ def test_choices_at_full_depth(pair: Pair, rows: int, benchmark: Any, capsys: py
     """Time HellaSwag-shaped requests; ``rows`` is the engine's batch size, lm-eval's is 1."""
     contexts, backend, full = hellaswag(pair, CONTEXTS[pair.label]), lm_eval(pair), pair.full()
     requests = [(None, list(each.context_ids), list(ids)) for each in contexts for ids in each.continuations]
-    theirs = Timed(lambda _: backend._loglikelihood_tokens(requests, disable_tqdm=True))
-    ours = Timed(lambda _: score(pair.checkpoint, contexts, full, rows=rows, traced=False))
-    scored = [(one.total_logprob, one.is_greedy) for of_context in ours.once() for one in of_context]
-    for (logprob, is_greedy), (their_logprob, was_greedy) in zip(scored, theirs.once(), strict=True):
+    reference = Timed(lambda _: backend._loglikelihood_tokens(requests, disable_tqdm=True))
+    local = Timed(lambda _: score(pair.checkpoint, contexts, full, rows=rows, traced=False))
+    scored = [(choice.total_logprob, choice.is_greedy) for of_context in local.once() for choice in of_context]
+    for (logprob, is_greedy), (their_logprob, was_greedy) in zip(scored, reference.once(), strict=True):
         assert abs(logprob - their_logprob) < CLOSE and is_greedy == was_greedy, "what differs cannot be compared"
-    found = compare(benchmark, theirs, ours)
+    comparison = compare(benchmark, reference, local)
     requests_per_s = len(requests) / benchmark.stats.stats.median
     record(
         benchmark,
         capsys,
-        found.ratio,
+        comparison.ratio,
         "x lm-eval",
         at_least=GOAL,
-        note=f"{requests_per_s:.1f} choices/s; {found.spread()}",
+        note=f"{requests_per_s:.1f} choices/s; {comparison.spread()}",
         requests_per_s=requests_per_s,
-        **found.about(),
+        **comparison.about(),
     )
 
 
@@ -84,16 +84,16 @@ def test_forced_decode_of_one_token(
             return run()
 
     at_once = Timed(lambda _: run())
-    for one, other in zip(run()[0], forced()[0], strict=True):
-        assert abs(one.total_logprob - other.total_logprob) < CLOSE, "what differs cannot be compared"
-    found = compare(benchmark, at_once, Timed(lambda _: forced()))
-    ms = statistics.median(found.base_s) * 1000
+    for expected, actual in zip(run()[0], forced()[0], strict=True):
+        assert abs(expected.total_logprob - actual.total_logprob) < CLOSE, "what differs cannot be compared"
+    comparison = compare(benchmark, at_once, Timed(lambda _: forced()))
+    ms = statistics.median(comparison.base_s) * 1000
     record(
         benchmark,
         capsys,
-        found.ratio,
+        comparison.ratio,
         "x one pass",
         at_least=NO_SLOWER,
-        note=f"{ms:.1f} ms in one pass; {found.spread()}",
-        **found.about(),
+        note=f"{ms:.1f} ms in one pass; {comparison.spread()}",
+        **comparison.about(),
     )

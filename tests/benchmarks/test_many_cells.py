@@ -86,8 +86,8 @@ def items(plan: Plan) -> tuple[CellJob, ...]:
 
 
 def test_plan(benchmark: Any, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = benchmark.pedantic(plan, (runs,), rounds=5)
-    assert made.states()["done"] == 2 * THRESHOLDS + 1
+    result = benchmark.pedantic(plan, (runs,), rounds=5)
+    assert result.states()["done"] == 2 * THRESHOLDS + 1
     record(benchmark, capsys, benchmark.stats.stats.median, "s", at_most=PLAN_S)
 
 
@@ -96,16 +96,16 @@ def test_plan_of_stale_cells(benchmark: Any, runs: Path, capsys: pytest.CaptureF
     text = suite.read_text()
     try:
         suite.write_text(text.replace("seed = 7", "seed = 8"))
-        made = benchmark.pedantic(plan, (runs,), rounds=5)
+        result = benchmark.pedantic(plan, (runs,), rounds=5)
     finally:
         suite.write_text(text)
-    assert made.states()["stale"] == 2 * THRESHOLDS + 1
+    assert result.states()["stale"] == 2 * THRESHOLDS + 1
     record(benchmark, capsys, benchmark.stats.stats.median, "s", at_most=PLAN_S)
 
 
 def test_estimate(benchmark: Any, runs: Path) -> None:
-    made = plan(runs)
-    estimates = benchmark.pedantic(estimate_plan, (made, runs / "spool", "all"), rounds=5)
+    result = plan(runs)
+    estimates = benchmark.pedantic(estimate_plan, (result, runs / "spool", "all"), rounds=5)
     assert all(estimate.seconds is not None for estimate in estimates.values())
 
 
@@ -115,8 +115,8 @@ def test_plan_command(benchmark: Any, runs: Path, capsys: pytest.CaptureFixture[
 
 
 def test_status(benchmark: Any, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = benchmark.pedantic(spool_status, (runs / "spool",), rounds=5)
-    assert found.counts["ok"] == 2 * THRESHOLDS + 1
+    result = benchmark.pedantic(spool_status, (runs / "spool",), rounds=5)
+    assert result.counts["ok"] == 2 * THRESHOLDS + 1
     record(benchmark, capsys, benchmark.stats.stats.median, "s", at_most=STATUS_S)
 
 

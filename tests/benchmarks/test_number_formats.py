@@ -37,10 +37,12 @@ def test_exit_after_a_third(
         pair.decoding(parts, prompts, checkpoint=checkpoint) for parts in (pair.full(), leaving(pair, gate, exit_layer))
     )
     assert set(early.told()[0].exit_layers) == {exit_layer}
-    found = compare(benchmark, full, early)
+    comparison = compare(benchmark, full, early)
     tokens_per_s = pair.shape.new_tokens / benchmark.stats.stats.median
-    note = f"exit {exit_layer} of {pair.n_blocks}; {tokens_per_s:.1f} tokens/s; {found.spread()}"
-    record(benchmark, capsys, found.ratio, "x full depth", note=note, tokens_per_s=tokens_per_s, **found.about())
+    note = f"exit {exit_layer} of {pair.n_blocks}; {tokens_per_s:.1f} tokens/s; {comparison.spread()}"
+    record(
+        benchmark, capsys, comparison.ratio, "x full depth", note=note, tokens_per_s=tokens_per_s, **comparison.about()
+    )
 
 
 def leaving(pair: Pair, gate: str, exit_layer: int) -> Parts:

@@ -30,17 +30,17 @@ def test_prefill(pair: Pair, rows: int, tokens: int, benchmark: Any, capsys: pyt
     inputs, requests = pair.inputs(prompts), [Request(prompt) for prompt in prompts]
     engine = Timed(lambda _: prefill(pair.checkpoint.model, requests, pair.shape.new_tokens))
     engine.once(), prefilled(pair, inputs)
-    found = compare(benchmark, Timed(lambda _: prefilled(pair, inputs)), engine, budget_s=2.0)
+    comparison = compare(benchmark, Timed(lambda _: prefilled(pair, inputs)), engine, budget_s=2.0)
     tokens_per_s = sum(map(len, prompts)) / benchmark.stats.stats.median
     record(
         benchmark,
         capsys,
-        found.ratio,
+        comparison.ratio,
         "x transformers",
         at_least=NO_SLOWER,
-        note=f"{tokens_per_s:.0f} tokens/s; {found.spread()}",
+        note=f"{tokens_per_s:.0f} tokens/s; {comparison.spread()}",
         tokens_per_s=tokens_per_s,
-        **found.about(),
+        **comparison.about(),
     )
 
 

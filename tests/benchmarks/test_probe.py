@@ -36,34 +36,34 @@ def test_probe(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -
     prompts, new_tokens = pair.prompts(BATCH_ROWS), NEW_TOKENS[pair.label]
     stepped = evenly(prompts, STEPPED[pair.label])
     decoding = pair.decoding(pair.full(), prompts, new_tokens)
-    answers = [made.token_ids for made in decoding.once()]
+    answers = [answer.token_ids for answer in decoding.once()]
     probing = Timed(lambda _: probe(pair.checkpoint, prompts, answers))
-    cell = Timed(lambda _: probe(pair.checkpoint, prompts, [made.token_ids for made in decoding.once()]))
+    cell = Timed(lambda _: probe(pair.checkpoint, prompts, [answer.token_ids for answer in decoding.once()]))
     assert_same(step_by_step(pair, prompts[0]), cell.once(), new_tokens)
-    found = compare(benchmark, Timed(lambda _: [step_by_step(pair, prompt) for prompt in stepped]), cell)
+    comparison = compare(benchmark, Timed(lambda _: [step_by_step(pair, prompt) for prompt in stepped]), cell)
     clock = benchmark._timer
     probed_s = statistics.median(probing.seconds(clock) for _ in range(3))
-    of_one = len(stepped) / BATCH_ROWS  # scales to one document: the mean over those timed
-    stepped_s = statistics.median(found.base_s) / of_one
-    known, bound = stepped_s / probed_s, stepped_s / head_s(pair, prompts, answers, clock)
+    per_document = len(stepped) / BATCH_ROWS  # scales to one document: the mean over those timed
+    stepped_s = statistics.median(comparison.base_s) / per_document
+    given_answers, bound = stepped_s / probed_s, stepped_s / head_s(pair, prompts, answers, clock)
     tokens_per_s = BATCH_ROWS * new_tokens / benchmark.stats.stats.median
     record(
         benchmark,
         capsys,
-        found.ratio / of_one,
+        comparison.ratio / per_document,
         "x step by step",
         at_least=GOAL,
         note=(
-            f"{known:.1f} of known answers; {bound:.1f} if it were the LM head's products alone; "
-            f"{tokens_per_s:.0f} tokens/s; {found.spread(of_one)}"
+            f"{given_answers:.1f} of known answers; {bound:.1f} if it were the LM head's products alone; "
+            f"{tokens_per_s:.0f} tokens/s; {comparison.spread(per_document)}"
         ),
-        of_known_answers=known,
+        of_known_answers=given_answers,
         of_the_head_alone=bound,
         tokens_per_s=tokens_per_s,
         probed_s=probed_s,
         documents=BATCH_ROWS,
         stepped_documents=len(stepped),
-        **found.about(),
+        **comparison.about(),
     )
 
 
@@ -87,7 +87,7 @@ def step_by_step(pair: Pair, prompt: list[int]) -> dict[str, np.ndarray]:
     probable token, its probability and the entropy, each [N, L]. A probe records fifteen more columns.
     """
     model = pair.reference
-    made = model.generate(
+    output = model.generate(
         input_ids=torch.tensor([prompt]),
         max_new_tokens=NEW_TOKENS[pair.label],
         do_sample=False,
@@ -96,7 +96,7 @@ def step_by_step(pair: Pair, prompt: list[int]) -> dict[str, np.ndarray]:
     )
     rows = [
         [read_out(model, state, is_last=block == pair.n_blocks) for block, state in enumerate(states[1:], 1)]
-        for states in made.decoder_hidden_states
+        for states in output.decoder_hidden_states
     ]
     columns = np.array(rows)
     return {name: columns[..., place] for place, name in enumerate(("top1_id", "p1", "entropy"))}
@@ -112,7 +112,7 @@ def read_out(model: Any, state: Tensor, *, is_last: bool) -> tuple[float, float,
     return top1.item(), p1.item(), torch.special.entr(p_V).sum().item()
 
 
-def assert_same(expected: dict[str, np.ndarray], found: dict[str, Any], tokens: int) -> None:
+def assert_same(expected: dict[str, np.ndarray], actual: dict[str, Any], tokens: int) -> None:
     """Assert that the first document's signals are equal."""
     for name, values in expected.items():
-        np.testing.assert_allclose(found[name][:tokens], values, rtol=2e-3, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(actual[name][:tokens], values, rtol=2e-3, atol=1e-5, err_msg=name)

@@ -30,11 +30,11 @@ def test_products_alone(pair: Pair, dtype: torch.dtype, benchmark: Any, capsys: 
             for projection in weights:
                 projection(x[projection.weight.shape[1]])
 
-    found = compare(benchmark, pair.decoding(pair.full(), pair.prompts(), checkpoint=checkpoint), Timed(products))
-    took_s = statistics.median(found.measured_s) / new_tokens
+    comparison = compare(benchmark, pair.decoding(pair.full(), pair.prompts(), checkpoint=checkpoint), Timed(products))
+    took_s = statistics.median(comparison.measured_s) / new_tokens
     read_bytes = sum(projection.weight.numel() * projection.weight.element_size() for projection in weights)
     note = f"{took_s * 1e3:.2f} ms a token; {read_bytes / 1e6:.0f} MB at {read_bytes / took_s / 1e9:.1f} GB/s"
-    record(benchmark, capsys, 1 / found.ratio, "%", note=note, read_bytes=read_bytes, **found.about())
+    record(benchmark, capsys, 1 / comparison.ratio, "%", note=note, read_bytes=read_bytes, **comparison.about())
 
 
 def read_each_token(model: Transformer) -> list[Any]:

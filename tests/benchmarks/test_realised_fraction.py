@@ -53,10 +53,10 @@ def test_realised_fraction_of_a_gate(pair: Pair, gate: str, benchmark: Any, caps
     shallow = round(pair.n_blocks / 3)
     if name in ("free", "self-speculation"):
         params = {**params, "exit_layer": shallow}
-    asked = pair.parts(name, **params)
+    early = pair.parts(name, **params)
     if name != "self-speculation":
-        asked = replace(asked, threshold=Decided([shallow, shallow, shallow, pair.n_blocks]))
-    measure(pair, asked, GATE_GOALS[pair.label], benchmark, capsys)
+        early = replace(early, threshold=Decided([shallow, shallow, shallow, pair.n_blocks]))
+    measure(pair, early, GATE_GOALS[pair.label], benchmark, capsys)
 
 
 def measure(pair: Pair, early: Parts, goal: float, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,23 +65,23 @@ def measure(pair: Pair, early: Parts, goal: float, benchmark: Any, capsys: pytes
     full, method = pair.decoding(pair.full(), prompts), pair.decoding(early, prompts)
     answers = method.told()
     ideal = ideal_over_full(pair, early, answers, PROMPT_TOKENS)
-    exits = [layer for made in answers for layer in made.exit_layers]
+    exits = [layer for answer in answers for layer in answer.exit_layers]
     mean_exit = sum(exits) / len(exits)
-    found = compare(benchmark, full, method)
+    comparison = compare(benchmark, full, method)
     record(
         benchmark,
         capsys,
-        found.ratio / ideal.by_bytes,
+        comparison.ratio / ideal.by_bytes,
         "%",
         at_least=goal,
         note=(
-            f"exit {mean_exit:.3g} of {pair.n_blocks}: speed-up {found.ratio:.2f} of {ideal.by_bytes:.2f}; "
-            f"{found.spread(ideal.by_bytes)}"
+            f"exit {mean_exit:.3g} of {pair.n_blocks}: speed-up {comparison.ratio:.2f} of {ideal.by_bytes:.2f}; "
+            f"{comparison.spread(ideal.by_bytes)}"
         ),
         mean_exit_layer=mean_exit,
         n_blocks=pair.n_blocks,
-        speedup=found.ratio,
+        speedup=comparison.ratio,
         ideal_by_bytes=ideal.by_bytes,
         ideal_by_flops=ideal.by_flops,
-        **found.about(),
+        **comparison.about(),
     )

@@ -66,11 +66,11 @@ def swept(source: str, gate: str, decayed: bool = False, documents: bool = False
     with duckdb.connect(config={"threads": THREADS}) as connection:
         rules = [f"0.9 * {level!r} + 0.1 * {level!r} * exp(-4.0 * position / {POSITIONS})" for level in levels]
         thresholds = thresholds_by_position(connection, rules, POSITIONS) if decayed else levels
-        asked = range(1, BLOCKS)
-        found = sweep(connection, source, GATES[gate], "top1_id[l]", asked, BLOCKS, thresholds, documents)
+        blocks = range(1, BLOCKS)
+        result = sweep(connection, source, GATES[gate], "top1_id[l]", blocks, BLOCKS, thresholds, documents)
     took_s = time.perf_counter() - started
-    assert len(found.mean_exit_layer) == THRESHOLDS
-    assert (np.diff(found.mean_exit_layer) >= 0).all()
+    assert len(result.mean_exit_layer) == THRESHOLDS
+    assert (np.diff(result.mean_exit_layer) >= 0).all()
     return took_s
 
 

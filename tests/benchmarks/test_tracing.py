@@ -40,13 +40,13 @@ class Stopwatch:
     @contextmanager
     def over(self, *targets: tuple[Any, str]) -> Iterator[None]:
         patches = [patch.object(owner, name, self._timed(getattr(owner, name))) for owner, name in targets]
-        for one in patches:
-            one.start()
+        for patcher in patches:
+            patcher.start()
         try:
             yield
         finally:
-            for one in patches:
-                one.stop()
+            for patcher in patches:
+                patcher.stop()
 
     def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any, **named: Any) -> Any:

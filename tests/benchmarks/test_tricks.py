@@ -99,7 +99,7 @@ def test_trick_of_a_batch(pair: Pair, trick: str, benchmark: Any, capsys: pytest
 @pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME], indirect=True)
 def test_trick_of_the_probe(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Measure probe signals in chunks of a few tokens, so that logits stay in the CPU cache."""
-    answers = [made.token_ids for made in pair.decoding(pair.full(), pair.prompts(8)).once()]
+    answers = [answer.token_ids for answer in pair.decoding(pair.full(), pair.prompts(8)).once()]
     probing = Timed(lambda _: probe(pair.checkpoint, pair.prompts(8), answers))
     measure(probing, probing, lambda: patch.object(signals, "PIECE_NUMEL", 2**40), benchmark, capsys)
 

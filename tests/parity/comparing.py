@@ -72,9 +72,9 @@ class Comparison:
                 lengths = [len(column) for column in (answer.tokens, answer.exits, answer.asked)]
                 raise ValueError(f"{published.key!r}, {answer.key!r}: tokens, exits and scores are {lengths}")
         self.documents += 1
-        found = self._difference(published, ours)
-        self.identical += not found
-        self.first = self.first or (found and f"document {published.key}: {found}")
+        difference = self._difference(published, ours)
+        self.identical += not difference
+        self.first = self.first or (difference and f"document {published.key}: {difference}")
         for side, answer in enumerate((published, ours)):
             self.tokens[side] += len(answer.tokens)
             self.rolled_back[side] += answer.rolled_back
@@ -87,13 +87,13 @@ class Comparison:
     def _difference(self, published: Answer, ours: Answer) -> str:
         """Return the first difference in words; compare scores up to there."""
         for at, (token, other) in enumerate(zip(published.tokens, ours.tokens, strict=False)):
-            where = f"token {at + 1}"
-            if (told := self._scores(published.asked[at], ours.asked[at])) is not None:
-                return f"{where}: {told}"
+            place = f"token {at + 1}"
+            if (scores := self._scores(published.asked[at], ours.asked[at])) is not None:
+                return f"{place}: {scores}"
             if published.exits[at] != ours.exits[at]:
-                return f"{where}: leaves after block {published.exits[at]} there, {ours.exits[at]} here"
+                return f"{place}: leaves after block {published.exits[at]} there, {ours.exits[at]} here"
             if token != other:
-                return f"{where}: {token} there, {other} here"
+                return f"{place}: {token} there, {other} here"
         if len(published.tokens) != len(ours.tokens):
             return f"{len(published.tokens)} tokens there, {len(ours.tokens)} here"
         if published.rolled_back != ours.rolled_back:
@@ -120,16 +120,16 @@ def compared(published: Iterable[Answer], ours: Iterable[Answer]) -> Comparison:
         ValueError: The documents differ, or an answer lacks exits or scores of a token.
     """
     comparison = Comparison()
-    for one, other in zip(published, ours, strict=True):
-        comparison.add(one, other)
+    for first, second in zip(published, ours, strict=True):
+        comparison.add(first, second)
     return comparison
 
 
 def differing_thresholds(published: Sequence[float], ours: Sequence[float]) -> str:
     """Return the first difference between two lists of thresholds, in words; "" if they are equal."""
-    for at, (one, other) in enumerate(zip(published, ours, strict=True)):
-        if not abs(one - other) < 1e-9:
-            return f"threshold {at + 1}: {one:.4f} there, {other:.4f} here"
+    for at, (first, second) in enumerate(zip(published, ours, strict=True)):
+        if not abs(first - second) < 1e-9:
+            return f"threshold {at + 1}: {first:.4f} there, {second:.4f} here"
     return ""
 
 
@@ -146,23 +146,23 @@ HEADER = (
 )
 
 
-def cells(name: str, found: Comparison) -> list[str]:
+def cells(name: str, comparison: Comparison) -> list[str]:
     """Return a table row: one number if both programs agree, else published / local."""
 
     def both(values: Sequence[int]) -> str:
         return f"{values[0]}" if values[0] == values[1] else f"{values[0]} / {values[1]}"
 
-    means = [f"{depth / max(1, n):.3f}" for depth, n in zip(found.depth, found.tokens, strict=True)]
+    means = [f"{depth / max(1, n):.3f}" for depth, n in zip(comparison.depth, comparison.tokens, strict=True)]
     return [
         name,
-        f"{found.documents}",
-        both(found.tokens),
-        f"{found.equal_tokens}",
-        f"{found.equal_exits}",
-        f"{found.largest:.1e} ({found.scores})" if found.scores else "",
-        both(found.rolled_back) if any(found.rolled_back) else "",
+        f"{comparison.documents}",
+        both(comparison.tokens),
+        f"{comparison.equal_tokens}",
+        f"{comparison.equal_exits}",
+        f"{comparison.largest:.1e} ({comparison.scores})" if comparison.scores else "",
+        both(comparison.rolled_back) if any(comparison.rolled_back) else "",
         means[0] if means[0] == means[1] else " / ".join(means),
-        f"{found.identical}",
+        f"{comparison.identical}",
     ]
 
 

@@ -148,12 +148,12 @@ def _shallow(
     differs: str = "",
 ) -> Configuration:
     params = {"exit_layer": shallow, "threshold": threshold, "kv_policy": kv_policy}
-    asked = {"use_shallow_deep": True, "shallow_exit_layer": shallow, "shallow2deep_conf_type": "softmax"}
-    asked |= {"shallow2deep_conf_threshold": threshold, **(settings or {})}
-    if "rollback_conf_threshold" in asked:
-        params["rollback"] = asked["rollback_conf_threshold"]
+    arguments = {"use_shallow_deep": True, "shallow_exit_layer": shallow, "shallow2deep_conf_type": "softmax"}
+    arguments |= {"shallow2deep_conf_threshold": threshold, **(settings or {})}
+    if "rollback_conf_threshold" in arguments:
+        params["rollback"] = arguments["rollback_conf_threshold"]
     title = f"{name}/{model} S={shallow}/{threshold:g}"
-    return Configuration(title, "free", f"builtin-{model}", "free", params, asked, every, differs=differs)
+    return Configuration(title, "free", f"builtin-{model}", "free", params, arguments, every, differs=differs)
 
 
 def _mee() -> Iterator[Configuration]:
@@ -247,6 +247,6 @@ def _pruned() -> Iterator[Configuration]:
         yield gated("JSD contrast", "weighted", *divergent, threshold, first=3, params=plain)
     yield gated("reweighted contrast", "vanilla", *weighed, 0.9, first=2, params=plain)
     yield gated("JSD contrast", "vanilla", *divergent, 0.9, first=3, params=plain)
-    whole = "PRUNE's amateurs read the whole vocabulary up to the first block asked"
-    yield gated("JSD contrast", "weighted", *divergent, 0.9, first=3, params=plain, pruning="fixed", differs=whole)
+    reason = "PRUNE's amateurs read the whole vocabulary up to the first block asked"
+    yield gated("JSD contrast", "weighted", *divergent, 0.9, first=3, params=plain, pruning="fixed", differs=reason)
     yield gated("reweighted contrast", "weighted", *weighed, 0.9, first=2, params=plain, pruning="adaptive")

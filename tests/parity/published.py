@@ -72,24 +72,24 @@ class Watch:
         """Return exit layer and (block, score) pairs of every token that was not undone."""
         after = [*self.rolled_back[1:], getattr(self.model, "rollback_num", 0)]
         exits: list[int] = []
-        asked: list[list[tuple[int, float]]] = []
+        gated: list[list[tuple[int, float]]] = []
         for scores, leaves, before, now in zip(self.scores, self.leaves, self.rolled_back, after, strict=True):
             if now > before:  # undone tokens, of which the full model chooses the first again
-                del exits[before - now :], asked[before - now :]
+                del exits[before - now :], gated[before - now :]
             pairs = list(enumerate(scores, self.first_block))
-            asked.append(pairs)
+            gated.append(pairs)
             exits.append(pairs[leaves.index(True)][0] if True in leaves else self.n_blocks)
-        return exits, asked
+        return exits, gated
 
 
 def main(job_path: str) -> None:
     job = json.loads(Path(job_path).read_text(encoding="utf-8"))
     torch.set_num_threads(1)
     sys.path.insert(0, job["source"])
-    out, sys.stdout = sys.stdout, sys.stderr  # the code prints; stdout is for answers only
+    output, sys.stdout = sys.stdout, sys.stderr  # the code prints; stdout is for answers only
     for configuration in job["configurations"]:
-        made = {"name": configuration["name"], **RUNTIMES[configuration["runtime"]](configuration)}
-        print(json.dumps(made), file=out, flush=True)
+        answers = {"name": configuration["name"], **RUNTIMES[configuration["runtime"]](configuration)}
+        print(json.dumps(answers), file=output, flush=True)
 
 
 @torch.inference_mode()
@@ -105,13 +105,13 @@ def deployed(configuration: dict[str, Any]) -> dict[str, Any]:
     answers = []
     for document in configuration["documents"]:
         watch.clear()
-        before, known = model.rollback_num, sum(len(labels) for labels in model.decoder.stack_ident_all)
+        before, n_known = model.rollback_num, sum(len(labels) for labels in model.decoder.stack_ident_all)
         ids = generate(model, document, [document["prompt"]])
-        exits, asked = watch.trace()
-        answer = {"key": document["key"], "tokens": ids[0], "exits": exits, "asked": asked}
+        exits, scores = watch.trace()
+        answer = {"key": document["key"], "tokens": ids[0], "exits": exits, "asked": scores}
         answer["rolled_back"] = model.rollback_num - before
         if settings.get("use_adapt_threshold"):
-            answer |= {"threshold": model.decoder.bmm_threshold, "known": known}  # with its sample size
+            answer |= {"threshold": model.decoder.bmm_threshold, "known": n_known}  # with its sample size
         answers.append(answer)
     history = []
     if settings.get("use_adapt_threshold"):
@@ -135,8 +135,8 @@ def at_full_depth(configuration: dict[str, Any]) -> dict[str, Any]:
     for document in configuration["documents"]:
         watch.clear()
         ids = generate(model, document, [document["prompt"]] * 2)
-        exits, asked = watch.trace()
-        answers.append({"key": document["key"], "tokens": ids[0], "exits": exits, "asked": asked, "rolled_back": 0})
+        exits, scores = watch.trace()
+        answers.append({"key": document["key"], "tokens": ids[0], "exits": exits, "asked": scores, "rolled_back": 0})
     return {"answers": answers, "history": []}
 
 
@@ -145,13 +145,13 @@ def thresholds(configuration: dict[str, Any]) -> dict[str, Any]:
     import numpy as np
     from util.bmm import BetaMixture1D
 
-    found = []
+    results = []
     with np.errstate(all="ignore"):
         for scores, labels in configuration["histories"]:
             mixture = BetaMixture1D()
             mixture.fit(np.array(scores), np.array(labels))
-            found.append(float(mixture.predict_proba(0.3, 0.9)))
-    return {"thresholds": found}
+            results.append(float(mixture.predict_proba(0.3, 0.9)))
+    return {"thresholds": results}
 
 
 RUNTIMES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -185,8 +185,8 @@ def load(cls: Any, configuration: dict[str, Any]) -> Any:
         weights |= {name.replace("out.", "linear."): value for name, value in weights.items()}
         if model.cm_head is None:
             model.cm_head = missing_network(model.config.d_model, configuration["settings"]["exit_conf_type"])
-        known = {name: weights[name] for name in model.cm_head.state_dict()}
-        model.cm_head.load_state_dict(known)
+        head_weights = {name: weights[name] for name in model.cm_head.state_dict()}
+        model.cm_head.load_state_dict(head_weights)
         model.cm_head.eval()
     return model
 
