@@ -49,6 +49,12 @@ class Frame:
 
         Raises:
             UserError: If DuckDB refuses the query.
+
+        Examples:
+            >>> with open_database(path) as database:
+            ...     frame = Frame.query(database, "SELECT task, count(*) AS n FROM runs GROUP BY task ORDER BY task")
+            >>> frame.values("task")
+            ['squad', 'xsum']
         """
         columns, rows = database.rows(sql, parameters)
         return cls(columns, tuple(dict(zip(columns, map(rounded, row), strict=True)) for row in rows))
@@ -60,9 +66,10 @@ class Frame:
     def groups(self, *names: str) -> Iterator[tuple[tuple[Any, ...], "Frame"]]:
         """Group rows by the columns `names`, sorted by their values; rows keep their order within a group.
 
-        Example:
-            for (task,), rows in frame.groups("task"):
-                print(task, rows.values("share"))
+        Examples:
+            >>> frame = Frame(("task", "share"), ({"task": "squad", "share": 0.5}, {"task": "xsum", "share": 0.25}))
+            >>> [(task, rows.values("share")) for (task,), rows in frame.groups("task")]
+            [('squad', [0.5]), ('xsum', [0.25])]
         """
 
         def key(row: Row) -> tuple[Any, ...]:

@@ -52,6 +52,12 @@ def labels(rows: Iterable[Row], *, brief: bool = False) -> dict[Setting, str]:
     """Return a unique label per setting: the method, its swept parameters, and parameters with unusual values.
 
     A method with one setting shows its parameters (except those switched off) if they are few, else its threshold.
+
+    Examples:
+        >>> row = {"method": "calm-softmax", "kv_policy": "state-copy"}
+        >>> rows = [{**row, "params": '{"threshold": 0.8}'}, {**row, "params": '{"threshold": 0.9}'}]
+        >>> list(labels(rows).values())
+        ['calm-softmax threshold=0.8', 'calm-softmax threshold=0.9']
     """
     by_method: dict[str, dict[Setting, dict[str, Any]]] = defaultdict(dict)
     for row in rows:

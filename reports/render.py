@@ -52,6 +52,11 @@ def write_report(
 
     Raises:
         UserError: If the database cannot be opened, its findings forbid a final report, or `out` cannot be written.
+
+    Examples:
+        >>> summary = write_report(Path("runs/exitbench.duckdb"), Path("runs/report"), draft=True)
+        >>> summary.index_html
+        PosixPath('runs/report/index.html')
     """
     folder = out / "figures"
     with _naming_folder(out), Drawings(folder, workers) as drawings:
