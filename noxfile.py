@@ -1,25 +1,25 @@
-"""Every command a person types. `nox -l` lists them; arguments after `--` go to the command inside.
+"""Sessions for developers. `nox -l` lists them; arguments after `--` are passed to the session's command.
 
 nox -s bench                      the built-in suite: train, run, report
 nox -s bench -- multi30k-en-fr --data-dir ../data
-nox -s bench -- my-suite.toml --hub   models and data of the Hugging Face hub may be fetched
+nox -s bench -- my-suite.toml --hub   allow downloads of models and data from the Hugging Face hub
 nox -s train                      the models of the built-in suite, from scratch
 nox -s report
 nox -s paper -- mee                   the suite behind a paper's figures, then its report: mee, prune, natcap or heads
-nox -s check                          what to know before citing the results
-nox -s browser                        the report's page and the documentation in a real Chromium
+nox -s check                          findings to read before citing the results
+nox -s browser                        tests of the report's page and the documentation in a real Chromium
 nox -s tests -- tests/methods -k oracle
-nox -s tests -- -m fast               in about a minute: what tests/slow.txt does not name
+nox -s tests -- -m fast               about a minute: all tests not listed in tests/slow.txt
 nox -s tests -- -n 0 --pdb            in one process
-nox -s notebook                       the notebook executed: runs/notebooks has the copy with its pictures
-nox -s docs                           the documentation as a site, for a browser without network: runs/site/index.html
+nox -s notebook                       execute the notebooks; copies with pictures are written to runs/notebooks
+nox -s docs                           build the documentation as an offline site: runs/site/index.html
 nox -s perf -- -k replay              benchmarks; their times go into the database of runs (--runs DIR for another)
-nox -s perf -- --against HEAD~1 -k replay     how fast the work tree is beside another commit
-nox -s slurm                      the cluster's executor against a real Slurm on this machine; root, slurm-wlm and munge
+nox -s perf -- --against HEAD~1 -k replay     time the work tree against another commit
+nox -s slurm                      test the Slurm executor on a real local Slurm; needs root, slurm-wlm and munge
 nox -s parity -- --free DIR --mee DIR --pruning DIR       decoding against published code, token for token
 nox -s engines                        every view and saved query in DuckDB 1.4 LTS and 1.5, command line and library
 nox -s models                         every family of transformers on the hosted engine; writes docs/models.md
-nox -s lock                       hashes.txt anew, after a change to constraints.txt
+nox -s lock                       write hashes.txt again after a change to constraints.txt
 """
 
 import os
@@ -36,20 +36,21 @@ PROJECT = nox.project.load_toml("pyproject.toml")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 PUBLISHED_CODE = ("transformers", "torch", "numpy", "scipy", "matplotlib", "seaborn", "einops", "safetensors")
 DUCKDB_ENGINES = ("duckdb~=1.4.4", "duckdb-cli~=1.4.4", "duckdb~=1.5.6")
-"""Beside the pinned library (2.0) and command line (1.5): the long-term release, and the library before ours."""
+"""DuckDB versions tested in addition to the pinned library (2.0) and command line (1.5): the LTS release and the
+library's previous version."""
 PAPERS = ("mee", "prune", "natcap", "heads")
 UV = "uv==0.13.9"
-# torch's CPU build for CPython 3.11 on x86-64 Linux, which the package index does not have.
+# Hash of torch's CPU build for CPython 3.11 on x86-64 Linux, which is not on PyPI.
 TORCH_CPU = "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b"
 
 
 def install_locked(session: nox.Session, *requirements: str) -> None:
-    """Install requirements at the pinned versions, each file only if its SHA-256 is the one that was pinned."""
-    if session.virtualenv.is_sandboxed:  # `--no-venv`: the environment is the user's, a cluster module say
+    """Install requirements at the pinned versions; a file with another SHA-256 than the pinned one is an error."""
+    if session.virtualenv.is_sandboxed:  # with `--no-venv`, the environment is the user's, such as a cluster module
         pinned = ("--quiet", "--disable-pip-version-check", "--require-hashes", "-c", "hashes.txt")
-        for torch in (one for one in requirements if one.startswith("torch==")):
-            # A build that lies in a folder pip is told of (PIP_FIND_LINKS), say the one without CUDA, goes before the
-            # index's, which takes gigabytes more: pip itself prefers files whose hashes an index tells.
+        for torch in (name for name in requirements if name.startswith("torch==")):
+            # A build in a PIP_FIND_LINKS folder, such as the one without CUDA, takes precedence over the index's, which
+            # is gigabytes larger. pip itself would prefer files whose hashes an index lists.
             session.install(*pinned, "--no-index", "--no-deps", torch, silent=True, success_codes=[0, 1])
         session.install(*pinned, *requirements)
 
@@ -64,7 +65,7 @@ def install(session: nox.Session, *groups: str) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Run a suite (default: builtin) and report; finished cells are not run again."""
+    """Run a suite (default: builtin) and write the report; finished cells are not run again."""
     install(session)
     arguments = session.posargs or ["builtin"]
     session.run("exitbench", "run", *arguments, env={} if "--hub" in arguments else OFFLINE)
@@ -79,27 +80,27 @@ def train(session: nox.Session) -> None:
 
 @nox.session
 def engines(session: nox.Session) -> None:
-    """Ask every view and saved query with other versions of DuckDB, none of which is pinned by hash."""
+    """Run every view and saved query on other versions of DuckDB, which are not pinned by hash."""
     install(session, "test")
-    found = []
+    outputs = []
     for engine in DUCKDB_ENGINES:
         folder = Path(session.create_tmp()) / engine
         session.install("--quiet", "--no-deps", "--upgrade", "--target", str(folder), engine)
-        found.append(folder / "bin" / "duckdb" if engine.startswith("duckdb-cli") else folder)
+        outputs.append(folder / "bin" / "duckdb" if engine.startswith("duckdb-cli") else folder)
     tests = ["tests/results/database/test_command_line.py", *session.posargs]
-    session.run("pytest", "-n", "0", *tests, env={"EXITBENCH_ENGINES": os.pathsep.join(map(str, found))})
+    session.run("pytest", "-n", "0", *tests, env={"EXITBENCH_ENGINES": os.pathsep.join(map(str, outputs))})
 
 
 @nox.session
 def report(session: nox.Session) -> None:
-    """Rebuild every figure and table from the database; loads no model."""
+    """Rebuild every figure and table from the database, without loading a model."""
     install(session)
     session.run("exitbench", "report", *session.posargs, env=OFFLINE)
 
 
 @nox.session
 def paper(session: nox.Session) -> None:
-    """Run the suite that feeds a paper's figures (mee, prune, natcap or heads), then write its report."""
+    """Run the suite behind a paper's figures (mee, prune, natcap or heads), then write the paper's report."""
     install(session)
     name, *arguments = session.posargs or [""]
     if name not in PAPERS:
@@ -111,7 +112,7 @@ def paper(session: nox.Session) -> None:
 
 @nox.session
 def readme(session: nox.Session) -> None:
-    """Make the README's table and picture anew, from the built-in suite's database."""
+    """Rebuild the README's table and picture from the built-in suite's database."""
     install(session)
     database = session.posargs or ["runs/exitbench.duckdb"]
     session.run("python", "-m", "exitbench.reports.documentation", *database, env=OFFLINE)
@@ -119,38 +120,38 @@ def readme(session: nox.Session) -> None:
 
 @nox.session
 def check(session: nox.Session) -> None:
-    """Show what to know of the results before citing them; fails where a final report is refused."""
+    """Show findings to read before citing the results; fail if they forbid a final report."""
     install(session)
     session.run("exitbench", "check", *session.posargs, env=OFFLINE)
 
 
-def one_process_a_core() -> dict[str, str]:
-    """The environment of pytest-xdist's `-n auto` that counts the cores this process may use, one thread each."""
+def one_worker_per_core() -> dict[str, str]:
+    """Return environment variables for one pytest-xdist worker with one thread per core that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {"PYTEST_XDIST_AUTO_NUM_WORKERS": str(cores), "OMP_NUM_THREADS": "1"}
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the test suite, without network, on every core."""
+    """Run the test suite on all cores, without network."""
     install(session, "test")
-    # Neighbours share session fixtures: worksteal starts with one stretch of the suite a process, and moves the rest of
-    # one only to a process that ran out, where the other ways deal tests or files around.
-    # What a worker imports is compiled once for all, also where the shell's variables would have it compiled anew.
-    env = OFFLINE | one_process_a_core() | {"PYTHONDONTWRITEBYTECODE": ""}
+    # Neighbouring tests share session fixtures: worksteal gives each process one contiguous part of the suite and moves
+    # tests only to idle processes, while the other modes distribute single tests or files.
+    # Workers share compiled bytecode, even if the shell's variables disable writing it.
+    env = OFFLINE | one_worker_per_core() | {"PYTHONDONTWRITEBYTECODE": ""}
     session.run("pytest", "-n", "auto", "--dist", "worksteal", *session.posargs, env=env)
 
 
 @nox.session
 def browser(session: nox.Session) -> None:
-    """Open the report's page and the site in headless Chromium (Debian: apt-get install chromium) and use it."""
+    """Test the report's page and the documentation in headless Chromium (Debian: apt-get install chromium)."""
     install(session, "test", "browser", "docs")
     session.run("pytest", "tests/browser", *session.posargs, env=OFFLINE)
 
 
 @nox.session
 def slurm(session: nox.Session) -> None:
-    """Start a Slurm of one node (needs root, slurm-wlm and munge) and run suites through it."""
+    """Run suites on a one-node Slurm started for the tests (needs root, slurm-wlm and munge)."""
     install(session, "test")
     install_locked(session, *PROJECT["project"]["optional-dependencies"]["slurm"])
     session.run("pytest", "tests/slurm", *session.posargs, env=OFFLINE)
@@ -158,7 +159,7 @@ def slurm(session: nox.Session) -> None:
 
 @nox.session
 def notebook(session: nox.Session) -> None:
-    """Execute docs/notebooks as a reader would; copies with tables and pictures lie in runs/notebooks."""
+    """Execute docs/notebooks; copies with tables and pictures are written to runs/notebooks."""
     install(session, "notebook")
     executed = shutil.copytree("docs/notebooks", "runs/notebooks", dirs_exist_ok=True)
     for path in sorted(Path(executed).glob("*.ipynb")):
@@ -167,8 +168,8 @@ def notebook(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the site of the documentation into runs/site; a broken link fails. Its pictures are of a small run."""
-    install(session, "docs", "lint")  # signatures on the API page are formatted by ruff
+    """Build the documentation into runs/site, with pictures of a small run; a broken link is an error."""
+    install(session, "docs", "lint")  # ruff formats the signatures on the API page
     small = ("--only", "weighted/squad/*", "--kinds", "quality,probe,replay", "--limit", "20")
     session.run("exitbench", "run", "builtin", *small, "--no-report", "--runs", "runs/docs", env=OFFLINE)
     session.run("exitbench", "report", "--only", "?*", "--draft", "--runs", "runs/docs", env=OFFLINE)
@@ -185,10 +186,10 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Check types of the package as installed: mypy does not follow editable installs."""
+    """Check types of the installed package, since mypy does not follow editable installs."""
     checker = (*PROJECT["build-system"]["requires"], *nox.project.dependency_groups(PROJECT, "types"))
     copy, packages = session.cache_dir / "installed", session.cache_dir.parent / "tests" / "bin" / "python"
-    if packages.exists():  # the environment of `tests` has what we import, gigabytes of it
+    if packages.exists():  # reuse the environment of `tests`, which has gigabytes of imported packages
         install_locked(session, *checker)
         options = ("--python-executable", str(packages))
     else:
@@ -203,43 +204,43 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def scale(session: nox.Session) -> None:
-    """Build a database of 100 million rows by layer from made-up attempts, and time all that reads it."""
+    """Build a database of 100 million per-layer rows from synthetic attempts, and time all queries."""
     install(session, "test")
     session.run("python", "tests/benchmarks/large_database.py", *(session.posargs or ["runs/scale"]), env=OFFLINE)
 
 
 @nox.session
 def perf(session: nox.Session) -> None:
-    """Run the benchmarks and keep their times in the database, or compare with another commit (--against REV)."""
+    """Run the benchmarks and store their times in the database, or compare with another commit (--against REV)."""
     install(session, "perf")
-    # When interrupted, it brings what was timed into the database, or removes its copies.
+    # On interrupt, the command stores the times so far in the database, or removes its copies.
     patience = {"interrupt_timeout": 60.0, "terminate_timeout": 60.0}
     session.run("python", "tests/benchmarks/run.py", *session.posargs, env=OFFLINE, **patience)
 
 
 @nox.session
 def faults(session: nox.Session) -> None:
-    """Kill processes, fill the disk, read while writing: takes a while; some of it needs root to mount file systems."""
+    """Test crashes, full disks and concurrent readers. Slow; some tests need root to mount file systems."""
     install(session, "test")
     session.run("pytest", "tests/faults", *session.posargs, env=OFFLINE)
 
 
 @nox.session
 def parity(session: nox.Session) -> None:
-    """Compare decoding with published code, token for token: -- --free DIR --mee DIR --pruning DIR (docs/parity.md)."""
+    """Compare decoding with published code token by token: -- --free DIR --mee DIR --pruning DIR (docs/parity.md)."""
     install(session)
-    place = session.cache_dir / "published"  # an environment of its own: the code needs another transformers
+    place = session.cache_dir / "published"  # a separate environment, since the code needs another transformers version
     python = str(place / "bin" / "python")
     session.run("python", "-m", "venv", str(place))
     pinned = ("--require-hashes", "-c", "tests/parity/hashes.txt", *PUBLISHED_CODE)
-    # The session's pip: one that comes with Python takes no names whose versions only the constraints pin.
+    # Uses the session's pip: the one bundled with Python rejects names that only the constraints pin.
     session.run("python", "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check", *pinned)
     session.run("python", "tests/parity/run.py", "--python", python, *session.posargs, env=OFFLINE)
 
 
 @nox.session
 def models(session: nox.Session) -> None:
-    """Try a tiny checkpoint of every family of transformers on the hosted engine, and write docs/models.md."""
+    """Test a tiny checkpoint of every transformers family on the hosted engine, and write docs/models.md."""
     install(session)
     arguments = session.posargs or ["--write"]
     session.run("python", "tests/models/run.py", *arguments, env=OFFLINE | {"OMP_NUM_THREADS": "1"})
@@ -253,7 +254,7 @@ def lock(session: nox.Session) -> None:
     options = (*what, "--quiet", "--no-annotate", "--no-header")
     for folder in (Path(), Path("tests/parity")):
         constraints, hashes = folder / "constraints.txt", folder / "hashes.txt"
-        hashes.unlink(missing_ok=True)  # else uv reads it first, and keeps what it says
+        hashes.unlink(missing_ok=True)  # else uv reads it first and keeps its pins
         session.run("uv", "pip", "compile", *options, str(constraints), "--output-file", str(hashes))
         lines = hashes.read_text(encoding="utf-8").splitlines()
         place = next(number for number, line in enumerate(lines) if line.startswith("torch=="))

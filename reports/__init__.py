@@ -7,15 +7,15 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class ReportSummary:
-    """What was written.
+    """Result of writing a report: its files and what is missing from it.
 
     Attributes:
-        index_html: The page; its folder can be moved, and as a single file it can be sent alone.
-        files: Every other file of the report, under figures/ and tables/ beside the page.
+        index_html: Path of the page. Its folder can be moved; a page written as a single file can be sent alone.
+        files: Every other file of the report, under figures/ and tables/ next to the page.
         figures: Names of the figures drawn.
         empty: Names of the figures and tables that the database has no rows for.
-        broken: Figures that could not be drawn, and why.
-        is_draft: Whether findings say not to cite it, which the page says first.
+        broken: Figures that could not be drawn, each with the reason.
+        is_draft: Whether findings forbid citing the report; the page says so at its top.
     """
 
     index_html: Path

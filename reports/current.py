@@ -1,4 +1,4 @@
-"""The report as it lies there, where it is of this very database and by this very code; else it is written anew."""
+"""Reuse an existing report if database, code and files are unchanged; else write it again."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ from exitbench.results.files.duckdb_files import require_duckdb_file
 from exitbench.results.files.formats import content_id, source_files
 
 NOTE: Final = ".report.json"
-"""File beside the page that says what it was made from, and how."""
+"""File next to the page that records the inputs and arguments of the report."""
 _PARTS: Final = ("index.html", "figures/**/*", "tables/**/*")
 _MAKES: Final = ("duckdb", "jinja2", "markupsafe", "matplotlib", "numpy", "pyarrow")
 
@@ -31,67 +31,67 @@ def current_report(
     workers: int = 1,
     progress: bool = False,
 ) -> ReportSummary:
-    """Return the report that lies in `out` where each of its files would come out the same; else `write_report`.
+    """Return the report already in `out` if writing it again would give the same files; else call `write_report`.
 
-    Database, code, versions of libraries and every file written must have the digests that they had then. Arguments and
+    The digests of the database, the code, library versions and every written file must be unchanged. Arguments and
     errors are those of `write_report`.
     """
     require_duckdb_file(database)
     state = file_state(database)
-    asked = None if state is None else content_id([_code(), sha256(database.resolve()), paper, draft, single_file])
-    if asked is not None and (kept := _kept(out, asked)) is not None:
-        return kept
-    # Imported here: matplotlib and DuckDB take a second that nobody waits for where nothing is to be written.
+    request = None if state is None else content_id([_code(), sha256(database.resolve()), paper, draft, single_file])
+    if request is not None and (existing := _existing_report(out, request)) is not None:
+        return existing
+    # Imported here because matplotlib and DuckDB take a second to load, not needed if the report is current.
     from exitbench.reports.render import write_report
 
     summary = write_report(
         database, out, paper=paper, draft=draft, single_file=single_file, workers=workers, progress=progress
     )
-    if asked is not None and file_state(database) == state and not summary.broken:  # nobody wrote into it meanwhile
-        _remember(out, asked, summary)
+    if request is not None and file_state(database) == state and not summary.broken:  # database unchanged
+        _remember(out, request, summary)
     return summary
 
 
-def _kept(out: Path, asked: str) -> ReportSummary | None:
-    """Return what was written; nothing where that was of something else, or a file is not as it was."""
+def _existing_report(folder: Path, request: str) -> ReportSummary | None:
+    """Return the existing report; None if its inputs differ or one of its files has changed."""
     try:
-        note = json.loads((out / NOTE).read_bytes())
-        if note["asked"] != asked or note["digests"] != _digests(out):
+        note = json.loads((folder / NOTE).read_bytes())
+        if note["asked"] != request or note["digests"] != _digests(folder):
             return None
-        files = tuple(out / name for name in note["files"])
+        files = tuple(folder / name for name in note["files"])
         return ReportSummary(
-            out / "index.html", files, tuple(note["figures"]), tuple(note["empty"]), {}, bool(note["is_draft"])
+            folder / "index.html", files, tuple(note["figures"]), tuple(note["empty"]), {}, bool(note["is_draft"])
         )
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
 
 
-def _remember(out: Path, asked: str, summary: ReportSummary) -> None:
+def _remember(folder: Path, request: str, summary: ReportSummary) -> None:
     note: dict[str, Any] = {
-        "asked": asked,
-        "files": [str(file.relative_to(out)) for file in summary.files],
+        "asked": request,
+        "files": [str(file.relative_to(folder)) for file in summary.files],
         "figures": summary.figures,
         "empty": summary.empty,
         "is_draft": summary.is_draft,
     }
-    with contextlib.suppress(OSError):  # without a note it is written again
-        write_whole_file(out / NOTE, json.dumps({**note, "digests": _digests(out)}))
+    with contextlib.suppress(OSError):  # without the note, the next call writes the report again
+        write_whole_file(folder / NOTE, json.dumps({**note, "digests": _digests(folder)}))
 
 
-def _digests(out: Path) -> dict[str, str]:
-    """Digests of all files of the report, and of whatever else lies among them."""
-    found = (path for part in _PARTS for path in out.glob(part) if path.is_file())
-    return {str(path.relative_to(out)): sha256(path) for path in found}
+def _digests(folder: Path) -> dict[str, str]:
+    """Return digests of all files in the report's folder."""
+    paths = (path for part in _PARTS for path in folder.glob(part) if path.is_file())
+    return {str(path.relative_to(folder)): sha256(path) for path in paths}
 
 
 @cache
 def _code() -> str:
-    """Digest of all that a page is made by: sources, queries, templates and texts of ours, and versions of others."""
-    digests = [sha256(path.resolve()) for path in _sources()]  # some installers put links there
+    """Return a digest of local sources, queries, templates and texts, and of third-party versions."""
+    digests = [sha256(path.resolve()) for path in _sources()]  # some installers install links
     return content_id([*digests, platform.python_version(), *(version(name) for name in _MAKES)])
 
 
 def _sources() -> list[Path]:
-    """Every file of the two packages that write reports, and what lies beneath all of them."""
+    """Return every file of the two packages that write reports, and of the modules that all packages import."""
     beneath = sorted(Path(terminal.__file__).parent.glob("*.py"))
     return beneath + [path for package in (reports, results) for _, path in source_files(package, "*.*")]

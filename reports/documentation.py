@@ -1,7 +1,7 @@
-"""What the documentation shows of reports: the gallery of figures, and the README's results.
+"""Parts of the documentation that come from reports: the gallery of figures and the README's results.
 
-`python -m exitbench.reports.documentation DATABASE`, in the repository's root, writes the README's table, picture
-and data, docs/results.json, from which the tests make both again.
+`python -m exitbench.reports.documentation DATABASE`, in the repository's root, writes the README's table and picture
+and their data, docs/results.json, from which the tests build both again.
 """
 
 import html
@@ -40,11 +40,11 @@ drawn, not what early exit is worth. [Reproduce a figure](guide/reproduce-a-figu
 
 
 def gallery(pictures: Path, address: str) -> str:
-    """Return the page.
+    """Return the gallery page in Markdown.
 
     Args:
-        pictures: Folder in which `exitbench report` has drawn figures; one that is not there is no error.
-        address: Where the page finds them.
+        pictures: Folder in which `exitbench report` has drawn figures; it need not exist.
+        address: URL of that folder, relative to the page.
     """
     parts = [_START]
     for section, sources in groupby(discover(figures), key=lambda source: source.section):
@@ -58,7 +58,7 @@ def gallery(pictures: Path, address: str) -> str:
 
 
 def drawn_pictures(pictures: Path) -> dict[str, Path]:
-    """Return the pictures that are there, by the name of the figure."""
+    """Return the existing pictures by figure name."""
     named = {source.name: pictures / f"{source.name}.svg" for source in discover(figures)}
     return {name: picture for name, picture in named.items() if picture.is_file()}
 
@@ -78,31 +78,31 @@ def _figure(source: Source, pictures: Path, address: str) -> str:
 
 
 def _finding(pictures: Path, name: str) -> str:
-    """What a picture that was drawn shows, as it was noted beside it."""
+    """Return the finding recorded with a figure's picture."""
     note = note_of(pictures, name)
     return str(json.loads(note.read_bytes())["finding"]) if note.is_file() else ""
 
 
 def _text(text: str) -> str:
-    """Plain text in Markdown, where only code in backticks is left as it is."""
+    """Escape text for Markdown, except for code in backticks."""
     parts = text.split("`")
     parts[::2] = [_MARKS.sub(r"\\\1", html.escape(part, quote=False)) for part in parts[::2]]
     return "`".join(parts)
 
 
 def update_readme(root: Path, database: Path) -> None:
-    """Write data, picture and table below `root`.
+    """Write the README's data, picture and table below `root`.
 
     Args:
         root: Folder of the README.
         database: A result database, usually the built-in suite's.
 
     Raises:
-        UserError: It cannot be opened, or has nothing to show.
+        UserError: The database cannot be opened, or has nothing to show.
     """
     with open_database(database) as opened:
         rows = {source.name: Frame.query(opened, source.sql).rows for source in _sources()}
-    if missing := sorted(name for name, found in rows.items() if not found):
+    if missing := sorted(name for name, content in rows.items() if not content):
         raise UserError(f"{database} has no rows for {', '.join(missing)}: run `nox -s bench` first.")
     (root / README_DATA).write_text(json.dumps(rows, indent=0, sort_keys=True) + "\n", "utf-8")
     (root / README_PICTURE).write_bytes(readme_picture(root))
@@ -111,14 +111,14 @@ def update_readme(root: Path, database: Path) -> None:
 
 
 def readme_table(root: Path) -> str:
-    """Return the table that the README should have, from the data below `root`."""
-    source, frame = _of(_TABLE, root)
+    """Return the README's table, built from the data below `root`."""
+    source, frame = _query_stored(_TABLE, root)
     return markdown_table(fill(source, frame))
 
 
 def readme_picture(root: Path) -> bytes:
-    """Return the picture that should be below `root`, from the data there."""
-    source, frame = _of(_FIGURE, root)
+    """Return the README's picture, built from the data below `root`."""
+    source, frame = _query_stored(_FIGURE, root)
     with style.theme(style.LIGHT):
         figure = source.module.plot(frame)
         style.lay_out(figure)
@@ -129,7 +129,7 @@ def _sources() -> list[Source]:
     return [source for source in (*discover(tables), *discover(figures)) if source.name in (_TABLE, _FIGURE)]
 
 
-def _of(name: str, root: Path) -> tuple[Source, Frame]:
+def _query_stored(name: str, root: Path) -> tuple[Source, Frame]:
     (source,) = (source for source in _sources() if source.name == name)
     rows: list[dict[str, Any]] = json.loads((root / README_DATA).read_text("utf-8"))[name]
     return source, Frame(tuple(rows[0]), tuple(rows))

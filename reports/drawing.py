@@ -1,4 +1,4 @@
-"""Draws figures and writes their files, in processes of their own where there are cores, while more rows are read."""
+"""Draw figures and write their files, in parallel processes if there are cores, while more rows are read."""
 
 import contextlib
 import gc
@@ -32,32 +32,32 @@ from exitbench.results.files.formats import content_id, sources_sha256
 from exitbench.terminal import visible
 
 KINDS: Final = ("pdf", "svg", "png")
-"""Of files for papers and slides. They take twice as long as what the page shows, and are drawn where asked for."""
+"""Kinds of files for papers and slides. Drawn on request only: they take twice as long as the page's pictures."""
 PAGE: Final = "page"
-"""Folder of the pictures that the page shows, in that of the figures."""
+"""Subfolder of the pictures that the page shows, within the folder of figures."""
 _DRAWS: Final = ("matplotlib", "numpy")
 
 
 def digest(name: str, frame: Frame) -> str:
-    """Digest of what a figure is drawn from: its rows, in their order, and the code of all reports."""
+    """Return a digest of a figure's inputs: its rows, in their order, and the code of all reports."""
     rows = repr((name, frame.columns, [list(row.items()) for row in frame.rows]))
     return hashlib.sha256(f"{_code()}\0{rows}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @cache
 def _code() -> str:
-    """Digest of all that draws: every source of this package, since figures share parts, and versions of libraries."""
+    """Return a digest of every source of this package, since figures share code, and of the libraries' versions."""
     return content_id([sources_sha256(reports), *(version(name) for name in _DRAWS)])
 
 
 def note_of(folder: Path, name: str) -> Path:
-    """Return where it is noted what a figure was drawn from."""
+    """Return the path of the note that records a figure's inputs."""
     return folder / f".{name}.drawn"
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """What became of one figure: its picture for the page and its finding, or why there is none."""
+    """Result of drawing one figure: its picture for the page and its finding, or the error."""
 
     name: str
     picture: Path | None = None
@@ -66,33 +66,33 @@ class Drawing:
 
 
 def picture_of(folder: Path, name: str, drawn_from: str) -> Path:
-    """Return where what the page shows lies.
+    """Return the path of the picture that the page shows.
 
-    It is named after what it is drawn from: who reads a page while another is written finds its own.
+    Its name has a digest of its inputs, so that an open page keeps its pictures while another page is written.
     """
     return folder / PAGE / f"{name}.{drawn_from[:12]}.svg"
 
 
 def file_of(folder: Path, name: str, kind: str) -> Path:
-    """Return where a file for papers lies."""
+    """Return the path of a file for papers."""
     return folder / f"{name}.{kind}"
 
 
-def kinds_to_keep(folder: Path, name: str, asked: Collection[str]) -> tuple[str, ...]:
-    """Return the kinds that are asked for, and those that are there: they stay those of the page."""
-    return tuple(kind for kind in KINDS if kind in asked or file_of(folder, name, kind).exists())
+def kinds_to_keep(folder: Path, name: str, requested: Collection[str]) -> tuple[str, ...]:
+    """Return the requested kinds and those that exist already, so that existing files keep matching the page."""
+    return tuple(kind for kind in KINDS if kind in requested or file_of(folder, name, kind).exists())
 
 
 def remember_drawn(folder: Path, drawing: Drawing, drawn_from: str, kinds: Collection[str]) -> None:
-    """Note what a figure was drawn from, its finding, and digests of its files."""
-    with contextlib.suppress(OSError):  # without a note it is drawn again
+    """Write a note with a figure's inputs, its finding, and digests of its files."""
+    with contextlib.suppress(OSError):  # without the note, the figure is drawn again
         files = _digests(folder, drawing.name, drawn_from, kinds)
         note = {"drawn_from": drawn_from, "finding": drawing.finding, "files": files}
         write_whole_file(note_of(folder, drawing.name), json.dumps(note))
 
 
 def drawn_before(folder: Path, name: str, drawn_from: str, kinds: Collection[str]) -> Drawing | None:
-    """Return a figure as it was drawn; nothing where it is to be drawn, or a file of these kinds is not as noted."""
+    """Return a figure drawn earlier; None if its inputs or a file of these kinds differ from the note."""
     try:
         note = json.loads(note_of(folder, name).read_bytes())
         finding = note["finding"]
@@ -110,22 +110,22 @@ def _digests(folder: Path, name: str, drawn_from: str, kinds: Collection[str]) -
 
 
 _WORTH_A_PROCESS: Final = 2
-"""Figures: to start a process takes as long as to draw one."""
+"""Figures per process: starting a process takes as long as drawing one figure."""
 _COLLECTED_AT: Final = 50_000
-"""New objects: at Python's 700 a sixth of the time goes into looking for garbage, of which there is little."""
+"""Garbage collection threshold in new objects: at Python's 700, collecting takes a sixth of the time for little."""
 
 
 @dataclass(frozen=True)
 class DrawnFigure:
-    """A figure as the page needs it.
+    """Figure with everything that the page shows of it.
 
     Attributes:
         source: Its query and its texts.
         frame: The rows behind it.
-        picture: What the page shows; None when there was nothing to draw, or it could not be drawn.
-        finding: What it shows of these rows, in one sentence; empty without a picture.
-        error: Why it could not be drawn, else empty.
-        files: What lies beside the page: files for papers (light theme), and the frame as CSV.
+        picture: Picture for the page; None without rows, or if drawing failed.
+        finding: Result that these rows show, in one sentence; empty without a picture.
+        error: Reason why drawing failed, else empty.
+        files: Files next to the page: files for papers (light theme), and the frame as CSV.
     """
 
     source: Source
@@ -137,13 +137,13 @@ class DrawnFigure:
 
     @property
     def caption(self) -> str:
-        """The finding, then how to read the figure; names out of the data are in it."""
+        """Finding, then how to read the figure; may contain names from the data."""
         return f"{self.finding} {self.source.module.CAPTION}".lstrip()
 
 
 @dataclass(frozen=True)
 class _Task:
-    """A figure that is to be drawn."""
+    """Figure to draw."""
 
     name: str
     frame: Frame
@@ -152,19 +152,19 @@ class _Task:
 
 
 class Drawings:
-    """Figures in a folder: of each a picture for the page, its rows as CSV, and files for papers where asked for.
+    """Figures of a folder: for each a picture for the page, its rows as CSV, and files for papers on request.
 
-    One whose rows and code are those that it was drawn from before, and whose files are as they were, stays. Files for
-    papers that are there are drawn with the picture: whatever lies beside a page is of the page's rows.
+    A figure with unchanged rows, code and files is not drawn again. Existing files for papers are redrawn with the
+    picture, so that everything next to a page has the page's rows.
     """
 
     def __init__(self, folder: Path, workers: int, kinds: Collection[str] = ()) -> None:
-        """Write nothing yet.
+        """Set up the folder's figures without writing.
 
         Args:
-            folder: Where to write.
-            workers: Processes that draw, this one among them, which does so at the end.
-            kinds: Of files for papers, some of `KINDS`.
+            folder: Folder to write to.
+            workers: Number of drawing processes, including this one, which draws last.
+            kinds: Kinds of files for papers, a subset of `KINDS`.
         """
         self._folder, self._workers, self._kinds = folder, workers, kinds
         self._material: list[tuple[Source, Frame]] = []
@@ -186,7 +186,7 @@ class Drawings:
         gc.set_threshold(*self._collected_at)
 
     def add(self, source: Source, frame: Frame) -> None:
-        """Take a figure; a process begins to draw it where there is one."""
+        """Add a figure; a free process starts drawing it."""
         self._material.append((source, frame))
         if not frame.rows:
             return
@@ -200,41 +200,41 @@ class Drawings:
             self._begin()
 
     def finish(self, progress: bool = False) -> tuple[DrawnFigure, ...]:
-        """Return all figures, in the order in which they were added, when the last is drawn.
+        """Return all figures, in the order in which they were added, once all are drawn.
 
         Args:
-            progress: Whether to show a bar, where there is a terminal.
+            progress: Whether to show a progress bar on a terminal.
 
         Raises:
             OSError: A file cannot be written.
             UserError: A process that draws was killed.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        with counting("figures") if progress else nullcontext(lambda done, total: None) as on_drawing:
-            for done, drawing in enumerate(self._drawn(), start=1):
+        with counting("figures") if progress else nullcontext(lambda n_done, total: None) as on_drawing:
+            for n_done, drawing in enumerate(self._drawn(), start=1):
                 self._drawings[drawing.name] = drawing
-                on_drawing(done, len(self._tasks))
+                on_drawing(n_done, len(self._tasks))
                 if drawing.picture:
                     task = self._tasks[drawing.name]
                     remember_drawn(self._folder, drawing, task.drawn_from, task.kinds)
         return tuple(self._finished(source, frame) for source, frame in self._material)
 
     def _begin(self) -> None:
-        """Hand out what no process has yet."""
+        """Submit the tasks that no process has yet."""
         if self._pool is None:  # DuckDB's threads must not be forked
             self._pool = ProcessPoolExecutor(self._workers - 1, get_context("spawn"), _prepare_worker)
         for task in list(self._tasks.values())[len(self._begun) :]:
             self._begun.append(self._pool.submit(draw, task.name, task.frame, self._folder, task.kinds))
 
     def _drawn(self) -> Iterator[Drawing]:
-        tasks, begun = list(self._tasks.values()), list(self._begun)
-        # The others take the first that is left, this process the last: nobody waits while there is one.
-        while len(tasks) > len(begun) or (begun and begun[-1].cancel()):
+        tasks, futures = list(self._tasks.values()), list(self._begun)
+        # Other processes take tasks from the front, this one from the back, so that none is idle while tasks remain.
+        while len(tasks) > len(futures) or (futures and futures[-1].cancel()):
             task = tasks.pop()
-            del begun[len(tasks) :]
+            del futures[len(tasks) :]
             yield draw(task.name, task.frame, self._folder, task.kinds)
         try:
-            yield from (future.result() for future in as_completed(begun))
+            yield from (future.result() for future in as_completed(futures))
         except BrokenProcessPool as error:
             raise UserError(
                 "A process that draws was killed, for its memory perhaps. Fewer cores need less."
@@ -253,13 +253,13 @@ class Drawings:
 
 
 def _prepare_worker() -> None:
-    """Look for garbage as rarely as the parent does, and end with it however it ends."""
+    """Set the parent's garbage collection threshold, and exit with the parent even if it is killed."""
     gc.set_threshold(_COLLECTED_AT)
     threading.Thread(target=_end_with_parent, name="lifeline", daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """Wait until the parent is gone: a pool's process that waits for work would outlive a `kill -9` of it."""
+    """Exit when the parent is gone: an idle pool process would survive a `kill -9` of its parent."""
     parent = parent_process()
     assert parent is not None
     parent.join()
@@ -267,13 +267,13 @@ def _end_with_parent() -> None:
 
 
 def draw(name: str, frame: Frame, folder: Path, kinds: Collection[str] = KINDS) -> Drawing:
-    """Write one figure for the page and in some kinds of files. One that cannot be drawn says so and spoils no other.
+    """Write one figure for the page and as files of some kinds. A failure is returned as the drawing's error.
 
     Args:
-        name: Of the figure, which a process can be sent, unlike its module.
+        name: Name of the figure; unlike its module, it can be sent to another process.
         frame: At least one row.
-        folder: Where to write.
-        kinds: Of files for papers, beside the page's picture.
+        folder: Folder to write to.
+        kinds: Kinds of files for papers, in addition to the page's picture.
 
     Raises:
         OSError: A file cannot be written.
@@ -286,18 +286,18 @@ def draw(name: str, frame: Frame, folder: Path, kinds: Collection[str] = KINDS) 
             files = {file_of(folder, name, kind): style.save(figure, kind) for kind in kinds}
     except Exception as error:
         return Drawing(name, error=f"{type(error).__name__}: {error}")
-    shown = picture_of(folder, name, digest(name, frame))
-    shown.parent.mkdir(parents=True, exist_ok=True)
-    for file, content in ({shown: picture} | files).items():
+    path = picture_of(folder, name, digest(name, frame))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for file, content in ({path: picture} | files).items():
         write_whole_file(file, content)
-    return Drawing(name, shown, finding)
+    return Drawing(name, path, finding)
 
 
 def plotted(source: Source, frame: Frame) -> tuple[style.ReportFigure, str]:
     """Return a figure, laid out, and its finding.
 
     Args:
-        source: Which.
+        source: The figure's source.
         frame: At least one row.
     """
     drawable = _drawable(frame)
@@ -309,7 +309,7 @@ def plotted(source: Source, frame: Frame) -> tuple[style.ReportFigure, str]:
 
 
 def _drawable(frame: Frame) -> Frame:
-    """The frame with what no picture can hold spelled out: a control character makes an SVG no XML."""
+    """Return the frame with control characters escaped: an SVG with them is not valid XML."""
     return Frame(
         frame.columns,
         tuple(

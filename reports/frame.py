@@ -1,4 +1,4 @@
-"""The rows a query gave: the only data type that figures and tables see."""
+"""Result rows of a query: the only data type that figures and tables see."""
 
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,23 +16,23 @@ Row = Mapping[str, Any]
 _HIDDEN = "SELECT table_name FROM duckdb_tables() WHERE temporary"
 
 NAMING_VIEWS = ("settings", "run_names", "parameters", "runs")
-"""What runs are called and where they ran, a row each: nearly every other view is made of these."""
+"""Views with names and environments of runs, on which nearly all other views depend."""
 
 _DIGITS = 10
-"""Significant digits of a number: the last of its sixteen depend on the order in which DuckDB's threads add."""
+"""Significant digits of a number: the last of sixteen depend on the order in which DuckDB's threads add."""
 
 
 _MOST_CHARACTERS = 1_000
-"""Of a text in a figure or a table: a name in a suite has 100 at most."""
+"""Maximum length of a text in a figure or a table; a name in a suite has 100 at most."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """An ordered table. Every query ends in a total ORDER BY, so that a frame has one possible order.
+    """Ordered table. Every query ends in a total ORDER BY, so that a frame's order is unique.
 
     Attributes:
         columns: Column names, in order.
-        rows: One mapping of column name to value a row; SQL's NULL is None.
+        rows: One mapping from column name to value per row; SQL's NULL is None.
     """
 
     columns: tuple[str, ...]
@@ -40,25 +40,37 @@ class Frame:
 
     @classmethod
     def query(cls, database: Database, sql: str, parameters: Mapping[str, Any] | None = None) -> "Frame":
-        """Run `sql` and keep its whole result, numbers to ten digits, so that it is the same each time.
+        """Run `sql` and return its result, with floats rounded to ten digits for reproducible output.
 
         Args:
-            database: Where.
-            sql: DuckDB SQL; `$name` stands for a parameter.
-            parameters: Their values.
+            database: An open database.
+            sql: DuckDB SQL; `$name` is a parameter.
+            parameters: Values by parameter name.
 
         Raises:
             UserError: If DuckDB refuses the query.
+
+        Examples:
+            >>> with open_database(path) as database:
+            ...     frame = Frame.query(database, "SELECT task, count(*) AS n FROM runs GROUP BY task ORDER BY task")
+            >>> frame.values("task")
+            ['squad', 'xsum']
         """
         columns, rows = database.rows(sql, parameters)
         return cls(columns, tuple(dict(zip(columns, map(rounded, row), strict=True)) for row in rows))
 
     def bounded(self) -> "Frame":
-        """Return the frame with long texts cut in their middle: a database may have names of a megabyte."""
+        """Return the frame with long texts shortened in the middle: names in a database can be a megabyte long."""
         return Frame(self.columns, tuple({name: _cut(value) for name, value in row.items()} for row in self.rows))
 
     def groups(self, *names: str) -> Iterator[tuple[tuple[Any, ...], "Frame"]]:
-        """Yield (values of the columns `names`, their rows), sorted by those values; rows keep their order."""
+        """Group rows by the columns `names`, sorted by their values; rows keep their order within a group.
+
+        Examples:
+            >>> frame = Frame(("task", "share"), ({"task": "squad", "share": 0.5}, {"task": "xsum", "share": 0.25}))
+            >>> [(task, rows.values("share")) for (task,), rows in frame.groups("task")]
+            [('squad', [0.5]), ('xsum', [0.25])]
+        """
 
         def key(row: Row) -> tuple[Any, ...]:
             return tuple(row[name] for name in names)
@@ -67,11 +79,11 @@ class Frame:
             yield values, Frame(self.columns, tuple(rows))
 
     def where(self, keep: Callable[[Row], bool]) -> "Frame":
-        """Return the rows that `keep` says to."""
+        """Return the rows for which `keep` is true, as a frame."""
         return Frame(self.columns, tuple(filter(keep, self.rows)))
 
     def values(self, name: str) -> list[Any]:
-        """Return one column."""
+        """Return the values of one column, in row order."""
         return [row[name] for row in self.rows]
 
     def distinct(self, name: str) -> list[Any]:
@@ -92,27 +104,27 @@ def _cut(value: Any) -> Any:
 
 
 def rounded(value: Any) -> Any:
-    """Return a number without the digits that vary from run to run, and anything else as it is."""
+    """Return a float rounded to the digits that are reproducible, and any other value unchanged."""
     return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
 
 
 @contextmanager
 def computed_once(database: Database, views: Sequence[str]) -> Iterator[None]:
-    """Hide views that many queries ask behind temporary tables of their names: the SQL stays as it is without them.
+    """Materialise views as temporary tables of the same names while the context is open; queries need no change.
 
-    Views that are made of these find the tables too. Queries of small databases are faster by it as well: most of their
-    time goes into planning the views that they name.
+    Views that depend on these read the tables too. Small databases gain as well: most of their query time is planning
+    the views.
 
     Args:
         database: An open database.
-        views: Their names, each behind those that it is made of. What is hidden already stays so.
+        views: Names of the views, each after the views it depends on. Views materialised earlier are left alone.
     """
     hidden = {name for (name,) in database.duck.execute(_HIDDEN).fetchall()}
-    own = [view for view in views if view not in hidden]
-    for view in own:
+    added = [view for view in views if view not in hidden]
+    for view in added:
         database.duck.execute(f"CREATE TEMP TABLE {view} AS FROM {view}")
     try:
         yield
     finally:
-        for view in own:
+        for view in added:
             database.duck.execute(f"DROP TABLE temp.{view}")

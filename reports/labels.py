@@ -1,6 +1,6 @@
-"""Names of methods and parameters, and words and numbers of sentences, as a reader wants them.
+"""Labels of methods and parameters, and formatting of words and numbers in sentences.
 
-A name is only what tells two settings apart, and never too long.
+A label has only what distinguishes two settings, and is never too long.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ if TYPE_CHECKING:
     from exitbench.reports.frame import Row
 
 OTHER_LENGTH = "†"
-"""Beside speed-ups of answers whose length is not full depth's."""
+"""Mark next to speed-ups of answers whose length differs from full depth's."""
 
 NOT_MEASURABLE = "not measurable now"
-"""In place of a speed-up whose interval, or whose noise floor, is wider than 10 times: of a busy machine, or of very
-few documents."""
+"""Text in place of a speed-up whose interval or noise floor spans more than a factor of 10, as on a busy machine or
+with very few documents."""
 
 TOO_WIDE = "intervals are wider than 10 times"
 
 Setting = tuple[str, str, str]  # (method, parameters as JSON text, KV policy)
 
 FLOAT32 = "float32"
-"""The number format that others are compared with."""
+"""Number format that others are compared with."""
 
 _KV_POLICY = "kv_policy"
 _THRESHOLD = "threshold"
-_FEW = 2  # parameters that a method with one setting shows
+_FEW = 2  # most parameters shown for a method with one setting
 
 
 def setting(row: Row) -> Setting:
-    """Return the method, its parameters and its KV policy: what a row of a sweep is a setting of."""
+    """Return a row's setting: the method, its parameters and its KV policy."""
     return row["method"], row["params"], row[_KV_POLICY] or ""
 
 
 def describe(params: dict[str, Any], *, brief: bool = False) -> str:
-    """Return ``'name=value, ...'`` with short numbers; `brief` leaves the names of thresholds and of words out."""
+    """Return ``'name=value, ...'`` with short numbers; `brief` omits the names of thresholds and of text values."""
     return ", ".join(
         _value(value) if brief and (name == _THRESHOLD or isinstance(value, str)) else f"{name}={_value(value)}"
         for name, value in params.items()
@@ -49,33 +49,38 @@ def describe(params: dict[str, Any], *, brief: bool = False) -> str:
 
 
 def labels(rows: Iterable[Row], *, brief: bool = False) -> dict[Setting, str]:
-    """Return a label for each setting: the method, the parameters that it sweeps, and what else is not the usual.
+    """Return a unique label per setting: the method, its swept parameters, and parameters with unusual values.
 
-    A method with one setting shows its parameters (but what is switched off) if they are few, else its threshold. Two
-    settings never have one label.
+    A method with one setting shows its parameters (except those switched off) if they are few, else its threshold.
+
+    Examples:
+        >>> row = {"method": "calm-softmax", "kv_policy": "state-copy"}
+        >>> rows = [{**row, "params": '{"threshold": 0.8}'}, {**row, "params": '{"threshold": 0.9}'}]
+        >>> list(labels(rows).values())
+        ['calm-softmax threshold=0.8', 'calm-softmax threshold=0.9']
     """
     by_method: dict[str, dict[Setting, dict[str, Any]]] = defaultdict(dict)
     for row in rows:
         by_method[row["method"]][setting(row)] = _params(row)
     named: dict[Setting, str] = {}
     for method, settings in by_method.items():
-        shown = {key: describe(params, brief=brief) for key, params in _shown(settings).items()}
-        times = Counter(shown.values())
+        texts = {key: describe(params, brief=brief) for key, params in _parameters_to_show(settings).items()}
+        times = Counter(texts.values())
         varying = sorted(_varying(list(settings.values())))
-        for key, text in shown.items():
-            alike = times[text] > 1  # numbers that differ late, or words of which one goes without saying
-            named[key] = f"{method} {_exact(settings[key], varying) if alike else text}".rstrip()
+        for key, text in texts.items():
+            ambiguous = times[text] > 1  # numbers that differ in late digits, or text values of which one is omitted
+            named[key] = f"{method} {_exact(settings[key], varying) if ambiguous else text}".rstrip()
     return named
 
 
 def against_float32(row: Row) -> str | None:
-    """Return what a row's number format changes of full depth, such as ``'0.14 nats, 98.0 % of choices equal'``.
+    """Return how a row's number format changes full depth, such as ``'0.14 nats, 98.0 % of choices equal'``.
 
     Args:
-        row: Has dtype and frontier's columns of formats.
+        row: Row with dtype and the view frontier's columns on number formats.
 
     Returns:
-        None for float32; ``'not measured'`` where nothing is known.
+        None for float32; ``'not measured'`` if unknown.
     """
     if row["dtype"] == FLOAT32:
         return None
@@ -87,31 +92,31 @@ def against_float32(row: Row) -> str | None:
 
 
 def number_format(row: Row) -> str | None:
-    """Return the same as a sentence's beginning, ``'bfloat16 against float32: ...'``; None for float32."""
-    told = against_float32(row)
-    return None if told is None else f"{row['dtype']} against {FLOAT32}: {told}"
+    """Return `against_float32` as the beginning of a sentence, ``'bfloat16 against float32: ...'``."""
+    note = against_float32(row)
+    return None if note is None else f"{row['dtype']} against {FLOAT32}: {note}"
 
 
 def spoken(label: str) -> str:
-    """Return a label as one says it: ``'calm-softmax at 0.9 with decay=code'``."""
+    """Return a label for use in a sentence: ``'calm-softmax at 0.9 with decay=code'``."""
     method, _, params = label.partition(" ")
-    first, _, rest = params.partition(", ")
+    first, _, remainder = params.partition(", ")
     if not first.startswith(f"{_THRESHOLD}="):
         return label
-    said = f"{method} at {first.removeprefix(f'{_THRESHOLD}=')}"
-    return f"{said} with {rest}" if rest else said
+    phrase = f"{method} at {first.removeprefix(f'{_THRESHOLD}=')}"
+    return f"{phrase} with {remainder}" if remainder else phrase
 
 
 def varying_parameters(rows: Iterable[Row]) -> dict[str, frozenset[str]]:
-    """Return, for each method, the parameters (its KV policy is one) that do not have one value in all its rows."""
-    seen: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    """Return by method the parameters (including the KV policy) whose values differ between its rows."""
+    by_method: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        seen[row["method"]].append(_params(row))
-    return {method: frozenset(_varying(params)) for method, params in seen.items()}
+        by_method[row["method"]].append(_params(row))
+    return {method: frozenset(_varying(params)) for method, params in by_method.items()}
 
 
 def is_sweep(rows: Iterable[Row]) -> bool:
-    """Say whether the rows (of one method) are one line: settings that differ in exactly one parameter."""
+    """Return whether the rows (of one method) form one line: settings that differ in exactly one parameter."""
     return [len(names) for names in varying_parameters(rows).values()] == [1]
 
 
@@ -121,10 +126,10 @@ def natural_key(text: str) -> list[tuple[str, float]]:
 
 
 def count(numbers: Iterable[int | None], unit: str) -> str:
-    """Return how many documents or tokens some results stand on, as one number or as a range; nothing if none says."""
-    if not (known := [number for number in numbers if number is not None]):
+    """Return the documents or tokens behind some results, as one number or a range; empty if none is known."""
+    if not (counts := [number for number in numbers if number is not None]):
         return ""
-    fewest, most = min(known), max(known)
+    fewest, most = min(counts), max(counts)
     return f"n = {most:,} {unit}" if fewest == most else f"n = {fewest:,} to {most:,} {unit}"
 
 
@@ -139,25 +144,31 @@ def _exact(params: dict[str, Any], names: Iterable[str]) -> str:
 
 
 def _varying(params: list[dict[str, Any]]) -> set[str]:
-    names = {name for one in params for name in one}
-    return {name for name in names if len({json.dumps(one.get(name), sort_keys=True) for one in params}) > 1}
+    names = {name for mapping in params for name in mapping}
+    return {name for name in names if len({json.dumps(mapping.get(name), sort_keys=True) for mapping in params}) > 1}
 
 
 def _params(row: Row) -> dict[str, Any]:
     return {**json.loads(row["params"]), _KV_POLICY: row[_KV_POLICY]}
 
 
-def _shown(settings: dict[Setting, dict[str, Any]]) -> dict[Setting, dict[str, Any]]:
-    """The parameters to show of each setting of one method, swept ones first."""
+def _parameters_to_show(settings: dict[Setting, dict[str, Any]]) -> dict[Setting, dict[str, Any]]:
+    """Return the parameters to show per setting of one method, swept ones first."""
     if len(settings) == 1:
         ((key, params),) = settings.items()
-        # A value of 0 or nothing switches something off, which goes without saying.
-        own = {name: value for name, value in params.items() if name == _THRESHOLD or (value and name != _KV_POLICY)}
-        return {key: own if len(own) <= _FEW else {name: own[name] for name in own if name == _THRESHOLD}}
+        # A value of 0 or nothing means switched off, and is not shown.
+        set_values = {
+            name: value for name, value in params.items() if name == _THRESHOLD or (value and name != _KV_POLICY)
+        }
+        return {
+            key: set_values
+            if len(set_values) <= _FEW
+            else {name: set_values[name] for name in set_values if name == _THRESHOLD}
+        }
     varying = sorted(_varying(list(settings.values())))
-    spelled = {name: [json.dumps(params.get(name)) for params in settings.values()] for name in varying}
-    # What most settings have is the usual and goes without saying; where there is no majority, all values are told.
-    usual = {name: values[0] for name, text in spelled.items() if (values := _majority(text))}
+    texts = {name: [json.dumps(params.get(name)) for params in settings.values()] for name in varying}
+    # A value that most settings have is the usual one and is not shown; without a majority, all values are.
+    usual = {name: values[0] for name, text in texts.items() if (values := _majority(text))}
     swept = [name for name in varying if name == _THRESHOLD or name not in usual or len(varying) == 1]
     return {
         key: {
@@ -185,20 +196,20 @@ _NAME_LENGTH = 48
 
 
 def called(text: str) -> str:
-    """Return a name out of the data so that a sentence stays one, however long it is."""
+    """Return a name from the data, shortened so that it fits into a sentence."""
     return shorten(text, _NAME_LENGTH)
 
 
 def percent(share: float) -> str:
-    """Return ``'83 %'``; 100 only of what is whole and 0 only of what is none."""
-    whole = round(100 * share)
-    if (whole >= 100 and share < 1) or (whole <= 0 and share > 0):
+    """Return a share of 0..1 as ``'83 %'``; 100 % only for exactly 1, and 0 % only for exactly 0."""
+    rounded = round(100 * share)
+    if (rounded >= 100 and share < 1) or (rounded <= 0 and share > 0):
         return f"{100 * share:.2g} %" if share < 0.5 else "more than 99 %"
-    return f"{whole} %"
+    return f"{rounded} %"
 
 
 def times(ratio: float, low: float | None = None, high: float | None = None) -> str:
-    """Return ``'1.74×'``, with its interval in brackets where there is one."""
+    """Return ``'1.74×'``, with its interval in brackets if there is one."""
     return f"{ratio:.2f}×" + ("" if low is None or high is None else f" [{low:.2f}, {high:.2f}]")
 
 
@@ -208,25 +219,25 @@ def listed(parts: Sequence[str]) -> str:
 
 
 def extremes(rows: Iterable[Row], column: str) -> tuple[Row, Row]:
-    """Return the rows with the lowest and with the highest value of a column, the first of equals; NULL is none."""
-    known = [row for row in rows if row[column] is not None]
-    return min(known, key=lambda row: row[column]), max(known, key=lambda row: row[column])
+    """Return the rows with the lowest and the highest value of a column, ignoring NULL; ties go to the first row."""
+    candidates = [row for row in rows if row[column] is not None]
+    return min(candidates, key=lambda row: row[column]), max(candidates, key=lambda row: row[column])
 
 
-def between(rows: Sequence[Row], column: str, write: Callable[[float], str], where: Sequence[str]) -> str:
-    """Return ``'12 % (model, task) to 98 % (model, task)'`` for the values of a column; one value where all agree."""
+def between(rows: Sequence[Row], column: str, write: Callable[[float], str], columns: Sequence[str]) -> str:
+    """Return a column's range, ``'12 % (model, task) to 98 % (model, task)'``; one value if the ends are equal."""
     low, high = extremes(rows, column)
     ends = [write(row[column]) for row in (low, high)]
     if ends[0] == ends[1]:
         return ends[0]
-    return " to ".join(f"{end} ({of_which(row, where)})" for end, row in zip(ends, (low, high), strict=True))
+    return " to ".join(f"{end} ({of_which(row, columns)})" for end, row in zip(ends, (low, high), strict=True))
 
 
-def of_which(row: Row, where: Sequence[str]) -> str:
-    """Return the values of some columns of a row, as ``'weighted, squad'``."""
-    return ", ".join(called(str(row[column])) for column in where)
+def of_which(row: Row, columns: Sequence[str]) -> str:
+    """Return a row's values of some columns, as ``'weighted, squad'``."""
+    return ", ".join(called(str(row[column])) for column in columns)
 
 
 def label_of(names: dict[Setting, str], row: Row) -> str:
-    """Return the label of a row's setting, its method alone where that says all."""
+    """Return the label of a row's setting, shortened to fit into a sentence."""
     return called(names[setting(row)])

@@ -1,4 +1,4 @@
-"""Reads all that a report is made from in one go; whoever draws can begin with the first figure's rows."""
+"""Read all inputs of a report in one pass; drawing can start with the first figure's rows."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from exitbench.results.database.connection import Database, open_database
 from exitbench.terminal import visible
 
 DO_NOT_CITE: Final = 3
-"""Severity of findings with which no final report is made."""
+"""Severity of findings that forbid a final report."""
 
 _SEVERE: Final = """
     SELECT printf('%s/%s/%s: %s', model, task_label, method, message) AS finding
@@ -33,10 +33,10 @@ def severe_findings(database: Database) -> tuple[str, ...]:
 
 
 def require_final(severe: tuple[str, ...], path: Path, draft: bool) -> None:
-    """Refuse what is not called a draft.
+    """Refuse to write a final report on severe findings.
 
     Raises:
-        UserError: There are findings, and no draft was asked for.
+        UserError: There are severe findings, and no draft was requested.
     """
     if severe and not draft:
         raise UserError(
@@ -46,7 +46,7 @@ def require_final(severe: tuple[str, ...], path: Path, draft: bool) -> None:
 
 
 _ALWAYS = ("findings", "results", "provenance")
-# Each is asked by several queries; all but the last have a row a run, a metric, a finding or a published number.
+# Several queries read each of these; all but the last have one row per run, metric, finding or published number.
 _FINDINGS = (*NAMING_VIEWS, "qc")
 _SHARED_VIEWS = (
     *_FINDINGS,
@@ -56,15 +56,15 @@ _SHARED_VIEWS = (
 
 @dataclass(frozen=True)
 class Material:
-    """What a report is made from.
+    """Inputs of a report.
 
     Attributes:
-        paper: The only paper that it is of; None for everything.
+        paper: The paper that the report is limited to; None for everything.
         tables: Every table with its rows, in the order of the page.
         claims: Verdicts on the claims of papers.
         severe: Findings that forbid a final report.
-        front: What the first screen needs besides the tables.
-        documents: What the page's document browser shows (`reports.answers.documents`); None where nothing answered.
+        front: Rows for the first screen, in addition to the tables.
+        documents: Payload of the page's document browser (`reports.answers.documents`); None without answers.
     """
 
     paper: str | None
@@ -75,7 +75,7 @@ class Material:
     documents: bytes | None
 
     def rows(self, table: str) -> tuple[Row, ...]:
-        """Return the rows of a table; none where the report has no such table."""
+        """Return the rows of a table; empty if the report has no such table."""
         return next((frame.rows for source, frame in self.tables if source.name == table), ())
 
 
@@ -90,10 +90,10 @@ def read_material(
 
     Args:
         path: The result database, opened read-only.
-        paper: Only figures, tables and claims of this paper, beside results and where they are from.
-        draft: Whether to run them although findings say not to cite what they find.
+        paper: Paper to limit figures, tables and claims to; results and provenance are always included.
+        draft: Whether to run the queries despite severe findings.
         on_figure: Called with every figure and its rows, in the order of the page, before the next is read.
-        answers: Folder where packed answers are kept for the next report; None to read and pack them all.
+        answers: Cache folder of packed answers; None to read and pack all of them.
 
     Raises:
         UserError: The database cannot be opened, DuckDB refuses a query, or findings forbid it.
@@ -107,7 +107,7 @@ def read_material(
                 on_figure(source, _ask(database, source))
             return Material(
                 paper,
-                _asked(database, wanted[tables]),
+                _query(database, wanted[tables]),
                 check_claims(database, [claim for claim in read_claims() if paper in (None, claim.ledger)]),
                 severe,
                 read_front(database),
@@ -118,38 +118,40 @@ def read_material(
 def read_only(
     path: Path, package: ModuleType, only: str, *, paper: str | None = None, draft: bool = False
 ) -> tuple[tuple[Source, Frame], ...]:
-    """Run the queries of some figures, or of some tables, alone.
+    """Run only the queries of some figures, or of some tables.
 
     Args:
         path: As for `read_material`.
         package: `figures` or `tables`.
-        only: Glob that their names match.
+        only: Glob on their names.
         paper: As for `read_material`.
-        draft: Likewise.
+        draft: As for `read_material`.
 
     Raises:
-        UserError: As `read_material`; nothing has such a name; or findings forbid it.
+        UserError: As `read_material`; or no name matches.
     """
     wanted = require_named(package, only, paper)
     with open_database(path) as database:
         require_final(severe_findings(database), path, draft)
-        with computed_once(database, [view for view in _SHARED_VIEWS if sum(view in one.sql for one in wanted) > 1]):
-            return _asked(database, wanted)
+        with computed_once(
+            database, [view for view in _SHARED_VIEWS if sum(view in source.sql for source in wanted) > 1]
+        ):
+            return _query(database, wanted)
 
 
 def require_named(package: ModuleType, only: str, paper: str | None = None) -> list[Source]:
     """Return the figures or tables whose name matches a glob.
 
     Raises:
-        UserError: There is none.
+        UserError: No name matches.
     """
-    known = _wanted(package, paper)
-    if wanted := [source for source in known if fnmatchcase(source.name, only)]:
+    candidates = _wanted(package, paper)
+    if wanted := [source for source in candidates if fnmatchcase(source.name, only)]:
         return wanted
     kind, other = ("figure", tables) if package is figures else ("table", figures)
     if any(fnmatchcase(source.name, only) for source in _wanted(other, paper)):
         raise UserError(f"{only!r} names no {kind}: tables are printed by --format md or latex, figures by html.")
-    raise UserError(f"No {kind} is called {only!r}.{suggestion(only, [source.name for source in known])}")
+    raise UserError(f"No {kind} is called {only!r}.{suggestion(only, [source.name for source in candidates])}")
 
 
 def _wanted(package: ModuleType, paper: str | None) -> list[Source]:
@@ -157,7 +159,7 @@ def _wanted(package: ModuleType, paper: str | None) -> list[Source]:
     return [source for source in discover(package) if source.section in sections]
 
 
-def _asked(database: Database, sources: Iterable[Source]) -> tuple[tuple[Source, Frame], ...]:
+def _query(database: Database, sources: Iterable[Source]) -> tuple[tuple[Source, Frame], ...]:
     return tuple((source, _ask(database, source)) for source in sources)
 
 

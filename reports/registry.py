@@ -1,4 +1,4 @@
-"""Finds what a report consists of: every `<name>.sql` with a `<name>.py` beside it, in figures/ and in tables/."""
+"""Discover the parts of a report: every `<name>.sql` with a `<name>.py` next to it, in figures/ and in tables/."""
 
 import pkgutil
 import re
@@ -24,23 +24,25 @@ SECTIONS = {
     "provenance": "Where the numbers are from",
     "findings": "Before you cite",
 }
-"""Sections of the report, in order: by a module's SECTION, else by the prefix of the source's name, else ours."""
+"""Sections of the report, in order. A source's section is its module's SECTION, else the prefix of its name if
+that is a section, else "ours"."""
 
 _CONTINUED = re.compile(r"^-- continues in (\S+)$", re.MULTILINE)
 PAPERS = ("mee", "prune", "natcap", "heads")
-"""Sections that regenerate a paper's figures and tables."""
+"""Sections that reproduce a paper's figures and tables."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """One figure or table: its query and the module that draws or formats the rows.
+    """Figure or table: its query and the module that draws or formats the rows.
 
     Attributes:
-        name: Stem of both files, `<paper>_<fig or table><number>_<what it shows>`; names the written files too.
-        sql: The query, over the documented views of the database only. A line `-- continues in shared/X.sql` of its
-            file is replaced by that file.
-        module: Holds TITLE, CAPTION, EMPTY (said without rows; where it has none, its folder's), `plot` and `finding`,
-            or `COLUMNS`; ORDER (place) where the name has no number; SECTION where it is neither ours nor a paper's.
+        name: Stem of both files, `<paper>_<fig or table><number>_<subject>`; also names the written files.
+        sql: Query over the documented views of the database. A line `-- continues in shared/X.sql` of the file is
+            replaced by that file.
+        module: Module with TITLE, CAPTION, EMPTY (text without rows; default: its folder's), and `plot` and `finding`
+            or `COLUMNS`; ORDER (its place) if the name has no number; SECTION if the section is neither a paper's nor
+            this project's.
     """
 
     name: str
@@ -49,12 +51,12 @@ class Source:
 
     @property
     def empty(self) -> str:
-        """What is said without rows."""
+        """Text shown without rows."""
         return str(getattr(self.module, "EMPTY", None) or sys.modules[str(self.module.__package__)].EMPTY)
 
     @property
     def section(self) -> str:
-        """Key of SECTIONS under which it is shown."""
+        """Key in SECTIONS."""
         prefix = self.name.partition("_")[0]
         section: str = getattr(self.module, "SECTION", prefix)
         return section if section in SECTIONS else OURS
@@ -62,27 +64,27 @@ class Source:
 
 @cache
 def discover(package: ModuleType) -> tuple[Source, ...]:
-    """Return the sources of `package` (a folder of .sql/.py pairs, and folders of them), in the order of the page."""
+    """Return the sources of `package` (a folder of .sql/.py pairs, or of such folders), in the order of the page."""
     return tuple(sorted(_sources(package.__name__, Path(package.__path__[0])), key=_place))
 
 
 def _sources(package: str, folder: Path) -> Iterator[Source]:
-    """The pairs of a folder, and of the folders in it that are packages."""
+    """Yield the sources of a folder and of its subpackages."""
     for module in pkgutil.iter_modules([str(folder)]):
         query, name = folder / f"{module.name}.sql", f"{package}.{module.name}"
         if module.ispkg:
             yield from _sources(name, folder / module.name)
         elif query.exists():
-            yield Source(module.name, _whole(query), import_module(name))
+            yield Source(module.name, _full_query(query), import_module(name))
 
 
-def _whole(path: Path) -> str:
-    """Return a query with what it shares with others, so that it can be copied and asked as it is."""
+def _full_query(path: Path) -> str:
+    """Return a query with its shared parts inserted, so that it runs as it is when copied."""
     text = path.read_text("utf-8")
-    return _CONTINUED.sub(lambda found: (path.parent / found[1]).read_text("utf-8").rstrip("\n"), text)
+    return _CONTINUED.sub(lambda match: (path.parent / match[1]).read_text("utf-8").rstrip("\n"), text)
 
 
 def _place(source: Source) -> tuple[int, float, list[tuple[str, float]]]:
-    """Sort by ORDER where there is one, those of papers as they are numbered there."""
+    """Return a sort key: section, then ORDER, then the name with its numbers in numeric order."""
     order = getattr(source.module, "ORDER", 0)
     return list(SECTIONS).index(source.section), order, natural_key(source.name)

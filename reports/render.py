@@ -1,4 +1,4 @@
-"""Writes the whole report: a page, its pictures and the data of every figure and table; or one page that holds them."""
+"""Write the whole report: a page, its pictures, and the data of all figures and tables; or a page that embeds them."""
 
 import re
 from collections.abc import Collection, Iterator
@@ -18,7 +18,7 @@ from exitbench.results.database.connection import Database
 from exitbench.results.files.atomic import write_whole_file
 
 _ANSWERS: Final = ".answers"
-"""Folder of packed answers beside the page, which are in it too; whoever sends the page leaves it behind."""
+"""Cache folder of packed answers next to the page. The page embeds them and does not need it."""
 _PICTURE_NAME: Final = re.compile(r"\w+\.[0-9a-f]{12}\.svg")
 _PICTURE: Final = re.compile(rf'src="figures/{PAGE}/({_PICTURE_NAME.pattern})"')
 
@@ -33,27 +33,33 @@ def write_report(
     workers: int = 1,
     progress: bool = False,
 ) -> ReportSummary:
-    """Regenerate the report of `database` in the folder `out`; one database always gives the same bytes.
+    """Write the report of `database` to the folder `out`; one database always gives the same bytes.
 
-    PDF and other files for papers are `write_figures`'; those that are there are drawn anew with the page.
+    PDF and other files for papers are written by `write_figures`; existing ones are redrawn with the page.
 
     Args:
         database: The result database, opened read-only.
-        out: Folder for index.html, figures/ and tables/; made where it does not exist, its other files are left alone.
-        paper: One of `sources.PAPERS`: only its figures, tables and claims, beside results and where they are from.
-        draft: Whether to write it all the same where findings say not to cite it.
-        single_file: Whether the page holds its pictures and data; the files beside it are written all the same.
-        workers: Processes that draw.
-        progress: Whether to show a bar, where there is a terminal.
+        out: Folder for index.html, figures/ and tables/, created if it does not exist. Other files are left alone.
+        paper: One of `registry.PAPERS` to limit figures, tables and claims to; results and provenance are always
+            included.
+        draft: Whether to write the report despite severe findings.
+        single_file: Whether the page embeds its pictures and data; the files next to it are written in any case.
+        workers: Number of drawing processes.
+        progress: Whether to show a progress bar on a terminal.
 
     Returns:
-        What was written.
+        Summary of the written files.
 
     Raises:
         UserError: If the database cannot be opened, its findings forbid a final report, or `out` cannot be written.
+
+    Examples:
+        >>> summary = write_report(Path("runs/exitbench.duckdb"), Path("runs/report"), draft=True)
+        >>> summary.index_html
+        PosixPath('runs/report/index.html')
     """
     folder = out / "figures"
-    with _told_where(out), Drawings(folder, workers) as drawings:
+    with _naming_folder(out), Drawings(folder, workers) as drawings:
         material = read_material(database, paper, draft, drawings.add, out / _ANSWERS)
         drawn = drawings.finish(progress)
         filled = tuple(fill(source, frame) for source, frame in material.tables)
@@ -79,31 +85,31 @@ def write_figures(
 ) -> tuple[DrawnFigure, ...]:
     """Draw figures whose names match the glob `only` into `out`/figures, as files for papers of some of `KINDS`.
 
-    All else there is left as it is. The other arguments are those of `write_report`. So are the errors; that no
-    figure has such a name is another.
+    Other files there are left alone. The other arguments and the errors are those of `write_report`; it is also an
+    error if no name matches.
     """
-    with _told_where(out), Drawings(out / "figures", workers, kinds) as drawings:
+    with _naming_folder(out), Drawings(out / "figures", workers, kinds) as drawings:
         for source, frame in read_only(database, figures, only, paper=paper, draft=draft):
             drawings.add(source, frame)
         return drawings.finish(progress)
 
 
 @contextmanager
-def _told_where(out: Path) -> Iterator[None]:
+def _naming_folder(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"The report cannot be written to {out}: {error.strerror}. Give another folder.") from error
+        raise UserError(f"The report cannot be written to {folder}: {error.strerror}. Give another folder.") from error
 
 
 def _pictures_of(index: Path) -> list[str]:
-    """Return the file names of the pictures of the page that is there, which somebody may be reading."""
+    """Return the file names of the existing page's pictures, which may be open in a browser."""
     return _PICTURE.findall(index.read_text("utf-8", "replace")) if index.is_file() else []
 
 
-def _forget_pictures(folder: Path, kept: Collection[str]) -> None:
+def _forget_pictures(folder: Path, keep: Collection[str]) -> None:
     for picture in folder.glob("*.svg"):
-        if picture.name not in kept and _PICTURE_NAME.fullmatch(picture.name):
+        if picture.name not in keep and _PICTURE_NAME.fullmatch(picture.name):
             picture.unlink(missing_ok=True)
 
 
@@ -121,26 +127,26 @@ def _files(drawn: tuple[DrawnFigure, ...]) -> tuple[Path, ...]:
 
 
 def _names(drawn: tuple[DrawnFigure, ...], filled: tuple[FilledTable, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of figures that were drawn, and of figures and tables without rows."""
+    """Return the names of the figures drawn, and of the figures and tables without rows."""
     figures = tuple(figure.source.name for figure in drawn if figure.picture)
     empty = (figure.source.name for figure in drawn if not figure.frame.rows)
     return figures, (*empty, *(table.source.name for table in filled if not table.rows))
 
 
 def one_figure(database: Database, name: str, *, draft: bool = False) -> ReportFigure:
-    """Ask a figure's query and draw its rows.
+    """Run a figure's query and draw its rows.
 
     Args:
-        database: Open.
-        name: One of `exitbench list figures`.
-        draft: Whether to draw it where findings say not to cite runs of the database.
+        database: An open database.
+        name: Name of the figure, one of `exitbench list figures`.
+        draft: Whether to draw it despite severe findings.
 
     Raises:
         UserError: No figure has that name, the database has no rows for it, or findings forbid it.
     """
     sources = require_named(figures, name)
     if len(sources) > 1:
-        raise UserError(f"{name!r} names {len(sources)} figures: {', '.join(one.name for one in sources)}. Name one.")
+        raise UserError(f"{name!r} names {len(sources)} figures: {', '.join(it.name for it in sources)}. Name one.")
     (source,) = sources
     require_final(severe_findings(database), database.path, draft)
     frame = Frame.query(database, source.sql).bounded()

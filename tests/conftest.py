@@ -1,4 +1,4 @@
-"""A small finished benchmark, for the tests of whatever reads results."""
+"""Fixtures of small finished benchmarks, for tests of code that reads results."""
 
 import functools
 import gc
@@ -26,22 +26,22 @@ from exitbench.results.spool.attempts import scan_spool
 from exitbench.tasks import builtin
 from exitbench.tasks.document import Document
 
-# How long an example takes says how busy the cores are.
+# The time that an example takes depends on the load of the machine.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
 
-os.environ["EXITBENCH_PRODUCTS"] = "default"  # no test depends on what is fast here, nor writes into a user's cache
+os.environ["EXITBENCH_PRODUCTS"] = "default"  # tests depend on no measured choice, and on no user's cache
 TESTS = Path(__file__).parent
 SLOW = frozenset((TESTS / "slow.txt").read_text(encoding="utf-8").splitlines())
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Of a file that is slow as a whole `-m fast` does not even load the imports."""
+    """Skip collection, and so the imports, of files that are slow as a whole, for `-m fast`."""
     return True if config.option.markexpr == "fast" and _name(collection_path) in SLOW else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test that slow.txt does not name is fast."""
+    """Mark every test not listed in slow.txt as fast."""
     for item in items:
         file = _name(item.path)
         if file not in SLOW and f"{file}::{getattr(item, 'originalname', item.name)}" not in SLOW:
@@ -53,7 +53,7 @@ def _name(path: Path) -> str:
 
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
-    """Of two databases' rows by table, tell those that differ: whole, they are a report of megabytes."""
+    """Report only the differing rows of two databases; all rows would be megabytes of output."""
     if op != "==" or not (_is_rows_by_table(left) and _is_rows_by_table(right)):
         return None
     told = ["the same rows by table"]
@@ -72,22 +72,22 @@ def _is_rows_by_table(value: object) -> TypeGuard[dict[str, list[str]]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _garbage_is_looked_for_in_what_is_new() -> None:
-    """Modules and ten thousand tests are two million objects, which each collection that a training asks for visits."""
+    """Exclude existing objects (modules and ten thousand tests, two million objects) from garbage collection."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _interrupts_reach_child_processes() -> None:
-    # A background job of a shell starts with SIGINT ignored, and its children would inherit that.
+    # A shell's background job starts with SIGINT ignored, which child processes would inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _a_test_has_one_core() -> Iterator[None]:
-    """The others run tests themselves: workers side by side, each with a thread a core, wait for one another there.
+    """Limit each test to one core: parallel workers with one thread per core each would block one another.
 
-    What does several things at once is tested with as many cores as it is told.
+    Tests of parallel code set the number of cores themselves.
     """
     core = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     with pytest.MonkeyPatch.context() as patched:
@@ -97,7 +97,7 @@ def _a_test_has_one_core() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _databases_begin_as_copies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A process makes the empty database of each schema once and then copies it: a thousand tests begin with one."""
+    """Create the empty database of each schema once per process and copy it: a thousand tests begin with one."""
     made: dict[str, Path] = {}
     create = database._create
 
@@ -119,7 +119,7 @@ def _databases_begin_as_copies(tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(scope="session", autouse=True)
 def _built_in_documents_are_made_once() -> Iterator[None]:
-    """A process makes the documents of each split once: a second where 1,000 are kept of the 10,000 that are drawn."""
+    """Generate each split's documents once per process: it takes a second to draw 10,000 and keep 1,000."""
     make = builtin.documents
 
     @functools.cache
@@ -133,13 +133,13 @@ def _built_in_documents_are_made_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def example() -> ModuleType:
-    """The module `results/make_spool.py`, which tests cannot import by name."""
+    """Return the module `results/make_spool.py`, which tests cannot import by name."""
     return _module("make_spool")
 
 
 @pytest.fixture(scope="session")
 def snippets() -> ModuleType:
-    """The module `docs/snippets.py`, which runs commands as forks of a process that has all imports."""
+    """Return the module `docs/snippets.py`, which runs commands as forks of a process with all imports."""
     return sys.modules.get("snippets") or _module("snippets", "docs")
 
 
@@ -154,19 +154,19 @@ def _module(name: str, folder: str = "results") -> ModuleType:
 
 @pytest.fixture(scope="session")
 def choice_example() -> ModuleType:
-    """The module `results/make_choices.py`, which tests cannot import by name."""
+    """Return the module `results/make_choices.py`, which tests cannot import by name."""
     return _module("make_choices")
 
 
 @pytest.fixture(scope="session")
 def classified_example() -> ModuleType:
-    """The module `results/make_classified.py`, which tests cannot import by name."""
+    """Return the module `results/make_classified.py`, which tests cannot import by name."""
     return _module("make_classified")
 
 
 @pytest.fixture(scope="session")
 def choice_spool(example: ModuleType, choice_example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Full depth and two thresholds of one method over documents with choices. Read only."""
+    """Return a read-only spool: full depth and two thresholds of one method over documents with choices."""
     root = tmp_path_factory.mktemp("choices") / "spool"
     choice_example.write_choices(example, root)
     return root
@@ -174,7 +174,7 @@ def choice_spool(example: ModuleType, choice_example: ModuleType, tmp_path_facto
 
 @pytest.fixture(scope="session")
 def choice_database(choice_spool: Path) -> Path:
-    """The database of `choice_spool`. Open it read-only."""
+    """Return the database of `choice_spool`. Open it read-only."""
     path = choice_spool.parent / "exitbench.duckdb"
     assert ingest(choice_spool, path).quarantined == ()
     return path
@@ -182,7 +182,7 @@ def choice_database(choice_spool: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def many_documents_database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """So many documents that a third of them can bound a loss by 1 %. Open it read-only."""
+    """Return a database with enough documents that a third of them can bound a loss by 1 %. Open it read-only."""
     folder = tmp_path_factory.mktemp("many-documents")
     replace(example.FRONT, documents=1_500).write(folder / "spool")
     assert ingest(folder / "spool", folder / "exitbench.duckdb").quarantined == ()
@@ -191,7 +191,7 @@ def many_documents_database(example: ModuleType, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="session")
 def example_spool(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two models on three tasks by five methods: quality, timing, probe, replay, a failure and a repeat. Read only."""
+    """Return a read-only spool: two models, three tasks, five methods; all kinds, a failure and a repeat."""
     root = tmp_path_factory.mktemp("example") / "spool"
     example.WORLD.write(root)
     return root
@@ -199,7 +199,7 @@ def example_spool(example: ModuleType, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="session")
 def example_database(example_spool: Path) -> Path:
-    """The database of `example_spool`. Open it read-only."""
+    """Return the database of `example_spool`. Open it read-only."""
     path = example_spool.parent / "exitbench.duckdb"
     ingest(example_spool, path)
     return path
@@ -217,7 +217,7 @@ AS_ERRORS = """
 
 @pytest.fixture(scope="session")
 def as_errors(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
-    """Copy a database, with an error of 100 minus the score in place of every score."""
+    """Return a function that copies a database with every score replaced by an error of 100 minus the score."""
 
     def run(database: Path) -> Path:
         path = tmp_path_factory.mktemp("errors") / "exitbench.duckdb"
@@ -231,13 +231,13 @@ def as_errors(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path
 
 @pytest.fixture(scope="session")
 def errors_database(example_database: Path, as_errors: Callable[[Path], Path]) -> Path:
-    """The example, scored by errors. Open it read-only."""
+    """Return the example scored by errors. Open it read-only."""
     return as_errors(example_database)
 
 
 @pytest.fixture(scope="session")
 def few_spool(example_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every fifth attempt of each kind of the example, for tests that copy or change it whole. Read only."""
+    """Return a read-only spool with every fifth attempt per kind, for tests that copy or change a whole spool."""
     root = tmp_path_factory.mktemp("few") / "spool"
     by_kind: dict[str, list[Path]] = {}
     for attempt in scan_spool(example_spool):
@@ -249,7 +249,7 @@ def few_spool(example_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="session")
 def few_database(few_spool: Path) -> Path:
-    """The database of `few_spool`. Open it read-only."""
+    """Return the database of `few_spool`. Open it read-only."""
     path = few_spool.parent / "exitbench.duckdb"
     ingest(few_spool, path)
     return path

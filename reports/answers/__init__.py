@@ -1,1 +1,1 @@
-"""Answers token by token, for the page and for a terminal."""
+"""Answers token by token, for the HTML page and for a terminal."""

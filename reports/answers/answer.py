@@ -1,4 +1,4 @@
-"""One answer of one run with all that the database has of its tokens, found by what a person types."""
+"""One answer of one run with everything the database has on its tokens, looked up by what a user types."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -41,21 +41,21 @@ _FORMAT: Final = """
 
 @dataclass(frozen=True)
 class Answer:
-    """What a run generated for one document.
+    """Answer of one run to one document.
 
     Attributes:
-        name: Of the run.
+        name: Name of the run.
         run: The run.
-        ordinal: Which document, from 1, in the order of keys.
-        of_documents: How many there are.
-        key: Its key.
-        about: Row of the answer: lengths, why it ended, scores.
-        tokens: A row a token, by position.
-        full_ids: What full depth answered; None where it has not run.
-        probe: A row for each of full depth's tokens; none where it was not probed.
-        gate: The gate's scores by block, for each row of `probe`; none where it was not asked.
-        texts: How ids are spelled.
-        number_format: What the run's number format changes of full depth, in words; None for float32.
+        ordinal: Number of the document, from 1, in the order of keys.
+        of_documents: Number of documents.
+        key: Key of the document.
+        about: Row of the answer: lengths, stop reason, scores.
+        tokens: One row per token, by position.
+        full_ids: Token ids of full depth's answer; None if full depth has not run.
+        probe: One row per token of full depth's answer; empty if it was not probed.
+        gate: The gate's scores by block, one entry per row of `probe`; empty if no scores were recorded.
+        texts: Text of each token id.
+        number_format: How the run's number format changes full depth, in words; None for float32.
     """
 
     name: str
@@ -73,56 +73,56 @@ class Answer:
 
     @property
     def ids(self) -> list[int]:
-        """Its token ids."""
+        """Token ids of the answer."""
         return [row["token_id"] for row in self.tokens]
 
     @property
     def shared(self) -> int:
-        """How many tokens are full depth's, from the first on."""
+        """Number of leading tokens that equal full depth's."""
         return len(self.tokens) if self.full_ids is None else shared_prefix(self.ids, self.full_ids)
 
     def differs(self, place: int) -> bool:
-        """Whether the token at `place`, from 0, is not the one full depth has there."""
+        """Return whether the token at index `place`, from 0, differs from full depth's token there."""
         if self.full_ids is None:
             return False
         return place >= len(self.full_ids) or self.full_ids[place] != self.ids[place]
 
     def full_text(self, place: int) -> str | None:
-        """What full depth has at `place`; None behind the end of its answer."""
+        """Return full depth's token at index `place` as text; None past the end of its answer."""
         if self.full_ids is None or place >= len(self.full_ids):
             return None
         return self.texts[self.full_ids[place]]
 
     def scores(self) -> dict[str, float]:
-        """Scores of the document by metric."""
+        """Task scores of the document by metric."""
         scores: dict[str, float] = json.loads(self.about["scores"])
         return scores
 
 
 def find_answers(database: Database, names: Sequence[str], document: str) -> list[Answer]:
-    """Return the answers of the runs that are named to the document that is named.
+    """Return the answers of the named runs to the named document.
 
     Args:
         database: An open database.
-        names: Each an id, or the beginning of one, or a glob over MODEL/TASK/METHOD; must name one run.
-        document: Its key, the beginning of it, or its number from 1 in the order of keys.
+        names: Each a cell id, a prefix of one, or a glob over MODEL/TASK/METHOD; each must match exactly one run.
+        document: Document key, a prefix of it, or its number from 1 in the order of keys.
 
     Raises:
-        UserError: A name fits no run or several, or there is no such document, or a run has not answered it.
+        UserError: A name matches no run or several, the document does not exist, or a run has not answered it.
     """
     runs = traced_runs(database)
     choice, by_attempt = named(runs), {run.attempt_id: run for run in runs}
-    found: list[Answer] = []
+    results: list[Answer] = []
     for text in names:
         named_run = choice.find_one(text)
         run, name = by_attempt[named_run.attempt_id], choice.name(named_run)
         keys = answers(database, [run.attempt_id])["doc_key"].to_pylist()
-        # The same document everywhere: a number means that of the first run.
-        key = _document(document, keys, name) if not found else found[0].key
+        # A number is resolved on the first run, so that all runs show the same document.
+        key = _document(document, keys, name) if not results else results[0].key
         if key not in keys:
-            raise UserError(f"{name} has not answered document {key} of {found[0].name}: its documents are others.")
-        found.append(_answer(database, run, name, key, keys))
-    return found
+            raise UserError(f"{name} has not answered document {key} of {results[0].name}: its documents are others.")
+        results.append(_answer(database, run, name, key, keys))
+    return results
 
 
 def _document(text: str, keys: Sequence[str], name: str) -> str:
@@ -130,34 +130,36 @@ def _document(text: str, keys: Sequence[str], name: str) -> str:
         return text
     if text.isascii() and text.isdigit() and len(text) <= len(str(len(keys))) and 1 <= int(text) <= len(keys):
         return keys[int(text) - 1]
-    begun = [key for key in keys if key.startswith(text)] if text else []
-    if len(begun) == 1:
-        return begun[0]
-    if begun:
+    matches = [key for key in keys if key.startswith(text)] if text else []
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
         raise UserError(
-            f"{name} has no document {text!r}: {len(begun)} keys begin with it, such as {begun[0]!r}. "
+            f"{name} has no document {text!r}: {len(matches)} keys begin with it, such as {matches[0]!r}. "
             f"Allowed: 1 to {len(keys)}, or more of a key."
         )
     close = get_close_matches(text, keys, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-    told = f"1 to {len(keys)}, or a key such as {keys[0]!r}" if keys else "none: it answered no document"
-    raise UserError(f"{name} has no document {text!r}.{hint} Allowed: {told}.")
+    choices = f"1 to {len(keys)}, or a key such as {keys[0]!r}" if keys else "none: it answered no document"
+    raise UserError(f"{name} has no document {text!r}.{hint} Allowed: {choices}.")
 
 
 def _answer(database: Database, run: TracedRun, name: str, key: str, keys: Sequence[str]) -> Answer:
     (about,) = answers(database, [run.attempt_id], [key]).to_pylist()
-    own = tokens(database, [run.attempt_id], [key]).to_pylist()
+    token_rows = tokens(database, [run.attempt_id], [key]).to_pylist()
     full = None
     if run.full_attempt_id is not None:
         full = tokens(database, [run.full_attempt_id], [key])["token_id"].to_pylist()
     probe = probed(database, run.probe_attempt_id, [key]).to_pylist()
     gate = scored(database, run.scores_attempt_id, [key]).to_pylist()
-    ids = {row["token_id"] for row in own} | set(full or ())
+    ids = {row["token_id"] for row in token_rows} | set(full or ())
     ids |= {token_id for row in probe for name in ("top1_id", "top2_id", "top3_id") for token_id in row[name]}
     ids |= {row["full_token_id"] for row in probe}
     texts = _labels(database, run, key) if run.classifies else spelled(database, run.tokenizer_sha256, ids)
-    told = _number_format(database, run)
-    return Answer(name, run, keys.index(key) + 1, len(keys), key, about, own, full, probe, gate, texts, told)
+    format_note = _number_format(database, run)
+    return Answer(
+        name, run, keys.index(key) + 1, len(keys), key, about, token_rows, full, probe, gate, texts, format_note
+    )
 
 
 def _number_format(database: Database, run: TracedRun) -> str | None:
@@ -166,35 +168,35 @@ def _number_format(database: Database, run: TracedRun) -> str | None:
 
 
 def _labels(database: Database, run: TracedRun, key: str) -> dict[int, str]:
-    """How an encoder's labels are spelled, by their places; of numbers, which all have place 0, the run's own."""
+    """Return an encoder's label names by label id; for regression, where all ids are 0, the run's own output."""
     attempts = [attempt for attempt in (run.full_attempt_id, run.attempt_id) if attempt is not None]
-    said = {row["attempt_id"]: row for row in answers(database, attempts, [key]).to_pylist()}
-    rows = [said[attempt] for attempt in attempts if attempt in said]
+    by_attempt = {row["attempt_id"]: row for row in answers(database, attempts, [key]).to_pylist()}
+    rows = [by_attempt[attempt] for attempt in attempts if attempt in by_attempt]
     return {ids[0]: row["output_text"] for row in rows for ids in [row["output_ids"] or [0]]}
 
 
 _CLIPPED: Final = 60
-"""Characters of a token that are shown in a text; `print_token` shows all."""
+"""Characters of a token that are shown within a text; `print_token` shows all of it."""
 
 _WIDE: Final = 160
-"""Columns of a table that goes to a file."""
+"""Width in columns of a table that is written to a file."""
 
 _SUBSCRIPTS: Final = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 _REASONS: Final = {"threshold": "the method let it go", "last": "no block was left"}
 
 
 class HeatMap:
-    """Prints answers. What models wrote is never read as markup, and control characters are spelled out."""
+    """Printer of answers. Model output is never parsed as markup, and control characters are escaped."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._coloured = console.is_terminal and console.color_system is not None and not console.no_color
-        # Of 16 colours there are too few to tell blocks apart.
+        # 16 colours are too few to tell blocks apart.
         self._numbered = not self._coloured or console.color_system == "standard"
         self._plain = not console.encoding.lower().startswith("utf")
 
     def print_answers(self, answers: Sequence[Answer]) -> None:
-        """Print one answer or several to one document, each with where it leaves full depth's."""
+        """Print one or more answers to one document, each with the position where it departs from full depth's."""
         first = answers[0]
         self._line(
             f"document {first.ordinal} of {first.of_documents}: {first.key}, {first.about['n_prompt']} prompt tokens"
@@ -217,7 +219,7 @@ class HeatMap:
             self._print(self._legend(n))
 
     def print_token(self, answer: Answer, position: int) -> None:
-        """Print all that is known of the token at `position`, from 1.
+        """Print everything known about the token at `position`, from 1.
 
         Raises:
             UserError: The answer has no such token.
@@ -226,14 +228,14 @@ class HeatMap:
             raise UserError(f"--token {position}: {answer.name} has tokens 1 to {len(answer.tokens)} here.")
         place, row = position - 1, answer.tokens[position - 1]
         self._line()
-        self._line(f"token {position} of {answer.name}: {_said(answer.texts[row['token_id']])}")
+        self._line(f"token {position} of {answer.name}: {_quoted(answer.texts[row['token_id']])}")
         reason = _REASONS.get(row["reason"], row["reason"])
         score = "" if row["score"] is None else f", score {row['score']:.3g}"
         self._line(f"exit after block {row['exit_layer']} of {answer.run.blocks}: {reason}{score}")
         if answer.full_ids is not None:
             full = answer.full_text(place)
-            said = "had ended before" if full is None else f"said {_said(full)}"
-            self._line(f"full depth {said}" + (", another token" if full and answer.differs(place) else ""))
+            outcome = "had ended before" if full is None else f"said {_quoted(full)}"
+            self._line(f"full depth {outcome}" + (", another token" if full and answer.differs(place) else ""))
         if place > answer.shared:
             self._line(
                 f"Read-outs by block are of full depth's own answer, which this one left at token {answer.shared + 1}: "
@@ -281,7 +283,7 @@ class HeatMap:
         return legend
 
     def _lens(self, answer: Answer, place: int) -> Table:
-        probe, left = answer.probe[place], answer.tokens[place]["exit_layer"]
+        probe, exit_layer = answer.probe[place], answer.tokens[place]["exit_layer"]
         gate = answer.gate[place]["score"] if len(answer.gate) == len(answer.probe) else None
         table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left")
         names = ["block", "", "1st", "2nd", "3rd", "full depth's"] + ([] if gate is None else ["gate"])
@@ -289,7 +291,7 @@ class HeatMap:
             table.add_column(Text(name), justify="right" if name in ("block", "gate") else "left", overflow="fold")
         papers = shades(answer.run.blocks)
         for n in range(answer.run.blocks):
-            marks = ["exit"] * (n + 1 == left) + ["oracle"] * (n + 1 == probe["first_match"])
+            marks = ["exit"] * (n + 1 == exit_layer) + ["oracle"] * (n + 1 == probe["first_match"])
             shade = papers[n]
             style = Style(color=shade.ink, bgcolor=shade.paper) if self._coloured else Style()
             cells = [Text(f"{n + 1:>2} ", style), Text(" ".join(marks))]
@@ -308,7 +310,7 @@ class HeatMap:
         self._print(Text(visible(text), Style(bold=bold)))
 
     def _print(self, what: Text | Table) -> None:
-        # Lines for a file or a pipe are as long as they are.
+        # Lines for a file or a pipe are not wrapped.
         piped = not self._console.is_terminal
         if isinstance(what, Table):
             self._console.print(what, width=max(self._console.width, _WIDE) if piped else None)
@@ -336,8 +338,8 @@ def _together(first: Answer, other: Answer) -> str:
     return f"the answers part at token {shared_prefix(first.ids, other.ids) + 1}"
 
 
-def _said(text: str) -> str:
-    """A token in quotes, all of it."""
+def _quoted(text: str) -> str:
+    """Return the whole token in quotes."""
     return f'"{visible(text.removeprefix(" "))}"'
 
 

@@ -1,4 +1,4 @@
-"""Which answers the page takes along: all if they fit, else fewer documents and methods, spread and not picked."""
+"""Choose the answers bundled into the page: all if they fit, else fewer methods and evenly spread documents."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,18 +10,18 @@ from exitbench.results.analysis.traces import TracedRun, traced_runs
 from exitbench.results.database.connection import Database
 
 BUDGET_BYTES: Final = 3_600_000
-"""What may be taken along: less than 5 MB in the page if nothing could be compressed; what models answer halves."""
+"""Budget before compression: under 5 MB in the page even if nothing compresses; model output shrinks by half."""
 
 _Point = tuple[float, float]
 _METHODS: Final = 12
-"""Settings of one group that stay when not everything fits."""
+"""Settings kept per group when not everything fits."""
 
-# What one token takes: read-outs of a block in the probe, a score of a block, and a method's own columns.
+# Bytes per token: read-outs of a block in the probe, a score of a block, and a method's own columns.
 _PROBED_BLOCK_BYTES: Final = 12
 _SCORED_BLOCK_BYTES: Final = 1
 _TOKEN_BYTES: Final = 6
 _ASKED_BYTES: Final = 3
-"""Of an encoder, what a run asked a block of a text."""
+"""Bytes per run, text and block of an encoder's gate record."""
 
 _QUALITY: Final = (
     "SELECT attempt_id, value, lower_is_better, mean_exit_layer FROM frontier WHERE mean_exit_layer IS NOT NULL"
@@ -30,7 +30,7 @@ _LENGTHS: Final = """
     SELECT attempt_id, doc_key, n_output, coalesce(strlen(input_text), 0) AS input_bytes FROM sample
     WHERE list_contains($attempts, attempt_id) ORDER BY ALL
 """
-# One pass over the tokens for all groups: a join, which DuckDB turns into a filter of what it reads.
+# One pass over the tokens for all groups: DuckDB turns the join into a filter on what it reads.
 _DEPTHS: Final = """
     SELECT place, doc_key, avg(exit_layer) AS depth FROM token_exit
     JOIN (SELECT unnest($attempts::VARCHAR[]) AS attempt_id, unnest($places::USMALLINT[]) AS place) USING (attempt_id)
@@ -40,15 +40,15 @@ _DEPTHS: Final = """
 
 @dataclass(frozen=True)
 class Group:
-    """Runs over the same documents by the same model, and which of them are taken along.
+    """Runs of one model over the same documents, and the subset bundled into the page.
 
     Attributes:
-        runs: Taken along; full depth first where it has run.
+        runs: Runs bundled; full depth first if it has run.
         keys: All documents, sorted.
-        shown: Indices into `keys` of those taken along, in order.
-        of_runs: How many runs there are.
-        token_bytes: What a document takes on average.
-        recommended: The run that the page opens on, one of `runs`; None where there is none to recommend.
+        shown: Indices into `keys` of the documents bundled, in order.
+        of_runs: Number of runs in the database.
+        token_bytes: Mean bytes per document.
+        recommended: The run that the page opens on, one of `runs`; None if no run is recommended.
     """
 
     runs: tuple[TracedRun, ...]
@@ -60,16 +60,16 @@ class Group:
 
     @property
     def shown_keys(self) -> list[str]:
-        """Keys of the documents taken along."""
+        """Keys of the documents bundled."""
         return [self.keys[index] for index in self.shown]
 
 
 def choose(database: Database, budget_bytes: int = BUDGET_BYTES) -> list[Group]:
-    """Return the groups that the page takes along, by model and task.
+    """Return the groups bundled into the page, by model and task.
 
-    Where not everything fits, each group keeps `_METHODS` runs (the best first, see `_by_merit`) and every group the
-    same number of documents, spread evenly over the depth at which their tokens left in the group's runs; then groups
-    that ran first go.
+    If not everything fits, each group keeps `_METHODS` runs (the best first, see `_by_merit`) and all groups the same
+    number of documents, spread evenly over the mean exit layer of their tokens in the group's runs. If that is still
+    too much, the groups that ran first are dropped.
     """
     merit = {row["attempt_id"]: row for row in database.query(_QUALITY).to_pylist()}
     by_setting: dict[str, list[TracedRun]] = defaultdict(list)
@@ -83,7 +83,7 @@ def choose(database: Database, budget_bytes: int = BUDGET_BYTES) -> list[Group]:
 
 
 def _group(database: Database, runs: Sequence[TracedRun], best: Sequence[str]) -> Group:
-    """A group of all its documents; of its runs the recommended one comes right behind full depth, and so stays."""
+    """Return a group with all its documents; the recommended run comes right after full depth, so that it is kept."""
     by_attempt = {run.attempt_id: run for run in runs}
     first = next((by_attempt[attempt_id] for attempt_id in best if attempt_id in by_attempt), None)
     runs = sorted(runs, key=lambda run: (not run.is_full_depth, run is not first))
@@ -101,7 +101,7 @@ def _group(database: Database, runs: Sequence[TracedRun], best: Sequence[str]) -
 
 
 def _by_merit(runs: Sequence[TracedRun], merit: Mapping[str, Mapping[str, float | None]]) -> list[TracedRun]:
-    """Full depth first; then runs that no other beats in score and depth; then a setting of every method in turn."""
+    """Sort: full depth, then runs that no other beats in score and depth, then one setting of each method in turn."""
     points = {run.attempt_id: _point(merit.get(run.attempt_id)) for run in runs}
     beaten = {attempt_id: _beaten(point, points.values()) for attempt_id, point in points.items()}
     turns: dict[str, int] = defaultdict(int)
@@ -113,7 +113,7 @@ def _by_merit(runs: Sequence[TracedRun], merit: Mapping[str, Mapping[str, float 
 
 
 def _point(row: Mapping[str, float | None] | None) -> _Point | None:
-    """Score and depth, both the better the larger."""
+    """Return score and depth such that larger is better for both."""
     if row is None or row["value"] is None or row["mean_exit_layer"] is None:
         return None
     return -row["value"] if row["lower_is_better"] else row["value"], -row["mean_exit_layer"]
@@ -140,7 +140,7 @@ def _fitting(database: Database, groups: Sequence[Group], budget_bytes: int) -> 
 
 
 def _depths(database: Database, groups: Sequence[Group]) -> list[dict[str, float]]:
-    """Return of each group the mean exit layer of every document's tokens in the group's runs."""
+    """Return for each group the mean exit layer of each document's tokens, over the group's runs."""
     places = {run.attempt_id: place for place, group in enumerate(groups) for run in group.runs}
     depths: list[dict[str, float]] = [{} for _ in groups]
     for row in database.query(_DEPTHS, {"attempts": list(places), "places": list(places.values())}).to_pylist():
@@ -149,7 +149,7 @@ def _depths(database: Database, groups: Sequence[Group]) -> list[dict[str, float
 
 
 def _bytes(groups: Sequence[Group], documents: int | None = None) -> float:
-    """What the groups take with at most so many documents each."""
+    """Return the bytes of the groups with at most `documents` documents each; None for all."""
     return sum(
         group.token_bytes * (len(group.keys) if documents is None else min(documents, len(group.keys)))
         for group in groups
@@ -162,7 +162,7 @@ def _with_fewer_runs(group: Group) -> Group:
 
 
 def _spread(group: Group, depths: Mapping[str, float], documents: int) -> Group:
-    """Keep `documents` of them, at even distances when sorted by the mean exit layer of their tokens in its runs."""
+    """Keep `documents` documents, evenly spaced when sorted by the mean exit layer of their tokens."""
     if documents >= len(group.keys):
         return group
     ranked = sorted(range(len(group.keys)), key=lambda index: (depths.get(group.keys[index], 0.0), group.keys[index]))
@@ -178,6 +178,6 @@ _FASTEST: Final = """
 
 
 def recommended(database: Database, percent: float = DEFAULT_PERCENT) -> list[str]:
-    """Return attempts of settings that are chosen and confirmed at this allowed loss, the fastest first."""
-    found: list[str] = database.query(_FASTEST, [percent, percent])["attempt_id"].to_pylist()
-    return found
+    """Return the attempts of settings chosen and confirmed at this allowed loss in percent, the fastest first."""
+    attempts: list[str] = database.query(_FASTEST, [percent, percent])["attempt_id"].to_pylist()
+    return attempts

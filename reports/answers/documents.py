@@ -1,8 +1,8 @@
 """The answers of runs token by token, packed for the page's document browser.
 
-The payload is: length of the index (4 bytes, little-endian), the index, a pack for each group of runs over the same
-documents (`reports.answers.packing`). The index is JSON, compressed, and says where each pack lies, so that a browser
-unpacks only what is looked at.
+The payload is: length of the index (4 bytes, little-endian), the index, one pack per group of runs over the same
+documents (`reports.answers.packing`). The index is compressed JSON with the offset of each pack, so that a browser
+unpacks only the groups it shows.
 """
 
 import contextlib
@@ -63,15 +63,15 @@ _SETTINGS: Final = ("seed", "batch_size", "dtype", "device")
 def documents_payload(
     database: Database, budget_bytes: int = BUDGET_BYTES, kept_in: Path | None = None
 ) -> bytes | None:
-    """Return what the page's document browser shows; one database always gives the same bytes.
+    """Return the payload of the page's document browser; one database always gives the same bytes.
 
     Args:
         database: An open database.
-        budget_bytes: How much may be taken along before compression.
-        kept_in: Folder of packs of the page before, which is left with those of this one; None to make all of them.
+        budget_bytes: Limit on the bundled answers, before compression.
+        kept_in: Cache folder of packs, updated to those of this page; None to build all of them.
 
     Returns:
-        The payload; None where no run has answered anything.
+        The payload; None if no run has answered anything.
     """
     groups = choose(database, budget_bytes)
     if not groups:
@@ -90,13 +90,13 @@ def documents_payload(
 
 
 def _shades(blocks: int) -> list[list[str]]:
-    """Paper and ink of each exit layer, light and dark."""
+    """Return background and text colours of each exit layer, for the light and the dark theme."""
     pairs = zip(shades(blocks), shades(blocks, dark=True), strict=True)
     return [[light.paper, light.ink, dark.paper, dark.ink] for light, dark in pairs]
 
 
 def _entry(group: Group, groups: Sequence[Group]) -> dict[str, Any]:
-    """What the index says of a group: what can be chosen, before anything is unpacked."""
+    """Return a group's entry in the index: what the browser can offer before it unpacks anything."""
     first = group.runs[0]
     twins = [other.runs[0] for other in groups if _name(other.runs[0]) == _name(first)]
     differing = [name for name in _SETTINGS if len({getattr(run, name) for run in twins}) > 1]
@@ -139,7 +139,7 @@ def _named_runs(group: Group) -> list[dict[str, Any]]:
 
 
 def _threshold(run: TracedRun) -> list[Any] | None:
-    """What the method's scores are compared with: a number where it is one for all tokens, and words; None without."""
+    """Return the threshold as a number (None if it varies by token) and in words; None for a method without one."""
     level, rule = run.params.get("threshold"), run.params.get("rule", "constant")
     if rule != "constant":
         return [None, f"threshold by rule {rule}"]
@@ -155,31 +155,41 @@ def _packed(database: Database, group: Group) -> bytes:
         return packed_texts(database, group)
     attempts, keys = [run.attempt_id for run in group.runs], group.shown_keys
     probe = probed(database, group.runs[0].probe_attempt_id, keys)
-    own = tokens(database, attempts, keys)
-    own = own.take(_order(own, attempts, keys))
-    said = answers(database, attempts, keys)
-    asked = list(dict.fromkeys(run.scores_attempt_id for run in group.runs if run.scores_attempt_id is not None))
-    ids = _ids(own["token_id"], *(probe[name] for name in ("token_id", "full_token_id", "gold_token_id", *_ID_LISTS)))
+    token_rows = tokens(database, attempts, keys)
+    token_rows = token_rows.take(_order(token_rows, attempts, keys))
+    answer_rows = answers(database, attempts, keys)
+    score_attempts = list(
+        dict.fromkeys(run.scores_attempt_id for run in group.runs if run.scores_attempt_id is not None)
+    )
+    ids = _ids(
+        token_rows["token_id"], *(probe[name] for name in ("token_id", "full_token_id", "gold_token_id", *_ID_LISTS))
+    )
     texts = spelled(database, group.runs[0].tokenizer_sha256, ids)
     places = _Places(ids)
-    # The gates were asked at the places of the probe; documents that one of them lacks have no scores at all.
-    by_block = [_scores(scored(database, attempt_id, keys), probe, group.runs[0].blocks) for attempt_id in asked]
-    exits = [quantised(own["score"].to_numpy()[rows], _SCORE_PLANES) for rows in _rows_by_run(own, attempts)]
-    reasons = sorted(pc.unique(own["reason"]).to_pylist())
-    metric, scores = document_scores(said, attempts, keys)
+    # Gate scores were recorded at the probe's tokens; a document that one of the two lacks has no scores.
+    by_block = [
+        _scores(scored(database, attempt_id, keys), probe, group.runs[0].blocks) for attempt_id in score_attempts
+    ]
+    exits = [
+        quantised(token_rows["score"].to_numpy()[rows], _SCORE_PLANES) for rows in _rows_by_run(token_rows, attempts)
+    ]
+    reasons = sorted(pc.unique(token_rows["reason"]).to_pylist())
+    metric, scores = document_scores(answer_rows, attempts, keys)
     header = {
         "texts": [texts[token_id] for token_id in ids],
         "reasons": reasons,
         "metric": metric,
         "score_range": [ends for _, ends in exits],
-        "gate": [None if run.scores_attempt_id is None else asked.index(run.scores_attempt_id) for run in group.runs],
+        "gate": [
+            None if run.scores_attempt_id is None else score_attempts.index(run.scores_attempt_id) for run in group.runs
+        ],
         "gate_range": [ends for _, ends in by_block],
     }
     columns = {
-        "length": (_lengths(own, attempts, keys), 2),
-        "token": (places.of(own["token_id"]), places.planes),
-        "exit": (own["exit_layer"].to_numpy(), 1),
-        "reason": (ranks(own["reason"], reasons), 1),
+        "length": (_lengths(token_rows, attempts, keys), 2),
+        "token": (places.lookup(token_rows["token_id"]), places.planes),
+        "exit": (token_rows["exit_layer"].to_numpy(), 1),
+        "reason": (ranks(token_rows["reason"], reasons), 1),
         "score": (np.concatenate([steps for steps, _ in exits]), _SCORE_PLANES),
         "document_score": (scores, 2),
         **_probe_columns(probe, keys, places),
@@ -189,59 +199,67 @@ def _packed(database: Database, group: Group) -> bytes:
 
 
 class _Places:
-    """Where each token id stands in the group's own list of texts."""
+    """Index of each token id in the group's list of texts."""
 
     def __init__(self, ids: Sequence[int]) -> None:
         self.planes = planes_for(len(ids))
         order = np.argsort(np.array(ids, dtype=np.int64))
         self._sorted, self._order = np.array(ids, dtype=np.int64)[order], order
 
-    def of(self, column: pa.ChunkedArray) -> Ints:
-        """Return the places of a column of ids or lists of ids; nothing for -1 and NULL."""
+    def lookup(self, column: pa.ChunkedArray) -> Ints:
+        """Return the indices of a column of ids or lists of ids; `none_of(planes)` for -1 and NULL."""
         ids = _flat(column)
-        found = np.searchsorted(self._sorted, ids).clip(0, max(0, len(self._sorted) - 1))
+        index = np.searchsorted(self._sorted, ids).clip(0, max(0, len(self._sorted) - 1))
         none = none_of(self.planes)
-        return np.where(ids < 0, none, self._order[found]) if len(ids) else ids
+        return np.where(ids < 0, none, self._order[index]) if len(ids) else ids
 
 
 def _flat(column: pa.ChunkedArray) -> Ints:
-    """A column of ids or lists of ids, one after another; -1 for NULL."""
+    """Return a column of ids or lists of ids as one flat array; -1 for NULL."""
     values = column.combine_chunks()
     values = values.flatten() if pa.types.is_list(values.type) else values
     return np.asarray(values.fill_null(-1).to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
 def _ids(*columns: pa.ChunkedArray) -> list[int]:
-    """Every id of the columns, the most frequent first, so that most places are small numbers."""
+    """Return every id of the columns, the most frequent first, so that most indices are small numbers."""
     counted: Counter[int] = Counter()
     for column in columns:
         counted.update(
             dict(zip(*(part.tolist() for part in np.unique(_flat(column), return_counts=True)), strict=True))
         )
-    return sorted((token_id for token_id in counted if token_id >= 0), key=lambda one: (-counted[one], one))
+    return sorted(
+        (token_id for token_id in counted if token_id >= 0), key=lambda token_id: (-counted[token_id], token_id)
+    )
 
 
-def _order(own: pa.Table, attempts: Sequence[str], keys: Sequence[str]) -> Ints:
-    """Rows by run, document and position, as the page walks through them."""
-    by = (own["position"].to_numpy(), ranks(own["doc_key"], keys), ranks(own["attempt_id"], attempts))
+def _order(token_rows: pa.Table, attempts: Sequence[str], keys: Sequence[str]) -> Ints:
+    """Return row indices sorted by run, document and position, the order in which the page reads them."""
+    by = (
+        token_rows["position"].to_numpy(),
+        ranks(token_rows["doc_key"], keys),
+        ranks(token_rows["attempt_id"], attempts),
+    )
     return np.lexsort(by)
 
 
-def _lengths(own: pa.Table, attempts: Sequence[str], keys: Sequence[str]) -> Ints:
-    """Tokens of each run's answers, [runs, documents]."""
-    places = ranks(own["attempt_id"], attempts) * len(keys) + ranks(own["doc_key"], keys)
+def _lengths(token_rows: pa.Table, attempts: Sequence[str], keys: Sequence[str]) -> Ints:
+    """Return the number of tokens of each answer, [runs, documents]."""
+    places = ranks(token_rows["attempt_id"], attempts) * len(keys) + ranks(token_rows["doc_key"], keys)
     return np.bincount(places, minlength=len(attempts) * len(keys))
 
 
-def _rows_by_run(own: pa.Table, attempts: Sequence[str]) -> Iterable[slice]:
-    ends = np.cumsum(np.bincount(ranks(own["attempt_id"], attempts), minlength=len(attempts)))
+def _rows_by_run(token_rows: pa.Table, attempts: Sequence[str]) -> Iterable[slice]:
+    ends = np.cumsum(np.bincount(ranks(token_rows["attempt_id"], attempts), minlength=len(attempts)))
     return [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def _probe_columns(probe: pa.Table, keys: Sequence[str], places: _Places) -> dict[str, tuple[Any, int]]:
     return {
         "probed": (np.bincount(ranks(probe["doc_key"], keys), minlength=len(keys)), 2),
-        **{name: (places.of(probe[name]), places.planes) for name in ("full_token_id", "gold_token_id", *_ID_LISTS)},
+        **{
+            name: (places.lookup(probe[name]), places.planes) for name in ("full_token_id", "gold_token_id", *_ID_LISTS)
+        },
         "first_match": (probe["first_match"].to_numpy(), 1),
         "rank_final": (_flat(probe["rank_final"]).clip(0, none_of(_RANK_PLANES) - 1), _RANK_PLANES),
         **{name: (probabilities(probe[name].combine_chunks().flatten().to_numpy()), 1) for name in _PROBABILITIES},
@@ -249,36 +267,40 @@ def _probe_columns(probe: pa.Table, keys: Sequence[str], places: _Places) -> dic
 
 
 def _scores(rows: pa.Table, probe: pa.Table, blocks: int) -> tuple[NDArray[np.uint32], list[float]]:
-    """The gate's scores at the probe's places, [tokens * blocks]."""
+    """Return the gate's scores at the probe's tokens, [tokens * blocks], and their range."""
     if rows.select(["doc_key", "position"]) != probe.select(["doc_key", "position"]):
         return quantised(np.full(probe.num_rows * blocks, np.nan), 1)
     return quantised(rows["score"].combine_chunks().flatten().to_numpy(), 1)
 
 
 _PLANES: Final = 2
-_ASKED: Final = 1
+_EVALUATED: Final = 1
 _LEFT: Final = 2
-"""What the column ``asked`` says of a run, a text and a block; 0 where it was not asked."""
+"""Values of the column ``asked`` per run, text and block; 0 if the gate was not evaluated there."""
 
 
 def packed_texts(database: Database, group: Group) -> bytes:
-    """Return the pack of a group of an encoder's runs."""
+    """Return the pack of a group of encoder runs."""
     attempts, keys, blocks = [run.attempt_id for run in group.runs], group.shown_keys, group.runs[0].blocks
-    own, said = (_in_order(rows(database, attempts, keys), attempts, keys) for rows in (tokens, answers))
-    asked = classified(database, attempts, keys)
-    is_number = bool(asked.num_rows) and asked["label_id"].null_count == asked.num_rows
-    spelled, inputs, golds = said["output_text"].to_pylist(), _by_key(said, "input_text"), _by_key(said, "gold_text")
-    names = sorted(set(spelled)) if is_number else _labels(said, asked, golds)
-    places = [names.index(text) for text in spelled] if is_number else own["token_id"].to_numpy()
-    n, at = len(keys) * blocks, _places(asked, keys, blocks)
-    run_at = ranks(asked["attempt_id"], attempts) * n + at
-    value, value_range = quantised(_at(n, at, asked["prediction" if is_number else "probability"]), _PLANES)
-    scores = _at(len(attempts) * n, run_at, asked["score"]).reshape(len(attempts), n)
+    token_rows, answer_rows = (_in_order(rows(database, attempts, keys), attempts, keys) for rows in (tokens, answers))
+    gate_rows = classified(database, attempts, keys)
+    is_number = bool(gate_rows.num_rows) and gate_rows["label_id"].null_count == gate_rows.num_rows
+    label_texts, inputs, golds = (
+        answer_rows["output_text"].to_pylist(),
+        _by_key(answer_rows, "input_text"),
+        _by_key(answer_rows, "gold_text"),
+    )
+    names = sorted(set(label_texts)) if is_number else _labels(answer_rows, gate_rows, golds)
+    places = [names.index(text) for text in label_texts] if is_number else token_rows["token_id"].to_numpy()
+    n, at = len(keys) * blocks, _places(gate_rows, keys, blocks)
+    run_at = ranks(gate_rows["attempt_id"], attempts) * n + at
+    value, value_range = quantised(_at(n, at, gate_rows["prediction" if is_number else "probability"]), _PLANES)
+    scores = _at(len(attempts) * n, run_at, gate_rows["score"]).reshape(len(attempts), n)
     by_run = [quantised(row, _PLANES) for row in scores]
-    was_asked = np.zeros(len(attempts) * n, dtype=np.uint8)
-    was_asked[run_at] = np.where(asked["exited"].to_numpy(), _LEFT, _ASKED)
-    reasons = sorted(pc.unique(own["reason"]).to_pylist())
-    metric, of_documents = document_scores(said, attempts, keys)
+    gate_states = np.zeros(len(attempts) * n, dtype=np.uint8)
+    gate_states[run_at] = np.where(gate_rows["exited"].to_numpy(), _LEFT, _EVALUATED)
+    reasons = sorted(pc.unique(token_rows["reason"]).to_pylist())
+    metric, of_documents = document_scores(answer_rows, attempts, keys)
     header: dict[str, Any] = {
         "texts": [_short(name) for name in names] if is_number else names,
         "inputs": [inputs.get(key) for key in keys],
@@ -292,18 +314,18 @@ def packed_texts(database: Database, group: Group) -> bytes:
     label_planes = planes_for(len(names))
     labels = np.full(n, none_of(label_planes), dtype=np.int64)
     if not is_number:
-        labels[at] = asked["label_id"].to_numpy()
+        labels[at] = gate_rows["label_id"].to_numpy()
     answered = np.zeros(len(attempts) * len(keys), dtype=np.uint8)
-    answered[ranks(own["attempt_id"], attempts) * len(keys) + ranks(own["doc_key"], keys)] = 1
+    answered[ranks(token_rows["attempt_id"], attempts) * len(keys) + ranks(token_rows["doc_key"], keys)] = 1
     columns = {
         "length": (answered, 1),
         "token": (places, label_planes),
-        "exit": (own["exit_layer"].to_numpy(), 1),
-        "reason": (ranks(own["reason"], reasons), 1),
+        "exit": (token_rows["exit_layer"].to_numpy(), 1),
+        "reason": (ranks(token_rows["reason"], reasons), 1),
         "document_score": (of_documents, 2),
         "label": (labels, label_planes),
         "value": (value, _PLANES),
-        "asked": (was_asked, 1),
+        "asked": (gate_states, 1),
         "score": (np.concatenate([steps for steps, _ in by_run]), _PLANES),
         "probed": (np.zeros(len(keys), dtype=np.uint8), 1),
     }
@@ -311,45 +333,45 @@ def packed_texts(database: Database, group: Group) -> bytes:
 
 
 def _in_order(rows: pa.Table, attempts: Sequence[str], keys: Sequence[str]) -> pa.Table:
-    """Rows by run and document, as the page walks through them."""
+    """Return the rows sorted by run and document, the order in which the page reads them."""
     return rows.take(np.lexsort((ranks(rows["doc_key"], keys), ranks(rows["attempt_id"], attempts))))
 
 
-def _labels(said: pa.Table, asked: pa.Table, golds: Mapping[str, str]) -> list[str]:
-    """Names of labels by their place among the task's; of one that nobody gave, or that was left out, its number."""
-    known = {
+def _labels(answer_rows: pa.Table, gate_rows: pa.Table, golds: Mapping[str, str]) -> list[str]:
+    """Return label names by label id; a label that no answer has, or whose name is missing, gets its number."""
+    names = {
         ids[0]: text
-        for ids, text in zip(said["output_ids"].to_pylist(), said["output_text"].to_pylist(), strict=True)
+        for ids, text in zip(answer_rows["output_ids"].to_pylist(), answer_rows["output_text"].to_pylist(), strict=True)
         if ids
     }
-    for key, gold in zip(asked["doc_key"].to_pylist(), asked["gold"].to_pylist(), strict=True):
+    for key, gold in zip(gate_rows["doc_key"].to_pylist(), gate_rows["gold"].to_pylist(), strict=True):
         if key in golds:
-            known[int(gold)] = golds[key]
-    most = max((*known, pc.max(asked["label_id"]).as_py() or 0), default=0)
-    return [known.get(place) or f"label {place}" for place in range(most + 1)]
+            names[int(gold)] = golds[key]
+    most = max((*names, pc.max(gate_rows["label_id"]).as_py() or 0), default=0)
+    return [names.get(place) or f"label {place}" for place in range(most + 1)]
 
 
-def _by_key(said: pa.Table, name: str) -> dict[str, str]:
-    """What full depth's answers have of each document."""
-    pairs = zip(said["doc_key"].to_pylist(), said[name].to_pylist(), strict=True)
+def _by_key(answer_rows: pa.Table, name: str) -> dict[str, str]:
+    """Return column `name` of full depth's answers by document key, without NULLs."""
+    pairs = zip(answer_rows["doc_key"].to_pylist(), answer_rows[name].to_pylist(), strict=True)
     return {key: text for key, text in pairs if text is not None}
 
 
-def _places(asked: pa.Table, keys: Sequence[str], blocks: int) -> NDArray[np.int64]:
-    """Where a document's block stands, [rows]."""
-    block_N: NDArray[np.int64] = asked["block"].to_numpy().astype(np.int64)
-    return ranks(asked["doc_key"], keys) * blocks + block_N - 1
+def _places(gate_rows: pa.Table, keys: Sequence[str], blocks: int) -> NDArray[np.int64]:
+    """Return each row's index into an array of [documents, blocks], flattened."""
+    block_N: NDArray[np.int64] = gate_rows["block"].to_numpy().astype(np.int64)
+    return ranks(gate_rows["doc_key"], keys) * blocks + block_N - 1
 
 
 def _at(n: int, at: NDArray[np.int64], column: pa.ChunkedArray) -> NDArray[np.float64]:
-    """The column's values at their places, NaN elsewhere."""
+    """Return an array of length n with the column's values at indices `at`, NaN elsewhere."""
     values = np.full(n, np.nan)
     values[at] = column.to_numpy()
     return values
 
 
 def _short(number: str) -> str:
-    """A number that a regression answered, as people read it."""
+    """Return a regression's output with four digits."""
     return f"{float(number):.4g}" if number else "left out"
 
 
@@ -361,19 +383,19 @@ _DIGEST_BYTES: Final = hashlib.sha256().digest_size
 def kept_packs(
     folder: Path, database: Database, groups: Sequence[Group], make: Callable[[Group], bytes]
 ) -> list[bytes]:
-    """Return the pack of each group, as it was made before or made now; the folder is left with these alone.
+    """Return the pack of each group, from the cache if it is there, and delete all other packs of the cache.
 
-    Each is named after all that it is made from. One that is damaged is made again.
+    A pack is named by a digest of everything it is built from. A damaged pack is built again.
 
     Args:
-        folder: Where they lie; made where it does not exist, and nobody else's files in it are touched.
+        folder: The cache, created if it does not exist. Files in it that are not packs are left alone.
         database: An open database.
-        groups: All of a page.
+        groups: All groups of a page.
         make: Reads a group's rows and packs them.
     """
     names = _names(database, groups)
     packs = [
-        _read(folder / name) or _made(folder / name, make(group)) for name, group in zip(names, groups, strict=True)
+        _read(folder / name) or _write(folder / name, make(group)) for name, group in zip(names, groups, strict=True)
     ]
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
@@ -382,15 +404,15 @@ def kept_packs(
     return packs
 
 
-def _made(path: Path, pack: bytes) -> bytes:
-    with contextlib.suppress(OSError):  # it is made again then
+def _write(path: Path, pack: bytes) -> bytes:
+    with contextlib.suppress(OSError):  # then it is built again next time
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole_file(path, hashlib.sha256(pack).digest() + pack)
     return pack
 
 
 def _read(path: Path) -> bytes | None:
-    """Return what was written; nothing where it is not whole."""
+    """Return a pack's content; None if the file is missing or damaged."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -401,32 +423,32 @@ def _read(path: Path) -> bytes | None:
 
 def _names(database: Database, groups: Sequence[Group]) -> list[str]:
     digests = content_digests(database, *shown_by(groups))
-    return [content_id([_code(), _asked(group), _contents(group, digests)]) for group in groups]
+    return [content_id([_code(), _request(group), _contents(group, digests)]) for group in groups]
 
 
 def shown_by(groups: Sequence[Group]) -> tuple[set[str], set[str]]:
-    """Return the attempts and the documents whose rows are packed for a page."""
+    """Return the attempts and the document keys whose rows are packed for a page."""
     attempts = {attempt for group in groups for run in group.runs for attempt in _attempts(run)}
     return attempts, {key for group in groups for key in group.shown_keys}
 
 
 def _attempts(run: TracedRun) -> list[str]:
     """Return the attempts whose rows are packed for a run."""
-    own = (run.attempt_id, run.probe_attempt_id, run.scores_attempt_id)
-    return [attempt for attempt in own if attempt is not None]
+    attempts = (run.attempt_id, run.probe_attempt_id, run.scores_attempt_id)
+    return [attempt for attempt in attempts if attempt is not None]
 
 
-def _asked(group: Group) -> object:
+def _request(group: Group) -> object:
     return [group.shown_keys, [(_attempts(run), run.scores_attempt_id, run.blocks) for run in group.runs]]
 
 
 def _contents(group: Group, digests: Mapping[str, list[str]]) -> object:
-    """Return digests of what a group's pack is made from: rows of its attempts, and how its tokens are spelled."""
-    of = [group.runs[0].tokenizer_sha256, *(attempt for run in group.runs for attempt in _attempts(run))]
-    return [digests.get(one, []) for one in of]
+    """Return digests of what a group's pack is built from: the rows of its attempts and its tokens' texts."""
+    names = [group.runs[0].tokenizer_sha256, *(attempt for run in group.runs for attempt in _attempts(run))]
+    return [digests.get(name, []) for name in names]
 
 
 @cache
 def _code() -> str:
-    """Digest of all that reads and packs."""
+    """Return a digest of all code that reads and packs."""
     return content_id([sources_sha256(reports), sources_sha256(analysis), *(version(name) for name in _MAKES)])

@@ -1,8 +1,8 @@
-"""Numbers as the page reads them: columns of whole numbers in planes of bytes, compressed.
+"""Binary format of numbers in the page: columns of non-negative integers as compressed byte planes.
 
 A pack is gzip of: length of the header (4 bytes, little-endian), the header as JSON, the columns. The header's
-`columns` has [offset behind the header, count, planes] of each; value n of a column is the sum of plane[k][n] << 8k.
-Planes lie apart because the upper ones hardly vary, which compresses well.
+`columns` has [offset after the header, count, planes] per column; value n of a column is the sum of
+plane[k][n] << 8k. Planes are stored one after another because the upper ones hardly vary, which compresses well.
 """
 
 import gzip
@@ -19,11 +19,11 @@ _LEVEL: Final = 6
 
 
 def pack(header: Mapping[str, Any], columns: Mapping[str, tuple[ArrayLike, int]]) -> bytes:
-    """Return `header` and `columns`, the same bytes each time.
+    """Return `header` and `columns` as a pack; equal input gives equal bytes.
 
     Args:
-        header: What JSON can hold.
-        columns: Whole numbers of 0 or more, of any shape, and how many bytes each needs.
+        header: Any JSON object.
+        columns: Non-negative integers of any shape, and the number of bytes per value.
     """
     directory, parts, offset = {}, [], 0
     for name, (values, planes) in columns.items():
@@ -36,19 +36,19 @@ def pack(header: Mapping[str, Any], columns: Mapping[str, tuple[ArrayLike, int]]
 
 
 def planes_for(largest: int) -> int:
-    """Return how many bytes a number of 0 to `largest` needs, with one value more to spare for "none"."""
+    """Return the bytes needed per number in 0..`largest`, with one extra value for "none"."""
     return max(1, ((largest + 1).bit_length() + 7) // 8)
 
 
 def none_of(planes: int) -> int:
-    """Return the value that stands for nothing."""
+    """Return the value that means "none"."""
     return (1 << (8 * planes)) - 1
 
 
 def quantised(values: ArrayLike, planes: int) -> tuple[NDArray[np.uint32], list[float]]:
-    """Return numbers as steps of equal size from the smallest to the largest finite one, and those two.
+    """Quantise numbers in equal steps from the smallest to the largest finite value; return also these two values.
 
-    What is not finite becomes `none_of`; the error is at most half a step, (high - low) / (none - 1) / 2.
+    Non-finite values become `none_of`. The error is at most half a step, (high - low) / (none - 1) / 2.
     """
     numbers = np.asarray(values, dtype=np.float64)
     finite = np.isfinite(numbers)
@@ -59,7 +59,7 @@ def quantised(values: ArrayLike, planes: int) -> tuple[NDArray[np.uint32], list[
 
 
 def probabilities(values: ArrayLike) -> NDArray[np.uint32]:
-    """Return probabilities in steps of 1/255: an error of at most 1/510."""
+    """Return probabilities in steps of 1/255, an error of at most 1/510."""
     return np.rint(np.clip(np.nan_to_num(np.asarray(values, dtype=np.float64)), 0, 1) * 255).astype(np.uint32)
 
 
@@ -67,18 +67,21 @@ _HUNDREDTHS: Final = 100
 
 
 def ranks(column: pa.ChunkedArray, values: Sequence[str]) -> NDArray[np.int64]:
-    """Return the place of each entry among `values`."""
+    """Return the index of each entry in `values`."""
     return np.asarray(pc.index_in(column, pa.array(values, pa.string())), dtype=np.int64)
 
 
 def document_scores(
-    said: pa.Table, attempts: Sequence[str], keys: Sequence[str]
+    answer_rows: pa.Table, attempts: Sequence[str], keys: Sequence[str]
 ) -> tuple[str | None, NDArray[np.uint32]]:
-    """Return the task's first metric, and its value in hundredths for each run and document."""
+    """Return the task's first metric and its value in hundredths, per run and document."""
     scores = np.full((len(attempts), len(keys)), none_of(2), dtype=np.uint32)
     metric = None
     rows = zip(
-        ranks(said["attempt_id"], attempts), ranks(said["doc_key"], keys), said["scores"].to_pylist(), strict=True
+        ranks(answer_rows["attempt_id"], attempts),
+        ranks(answer_rows["doc_key"], keys),
+        answer_rows["scores"].to_pylist(),
+        strict=True,
     )
     for run, document, text in rows:
         values = json.loads(text)

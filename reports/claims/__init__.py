@@ -1,6 +1,6 @@
-"""What papers claim and print, held against a database: `check_claims` gives each entry of the ledger a verdict.
+"""Test the claims and printed numbers of papers on a database: `check_claims` gives each ledger entry a verdict.
 
-`claim.py` says what an entry is, and reads them from the TOML files here, one per document.
+`claim.py` defines an entry and reads the entries from the TOML files in this folder, one file per paper.
 """
 
 import math
@@ -24,28 +24,28 @@ UNDECIDED: Final = "undecided"
 NOT_COMPARABLE: Final = "not comparable"
 NOT_MEASURED: Final = "not measured"
 VERDICTS: Final = (HOLDS, FAILS, CONSISTENT, INCONSISTENT, UNDECIDED, NOT_COMPARABLE, NOT_MEASURED)
-"""What is measured holds or fails here, on this database's models and data; printed numbers are consistent or not."""
+"""Measured claims hold or fail on this database's models and data; printed numbers are consistent or not."""
 
 _PRINTED: Final = frozenset({"value", "low", "high", "n"})
 _MEASURED: Final = _PRINTED | {"attempts"}
 _EQUAL: Final = 1e-9
-"""Intervals narrower than this are of equal values, but for rounding."""
+"""An interval narrower than this means equal values up to rounding."""
 _MISSED: Final = 0.025
 """Probability of missing at each end of a 95% interval."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one database says about an entry.
+    """Verdict of one database on a ledger entry.
 
     Attributes:
         claim: The entry.
         verdict: One of `VERDICTS`.
-        value: The evidence in the entry's unit; None where there is none.
-        low: Lower end of its 95% interval; None where it has none.
+        value: The evidence in the entry's unit; None without evidence.
+        low: Lower end of its 95% interval; None without one.
         high: Upper end.
-        n: How many of the entry's `n_of` it is from.
-        scope: Of which models and data it is; None of printed numbers and where there is no evidence.
+        n: Number of the entry's `n_of` behind the evidence.
+        scope: Models and data behind the evidence; None for printed numbers and without evidence.
     """
 
     claim: Claim
@@ -58,7 +58,7 @@ class Verdict:
 
     @property
     def evidence(self) -> str:
-        """`value [low, high] unit, n = 12 runs; 0.9M parameters, 8 blocks, generated data`, or why there is none."""
+        """`value [low, high] unit, n = 12 runs; 0.9M parameters, 8 blocks, generated data`, or the reason for none."""
         claim = self.claim
         if claim.reason is not None:
             return claim.reason
@@ -68,12 +68,12 @@ class Verdict:
 
     @property
     def measured(self) -> str:
-        """`value [low, high]`; nothing where there is none."""
+        """`value [low, high]`; empty without evidence."""
         return "" if self.value is None else _with_interval("{:.4g}", self.value, self.low, self.high)
 
     @property
     def difference(self) -> str:
-        """`value [low, high]` less the published number, signed; nothing where one of them is missing."""
+        """`value [low, high]` minus the published number, signed; empty if either is missing."""
         if self.value is None or (published := self.claim.published) is None:
             return ""
         ends = (None if end is None else rounded(end - published) for end in (self.low, self.high))
@@ -81,11 +81,11 @@ class Verdict:
 
     @property
     def basis(self) -> str:
-        """What was measured, on how many of what, where: `unit, n = 12 runs; 0.9M parameters, 8 blocks, ...`."""
+        """Unit, sample size and scope of the evidence: `unit, n = 12 runs; 0.9M parameters, 8 blocks, ...`."""
         claim = self.claim
         simulated = " (simulated)" if claim.simulated else ""
-        where = f"; {self.scope}" if self.scope else ""
-        return f"{claim.unit}{simulated}, n = {self.n:,} {claim.n_of}{where}"
+        scope = f"; {self.scope}" if self.scope else ""
+        return f"{claim.unit}{simulated}, n = {self.n:,} {claim.n_of}{scope}"
 
 
 def _with_interval(form: str, value: float, low: float | None, high: float | None) -> str:
@@ -94,7 +94,7 @@ def _with_interval(form: str, value: float, low: float | None, high: float | Non
 
 
 def check_claims(database: Database, claims: Sequence[Claim] | None = None) -> tuple[Verdict, ...]:
-    """Run the query of every entry, or of those given; it needs no more than a database open for reading.
+    """Run the query of every entry, or of `claims`; read access to the database is enough.
 
     Raises:
         UserError: A query fails, or does not give one row of the columns that its entry needs.
@@ -129,21 +129,21 @@ def check_claim(database: Database, claim: Claim) -> Verdict:
 
 
 def _interval(claim: Claim, row: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """Return the evidence's interval: of rows that are all equal the exact one, where their limits are known."""
+    """Return the evidence's interval; if all rows are equal and their limits are known, an exact one."""
     value, low, high = row["value"], row["low"], row["high"]
     if claim.limits is None or not (low is None or high is None or _are_equal(low, high)):
         return low, high
-    # So large a share of all rows may differ from these, at most (Clopper and Pearson, of none that does), and lie
-    # anywhere within the limits.
+    # Clopper and Pearson's bound, with none that differs in the sample: at most this share of all rows differs from
+    # these, by anything within the limits.
     share = 1 - _MISSED ** (1 / row.get("rows", row["n"]))
     least, most = claim.limits
     return value - share * (value - least), value + share * (most - value)
 
 
 def _verdict(claim: Claim, value: float, low: float | None, high: float | None) -> str:
-    """The whole interval decides; without one, only what is exact."""
+    """Return the verdict: the whole interval must decide; without an interval, only exact evidence does."""
     ends = (value, value) if low is None or high is None else (low, high)
-    # Rows that are all equal, or a single one, do not say how much others would differ from them.
+    # Equal rows, or a single one, do not say how much other rows would differ.
     if not claim.exact and _are_equal(*ends):
         return UNDECIDED
     printed = claim.kind == CONSISTENCY
@@ -163,7 +163,7 @@ HEADINGS: Final = {
 }
 _VERDICT_WIDTH: Final = max(map(len, VERDICTS))
 _NARROW: Final = 72
-"""On a terminal narrower than this, columns stand one under the other."""
+"""On a terminal narrower than this, columns are stacked."""
 _GAP: Final = "  "
 _SCOPE: Final = ("parameters_low", "parameters_high", "blocks_low", "blocks_high", "data")
 COLUMNS: Final = (
@@ -171,7 +171,7 @@ COLUMNS: Final = (
     *("high", "unit", "n", "n_of", *_SCOPE, "simulated", "direction", "bound", "tolerance", "published", "suite"),
     *("caveat", "reason"),
 )
-"""Columns of a verdict as a row."""
+"""Column names of `as_row`."""
 
 
 def as_row(verdict: Verdict) -> list[Any]:
@@ -186,13 +186,13 @@ def _value(verdict: Verdict, name: str) -> Any:
 
 
 def by_kind(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
-    """Return the verdicts of each kind that there is, in the order of `KINDS`."""
-    apart = {kind: [it for it in verdicts if it.claim.kind == kind] for kind in KINDS}
-    return {kind: some for kind, some in apart.items() if some}
+    """Return the verdicts by kind, in the order of `KINDS`, without empty kinds."""
+    groups = {kind: [it for it in verdicts if it.claim.kind == kind] for kind in KINDS}
+    return {kind: some for kind, some in groups.items() if some}
 
 
 def counted(verdicts: Sequence[Verdict]) -> str:
-    """Return how many entries of each kind have each verdict, a line a kind."""
+    """Return the number of entries per kind and verdict, one line per kind."""
     return "\n".join(_counted(HEADINGS[kind], some) for kind, some in by_kind(verdicts).items()) or "no claims"
 
 
@@ -202,7 +202,7 @@ def _counted(heading: str, verdicts: Sequence[Verdict]) -> str:
 
 
 def table(verdicts: Sequence[Verdict], width: int) -> str:
-    """Return verdict, claim and evidence of each, a table a kind, wrapped so that no line is longer than `width`."""
+    """Return verdict, claim and evidence of each entry, one table per kind, wrapped at `width` characters."""
     return "\n\n".join(
         f"{_wrapped(HEADINGS[kind].capitalize(), width)[0]}\n\n{_table(some, width)}"
         for kind, some in by_kind(verdicts).items()
@@ -211,23 +211,23 @@ def table(verdicts: Sequence[Verdict], width: int) -> str:
 
 def _table(verdicts: Sequence[Verdict], width: int) -> str:
     if width < _NARROW:
-        blocks = [[it.verdict, it.claim.claim_id, _said(it.claim), it.evidence] for it in verdicts]
+        blocks = [[it.verdict, it.claim.claim_id, _statement(it.claim), it.evidence] for it in verdicts]
         return "\n\n".join("\n".join(line for text in block for line in _wrapped(text, width)) for block in blocks)
-    left = width - _VERDICT_WIDTH - 2 * len(_GAP)
-    widths = (_VERDICT_WIDTH, left - left // 2, left // 2)
+    room = width - _VERDICT_WIDTH - 2 * len(_GAP)
+    widths = (_VERDICT_WIDTH, room - room // 2, room // 2)
     rows = [("verdict", "claim", "evidence"), tuple("-" * each for each in widths)]
     lines = [line for row in rows for line in _lines(row, widths)]
     for it in verdicts:
-        lines += [*_lines((it.verdict, f"{it.claim.claim_id}\n{_said(it.claim)}", it.evidence), widths), ""]
+        lines += [*_lines((it.verdict, f"{it.claim.claim_id}\n{_statement(it.claim)}", it.evidence), widths), ""]
     return "\n".join(lines[:-1])
 
 
-def _said(claim: Claim) -> str:
+def _statement(claim: Claim) -> str:
     return claim.text if claim.quotation is None else f"{claim.text}\n“{claim.quotation}”"
 
 
 def markdown(verdicts: Sequence[Verdict]) -> str:
-    """Return a table a kind in Markdown."""
+    """Return one Markdown table per kind."""
     return "\n\n".join(
         f"### {HEADINGS[kind].capitalize()}\n\n{_markdown(some)}" for kind, some in by_kind(verdicts).items()
     )
@@ -245,21 +245,21 @@ def _markdown(verdicts: Sequence[Verdict]) -> str:
 
 
 def in_full(verdict: Verdict, width: int) -> str:
-    """Return all that is known of one entry, its query last."""
-    told = {name: text for name, text in _told(verdict) if text}
-    indent = max(map(len, told)) + len(_GAP)
+    """Return everything known about one entry, its query last."""
+    facts = {name: text for name, text in _facts(verdict) if text}
+    indent = max(map(len, facts)) + len(_GAP)
     lines = [
         textwrap.fill(
             text, max(width, 2 * indent), initial_indent=f"{name:{indent}}", subsequent_indent=" " * indent,
             break_on_hyphens=False, break_long_words=False,
         )
-        for name, text in told.items()
+        for name, text in facts.items()
     ]  # fmt: skip
     query = verdict.claim.evidence_sql
     return "\n".join([verdict.claim.claim_id, "", *lines, *(["", query.strip()] if query else [])])
 
 
-def _told(verdict: Verdict) -> Iterator[tuple[str, str]]:
+def _facts(verdict: Verdict) -> Iterator[tuple[str, str]]:
     claim = verdict.claim
     yield claim.kind, claim.text
     yield "quotation", f"“{claim.quotation}”" if claim.quotation else ""

@@ -1,6 +1,6 @@
-"""Entries of the ledger: claims of papers, consistency checks of printed numbers, questions of ours.
+"""Entries of the ledger: papers' claims, consistency checks of printed numbers, and this project's questions.
 
-They are read from the TOML files of this folder, one per document.
+They are read from the TOML files of this folder, one file per paper.
 """
 
 import tomllib
@@ -21,44 +21,44 @@ KINDS: Final = (CLAIM, CONSISTENCY, QUESTION)
 
 DIRECTIONS: Final = ("at_least", "at_most", "within")
 MOST_WORDS: Final = 25
-"""Of a quotation."""
+"""Maximum number of words of a quotation."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What authors wrote or printed, or what we ask, in our words, and the query that tests it.
+    """Entry of the ledger: a statement in this project's words, its source, and the query that tests it.
 
     Attributes:
-        claim_id: Its name, which begins with the ledger file's.
-        ledger: Stem of the TOML file that it is from: mee, prune, natcap, heads, calm_free or encoders.
-        kind: `claim`: the authors write it, and runs of ours test it; `consistency`: printed numbers are held against
-            each other; `question`: ours, raised by what a paper shows, and nobody's claim.
-        paper: Whose words or numbers these are, or what raises the question: MEE, MEEBLOG, PRUNE, NATCAP, HEADS, or
-            another paper.
+        claim_id: Name, which begins with the ledger's.
+        ledger: Stem of its TOML file: mee, prune, natcap, heads, calm_free or encoders.
+        kind: `claim`: stated by the authors and tested on local runs; `consistency`: printed numbers compared with
+            each other; `question`: raised by this project from what a paper shows, not claimed by its authors.
+        paper: Source of the words or numbers, or of the question: MEE, MEEBLOG, PRUNE, NATCAP, HEADS, or another
+            paper.
         place: Section, figure or table.
-        shown_in: Name of our figure or table that shows what it is about; None where none does.
-        quotation: Of a claim, the authors' words, at most `MOST_WORDS`; None where `unquoted` says why, and of anything
-            else.
-        unquoted: Of a claim without a quotation, why it is told in our words.
-        text: What is tested.
-        conditions: What it is said or printed of: models, data, settings.
-        unit: Of the evidence, `bound`, `tolerance` and `published`.
+        shown_in: Name of the report's figure or table on the subject; None without one.
+        quotation: The authors' words for a claim, at most `MOST_WORDS`; None for the other kinds, and for a claim
+            with `unquoted`.
+        unquoted: Reason why a claim has no quotation.
+        text: The statement that is tested.
+        conditions: Models, data and settings that the statement is about.
+        unit: Unit of the evidence, `bound`, `tolerance` and `published`.
         direction: `at_least`, `at_most`, or `within` (a value).
-        bound: What the evidence must reach, must not exceed, or must be.
-        tolerance: By how much it may miss.
-        published: The paper's own number, where it has one.
-        n_of: What the evidence counts: runs, documents, tokens, printed numbers.
-        limits: Between which values each row of the evidence lies, where it cannot lie elsewhere: rows that are all
-            equal then have an exact interval. None where rows have no such limits, or are no sample of anything.
-        simulated: Whether evidence is from replays or full-depth passes, not from real decodes alone.
-        exact: Whether evidence decides without an interval: numbers as printed, and what is so in every run or in none.
-        suite: Shipped suite that measures it; None where nothing is to be run.
-        then: Command that must follow the suite; None where it is enough.
-        caveat: How our evidence differs from what the paper did.
-        reason: Why nothing here could compare; None where something can.
-        evidence_sql: Query of one row: value (NULL where nothing was measured), low, high (its 95% interval, NULL where
-            it has none) and n; of what is measured, also attempts (ids of the runs) and, where `limits` are given and n
-            counts parts of rows that come together, rows. None where `reason` says why.
+        bound: Value that the evidence must reach, must not exceed, or must equal.
+        tolerance: Allowed deviation from `bound`.
+        published: The paper's own number, if it prints one.
+        n_of: Unit of the sample size: runs, documents, tokens, printed numbers.
+        limits: Smallest and largest possible value of a row of the evidence. With them, rows that are all equal get
+            an exact interval. None if rows have no such limits or are not a sample.
+        simulated: Whether evidence includes replays or full-depth passes rather than real decodes alone.
+        exact: Whether evidence decides without an interval: printed numbers, and facts true of every run or of none.
+        suite: Bundled suite that measures it; None if nothing needs to be run.
+        then: Command to run after the suite; None if the suite is enough.
+        caveat: Difference between this project's evidence and the paper's experiment.
+        reason: Reason why nothing here is comparable; None if something is.
+        evidence_sql: Query that returns one row: value (NULL if nothing was measured), low and high (its 95% interval,
+            NULL without one) and n; for measurements also attempts (ids of the runs) and, if `limits` are set and n
+            counts parts of rows, rows. None if `reason` is set.
     """
 
     claim_id: str
@@ -87,24 +87,24 @@ class Claim:
     evidence_sql: str | None
 
     def admits(self, value: float) -> bool:
-        """Whether it holds if the evidence is exactly `value`."""
+        """Return whether the entry holds if the evidence is exactly `value`."""
         return not self.excludes(value, value)
 
     def excludes(self, low: float, high: float) -> bool:
-        """Whether it holds for no value from `low` to `high`."""
+        """Return whether the entry holds for no value from `low` to `high`."""
         too_low = self.direction != "at_most" and high < self.bound - self.tolerance
         too_high = self.direction != "at_least" and low > self.bound + self.tolerance
         return too_low or too_high
 
     @property
     def commands(self) -> str:
-        """What measures it, as typed; empty where nothing is to be run."""
+        """Shell commands that measure it; empty if nothing needs to be run."""
         typed = (f"exitbench run {self.suite}", self.then) if self.suite else ()
         return ", then ".join(f"`{command}`" for command in typed if command)
 
     @property
     def criterion(self) -> str:
-        """What the evidence must be, in words."""
+        """Required value of the evidence, in words."""
         margin = f" ± {self.tolerance:g}" if self.direction == "within" else ""
         missed = f", give or take {self.tolerance:g}" if self.tolerance and not margin else ""
         return f"{self.direction.replace('_', ' ')} {self.bound:g}{margin} {self.unit}{missed}"
@@ -127,13 +127,13 @@ _QUERY: Final = """
 
 @dataclass(frozen=True)
 class Scope:
-    """Of which models and data evidence is.
+    """Models and data behind the evidence.
 
     Attributes:
-        parameters_low: Weights of the smallest model.
-        parameters_high: Of the largest.
+        parameters_low: Number of weights of the smallest model.
+        parameters_high: Number of weights of the largest model.
         blocks_low: Decoder blocks of the shallowest model.
-        blocks_high: Of the deepest.
+        blocks_high: Decoder blocks of the deepest model.
         data: `generated`, `real`, or both.
     """
 
@@ -149,7 +149,7 @@ class Scope:
 
 
 def scope_of(database: Database, attempts: Sequence[str]) -> Scope | None:
-    """Return what the runs of these attempts were of; None where there are none."""
+    """Return models and data of the runs of these attempts; None without attempts."""
     if not attempts:
         return None
     (row,) = database.query(_QUERY, {"attempts": list(attempts)}).to_pylist()
@@ -162,7 +162,7 @@ def _span(low: str, high: str) -> str:
 
 
 def _counted(n: int) -> str:
-    """A number of weights to two digits: 930k, 8.0B."""
+    """Return a number of weights with two digits: 930k, 8.0B."""
     for size, suffix in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
         if n >= size:
             return f"{n / size:.2g}{suffix}" if n < 10 * size else f"{n / size:.0f}{suffix}"
@@ -170,7 +170,7 @@ def _counted(n: int) -> str:
 
 
 LEDGERS: Final = ("mee", "prune", "natcap", "heads", "calm_free", "encoders")
-"""Stems of the files, in the order of the page."""
+"""Stems of the ledger files, in the order of the page."""
 
 Keys = dict[str, type]
 
@@ -187,8 +187,8 @@ _TESTED: Final[Keys] = {
 }
 _MEASURED: Final[Keys] = {**_TESTED, "suite": str}
 _UNTESTED: Final[Keys] = {"reason": str}
-_SHOWN: Final[Keys] = {"shown_in": str}
-_OPTIONAL: Final[Keys] = {**_SHOWN, "tolerance": float, "published": float}
+_FIGURE_KEY: Final[Keys] = {"shown_in": str}
+_OPTIONAL: Final[Keys] = {**_FIGURE_KEY, "tolerance": float, "published": float}
 _OPTIONAL_MEASURED: Final[Keys] = {**_OPTIONAL, "simulated": bool, "exact": bool, "limits": list, "then": str}
 
 _MEANING: Final = {
@@ -203,8 +203,8 @@ def read_claims() -> tuple[Claim, ...]:
     """Return every entry of the ledger.
 
     Raises:
-        UserError: A file is not TOML, or an entry lacks a key, has one that is unknown, of a wrong type or not for its
-            kind, too long a quotation, or a name that another entry has; names file, entry and key.
+        UserError: A file is not TOML; or an entry lacks a key, has a key that is unknown, of a wrong type or not for
+            its kind, too long a quotation, or another entry's name. The message names file, entry and key.
     """
     claims = tuple(claim for stem in LEDGERS for claim in read_file(files(__package__) / f"{stem}.toml"))
     _require_distinct(claims)
@@ -223,31 +223,31 @@ def read_file(file: Traversable) -> tuple[Claim, ...]:
         raise UserError(f"{file.name}: not TOML: {error}.") from None
     entries = content.pop("claim", None)
     if content or not isinstance(entries, list):
-        raise UserError(f"{file.name}: must consist of [[claim]] tables.{_found(content)}")
+        raise UserError(f"{file.name}: must consist of [[claim]] tables.{_kind_of(content)}")
     claims = tuple(_claim(file.name, number, entry) for number, entry in enumerate(entries, start=1))
     _require_distinct(claims)
     return claims
 
 
-def _found(content: Mapping[str, Any]) -> str:
+def _kind_of(content: Mapping[str, Any]) -> str:
     return f" Found: {', '.join(content)}." if content else ""
 
 
 def _claim(file: str, number: int, entry: Mapping[str, Any]) -> Claim:
-    where = f"{file}, claim {entry.get('claim_id', number)}"
+    prefix = f"{file}, claim {entry.get('claim_id', number)}"
     kind = entry.get("kind")
     if kind not in KINDS:
-        told = "the key 'kind' is missing" if kind is None else f"kind is {kind!r}"
-        raise UserError(f"{where}: {told}.{suggestion(str(kind), KINDS)} {'; '.join(_MEANING.values())}.")
-    _check_keys(where, kind, entry)
+        problem = "the key 'kind' is missing" if kind is None else f"kind is {kind!r}"
+        raise UserError(f"{prefix}: {problem}.{suggestion(str(kind), KINDS)} {'; '.join(_MEANING.values())}.")
+    _check_keys(prefix, kind, entry)
     direction = entry.get("direction", DIRECTIONS[0])
     if direction not in DIRECTIONS:
-        raise UserError(f"{where}: direction is {direction!r}.{suggestion(direction, DIRECTIONS)}")
+        raise UserError(f"{prefix}: direction is {direction!r}.{suggestion(direction, DIRECTIONS)}")
     if entry.get("tolerance", 0.0) < 0:
-        raise UserError(f"{where}: tolerance is {entry['tolerance']}; it must be 0 or more.")
+        raise UserError(f"{prefix}: tolerance is {entry['tolerance']}; it must be 0 or more.")
     words = len(entry.get("quotation", "").split())
     if words > MOST_WORDS:
-        raise UserError(f"{where}: quotation has {words} words; at most {MOST_WORDS} are quoted.")
+        raise UserError(f"{prefix}: quotation has {words} words; at most {MOST_WORDS} are quoted.")
     return Claim(
         **{key: entry[key] for key in _COMMON},
         ledger=file.removesuffix(".toml"),
@@ -260,7 +260,7 @@ def _claim(file: str, number: int, entry: Mapping[str, Any]) -> Claim:
         tolerance=entry.get("tolerance", 0.0),
         published=entry.get("published"),
         n_of=entry.get("n_of", ""),
-        limits=_limits(where, entry.get("limits")),
+        limits=_limits(prefix, entry.get("limits")),
         simulated=entry.get("simulated", False),
         exact=entry.get("exact", kind == CONSISTENCY),
         suite=entry.get("suite"),
@@ -271,28 +271,28 @@ def _claim(file: str, number: int, entry: Mapping[str, Any]) -> Claim:
     )
 
 
-def _check_keys(where: str, kind: str, entry: Mapping[str, Any]) -> None:
+def _check_keys(prefix: str, kind: str, entry: Mapping[str, Any]) -> None:
     required, optional = _keys(kind, is_untested="reason" in entry, is_quoted="unquoted" not in entry)
     for key in entry:
         if key not in required and key not in optional:
-            known = [*required, *optional]
-            raise UserError(f"{where}: unknown key {key!r}: {_MEANING[kind]}.{suggestion(key, known)}")
+            allowed = [*required, *optional]
+            raise UserError(f"{prefix}: unknown key {key!r}: {_MEANING[kind]}.{suggestion(key, allowed)}")
     for key in required:
         if key not in entry:
-            raise UserError(f"{where}: the key {key!r} is missing: {_MEANING[kind]}. Required: {', '.join(required)}.")
+            raise UserError(f"{prefix}: the key {key!r} is missing: {_MEANING[kind]}. Required: {', '.join(required)}.")
     for key, value in entry.items():
         wanted = required.get(key) or optional[key]
         if type(value) is not wanted or value == "":
-            raise UserError(f"{where}: {key} must be {_TYPES[wanted]}, not {value!r}.")
+            raise UserError(f"{prefix}: {key} must be {_TYPES[wanted]}, not {value!r}.")
 
 
 def _keys(kind: str, *, is_untested: bool, is_quoted: bool) -> tuple[Keys, Keys]:
-    """Return the keys that an entry must have, and those that it may have."""
+    """Return the required and the optional keys of an entry."""
     words = _QUOTED if is_quoted else _UNQUOTED
     common = {**_COMMON, **(words if kind == CLAIM else {})}
     if kind == CONSISTENCY:
         return {**common, **_TESTED}, _OPTIONAL
-    return ({**common, **_UNTESTED}, _SHOWN) if is_untested else ({**common, **_MEASURED}, _OPTIONAL_MEASURED)
+    return ({**common, **_UNTESTED}, _FIGURE_KEY) if is_untested else ({**common, **_MEASURED}, _OPTIONAL_MEASURED)
 
 
 _TYPES: Final[Mapping[type, str]] = {
@@ -303,17 +303,17 @@ _TYPES: Final[Mapping[type, str]] = {
 }
 
 
-def _limits(where: str, limits: list[Any] | None) -> tuple[float, float] | None:
+def _limits(prefix: str, limits: list[Any] | None) -> tuple[float, float] | None:
     if limits is None:
         return None
     if [type(it) for it in limits] != [float, float] or limits[0] >= limits[1]:
-        raise UserError(f"{where}: limits must be two numbers with a point, the smaller first, not {limits!r}.")
+        raise UserError(f"{prefix}: limits must be two numbers with a point, the smaller first, not {limits!r}.")
     return limits[0], limits[1]
 
 
 def _require_distinct(claims: Sequence[Claim]) -> None:
-    seen: dict[str, str] = {}
+    files: dict[str, str] = {}
     for claim in claims:
-        if claim.claim_id in seen:
-            raise UserError(f"{claim.ledger}.toml: claim {claim.claim_id} is already in {seen[claim.claim_id]}.toml.")
-        seen[claim.claim_id] = claim.ledger
+        if claim.claim_id in files:
+            raise UserError(f"{claim.ledger}.toml: claim {claim.claim_id} is already in {files[claim.claim_id]}.toml.")
+        files[claim.claim_id] = claim.ledger

@@ -1,4 +1,4 @@
-"""The first screen of the page: what ran, and what to use."""
+"""First screen of the page: what ran, and the recommended settings."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +11,14 @@ _HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Front:
-    """Rows that the first screen needs besides those of the tables: of title.sql and of exports.sql."""
+    """Rows that the first screen needs in addition to the tables': those of title.sql and exports.sql."""
 
     runs: tuple[Row, ...]
     exports: tuple[Row, ...]
 
 
 def read_front(database: Database) -> Front:
-    """Ask both."""
+    """Run both queries."""
     return Front(
         *(Frame.query(database, (_HERE / name).read_text("utf-8")).rows for name in ("title.sql", "exports.sql"))
     )

@@ -1,6 +1,6 @@
-"""What to use: a card for each model and task, with an answer for every loss of quality that a reader may allow.
+"""Recommendations: one card per model and task, with an answer for every loss of quality that a reader may allow.
 
-The choice and its confirmation are the view `pareto`'s; here they are looked up, next to what any method has to beat.
+The view `pareto` chooses and confirms settings. This module looks them up, together with the baselines to beat.
 """
 
 from collections import Counter
@@ -20,18 +20,17 @@ BASELINES: Final = ("static", "random", "oracle")
 
 @dataclass(frozen=True)
 class Answer:
-    """What to use where a loss of `from_percent` to `until_percent` of full depth's quality is allowed.
+    """Recommendation for an allowed loss of `from_percent` to `until_percent` of full depth's quality.
 
     Attributes:
-        from_percent: From this loss on.
-        until_percent: Below this loss; None: however large.
-        method: The run of a method that was chosen: the fastest that the choosing part bounds by this loss; None if
-            there is none.
-        static: The static depth that was chosen likewise.
-        untimed: Of runs that the choosing part bounds by this loss and that were not timed, the one with fewest blocks.
-        shown: Heads the card: the faster of the two chosen, of those that the confirming part confirms; if no method
-            was timed, what is worth timing; else None: full depth.
-        random: Random exits about as deep.
+        from_percent: Lower end of the allowed loss, included.
+        until_percent: Upper end, excluded; None for no limit.
+        method: Chosen run of a method: the fastest whose loss the choosing part bounds by this loss; None without one.
+        static: Chosen static depth, by the same rule.
+        untimed: Run with the fewest blocks among the untimed ones whose loss the choosing part bounds by this loss.
+        shown: Run that heads the card: the faster of the two chosen ones that the confirming part confirms. If no
+            method was timed, the run worth timing. Else None: full depth.
+        random: Run of random exits at about the same depth.
     """
 
     from_percent: float
@@ -45,15 +44,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Card:
-    """A model on a task.
+    """Recommendations for one model on one task.
 
     Attributes:
-        rows: Its runs, as the results table has them.
-        full: Full depth.
-        oracle: Every token at the first block that has it right; None where that was not computed.
-        next_static: The static depth that loses least of all that were scored; None if none was run.
-        answers: By the loss allowed, in order, without a gap from 0 on.
-        timed: Settings of methods that were timed: what the choice was made from.
+        rows: Rows of its runs in the results table.
+        full: Run of full depth.
+        oracle: Run that exits every token at the first correct block; None if not computed.
+        next_static: The scored static depth that loses least; None if none was run.
+        answers: Answers by allowed loss, in order, without gaps, from 0 on.
+        timed: Number of timed settings of methods, from which the choice was made.
     """
 
     rows: tuple[Row, ...]
@@ -65,33 +64,33 @@ class Card:
 
     @property
     def confirming_n(self) -> int | None:
-        """Documents of the confirming part; None if no run was compared with full depth document by document."""
+        """Number of documents of the confirming part; None without a paired comparison with full depth."""
         return max((row["confirming_n"] for row in self.rows if row["confirming_n"] is not None), default=None)
 
     def at(self, percent: float) -> Answer:
-        """Return the answer where this loss is allowed."""
-        return next(one for one in reversed(self.answers) if one.from_percent <= percent)
+        """Return the answer for an allowed loss of `percent`."""
+        return next(answer for answer in reversed(self.answers) if answer.from_percent <= percent)
 
 
 def cards(results: Sequence[Row]) -> tuple[Card, ...]:
-    """Return a card for each model and task that was scored on a scale, those with something to use first.
+    """Return one card per model and task whose metric has a scale, those with a recommendation first.
 
     Args:
-        results: Rows of the results table. Of a model and task that were run in several ways (parts of the documents,
-            other seeds) the way with most documents counts.
+        results: Rows of the results table. If a model and task were run in several settings (subsets of the documents,
+            other seeds), the setting with the most documents counts.
     """
-    made = [card for _, rows in _settings(results) if (card := _card(rows)) is not None]
-    return tuple(sorted(made, key=lambda card: (card.at(DEFAULT_PERCENT).shown is None, card.timed == 0)))
+    built = [card for _, rows in _settings(results) if (card := _card(rows)) is not None]
+    return tuple(sorted(built, key=lambda card: (card.at(DEFAULT_PERCENT).shown is None, card.timed == 0)))
 
 
 def _settings(results: Sequence[Row]) -> Iterator[tuple[str, tuple[Row, ...]]]:
-    """The rows of each model, task and conditions, of the setting that has most documents."""
+    """Yield, per model, task and conditions, the id and rows of the setting with the most documents."""
     trained = [row for row in results if not row["random_weights"]]
     for _, rows in groupby(trained, key=lambda row: (row["model"], row["task"], row["setting"])):
         ways: dict[str, list[Row]] = {}
         for row in rows:
             ways.setdefault(row["setting_id"], []).append(row)
-        setting = max(ways, key=lambda one: (max(row["n"] or 0 for row in ways[one]), len(ways[one]), one))
+        setting = max(ways, key=lambda way: (max(row["n"] or 0 for row in ways[way]), len(ways[way]), way))
         yield setting, tuple(ways[setting])
 
 
@@ -107,7 +106,7 @@ def _card(rows: tuple[Row, ...]) -> Card | None:
         answer = _answer(rows, level)
         if not answers or _chosen(answer) != _chosen(answers[-1]):
             answers.append(answer)
-    untils = [*(one.from_percent for one in answers[1:]), None]
+    untils = [*(part.from_percent for part in answers[1:]), None]
     static = [row for row in rows if row["method"] == "static" and row["loss_high_percent"] is not None]
     oracles = [row for row in rows if row["method"] == "oracle" and row["mean_exit_layer"] is not None]
     return Card(
@@ -115,7 +114,7 @@ def _card(rows: tuple[Row, ...]) -> Card | None:
         full,
         oracle=min(oracles, key=lambda row: (row["mean_exit_layer"], row["cell_id"]), default=None),
         next_static=min(static, key=lambda row: (row["loss_high_percent"], row["cell_id"]), default=None),
-        answers=tuple(replace(one, until_percent=until) for one, until in zip(answers, untils, strict=True)),
+        answers=tuple(replace(part, until_percent=until) for part, until in zip(answers, untils, strict=True)),
         timed=sum(_is_timed_method(row) for row in rows),
     )
 
@@ -130,16 +129,16 @@ def _answer(rows: Sequence[Row], percent: float) -> Answer:
         key=lambda row: (_blocks(row), row["choosing_loss_high_percent"], row["cell_id"]),
         default=None,
     )
-    shown = best if any(map(_is_timed_method, rows)) else best or untimed
+    head = best if any(map(_is_timed_method, rows)) else best or untimed
     random = None
-    if shown is not None:
+    if head is not None:
         exits = [row for row in rows if row["method"] == "random" and row["delta"] is not None]
-        random = min(exits, key=lambda row: (abs(_blocks(row) - _blocks(shown)), row["cell_id"]), default=None)
-    return Answer(percent, None, method, static, untimed, shown, random)
+        random = min(exits, key=lambda row: (abs(_blocks(row) - _blocks(head)), row["cell_id"]), default=None)
+    return Answer(percent, None, method, static, untimed, head, random)
 
 
 def _step(rows: Sequence[Row], percent: float, is_static: bool) -> Row | None:
-    """The run that the view `pareto` has for this loss."""
+    """Return the run that the view `pareto` chooses for this loss."""
     return next(
         (
             row
@@ -153,7 +152,7 @@ def _step(rows: Sequence[Row], percent: float, is_static: bool) -> Row | None:
 
 
 def is_confirmed(row: Row, percent: float) -> bool:
-    """Return whether the confirming documents confirm a chosen run where this loss is allowed."""
+    """Return whether the confirming part confirms a chosen run at this allowed loss."""
     confirmed: float | None = row["confirmed_percent"]
     return confirmed is not None and confirmed <= percent
 
@@ -172,13 +171,13 @@ def _is_untimed(row: Row) -> bool:
 
 
 def _blocks(row: Row) -> float:
-    """Blocks run; where that is not known, as if all were."""
+    """Return the mean blocks run; all blocks if unknown."""
     blocks: float = row["blocks"] if row["mean_blocks_run"] is None else row["mean_blocks_run"]
     return blocks
 
 
 def is_method(row: Row) -> bool:
-    """Return whether it is a run of an early-exit method, and not of a baseline."""
+    """Return whether it is a run of an early-exit method, not of a baseline."""
     return row["method"] not in BASELINES and not row["is_full_depth"]
 
 
@@ -192,7 +191,7 @@ def _chosen(answer: Answer) -> tuple[str | None, ...]:
 
 
 def calibrated(card: Card, calibrations: Sequence[Row]) -> tuple[Row, ...]:
-    """Return the thresholds that calibrations chose for the model and task, with a guarantee."""
+    """Return the thresholds that calibrations chose for the card's model and task with a guarantee."""
     names = ("model", "task")
     return tuple(
         row
@@ -205,16 +204,16 @@ def calibrated(card: Card, calibrations: Sequence[Row]) -> tuple[Row, ...]:
 
 
 Name = Callable[[Row], str]
-"""Spells a setting."""
+"""Function that returns a setting's display name."""
 
 
 def verdict(card: Card, answer: Answer, name: Name) -> str:
-    """Return what the results say at an allowed loss, and why not more.
+    """Return sentences on the recommendation at an allowed loss and on the reason why none is better.
 
     Args:
-        card: Model and task.
+        card: Card of the model and task.
         answer: Its answer at the allowed loss.
-        name: Spells a setting.
+        name: Returns a setting's display name.
     """
     if not any(map(is_method, card.rows)) and answer.static is None:
         return _joined(_caution(card), "Only full depth and baselines were run: nothing to recommend.")
@@ -226,15 +225,15 @@ def verdict(card: Card, answer: Answer, name: Name) -> str:
 
 
 def _caution(card: Card) -> str:
-    """Return what puts every comparison of the card in doubt: a score near its floor, answers cut by length."""
-    found = card.full["caution"]
-    return f"Caution: {found}." if found else ""
+    """Return a warning that affects all comparisons of the card: a score near its floor, answers cut by length."""
+    caution = card.full["caution"]
+    return f"Caution: {caution}." if caution else ""
 
 
 def _against_static(card: Card, answer: Answer, name: Name) -> str:
-    """Return how the recommended method compares with the static depths that were run."""
-    static, shown = answer.static, answer.shown
-    if static is not None and static is shown:
+    """Return a sentence that compares the recommended run with the static depths that were run."""
+    static, head = answer.static, answer.shown
+    if static is not None and static is head:
         return _against_method(answer, name)
     if static is not None:
         return _compared(answer, static, name)
@@ -249,14 +248,14 @@ def _against_static(card: Card, answer: Answer, name: Name) -> str:
 
 
 def _compared(answer: Answer, static: Row, name: Name) -> str:
-    shown = answer.shown
-    assert shown is not None
+    head = answer.shown
+    assert head is not None
     what = f"the best static depth ({name(static)}, {_speed(static)})"
     if static["confirming_speedup_high"] is None or static["confirming_speedup_low"] is None:
         return f"The time of {what} has no interval to compare."
-    if shown["confirming_speedup_low"] > static["confirming_speedup_high"]:
+    if head["confirming_speedup_low"] > static["confirming_speedup_high"]:
         return f"It is faster than {what}."
-    if shown["confirming_speedup_high"] < static["confirming_speedup_low"]:
+    if head["confirming_speedup_high"] < static["confirming_speedup_low"]:
         return f"It is slower than {what}, which is not confirmed at this loss."
     return f"It is not shown to be faster than {what}: their intervals overlap."
 
@@ -298,7 +297,7 @@ def _not_confirmed(row: Row, percent: float, name: Name) -> str:
 
 
 def _too_few(card: Card, answer: Answer) -> str:
-    """Say how small a loss the documents could show at all, where that is above what is allowed."""
+    """Return a sentence on the smallest loss that the documents can show, if it is above the allowed one."""
     n, full = card.confirming_n, card.full["value"]
     if not n or not full or not 0 < full <= 100:
         return ""
@@ -313,12 +312,12 @@ def _too_few(card: Card, answer: Answer) -> str:
 
 
 def _random(answer: Answer) -> str:
-    row, shown = answer.random, answer.shown
-    if row is None or shown is None or row["confirming_delta"] is None or shown["confirming_delta"] is None:
+    row, head = answer.random, answer.shown
+    if row is None or head is None or row["confirming_delta"] is None or head["confirming_delta"] is None:
         return ""
-    if row["mean_blocks_run"] > shown["mean_blocks_run"] or row["confirming_loss_high_percent"] is None:
+    if row["mean_blocks_run"] > head["mean_blocks_run"] or row["confirming_loss_high_percent"] is None:
         return ""
-    no_worse = row["confirming_loss_high_percent"] <= shown["confirming_loss_high_percent"]
+    no_worse = row["confirming_loss_high_percent"] <= head["confirming_loss_high_percent"]
     return "Random exits no deeper are bounded as tightly." if no_worse else ""
 
 
@@ -334,7 +333,7 @@ _WORDS = {3: "do not cite", 2: "look before you cite", 1: "a remark"}
 
 
 def findings_line(findings: Sequence[Row]) -> tuple[str, int]:
-    """Return how many findings there are, in words, and the worst severity, 0 where there is none.
+    """Return the number of findings in words, and the worst severity, 0 without findings.
 
     Args:
         findings: Rows of the table of findings.
@@ -342,5 +341,5 @@ def findings_line(findings: Sequence[Row]) -> tuple[str, int]:
     if not findings:
         return "No rule found anything about these runs.", 0
     counts = Counter(row["severity"] for row in findings)
-    told = (f"{counts[severity]} × {words}" for severity, words in _WORDS.items() if counts[severity])
-    return f"{number_of(len(findings), 'finding')}: {', '.join(told)}.", max(counts)
+    parts = (f"{counts[severity]} × {words}" for severity, words in _WORDS.items() if counts[severity])
+    return f"{number_of(len(findings), 'finding')}: {', '.join(parts)}.", max(counts)

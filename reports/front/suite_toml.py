@@ -1,4 +1,4 @@
-"""A setting as a suite of its own: the same cells, asked for again."""
+"""Export of one setting as a suite that runs the same cells again."""
 
 import json
 from collections.abc import Mapping
@@ -11,30 +11,30 @@ from exitbench.results.files.formats import toml_key, toml_table, toml_value
 
 EXPORTS: Final = Path(__file__).with_name("exports.sql")
 FOLDER: Final = "the folder of the checkpoint"
-"""Stands where a reader writes it: a database does not know folders."""
+"""Placeholder for a path that the reader fills in: a database does not store folders."""
 _GENERATION: Final = (
     *("max_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "min_length", "forced_bos_token_id"),
     *("system", "max_prompt_tokens", "truncate", "first_token"),
 )
-"""What a suite's task says by the names that `generation` has; `stop` only where it is not empty."""
+"""Keys of a suite's task by their names in `generation`; `stop` only if not empty."""
 _DATA: Final = ("source", "split", "limit")
 _BUILT_IN: Final = ("seed", "level")
 
 
 def suite_toml(row: Row, name: str) -> str | None:
-    """Return a suite that asks for one run: its quality, and its time if it was timed.
+    """Return a suite that repeats one run: its quality cell, and its timing cell if it was timed.
 
     Args:
-        row: Of exports.sql.
-        name: Of the suite.
+        row: Row of exports.sql.
+        name: Name of the suite.
 
     Returns:
-        TOML; None where the database does not say which documents they were (tasks of lm-eval and declared ones, whose
-        texts are in files of their own).
+        TOML; None if the database does not define the documents (tasks of lm-eval and declared tasks, whose texts are
+        in other files).
     """
     if row["data_asked"] is None:
         return None
-    asked, fit = json.loads(row["data_asked"]), json.loads(row["fit_data_asked"] or "null")
+    data, fit = json.loads(row["data_asked"]), json.loads(row["fit_data_asked"] or "null")
     model, task, timing = row["model"], row["task_label"], json.loads(row["timing"] or "null")
     try:
         lines = [
@@ -43,27 +43,27 @@ def suite_toml(row: Row, name: str) -> str | None:
             f"seed = {row['seed']}",
             *toml_table("[defaults]", _some(row, "dtype", "device", "batch_size", "batch_rows", "head_precision")),
             *toml_table(f"[models.{toml_key(model)}]", _model(row)),
-            *toml_table(f"[tasks.{toml_key(task)}]", _task(row, asked, fit)),
+            *toml_table(f"[tasks.{toml_key(task)}]", _task(row, data, fit)),
             *toml_table("[[sweep]]", _sweep(row, is_timed=timing is not None)),
             *(toml_table("[timing]", timing) if timing else []),
             *(toml_table("[fit]", {"documents": fit["limit"]}) if fit and fit.get("limit") else []),
         ]
-    except (AttributeError, LookupError, TypeError, ValueError):  # somebody else's database, which says it otherwise
+    except (AttributeError, LookupError, TypeError, ValueError):  # a third-party database with other JSON
         return None
     return "\n".join(lines) + "\n"
 
 
 def stored_suite(database: Database, cell_id: str, name: str, folder: Path | None = None) -> str | None:
-    """Return a suite that asks for a stored run again.
+    """Return a suite that repeats a stored run.
 
     Args:
         database: An open database.
-        cell_id: Of its quality.
-        name: Of the suite.
-        folder: Of its checkpoint, where that is not of a recipe or the hub.
+        cell_id: Id of the run's quality cell.
+        name: Name of the suite.
+        folder: Folder of its checkpoint, if it comes neither from a recipe nor from the hub.
 
     Returns:
-        See `suite_toml`; None too where there is no such run.
+        As `suite_toml`; None also if there is no such run.
     """
     for row in Frame.query(database, EXPORTS.read_text("utf-8")).rows:
         if row["cell_id"] == cell_id:
@@ -80,13 +80,13 @@ def _model(row: Row) -> dict[str, Any]:
     return {"recipe": row["recipe"], **more} if row["recipe"] else {"path": FOLDER, **more}
 
 
-def _task(row: Row, asked: Mapping[str, Any], fit: Mapping[str, Any] | None) -> dict[str, Any]:
+def _task(row: Row, data: Mapping[str, Any], fit: Mapping[str, Any] | None) -> dict[str, Any]:
     generation = json.loads(row["generation"])
-    task = {"task": row["task"], **_some(asked, *_DATA)}
-    if asked["source"] == "builtin":
-        task |= _some(asked, *_BUILT_IN)
-    if asked["files"]:
-        task["files"] = dict(asked["files"])
+    task = {"task": row["task"], **_some(data, *_DATA)}
+    if data["source"] == "builtin":
+        task |= _some(data, *_BUILT_IN)
+    if data["files"]:
+        task["files"] = dict(data["files"])
     if fit and fit["files"]:
         task["train_files"] = dict(fit["files"])
     task |= _some(generation, *_GENERATION)

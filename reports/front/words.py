@@ -1,4 +1,4 @@
-"""Cards as they are read: every sentence and number of every answer, so that a script has only to choose."""
+"""Cards as text: every sentence and number of every answer, so that the page's script only selects."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,8 +15,8 @@ from exitbench.terminal import number_of
 
 
 @dataclass(frozen=True)
-class Beside:
-    """What the setting stands beside: a line of a card's small table."""
+class Alternative:
+    """Setting to compare with: one row of a card's small table."""
 
     what: str
     name: str
@@ -27,20 +27,20 @@ class Beside:
 
 @dataclass(frozen=True)
 class ShownAnswer:
-    """One answer of a card.
+    """One answer of a card, as text.
 
     Attributes:
-        from_percent: Loss allowed, from here on.
-        until_percent: To below this; None: no end.
-        name: What to use.
+        from_percent: Lower end of the allowed loss, included.
+        until_percent: Upper end, excluded; None for no limit.
+        name: Recommended setting.
         number: The largest figure of the card, with its unit.
-        about: What that is, and its interval.
-        verdict: Whether it beats a static depth, in a sentence.
-        facts: What it costs and does, term by term.
-        beside: What it stands beside.
-        later: A loss at which the answer is faster, rounded up to what the slider has, and what it is then.
-        cell_id: Of the run; None for full depth.
-        toml: A suite that asks for it again.
+        about: Meaning of the number, and its interval.
+        verdict: Comparison with a static depth, in a sentence.
+        facts: Pairs of term and value: quality, depth, agreement and so on.
+        beside: Settings to compare with.
+        later: A larger loss with a faster answer, rounded up to a step of the slider, and that answer.
+        cell_id: Cell of the run; None for full depth.
+        toml: Suite that repeats the run.
     """
 
     from_percent: float
@@ -50,7 +50,7 @@ class ShownAnswer:
     about: str
     verdict: str
     facts: tuple[tuple[str, str], ...]
-    beside: tuple[Beside, ...]
+    beside: tuple[Alternative, ...]
     later: tuple[float, str] | None
     cell_id: str | None
     toml: str | None
@@ -58,7 +58,7 @@ class ShownAnswer:
 
 @dataclass(frozen=True)
 class ShownCard:
-    """One card: a model on a task, what its numbers are of, and its answers."""
+    """Card as text: a model on a task, the scope of its numbers, and its answers."""
 
     model: str
     task: str
@@ -70,11 +70,11 @@ class ShownCard:
 def shown(
     card: Card, names: Mapping[Setting, str], exports: Mapping[str, Row], calibrations: Sequence[Row]
 ) -> ShownCard:
-    """Return a card in words.
+    """Return a card as text.
 
     Args:
         card: The card.
-        names: Labels of settings.
+        names: Label of each setting.
         exports: Rows of exports.sql, by cell id.
         calibrations: Rows of the table of calibrated thresholds.
     """
@@ -107,7 +107,7 @@ class _Says:
             about,
             verdict(self.card, answer, self.name),
             tuple(self.facts(answer)),
-            tuple(self.beside(answer)),
+            tuple(self.alternatives(answer)),
             self.later(index),
             row["cell_id"] if row else None,
             self.toml(row) if row else None,
@@ -117,7 +117,7 @@ class _Says:
         return spoken(self.names[setting(row)])
 
     def short(self, row: Row) -> str:
-        """A baseline's setting where what it is is said before; a method's with its name."""
+        """Return a baseline's setting without its name, which the table's row has already; a method's with its name."""
         name = self.name(row)
         return name.partition(" ")[2] if row["method"] in BASELINES else name
 
@@ -136,8 +136,8 @@ class _Says:
         if (row := answer.shown) is not None:
             digits = metric_digits(row)
             yield "Quality", f"{row['metric']} {row['value']:.{digits}f}, full depth {row['full_value']:.{digits}f}"
-            if (told := number_format(row)) is not None:
-                yield "Number format", told
+            if (note := number_format(row)) is not None:
+                yield "Number format", note
             yield "Change", _confirmed_change(row)
             yield "Blocks run", f"{_blocks(row)} a token"
             if row["token_match"] is not None:
@@ -152,7 +152,7 @@ class _Says:
                 f"yes: calibrated for an expected loss ({row['promised_consistency']}) of at most "
                 f"{row['promised_delta']:g}, with confidence {1 - row['promised_epsilon']:g}"
             )
-        told = (
+        basis = (
             f"no calibration: chosen among {number_of(self.card.timed, 'timed setting')} on a third of the documents, "
             "confirmed and reported on the others"
             if row["speedup"] is not None
@@ -160,15 +160,15 @@ class _Says:
         )
         chosen = calibrated(self.card, self.calibrations)
         if not chosen:
-            return told
+            return basis
         first = chosen[0]
         return (
-            f"{told}. A calibration chose {first['method']} at {first['threshold']:g} (expected loss at most "
+            f"{basis}. A calibration chose {first['method']} at {first['threshold']:g} (expected loss at most "
             f"{first['delta']:g}, confidence {1 - first['epsilon']:g})"
         )
 
-    def beside(self, answer: Answer) -> list[Beside]:
-        lines: list[Beside] = []
+    def alternatives(self, answer: Answer) -> list[Alternative]:
+        lines: list[Alternative] = []
         for what, static in (("Best static", answer.static), ("Static that loses least", self.card.next_static)):
             if static is not None and static is not answer.shown and (not lines or static is not answer.static):
                 lines.append(self.line(what, static))
@@ -177,20 +177,22 @@ class _Says:
         if answer.random is not None:
             lines.append(self.line("Random, about as deep", answer.random))
         if (oracle := self.card.oracle) is not None:
-            # it runs all blocks to know the first that is right, where a method would stop
+            # its blocks run are not comparable: to know the first correct block, it runs all of them
             depth = f"exits at {oracle['mean_exit_layer']:.2f}"
-            lines.append(Beside("Oracle, the bound", self.short(oracle), ABSENT, ABSENT, depth))
+            lines.append(Alternative("Oracle, the bound", self.short(oracle), ABSENT, ABSENT, depth))
         return lines
 
-    def line(self, what: str, row: Row) -> Beside:
+    def line(self, what: str, row: Row) -> Alternative:
         speedup = written(row["speedup"], "{:.2f}×")
         change = ABSENT if row["delta"] is None else _change(row)
-        return Beside(what, self.short(row), speedup, change, written(row["mean_blocks_run"], "{:.2f}"))
+        return Alternative(what, self.short(row), speedup, change, written(row["mean_blocks_run"], "{:.2f}"))
 
     def later(self, index: int) -> tuple[float, str] | None:
         now = self.card.answers[index].shown
-        others = (one for one in self.card.answers[index + 1 :] if one.shown is not None and one.shown is not now)
-        if (other := next(others, None)) is None or other.shown is None:
+        candidates = (
+            answer for answer in self.card.answers[index + 1 :] if answer.shown is not None and answer.shown is not now
+        )
+        if (other := next(candidates, None)) is None or other.shown is None:
             return None
         percent = ceil(10 * other.from_percent) / 10
         timed = other.shown["speedup"] is not None
@@ -218,7 +220,7 @@ class _Says:
 
 
 def size(parameters: int | None) -> str:
-    """Return a number of parameters in short: ``'1.7 M'``."""
+    """Return a number of parameters in short form: ``'1.7 M'``."""
     if parameters is None:
         return "an unknown number of"
     for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
@@ -236,7 +238,7 @@ def _change(row: Row) -> str:
 
 
 def _confirmed_change(row: Row) -> str:
-    """The difference on the confirming documents, and what may be lost."""
+    """Return the difference on the confirming documents, and the bound on the loss."""
     if row["confirming_delta_low"] is None:
         return _change(row)
     digits = metric_digits(row)
@@ -251,7 +253,7 @@ def _blocks(row: Row) -> str:
 
 
 def facts(runs: Sequence[Row], results: Sequence[Row]) -> tuple[tuple[str, str], ...]:
-    """Return what ran, term by term.
+    """Return pairs of term and value on what ran: models, data, machine and so on.
 
     Args:
         runs: Rows of title.sql.
@@ -266,7 +268,7 @@ def facts(runs: Sequence[Row], results: Sequence[Row]) -> tuple[tuple[str, str],
     kinds: dict[str, list[str]] = defaultdict(list)
     for task, is_generated in _distinct(runs, "task", "is_generated"):
         kinds["generated" if is_generated else "real"].append(task)
-    # where anything was timed, the machine is that of the times
+    # if anything was timed, show the machine of the timings
     measured = [row for row in runs if row["is_timed"]] or runs
     days = sorted({row["first_day"] for row in runs} | {row["last_day"] for row in runs})
     machines = (
@@ -289,15 +291,15 @@ def facts(runs: Sequence[Row], results: Sequence[Row]) -> tuple[tuple[str, str],
 
 
 def data_warning(runs: Sequence[Row]) -> str:
-    """Return what nobody should overlook: that data are generated and models small; nothing where they are not."""
+    """Return a warning that data are generated and models small; empty if no data are generated."""
     generated = [row for row in runs if row["is_generated"]]
     if not generated:
         return ""
     largest = max((row["parameters"] or 0 for row in generated), default=0)
-    whole = "All data are" if len(generated) == len(runs) else "Part of the data is"
+    subject = "All data are" if len(generated) == len(runs) else "Part of the data is"
     return (
-        f"{whole} generated, for models of at most {size(largest)} parameters: it shows how methods compare here, not "
-        "how they do on real text."
+        f"{subject} generated, for models of at most {size(largest)} parameters: it shows how methods compare here, "
+        "not how they do on real text."
     )
 
 
@@ -306,7 +308,7 @@ def _distinct(rows: Sequence[Row], *names: str) -> list[tuple[Any, ...]]:
 
 
 def _range(numbers: Iterable[int | None]) -> str:
-    known = sorted({number for number in numbers if number is not None})
-    if not known:
+    counts = sorted({number for number in numbers if number is not None})
+    if not counts:
         return ""
-    return f"{known[0]:,}" if len(known) == 1 else f"{known[0]:,} to {known[-1]:,}"
+    return f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"

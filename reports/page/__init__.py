@@ -1,7 +1,7 @@
-"""The page: an HTML file that asks the network for nothing; its pictures lie beside it, or all in it.
+"""HTML page of the report. It makes no network requests; its pictures are next to it, or embedded.
 
-`page.html` lays it out. Each script is for one thing (`page.js` tables, filters and copying, `chart.js` the frontier,
-`documents*.js` the answers), and nothing but that is lost without it.
+`page.html` is the template. Each script serves one feature (`page.js` tables, filters and copying, `chart.js` the
+frontier, `documents*.js` the answers), and the page works without it except for that feature.
 """
 
 import base64
@@ -45,8 +45,8 @@ _SENTENCE: Final = re.compile(r"(?<=[.?!])\s+(?=\S)")
 _SHORT: Final = {"ours": "Costs and gains", "explain": "Explanations"}
 _POINTS_AN_INCH: Final = 72
 _MOST_ROWS: Final = 200
-"""More rows of a table are in its CSV file only: nobody reads them, and they would be most of the page.
-The results are whole: the chart draws their rows."""
+"""Maximum number of rows of a table on the page; its CSV file has all rows. The results table has no limit, since
+the chart draws its rows."""
 _POINT: Final = (
     *("value", "ci_low", "ci_high", "full_value", "lower_is_better", "delta", "delta_low", "delta_high"),
     *("mean_exit_layer", "mean_blocks_run", "blocks", "speedup"),
@@ -59,7 +59,7 @@ _POINT: Final = (
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: figures, then tables."""
+    """Section of the page: figures, then tables."""
 
     key: str
     title: str
@@ -69,29 +69,29 @@ class Section:
 
     @property
     def is_gallery(self) -> bool:
-        """Whether it is cards that open, where the others stand open."""
+        """True if its items are cards that open on click; items of other sections are always open."""
         return self.key not in _OPEN
 
     @property
     def items(self) -> Sequence[DrawnFigure | FilledTable]:
-        """All of it, in order."""
+        """Figures and tables, in order."""
         return [*self.figures, *self.tables]
 
     @property
     def shown(self) -> tuple[DrawnFigure | FilledTable, ...]:
-        """What has an address on the page."""
+        """Items that have an anchor on the page."""
         return tuple(it for it in self.items if it.frame.rows or not self.is_gallery)
 
     @property
     def missing(self) -> tuple[Source, ...]:
-        """What the database has no rows for."""
+        """Sources for which the database has no rows."""
         return tuple(it.source for it in self.items if not it.frame.rows)
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """What is to be run for what is missing: the first command that each names."""
-        found = (_COMMAND.search(source.empty) for source in self.missing)
-        return tuple(dict.fromkeys(command[1] for command in found if command))
+        """Commands that fill missing items: the first one that each item's text for no rows names."""
+        matches = (_COMMAND.search(source.empty) for source in self.missing)
+        return tuple(dict.fromkeys(command[1] for command in matches if command))
 
 
 def page(
@@ -100,10 +100,10 @@ def page(
     """Return the whole page as HTML.
 
     Args:
-        material: What the report is made from.
+        material: Inputs of the report.
         drawn: Its figures.
         filled: Its tables.
-        single_file: Whether it holds pictures and data, to be sent alone; else they lie beside it.
+        single_file: Whether to embed pictures and data, so that the file can be sent alone.
     """
     environment = Environment(
         loader=FileSystemLoader(_HERE),
@@ -114,9 +114,9 @@ def page(
         keep_trailing_newline=True,
     )
     environment.filters["marked"] = _marked
-    environment.filters["told"] = _told
+    environment.filters["told"] = _split_caption
     environment.filters["packed_csv"] = _packed_csv
-    # our own files, not data: the only text that is not escaped
+    # bundled files, not data: the only text that is not escaped
     style = Markup("".join((_HERE / name).read_text("utf-8") for name in _STYLES))
     scripts = [Markup((_HERE / name).read_text("utf-8")) for name in _SCRIPTS]
     sections = _sections(drawn, filled)
@@ -145,12 +145,12 @@ def page(
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure on the page: where it is from, and the place that it takes.
+    """Picture of a figure on the page.
 
     Attributes:
-        address: Of the file beside the page, or the picture itself as a URI.
-        width: In points.
-        height: In points.
+        address: URL of the file next to the page, or a data URI with the picture.
+        width: Width in points.
+        height: Height in points.
     """
 
     address: str
@@ -159,7 +159,7 @@ class Picture:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether it is as wide as one column of a paper."""
+        """True if the picture has the width of one column of a paper."""
         return self.width < (SINGLE_INCHES + DOUBLE_INCHES) / 2 * _POINTS_AN_INCH
 
 
@@ -187,7 +187,7 @@ def _rank(verdict: Verdict) -> int:
 
 
 def _tally(verdicts: Sequence[Verdict]) -> dict[str, list[tuple[str, int, int]]]:
-    """Return of each paper the verdicts that its claims have: which, how many before it, and how many."""
+    """Return by paper the verdicts of its claims: (verdict, number of claims with earlier verdicts, number with it)."""
     papers = {it.claim.paper: Counter[str]() for it in verdicts}
     for it in verdicts:
         papers[it.claim.paper][it.verdict] += 1
@@ -202,16 +202,16 @@ def _tally(verdicts: Sequence[Verdict]) -> dict[str, list[tuple[str, int, int]]]
 
 
 def _claims_of(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
-    """Return what is claimed of each figure or table that shows it, what was decided first."""
-    found: dict[str, list[Verdict]] = defaultdict(list)
+    """Return verdicts by the figure or table that shows the claim, decided ones first."""
+    by_item: dict[str, list[Verdict]] = defaultdict(list)
     for it in sorted(verdicts, key=_rank):
         if it.claim.shown_in:
-            found[it.claim.shown_in].append(it)
-    return dict(found)
+            by_item[it.claim.shown_in].append(it)
+    return dict(by_item)
 
 
 def _front(material: Material) -> dict[str, Any]:
-    """Return what the first screen shows: what ran, findings in a line, and what to use."""
+    """Return the template variables of the first screen: facts, warning, findings in one line, and cards."""
     results = material.rows("summary")
     names, exports = labels(results), {row["cell_id"]: row for row in material.front.exports}
     calibrations = material.rows("calibrations")
@@ -226,7 +226,7 @@ def _front(material: Material) -> dict[str, Any]:
 
 
 def _points(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return what the interactive frontier draws: a point for each row of the results, in their order."""
+    """Return the data of the interactive frontier: one point per row of the results, in their order."""
     names, short = labels(rows), labels(rows, brief=True)
     return {
         "styles": {
@@ -252,30 +252,30 @@ def _points(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _sweep(row: Row) -> str:
-    """Return what runs have in common that differ in their threshold alone."""
+    """Return a key shared by runs that differ only in their threshold."""
     params = {name: value for name, value in json.loads(row["params"]).items() if name != "threshold"}
     return json.dumps([row["method"], params, row["kv_policy"], row["setting_id"], row["execution"]])
 
 
 def _packed_csv(frame: Frame) -> str:
-    """Return the rows as CSV, compressed, as text that an attribute can hold; the same each time."""
+    """Return the rows as CSV, gzipped and in base64 for an HTML attribute; equal rows give equal text."""
     return base64.b64encode(gzip.compress(frame.csv().encode("utf-8"), mtime=0)).decode("ascii")
 
 
-def _told(it: DrawnFigure | FilledTable) -> tuple[str, str]:
-    """Return what a card says closed, a figure's finding or a caption's first sentence, and what it says besides."""
+def _split_caption(it: DrawnFigure | FilledTable) -> tuple[str, str]:
+    """Split a caption into a closed card's text (a figure's finding, or the first sentence) and the remainder."""
     if isinstance(it, DrawnFigure) and it.finding:
         return it.finding, it.source.module.CAPTION
-    first, *rest = _SENTENCE.split(it.source.module.CAPTION, 1)
-    return first, "".join(rest)
+    first, *remainder = _SENTENCE.split(it.source.module.CAPTION, 1)
+    return first, "".join(remainder)
 
 
 def _marked(text: str) -> Markup:
-    """Return `text` escaped, with what stands in backticks as code."""
+    """Return `text` escaped, with text in backticks as code."""
     parts = [Markup("<code>{}</code>" if i % 2 else "{}").format(part) for i, part in enumerate(text.split("`"))]
     return Markup("").join(parts)
 
 
 def _integrity(text: str) -> str:
-    """Return the hash by which the page's policy allows this inline text, and so no other."""
+    """Return the hash with which the page's content security policy allows this inline text and no other."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")

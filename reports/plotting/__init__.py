@@ -1,1 +1,1 @@
-"""What figures share: style, colours, panels, one picture for light and dark."""
+"""Shared drawing code of figures: style, colours, panels, one picture for light and dark themes."""

@@ -1,6 +1,6 @@
-"""One colour for each exit layer: a sequential, colour-blind safe scale, and an ink that can be read on it.
+"""One colour per exit layer: a sequential, colour-blind safe scale, and a readable text colour for each.
 
-The deeper a token's exit, the more its colour stands out from the paper, on light paper and on dark.
+The deeper a token's exit, the more its colour contrasts with the background, in the light and in the dark theme.
 """
 
 from dataclasses import dataclass
@@ -9,34 +9,34 @@ from typing import Final
 
 Rgb = tuple[float, float, float]
 
-# YlGnBu of ColorBrewer (Brewer, 2003), without its palest step, which is hard to tell from white paper.
+# YlGnBu of ColorBrewer (Brewer, 2003), without its palest step, which is too close to white.
 _SCALE: Final = ("#f4f9c0", "#c7e9b4", "#7fcdbb", "#41b6c4", "#1d91c0", "#225ea8", "#253494", "#081d58")
 _INKS: Final = ("#000000", "#ffffff")
 
 
 @dataclass(frozen=True)
 class Shade:
-    """Background and ink as ``#rrggbb``; their contrast is 4.5 or more (WCAG 2, AA)."""
+    """Background and text colour as ``#rrggbb``; their contrast is 4.5 or more (WCAG 2, AA)."""
 
     paper: str
     ink: str
 
 
 def shades(blocks: int, *, dark: bool = False) -> list[Shade]:
-    """Return the shades of exit layers 1..`blocks`, for light or for dark paper."""
+    """Return the shades of exit layers 1..`blocks`, for the light or the dark theme."""
     places = [block / max(1, blocks - 1) for block in range(blocks)] if blocks > 1 else [1.0]
     papers = [_at(1 - place if dark else place) for place in places]
     return [Shade(paper, max(_INKS, key=lambda ink: contrast(paper, ink))) for paper in papers]
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(first: str, second: str) -> float:
     """Return the contrast ratio of two colours, 1 to 21 (WCAG 2.2)."""
-    darker, lighter = sorted((_luminance(one), _luminance(other)))
+    darker, lighter = sorted((_luminance(first), _luminance(second)))
     return (lighter + 0.05) / (darker + 0.05)
 
 
 def _at(place: float) -> str:
-    """The scale at `place`, 0 to 1, between its steps linear in sRGB."""
+    """Return the scale's colour at `place`, 0 to 1, interpolated linearly in sRGB."""
     steps = list(pairwise(_SCALE))
     index = min(int(place * len(steps)), len(steps) - 1)
     share = place * len(steps) - index

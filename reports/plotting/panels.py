@@ -1,4 +1,4 @@
-"""What the figures share: grids of panels, points with intervals, the depth axis and the legend of methods."""
+"""Shared parts of figures: grids of panels, points with intervals, the depth axis and the legend of methods."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -29,77 +29,77 @@ from exitbench.reports.plotting.style import (
 )
 from exitbench.terminal import told_apart, visible
 
-Interval = tuple[float | None, float | None]  # (low, high); None where no interval was measured
+Interval = tuple[float | None, float | None]  # (low, high); None without an interval
 
 _PANEL_INCHES = 1.95
 _LOWEST_PANEL_INCHES = 1.25
 _MOST_COLUMNS = 4
-_LEGEND_INCHES = 0.8  # left free for a legend where panels fill the page
+_LEGEND_INCHES = 0.8  # room for a legend if panels fill the page
 _LEGEND_LENGTH = 40  # characters of an entry
 _MOST_LEGEND_COLUMNS = 6
 _CHARACTER_INCHES = 0.066  # of a title, on average
 _SHORTEST_TITLE = 22
 _NOTE_POINTS = 10.5
-_SMALLER = 1.25  # letters of a note in the place of one of a title
-_USUAL_TITLE = 12  # characters that shorter titles take too, so that most panels of a figure are alike
-_GROWN = 1.12  # a panel that is laid out is wider than before
-_FLOOR_ALPHA = 0.16  # bars of points beside each other add up
+_SMALLER = 1.25  # letters of a note that take the room of one letter of a title
+_USUAL_TITLE = 12  # room for a title in characters, also for shorter ones, so that panels look alike
+_GROWN = 1.12  # growth of a panel's width by layout
+_FLOOR_ALPHA = 0.16  # bars of neighbouring points overlap and add up
 _PANEL_ROOM = TALLEST_INCHES - _LEGEND_INCHES
 MOST_PANELS: Final = 24
-"""More panels fit no page; a figure draws as many and says so."""
+"""Maximum number of panels that fit a page; a figure draws at most these and says so."""
 LENGTH_NOTE = (
     f"{OTHER_LENGTH} marks answers more than 5 % shorter or longer than full depth's; a dotted line leads from there "
     "to the speed-up per token, of decoding alone: who stops earlier is not faster."
 )
-"""What `draw_lengths` shows."""
+"""Caption text for `draw_lengths`."""
 FLOOR_NOTE = "The grey bar behind a point is full depth timed against itself in the same session (its A/A noise floor)"
-"""What `draw_floors` shows."""
+"""Caption text for `draw_floors`."""
 
 
 def grid_of_panels(count: int, columns: int | None = None, *, wide: bool = False) -> tuple[Figure, list[Axes]]:
-    """Return a figure with `count` panels, `MOST_PANELS` at most, filled row by row; one panel is a column wide.
+    """Return a figure with `count` panels, at most `MOST_PANELS`, in row order; a single panel is one column wide.
 
     Args:
-        count: Of panels.
-        columns: Panels side by side, where they belong together; doubled where they would be too low.
-        wide: Whether even one panel side by side is two columns wide.
+        count: Number of panels.
+        columns: Panels per row, if they belong together; doubled if panels would be too low.
+        wide: Whether the figure has the width of two columns even with one panel per row.
     """
-    shown = min(count, MOST_PANELS)
-    columns = min(columns or (shown if shown <= 3 else 2 if shown == 4 else 3), shown)
-    while _PANEL_ROOM / ceil(shown / columns) < _LOWEST_PANEL_INCHES and columns < _MOST_COLUMNS:
+    n_drawn = min(count, MOST_PANELS)
+    columns = min(columns or (n_drawn if n_drawn <= 3 else 2 if n_drawn == 4 else 3), n_drawn)
+    while _PANEL_ROOM / ceil(n_drawn / columns) < _LOWEST_PANEL_INCHES and columns < _MOST_COLUMNS:
         columns = min(_MOST_COLUMNS, 2 * columns)
-    rows = ceil(shown / columns)
+    rows = ceil(n_drawn / columns)
     width = SINGLE_INCHES if columns == 1 and not wide else DOUBLE_INCHES
     height = rows * min(_PANEL_INCHES, _PANEL_ROOM / rows)
     figure = ReportFigure(figsize=(width, height), layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for spare in panels[shown:]:
+    for spare in panels[n_drawn:]:
         spare.remove()
-    if count > shown:
-        figure.supxlabel(f"The first {shown} of {count} panels; all rows are in the CSV file.", fontsize=SMALL_POINTS)
-    return figure, panels[:shown]
+    if count > n_drawn:
+        figure.supxlabel(f"The first {n_drawn} of {count} panels; all rows are in the CSV file.", fontsize=SMALL_POINTS)
+    return figure, panels[:n_drawn]
 
 
 def figure_of(height_inches: float, width_inches: float = DOUBLE_INCHES) -> Figure:
-    """Return a figure of one of the two widths, no higher than leaves room for a legend on a page."""
+    """Return a figure of one of the two widths; its height is limited so that a legend still fits the page."""
     return ReportFigure(figsize=(width_inches, min(height_inches, _PANEL_ROOM)), layout="constrained")
 
 
 def label_y(axes: Axes, label: str) -> None:
-    """Label the y axis of what stands in the first column of panels that have one y in common."""
+    """Label the y axis, if the panel is in the first column of its grid."""
     place = axes.get_subplotspec()
     if place is None or place.is_first_col():
         axes.set_ylabel(label)
 
 
 def title_panel(axes: Axes, title: str, note: str = "", *, below: bool = False) -> None:
-    """Write a panel's title, and a note (such as n) at its right; below where both do not fit, or it is asked for."""
+    """Write a panel's title and a note (such as n) to its right, or below it if both do not fit or if `below`."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     room = int(_GROWN * axes.get_position().width * figure.get_size_inches()[0] / _CHARACTER_INCHES)
     lines = [shorten(line, max(room, _SHORTEST_TITLE)) for line in title.split("\n")]
-    beside = len(lines) == 1 and not below and max(len(title), _USUAL_TITLE) + len(note) + 2 <= room
-    if beside or not note:
+    fits = len(lines) == 1 and not below and max(len(title), _USUAL_TITLE) + len(note) + 2 <= room
+    if fits or not note:
         axes.set_title("\n".join(lines))
         axes.set_title(note, loc="right", fontweight="normal", fontsize=SMALL_POINTS)
         return
@@ -110,7 +110,7 @@ def title_panel(axes: Axes, title: str, note: str = "", *, below: bool = False) 
 
 
 def legend_above(figure: Figure, handles: Sequence[Line2D | Patch]) -> None:
-    """Put a legend above all panels, in as many columns as fit, and make the figure higher by as much as it takes."""
+    """Add a legend above all panels, in as many columns as fit, and increase the figure's height by the legend's."""
     if not handles:
         return
     for columns in range(min(len(handles), _MOST_LEGEND_COLUMNS), 0, -1):
@@ -123,7 +123,7 @@ def legend_above(figure: Figure, handles: Sequence[Line2D | Patch]) -> None:
 
 
 def panel_titles(frame: Frame) -> dict[tuple[str, str, str], str]:
-    """Return the title of each (task, model, setting): the setting is named only where there are several."""
+    """Return a title per (task, model, setting); the setting is named only if there are several."""
     several = len(frame.distinct("setting")) > 1
     return {
         (task, model, setting): f"{shorten(task, 30)} · {shorten(model, 40)}" + (f"\n{setting}" if several else "")
@@ -144,44 +144,44 @@ def draw_points(
         linewidth=0.9,
         color=style.colour,
         marker=style.marker,
-        markerfacecolor="none" if simulated else style.colour,  # nothing hides behind a ring
+        markerfacecolor="none" if simulated else style.colour,  # a ring hides nothing behind it
         markeredgecolor=style.colour if simulated else mpl.rcParams["axes.facecolor"],
-        markeredgewidth=0.9 if simulated else 0.4,  # an edge of paper keeps points that overlap apart
-        markersize=6.5 if simulated else 5,  # a ring around the real point where both fall together
+        markeredgewidth=0.9 if simulated else 0.4,  # a background-coloured edge separates overlapping points
+        markersize=6.5 if simulated else 5,  # larger, so that it encircles a real point at the same position
         zorder=2.5 if simulated else 3,
         clip_on=False,
     )
 
 
 def draw_intervals(axes: Axes, at: Sequence[float], intervals: Sequence[Interval], colour: str, *, along: str) -> None:
-    """Draw intervals as thin lines behind the points; those that were not computed are left out, never drawn as zero.
+    """Draw intervals as thin lines behind the points; missing intervals are left out, never drawn as zero.
 
     Args:
-        axes: Where to draw.
+        axes: Axes to draw in.
         at: The points' coordinates on the other axis.
         intervals: (low, high) of each point.
-        colour: Of the series.
-        along: The axis that the intervals lie along, ``'x'`` or ``'y'``.
+        colour: Colour of the series.
+        along: Axis along which the intervals are drawn, ``'x'`` or ``'y'``.
     """
-    known = [(place, low, high) for place, (low, high) in zip(at, intervals, strict=True) if None not in (low, high)]
-    if known:
+    present = [(place, low, high) for place, (low, high) in zip(at, intervals, strict=True) if None not in (low, high)]
+    if present:
         lines = axes.vlines if along == "y" else axes.hlines
-        lines(*zip(*known, strict=True), color=colour, linewidth=0.8, alpha=0.55, zorder=2)
+        lines(*zip(*present, strict=True), color=colour, linewidth=0.8, alpha=0.55, zorder=2)
 
 
 def draw_floors(axes: Axes, at: Sequence[float], rows: Sequence[Row], *, along: str) -> None:
-    """Draw full depth timed against itself behind each point that has its own: a pale bar from aa_low to aa_high.
+    """Draw the A/A noise floor (full depth timed against itself) behind each point: a pale bar, aa_low to aa_high.
 
     Args:
-        axes: Where to draw.
+        axes: Axes to draw in.
         at: The points' coordinates on the other axis.
-        rows: A row a point.
+        rows: One row per point.
         along: The axis of speed-ups, ``'x'`` or ``'y'``.
     """
-    known = [(place, row["aa_low"], row["aa_high"]) for place, row in zip(at, rows, strict=True) if row["aa_low"]]
-    if known:
+    present = [(place, row["aa_low"], row["aa_high"]) for place, row in zip(at, rows, strict=True) if row["aa_low"]]
+    if present:
         lines = axes.vlines if along == "y" else axes.hlines
-        lines(*zip(*known, strict=True), color=MUTED, linewidth=5, alpha=_FLOOR_ALPHA, zorder=1.2)
+        lines(*zip(*present, strict=True), color=MUTED, linewidth=5, alpha=_FLOOR_ALPHA, zorder=1.2)
     (axes.axhline if along == "y" else axes.axvline)(1, color=MUTED, linewidth=0.8)
 
 
@@ -191,12 +191,12 @@ def floor_entry() -> Line2D:
 
 
 def draw_lengths(axes: Axes, at: Sequence[float], rows: Sequence[Row], *, along: str) -> None:
-    """Mark speed-ups of answers more than 5 % shorter or longer than full depth's, and lead to those per token.
+    """Mark speed-ups of answers more than 5 % shorter or longer than full depth's, with a line to those per token.
 
     Args:
-        axes: Where to draw.
+        axes: Axes to draw in.
         at: The points' coordinates on the other axis.
-        rows: A row a point: speedup, speedup_per_token, is_other_length.
+        rows: One row per point: speedup, speedup_per_token, is_other_length.
         along: The axis of speed-ups, ``'x'`` or ``'y'``.
     """
     for place, row in zip(at, rows, strict=True):
@@ -216,7 +216,7 @@ def length_entry() -> Line2D:
 
 
 def exit_layer_axis(axes: Axes, blocks: int) -> None:
-    """Label x as mean exit layer, from 1 to all `blocks`."""
+    """Label the x axis as mean exit layer, 1..`blocks`."""
     pad = max(0.3, 0.03 * blocks)
     axes.set_xlim(1 - pad, blocks + pad)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9))
@@ -224,15 +224,15 @@ def exit_layer_axis(axes: Axes, blocks: int) -> None:
 
 
 def share_of_blocks_axis(axes: Axes, name: str) -> None:
-    """Label x as `name` relative to all blocks, so that models of several depths share it."""
+    """Label the x axis as `name` relative to all blocks, so that models of different depths share it."""
     axes.set_xlim(-0.02, 1.03)
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set_xlabel(f"{name}, share of all blocks")
 
 
 def legend_of_series(figure: Figure, styles: dict[str, SeriesStyle], extra: Sequence[Line2D | Patch] = ()) -> None:
-    """Put the series and `extra` entries above all panels."""
-    # matplotlib leaves entries out whose label starts with an underscore
+    """Add a legend of the series and `extra` entries above all panels."""
+    # matplotlib leaves out entries whose label starts with an underscore
     names = told_apart([f" {name}" if name.startswith("_") else name for name in styles], _LEGEND_LENGTH)
     handles = [
         Line2D([], [], color=style.colour, marker=style.marker, linestyle="none", label=name)
@@ -250,7 +250,7 @@ def simulated_entry() -> Line2D:
 def draw_published(
     axes: Axes, x: Sequence[float], y: Sequence[float], *, connect: bool = False, line_colour: str = MUTED
 ) -> None:
-    """Draw what a paper printed, in grey crosses that no run of ours looks like; `connect` joins a curve by x."""
+    """Draw published values as grey crosses, unlike any local run; `connect` joins them as a curve by x."""
     order = sorted(range(len(x)), key=lambda i: x[i])
     axes.plot(
         [x[i] for i in order],
@@ -270,11 +270,11 @@ def published_entry() -> Line2D:
     return Line2D([], [], color=MUTED, linestyle=":", marker="x", label="published")
 
 
-_MARKERS = 8  # a line: enough to tell it in grey print, too few to hide it
+_MARKERS = 8  # markers per line: enough to identify it in grey print, too few to hide it
 
 
 def draw_by_step(axes: Axes, frame: Frame, style: SeriesStyle) -> None:
-    """Draw one line; frame: value by step, in the order of steps."""
+    """Draw one line; frame: value by step, sorted by step."""
     axes.plot(
         frame.values("step"),
         frame.values("value"),
@@ -299,15 +299,15 @@ def sweep_picture(
     n_blocks: int,
     kind: str,
 ) -> bytes:
-    """Return the picture of a sweep.
+    """Return the picture of a threshold sweep as a file's content.
 
     Args:
-        title: What was replayed.
-        thresholds: In any order.
-        mean_exit_layers: At each of them, 1..n_blocks.
-        token_matches: At each of them, the share of tokens that full depth emits too.
-        n_blocks: Decoder blocks, L.
-        kind: Of the file: pdf, png or svg.
+        title: Name of the replayed rule.
+        thresholds: Thresholds, in any order.
+        mean_exit_layers: Mean exit layer at each threshold, 1..n_blocks.
+        token_matches: Share of tokens equal to full depth's at each threshold.
+        n_blocks: Number of decoder blocks, L.
+        kind: File format: pdf, png or svg.
     """
     order = sorted(range(len(thresholds)), key=lambda index: thresholds[index])
     x, depths, matches = (

@@ -1,4 +1,4 @@
-"""Figures with a line for each setting of each method: models below each other, one column a task or measure."""
+"""Figures with one line per setting of each method: models below each other, one column per task or measure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,20 +14,20 @@ from exitbench.reports.plotting.style import SeriesStyle
 from exitbench.terminal import told_apart
 
 _LINE_INCHES = 0.14
-_MARGINS_INCHES = 0.8  # headings, and the axis below
+_MARGINS_INCHES = 0.8  # room for headings and for the axis below
 _LABEL_LENGTH = 48
-_SPREAD = 0.25  # lines between the markers of one setting
-_MOST_LINES = 50  # of all models, with a line between two of them: more fit no page
+_SPREAD = 0.25  # distance between the markers of one setting, in lines
+_MOST_LINES = 50  # lines that fit a page: settings of all models, and a line between models
 
 
 @dataclass(frozen=True)
 class ModelLines:
-    """The panels of one model.
+    """Panels of one model.
 
     Attributes:
         rows: The model's rows of these settings.
-        lines: Its settings, from top to bottom: line i is at y = i. Of too many, every method keeps some (`thinned`).
-        panels: One a column.
+        lines: Its settings, top to bottom: line i is at y = i. If there are too many, `thinned` keeps some per method.
+        panels: One panel per column.
     """
 
     rows: Frame
@@ -37,7 +37,7 @@ class ModelLines:
 
 @dataclass(frozen=True)
 class Measure:
-    """One column of markers: names of the frame's columns with the values and the ends of their intervals."""
+    """Quantity of one column of panels: names of the frame's columns of values and of their intervals' ends."""
 
     heading: str
     value: str
@@ -46,64 +46,66 @@ class Measure:
 
 
 def setting_grid(frame: Frame, headings: Sequence[str], *, share_x: bool = True) -> tuple[Figure, list[ModelLines]]:
-    """Return a figure with the settings of each model named on the left, and the panels to draw into."""
+    """Return a figure with each model's settings labelled on the left, and the panels to draw in."""
     names = labels(frame.rows, brief=True)
     models = list(frame.groups("model"))
-    found = [sorted(set(map(setting, rows.rows)), key=lambda one: natural_key(names[one])) for _, rows in models]
-    most = _fair_share([len(one) for one in found], _MOST_LINES - len(found))
-    lines = [thinned(one, most) for one in found]
-    heights = [len(one) + 1.0 for one in lines]
+    settings = [sorted(set(map(setting, rows.rows)), key=lambda group: natural_key(names[group])) for _, rows in models]
+    most = _fair_share([len(group) for group in settings], _MOST_LINES - len(settings))
+    lines = [thinned(group, most) for group in settings]
+    heights = [len(group) + 1.0 for group in lines]
     figure = figure_of(_LINE_INCHES * sum(heights) + _MARGINS_INCHES)
     grid = figure.subplots(
         len(models), len(headings), squeeze=False, height_ratios=heights, sharex="col" if share_x else False
     )
     for heading, axes in zip(headings, grid[0], strict=True):
         axes.set_title(shorten(heading, 64 // len(headings)))
-    for panels, ((model,), _), every, own in zip(grid, models, found, lines, strict=True):
+    for panels, ((model,), _), every, kept_lines in zip(grid, models, settings, lines, strict=True):
         for axes in panels:
-            axes.set_ylim(len(own) - 0.5, -0.5)
-            axes.set_yticks(range(len(own)), [""] * len(own))
+            axes.set_ylim(len(kept_lines) - 0.5, -0.5)
+            axes.set_yticks(range(len(kept_lines)), [""] * len(kept_lines))
             axes.tick_params(axis="y", length=0)
-        panels[0].set_yticklabels(told_apart([names[one] for one in own], _LABEL_LENGTH))
-        left_out = f" ({len(own)} of {len(every)} settings)" if len(own) < len(every) else ""
-        # above its lines, since upright beside a few of them it would not fit
+        panels[0].set_yticklabels(told_apart([names[group] for group in kept_lines], _LABEL_LENGTH))
+        note = f" ({len(kept_lines)} of {len(every)} settings)" if len(kept_lines) < len(every) else ""
+        # above the lines: rotated next to only a few lines, it would not fit
         place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right"}
-        panels[0].annotate(shorten(model, _LABEL_LENGTH) + left_out, (0, 1), (-3, 2), fontweight="bold", **place)
+        panels[0].annotate(shorten(model, _LABEL_LENGTH) + note, (0, 1), (-3, 2), fontweight="bold", **place)
     return figure, [
-        ModelLines(Frame(rows.columns, tuple(row for row in rows.rows if setting(row) in own)), own, panels)
-        for (_, rows), own, panels in zip(models, lines, grid, strict=True)
+        ModelLines(
+            Frame(rows.columns, tuple(row for row in rows.rows if setting(row) in kept_lines)), kept_lines, panels
+        )
+        for (_, rows), kept_lines, panels in zip(models, lines, grid, strict=True)
     ]
 
 
 def thinned(lines: Sequence[Setting], most: int) -> list[Setting]:
-    """Return at most `most` of the settings, in their order: the same number of each method, evenly spread."""
+    """Return at most `most` settings, in their order: the same number per method, evenly spread."""
     if len(lines) <= most:
         return list(lines)
     by_method: dict[str, list[Setting]] = {}
     for line in lines:
         by_method.setdefault(line[0], []).append(line)
-    each = _fair_share([len(own) for own in by_method.values()], most)
-    kept = {
-        own[round(place * (len(own) - 1) / max(1, min(each, len(own)) - 1))]
-        for own in by_method.values()
-        for place in range(min(each, len(own)))
+    each = _fair_share([len(group) for group in by_method.values()], most)
+    selected = {
+        group[round(place * (len(group) - 1) / max(1, min(each, len(group)) - 1))]
+        for group in by_method.values()
+        for place in range(min(each, len(group)))
     }
-    left = [line for line in lines if line in kept]
-    return left if len(left) <= most else [left[place * len(left) // most] for place in range(most)]
+    result = [line for line in lines if line in selected]
+    return result if len(result) <= most else [result[place * len(result) // most] for place in range(most)]
 
 
 def _fair_share(sizes: Sequence[int], most: int) -> int:
-    """Return how many each may have, so that all together have at most `most`; at least 1."""
+    """Return the largest number per group such that the total is at most `most`; at least 1."""
     return max(n for n in range(1, max(1, most) + 1) if n == 1 or sum(min(n, size) for size in sizes) <= most)
 
 
 def draw_measures(model: ModelLines, measures: Sequence[Measure], styles: Mapping[str, SeriesStyle]) -> None:
-    """Draw one marker with its interval for each measure, setting and task; what is NULL is left out."""
+    """Draw one marker with its interval per measure, setting and task; NULL values are left out."""
     for axes, measure in zip(model.panels, measures, strict=True):
         for task, style in styles.items():
             rows = [row for row in model.rows.rows if row["task"] == task and row[measure.value] is not None]
             if not rows:
-                continue  # an empty line would be laid out at the figure's corner
+                continue  # layout would place an empty line at the figure's corner
             y = [height_of(model, row, list(styles)) for row in rows]
             intervals = [(row[measure.low], row[measure.high]) for row in rows]
             draw_intervals(axes, y, intervals, style.colour, along="x")
@@ -112,6 +114,6 @@ def draw_measures(model: ModelLines, measures: Sequence[Measure], styles: Mappin
 
 
 def height_of(model: ModelLines, row: Row, tasks: Sequence[str]) -> float:
-    """Return the y of a row's marker: markers of one setting stand below each other, a task each."""
+    """Return the y of a row's marker: markers of one setting are stacked, one per task."""
     shift = tasks.index(row["task"]) - (len(tasks) - 1) / 2
     return model.lines.index(setting(row)) + _SPREAD * shift

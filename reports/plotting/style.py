@@ -1,4 +1,4 @@
-"""How every figure looks: sizes for print, two themes, one colour-blind safe palette, the same bytes each time."""
+"""Style of all figures: print sizes, two themes, one colour-blind safe palette, and reproducible files."""
 
 import io
 import re
@@ -15,34 +15,35 @@ from matplotlib.figure import Figure
 
 SINGLE_INCHES: Final = 3.3
 DOUBLE_INCHES: Final = 6.9
-"""Every figure is as wide as one column of a paper or as two with the gap between: it is printed as it was drawn."""
+"""Width of two columns of a paper and their gap. Figures have one of two widths, so that print needs no scaling."""
 TALLEST_INCHES: Final = 9.0
-"""No figure is taller: what a page holds beside a caption."""
+"""Maximum height of a figure: a page less a caption."""
 SMALL_POINTS: Final = 7.0
-"""The smallest text."""
+"""Smallest font size."""
 _DPI = 300
 _SCREEN_DPI = 110
 MUTED = "#8a8a8a"
-"""For lines and areas that stand back: 3:1 on white and on near-black. Text needs more, see `quiet`."""
+"""Colour of secondary lines and areas: contrast 3:1 on white and on near-black. For text see `quiet`."""
 LETTERS = ("#131517", "#fdfdfd")
-"""For light and for dark cells of a map, which keep their colours when the page turns dark."""
+"""Text colours on light and dark cells of a heat map, whose colours do not change with the theme."""
 
-# Okabe and Ito (2008) in their order from blue on, less yellow, which vanishes on white paper. Orange (theirs: #E69F00)
-# and sky blue (#56B4E9) are darkened to 3:1 on white, as far from the others for colour-blind readers as that allows.
+# Okabe and Ito (2008) in their order from blue on, without yellow, which is invisible on white. Orange (originally
+# #E69F00) and sky blue (#56B4E9) are darkened to 3:1 on white, as far from the others for colour-blind readers as
+# possible.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#9C5402", "#0996FB")
-# 6 and 11 are coprime: 66 methods differ, and markers alone tell apart the first eleven in grey print.
+# 6 and 11 are coprime: 66 methods differ, and in grey print markers alone distinguish the first eleven.
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "h", "<", "d")
 
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of paper and ink."""
+    """Background and foreground colours."""
 
     name: str
     paper: str
     ink: str
     grid: str
-    quiet: str  # text that stands back
+    quiet: str  # secondary text
     full: str  # end of the sequential scale that starts at `paper`
 
 
@@ -52,16 +53,16 @@ DARK = Theme("dark", "#17191c", "#e4e6ea", "#33373d", "#9aa1ac", "#7cc0f0")
 
 @dataclass(frozen=True)
 class SeriesStyle:
-    """One series' colour and marker; the pair is unique to it, see `series_styles`."""
+    """Colour and marker of a series; the pair is unique, see `series_styles`."""
 
     colour: str
     marker: str
 
 
 def theme(which: Theme) -> AbstractContextManager[None]:
-    """Return a context in which figures must be made *and* saved to look like `which`.
+    """Return a context in which figures must be built *and* saved to look like `which`.
 
-    It sets everything but the backend, so that no matplotlibrc and no notebook's settings reach a figure.
+    It sets everything but the backend, so that neither matplotlibrc nor a notebook's settings affect a figure.
     """
     defaults = {name: value for name, value in mpl.rcParamsDefault.items() if name != "backend"}
     settings: Any = {**defaults, **_COMMON, **_inked(which)}
@@ -69,32 +70,32 @@ def theme(which: Theme) -> AbstractContextManager[None]:
 
 
 def quiet() -> str:
-    """Return the colour of text that stands back, in the theme that is set."""
+    """Return the colour of secondary text in the current theme."""
     return (DARK if mpl.rcParams["axes.facecolor"] == DARK.paper else LIGHT).quiet
 
 
 class ReportFigure(Figure):
-    """A figure that is saved as the report saves it, and that a notebook shows without any set-up.
+    """Figure that saves itself in the report's style and displays in a notebook without any set-up.
 
     Attributes:
-        caption: What it shows of its rows, and how to read it; empty until it is known.
+        caption: Finding, and how to read the figure; empty until it is set.
     """
 
     caption: str = ""
 
     def savefig(self, fname: Any, **options: Any) -> None:
-        """Save it in the report's fonts; options are matplotlib's."""
+        """Save the figure in the report's fonts; options are matplotlib's."""
         with theme(LIGHT):
             super().savefig(fname, **({"dpi": _DPI} | options))
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
-        """What Jupyter shows, and how large."""
+        """Return the PNG that Jupyter displays, and its size."""
         with theme(LIGHT):
             return save(self, "png"), {"width": round(_SCREEN_DPI * self.get_figwidth())}
 
 
 def series_styles(names: Iterable[str]) -> dict[str, SeriesStyle]:
-    """Give each name, in sorted order, its colour and marker."""
+    """Return the colour and marker of each name, assigned in sorted order."""
     return {
         name: SeriesStyle(COLOURS[i % len(COLOURS)], _MARKERS[i % len(_MARKERS)])
         for i, name in enumerate(sorted(set(names)))
@@ -102,7 +103,7 @@ def series_styles(names: Iterable[str]) -> dict[str, SeriesStyle]:
 
 
 def lay_out(figure: Figure) -> None:
-    """Place the parts of `figure` once, so that saving it in several kinds does not do it each time."""
+    """Lay out `figure` once, so that saving it in several formats does not repeat it."""
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)
@@ -110,14 +111,14 @@ def lay_out(figure: Figure) -> None:
 
 
 def save(figure: Figure, kind: str, *, letters: str = "path") -> bytes:
-    """Return `figure` as `kind` (png, svg or pdf), with nothing in it that changes from run to run.
+    """Return `figure` as a file of `kind`; equal figures give equal bytes.
 
-    The canvases are used directly, since `Figure.savefig` draws everything twice.
+    Canvases are used directly, since `Figure.savefig` draws everything twice.
 
     Args:
-        figure: Laid out.
-        kind: Of file.
-        letters: Of an SVG: ``'path'`` looks the same everywhere, ``'none'`` (text) is small, in the reader's fonts.
+        figure: Figure after `lay_out`.
+        kind: File format: png, svg or pdf.
+        letters: Text of an SVG: ``'path'`` looks the same everywhere; ``'none'`` (text) is smaller, in local fonts.
     """
     figure.set_dpi(_DPI)
     buffer = io.BytesIO()
@@ -128,9 +129,9 @@ def save(figure: Figure, kind: str, *, letters: str = "path") -> bytes:
 
 
 def _with_numbered_clips(svg: bytes) -> bytes:
-    """Name clip paths by their order: matplotlib names them by where in memory some of them happened to be."""
+    """Rename clip paths by their order: matplotlib names some of them by memory address."""
     names: dict[bytes, bytes] = {}
-    return _CLIP.sub(lambda found: names.setdefault(found[0], b"clip%d" % len(names)), svg)
+    return _CLIP.sub(lambda match: names.setdefault(match[0], b"clip%d" % len(names)), svg)
 
 
 _CLIP = re.compile(rb"(?<=url\(#)p[0-9a-f]{10}(?=\))|(?<=<clipPath id=\")p[0-9a-f]{10}(?=\")")
@@ -143,13 +144,13 @@ _WRITTEN: Final[dict[str, dict[str, dict[str, Any]]]] = {
 
 
 def _canvas(kind: str) -> Any:
-    """Return what draws one kind of file, imported where it is needed: a report that draws nothing does without."""
+    """Return the canvas class of a file format, imported lazily: a report that draws nothing does not need it."""
     module, name = _CANVASES[kind].split(".")
     return getattr(import_module(f"matplotlib.backends.backend_{module}"), name)
 
 
 _COMMON: dict[str, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same on every machine
+    "font.family": "DejaVu Sans",  # bundled with matplotlib, so the same on every machine
     "font.size": 7.5,
     "axes.titlesize": 8,
     "axes.titleweight": "bold",
@@ -187,8 +188,8 @@ _COMMON: dict[str, Any] = {
 def _inked(which: Theme) -> dict[str, str]:
     ink = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
     paper = ("figure.facecolor", "axes.facecolor")
-    own = {"grid.color": which.grid, "image.cmap": f"exitbench_{which.name}"}
-    return dict.fromkeys(ink, which.ink) | dict.fromkeys(paper, which.paper) | own
+    overrides = {"grid.color": which.grid, "image.cmap": f"exitbench_{which.name}"}
+    return dict.fromkeys(ink, which.ink) | dict.fromkeys(paper, which.paper) | overrides
 
 
 for _theme in (LIGHT, DARK):
@@ -199,47 +200,47 @@ for _theme in (LIGHT, DARK):
 
 _DROPPED: Final = re.compile(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<!--.*?-->|<metadata>.*?</metadata>", re.DOTALL)
 _TAG: Final = re.compile(r"<[^<>]+>")
-_NUMBERED: Final = re.compile(r' id="[a-z0-9]+_\d+"')  # matplotlib's own names of parts, which nothing refers to
+_NUMBERED: Final = re.compile(r' id="[a-z0-9]+_\d+"')  # matplotlib's ids of elements, which nothing refers to
 _COORDINATES: Final = re.compile(r' (?:d|x|y|width|height|points)="[^"]*"')
 _LONG_NUMBER: Final = re.compile(r"(\.\d\d)\d+")
 _STYLE: Final = re.compile(r' style="([^"]*)"')
 _SIZE: Final = re.compile(r"viewBox='0 0 ([\d.]+) ([\d.]+)'")
-_UNQUOTED: Final = " !$'()*+,-./:;=?@[]_~{}|^`"  # nothing that would end an attribute or begin an entity
+_UNQUOTED: Final = " !$'()*+,-./:;=?@[]_~{}|^`"  # no character that ends an attribute or begins an entity
 _ROLES: Final = ("paper", "ink", "grid", "quiet")
 
 
 def themed(svg: bytes) -> str:
-    """Return `svg`, drawn in the light theme, so that it shows in the theme its reader prefers.
+    """Return `svg`, drawn in the light theme, with colours that follow the reader's preferred theme.
 
-    Coordinates keep two decimals: a hundredth of a point. Styles that repeat become classes.
+    Coordinates are rounded to a hundredth of a point. Inline styles become classes.
     """
     classes: dict[str, str] = {}
-    text = _TAG.sub(lambda found: _smaller(found[0], classes), _DROPPED.sub("", svg.decode("utf-8")))
+    text = _TAG.sub(lambda match: _smaller(match[0], classes), _DROPPED.sub("", svg.decode("utf-8")))
     text = re.sub(r">\s*\n\s*<", "><", text).strip()
     rules = "".join(f".{name}{{{style.replace(': ', ':').replace('; ', ';')}}}" for style, name in classes.items())
     theme = f":root{{{_variables(LIGHT)}}}@media(prefers-color-scheme:dark){{:root{{{_variables(DARK)}}}}}"
-    head, closed, rest = text.partition(">")
-    return f"{head}{closed}<style>{theme}{rules}</style>{rest}"
+    head, closed, body = text.partition(">")
+    return f"{head}{closed}<style>{theme}{rules}</style>{body}"
 
 
 def data_uri(picture: str) -> str:
-    """Return a URI that holds a picture; no attribute ends in it."""
+    """Return a data URI of a picture that is safe in an HTML attribute."""
     return "data:image/svg+xml," + quote(picture, _UNQUOTED)
 
 
 def size_of(picture: str) -> tuple[int, int]:
-    """Return width and height of a picture of `themed`, in points: a page keeps their place before it is loaded."""
+    """Return width and height of a picture of `themed`, in points, so that a page can reserve the space."""
     width, height = _SIZE.findall(picture[:1000])[0]
     return round(float(width)), round(float(height))
 
 
 def _smaller(tag: str, classes: dict[str, str]) -> str:
-    """Return one tag in fewer bytes; what it is styled by is added to `classes`, by its text."""
-    tag = _COORDINATES.sub(lambda found: _LONG_NUMBER.sub(r"\1", found[0]), _NUMBERED.sub("", tag))
+    """Return a tag in fewer bytes; its style is added to `classes`, which maps a style's text to a class name."""
+    tag = _COORDINATES.sub(lambda match: _LONG_NUMBER.sub(r"\1", match[0]), _NUMBERED.sub("", tag))
     for role in _ROLES:
         tag = tag.replace(getattr(LIGHT, role), f"var(--{role})")
-    tag = _STYLE.sub(lambda found: f' class="{classes.setdefault(found[1], f"s{len(classes)}")}"', tag)
-    return tag if "'" in tag else tag.replace('"', "'")  # a URI takes the one as it is and spells the other out
+    tag = _STYLE.sub(lambda match: f' class="{classes.setdefault(match[1], f"s{len(classes)}")}"', tag)
+    return tag if "'" in tag else tag.replace('"', "'")  # a data URI keeps ' as is, but must escape "
 
 
 def _variables(theme: Theme) -> str:

@@ -1,4 +1,5 @@
-"""One SQL file and one list of columns a table; putting a pair here puts it into the report.
+"""Tables of the report: one SQL file and one module with a list of columns per table.
 
-A module holds TITLE, CAPTION, EMPTY (said when there is no row) and COLUMNS; ORDER as in figures/__init__.py.
+A new pair of files here is a new table of the report. A module holds TITLE, CAPTION, EMPTY (text shown without rows)
+and COLUMNS; ORDER as in figures/__init__.py.
 """

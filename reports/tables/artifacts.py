@@ -1,4 +1,4 @@
-"""Which weights and which documents: the digests that name them."""
+"""Digests of the weights and documents used."""
 
 from exitbench.reports.frame import Row
 from exitbench.reports.tables.columns import Cell, Column, number, text

@@ -14,7 +14,7 @@ CAPTION = (
 EMPTY = "No calibration yet: run `nox -s bench`, or `exitbench run --kinds calibration` with any suite that has a [[calibration]]."
 
 
-def _held_out(row: Row) -> Cell:
+def _held_out_cell(row: Row) -> Cell:
     if row["held_out_loss"] is None:
         return Cell(ABSENT, None)
     interval = f" [{row['held_out_low']:.3f}, {row['held_out_high']:.3f}]" if row["held_out_low"] is not None else ""
@@ -22,7 +22,7 @@ def _held_out(row: Row) -> Cell:
 
 
 def needed(row: Row) -> Cell:
-    """Return how many documents a level needs that failed with a loss below δ; a dash under other rules."""
+    """Return the number of documents needed by a level that failed with a loss below δ; a dash for other rules."""
     if row["verdict"] != "failed" or row["rule"] != "hoeffding-bentkus":
         return Cell(ABSENT, None)
     documents = documents_needed(row["mean_loss"], row["delta"], row["epsilon"])
@@ -46,5 +46,5 @@ COLUMNS = (
     number("Exit layer", "mean_exit_layer", "{:.2f}"),
     text("Verdict", "verdict"),
     Column("Needed", needed, numeric=True, where_known=True),
-    Column("Held-out loss [95 %]", _held_out, numeric=True),
+    Column("Held-out loss [95 %]", _held_out_cell, numeric=True),
 )

@@ -1,4 +1,4 @@
-"""What a table consists of, and how its numbers are written."""
+"""Columns and cells of tables, and formatting of numbers."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from exitbench.reports.registry import Source
 
 ABSENT = "–"
 BREAKS = "✗"
-"""Before the name of a method that breaks its contract."""
+"""Mark before the name of a method that breaks its contract."""
 LENGTH_NOTE = (
     f"Tokens: of a timed answer, of full depth's, {OTHER_LENGTH} where they differ by more than 5 %, since a method "
     "that stops earlier is not faster; per token: the speed-up of decoding one."
@@ -25,13 +25,13 @@ BREAKS_NOTE = f"{BREAKS}: the method breaks its contract, so that its numbers ar
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell as it is read and as it is sorted.
+    """Cell of a table: its text and its sort key.
 
     Attributes:
-        text: What the reader sees; not escaped.
-        key: What the column sorts by: a number, a text, or None, which sorts last.
-        muted: Whether it is drawn grey because it shows nothing (inside the noise floor).
-        tone: Whether the whole interval says that it is better or worse than full depth; nothing where it does not.
+        text: Text shown; not escaped.
+        key: Sort key: a number, a text, or None, which sorts last.
+        muted: Whether it is grey because it shows no result (inside the noise floor).
+        tone: Better or worse than full depth, if the whole interval is; else empty.
     """
 
     text: str
@@ -42,17 +42,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """One column.
+    """Column of a table.
 
     Attributes:
         heading: Its heading.
-        cell: Makes the cell of a row.
+        cell: Builds the cell of a row.
         numeric: Whether it is aligned right and sorts by number.
         long: Whether its text may break anywhere and is limited in height.
-        collapses: Whether it is only said once, in the caption, when all rows agree.
-        on_demand: Whether the page shows it only where it is asked for.
-        where_known: Whether it is left out where no row has a value.
-        among: Makes `cell` for the rows of one table, where a cell depends on the others.
+        collapses: Whether it moves to the caption if all rows have the same value.
+        on_demand: Whether the page shows it only on request.
+        where_known: Whether it is left out if no row has a value.
+        among: Builds `cell` from all rows of a table, for cells that depend on other rows.
     """
 
     heading: str
@@ -76,12 +76,12 @@ def text(heading: str, name: str, *, long: bool = False, collapses: bool = False
 
 
 def method(heading: str) -> Column:
-    """Return a column of method names, marked where one breaks its contract; sorted by name all the same."""
+    """Return a column of method names, with a mark if a method breaks its contract; sorted by name without the mark."""
     return Column(heading, lambda row: Cell(marked(row, row["method"]), row["method"]))
 
 
 def marked(row: Row, name: str) -> str:
-    """Return `name`, marked where the row's method is known to break its contract."""
+    """Return `name`, with a mark if the row's method is known to break its contract."""
     return f"{BREAKS} {name}" if row["conforms"] is False else name
 
 
@@ -98,21 +98,21 @@ def parameters(heading: str, name: str) -> Column:
     """Return a column for a JSON object, as ``'name=value, ...'``."""
 
     def cell(row: Row) -> Cell:
-        shown = describe(json.loads(row[name] or "{}"))
-        return Cell(shown or ABSENT, shown or None)
+        label = describe(json.loads(row[name] or "{}"))
+        return Cell(label or ABSENT, label or None)
 
     return Column(heading, cell, long=True)
 
 
 def settings(heading: str) -> Column:
-    """Return a column that tells a method's settings apart by what differs between them; rows as for `labels`."""
+    """Return a column that labels a method's settings by their differences; rows as for `labels`."""
 
     def among(rows: Sequence[Row]) -> Callable[[Row], Cell]:
         names = labels(rows)
 
         def cell(row: Row) -> Cell:
-            shown = names[setting(row)].removeprefix(row["method"]).strip()
-            return Cell(shown or ABSENT, shown or None)
+            label = names[setting(row)].removeprefix(row["method"]).strip()
+            return Cell(label or ABSENT, label or None)
 
         return cell
 
@@ -125,7 +125,7 @@ def written(value: Any, form: str) -> str:
 
 
 def with_interval(value: float | None, low: float | None, high: float | None, digits: int) -> str:
-    """Return ``'1.45 [1.40, 1.50]'``, without the brackets where no interval was computed, or a dash."""
+    """Return ``'1.45 [1.40, 1.50]'``, without brackets if there is no interval, or a dash."""
     if value is None:
         return ABSENT
     if low is None or high is None:
@@ -134,21 +134,21 @@ def with_interval(value: float | None, low: float | None, high: float | None, di
 
 
 def metric_digits(row: Row) -> int:
-    """Return the decimals of a metric: one for those on a scale to 100, three for those on a scale to 1."""
+    """Return the decimals of a metric: one on a scale to 100, three on a scale to 1."""
     largest = max(abs(row[name] or 0.0) for name in ("value", "full_value"))
     return 3 if largest <= 1 else 1
 
 
 @dataclass(frozen=True)
 class FilledTable:
-    """A table as every form of the report needs it.
+    """Table with its cells, independent of the output format.
 
     Attributes:
         source: Its query and its texts.
         frame: The rows behind it.
-        columns: Those that are shown.
-        agreed: What is the same in all rows and so has no column, as ``'Setting: float32; Kind: real'``.
-        rows: A cell for each of `columns`, in the order of the frame.
+        columns: Columns shown.
+        agreed: Collapsed columns, whose value is equal in all rows, as ``'Setting: float32; Kind: real'``.
+        rows: One cell per column of `columns`, in the order of the frame.
     """
 
     source: Source
@@ -159,7 +159,7 @@ class FilledTable:
 
     @property
     def note(self) -> str:
-        """What the mark of methods that break their contract means, where there is one; else nothing."""
+        """Explanation of the mark of methods that break their contract, if the table has one; else empty."""
         return BREAKS_NOTE if any(cell.text.startswith(BREAKS) for row in self.rows for cell in row) else ""
 
 
@@ -172,13 +172,13 @@ def fill(source: Source, frame: Frame) -> FilledTable:
 def fill_columns(
     columns: Sequence[Column], rows: Sequence[Row]
 ) -> tuple[tuple[Column, ...], str, tuple[tuple[Cell, ...], ...]]:
-    """Return the columns to show, what those that collapse agree on, and the cells of every row."""
+    """Return the columns to show, the collapsed columns' values as text, and the cells of every row."""
     makers = {column: column.among(rows) if column.among else column.cell for column in columns}
     cells = [{column: make(row) for column, make in makers.items()} for row in rows]
     unknown = {c for c in columns if c.where_known and all(row[c].key is None for row in cells)}
     agreed = {
         c: cells[0][c].text for c in columns if c.collapses and c not in unknown and len({row[c] for row in cells}) == 1
     }
-    shown = tuple(column for column in columns if column not in agreed and column not in unknown)
-    said = "; ".join(f"{column.heading}: {text}" for column, text in agreed.items())
-    return shown, said, tuple(tuple(row[column] for column in shown) for row in cells)
+    visible_columns = tuple(column for column in columns if column not in agreed and column not in unknown)
+    agreed_text = "; ".join(f"{column.heading}: {text}" for column, text in agreed.items())
+    return visible_columns, agreed_text, tuple(tuple(row[column] for column in visible_columns) for row in cells)

@@ -1,4 +1,4 @@
-"""What everything ran on: commit, versions and hardware."""
+"""Environments of the runs: commit, versions and hardware."""
 
 from exitbench.reports.frame import Row
 from exitbench.reports.tables.columns import ABSENT, Cell, Column, number, parameters, text
@@ -16,8 +16,8 @@ def _commit(row: Row) -> Cell:
 
 
 def _processor(row: Row) -> Cell:
-    shown = f"{row['cpu'] or 'unknown'}, {row['cores']} cores, {row['threads']} threads"
-    return Cell(shown, shown)
+    label = f"{row['cpu'] or 'unknown'}, {row['cores']} cores, {row['threads']} threads"
+    return Cell(label, label)
 
 
 def _memory(row: Row) -> Cell:
@@ -28,8 +28,8 @@ def _memory(row: Row) -> Cell:
 def _gpu(row: Row) -> Cell:
     if not row["gpu"]:
         return Cell("none", "")
-    shown = f"{row['gpu_count']} × {row['gpu']}, driver {row['driver']}, CUDA {row['cuda']}"
-    return Cell(shown, shown)
+    label = f"{row['gpu_count']} × {row['gpu']}, driver {row['driver']}, CUDA {row['cuda']}"
+    return Cell(label, label)
 
 
 COLUMNS = (

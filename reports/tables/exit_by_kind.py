@@ -1,4 +1,4 @@
-"""Which kinds of token settle early: copied words, or those that need several facts."""
+"""Depth at which tokens settle, by kind of word, from copied words to those that need several facts."""
 
 from exitbench.reports.frame import Row
 from exitbench.reports.tables.columns import ABSENT, Cell, Column, method, number, settings, text
@@ -15,7 +15,7 @@ EMPTY = "No data yet: run `nox -s bench`, or any suite with `probe` cells on the
 
 
 def _mean(heading: str, name: str, half: str, form: str = "{:.2f}") -> Column:
-    """A column of means, with half the width of their intervals where that is known."""
+    """Return a column of means, with half the width of their intervals if known."""
 
     def cell(row: Row) -> Cell:
         if row[name] is None:

@@ -1,4 +1,4 @@
-"""What did not run, and why: a result that is missing for a reason is a result."""
+"""Cells that did not run, with the reason: a justified missing result is a result too."""
 
 from exitbench.reports.tables.columns import method, settings, text
 

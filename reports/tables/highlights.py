@@ -1,4 +1,4 @@
-"""The README's table: of every method one timed setting, on one model and task, the fastest first."""
+"""The README's table: one timed setting per method, on one model and task, the fastest first."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ EMPTY = "Nothing timed: add `timing` to the kinds of a suite, or run `nox -s ben
 
 
 def marked_speedup(row: Row) -> Cell:
-    """Return the measured speed-up, marked where answers of another length have a part in it."""
+    """Return the measured speed-up, with a mark if a different answer length contributes to it."""
     cell = speedup(row)
     return replace(cell, text=f"{OTHER_LENGTH} {cell.text}") if row["is_other_length"] else cell
 

@@ -20,7 +20,7 @@ EMPTY = "No data yet: run `nox -s paper -- mee`, or any suite with `probe` cells
 
 
 def _spread(heading: str, name: str, digits: int) -> Column:
-    """A column ``mean ± half of the interval (standard deviation)``."""
+    """Return a column ``mean ± half of the interval (standard deviation)``."""
 
     def cell(row: Row) -> Cell:
         mean, half, std = row[f"{name}_mean"], row[f"{name}_half"], row[f"{name}_std"]
@@ -33,7 +33,7 @@ def _spread(heading: str, name: str, digits: int) -> Column:
 
 
 def _growing(heading: str, name: str, after: str | None = None) -> Column:
-    """A column ``share ± half of the interval (after block ..)`` in percent."""
+    """Return a column ``share ± half of the interval (after block ..)`` in percent."""
 
     def cell(row: Row) -> Cell:
         share, half = row[name], row[f"{name}_half"]

@@ -1,4 +1,4 @@
-"""One token read out of every part of every block (Table 12 of the natural-capability paper)."""
+"""Read-outs of one token after every sublayer of every block (Table 12 of the natural-capability paper)."""
 
 from exitbench.reports.figures.natcap import EMPTY
 from exitbench.reports.tables.columns import number, text

@@ -1,4 +1,4 @@
-"""What the ideal exit saves in wall time (Table 4 of the natural-capability paper)."""
+"""Wall time saved by the ideal exit (Table 4 of the natural-capability paper)."""
 
 from exitbench.reports.figures.natcap import EMPTY
 from exitbench.reports.frame import Row
@@ -35,16 +35,16 @@ CAPTION = (
 def _speedup(row: Row) -> Cell:
     if row["speed_status"] == "not measurable":
         return Cell(NOT_MEASURABLE, None, muted=True)
-    shown = with_interval(row["speedup"], row["speedup_low"], row["speedup_high"], 2)
+    label = with_interval(row["speedup"], row["speedup_low"], row["speedup_high"], 2)
     inside = bool(row["inside_noise_floor"])
-    return Cell(f"≈ {shown}" if inside else shown, row["speedup"], muted=inside)
+    return Cell(f"≈ {label}" if inside else label, row["speedup"], muted=inside)
 
 
 def _score(row: Row) -> Cell:
     if row["value"] is None:
         return Cell(row["score"] or "–", row["score"])
-    shown = with_interval(row["value"], row["ci_low"], row["ci_high"], metric_digits(row))
-    return Cell(f"{row['metric']} {shown}", row["metric"])
+    label = with_interval(row["value"], row["ci_low"], row["ci_high"], metric_digits(row))
+    return Cell(f"{row['metric']} {label}", row["metric"])
 
 
 def _delta(row: Row) -> Cell:

@@ -21,8 +21,10 @@ CAPTION = (
 
 def _ideal_exit(row: Row) -> Cell:
     mean, half = row["ideal_exit"], row["ideal_half_width"]
-    known = None not in (mean, half)
-    return Cell(with_interval(mean, mean - half if known else None, mean + half if known else None, 2), mean)
+    has_interval = None not in (mean, half)
+    return Cell(
+        with_interval(mean, mean - half if has_interval else None, mean + half if has_interval else None, 2), mean
+    )
 
 
 def _can_exit(row: Row) -> Cell:

@@ -1,4 +1,4 @@
-"""Answers with the exit of every token (Tables 5 and 13 of the natural-capability paper)."""
+"""Answers with the exit layer of every token (Tables 5 and 13 of the natural-capability paper)."""
 
 from exitbench.reports.figures.natcap import EMPTY
 from exitbench.reports.tables.columns import number, text

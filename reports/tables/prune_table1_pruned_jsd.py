@@ -1,4 +1,4 @@
-"""The contrastive gate over pruned heads, averaged over first blocks asked (PRUNE table 1)."""
+"""Contrastive gate over pruned heads, averaged over the first gated block (PRUNE table 1)."""
 
 from exitbench.reports.figures.prune import EMPTY, STAND_INS, trained_as
 from exitbench.reports.figures.prune.prune_fig10_11_pruned_jsd import HEADS
@@ -23,7 +23,7 @@ CAPTION = (
 
 
 def _spread(heading: str, name: str, form: str) -> Column:
-    """A column ``mean ± standard deviation``."""
+    """Return a column ``mean ± standard deviation``."""
 
     def cell(row: Row) -> Cell:
         mean, std = row[name], row[f"{name}_std"]

@@ -1,4 +1,4 @@
-"""What was found about the runs that their reader should know, worst first."""
+"""Findings about the runs, most severe first."""
 
 from exitbench.reports.frame import Row
 from exitbench.reports.tables.columns import Cell, Column, number, text

@@ -1,4 +1,4 @@
-"""The results table: every setting of every method, beside full depth of the same checkpoint."""
+"""Results table: every setting of every method, compared with full depth of the same checkpoint."""
 
 from exitbench.reports.frame import Row
 from exitbench.reports.labels import NOT_MEASURABLE, OTHER_LENGTH, against_float32
@@ -51,44 +51,44 @@ def delta(row: Row) -> Cell:
 
 
 def change(row: Row) -> Cell:
-    """Return the difference to full depth with its paired interval, where that is known."""
+    """Return the difference to full depth with its paired interval, if known."""
     low, high = row["delta_low"], row["delta_high"]
     if low is None:
         return delta(row)
     digits = metric_digits(row)
-    shown = f"{delta(row).text} [{low:+.{digits}f}, {high:+.{digits}f}]"
+    label = f"{delta(row).text} [{low:+.{digits}f}, {high:+.{digits}f}]"
     if low <= 0 <= high:
-        return Cell(shown, row["delta"], muted=True)
-    return Cell(shown, row["delta"], tone="better" if (high < 0) == row["lower_is_better"] else "worse")
+        return Cell(label, row["delta"], muted=True)
+    return Cell(label, row["delta"], tone="better" if (high < 0) == row["lower_is_better"] else "worse")
 
 
 def speedup(row: Row) -> Cell:
-    """Return the measured speed-up with its interval, marked where it is inside the noise floor."""
+    """Return the measured speed-up with its interval, with a mark if it is inside the noise floor."""
     if row["is_full_depth"]:
         return Cell("1", 1.0)
-    if row.get("speed_status") == "not measurable":  # rows of highlights are all measurable
+    if row.get("speed_status") == "not measurable":  # rows of the table highlights lack the column: all are measurable
         return Cell(NOT_MEASURABLE, None, muted=True)
     return _against_full_depth(row, "speedup", row["inside_noise_floor"])
 
 
 def energy(row: Row) -> Cell:
-    """Return full depth's energy over the method's with its interval, marked where it is inside the noise floor."""
+    """Return full depth's energy over the method's with its interval, with a mark if it is inside the noise floor."""
     return _against_full_depth(row, "energy_ratio", row["inside_energy_floor"])
 
 
 def _against_full_depth(row: Row, name: str, inside: bool) -> Cell:
     value, low, high = row[name], row[f"{name}_low"], row[f"{name}_high"]
-    shown = with_interval(value, low, high, 2)
+    label = with_interval(value, low, high, 2)
     if inside or low is None:
-        return Cell(f"≈ {shown}" if inside else shown, value, muted=inside)
-    return Cell(shown, value, tone="worse" if high < 1 else "better" if low > 1 else "")
+        return Cell(f"≈ {label}" if inside else label, value, muted=inside)
+    return Cell(label, value, tone="worse" if high < 1 else "better" if low > 1 else "")
 
 
 def joules(row: Row) -> Cell:
-    """Return the energy of a token, and of full depth's."""
+    """Return the energy per token, and full depth's."""
     spent = row["joules_per_token"]
-    shown = ABSENT if spent is None else f"{spent:.3g} of {row['full_joules_per_token']:.3g}"
-    return Cell(shown, spent)
+    label = ABSENT if spent is None else f"{spent:.3g} of {row['full_joules_per_token']:.3g}"
+    return Cell(label, spent)
 
 
 def exit_layer(row: Row) -> Cell:
@@ -97,12 +97,12 @@ def exit_layer(row: Row) -> Cell:
 
 
 def blocks_run(row: Row) -> Cell:
-    """Return the mean number of blocks executed for a token, of all."""
+    """Return the mean number of blocks executed per token, of all."""
     return _of_blocks(row, "mean_blocks_run")
 
 
 def length(row: Row) -> Cell:
-    """Return the tokens of a timed answer and of full depth's, marked where they are not about as many."""
+    """Return the tokens per timed answer and full depth's, with a mark if they differ much."""
     if row["is_other_length"] is None:
         return Cell(ABSENT, None)
     mark = f"{OTHER_LENGTH} " if row["is_other_length"] else ""
@@ -110,7 +110,7 @@ def length(row: Row) -> Cell:
 
 
 def length_ratio(row: Row) -> str:
-    """Return the same as one number."""
+    """Return the ratio of answer length to full depth's as text."""
     if row["is_other_length"] is None:
         return ABSENT
     return f"{OTHER_LENGTH if row['is_other_length'] else ''}{_ratio(row):.2f}"
@@ -122,7 +122,7 @@ def _ratio(row: Row) -> float:
 
 
 def timed(row: Row) -> Cell:
-    """Return how many documents were timed, times how many rounds."""
+    """Return the number of timed documents times the number of rounds."""
     if row["timed_documents"] is None:
         return Cell(ABSENT, None)
     rounds = "" if row["timed_rounds"] is None else f" × {row['timed_rounds']}"
@@ -130,19 +130,19 @@ def timed(row: Row) -> Cell:
 
 
 def _of_blocks(row: Row, name: str) -> Cell:
-    shown = ABSENT if row[name] is None else f"{row[name]:.2f} of {row['blocks']}"
-    return Cell(shown, row[name])
+    label = ABSENT if row[name] is None else f"{row[name]:.2f} of {row['blocks']}"
+    return Cell(label, row[name])
 
 
 def number_format(row: Row) -> Cell:
-    """Return what the number format changes; a dash for float32."""
-    told = against_float32(row)
-    return Cell(ABSENT if told is None else told, told)
+    """Return how the number format changes full depth; a dash for float32."""
+    note = against_float32(row)
+    return Cell(ABSENT if note is None else note, note)
 
 
 def _kind(row: Row) -> Cell:
-    shown = row["execution"] + (", random weights" if row["random_weights"] else "")
-    return Cell(shown, shown)
+    label = row["execution"] + (", random weights" if row["random_weights"] else "")
+    return Cell(label, label)
 
 
 COLUMNS = (

@@ -1,6 +1,6 @@
-"""Results for the terminal: the table, aligned in 118 columns, and what a run says at its end, in sentences.
+"""Results for the terminal: the table, aligned in 118 columns, and the sentences printed at the end of a run.
 
-The sentences are the verdicts of the page's cards, of the best so far too while a run goes on.
+The sentences are the verdicts of the page's cards; while a run is in progress, those of the best settings so far.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -20,10 +20,10 @@ from exitbench.results.database.connection import Database, open_database
 from exitbench.terminal import number_of, told_apart, visible
 
 _HEADINGS = ("method", "quality [95 %]", "Δ", "blocks run", "speed-up [95 %]", "per token", "length")
-_WIDTHS = (34, 20, 6, 11, 20, 9, 6)  # 118 with two spaces between
+_WIDTHS = (34, 20, 6, 11, 20, 9, 6)  # 118 including two spaces between columns
 _INDENT = "    "
 _MOST_NAME_LINES = 4
-"""Of a setting's name, where it need not be longer to be told from others."""
+"""Maximum number of lines of a setting's name, unless it needs more to be unique."""
 _LEGEND = "\n".join(
     (
         "Δ: to full depth; blocks run: for a token; speed-up: of whole requests, ≈: inside the noise floor (full depth",
@@ -37,7 +37,7 @@ _NOTHING = "No results yet."
 
 @dataclass(frozen=True)
 class _Results:
-    """What is printed: rows of real decodes, and how many rows and cells they leave out."""
+    """Results to print: rows of real decodes, and the numbers of rows and cells left out."""
 
     real: Frame
     names: dict[Setting, str]
@@ -90,17 +90,17 @@ def _title(keys: tuple[Any, ...], rows: Frame) -> str:
 
 
 def _lines(row: Row, names: dict[Setting, str]) -> list[tuple[str, ...]]:
-    """The cells of a row; a setting that is too long goes on below itself, so that none is taken for another."""
+    """Return the cells of a row, wrapped: a long setting continues on the next lines, so that it stays unambiguous."""
     numbers = (written(row["speedup_per_token"], "{:.2f}"), length_ratio(row))
-    shown = (quality(row), delta(row), blocks_run(row), speedup(row))
+    cells = (quality(row), delta(row), blocks_run(row), speedup(row))
     name, *more = wrap(marked(row, names[setting(row)]), _WIDTHS[0], subsequent_indent=_INDENT, break_on_hyphens=False)
-    rest = [(line, *[""] * (len(_WIDTHS) - 1)) for line in more]
-    return [(name, *(cell.text for cell in shown), *numbers), *rest]
+    continued = [(line, *[""] * (len(_WIDTHS) - 1)) for line in more]
+    return [(name, *(cell.text for cell in cells), *numbers), *continued]
 
 
 def _aligned(cells: Sequence[str]) -> str:
-    first, *others = zip(map(visible, cells), _WIDTHS, strict=True)
-    return "  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)])
+    first, *remaining = zip(map(visible, cells), _WIDTHS, strict=True)
+    return "  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in remaining)])
 
 
 def _footer(results: _Results) -> list[str]:
@@ -117,7 +117,7 @@ def _footer(results: _Results) -> list[str]:
 
 
 def calibration_text(database: Path) -> str:
-    """Return every calibration's path as aligned plain text; nothing where there is none.
+    """Return every calibration's path as aligned plain text; empty if there is none.
 
     Args:
         database: The result database.
@@ -126,13 +126,13 @@ def calibration_text(database: Path) -> str:
         UserError: If it cannot be opened.
     """
     source = next(source for source in discover(tables) if source.name == "calibrations")
-    shown = [column for column in source.module.COLUMNS if column.heading not in ("Parameters", "KV policy", "Rule")]
+    columns = [column for column in source.module.COLUMNS if column.heading not in ("Parameters", "KV policy", "Rule")]
     with open_database(database) as connected:
         rows = Frame.query(connected, source.sql).rows
     if not rows:
         return ""
-    lines = [[column.heading for column in shown], *([column.cell(row).text for column in shown] for row in rows)]
-    widths = [max(len(line[place]) for line in lines) for place in range(len(shown))]
+    lines = [[column.heading for column in columns], *([column.cell(row).text for column in columns] for row in rows)]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
     aligned = (
         "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )
@@ -144,11 +144,11 @@ _SETTINGS: Final = "SELECT DISTINCT setting_id FROM cell WHERE list_contains(?::
 
 
 def gist_lines(database: Database, cell_ids: Collection[str] | None = None) -> list[str]:
-    """Return a sentence per model and task, `MOST_LINES` at most: what to use, what it gains and costs, or why not.
+    """Return one sentence per model and task, at most `MOST_LINES`: recommendation, gain and cost, or the reason.
 
     Args:
-        database: Open.
-        cell_ids: Cells whose models and tasks are told of, with all runs that compare with them; None for all.
+        database: An open database.
+        cell_ids: Cells whose models and tasks are covered, with all comparable runs; None for all.
     """
     rows = _result_rows(database, cell_ids)
     lines = [*_compared(cards(rows), labels(rows), DEFAULT_PERCENT), *_not_compared(rows)]
@@ -157,20 +157,20 @@ def gist_lines(database: Database, cell_ids: Collection[str] | None = None) -> l
 
 
 def conclusion(database: Database, cell_ids: Collection[str], percent: float) -> tuple[str, str | None]:
-    """Return what is known of one model and task where a loss is allowed.
+    """Return the recommendation for one model and task at an allowed loss.
 
     Args:
-        database: Open.
+        database: An open database.
         cell_ids: Cells of the model and task.
-        percent: Loss allowed, of full depth's quality.
+        percent: Allowed loss, in percent of full depth's quality.
 
     Returns:
-        A paragraph, and the cell of the setting to use: what is confirmed at this loss, or at the least one above.
+        A paragraph, and the cell of the recommended setting: confirmed at this loss, or at the next larger one.
     """
     rows = _result_rows(database, cell_ids)
-    made = cards(rows)
-    (line,) = [*_compared(made, labels(rows), percent), *_not_compared(rows)]
-    timed = [answer.shown for card in made for answer in (card.at(percent), *_above(card, percent))]
+    built = cards(rows)
+    (line,) = [*_compared(built, labels(rows), percent), *_not_compared(rows)]
+    timed = [answer.shown for card in built for answer in (card.at(percent), *_larger_losses(card, percent))]
     use = next((row["cell_id"] for row in timed if row is not None and row["speedup"] is not None), None)
     return line, use
 
@@ -180,15 +180,15 @@ def best_so_far(database: Database, cell_ids: Collection[str] | None = None) -> 
     rows = _result_rows(database, cell_ids)
     names = labels(rows)
     return [
-        f"{_where(card.full)}: {_name(shown, names)}, {shown['confirming_speedup']:.2f}x as fast as full depth, "
-        f"{shown['confirming_delta']:+.1f} {visible(shown['metric'])}"
+        f"{_subject(card.full)}: {_name(head, names)}, {head['confirming_speedup']:.2f}x as fast as full depth, "
+        f"{head['confirming_delta']:+.1f} {visible(head['metric'])}"
         for card in cards(rows)
-        if (shown := card.at(DEFAULT_PERCENT).shown) is not None and shown["speedup"] is not None
+        if (head := card.at(DEFAULT_PERCENT).shown) is not None and head["speedup"] is not None
     ]
 
 
 def _result_rows(database: Database, cell_ids: Collection[str] | None) -> tuple[Row, ...]:
-    """Rows of the results table, as the page has them: also of runs that another suite asked for first."""
+    """Return the page's rows of the results table for these cells' settings, also for runs of other suites."""
     (summary,) = (source for source in discover(tables) if source.name == "summary")
     rows = Frame.query(database, summary.sql).rows
     if cell_ids is None:
@@ -197,27 +197,27 @@ def _result_rows(database: Database, cell_ids: Collection[str] | None) -> tuple[
     return tuple(row for row in rows if row["setting_id"] in settings)
 
 
-def _compared(made: tuple[Card, ...], names: dict[Setting, str], percent: float) -> Iterator[str]:
-    for card in made:
+def _compared(built: tuple[Card, ...], names: dict[Setting, str], percent: float) -> Iterator[str]:
+    for card in built:
         answer = card.at(percent)
         reason = verdict(card, answer, lambda row: _name(row, names))
-        if (shown := answer.shown) is None:
+        if (head := answer.shown) is None:
             allowed = f"full depth, at an allowed loss of {percent:g} %"
-            yield f"{_where(card.full)}: {allowed}. {reason}{_later(card, names, percent)}"
-        elif shown["speedup"] is None:
-            blocks = f"{shown['mean_blocks_run']:.2f} of {shown['blocks']} blocks"
-            yield f"{_where(card.full)}: {_name(shown, names)} runs {blocks}. {reason}"
+            yield f"{_subject(card.full)}: {allowed}. {reason}{_later(card, names, percent)}"
+        elif head["speedup"] is None:
+            blocks = f"{head['mean_blocks_run']:.2f} of {head['blocks']} blocks"
+            yield f"{_subject(card.full)}: {_name(head, names)} runs {blocks}. {reason}"
         else:
-            yield f"{_where(card.full)}: {_gain(shown, names)}. {reason}"
+            yield f"{_subject(card.full)}: {_gain(head, names)}. {reason}"
 
 
-def _above(card: Card, percent: float) -> list[Answer]:
+def _larger_losses(card: Card, percent: float) -> list[Answer]:
     return [answer for answer in card.answers if answer.from_percent > percent]
 
 
 def _later(card: Card, names: dict[Setting, str], percent: float) -> str:
-    """The least loss above at which a timed setting is confirmed."""
-    for answer in _above(card, percent):
+    """Return a sentence on the smallest larger loss at which a timed setting is confirmed."""
+    for answer in _larger_losses(card, percent):
         if answer.shown is not None and answer.shown["speedup"] is not None:
             return f" At {answer.from_percent:.1f} %: {_gain(answer.shown, names)}."
     return ""
@@ -234,11 +234,11 @@ def _gain(row: Row, names: dict[Setting, str]) -> str:
 
 
 def _not_compared(rows: tuple[Row, ...]) -> Iterator[str]:
-    """Models and tasks of which there is no card, each with the reason."""
+    """Yield one sentence per model and task without a card, with the reason."""
     carded = {(card.full["model"], card.full["task"]) for card in cards(rows)}
-    for where in sorted({(row["model"], row["task"]) for row in rows} - carded):
-        own = [row for row in rows if (row["model"], row["task"]) == where]
-        yield f"{_where(own[0])}: {_why_not(own)}"
+    for pair in sorted({(row["model"], row["task"]) for row in rows} - carded):
+        pair_rows = [row for row in rows if (row["model"], row["task"]) == pair]
+        yield f"{_subject(pair_rows[0])}: {_why_not(pair_rows)}"
 
 
 def _why_not(rows: list[Row]) -> str:
@@ -254,10 +254,10 @@ def _why_not(rows: list[Row]) -> str:
     )
 
 
-def _where(row: Row) -> str:
-    """Task and model, and what another number format than float32 changes of full depth."""
-    told = number_format(row)
-    return f"{visible(row['task'])} ({visible(row['model'])}{'' if told is None else f'; {told}'})"
+def _subject(row: Row) -> str:
+    """Return task and model, and for a number format other than float32 how it changes full depth."""
+    note = number_format(row)
+    return f"{visible(row['task'])} ({visible(row['model'])}{'' if note is None else f'; {note}'})"
 
 
 def _name(row: Row, names: dict[Setting, str]) -> str:

@@ -30,15 +30,15 @@ _LATEX: Final[Mapping[str, str]] = {
 
 
 _MINUS: Final = re.compile(r"(?<![\w.])-(?=[\d.])")
-_PAGE_POINTS: Final = 458.0  # less than 6.5 inches, a page of one column; pages of two are wider
-_CHARACTER_POINTS: Final = 3.5  # on average, in \\scriptsize of ten-point documents
+_PAGE_POINTS: Final = 458.0  # just under 6.5 inches, the text width of a one-column page; two-column pages are wider
+_CHARACTER_POINTS: Final = 3.5  # average in \\scriptsize of ten-point documents
 _GAP_POINTS: Final = 8.0
-_SHARE_OF_TEXT: Final = 0.75  # of a page's width that columns of text leave to no number
+_SHARE_OF_TEXT: Final = 0.75  # largest share of a page's width for columns of text
 _FEWEST_LETTERS: Final = 8
-_MOST_LINES: Final = 50  # beside a caption
+_MOST_LINES: Final = 50  # per page, in addition to a caption
 
 
-_Block = dict[int, str]  # places of columns, and how LaTeX sets each
+_Block = dict[int, str]  # LaTeX column type by column index
 
 
 def markdown(table: FilledTable) -> str:
@@ -57,15 +57,15 @@ def markdown_table(table: FilledTable) -> str:
 def latex(table: FilledTable) -> str:
     """Return the table as LaTeX `table*` environments, each of which fits a page; needs the package booktabs.
 
-    What is too long goes on in another one, and so do columns that do not fit beside each other: columns of text, which
-    say what a row is of, are repeated there.
+    Rows and columns that do not fit continue in another environment; it repeats the columns of text, which identify
+    a row.
     """
     blocks = _column_blocks(table)
     parts = [(block, rows) for block in blocks for rows in _pages(table, block)]
     return "\n".join(_latex_part(table, *part, number, len(parts)) for number, part in enumerate(parts, 1))
 
 
-def _latex_part(table: FilledTable, block: _Block, rows: Sequence[Sequence[Cell]], number: int, of: int) -> str:
+def _latex_part(table: FilledTable, block: _Block, rows: Sequence[Sequence[Cell]], number: int, total: int) -> str:
     caption = (
         latex_text(_caption(table, str).replace("`", "")) if number == 1 else latex_text(table.source.module.TITLE)
     )
@@ -75,7 +75,7 @@ def _latex_part(table: FilledTable, block: _Block, rows: Sequence[Sequence[Cell]
     return "\n".join(
         [
             r"\begin{table*}[tp]",
-            rf"\caption{{{caption}{f' (Part {number} of {of}.)' if of > 1 else ''}}}",
+            rf"\caption{{{caption}{f' (Part {number} of {total}.)' if total > 1 else ''}}}",
             rf"\label{{{label}}}",
             r"\centering\scriptsize\setlength{\tabcolsep}{4pt}",
             rf"\begin{{tabular}}{{{''.join(block.values())}}}",
@@ -90,7 +90,7 @@ def _latex_part(table: FilledTable, block: _Block, rows: Sequence[Sequence[Cell]
 
 
 def _column_blocks(table: FilledTable) -> list[_Block]:
-    """Share the numeric columns out among as few blocks as fit a page, each after all columns of text."""
+    """Distribute the numeric columns over as few page-wide blocks as possible, each after all columns of text."""
     lengths = [
         max(len(column.heading), *(len(row[place].text) for row in table.rows), 1)
         for place, column in enumerate(table.columns)
@@ -102,10 +102,10 @@ def _column_blocks(table: FilledTable) -> list[_Block]:
     while longest > _FEWEST_LETTERS and sum(_points(min(lengths[place], longest)) for place in texts) > room:
         longest -= 1
     key = {place: "l" if lengths[place] <= longest else rf"p{{{longest * _CHARACTER_POINTS:.0f}pt}}" for place in texts}
-    left = _PAGE_POINTS - sum(_points(min(lengths[place], longest)) for place in texts)
+    room_for_numbers = _PAGE_POINTS - sum(_points(min(lengths[place], longest)) for place in texts)
     blocks: list[list[int]] = [[]]
     for place in numbers:
-        if blocks[-1] and sum(_points(lengths[one]) for one in (*blocks[-1], place)) > left:
+        if blocks[-1] and sum(_points(lengths[index]) for index in (*blocks[-1], place)) > room_for_numbers:
             blocks.append([])
         blocks[-1].append(place)
     return [{**key, **dict.fromkeys(block, "r")} for block in blocks]
@@ -116,45 +116,45 @@ def _points(letters: int) -> float:
 
 
 def _pages(table: FilledTable, block: _Block) -> Iterator[Sequence[Sequence[Cell]]]:
-    """Yield as many rows as a page has lines for, at a time."""
+    """Yield the rows page by page."""
     page: list[Sequence[Cell]] = []
     lines = 0
     for row in table.rows:
-        own = max(_lines(row[place].text, form) for place, form in block.items())
-        if page and lines + own > _MOST_LINES:
+        n_lines = max(_lines(row[place].text, form) for place, form in block.items())
+        if page and lines + n_lines > _MOST_LINES:
             yield page
             page, lines = [], 0
         page.append(row)
-        lines += own
+        lines += n_lines
     yield page
 
 
 def _lines(text: str, form: str) -> int:
-    """How many lines a cell takes: words do not fill a line to its end."""
+    """Return the estimated number of lines of a cell; word wrap leaves lines partly empty, hence the factor."""
     return ceil(1.2 * len(text) / letters) if (letters := _letters(form)) else 1
 
 
 def _letters(form: str) -> int:
-    """How many letters a line of a column has; 0 where it has as many as it likes."""
+    """Return the letters per line of a column; 0 for a column without wrapping."""
     return int(float(form[2:-3]) / _CHARACTER_POINTS) if form.startswith("p") else 0
 
 
 FORMATS: Final[Mapping[str, Callable[[FilledTable], str]]] = {"md": markdown, "latex": latex}
-"""What writes a table in each format."""
+"""Function that writes a table, by format."""
 
 
 def markdown_text(text: str) -> str:
-    """Return `text` so that it cannot end a cell, start markup or open a tag where Markdown is rendered."""
+    """Escape `text` so that it cannot end a cell, start markup or open a tag in rendered Markdown."""
     return "".join(f"\\{c}" if c in "\\|`*_<>[]$~" else c for c in visible(" ".join(text.split())))
 
 
 def latex_text(text: str) -> str:
-    """Return `text` so that LaTeX prints it as it is."""
-    return re.sub("|".join(map(re.escape, _LATEX)), lambda found: _LATEX[found[0]], visible(" ".join(text.split())))
+    """Escape `text` so that LaTeX prints it verbatim."""
+    return re.sub("|".join(map(re.escape, _LATEX)), lambda match: _LATEX[match[0]], visible(" ".join(text.split())))
 
 
 def _caption(table: FilledTable, escaped: Callable[[str], str]) -> str:
-    """Return the caption, which is ours, and what all rows agree on, which is data."""
+    """Return the caption (trusted text) and the collapsed columns' values (data, escaped)."""
     caption: str = " ".join(filter(None, (table.source.module.CAPTION, table.note)))
     return f"{caption} In all rows: {escaped(table.agreed)}." if table.agreed else caption
 
@@ -164,12 +164,12 @@ def _piped(cells: Sequence[str]) -> str:
 
 
 def _latex_row(cells: Iterable[tuple[str, str]]) -> str:
-    """Return a row of cells, each with how LaTeX sets its column."""
+    """Return a LaTeX row from pairs of cell text and column type."""
     return " & ".join(_MINUS.sub("$-$", _latex_cell(text, form)) for text, form in cells) + r" \\"
 
 
 def _latex_cell(text: str, form: str) -> str:
-    """Return a cell; words longer than its lines (digests, parameters) go on in the next one."""
+    """Return a LaTeX cell; words longer than a line (digests, parameters) continue on the next line."""
     if not (letters := _letters(form)):
         return latex_text(text)
     words = visible(" ".join(text.split())).split(" ")

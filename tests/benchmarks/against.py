@@ -1,10 +1,10 @@
-"""Compares the work tree with another commit: the same benchmarks, in turn, on this machine (see run.py).
+"""Compare the work tree with another commit: the same benchmarks, in turn, on this machine (see run.py).
 
-Both are copied aside first, so that neither changes meanwhile and the repository is left as it is. Benchmarks are the
-work tree's in both cases; what differs is which copy `exitbench` is imported from. Each file of benchmarks is run in
-processes of its own in the order REV, work tree, work tree, REV, so that slow drift of the machine cancels. Neighbours
-make a pair, and the interval is Student's t over the logarithms of the pairs' ratios: processes differ more than the
-rounds within one.
+Both are copied first, so that neither changes during the run and the repository is left alone. The benchmarks are the
+work tree's in both cases; the sides differ in the copy from which `exitbench` is imported. Each benchmark file runs in
+separate processes in the order REV, work tree, work tree, REV, so that slow drift of the machine cancels. Neighbouring
+processes form a pair, and the interval is Student's t over the logarithms of the pairs' ratios, since processes differ
+more than the rounds within one.
 """
 
 import json
@@ -24,17 +24,17 @@ from checkouts import commit_of, copy_commit, copy_work_tree, git, import_path
 from exitbench.errors import UserError
 
 TOLERANCE = 0.05
-# 97.5% quantiles of Student's t by number of pairs, two a round.
+# 97.5% quantiles of Student's t by number of pairs, two per round.
 T_QUANTILE = {2: 12.706, 4: 3.182, 6: 2.571, 8: 2.365, 10: 2.262}
 MOST_ROUNDS = max(T_QUANTILE) // 2
 
 Medians = Mapping[str, float]
-"""Seconds by benchmark, as one process found them."""
+"""Median seconds by benchmark, measured by one process."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One benchmark on both sides: medians of seconds, one a pair of processes."""
+    """Benchmark on both sides: medians in seconds, one per pair of processes."""
 
     benchmark: str
     before_s: tuple[float, ...]
@@ -42,12 +42,12 @@ class Comparison:
 
     @property
     def name(self) -> str:
-        """Without the folder, which all have in common."""
+        """Name of the benchmark without the folder, which all share."""
         return self.benchmark.rpartition("tests/benchmarks/")[2]
 
     @property
     def interval(self) -> tuple[float, float, float]:
-        """Low end, estimate and high end of the time of the work tree over that of REV."""
+        """Low end, estimate and high end of the work tree's time over REV's."""
         logs = [math.log(after / before) for before, after in zip(self.before_s, self.after_s, strict=True)]
         middle, half = statistics.fmean(logs), math.inf
         if len(logs) > 1:
@@ -56,20 +56,20 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """What is known: the whole interval lies on one side of 1, or nothing."""
+        """Faster or slower if the whole interval lies on one side of 1; else undecided."""
         low, _, high = self.interval
         return "slower" if low > 1 else "faster" if high < 1 else ""
 
     def is_worse(self, tolerance: float) -> bool:
-        """Whether it is slower by more than a share of the time that is tolerated."""
+        """Return whether the work tree is slower by more than the tolerated share of the time."""
         return self.verdict == "slower" and self.interval[1] > 1 + tolerance
 
 
 def compare(rev: str, chosen: Sequence[str], rounds: int, tolerance: float) -> int:
-    """Measure and print; return 1 where a benchmark is slower or does not run, else 0.
+    """Measure and print; return 1 if a benchmark is slower or does not run, else 0.
 
     Raises:
-        UserError: No such commit, no git, or no benchmark was chosen.
+        UserError: No such commit, no git, or no benchmark is selected.
     """
     commit = commit_of(rev)
     state = " with changes" if git("status", "--porcelain") else ""
@@ -90,12 +90,12 @@ def compare(rev: str, chosen: Sequence[str], rounds: int, tolerance: float) -> i
 
 @dataclass(frozen=True)
 class Bench:
-    """Where benchmarks are run.
+    """Set-up in which benchmarks are run.
 
     Attributes:
         tests: The copy whose benchmarks are run.
-        paths: Where each side imports `exitbench` from.
-        failures: Side, and what pytest says of a benchmark that fails there; filled by `compare`.
+        paths: Import path of `exitbench` for each side.
+        failures: Side and pytest's message per failed benchmark; filled by `compare`.
     """
 
     tests: Path
@@ -103,11 +103,11 @@ class Bench:
     failures: list[tuple[str, str]] = field(default_factory=list)
 
     def files(self, chosen: Sequence[str]) -> list[str]:
-        """Return the files of the benchmarks that pytest chooses."""
-        said = self._pytest("work tree", "--collect-only", "-q", *chosen)
-        files = re.findall(r"^(\S+\.py)(?:::|: \d)", said, flags=re.MULTILINE)
+        """Return the files of the benchmarks that pytest selects."""
+        output = self._pytest("work tree", "--collect-only", "-q", *chosen)
+        files = re.findall(r"^(\S+\.py)(?:::|: \d)", output, flags=re.MULTILINE)
         if not files:
-            raise UserError(f"no benchmark is chosen:\n{said[-1000:]}")
+            raise UserError(f"no benchmark is chosen:\n{output[-1000:]}")
         return list(dict.fromkeys(files))
 
     def compare(self, file: str, chosen: Sequence[str], rounds: int) -> list[Comparison]:
@@ -119,30 +119,30 @@ class Bench:
         return list(paired(medians["REV"], medians["work tree"]))
 
     def run(self, side: str, arguments: Sequence[str]) -> Medians:
-        """Run benchmarks in a process; note which fail."""
+        """Run benchmarks in a separate process; record failures."""
         times = self.paths[side] / "times.json"
         times.unlink(missing_ok=True)
         options = ["--continue-on-collection-errors", "-rfE", "--tb=line", "--color=no", f"--benchmark-json={times}"]
-        said = self._pytest(side, *options, *arguments)
-        told = json.loads(times.read_text(encoding="utf-8"))["benchmarks"] if times.exists() else []
-        failures = re.findall(r"^(?:FAILED|ERROR) (.+)$", said, flags=re.MULTILINE)
-        if not told and not failures:
-            failures = said.splitlines()[-1:]
-        known = {failure.partition(" - ")[0] for at, failure in self.failures if at == side}
-        self.failures.extend((side, failure) for failure in failures if failure.partition(" - ")[0] not in known)
-        return {benchmark["fullname"]: benchmark["stats"]["median"] for benchmark in told}
+        output = self._pytest(side, *options, *arguments)
+        results = json.loads(times.read_text(encoding="utf-8"))["benchmarks"] if times.exists() else []
+        failures = re.findall(r"^(?:FAILED|ERROR) (.+)$", output, flags=re.MULTILINE)
+        if not results and not failures:
+            failures = output.splitlines()[-1:]
+        failed = {failure.partition(" - ")[0] for at, failure in self.failures if at == side}
+        self.failures.extend((side, failure) for failure in failures if failure.partition(" - ")[0] not in failed)
+        return {benchmark["fullname"]: benchmark["stats"]["median"] for benchmark in results}
 
     def _pytest(self, side: str, *arguments: str) -> str:
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
         command += ["-o", "testpaths=tests/benchmarks", *arguments]
         searched = os.pathsep.join(filter(None, (str(self.paths[side]), os.environ.get("PYTHONPATH"))))
         environment = {**os.environ, "PYTHONPATH": searched}
-        done = subprocess.run(command, cwd=self.tests, env=environment, capture_output=True, text=True)
-        return done.stdout.strip() or done.stderr.strip()
+        process = subprocess.run(command, cwd=self.tests, env=environment, capture_output=True, text=True)
+        return process.stdout.strip() or process.stderr.strip()
 
 
 def paired(before: Sequence[Medians], after: Sequence[Medians]) -> Iterator[Comparison]:
-    """Yield every benchmark that every process of both sides measured."""
+    """Yield the benchmarks that all processes of both sides measured."""
     for benchmark in before[0]:
         if all(benchmark in medians for medians in (*before, *after)):
             seconds = [tuple(medians[benchmark] for medians in side) for side in (before, after)]
@@ -150,7 +150,7 @@ def paired(before: Sequence[Medians], after: Sequence[Medians]) -> Iterator[Comp
 
 
 def table(compared: Sequence[Comparison]) -> Iterator[str]:
-    """Yield lines, the most slowed first."""
+    """Yield the lines of a table, largest slowdown first."""
     if not compared:
         yield "no benchmark ran on both sides"
         return
@@ -164,6 +164,6 @@ def table(compared: Sequence[Comparison]) -> Iterator[str]:
 
 
 def readable(seconds: float) -> str:
-    """Return a time in a unit that fits."""
+    """Return a time in a suitable unit."""
     unit, scale = ("s", 1.0) if seconds >= 1 else ("ms", 1e3) if seconds >= 1e-3 else ("us", 1e6)
     return f"{seconds * scale:.4g} {unit}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from exitbench.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-# An editable installation would find what a copy lacks, in the work tree.
+# An editable installation would find files missing in a copy in the work tree.
 FORGET = """import sys
 
 sys.meta_path[:] = [finder for finder in sys.meta_path if "__editable___exitbench" not in repr(finder)]
@@ -20,7 +20,7 @@ def commit_of(rev: str) -> str:
     """Return the full name of a commit.
 
     Raises:
-        UserError: No such commit, or nothing that git knows.
+        UserError: No such commit, or not a git repository.
     """
     git("rev-parse", "HEAD")
     try:
@@ -31,14 +31,14 @@ def commit_of(rev: str) -> str:
 
 
 def copy_commit(commit: str, folder: Path) -> None:
-    """Write the files of a commit."""
+    """Write the files of a commit to a folder."""
     archive = subprocess.run(["git", "-C", str(ROOT), "archive", commit], capture_output=True, check=True).stdout
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         files.extractall(folder, filter="data")
 
 
 def copy_work_tree(folder: Path) -> None:
-    """Write the files of the work tree as they are now, new ones included and ignored ones not."""
+    """Copy the current files of the work tree, including untracked ones but not ignored ones."""
     for name in git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0"):
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def copy_work_tree(folder: Path) -> None:
 
 
 def import_path(copy: Path) -> Path:
-    """Make and return a folder beside a copy, from which Python imports that copy's `exitbench` and no other."""
+    """Create and return a folder next to a copy from which Python imports only that copy's `exitbench`."""
     path = copy.with_name(f"{copy.name}-packages")
     root = path / "exitbench"
     shutil.copytree(copy / "harness" / "_root", root)
@@ -57,15 +57,15 @@ def import_path(copy: Path) -> Path:
 
 
 def git(*arguments: str) -> str:
-    """Return what git says.
+    """Return git's output.
 
     Raises:
-        UserError: There is no git, or it knows no repository or no commit.
+        UserError: git is missing, or there is no such repository or commit.
     """
     try:
-        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True)
+        process = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True)
     except OSError as error:
         raise UserError(f"--against needs git, which cannot be started: {error.strerror}.") from None
     except subprocess.CalledProcessError as error:
         raise UserError(f"--against needs the repository's history. git: {error.stderr.strip()}") from None
-    return done.stdout.strip()
+    return process.stdout.strip()

@@ -1,4 +1,4 @@
-"""What every benchmark has in common; a run that measured nothing is a failure, not a success."""
+"""Fixtures and hooks of all benchmarks; a run that measured nothing is a failure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # of what benchmarks have in common
+sys.path.insert(0, str(Path(__file__).parent))  # for the benchmarks' shared modules
 
 from goals import pytest_terminal_summary  # noqa: F401
 
@@ -30,15 +30,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     only = config.getoption("only_file")
-    if only is not None:  # files that are named are collected whatever else was said
+    if only is not None:  # files named on the command line are always collected
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid.partition("::")[0] != only])
         items[:] = [item for item in items if item.nodeid.partition("::")[0] == only]
 
 
 @pytest.fixture(autouse=True, scope="session")
 def threads() -> Iterator[None]:
-    """One thread unless OMP_NUM_THREADS says otherwise: two would be shared with whatever else runs."""
-    import torch  # not where nothing runs
+    """Set one thread unless OMP_NUM_THREADS is set: two would compete with other processes."""
+    import torch  # not needed for mere collection
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     with torch.inference_mode():
@@ -47,7 +47,7 @@ def threads() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def measured_forms() -> Iterator[None]:
-    """Products in the forms that are fastest here, as cells run; tests leave them at the defaults."""
+    """Use the matmul forms that are fastest on this machine, as cells do; tests use the defaults."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EXITBENCH_PRODUCTS", "measured")
         yield
@@ -57,7 +57,7 @@ def measured_forms() -> Iterator[None]:
 def pair(
     threads: None, measured_forms: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:
-    """The model of a name of `models.SHAPES`; pytest runs all that ask for one before it makes the next."""
+    """Yield the model of a name in `models.SHAPES`; pytest runs all benchmarks of a model before it builds the next."""
     from models import Pair
 
     folder = tmp_path_factory.mktemp(request.param)
@@ -66,7 +66,7 @@ def pair(
 
 
 def pytest_benchmark_generate_machine_info() -> dict[str, Any]:
-    """In place of what pytest-benchmark tells, the machine's name first of all."""
+    """Return this machine's description in place of pytest-benchmark's, beginning with its name."""
     import torch
 
     from exitbench.harness.running.environment import environment_and_hardware
@@ -75,16 +75,16 @@ def pytest_benchmark_generate_machine_info() -> dict[str, Any]:
 
 
 def pytest_benchmark_generate_commit_info() -> dict[str, Any]:
-    """Of the code that is measured, wherever pytest was started."""
+    """Return the commit of the measured code, independent of the working directory."""
     from exitbench.harness.running.environment import environment
 
-    known = environment()
-    return {"id": known["git_commit"], "dirty": known["git_dirty"]}
+    info = environment()
+    return {"id": info["git_commit"], "dirty": info["git_dirty"]}
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A benchmark that fails after it was timed leaves no time."""
+    """Drop the time of a benchmark that fails after it was timed."""
     report = yield
     benchmark = getattr(item, "funcargs", {}).get("benchmark")
     if report.failed and benchmark is not None:
@@ -94,7 +94,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     measured = getattr(session.config, "_benchmarksession", None)
-    asked = not session.config.option.collectonly
-    if asked and exitstatus == pytest.ExitCode.OK and not (measured and measured.benchmarks):
+    executes = not session.config.option.collectonly
+    if executes and exitstatus == pytest.ExitCode.OK and not (measured and measured.benchmarks):
         print("\nno benchmark ran")
         session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED

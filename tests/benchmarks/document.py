@@ -1,10 +1,9 @@
-"""Puts what was measured last into the tables of docs/performance.md.
+"""Write the latest measurements into the tables of docs/performance.md.
 
     python tests/benchmarks/document.py runs/exitbench.duckdb
 
-A table stands between `<!-- measured: FILE -->` and `<!-- end -->`; it has the benchmarks of
-tests/benchmarks/test_FILE.py, with a column for each number of threads that they ran with. Below it stand the machine,
-the day and the commit.
+A table is between `<!-- measured: FILE -->` and `<!-- end -->`; it has the benchmarks of
+tests/benchmarks/test_FILE.py, with one column per number of threads. The machine, the day and the commit are below it.
 """
 
 from __future__ import annotations
@@ -28,31 +27,31 @@ FROM perf WHERE extra ->> 'measured' IS NOT NULL
 QUALIFY row_number() OVER (PARTITION BY benchmark, threads ORDER BY measured_at DESC) = 1
 """
 
-Told = Mapping[str, Mapping[int, Mapping[str, Any]]]
-"""By benchmark and threads, what was told besides its time."""
+ExtraInfo = Mapping[str, Mapping[int, Mapping[str, Any]]]
+"""Extra info of each benchmark, by name and number of threads."""
 
 
 def main() -> None:
     """Rewrite the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("database", type=Path)
-    told: dict[str, dict[int, Mapping[str, Any]]] = {}
+    info: dict[str, dict[int, Mapping[str, Any]]] = {}
     with open_database(parser.parse_args().database) as database:
         for row in database.query(LATEST).to_pylist():
-            measured = {**json.loads(row["extra"]), "on": _on(row)}
-            told.setdefault(row["benchmark"], {})[row["threads"]] = measured
-    DOCUMENT.write_text(rewritten(DOCUMENT.read_text(encoding="utf-8"), told), encoding="utf-8")
+            measured = {**json.loads(row["extra"]), "on": _provenance(row)}
+            info.setdefault(row["benchmark"], {})[row["threads"]] = measured
+    DOCUMENT.write_text(rewritten(DOCUMENT.read_text(encoding="utf-8"), info), encoding="utf-8")
 
 
-def rewritten(text: str, told: Told) -> str:
-    """The document with its tables made anew; one of which nothing was measured stays."""
-    files = {name.partition("/")[0] for name in told}
-    return TABLE.sub(lambda found: found[1] + table(told, found[2]) + found[3] if found[2] in files else found[0], text)
+def rewritten(text: str, info: ExtraInfo) -> str:
+    """Return the document with its tables rebuilt; a table without measurements is left alone."""
+    files = {name.partition("/")[0] for name in info}
+    return TABLE.sub(lambda match: match[1] + table(info, match[2]) + match[3] if match[2] in files else match[0], text)
 
 
-def table(told: Told, file: str) -> str:
-    """Markdown of the benchmarks of a file."""
-    chosen = {name.partition("/")[2]: by_threads for name, by_threads in told.items() if name.startswith(f"{file}/")}
+def table(info: ExtraInfo, file: str) -> str:
+    """Return a Markdown table of the benchmarks of a file."""
+    chosen = {name.partition("/")[2]: by_threads for name, by_threads in info.items() if name.startswith(f"{file}/")}
     threads = sorted({n for by_threads in chosen.values() for n in by_threads})
     columns = [f"{n} thread{'s' * (n > 1)}" for n in threads]
     lines = [["", *columns, "goal", "beside it"], ["---", *["---:"] * len(threads), "---", "---"]]
@@ -60,31 +59,31 @@ def table(told: Told, file: str) -> str:
         first = by_threads[min(by_threads)]
         cells = [_measured(by_threads[n]) if n in by_threads else "" for n in threads]
         lines.append([name.replace("-random", ""), *cells, _goal(first), first["note"]])
-    places = sorted({told["on"] for by_threads in chosen.values() for told in by_threads.values() if "on" in told})
+    places = sorted({info["on"] for by_threads in chosen.values() for info in by_threads.values() if "on" in info})
     return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), *(f"\n{place}." for place in places)]) + "\n"
 
 
-def _on(row: Mapping[str, Any]) -> str:
-    """Where and when something was measured, and of which commit."""
+def _provenance(row: Mapping[str, Any]) -> str:
+    """Return the machine, day and commit of a measurement."""
     instructions = json.loads(row["extra"]).get("instructions", "unknown instructions")
     changed = " and changes" if row["dirty"] else ""
     return f"{row['cpu']}, {row['cores']} cores, {instructions}; {row['day']}; commit {row['commit']}{changed}"
 
 
 def _in_order(name: str) -> list[tuple[int, str]]:
-    """Names in the order of the alphabet, numbers in them by value."""
+    """Return a sort key: alphabetical, with numbers by value."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def _measured(told: Mapping[str, Any]) -> str:
-    text = shown(told["measured"], told["unit"])
-    return f"**{text}**" if is_met(told) is False else text
+def _measured(info: Mapping[str, Any]) -> str:
+    text = shown(info["measured"], info["unit"])
+    return f"**{text}**" if is_met(info) is False else text
 
 
-def _goal(told: Mapping[str, Any]) -> str:
+def _goal(info: Mapping[str, Any]) -> str:
     bounds = {"at_least": "≥", "at_most": "≤"}
-    unit = told["unit"] if told["unit"] == "%" else ""
-    return next((f"{sign} {shown(told[key], unit)}" for key, sign in bounds.items() if key in told), "")
+    unit = info["unit"] if info["unit"] == "%" else ""
+    return next((f"{sign} {shown(info[key], unit)}" for key, sign in bounds.items() if key in info), "")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Exits that are known in advance: what random weights say is all the same."""
+"""Exit rules fixed in advance, since scores of random weights carry no information."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from exitbench.methods.base import Threshold
 
 
 class Decided(Threshold):
-    """Opens after blocks that are known in advance, whatever the score: -inf from there on, before it +inf."""
+    """Threshold that opens after predetermined blocks whatever the score: +inf before them, -inf from there on."""
 
     def __init__(self, layers: Sequence[int]) -> None:
         self.layers = layers
 
     def value(self, block: int, position: int, max_new_tokens: int) -> float:
-        """Of the token at this position, counted from 1."""
+        """Return the threshold for the token at this position, from 1."""
         return -math.inf if block >= self.layers[(position - 1) % len(self.layers)] else math.inf
 
     def sql(self, max_new_tokens: int) -> str:
-        """Nobody replays it."""
+        """Raise: this rule is never replayed."""
         raise NotImplementedError

@@ -1,8 +1,7 @@
-"""What a benchmark measured, beside its goal: told at once, kept with the benchmark, and in one table at the end.
+"""Results of benchmarks and their goals: printed at once, stored with the benchmark, and in one table at the end.
 
-A benchmark's `extra_info`, which goes into the database, has ``measured``, its ``unit``, a ``note`` and, where there is
-a goal, it as ``at_least`` or as ``at_most``; the ``instructions`` that torch used; whatever else was measured stands
-beside.
+A benchmark's `extra_info`, which goes into the database, has ``measured``, its ``unit``, a ``note``, the goal, if any,
+as ``at_least`` or ``at_most``, the ``instructions`` that torch used, and all other measurements.
 """
 
 from __future__ import annotations
@@ -26,53 +25,53 @@ def record(
     note: str = "",
     **about: object,
 ) -> None:
-    """Keep a result with its benchmark and print it.
+    """Store a result with its benchmark and print it.
 
     Args:
-        benchmark: Of pytest-benchmark.
-        capsys: Of the test.
-        measured: The one number that stands for the benchmark.
-        unit: Of it, as it is printed behind the number; "%" of a share.
-        at_least: Goal of what is better the larger it is.
-        at_most: Goal of what is better the smaller it is.
-        note: What to know beside it, in a few words.
-        **about: Everything else that was measured, by name.
+        benchmark: pytest-benchmark's fixture.
+        capsys: pytest's fixture.
+        measured: The benchmark's main result.
+        unit: Unit printed after the number; "%" for a share.
+        at_least: Goal of a number for which larger is better.
+        at_most: Goal of a number for which smaller is better.
+        note: Short remark.
+        **about: All other measurements, by name.
     """
     goals = {"at_least": at_least, "at_most": at_most}
     goals = {name: goal for name, goal in goals.items() if goal is not None}
-    import torch  # not where nothing runs
+    import torch  # not needed for mere collection
 
-    told = {"measured": measured, "unit": unit, "note": note, "instructions": torch.backends.cpu.get_cpu_capability()}
-    benchmark.extra_info.update({**told, **goals, **about})
+    info = {"measured": measured, "unit": unit, "note": note, "instructions": torch.backends.cpu.get_cpu_capability()}
+    benchmark.extra_info.update({**info, **goals, **about})
     with capsys.disabled():
         print("\n" + "  ".join(filter(None, _row(benchmark.name, benchmark.extra_info))), flush=True)
 
 
 def table(results: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
-    """Lines of a table of everything that was measured, by name and extra info."""
-    rows = [HEADER, *(_row(name, told) for name, told in results if "measured" in told)]
+    """Return the lines of a table of all results, from pairs of name and extra info."""
+    rows = [HEADER, *(_row(name, info) for name, info in results if "measured" in info)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def is_met(told: Mapping[str, Any]) -> bool | None:
-    """Whether the goal is met; None where there is none."""
-    if "at_least" in told:
-        return bool(told["measured"] >= told["at_least"])
-    return bool(told["measured"] <= told["at_most"]) if "at_most" in told else None
+def is_met(info: Mapping[str, Any]) -> bool | None:
+    """Return whether the goal is met; None without a goal."""
+    if "at_least" in info:
+        return bool(info["measured"] >= info["at_least"])
+    return bool(info["measured"] <= info["at_most"]) if "at_most" in info else None
 
 
-def _row(name: str, told: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
-    unit = told["unit"]
+def _row(name: str, info: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
+    unit = info["unit"]
     bounds = {"at_least": "at least", "at_most": "at most"}
     of_goal = unit if unit == "%" else ""
-    goal = next((f"{words} {shown(told[key], of_goal)}" for key, words in bounds.items() if key in told), "")
-    met = {None: "", True: "met", False: "MISSED"}[is_met(told)]
-    return name, shown(told["measured"], unit), goal, met, told["note"]
+    goal = next((f"{words} {shown(info[key], of_goal)}" for key, words in bounds.items() if key in info), "")
+    met = {None: "", True: "met", False: "MISSED"}[is_met(info)]
+    return name, shown(info["measured"], unit), goal, met, info["note"]
 
 
 def shown(value: float, unit: str) -> str:
-    """A number as it is printed, with its unit."""
+    """Return a number with its unit as text."""
     if unit == "%":
         return f"{value:.1%}"
     digits = 2 if value < 100 else 0
@@ -80,9 +79,9 @@ def shown(value: float, unit: str) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print what was measured beside its goals; a hook of pytest, which conftest.py imports."""
+    """Print all results with their goals; a pytest hook, which conftest.py imports."""
     session = getattr(terminalreporter.config, "_benchmarksession", None)
-    lines = table((one.name, one.extra_info) for one in getattr(session, "benchmarks", ()))
+    lines = table((item.name, item.extra_info) for item in getattr(session, "benchmarks", ()))
     if len(lines) > 1:
         terminalreporter.section("measured beside its goal")
         terminalreporter.write("\n".join(lines) + "\n")

@@ -1,15 +1,15 @@
-"""Checks and times everything that a GPU changes, in one command, and prints a short table.
+"""Check and time everything that a GPU changes, in one command, and print a short table.
 
     python tests/benchmarks/gpu.py [--device cuda|cpu] [--quick] [--only STEP] [--out FILE.json]
 
-Ends within 8 minutes: a step that does not fit any more is left out and says so. Ends with 1 if a check fails or a step
-breaks off; goals that are missed are shown. `--quick` uses tiny shapes, to try the script itself.
+Takes at most 8 minutes: a step that no longer fits is skipped with a message. The exit status is 1 if a check fails or
+a step aborts; missed goals are shown. `--quick` uses tiny shapes, to test the script itself.
 
-First the device is checked against the CPU; where it is wrong, nothing is timed. Checked are tokens and exit layers in
-fp32, alone and in a batch, of the shipped models and of a random one with grouped heads, by `gpu_checks.METHODS` with
-their default KV policies. Answers may part at near-ties.
-Not checked are bf16, in which most is timed; gates and heads that are not among those methods; any other KV policy
-(noisy, exact, deferred, verifying); the oracle; and sampling.
+First the device is checked against the CPU; if it is wrong, nothing is timed. Checked: tokens and exit layers in fp32,
+one by one and in a batch, for the bundled models and a random one with grouped heads, with `gpu_checks.METHODS` and
+their default KV policies. Answers may differ at near-ties.
+Not checked: bf16, which most timings use; other gates and heads; any other KV policy (noisy, exact, deferred,
+verifying); the oracle; and sampling.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ STEPS: dict[Callable[[Setting], Iterator[Line]], float] = {
     tracing: 25,
     llama: 45,
 }
-"""Steps and how many seconds each is thought to need: with less left it does not begin."""
+"""Steps and the estimated seconds of each; a step is skipped if less time is left."""
 UNCHECKED: Line = ("correctness", {"note": "left out: what is timed here was not checked"})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0, 1 (a check failed, or a step broke off) or 2 (bad arguments)."""
-    known = _arguments(arguments)
+    """Return 0, 1 (a check failed, or a step aborted) or 2 (bad arguments)."""
+    options = _arguments(arguments)
     with TemporaryDirectory(prefix="gpu-") as folder, torch.inference_mode():
-        setting = Setting(known.device, known.quick, Path(folder), time.monotonic() + MOST_S)
-        told = environment_and_hardware(torch.get_num_threads())
-        print(_environment(told), flush=True)
-        lines = [] if correctness.__name__ in known.only else [_printed(UNCHECKED)]
-        lines += [line for step in STEPS if step.__name__ in known.only for line in _run(step, setting)]
-    print("\n" + "\n".join([*table(lines), *(_shown(line) for line in lines if "measured" not in line[1])]))
-    if known.out is not None:
+        setting = Setting(options.device, options.quick, Path(folder), time.monotonic() + MOST_S)
+        info = environment_and_hardware(torch.get_num_threads())
+        print(_environment(info), flush=True)
+        lines = [] if correctness.__name__ in options.only else [_printed(UNCHECKED)]
+        lines += [line for step in STEPS if step.__name__ in options.only for line in _run(step, setting)]
+    print("\n" + "\n".join([*table(lines), *(_formatted(line) for line in lines if "measured" not in line[1])]))
+    if options.out is not None:
         results = [{"name": name, **about} for name, about in lines]
-        known.out.write_text(json.dumps({**told, "results": results}, indent=1, default=str), encoding="utf-8")
+        options.out.write_text(json.dumps({**info, "results": results}, indent=1, default=str), encoding="utf-8")
     return int(any(about.get("check", False) and not is_met(about) for _, about in lines))
 
 
@@ -70,15 +70,15 @@ def _arguments(arguments: Sequence[str] | None) -> Any:
     parser.add_argument("--quick", action="store_true", help="tiny shapes and few repetitions")
     parser.add_argument("--only", choices=names, action="append", help="this step alone; may be given more than once")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write everything that was measured there, as JSON")
-    known = parser.parse_args(arguments)
-    if known.device == "cuda" and not torch.cuda.is_available():
+    options = parser.parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch sees no CUDA device; allowed here: --device cpu, which tries the script with --quick")
-    known.only = known.only or names
-    return known
+    options.only = options.only or names
+    return options
 
 
-def _environment(told: dict[str, Any]) -> str:
-    hardware, software = told["hardware"], told["environment"]
+def _environment(info: dict[str, Any]) -> str:
+    hardware, software = info["hardware"], info["environment"]
     dirty = " (changed)" if software["git_dirty"] else ""
     return (
         f"{hardware['gpu'] or hardware['cpu']}; driver {hardware['driver']}, CUDA {hardware['cuda']}, "
@@ -87,7 +87,7 @@ def _environment(told: dict[str, Any]) -> str:
 
 
 def _run(step: Callable[[Setting], Iterator[Line]], setting: Setting) -> Iterator[Line]:
-    """Run a step and print its lines as they come; one that breaks off is a line too."""
+    """Run a step and yield its lines, which are printed at once; an aborted step gives a line too."""
     name, left_s = step.__name__, setting.left_s()
     print(f"\n{name} ({left_s:.0f} s left)", flush=True)
     if left_s < STEPS[step] and not setting.quick:
@@ -107,13 +107,13 @@ def _run(step: Callable[[Setting], Iterator[Line]], setting: Setting) -> Iterato
 
 
 def _printed(line: Line) -> Line:
-    print("  " + _shown(line), flush=True)
+    print("  " + _formatted(line), flush=True)
     return line
 
 
-def _shown(line: Line) -> str:
-    name, told = line
-    return table([line])[1] if "measured" in told else f"{name}: {told['note']}"
+def _formatted(line: Line) -> str:
+    name, info = line
+    return table([line])[1] if "measured" in info else f"{name}: {info['note']}"
 
 
 if __name__ == "__main__":

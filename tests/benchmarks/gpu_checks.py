@@ -1,4 +1,4 @@
-"""Is it right? Models on a device and on the CPU in fp32: tokens, exit layers, and near-ties by margin."""
+"""Correctness checks: models on a device and on the CPU in fp32; tokens, exit layers, and near-ties by margin."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from exitbench.tasks.builtin import TEXT_TASKS
 from exitbench.tasks.registry import get_task
 
 NEAR_TIE = 1e-3
-"""Largest margin, of a score over its threshold or of a logit over the next, that rounding may turn round in fp32."""
+"""Largest margin, of a score over its threshold or a logit over the next, that fp32 rounding may reverse."""
 OPEN: Mapping[str, Any] = {"threshold": 0.8, "decay": "none"}
 METHODS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "full": ("full", {}),
@@ -39,7 +39,7 @@ METHODS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "entropy, certified": ("entropy", {"threshold": 3.0, "decay": "none"}),
 }
 CERTIFIED = ", certified"
-"""Ends the names of those that decide from an int8 copy of the LM head on the device, and from the head on the CPU."""
+"""Suffix of methods that decide from an int8 copy of the LM head on the device and from the exact head on the CPU."""
 GROUPED: Mapping[str, Any] = dict(
     vocab_size=512,
     hidden_size=64,
@@ -49,16 +49,16 @@ GROUPED: Mapping[str, Any] = dict(
     num_hidden_layers=6,
     initializer_range=0.5,
 )
-"""Heads that share keys and values, as in no model that comes along; weights so large that logits lie far apart."""
+"""Model with grouped-query attention, which no bundled model has, and weights so large that logits are far apart."""
 
 
 class Noting(Gate):
-    """A gate that does what another does, and notes by how much each decision was taken."""
+    """Wrapper of a gate that records the margin of each decision."""
 
     def __init__(self, gate: Gate) -> None:
         self.gate, self.needs_history, self.looks_ahead = gate, gate.needs_history, gate.looks_ahead
         self.scores: dict[tuple[int, int, int], float] = {}  # by seed, position and block
-        self.margins: dict[tuple[int, int], float] = {}  # of the token chosen over the next; by seed and position
+        self.margins: dict[tuple[int, int], float] = {}  # of the chosen token over the next best; by seed and position
 
     def score(self, view: BlockView) -> Tensor:
         score_A = self.gate.score(view)
@@ -75,7 +75,7 @@ class Noting(Gate):
 
 @dataclass(frozen=True)
 class Parting:
-    """Where two answers part, and by how much the decision there was taken on the CPU."""
+    """First difference of two answers, and the CPU's margin of the decision there."""
 
     where: str
     margin: float
@@ -83,7 +83,7 @@ class Parting:
 
 @dataclass(frozen=True)
 class Case:
-    """A model, a method and a batch, with what the CPU answers in so many tokens."""
+    """Model, method and batch, with the CPU's answers and the number of new tokens."""
 
     name: str
     on_device: Checkpoint
@@ -93,27 +93,27 @@ class Case:
     expected: Sequence[Generation]
     noted: Noting
 
-    def partings(self, made: Sequence[Generation]) -> Iterator[Parting]:
-        """Where answers part from the CPU's, one an answer that does."""
-        for request, ours, theirs in zip(self.requests, made, self.expected, strict=True):
-            if (ours.token_ids, ours.exit_layers) != (theirs.token_ids, theirs.exit_layers):
-                yield self._parting(request.seed, ours, theirs)
+    def partings(self, answers: Sequence[Generation]) -> Iterator[Parting]:
+        """Yield the first difference from the CPU's answer, for each answer that differs."""
+        for request, local, reference in zip(self.requests, answers, self.expected, strict=True):
+            if (local.token_ids, local.exit_layers) != (reference.token_ids, reference.exit_layers):
+                yield self._parting(request.seed, local, reference)
 
-    def _parting(self, seed: int, ours: Generation, theirs: Generation) -> Parting:
-        tokens = zip(ours.token_ids, theirs.token_ids, ours.exit_layers, theirs.exit_layers, strict=False)
+    def _parting(self, seed: int, local: Generation, reference: Generation) -> Parting:
+        tokens = zip(local.token_ids, reference.token_ids, local.exit_layers, reference.exit_layers, strict=False)
         for position, (token, expected_token, exit_layer, expected_exit) in enumerate(tokens, 1):
-            where = f"{self.name}, answer {seed}, token {position}"
+            place = f"{self.name}, answer {seed}, token {position}"
             if exit_layer != expected_exit:
                 block = min(exit_layer, expected_exit)
                 level = self.parts.threshold.value(block, position, self.new_tokens)
-                return Parting(f"{where}, block {block}", abs(self.noted.scores[seed, position, block] - level))
+                return Parting(f"{place}, block {block}", abs(self.noted.scores[seed, position, block] - level))
             if token != expected_token:
-                return Parting(where, self.noted.margins[seed, position])
+                return Parting(place, self.noted.margins[seed, position])
         return Parting(f"{self.name}, answer {seed}, its length", math.inf)
 
 
 def correctness(setting: Setting) -> Iterator[Line]:
-    """The device against the CPU; where it is wrong, nothing is timed afterwards."""
+    """Check the device against the CPU; if it is wrong, nothing is timed afterwards."""
     cases = list(_cases(setting))
     partings = [parting for case in cases for parting in case.partings(_answers_of(case))]
     wrong = [parting for parting in partings if not parting.margin < NEAR_TIE]
@@ -122,11 +122,11 @@ def correctness(setting: Setting) -> Iterator[Line]:
     near = max((parting.margin for parting in partings if parting not in wrong), default=0.0)
     note = f"of {answers} answers; {len(partings) - len(wrong)} part at near-ties, margins up to {near:.1e}"
     first = f"; wrong first: {wrong[0].where}, margin {wrong[0].margin:.1e}" if wrong else ""
-    yield "correct", _told(1 - len(wrong) / answers, note + first)
+    yield "correct", _result(1 - len(wrong) / answers, note + first)
 
 
-def _told(share: float, note: str) -> dict[str, Any]:
-    """The share that is right, which must be all."""
+def _result(share: float, note: str) -> dict[str, Any]:
+    """Return a result line's content for the share that is right, whose goal is 100 %."""
     return {"measured": share, "unit": "%", "at_least": 1.0, "note": note, "check": True}
 
 
@@ -140,12 +140,12 @@ def _cases(setting: Setting) -> Iterator[Case]:
                 parts = get_method(method).from_params(params).parts(on_cpu.model.n_blocks)
                 noted = Noting(parts.gate)
                 expected = _answers(on_cpu, batch, new_tokens, replace(parts, gate=noted))
-                asked = parts.certified() if name.endswith(CERTIFIED) else parts
-                yield Case(f"{label} {name}", on_device, asked, batch, new_tokens, expected, noted)
+                variant = parts.certified() if name.endswith(CERTIFIED) else parts
+                yield Case(f"{label} {name}", on_device, variant, batch, new_tokens, expected, noted)
 
 
 def _models(setting: Setting, n_documents: int) -> Iterator[tuple[str, Path, list[list[int]]]]:
-    """Label, folder and prompts of each model."""
+    """Yield label, folder and prompts of each model."""
     recipes = [entry.recipe for entry in load_suite("builtin").models if entry.recipe and entry.is_asked("squad")]
     for recipe in recipes[: 1 if setting.quick else None]:
         folder = find_trained(load_recipe(recipe), SHIPPED)

@@ -1,4 +1,4 @@
-"""What `gpu.py` measures with: models on a device, and times taken in turn."""
+"""Set-up for `gpu.py`: models on a device, and interleaved timing."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ SHAPES |= {
 
 @dataclass
 class Setting:
-    """Where, how long, and whether the device answers as the CPU does.
+    """Device, time limit, and result of the check against the CPU.
 
     Attributes:
         device: ``cuda`` or ``cpu``.
-        quick: Tiny shapes and few repetitions, to try the script itself.
-        folder: For models.
-        ends_at: When all must have ended, on the clock of `time.monotonic`.
+        quick: Tiny shapes and few repetitions, to test the script itself.
+        folder: Folder for models.
+        ends_at: Deadline, on the clock of `time.monotonic`.
         is_wrong: Answers differ from the CPU's: then nothing is timed.
     """
 
@@ -71,11 +71,11 @@ class Setting:
         return self.ends_at - time.monotonic()
 
     def goal(self, value: float) -> dict[str, float]:
-        """A goal at least so high: goals are those of a GPU."""
+        """Return a goal of at least `value`; empty unless on a GPU, for which the goals are set."""
         return {"at_least": value} if self.on_gpu else {}
 
     def t5(self, dtype: torch.dtype) -> OnDevice:
-        """T5-large's shape, with the same random weights in every number format."""
+        """Return a model of T5-large's shape, with the same random weights in every number format."""
         label = "t5-tiny-random" if self.quick else "t5-large-random"
         folder = self.folder / label
         if not self._t5:
@@ -90,10 +90,10 @@ class Setting:
             torch.cuda.synchronize()
 
     def in_turn(self, base: Timed, measured: Timed) -> Comparison:
-        """Time two things in turn, from base to base."""
+        """Time two things in turn, beginning and ending with the base."""
         budget_s = 0.05 if self.quick else 3.0
-        for one in (base, measured):
-            one.once()  # whatever comes once
+        for action in (base, measured):
+            action.once()  # warm-up
         base_s, measured_s = [], []
         for _ in range(rounds_within(budget_s, base, measured)):
             base_s.append(base.seconds())
@@ -102,7 +102,7 @@ class Setting:
 
 
 class OnDevice(Pair):
-    """A model that `Pair` has built, in a number format on a device."""
+    """Model built by `Pair`, in a number format on a device."""
 
     def __init__(self, label: str, folder: Path, setting: Setting, dtype: torch.dtype) -> None:
         self.label, self.shape, self.folder, self.setting, self.dtype = label, SHAPES[label], folder, setting, dtype
@@ -121,7 +121,7 @@ class OnDevice(Pair):
         return {name: value.to(self.setting.device) for name, value in super().inputs(prompts).items()}
 
     def going(self, parts: Parts, prompts: Sequence[Sequence[int]], new_tokens: int | None = None) -> Timed:
-        """Decoding after a prefill that has ended on the device."""
+        """Return decoding to time, after a prefill that has finished on the device."""
         decoding = self.decoding(parts, prompts, new_tokens)
 
         def prepare() -> Any:
@@ -133,7 +133,7 @@ class OnDevice(Pair):
 
 
 class Unsaved(OnDevice):
-    """A model whose weights are random numbers made on the device, and nowhere else."""
+    """Model with random weights generated on the device and never saved."""
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
@@ -142,18 +142,18 @@ class Unsaved(OnDevice):
 
 
 class RandomTensors(Tensors):
-    """The tensors of a checkpoint that does not exist."""
+    """Random tensors in place of a checkpoint's."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: str) -> None:
         self.folder, self.dtype, self.device = folder, dtype, device
         self.files: dict[str, Path] = {}
 
     def __call__(self, name: str, *shape: int) -> torch.Tensor:
-        if len(shape) == 1:  # of a norm
+        if len(shape) == 1:  # weight of a norm
             return torch.ones(shape, dtype=self.dtype, device=self.device)
         return torch.randn(shape, dtype=self.dtype, device=self.device).mul_(0.02)
 
 
-Told = Mapping[str, Any]
-Line = tuple[str, Told]
-"""What was measured and what is told of it, as goals.py has it; ``check`` is true where a miss is a mistake."""
+ExtraInfo = Mapping[str, Any]
+Line = tuple[str, ExtraInfo]
+"""Name of a result and its extra info as in goals.py; ``check`` is true if missing the goal is an error."""

@@ -1,4 +1,4 @@
-"""How fast is it? What `gpu.py` times on a device: each a function of the setting that yields lines of the table."""
+"""Timings of `gpu.py` on a device: each is a function of the setting that yields lines of the table."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ RANKED: dict[str, tuple[str, dict[str, Any]]] = {
 BATCH_ROWS, BATCH_SOURCE_TOKENS, BATCH_NEW_TOKENS = 64, 8, 32
 BASELINE = "x transformers' generate, no graphs"
 LLAMA_BYTES = 24 * 2**30
-"""Free memory that Llama-7B in bf16 needs while its weights are put together."""
+"""Free memory that Llama-7B in bf16 needs while its weights are built."""
 
 
-def _told(found: Comparison, unit: str, note: str, over: float = 1.0, **goal: Any) -> dict[str, Any]:
-    told = {"measured": found.ratio / over, "unit": unit, "note": f"{note}; {found.spread(over)}"}
-    return {**told, **goal, **found.about()}
+def _result(comparison: Comparison, unit: str, note: str, over: float = 1.0, **goal: Any) -> dict[str, Any]:
+    result = {"measured": comparison.ratio / over, "unit": unit, "note": f"{note}; {comparison.spread(over)}"}
+    return {**result, **goal, **comparison.about()}
 
 
 def _first(setting: Setting, decoding: Timed) -> tuple[Any, float]:
-    """What decoding gives the first time, and the seconds that took."""
+    """Return the result of the first decoding, and its seconds."""
     prepared = decoding.prepare()
     started = time.perf_counter()
     answers = decoding.run(prepared)
@@ -48,26 +48,26 @@ def _first(setting: Setting, decoding: Timed) -> tuple[Any, float]:
 
 
 def full_depth(setting: Setting) -> Iterator[Line]:
-    """Batch 1, prefill and decoding, against transformers' plain `generate` with the same weights."""
+    """Time batch 1, prefill and decoding, against transformers' plain `generate` with the same weights."""
     for dtype in (torch.float32, torch.bfloat16):
         pair = setting.t5(dtype)
         prompts, new_tokens = pair.prompts(), pair.shape.new_tokens
         inputs = pair.inputs(prompts)
-        theirs = Timed(lambda _, pair=pair, inputs=inputs: pair.transformers(inputs, pair.shape.new_tokens))
-        (expected,) = theirs.once()
-        ours = pair.going(pair.full(), prompts)
-        (answer,), first_s = _first(setting, ours)
+        reference = Timed(lambda _, pair=pair, inputs=inputs: pair.transformers(inputs, pair.shape.new_tokens))
+        (expected,) = reference.once()
+        local = pair.going(pair.full(), prompts)
+        (answer,), first_s = _first(setting, local)
         same = sum(map(int.__eq__, answer.token_ids, expected))
-        found = setting.in_turn(theirs, Timed(lambda _, ours=ours: ours.once()))
-        tokens_per_s = new_tokens / statistics.median(found.measured_s)
+        comparison = setting.in_turn(reference, Timed(lambda _, local=local: local.once()))
+        tokens_per_s = new_tokens / statistics.median(comparison.measured_s)
         note = f"{tokens_per_s:.0f} tokens/s; the first time {first_s:.2f} s; {same} of {new_tokens} tokens the same"
         name = str(dtype).removeprefix("torch.")
-        yield f"full depth, {name}", _told(found, BASELINE, note, first_s=first_s, **setting.goal(10.0))
+        yield f"full depth, {name}", _result(comparison, BASELINE, note, first_s=first_s, **setting.goal(10.0))
         del pair.reference
 
 
 def realised_fraction(setting: Setting) -> Iterator[Line]:
-    """Batch 1: what part of the ideal speed-up by bytes an exit at a fixed block really gives."""
+    """Measure, at batch 1, the share of the ideal speed-up by bytes that an exit at a fixed block realises."""
     pair = setting.t5(torch.bfloat16)
     for share in SHARES.values():
         yield _realised(setting, pair, max(1, round(pair.n_blocks * share)))
@@ -77,13 +77,13 @@ def _realised(setting: Setting, pair: OnDevice, exit_layer: int) -> Line:
     prompts, early = pair.prompts(), pair.parts("static", exit_layer=exit_layer)
     full, method = (pair.going(parts, prompts) for parts in (pair.full(), early))
     ideal = ideal_over_full(pair, early, method.told(), PROMPT_TOKENS).by_bytes
-    found = setting.in_turn(full, method)
-    note = f"speed-up {found.ratio:.2f} of {ideal:.2f}"
-    return f"realised at exit {exit_layer}", _told(found, "%", note, ideal, **setting.goal(0.9))
+    comparison = setting.in_turn(full, method)
+    note = f"speed-up {comparison.ratio:.2f} of {ideal:.2f}"
+    return f"realised at exit {exit_layer}", _result(comparison, "%", note, ideal, **setting.goal(0.9))
 
 
 def gates(setting: Setting) -> Iterator[Line]:
-    """Batch 1: gates that are asked and never open, over full depth; and whether time ranks methods as bytes do."""
+    """Time gates that never open over full depth, at batch 1; compare the ranking of methods by time and by bytes."""
     pair = setting.t5(torch.bfloat16)
     prompts = pair.prompts()
     full = pair.going(pair.full(), prompts)
@@ -95,23 +95,23 @@ def gates(setting: Setting) -> Iterator[Line]:
         timed = pair.going(parts, prompts)
         answers = timed.told()
         ideal = ideal_over_full(pair, parts, answers, PROMPT_TOKENS).by_bytes
-        found = setting.in_turn(full, timed)
-        ranked.append((ideal, found))
+        comparison = setting.in_turn(full, timed)
+        ranked.append((ideal, comparison))
         if name in RANKED:
             share = share_of_a_block(pair, answers[0], PROMPT_TOKENS)
-            blocks = (1 / found.ratio - 1) / len(parts.asked(pair.n_blocks)) / share
+            blocks = (1 / comparison.ratio - 1) / len(parts.asked(pair.n_blocks)) / share
             note = f"{blocks:.2f} blocks a time asked; ideal {ideal:.1%} by bytes"
-            yield f"gate {name}", _told(found, "%", f"of full depth; {note}")
+            yield f"gate {name}", _result(comparison, "%", f"of full depth; {note}")
     yield "methods ranked by time as by bytes", _ranking(ranked, **setting.goal(1.0))
 
 
 def _ranking(ranked: list[tuple[float, Comparison]], **goal: float) -> dict[str, Any]:
-    """The share of pairs in the same order, of those whose times and whose ideals differ beyond doubt."""
+    """Return the share of pairs in the same order, among pairs whose times and ideals clearly differ."""
     agree = []
-    for (ideal, found), (other_ideal, other) in itertools.combinations(ranked, 2):
-        apart = min(found.ratios) > max(other.ratios) or min(other.ratios) > max(found.ratios)
-        if apart and ideal != other_ideal:
-            agree.append((ideal > other_ideal) == (found.ratio > other.ratio))
+    for (ideal, comparison), (other_ideal, other) in itertools.combinations(ranked, 2):
+        differ = min(comparison.ratios) > max(other.ratios) or min(other.ratios) > max(comparison.ratios)
+        if differ and ideal != other_ideal:
+            agree.append((ideal > other_ideal) == (comparison.ratio > other.ratio))
     pairs = len(ranked) * (len(ranked) - 1) // 2
     if not agree:
         return {"note": f"none of {pairs} pairs differs beyond doubt"}
@@ -120,23 +120,23 @@ def _ranking(ranked: list[tuple[float, Comparison]], **goal: float) -> dict[str,
 
 
 def batches(setting: Setting) -> Iterator[Line]:
-    """Batched throughput with padding, prefill and decoding, against transformers' plain `generate`."""
+    """Time batches with padding, prefill and decoding, against transformers' plain `generate`."""
     pair = setting.t5(torch.bfloat16)
     rows, new_tokens = (4, 3) if setting.quick else (BATCH_ROWS, BATCH_NEW_TOKENS)
     prompts = pair.prompts(rows, BATCH_SOURCE_TOKENS)
     inputs = pair.inputs(prompts)
-    theirs = Timed(lambda _: pair.transformers(inputs, new_tokens))
-    ours = pair.going(pair.full(), prompts, new_tokens)
-    _, first_s = _first(setting, ours)
-    found = setting.in_turn(theirs, Timed(lambda _: ours.once()))
-    tokens_per_s = rows * new_tokens / statistics.median(found.measured_s)
+    reference = Timed(lambda _: pair.transformers(inputs, new_tokens))
+    local = pair.going(pair.full(), prompts, new_tokens)
+    _, first_s = _first(setting, local)
+    comparison = setting.in_turn(reference, Timed(lambda _: local.once()))
+    tokens_per_s = rows * new_tokens / statistics.median(comparison.measured_s)
     note = f"{tokens_per_s:.0f} tokens/s; the first time {first_s:.2f} s"
-    yield f"batch of {rows}", _told(found, BASELINE, note, first_s=first_s, **setting.goal(1.0))
+    yield f"batch of {rows}", _result(comparison, BASELINE, note, first_s=first_s, **setting.goal(1.0))
     del pair.reference
 
 
 def tracing(setting: Setting) -> Iterator[Line]:
-    """What a traced quality pass of a shipped model writes, over what it decodes."""
+    """Measure the time of writing traces over that of decoding, in a quality pass of a bundled model."""
     traced = TracedPass(setting.folder, setting.device)
     traced.run()
     goal = {"at_most": TRACING_GOAL} if setting.on_gpu else {}
@@ -144,16 +144,16 @@ def tracing(setting: Setting) -> Iterator[Line]:
 
 
 def llama(setting: Setting) -> Iterator[Line]:
-    """Llama-7B's shape in bf16, batch 1: bytes read per second, and an exit at half."""
+    """Measure Llama-7B's shape in bf16 at batch 1: bytes read per second, and an exit at half depth."""
     if setting.on_gpu and (free := torch.cuda.mem_get_info()[0]) < LLAMA_BYTES:
         yield "llama", {"note": f"left out: {free / 2**30:.0f} GiB are free, {LLAMA_BYTES / 2**30:.0f} needed"}
         return
     label = "llama-tiny-random" if setting.quick else "llama-7b-random"
     pair = Unsaved(label, setting.folder / label, setting, torch.bfloat16)
-    name, told = _realised(setting, pair, pair.n_blocks // 2)
+    name, result = _realised(setting, pair, pair.n_blocks // 2)
     answers = pair.going(pair.full(), pair.prompts()).once()
     read_bytes = 2 * total(pair, pair.full(), at_full_depth(pair, answers), PROMPT_TOKENS).read_numel
-    took_s = statistics.median(told["base_s"])
+    took_s = statistics.median(result["base_s"])
     note = f"at full depth; {pair.shape.new_tokens / took_s:.0f} tokens/s"
     yield label, {"measured": read_bytes / took_s / 1e9, "unit": "GB/s", "note": note}
-    yield f"{label}, {name}", told
+    yield f"{label}, {name}", result

@@ -1,4 +1,4 @@
-"""Print how often intervals hold the truth, by simulation: the tables of docs/measuring.md.
+"""Print the simulated coverage of intervals: the tables of docs/measuring.md.
 
 python tests/benchmarks/interval_coverage.py speed
 python tests/benchmarks/interval_coverage.py quality --samples 2000
@@ -22,19 +22,19 @@ SAMPLES = 4000
 
 
 def speed(samples: int) -> Iterator[str]:
-    """Speed-ups, with and without stalled readings: intervals that hold the truth, and how far the estimate is off."""
+    """Yield coverage and error of the estimate for speed-ups, with and without stalled readings."""
     sizes = test_speed.SIZES
     yield f"| times | readings that stall | {' | '.join(f'{size} documents' for size in sizes)} |"
     yield f"|---|---:|{'---:|' * len(sizes)}"
     for what in test_speed.SIMULATED:
         for stalled in (0, test_speed.STALLED):
-            found = [test_speed.simulate(what, size, stalled, samples) for size in sizes]
-            numbers = " | ".join(f"{one.held:.1%} ({round(one.bias, 3) + 0.0:+.1%})" for one in found)
+            results = [test_speed.simulate(what, size, stalled, samples) for size in sizes]
+            numbers = " | ".join(f"{result.held:.1%} ({round(result.bias, 3) + 0.0:+.1%})" for result in results)
             yield f"| {what} | {stalled:.0%} | {numbers} |"
 
 
 def quality(samples: int) -> Iterator[str]:
-    """Bounds on a quality loss: how many hold, and how far they lie above the true loss; then Student's t."""
+    """Yield coverage of bounds on a quality loss and their distance from the true loss; then Student's t."""
     for name, bound in (("Gaffke's bound", gaffke), ("Student's t", students_t)):
         yield f"| {name} | {' | '.join(f'n = {n}' for n in LOSS_SIZES)} |"
         yield "|---|" + "---:|" * len(LOSS_SIZES)
@@ -45,14 +45,14 @@ def quality(samples: int) -> Iterator[str]:
 
 
 def choice(samples: int) -> Iterator[str]:
-    """Recommendations where settings truly lose 6 to 12 points and 10 may be lost."""
+    """Yield results on recommendations when settings truly lose 6 to 12 points and 10 are allowed."""
     yield "| n | settings | chosen | confirmed | of these lose more | quality looks better by | speed by |"
     yield "|---:|---:|---:|---:|---:|---:|---:|"
     for n, settings in CASES:
-        found = simulate(np.random.default_rng(n + settings), n, np.linspace(6, 12, settings), 10.0, samples)
-        chosen, confirmed = max(1, found.chosen), max(1, found.confirmed)
-        shares = f"{found.chosen / samples:.0%} | {found.confirmed / samples:.0%} | {found.broken / confirmed:.1%}"
-        errors = f"{-found.quality_error / chosen:+.2f} points | {found.speed_error / chosen:+.1%}"
+        result = simulate(np.random.default_rng(n + settings), n, np.linspace(6, 12, settings), 10.0, samples)
+        chosen, confirmed = max(1, result.chosen), max(1, result.confirmed)
+        shares = f"{result.chosen / samples:.0%} | {result.confirmed / samples:.0%} | {result.broken / confirmed:.1%}"
+        errors = f"{-result.quality_error / chosen:+.2f} points | {result.speed_error / chosen:+.1%}"
         yield f"| {n} | {settings} | {shares} | {errors} |"
 
 
@@ -60,7 +60,7 @@ TABLES: dict[str, Callable[[int], Iterator[str]]] = {"speed": speed, "quality": 
 
 
 def main() -> None:
-    """Print the table that is asked for."""
+    """Print the requested table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("table", choices=TABLES)
     parser.add_argument("--samples", type=int, default=SAMPLES, help="per number of documents (default: %(default)s)")

@@ -1,15 +1,14 @@
-"""Builds a large result database from generated attempts and times all that reads it; run by `nox -s scale`.
+"""Build a large result database from synthetic attempts and time all queries; run by `nox -s scale`.
 
     python tests/benchmarks/large_database.py FOLDER [--layer-rows 100000000] [--threads 2] [--lake] [--readers]
 
-Everything is made up (see tests/results/make_spool.py), only larger: four models of 24 blocks on three tasks, seven
-methods and three replays each. A database that is already in FOLDER is used as it is. Prints how fast rows are
-ingested, their size, and seconds of every view, saved query and report query, the slowest first: the better of two
-times by the clock, and what it cost, in seconds of CPU over the cores, below which no clock comes however quiet the
-machine is. With --lake it exports the database to FOLDER/lake instead, and compares what saved queries cost there with
-what they cost in the database, in seconds of CPU: of all, and of the ten that guides and reports lead to. With
---readers it ingests probes alone into another database, which this process opens again and again meanwhile, as every
-reader does, and prints how long it waited.
+The data are as in tests/results/make_spool.py, only larger: four models of 24 blocks on three tasks, seven methods and
+three replays each. A database already in FOLDER is reused. Prints the ingest rate, bytes per row, and seconds of every
+view, saved query and report query, the slowest first: the better of two wall times, and CPU seconds over the number of
+cores, a lower bound of the wall time on an idle machine. With --lake it exports the database to FOLDER/lake instead,
+and compares CPU seconds of saved queries there and in the database: of all, and of the ten that guides and reports
+lead to. With --readers it ingests only probes into another database, which this process opens repeatedly meanwhile, as
+every reader does, and prints the waiting times.
 """
 
 import argparse
@@ -43,7 +42,7 @@ MOST_USED = (
     *("best_settings", "what_to_use", "fastest_within_loss", "speed_beyond_noise", "exit_by_position"),
     *("block_curves", "confidence_error_by_block", "threshold_for_agreement", "exit_reliability", "signal_quality"),
 )
-"""Nobody counts them: those that answer the questions of the report's first screen and of the guides."""
+"""Saved queries assumed to be used most: those behind the report's first screen and the guides."""
 
 INGESTER = """
 import sys, time
@@ -55,7 +54,7 @@ assert report.added and not report.quarantined, report
 print(time.perf_counter() - started)
 """
 
-# What somebody asks of each view: every row of a view of runs, a summary of a view of documents, tokens or layers.
+# A typical query per view: every row of a view of runs, a summary of a view of documents, tokens or layers.
 SUMMARIES = {
     "layer_trace": "SELECT model, task, block, avg(p1), count(*) FROM layer_trace GROUP BY ALL",
     "probe_trace": "SELECT model, task, avg(stable_from), avg(p1[-1]), count(*) FROM probe_trace GROUP BY ALL",
@@ -65,7 +64,7 @@ SUMMARIES = {
 
 
 def make(spool: Path, layer_rows: int, *, probes: bool) -> None:
-    """Write the attempts of the probes, or all others."""
+    """Write the attempts of the probes, or all other attempts."""
     n = layer_rows // (MODELS * len(make_spool.TASKS) * BLOCKS * TOKENS)
     models = tuple(make_spool.Model(f"made-up-{i}", "seq2seq", BLOCKS, BLOCKS) for i in range(MODELS))
     kinds = tuple(make_spool.KINDS[i % len(make_spool.KINDS)] for i in range(TOKENS))
@@ -76,7 +75,7 @@ def make(spool: Path, layer_rows: int, *, probes: bool) -> None:
 
 
 def build(spool: Path, path: Path, layer_rows: int) -> None:
-    """Generate and ingest, probes first, and print how fast each is ingested."""
+    """Generate and ingest attempts, probes first, and print the ingest rates."""
     for probes, table, rows in ((True, "probe_token", "sum(len(p1))"), (False, "token_exit", "count(*)")):
         generated_s = seconds(lambda probes=probes: make(spool, layer_rows, probes=probes))
         ingested_s, cpu_s = seconds_and_cpu(lambda: ingest(spool, path))
@@ -101,31 +100,31 @@ def sizes(database: Database) -> Iterator[str]:
 
 
 def seconds(action: Callable[[], object]) -> float:
-    """Return how long something takes."""
+    """Return the wall time of an action."""
     return seconds_and_cpu(action)[0]
 
 
 def seconds_and_cpu(action: Callable[[], object]) -> tuple[float, float]:
-    """Return how long something takes, and what it costs on all cores together, processes of its own included."""
+    """Return wall time and CPU seconds over all cores, including child processes."""
     started, started_cpu = time.perf_counter(), cpu_s()
     action()
     return time.perf_counter() - started, cpu_s() - started_cpu
 
 
 def cpu_s() -> float:
-    """Return what this process and those that it started and that have ended have cost."""
+    """Return the CPU seconds of this process and of its finished child processes."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def least(action: Callable[[], object]) -> tuple[float, float]:
-    """Return the least of two times, and of what they cost."""
-    (took, cost), (again, its_cost) = seconds_and_cpu(action), seconds_and_cpu(action)
-    return min(took, again), min(cost, its_cost)
+    """Return the smaller of two wall times, and of two CPU times."""
+    (first_s, first_cpu_s), (second_s, second_cpu_s) = seconds_and_cpu(action), seconds_and_cpu(action)
+    return min(first_s, second_s), min(first_cpu_s, second_cpu_s)
 
 
 def time_readers(folder: Path, layer_rows: int) -> None:
-    """Ingest probes in a process of its own, open the database meanwhile, and print how long that took each time."""
+    """Ingest probes in a separate process, open the database meanwhile, and print how long each opening took."""
     spool, path = folder / "spool", folder / "exitbench.duckdb"
     make(spool, layer_rows, probes=True)
     open_database(path, read_only=False).close()
@@ -148,7 +147,7 @@ def time_readers(folder: Path, layer_rows: int) -> None:
 
 
 def queries(database: Database) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yield name, text and parameters of everything shipped that reads the database."""
+    """Yield name, text and parameters of every bundled query."""
     views = database.query("SELECT view_name AS v FROM duckdb_views() WHERE NOT internal ORDER BY 1")["v"].to_pylist()
     yield from ((f"view {view}", SUMMARIES.get(view, f"FROM {view}"), {}) for view in views)
     for source in (*discover(figures), *discover(tables)):
@@ -158,29 +157,31 @@ def queries(database: Database) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
 
 
 def compare_with_lake(path: Path, folder: Path, only: str) -> None:
-    """Export what is missing, then print CPU seconds of each saved query in the database and in the lake."""
+    """Export missing attempts, then print CPU seconds of each saved query in the database and in the lake."""
     with open_database(path) as database:
         started = time.process_time()
-        done = export_lake(database.duck, str(folder))
-        print(f"{done.added} attempts exported in {time.process_time() - started:.1f} s of CPU")
+        export = export_lake(database.duck, str(folder))
+        print(f"{export.added} attempts exported in {time.process_time() - started:.1f} s of CPU")
         started = time.process_time()
         with open_lake(str(folder)) as lake:
             print(f"opened in {time.process_time() - started:.1f} s of CPU\n   database      lake   ratio")
             for query in (saved_query(name) for name in query_names() if only in name):
-                ours, its = (min(cpu_seconds(one, query) for _ in range(2)) for one in (database, lake))
+                database_s, lake_s = (min(cpu_seconds(source, query) for _ in range(2)) for source in (database, lake))
                 often = "  (of the ten)" if query.name in MOST_USED else ""
-                print(f"{ours:9.3f} s {its:7.3f} s {its / ours:7.2f}  {query.name}{often}", flush=True)
+                print(
+                    f"{database_s:9.3f} s {lake_s:7.3f} s {lake_s / database_s:7.2f}  {query.name}{often}", flush=True
+                )
 
 
 def cpu_seconds(database: Database, query: SavedQuery) -> float:
-    """Return what a query costs, on all cores together."""
+    """Return the CPU seconds of a query over all cores."""
     started = time.process_time()
     database.query(query.sql, query.defaults)
     return time.process_time() - started
 
 
 def main() -> None:
-    """Build what is missing, then time."""
+    """Build the database if it is missing, then time the queries."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--layer-rows", type=int, default=100_000_000)
@@ -209,9 +210,9 @@ def main() -> None:
     for name, (took, cost) in sorted(times.items(), key=lambda item: -item[1][0]):
         print(f"{took:8.3f} s {cost / arguments.threads:8.3f} s  {name}")
     if not arguments.only:
-        out = arguments.folder / "report"
-        shutil.rmtree(out, ignore_errors=True)
-        took, cost = seconds_and_cpu(lambda: write_report(path, out, workers=arguments.threads))
+        report_folder = arguments.folder / "report"
+        shutil.rmtree(report_folder, ignore_errors=True)
+        took, cost = seconds_and_cpu(lambda: write_report(path, report_folder, workers=arguments.threads))
         print(f"whole report {took:.1f} s, {cost:.1f} s of CPU")
 
 

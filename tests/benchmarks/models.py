@@ -1,6 +1,6 @@
-"""Models to measure: shapes, with random weights, in transformers and in the engine.
+"""Models to benchmark: shapes with random weights, in transformers and in the engine.
 
-Random weights cost what trained ones cost, and say nothing about quality. Nothing ends an answer but its length.
+Random weights take as long as trained ones, but say nothing about quality. Only the length limit ends an answer.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from exitbench.methods.registry import baseline_method, get_method
 
 try:
     from exitbench.harness.engine.products.choosing import use_fastest
-except ImportError:  # an older engine, which `nox -s perf -- --against` may measure
+except ImportError:  # older engines, which `nox -s perf -- --against` may measure
     use_fastest = None  # type: ignore[assignment]
 
 PROMPT_TOKENS = 24
 UNTRACED: dict[str, Any] = {"traced": False} if "traced" in inspect.signature(decode).parameters else {}
-"""How timing cells decode; an older engine, which `nox -s perf -- --against` may measure, always traces."""
+"""Options with which timing cells decode. Older engines, measured by `nox -s perf -- --against`, always trace."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a model looks like, and how long an answer is that takes a fraction of a second on one core.
+    """Shape of a model, and an answer length that takes a fraction of a second on one core.
 
     Attributes:
         family: ``t5`` or ``llama``.
         new_tokens: Length of an answer.
-        config: What differs from the family's configuration in transformers.
+        config: Differences from the family's default configuration in transformers.
     """
 
     family: str
@@ -76,7 +76,7 @@ GROWING = {**BASE, "num_layers": 1}
 SHAPES = {
     "small-random": Shape("t5", 48, SMALL),
     "t5-base-random": Shape("t5", 8, BASE),
-    # Decoding is measured, to which the encoder matters by the length of the source alone.
+    # Decoding is measured, which depends on the encoder only by the source length.
     "t5-large-random-2-encoder-blocks": Shape("t5", 4, {**LARGE, "num_layers": 2}),
     "llama-small-random": Shape("llama", 32, LLAMA),
     "llama-base-random": Shape("llama", 8, LLAMA_BASE),
@@ -88,11 +88,11 @@ SHAPES = {
 }
 SMALL_NAME, BASE_NAME, LARGE_NAME, CAUSAL_NAME, CAUSAL_BASE_NAME, *GROWING_NAMES = SHAPES
 SCALES = {"EncDecAttention.o.weight": 10.0, "lm_head.weight": 0.05}
-"""So that sources matter and no token is certain: by these, what transformers draws at first is multiplied."""
+"""Factors on transformers' initial weights, so that answers depend on the source and no token is certain."""
 
 
 class Pair:
-    """One model in transformers and in the engine, each loaded when first asked for."""
+    """Model in transformers and in the engine, each loaded on first use."""
 
     def __init__(self, label: str, folder: Path) -> None:
         self.label, self.shape, self.folder = label, SHAPES[label], folder
@@ -115,29 +115,29 @@ class Pair:
 
     def _config(self) -> Any:
         start = {"decoder_start_token_id": 0} if self.shape.family == "t5" else {"pad_token_id": 0, "bos_token_id": 0}
-        # With random weights a head that is tied to the embedding says again and again what it was fed.
+        # With random weights, a head tied to the embedding repeats the input token.
         settings = {**self.shape.config, **start, "eos_token_id": None, "tie_word_embeddings": False}
         return transformers.AutoConfig.for_model(self.shape.family, **settings)
 
     @cached_property
     def reference(self) -> Any:
-        """The model in transformers."""
+        """Model in transformers."""
         return self._model_class.from_pretrained(self.folder).eval()
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
-        """The model in the engine."""
+        """Model in the engine."""
         return self.loaded(torch.float32)
 
     @cached_property
     def hosted(self) -> Checkpoint:
-        """The model in the hosted engine."""
+        """Model in the hosted engine."""
         return self.loaded(torch.float32, engine="hosted")
 
     def loaded(self, dtype: torch.dtype, *, measured: bool = True, **how: Any) -> Checkpoint:
-        """Load it into the engine in a number format; ``how`` are further arguments of `load_checkpoint`.
+        """Load the model into the engine in a number format; ``how`` are further arguments of `load_checkpoint`.
 
-        As cells run, it multiplies in the forms that are fastest here; where that is not ``measured``, in the defaults.
+        If ``measured``, matmuls use the forms that are fastest on this machine, as cells do; else the defaults.
         """
         checkpoint = load_checkpoint(self.folder, dtype, **how)
         if measured and use_fastest is not None:
@@ -145,14 +145,14 @@ class Pair:
         return Checkpoint(checkpoint.model, frozenset(), checkpoint.start_id)
 
     def prompts(self, rows: int = 1, tokens: int = PROMPT_TOKENS) -> list[list[int]]:
-        """Random prompts, the longest of ``tokens`` tokens; of several, lengths go down to half of that."""
+        """Return random prompts, the longest with ``tokens`` tokens; lengths decrease evenly to half of that."""
         lengths = [tokens - (tokens // 2) * row // max(1, rows - 1) for row in range(rows)]
         generator = torch.Generator().manual_seed(rows * tokens)
         limit = self.shape.config["vocab_size"]
         return [torch.randint(3, limit, (length,), generator=generator).tolist() for length in lengths]
 
     def inputs(self, prompts: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
-        """What transformers is given: ids and mask [B, S], padded on the right for an encoder, on the left else."""
+        """Return transformers' inputs: ids and mask [B, S], right-padded for an encoder, else left-padded."""
         longest = max(map(len, prompts))
         right = self.shape.family == "t5"
 
@@ -165,13 +165,13 @@ class Pair:
         return {"input_ids": ids, "attention_mask": mask}
 
     def transformers(self, inputs: Mapping[str, torch.Tensor], new_tokens: int) -> list[list[int]]:
-        """New tokens of every row by transformers' greedy `generate`, prefill included."""
-        out = self.reference.generate(**inputs, **self._cache(), max_new_tokens=new_tokens, do_sample=False)
-        answers: list[list[int]] = out[:, -new_tokens:].tolist()
+        """Return each row's new tokens by transformers' greedy `generate`, including prefill."""
+        output = self.reference.generate(**inputs, **self._cache(), max_new_tokens=new_tokens, do_sample=False)
+        answers: list[list[int]] = output[:, -new_tokens:].tolist()
         return answers
 
     def _cache(self) -> dict[str, Any]:
-        """A cache for transformers, which gives the decoder one of the encoder's depth and fails where they differ."""
+        """Return a cache for transformers, whose own has the encoder's depth and fails if the decoder's differs."""
         if self.shape.config.get("num_layers") == self.shape.config.get("num_decoder_layers"):
             return {}
         cache = transformers.EncoderDecoderCache(transformers.DynamicCache(), transformers.DynamicCache())
@@ -184,7 +184,7 @@ class Pair:
         new_tokens: int | None = None,
         checkpoint: Checkpoint | None = None,
     ) -> Timed:
-        """The engine's decoding, after its prefill, as timing cells decode; each row has a seed of its own."""
+        """Return the engine's decoding to time, after prefill, as timing cells decode; each row has its own seed."""
         requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts)]
         used = checkpoint or self.checkpoint
         length = new_tokens or self.shape.new_tokens
@@ -195,13 +195,13 @@ class Pair:
         )
 
     def full(self) -> Parts:
-        """Full depth."""
+        """Return the parts of full depth."""
         return baseline_method()().parts(self.n_blocks)
 
     def parts(self, method: str, **params: object) -> Parts:
-        """A method, with weights as random as the model's where it has any (`build_network`)."""
-        made = get_method(method).from_params(params)
-        made.check(self.n_blocks)
-        if not hasattr(made, "build_network"):
-            return made.parts(self.n_blocks)
-        return made.parts(self.n_blocks, made.build_network(self.shape.config["d_model"]).state_dict())
+        """Return the parts of a method, with random weights if it has a network (`build_network`)."""
+        instance = get_method(method).from_params(params)
+        instance.check(self.n_blocks)
+        if not hasattr(instance, "build_network"):
+            return instance.parts(self.n_blocks)
+        return instance.parts(self.n_blocks, instance.build_network(self.shape.config["d_model"]).state_dict())

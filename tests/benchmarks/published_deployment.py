@@ -1,23 +1,23 @@
-"""The published early-exit deployment code against ours: same weights, same exits, same tokens, one process, ABBA.
+"""Compare published early-exit deployment code with this project: same weights, exits and tokens, one process, ABBA.
 
     git clone https://github.com/raymin0223/fast_robust_early_exit FOLDER && git -C FOLDER checkout 3e503c5
     python3 -m pip install --no-deps --target OLD transformers==4.28.1 huggingface-hub==0.14.1
     OMP_NUM_THREADS=2 python tests/benchmarks/published_deployment.py --published FOLDER --transformers OLD
     (and: --exits 4 12, --head certified)
 
-FREE's repository has its own deployment of static exits, CALM and FREE for T5 at batch 1. It has no licence, so none
-of it is here: it runs as it is, on the release of transformers that it pins, `generate` included. Done to it:
+FREE's repository has a deployment of static exits, CALM and FREE for T5 at batch 1. It has no licence, so none of it is
+copied here. It runs unchanged, on the release of transformers that it pins, including `generate`, except that:
 
-- transformers' check of its dependencies is left out, and newer releases already imported are forgotten;
-- its folder `models` is a bare package, because its `__init__` also imports LongT5;
-- its own option `use_synchronize` is off: its code would wait for the device again and again, for timers of its own;
-- before each confidence is compared, the threshold is set such that the wanted exit follows (above 1: never, below 0:
-  always). Confidences are still computed wherever they would be, by its code.
+- transformers' check of its dependencies is skipped, and newer releases already imported are unloaded;
+- its folder `models` is an empty package, because its `__init__` also imports LongT5;
+- its option `use_synchronize` is off, since its timers would synchronize the device repeatedly;
+- before each comparison with the confidence, the threshold is set to force the wanted exit (above 1: never, below 0:
+  always). Its code still computes all confidences.
 
-Thresholds of ours are set likewise; `--head certified` has our gates decide from bounds of the logits, which is ours
-alone. Weights are random (T5 v1.0: tied, ReLU), in fp32. `calm` asks at every block, `calm-min` from the exit on
-(exit_min_layer); `free` exits there but for every fourth token, which runs all blocks.
-Milliseconds a token are those after the first one: encoder and prompt count in the column `request` alone.
+This project's thresholds are set in the same way. With `--head certified`, this project's gates decide from bounds of
+the logits, which the published code lacks. Weights are random (T5 v1.0: tied, ReLU), in fp32. `calm` evaluates the gate
+at every block, `calm-min` from the exit on (exit_min_layer); `free` exits there, but every fourth token runs all
+blocks. Milliseconds per token exclude the first token: encoder and prompt count only in the column `request`.
 """
 
 import argparse
@@ -51,16 +51,16 @@ LARGE = {**BASE, "d_model": 1024, "d_ff": 4096, "num_heads": 16, "num_layers": 2
 SHAPES = {"small": SMALL, "base": BASE, "large": LARGE}
 ENDLESS = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": None}
 METHODS = {"static": "static", "calm": "calm-softmax", "calm-min": "calm-softmax", "free": "free"}
-# By kind, shape and exit layer, on a CPU; at every other ours is to be faster.
+# By kind, shape and exit layer, on a CPU; at all other exit layers this project should be faster.
 GOALS = {("calm", "base", 4): 1.35, ("calm-min", "base", 4): 1.35, ("static", "base", 12): 1.25}
 CERTIFIED_GOALS = {("calm", "base", 4): 1.8, ("calm", "base", 12): 2.5}
 NEVER, ALWAYS = 2.0, -1.0  # thresholds outside the range of a softmax margin
-DEEP_EVERY = 4  # FREE: tokens of which one runs all blocks
+DEEP_EVERY = 4  # FREE: one in this many tokens runs all blocks
 PROMPT_TOKENS, NEW_TOKENS, PINNED = 24, 17, "4.28.1"
 
 
 class Answer:
-    """One request, told each of its tokens by whoever decodes it; no token ends it."""
+    """Timed request, notified of each token by the decoder; no token ends it."""
 
     def __init__(self) -> None:
         self.at_ms = [self._now()]
@@ -72,7 +72,7 @@ class Answer:
     def ended(self, token_ids: list[int]) -> None:
         now = self._now()
         self.token_ids, self.request_ms = token_ids, now - self.at_ms[0]
-        self.token_ms = (now - self.at_ms[1]) / (len(token_ids) - 1)  # of those after the first
+        self.token_ms = (now - self.at_ms[1]) / (len(token_ids) - 1)  # excluding the first token
 
     def _now(self) -> float:
         if torch.cuda.is_available():
@@ -91,14 +91,14 @@ class Forced(Threshold):
         return f"CASE WHEN {list(self.exits)}[position] = l THEN {ALWAYS} ELSE {NEVER} END"
 
 
-class Ours:
+class Local:
     def __init__(self, folder: Path, device: str, head: str) -> None:
         self.checkpoint, self.head = load_checkpoint(folder, device=device), head
-        use_fastest(self.checkpoint.model)  # as every run does
+        use_fastest(self.checkpoint.model)  # as in every run
 
     def parts(self, kind: str, exits: Sequence[int]) -> Parts:
         at: dict[str, Any] = {"exit_layer": exits[0]}
-        lazy = {"kv_policy": "state-copy-lazy"}  # nothing is ever copied, as no token runs the blocks behind
+        lazy = {"kv_policy": "state-copy-lazy"}  # nothing is ever copied, since no token runs deeper blocks
         calm: dict[str, Any] = {"decay": "none"}
         params = {"static": at | lazy, "calm": calm, "calm-min": calm | {"min_exit": exits[0]}, "free": at}[kind]
         parts = get_method(METHODS[kind]).from_params(params).parts(self.checkpoint.model.n_blocks)
@@ -118,18 +118,18 @@ class Ours:
 
 
 class Published:
-    """The repository's T5, which can be told where to exit."""
+    """The repository's T5 with predetermined exits."""
 
     def __init__(self, code: Any, shape: dict[str, int], weights: dict[str, Any], device: str) -> None:
         util, made = sys.modules["util"], sys.modules["transformers"].T5Config(**shape, **ENDLESS)
         options = util.AdditionalArguments(deploy_scenario=True, use_synchronize=False)
         self.model = code.DeployT5ForConditionalGeneration(util.update_autoconfig(made, options)).eval()
-        self.model.load_state_dict(weights, strict=False)  # other tokens would follow if any weight were not among them
+        self.model.load_state_dict(weights, strict=False)  # a missing weight would change the tokens
         self.model.to(device).tie_weights()
         self.code, self.n_blocks = code, shape["num_decoder_layers"]
 
     def set(self, kind: str, exit_layer: int) -> None:
-        """Configure it as its constructor would for this kind of exit."""
+        """Configure the model for this kind of exit as its constructor would."""
         calm, free = kind.startswith("calm"), kind == "free"
         of_stack = dict(
             use_early_exit=calm,
@@ -144,7 +144,7 @@ class Published:
         vars(self.model.decoder).update(of_stack)
 
     def levels(self, kind: str, exits: Sequence[int]) -> list[float]:
-        """The threshold of each confidence that an answer computes, in their order."""
+        """Return the threshold for each confidence that an answer computes, in order."""
         if kind == "free":
             return [NEVER if layer == self.n_blocks else ALWAYS for layer in exits]
         first = exits[0] if kind == "calm-min" else 1
@@ -159,7 +159,7 @@ class Published:
             setattr(config, threshold, next(levels))
             return compare(*args, config=config, **kwargs)
 
-        self.model.decoder.block_op = [0] * self.n_blocks  # its own count of the tokens that ran each block
+        self.model.decoder.block_op = [0] * self.n_blocks  # the model's count of tokens per block
         answer = Answer()
         with patch.object(self.code, "get_skip_mask", forced), torch.inference_mode():
             prompt_1S = torch.tensor([prompt], device=self.model.device)
@@ -173,7 +173,7 @@ class Published:
 
 
 def import_published(folder: Path, old: Path) -> Any:
-    """Return the repository's module `models.deploying_t5`, on the transformers that it pins."""
+    """Return the repository's module `models.deploying_t5`, on the transformers release that it pins."""
     for name in list(sys.modules):
         if name.partition(".")[0] in ("transformers", "huggingface_hub"):
             del sys.modules[name]
@@ -183,16 +183,16 @@ def import_published(folder: Path, old: Path) -> Any:
     models.__path__ = [str(folder / "models")]
     sys.modules.update({checks.__name__: checks, models.__name__: models})
     sys.path[:0] = [str(folder), str(old)]
-    found = importlib.import_module("transformers").__version__
-    if found != PINNED:
-        sys.exit(f"{old}: transformers {found}; the published code needs {PINNED}")
+    release = importlib.import_module("transformers").__version__
+    if release != PINNED:
+        sys.exit(f"{old}: transformers {release}; the published code needs {PINNED}")
     return importlib.import_module("models.deploying_t5")
 
 
 def make_checkpoint(folder: Path, shape: dict[str, int]) -> dict[str, Any]:
     torch.manual_seed(0)
     model = transformers.T5ForConditionalGeneration(transformers.T5Config(**shape, **ENDLESS))
-    with torch.no_grad():  # else every token is like the last, and a wrong one hard to tell
+    with torch.no_grad():  # else all tokens are equal, which would hide errors
         model.decoder.final_layer_norm.weight.normal_()
         for name, weight in model.named_parameters():
             weight.mul_(10 if name.endswith("q.weight") else 1)
@@ -200,13 +200,15 @@ def make_checkpoint(folder: Path, shape: dict[str, int]) -> dict[str, Any]:
     return dict(model.state_dict())
 
 
-def compared(theirs: Callable[[], Answer], ours: Callable[[], Answer], rounds: int) -> str:
-    same = theirs().token_ids == ours().token_ids
-    found = [(theirs(), ours(), ours(), theirs()) for _ in range(rounds)]
-    ratios = [(a.token_ms + d.token_ms) / (b.token_ms + c.token_ms) for a, b, c, d in found]
-    request = statistics.median((a.request_ms + d.request_ms) / (b.request_ms + c.request_ms) for a, b, c, d in found)
-    theirs_ms = statistics.median(x.token_ms for a, _, _, d in found for x in (a, d))
-    ours_ms = statistics.median(x.token_ms for _, b, c, _ in found for x in (b, c))
+def compared(reference: Callable[[], Answer], local: Callable[[], Answer], rounds: int) -> str:
+    same = reference().token_ids == local().token_ids
+    rounds_of_answers = [(reference(), local(), local(), reference()) for _ in range(rounds)]
+    ratios = [(a.token_ms + d.token_ms) / (b.token_ms + c.token_ms) for a, b, c, d in rounds_of_answers]
+    request = statistics.median(
+        (a.request_ms + d.request_ms) / (b.request_ms + c.request_ms) for a, b, c, d in rounds_of_answers
+    )
+    theirs_ms = statistics.median(x.token_ms for a, _, _, d in rounds_of_answers for x in (a, d))
+    ours_ms = statistics.median(x.token_ms for _, b, c, _ in rounds_of_answers for x in (b, c))
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
     times = f"{theirs_ms:15.2f}  {ours_ms:6.2f}  {middle:6.2f} ({low:.2f} to {high:.2f})"
     return f"{times:49}  {request:7.2f}  {'same' if same else 'differ':6}"
@@ -222,39 +224,39 @@ def main() -> None:
     parser.add_argument("--head", choices=("exact", "certified"), default="exact", help="how our gates read it")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cpu")
-    asked = parser.parse_args()
-    shape, n_blocks = SHAPES[asked.shape], SHAPES[asked.shape]["num_decoder_layers"]
-    layers = asked.exits or range(1, n_blocks + 1)
-    if not set(layers) <= set(range(1, n_blocks + 1)) or asked.rounds < 2:
+    options = parser.parse_args()
+    shape, n_blocks = SHAPES[options.shape], SHAPES[options.shape]["num_decoder_layers"]
+    layers = options.exits or range(1, n_blocks + 1)
+    if not set(layers) <= set(range(1, n_blocks + 1)) or options.rounds < 2:
         parser.error(f"--exits are 1 to {n_blocks}; --rounds are 2 or more")
-    for path in (asked.published / "models/deploying_t5.py", asked.transformers / "transformers/__init__.py"):
+    for path in (options.published / "models/deploying_t5.py", options.transformers / "transformers/__init__.py"):
         if not path.is_file():
             parser.error(f"no {path}: --help says what --published and --transformers are")
     with tempfile.TemporaryDirectory() as place:
         weights = make_checkpoint(Path(place), shape)
-        engine = Ours(Path(place), asked.device, asked.head)
-    published = Published(import_published(asked.published, asked.transformers), shape, weights, asked.device)
+        engine = Local(Path(place), options.device, options.head)
+    published = Published(import_published(options.published, options.transformers), shape, weights, options.device)
     prompt = torch.randint(3, shape["vocab_size"], (PROMPT_TOKENS,)).tolist()
     mixed = [1 + 5 * at % n_blocks for at in range(NEW_TOKENS)]
     published.set("calm", mixed[0])
-    made = [published.answer("calm", prompt, mixed), engine.answer(engine.parts("calm", mixed), prompt, mixed)]
-    if made[0].token_ids != made[1].token_ids:
-        sys.exit(f"exits {mixed}: theirs answers {made[0].token_ids}, ours {made[1].token_ids}")
+    answers = [published.answer("calm", prompt, mixed), engine.answer(engine.parts("calm", mixed), prompt, mixed)]
+    if answers[0].token_ids != answers[1].token_ids:
+        sys.exit(f"exits {mixed}: theirs answers {answers[0].token_ids}, ours {answers[1].token_ids}")
     threads = torch.get_num_threads()
-    print(f"T5 {asked.shape}, fp32, {asked.head} head, {asked.device}, {NEW_TOKENS} tokens, {threads} thread(s)")
+    print(f"T5 {options.shape}, fp32, {options.head} head, {options.device}, {NEW_TOKENS} tokens, {threads} thread(s)")
     print("kind     exit  theirs ms/token    ours  times faster (quartiles)  request  tokens  goal")
-    for kind, layer in itertools.product(asked.kinds, layers):
+    for kind, layer in itertools.product(options.kinds, layers):
         if (kind, layer) == ("free", n_blocks):
-            continue  # its code wants blocks behind the exit
+            continue  # the published code needs blocks after the exit
         published.set(kind, layer)
         exits = [layer] * NEW_TOKENS
         if kind == "free":
             exits[DEEP_EVERY - 1 :: DEEP_EVERY] = [n_blocks] * (NEW_TOKENS // DEEP_EVERY)
-        theirs = functools.partial(published.answer, kind, prompt, exits)
-        ours = functools.partial(engine.answer, engine.parts(kind, exits), prompt, exits)
-        goals = GOALS if asked.head == "exact" else GOALS | CERTIFIED_GOALS
-        goal = goals.get((kind, asked.shape, layer), 1.0)
-        print(f"{kind:8} {layer:4} {compared(theirs, ours, asked.rounds)}  {goal:.2f}", flush=True)
+        reference = functools.partial(published.answer, kind, prompt, exits)
+        local = functools.partial(engine.answer, engine.parts(kind, exits), prompt, exits)
+        goals = GOALS if options.head == "exact" else GOALS | CERTIFIED_GOALS
+        goal = goals.get((kind, options.shape, layer), 1.0)
+        print(f"{kind:8} {layer:4} {compared(reference, local, options.rounds)}  {goal:.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""How two things compare that are timed in turn, in one process: nothing else survives a shared machine.
+"""Ratios of two things timed in turn, in one process, which is robust on a shared machine.
 
-Where others load its processors too, `--benchmark-timer=time.thread_time` counts what one thread takes of them.
+If other users load its processors, `--benchmark-timer=time.thread_time` counts one thread's CPU time.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from dataclasses import dataclass
 from typing import Any
 
 BUDGET_S = 3.0
-"""About how long one comparison takes, warm-up apart."""
+"""Approximate seconds per comparison, without warm-up."""
 LEAST_ROUNDS, MOST_ROUNDS = 3, 20
 
 
 def nothing() -> None:
-    """Nothing to prepare."""
+    """Prepare nothing."""
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Something to time.
+    """Action to time.
 
     Attributes:
-        run: What is timed, given what was prepared.
-        prepare: What comes before, untimed, each time anew.
-        traced: The same with more to tell; None where ``run`` tells all.
+        run: The timed function, called with the result of ``prepare``.
+        prepare: Untimed preparation before each run.
+        traced: Variant of ``run`` with a trace; None if ``run`` records one.
     """
 
     run: Callable[[Any], Any]
@@ -37,15 +37,15 @@ class Timed:
     traced: Callable[[Any], Any] | None = None
 
     def once(self) -> Any:
-        """What it gives."""
+        """Return the result of one run."""
         return self.run(self.prepare())
 
     def told(self) -> Any:
-        """What it gives with its trace, where it has one that is left out while the clock runs."""
+        """Return the result of one run with its trace."""
         return (self.traced or self.run)(self.prepare())
 
     def seconds(self, clock: Callable[[], float] = time.perf_counter) -> float:
-        """How long it takes once, without garbage collection."""
+        """Return the seconds of one run, without garbage collection."""
         prepared = self.prepare()
         gc.disable()
         try:
@@ -58,11 +58,11 @@ class Timed:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Times of something, each taken between two times of what it is compared with.
+    """Times of an action, each taken between two times of the base.
 
     Attributes:
-        base_s: Of what it is compared with: one more than rounds.
-        measured_s: Of what is measured, one a round.
+        base_s: Seconds of the base: one more than rounds.
+        measured_s: Seconds of the measured action, one per round.
     """
 
     base_s: list[float]
@@ -70,7 +70,7 @@ class Comparison:
 
     @property
     def ratios(self) -> list[float]:
-        """How many times faster it is, a round: what drifts steadily favours neither."""
+        """Speed-up over the base per round; steady drift favours neither side."""
         around = itertools.pairwise(self.base_s)
         return [(before + after) / 2 / took for (before, after), took in zip(around, self.measured_s, strict=True)]
 
@@ -80,27 +80,27 @@ class Comparison:
         return statistics.median(self.ratios)
 
     def about(self) -> dict[str, object]:
-        """What is kept beside the result."""
+        """Return details to store with the result."""
         return {"ratios": self.ratios, "base_s": self.base_s, "measured_s": self.measured_s}
 
     def spread(self, over: float = 1.0) -> str:
-        """Quartiles of the ratios, divided by ``over``, and how many rounds there were."""
+        """Return the quartiles of the ratios, divided by ``over``, and the number of rounds, as text."""
         low, _, high = statistics.quantiles((ratio / over for ratio in self.ratios), n=4, method="inclusive")
         return f"quartiles {low:.2f} to {high:.2f} of {len(self.ratios)} rounds"
 
 
 def rounds_within(budget_s: float, base: Timed, measured: Timed) -> int:
-    """How many rounds of both fit into a budget, by one of each."""
+    """Return the number of rounds that fit a budget, estimated from one run of each."""
     round_s = base.seconds() + measured.seconds()
     return min(MOST_ROUNDS, max(LEAST_ROUNDS, round(budget_s / round_s)))
 
 
 def compare(benchmark: Any, base: Timed, measured: Timed, budget_s: float = BUDGET_S) -> Comparison:
-    """Time two things in turn, from ``base`` to ``base``; the benchmark's own times are those of ``measured``.
+    """Time two actions in turn, from ``base`` to ``base``; the benchmark's own times are those of ``measured``.
 
-    The benchmark must have been told not to collect garbage (`pytest.mark.benchmark(disable_gc=True)`).
+    The benchmark must disable garbage collection (`pytest.mark.benchmark(disable_gc=True)`).
     """
-    clock = benchmark._timer  # --benchmark-timer
+    clock = benchmark._timer  # as set with --benchmark-timer
     rounds = rounds_within(budget_s, base, measured)
     base_s: list[float] = []
 

@@ -1,10 +1,10 @@
-"""Runs the benchmarks and keeps their times; what `nox -s perf` calls.
+"""Run the benchmarks and store their times; called by `nox -s perf`.
 
     python tests/benchmarks/run.py [--runs DIR] [pytest's arguments]
     python tests/benchmarks/run.py --against REV [--rounds N] [--tolerance SHARE] [pytest's arguments]
 
-The first form ends as pytest does, and brings what was timed into the database of runs. The second compares the work
-tree with another commit (see against.py) and keeps nothing.
+The first form stores the times in the database of runs and returns pytest's exit status. The second compares the work
+tree with another commit (see against.py) and stores nothing.
 """
 
 import argparse
@@ -38,13 +38,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, choices=range(1, MOST_ROUNDS + 1), default=2, help=rounds)
     tolerance = f"fail from this much slower on, as a share ({TOLERANCE})"
     parser.add_argument("--tolerance", type=float, default=TOLERANCE, metavar="SHARE", help=tolerance)
-    known, chosen = parser.parse_known_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is temporary goes, as after Ctrl-C
+    options, chosen = parser.parse_known_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # temporary files are removed, as after Ctrl-C
     try:
-        if known.against is not None:
-            return compare(known.against, chosen, known.rounds, known.tolerance)
-        copy = None if known.benchmark_json is None else known.benchmark_json.absolute()
-        return measure(chosen, Runs(known.runs.absolute()), copy)
+        if options.against is not None:
+            return compare(options.against, chosen, options.rounds, options.tolerance)
+        copy = None if options.benchmark_json is None else options.benchmark_json.absolute()
+        return measure(chosen, Runs(options.runs.absolute()), copy)
     except UserError as error:
         print(f"perf: {error}", file=sys.stderr)
         return 2
@@ -53,10 +53,10 @@ def main() -> int:
 
 
 def measure(chosen: Sequence[str], runs: Runs, copy: Path | None) -> int:
-    """Run benchmarks and bring their times, of failed or interrupted runs too, into the database; return pytest's code.
+    """Run benchmarks, store their times in the database, even of interrupted runs, and return pytest's exit status.
 
     Raises:
-        UserError: What was timed has no place.
+        UserError: The times cannot be stored.
     """
     runs.require_writable()
     os.chdir(ROOT)
@@ -71,12 +71,12 @@ def measure(chosen: Sequence[str], runs: Runs, copy: Path | None) -> int:
 
 
 def keep(times: Path, runs: Runs) -> None:
-    """Bring pytest-benchmark's file into the database.
+    """Store the content of pytest-benchmark's file in the database.
 
     Raises:
-        UserError: The database could not be filled; says how to do it later.
+        UserError: The database cannot be written; the message says how to do it later.
     """
-    from exitbench.results.ingest.importing import merge  # not into the process that measures
+    from exitbench.results.ingest.importing import merge  # not imported while measuring
 
     try:
         problems = merge(times, runs.spool, runs.database).problems
@@ -90,7 +90,7 @@ def keep(times: Path, runs: Runs) -> None:
 
 
 def end() -> None:
-    """End without tearing the interpreter down, as the command line does and for the same reason."""
+    """Exit without interpreter shutdown, as the command line does and for the same reason."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -98,5 +98,5 @@ def end() -> None:
 
 if __name__ == "__main__":
     code = 1
-    atexit.register(end)  # first of all, and so the last to be called
+    atexit.register(end)  # registered first, so called last
     code = main()

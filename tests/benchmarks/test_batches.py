@@ -1,8 +1,8 @@
-"""Batches: against transformers' batched `generate`, where nothing exits, and where rows leave at different depths.
+"""Batches: against transformers' batched `generate`, without exits, and with rows exiting at different depths.
 
-A block of the rows that go on is timed beside one of all rows, to see whether splitting a batch pays.
+A block over the remaining rows is also timed against one over all rows, to see whether splitting a batch pays.
 
-Rows have sources of 4 to 8 tokens, so that little but decoding is timed.
+Sources have 4 to 8 tokens, so that decoding dominates.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SOURCE_TOKENS = 8
 NEW_TOKENS = {SMALL_NAME: 24, BASE_NAME: 4}
 BUDGET_S = 2.0
 NO_SLOWER = 0.98
-"""Goal of what should take as long as full depth: two equal things are measured to differ by as much."""
+"""Goal of ratios that should be 1: measurements of equal things differ by this much."""
 pairs = pytest.mark.parametrize("pair", NEW_TOKENS, indirect=True)
 batches = pytest.mark.parametrize("rows", ROWS)
 
@@ -39,22 +39,22 @@ batches = pytest.mark.parametrize("rows", ROWS)
 @batches
 @pairs
 def test_batch_at_full_depth(pair: Pair, rows: int, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Prefill and decoding, with padding, of a whole batch; the same greedy tokens."""
+    """Time prefill and decoding of a whole batch with padding; the greedy tokens are equal."""
     prompts, new_tokens = pair.prompts(rows, SOURCE_TOKENS), NEW_TOKENS[pair.label]
     inputs, decoding = pair.inputs(prompts), pair.decoding(pair.full(), prompts, new_tokens)
-    answers = [made.token_ids for made in decoding.once()]
+    answers = [answer.token_ids for answer in decoding.once()]
     assert answers == pair.transformers(inputs, new_tokens), "what differs cannot be compared"
     engine = Timed(lambda _: decoding.once())
-    found = compare(benchmark, Timed(lambda _: pair.transformers(inputs, new_tokens)), engine, BUDGET_S)
+    comparison = compare(benchmark, Timed(lambda _: pair.transformers(inputs, new_tokens)), engine, BUDGET_S)
     tokens_per_s = rows * new_tokens / benchmark.stats.stats.median
     record(
         benchmark,
         capsys,
-        found.ratio,
+        comparison.ratio,
         "x transformers",
-        note=f"{tokens_per_s:.0f} tokens/s; {found.spread()}",
+        note=f"{tokens_per_s:.0f} tokens/s; {comparison.spread()}",
         tokens_per_s=tokens_per_s,
-        **found.about(),
+        **comparison.about(),
     )
 
 
@@ -63,30 +63,30 @@ def test_batch_at_full_depth(pair: Pair, rows: int, benchmark: Any, capsys: pyte
 def test_batch_in_which_nothing_exits(
     pair: Pair, rows: int, benchmark: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Decoding with a gate that costs nothing, asked at every block, over decoding at full depth."""
+    """Time decoding with a free gate at every block that never opens, over decoding at full depth."""
     prompts, new_tokens = pair.prompts(rows, SOURCE_TOKENS), NEW_TOKENS[pair.label]
     blocks = blocks_from(1, pair.n_blocks)
     never = Parts(Always(), Constant(2.0), LMHead(), KV_POLICIES["state-copy"], blocks)
     full, gated = (pair.decoding(parts, prompts, new_tokens) for parts in (pair.full(), never))
-    found = compare(benchmark, full, gated, BUDGET_S)
+    comparison = compare(benchmark, full, gated, BUDGET_S)
     record(
         benchmark,
         capsys,
-        found.ratio,
+        comparison.ratio,
         "%",
         at_least=NO_SLOWER,
-        note=found.spread(),
-        **found.about(),
+        note=comparison.spread(),
+        **comparison.about(),
     )
 
 
 @batches
 @pairs
 def test_batch_whose_rows_leave(pair: Pair, rows: int, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Decoding where each row leaves at random, after half of the blocks on average, over decoding at full depth.
+    """Time decoding with random exits per row, after half of the blocks on average, over decoding at full depth.
 
-    What it saves if cost follows the sum of depths is the ideal by FLOPs; the ideal by bytes reads the weights of a
-    block if any row runs it.
+    The ideal by FLOPs assumes that cost follows the sum of depths; the ideal by bytes reads the weights of a block if
+    any row runs it.
     """
     prompts, new_tokens = pair.prompts(rows, SOURCE_TOKENS), NEW_TOKENS[pair.label]
     leaving = pair.parts("random", mean_exit=pair.n_blocks / 2)
@@ -94,24 +94,24 @@ def test_batch_whose_rows_leave(pair: Pair, rows: int, benchmark: Any, capsys: p
     answers = early.told()
     by_flops = ideal_over_full(pair, leaving, answers, SOURCE_TOKENS).by_flops
     by_bytes = ideal_of_batch(pair, answers, SOURCE_TOKENS)
-    exits = [layer for made in answers for layer in made.exit_layers]
+    exits = [layer for answer in answers for layer in answer.exit_layers]
     mean_exit = sum(exits) / len(exits)
-    found = compare(benchmark, full, early, BUDGET_S)
+    comparison = compare(benchmark, full, early, BUDGET_S)
     tokens_per_s = rows * new_tokens / benchmark.stats.stats.median
     record(
         benchmark,
         capsys,
-        found.ratio,
+        comparison.ratio,
         "x full depth",
         note=(
             f"exits at {mean_exit:.1f} of {pair.n_blocks}; ideal {by_flops:.2f} by FLOPs, {by_bytes:.2f} by bytes; "
-            f"{tokens_per_s:.0f} tokens/s; {found.spread()}"
+            f"{tokens_per_s:.0f} tokens/s; {comparison.spread()}"
         ),
         mean_exit_layer=mean_exit,
         ideal_by_flops=by_flops,
         ideal_by_bytes=by_bytes,
         tokens_per_s=tokens_per_s,
-        **found.about(),
+        **comparison.about(),
     )
 
 
@@ -121,9 +121,9 @@ def test_batch_whose_rows_leave(pair: Pair, rows: int, benchmark: Any, capsys: p
 def test_blocks_of_the_rows_that_go_on(
     pair: Pair, rows: int, staying: float, benchmark: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every block once with a share of the rows, those that have left filled in passing, over all blocks with all rows.
+    """Time every block with a share of the rows, filling the exited ones' caches, over every block with all rows.
 
-    Where it is below 1, rows that have left should have been carried along.
+    Below 1, it would be faster to keep exited rows in the batch.
     """
     model, length = pair.checkpoint.model, NEW_TOKENS[pair.label]
     cache, _ = model.start(pair.prompts(rows, SOURCE_TOKENS), length)

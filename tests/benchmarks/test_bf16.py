@@ -1,8 +1,6 @@
-"""Weights in bf16 against fp32, at batch 1 and full depth: a step is bound by the bytes it reads.
+"""Weights in bf16 against fp32, at batch 1 and full depth: a step is memory-bound, or overhead-bound in a small model.
 
-A small model's is bound by what each operation costs, on every processor.
-
-What bf16 changes in answers, scores and exits is measured on trained models, by pairs of runs:
+Effects of bf16 on answers, scores and exits are measured on trained models, by pairs of runs:
 
     exitbench run builtin-full && exitbench run builtin-bf16
     exitbench sql @number_formats
@@ -30,20 +28,20 @@ PAIRS = [pytest.param(name, marks=() if name == SMALL_NAME else MULTIPLIES_BF16)
 
 @pytest.mark.parametrize("pair", PAIRS, indirect=True)
 def test_bf16(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Tokens/s of decoding over those in fp32; tokens of random weights need not be the same."""
+    """Compare tokens/s of decoding with fp32; with random weights, the tokens may differ."""
     prompts, halved = pair.prompts(), pair.loaded(torch.bfloat16)
     fp32, bf16 = (pair.decoding(pair.full(), prompts, checkpoint=used) for used in (pair.checkpoint, halved))
     same = sum(a == b for a, b in zip(fp32.once()[0].token_ids, bf16.once()[0].token_ids, strict=True))
-    found = compare(benchmark, fp32, bf16)
+    comparison = compare(benchmark, fp32, bf16)
     tokens_per_s = pair.shape.new_tokens / benchmark.stats.stats.median
     record(
         benchmark,
         capsys,
-        found.ratio,
+        comparison.ratio,
         "x fp32",
         at_least=GOALS[pair.label],
-        note=f"{tokens_per_s:.1f} tokens/s; {found.spread()}",
+        note=f"{tokens_per_s:.1f} tokens/s; {comparison.spread()}",
         tokens_per_s=tokens_per_s,
         same_tokens=same,
-        **found.about(),
+        **comparison.about(),
     )

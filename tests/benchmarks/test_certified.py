@@ -1,7 +1,7 @@
-"""Certified gates: what is left of full depth, and what bounds from an int8 LM head save against the exact one.
+"""Certified gates: speed relative to full depth, and savings of bounds from an int8 LM head over the exact head.
 
-Weights are random. Thresholds lie above or below what any score can be, so that bounds decide everything; how often
-they cannot on trained models, `tests/parity/certified.py` counts.
+Weights are random. Thresholds are outside the range of scores, so that bounds always decide;
+`tests/parity/certified.py` counts how often they do not on trained models.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ pytestmark = pytest.mark.benchmark(disable_gc=True)
 
 KEPT_GOAL = 0.75
 METHODS = ("calm-softmax", "max-prob", "entropy")
-NEVER, ALWAYS = 2.0, -1.0  # beyond every score
+NEVER, ALWAYS = 2.0, -1.0  # outside the range of scores
 
 
 def leaving_after(pair: Pair, block: int, method: str = "calm-softmax") -> Parts:
-    """A method asked at every block whose tokens all leave after one; after the last, no score reaches a threshold."""
+    """Return a method with a gate at every block whose tokens all exit after `block`; for the last, none exit early."""
     levels = tuple(ALWAYS if at == block else NEVER for at in range(1, pair.n_blocks))
     return dataclasses.replace(pair.parts(method), threshold=PerBlock(levels))
 
@@ -36,18 +36,25 @@ def leaving_after(pair: Pair, block: int, method: str = "calm-softmax") -> Parts
 def test_certified_gate_that_never_opens(
     pair: Pair, method: str, benchmark: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Share of full depth's tokens/s that is left; full depth reads the exact head."""
+    """Measure tokens/s over full depth's, which reads the exact head."""
     prompts, parts = pair.prompts(), leaving_after(pair, pair.n_blocks, method).certified()
     full, gated = pair.decoding(pair.full(), prompts), pair.decoding(parts, prompts)
     answers = gated.told()
     assert answers[0].token_ids == full.told()[0].token_ids
     assert set(answers[0].exit_layers) == {pair.n_blocks}, "the gate opened"
     ideal = ideal_over_full(pair, parts, answers, PROMPT_TOKENS)
-    found = compare(benchmark, full, gated)
+    comparison = compare(benchmark, full, gated)
     goal = KEPT_GOAL if method == "calm-softmax" and pair.label == BASE_NAME else None
-    note = f"ideal {ideal.by_bytes:.1%} by bytes; {found.spread()}"
+    note = f"ideal {ideal.by_bytes:.1%} by bytes; {comparison.spread()}"
     record(
-        benchmark, capsys, found.ratio, "%", at_least=goal, note=note, ideal_by_bytes=ideal.by_bytes, **found.about()
+        benchmark,
+        capsys,
+        comparison.ratio,
+        "%",
+        at_least=goal,
+        note=note,
+        ideal_by_bytes=ideal.by_bytes,
+        **comparison.about(),
     )
 
 
@@ -56,14 +63,14 @@ def test_certified_gate_that_never_opens(
 def test_certified_head_against_the_exact_one(
     pair: Pair, share: str, benchmark: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """How many times faster CALM, gated at every block, decodes the same tokens after the same blocks."""
+    """Measure the speed-up over the exact head of CALM with a gate at every block; tokens and exits are equal."""
     block = pair.n_blocks if share == "never" else pair.n_blocks // 3
     prompts, parts = pair.prompts(), leaving_after(pair, block)
     exact, certified = pair.decoding(parts, prompts), pair.decoding(parts.certified(), prompts)
-    (theirs,), (ours,) = exact.told(), certified.told()
-    assert (ours.token_ids, ours.exit_layers) == (theirs.token_ids, theirs.exit_layers)
-    assert set(ours.exit_layers) == {block}
-    found = compare(benchmark, exact, certified)
-    fallbacks = sum(one.head_fallbacks for one in ours.records)
-    note = f"exit {block} of {pair.n_blocks}, {fallbacks} fallbacks; {found.spread()}"
-    record(benchmark, capsys, found.ratio, "x", note=note, exit_layer=block, **found.about())
+    (reference,), (bounded,) = exact.told(), certified.told()
+    assert (bounded.token_ids, bounded.exit_layers) == (reference.token_ids, reference.exit_layers)
+    assert set(bounded.exit_layers) == {block}
+    comparison = compare(benchmark, exact, certified)
+    fallbacks = sum(token.head_fallbacks for token in bounded.records)
+    note = f"exit {block} of {pair.n_blocks}, {fallbacks} fallbacks; {comparison.spread()}"
+    record(benchmark, capsys, comparison.ratio, "x", note=note, exit_layer=block, **comparison.about())

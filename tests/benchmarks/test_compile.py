@@ -1,6 +1,6 @@
-"""`torch.compile` of the small pieces that a step is made of, where it would have to win: the engine does not use it.
+"""`torch.compile` of the small parts of a step, where it could help; the engine does not use it.
 
-A whole block is no candidate: it writes into a cache whose length changes at every token.
+A whole block cannot be compiled usefully: it writes to a cache whose length changes at every token.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ pytestmark = pytest.mark.benchmark(disable_gc=True)
 @pytest.mark.parametrize("piece", ["normalise", "feed_forward"], ids=["norm", "feed-forward"])
 @pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME], indirect=True)
 def test_compiled_piece(pair: Pair, piece: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Decoding with one piece compiled over decoding without, and what the first tokens wait for it."""
+    """Time decoding with one part compiled over decoding without, and the compile time before the first tokens."""
     prompts, other = pair.prompts(), pair.loaded(torch.float32)
     plain, compiled = (pair.decoding(pair.full(), prompts, checkpoint=used) for used in (pair.checkpoint, other))
     with patch.object(other.model, piece, torch.compile(getattr(other.model, piece), dynamic=True)):
         started = time.perf_counter()
         assert compiled.once()[0].token_ids == plain.once()[0].token_ids, "what differs cannot be compared"
         compile_s = time.perf_counter() - started
-        found = compare(benchmark, plain, compiled)
-    note = f"first answer after {compile_s:.1f} s; {found.spread()}"
-    record(benchmark, capsys, found.ratio, "x plain", note=note, compile_s=compile_s, **found.about())
+        comparison = compare(benchmark, plain, compiled)
+    note = f"first answer after {compile_s:.1f} s; {comparison.spread()}"
+    record(benchmark, capsys, comparison.ratio, "x plain", note=note, compile_s=compile_s, **comparison.about())

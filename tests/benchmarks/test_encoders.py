@@ -1,4 +1,4 @@
-"""What part of the ideal speed-up by FLOPs an encoder realises whose texts leave after all blocks (random weights)."""
+"""Realised share of an encoder's ideal speed-up by FLOPs, with texts exiting after every block (random weights)."""
 
 from __future__ import annotations
 
@@ -31,22 +31,23 @@ L, TOKENS = 12, 16
 
 @cache
 def base_sized() -> EncoderClassifier:
-    """Twelve blocks of width 768, and two labels."""
+    """Return a classifier with twelve blocks of width 768 and two labels."""
     torch.manual_seed(0)
     lm = transformers.BertForSequenceClassification(transformers.BertConfig()).eval().requires_grad_(False)
     return EncoderClassifier(find_encoder_stack(lm))
 
 
-def flops(parts: Parts, made: Sequence[Classified]) -> float:
+def flops(parts: Parts, answers: Sequence[Classified]) -> float:
     total = sum(
-        (text_cost(base_sized(), parts, TOKENS, one.record.exit_layer, one.blocks_read) for one in made), Cost()
+        (text_cost(base_sized(), parts, TOKENS, answer.record.exit_layer, answer.blocks_read) for answer in answers),
+        Cost(),
     )
     return total.matmul_flops + total.elementwise_flops
 
 
 @pytest.mark.parametrize("rows", GOALS)
 def test_encoder_realised_fraction(rows: int, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exits are known and spread evenly: text i leaves after block 1 + i mod 12. All texts have 16 tokens."""
+    """Measure with predetermined, even exits: text i exits after block 1 + i mod 12. All texts have 16 tokens."""
     model, draw = base_sized(), torch.Generator().manual_seed(1)
     count = max(rows, L)
     texts = [
@@ -60,22 +61,22 @@ def test_encoder_realised_fraction(rows: int, benchmark: Any, capsys: pytest.Cap
 
     def timed(parts: Parts) -> Timed:
         def run(traced: bool) -> list[Classified]:
-            return [made for batch in batches for made in classify(model, batch, parts, traced=traced)]
+            return [answer for batch in batches for answer in classify(model, batch, parts, traced=traced)]
 
         return Timed(lambda _: run(False), traced=lambda _: run(True))
 
     baseline, method = timed(full), timed(early)
     ideal = flops(full, baseline.told()) / flops(early, method.told())
-    found = compare(benchmark, baseline, method)
+    comparison = compare(benchmark, baseline, method)
     record(
         benchmark,
         capsys,
-        found.ratio / ideal,
+        comparison.ratio / ideal,
         "%",
         at_least=GOALS[rows],
-        note=f"batch {rows}: speed-up {found.ratio:.2f} of {ideal:.2f}; {found.spread(ideal)}",
+        note=f"batch {rows}: speed-up {comparison.ratio:.2f} of {ideal:.2f}; {comparison.spread(ideal)}",
         batch_size=rows,
-        speedup=found.ratio,
+        speedup=comparison.ratio,
         ideal_by_flops=ideal,
-        **found.about(),
+        **comparison.about(),
     )

@@ -1,4 +1,4 @@
-"""Forms of products chosen by measurement against the defaults, int8 weights against fp32, and what choosing takes."""
+"""Measured choice of matmul forms against the defaults, int8 weights against fp32, and the time of choosing."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ pytestmark = pytest.mark.benchmark(disable_gc=True)
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME], indirect=True)
 def test_chosen(pair: Pair, name: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Tokens/s of decoding at full depth over those in the default forms."""
+    """Compare tokens/s at full depth with the default forms."""
     usual, chosen = (pair.loaded(FORMATS[name], measured=measured) for measured in (False, True))
     default, measured = (pair.decoding(pair.full(), pair.prompts(), checkpoint=used) for used in (usual, chosen))
-    found = compare(benchmark, default, measured)
+    comparison = compare(benchmark, default, measured)
     forms = choosing.use_fastest(pair.loaded(FORMATS[name], measured=False).model) or {}
-    note = f"{', '.join(sorted(set(forms.values())))}; {found.spread()}"
-    record(benchmark, capsys, found.ratio, "x default", at_least=1.0, note=note, forms=forms, **found.about())
+    note = f"{', '.join(sorted(set(forms.values())))}; {comparison.spread()}"
+    record(benchmark, capsys, comparison.ratio, "x default", at_least=1.0, note=note, forms=forms, **comparison.about())
 
 
 @pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME], indirect=True)
 def test_int8(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Tokens/s of decoding over those in fp32, both in the forms chosen."""
+    """Compare tokens/s of decoding with fp32, both in the chosen forms."""
     prompts = pair.prompts()
     fp32, int8 = (
         pair.decoding(pair.full(), prompts, checkpoint=pair.loaded(FORMATS[name])) for name in ("fp32", "int8")
     )
-    found = compare(benchmark, fp32, int8)
+    comparison = compare(benchmark, fp32, int8)
     tokens_per_s = pair.shape.new_tokens / benchmark.stats.stats.median
-    note = f"{tokens_per_s:.1f} tokens/s; {found.spread()}"
-    record(benchmark, capsys, found.ratio, "x fp32", at_least=1.0, note=note, **found.about())
+    note = f"{tokens_per_s:.1f} tokens/s; {comparison.spread()}"
+    record(benchmark, capsys, comparison.ratio, "x fp32", at_least=1.0, note=note, **comparison.about())
 
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME], indirect=True)
 def test_choosing(pair: Pair, name: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Seconds until the forms of a model are known that nobody has asked for before; none are kept."""
+    """Time the choice of forms for a model without cached choices; none are stored."""
     model = pair.loaded(FORMATS[name], measured=False).model
     took = Timed(lambda _: choosing.measured(model))
     benchmark.pedantic(took.run, setup=lambda: ((None,), {}), rounds=3)

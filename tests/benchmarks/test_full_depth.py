@@ -1,4 +1,4 @@
-"""Full depth at batch 1 against `generate` of transformers: the same weights, the same greedy tokens."""
+"""Full depth at batch 1 against transformers' `generate`, with the same weights and greedy tokens."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ pytestmark = pytest.mark.benchmark(disable_gc=True)
 
 GOALS = {SMALL_NAME: 2.5, BASE_NAME: 1.5, LARGE_NAME: None, CAUSAL_NAME: None}
 NEW_TOKENS = {SMALL_NAME: 48, BASE_NAME: 16, LARGE_NAME: 8, CAUSAL_NAME: 48}
-"""Prefill is timed too, and the shorter an answer, the more of it."""
+"""Answer lengths. Prefill is timed too; its share grows as answers get shorter."""
 
 
 @pytest.mark.parametrize("pair", GOALS, indirect=True)
 def test_full_depth(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Prefill and decoding of one answer."""
+    """Time prefill and decoding of one answer."""
     prompts, new_tokens = pair.prompts(), NEW_TOKENS[pair.label]
     inputs, decoding = pair.inputs(prompts), pair.decoding(pair.full(), prompts, new_tokens)
     (generation,) = decoding.once()
     assert [generation.token_ids] == pair.transformers(inputs, new_tokens), "what differs cannot be compared"
     engine = Timed(lambda _: decoding.once())
-    found = compare(benchmark, Timed(lambda _: pair.transformers(inputs, new_tokens)), engine)
+    comparison = compare(benchmark, Timed(lambda _: pair.transformers(inputs, new_tokens)), engine)
     tokens_per_s = new_tokens / benchmark.stats.stats.median
     record(
         benchmark,
         capsys,
-        found.ratio,
+        comparison.ratio,
         "x transformers",
         at_least=GOALS[pair.label],
-        note=f"{tokens_per_s:.1f} tokens/s; {found.spread()}",
+        note=f"{tokens_per_s:.1f} tokens/s; {comparison.spread()}",
         tokens_per_s=tokens_per_s,
-        **found.about(),
+        **comparison.about(),
     )

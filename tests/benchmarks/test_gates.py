@@ -1,7 +1,7 @@
-"""What asking costs: gates that are asked at every block and never let a token go, against full depth.
+"""Cost of gates: evaluated at every block and never opening, against full depth.
 
-A block's time is taken to be its share of the bytes that full depth reads. Adaptive pruned heads keep as many ids as
-they may: the confidence of random weights is next to nothing.
+A block's time is assumed to be its share of the bytes that full depth reads. Adaptive pruned heads keep the maximum
+number of ids, since the confidence of random weights is close to 0.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GATES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def parameters(gate: str, n_blocks: int) -> dict[str, Any]:
-    """Of a gate, those that depend on the depth included."""
+    """Return a gate's parameters, including those that depend on the depth."""
     params = GATES[gate][1]
     if gate == "patience":
         return {**params, "patience": n_blocks}
@@ -46,25 +46,26 @@ def parameters(gate: str, n_blocks: int) -> dict[str, Any]:
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("pair", [BASE_NAME, LARGE_NAME], indirect=True)
 def test_gate_that_never_opens(pair: Pair, gate: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Share of full depth's tokens/s that is left, and the time of asking once in blocks."""
+    """Measure tokens/s over full depth's, and the time per gate evaluation in blocks."""
     prompts = pair.prompts()
     parts = pair.parts(GATES[gate][0], **parameters(gate, pair.n_blocks))
     full, gated = pair.decoding(pair.full(), prompts), pair.decoding(parts, prompts)
     answers = gated.told()
     assert set(answers[0].exit_layers) == {pair.n_blocks}, "the gate opened"
     ideal = ideal_over_full(pair, parts, answers, PROMPT_TOKENS)
-    found = compare(benchmark, full, gated)
+    comparison = compare(benchmark, full, gated)
     asked = len(parts.asked(pair.n_blocks))
-    blocks = (1 / found.ratio - 1) / asked / share_of_a_block(pair, answers[0], PROMPT_TOKENS)
+    blocks = (1 / comparison.ratio - 1) / asked / share_of_a_block(pair, answers[0], PROMPT_TOKENS)
     record(
         benchmark,
         capsys,
-        found.ratio,
+        comparison.ratio,
         "%",
         at_least=PRUNED_GOAL if "pruned" in gate else None,
-        note=f"asked {asked} times, {blocks:.2f} blocks each; ideal {ideal.by_bytes:.1%} by bytes; {found.spread()}",
+        note=f"asked {asked} times, {blocks:.2f} blocks each; ideal {ideal.by_bytes:.1%} by bytes; "
+        f"{comparison.spread()}",
         asked=asked,
         blocks_a_gate=blocks,
         ideal_by_bytes=ideal.by_bytes,
-        **found.about(),
+        **comparison.about(),
     )

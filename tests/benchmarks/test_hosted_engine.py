@@ -20,48 +20,60 @@ AS_FAST, REALISED = 0.95, 0.85
 
 @pytest.mark.parametrize("pair", SHAPES, indirect=True)
 def test_hosted_full_depth(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Prefill and decoding of one answer, by transformers alone and through its wrapped blocks."""
+    """Time prefill and decoding of one answer, by transformers alone and through its wrapped blocks."""
     prompts, new_tokens = pair.prompts(), NEW_TOKENS[pair.label]
     inputs, decoding = pair.inputs(prompts), pair.decoding(pair.full(), prompts, new_tokens, pair.hosted)
     (generation,) = decoding.once()
     assert [generation.token_ids] == pair.transformers(inputs, new_tokens), "what differs cannot be compared"
     hosted = Timed(lambda _: decoding.once())
-    found = compare(benchmark, Timed(lambda _: pair.transformers(inputs, new_tokens)), hosted)
-    record(benchmark, capsys, found.ratio, "x transformers", at_least=AS_FAST, note=found.spread(), **found.about())
+    comparison = compare(benchmark, Timed(lambda _: pair.transformers(inputs, new_tokens)), hosted)
+    record(
+        benchmark,
+        capsys,
+        comparison.ratio,
+        "x transformers",
+        at_least=AS_FAST,
+        note=comparison.spread(),
+        **comparison.about(),
+    )
 
 
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("pair", SHAPES, indirect=True)
 def test_hosted_realised_fraction(pair: Pair, share: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Speed-up of decoding over hosted full depth, over what fewer bytes read would give."""
+    """Measure the speed-up of decoding over hosted full depth, relative to the ideal by bytes read."""
     exit_layer = round(pair.n_blocks * SHARES[share])
     prompts, early = pair.prompts(), pair.parts("static", exit_layer=exit_layer)
     full, method = (pair.decoding(parts, prompts, checkpoint=pair.hosted) for parts in (pair.full(), early))
     ideal = ideal_over_full(pair, early, method.told(), PROMPT_TOKENS)
-    found = compare(benchmark, full, method)
-    note = f"exit {exit_layer} of {pair.n_blocks}: speed-up {found.ratio:.2f} of {ideal.by_bytes:.2f}"
+    comparison = compare(benchmark, full, method)
+    note = f"exit {exit_layer} of {pair.n_blocks}: speed-up {comparison.ratio:.2f} of {ideal.by_bytes:.2f}"
     record(
         benchmark,
         capsys,
-        found.ratio / ideal.by_bytes,
+        comparison.ratio / ideal.by_bytes,
         "%",
         at_least=REALISED,
-        note=f"{note}; {found.spread(ideal.by_bytes)}",
+        note=f"{note}; {comparison.spread(ideal.by_bytes)}",
         exit_layer=exit_layer,
         n_blocks=pair.n_blocks,
-        speedup=found.ratio,
+        speedup=comparison.ratio,
         ideal_by_bytes=ideal.by_bytes,
         ideal_by_flops=ideal.by_flops,
-        **found.about(),
+        **comparison.about(),
     )
 
 
 @pytest.mark.parametrize("exit_layer", ["half", "full"])
 @pytest.mark.parametrize("pair", SHAPES, indirect=True)
 def test_lean_over_hosted(pair: Pair, exit_layer: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Decoding on the lean engine, over the same on the hosted one."""
+    """Time decoding on the lean engine over the same on the hosted one."""
     parts = pair.full() if exit_layer == "full" else pair.parts("static", exit_layer=pair.n_blocks // 2)
-    lean, hosted = (pair.decoding(parts, pair.prompts(), checkpoint=one) for one in (pair.checkpoint, pair.hosted))
-    assert [made.token_ids for made in lean.once()] == [made.token_ids for made in hosted.once()]
-    found = compare(benchmark, hosted, lean)
-    record(benchmark, capsys, found.ratio, "x hosted", at_least=1.0, note=found.spread(), **found.about())
+    lean, hosted = (
+        pair.decoding(parts, pair.prompts(), checkpoint=engine) for engine in (pair.checkpoint, pair.hosted)
+    )
+    assert [answer.token_ids for answer in lean.once()] == [answer.token_ids for answer in hosted.once()]
+    comparison = compare(benchmark, hosted, lean)
+    record(
+        benchmark, capsys, comparison.ratio, "x hosted", at_least=1.0, note=comparison.spread(), **comparison.about()
+    )

@@ -1,6 +1,6 @@
-"""How fast a database takes in rows by layer, run by `nox -s perf`.
+"""Ingest rate of per-layer rows, run by `nox -s perf`.
 
-Everything is made up, as by `nox -s scale` (large_database.py), only less of it.
+The data are synthetic, as in `nox -s scale` (large_database.py), but fewer.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ GOAL = 5.0
 
 @pytest.fixture(scope="module")
 def spool(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Probes alone."""
+    """Return a spool with probes only."""
     spool = tmp_path_factory.mktemp("probes") / "spool"
     large_database.make(spool, LAYER_ROWS, probes=True)
     return spool
 
 
 def test_rows_by_layer(spool: Path, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Goal: on two cores. To make the empty database is not counted."""
+    """Measure rows per second; the goal is for two cores. Creation of the empty database is excluded."""
     paths = (spool.parent / f"{number}.duckdb" for number in itertools.count())
 
     def empty() -> tuple[tuple[Path, Path], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Scoring the choices of a context, against lm-eval's own backend: one prefill a context instead of one a choice."""
+"""Scoring of choices against lm-eval's own backend: one prefill per context instead of one per choice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONTEXTS = {CAUSAL_NAME: 8, CAUSAL_BASE_NAME: 2}
 
 
 def hellaswag(pair: Pair, count: int) -> list[Context]:
-    """Contexts of 60 to 90 tokens with four choices of 10 to 30, as HellaSwag's are."""
+    """Return contexts of 60 to 90 tokens with four choices of 10 to 30, as in HellaSwag."""
     draw = random.Random(7)
 
     def tokens(least: int, most: int) -> list[int]:
@@ -37,7 +37,7 @@ def hellaswag(pair: Pair, count: int) -> list[Context]:
 
 
 def lm_eval(pair: Pair) -> HFLM:
-    """lm-eval's backend for models of transformers, one request at a time; tokens are handed over, texts never."""
+    """Return lm-eval's backend for transformers models, one request at a time; it gets tokens, never texts."""
     nothing = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, "a")), eos_token="a")
     return HFLM(pretrained=pair.reference, tokenizer=nothing, batch_size=1, backend="causal")
 
@@ -45,25 +45,25 @@ def lm_eval(pair: Pair) -> HFLM:
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("pair", CONTEXTS, indirect=True)
 def test_choices_at_full_depth(pair: Pair, rows: int, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """HellaSwag-shaped requests; ``rows`` is the batch of the engine, lm-eval's is 1."""
+    """Time HellaSwag-shaped requests; ``rows`` is the engine's batch size, lm-eval's is 1."""
     contexts, backend, full = hellaswag(pair, CONTEXTS[pair.label]), lm_eval(pair), pair.full()
     requests = [(None, list(each.context_ids), list(ids)) for each in contexts for ids in each.continuations]
-    theirs = Timed(lambda _: backend._loglikelihood_tokens(requests, disable_tqdm=True))
-    ours = Timed(lambda _: score(pair.checkpoint, contexts, full, rows=rows, traced=False))
-    scored = [(one.total_logprob, one.is_greedy) for of_context in ours.once() for one in of_context]
-    for (logprob, is_greedy), (their_logprob, was_greedy) in zip(scored, theirs.once(), strict=True):
+    reference = Timed(lambda _: backend._loglikelihood_tokens(requests, disable_tqdm=True))
+    local = Timed(lambda _: score(pair.checkpoint, contexts, full, rows=rows, traced=False))
+    scored = [(choice.total_logprob, choice.is_greedy) for of_context in local.once() for choice in of_context]
+    for (logprob, is_greedy), (their_logprob, was_greedy) in zip(scored, reference.once(), strict=True):
         assert abs(logprob - their_logprob) < CLOSE and is_greedy == was_greedy, "what differs cannot be compared"
-    found = compare(benchmark, theirs, ours)
+    comparison = compare(benchmark, reference, local)
     requests_per_s = len(requests) / benchmark.stats.stats.median
     record(
         benchmark,
         capsys,
-        found.ratio,
+        comparison.ratio,
         "x lm-eval",
         at_least=GOAL,
-        note=f"{requests_per_s:.1f} choices/s; {found.spread()}",
+        note=f"{requests_per_s:.1f} choices/s; {comparison.spread()}",
         requests_per_s=requests_per_s,
-        **found.about(),
+        **comparison.about(),
     )
 
 
@@ -72,7 +72,7 @@ def test_choices_at_full_depth(pair: Pair, rows: int, benchmark: Any, capsys: py
 def test_forced_decode_of_one_token(
     pair: Pair, tokens: int, benchmark: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Letters of a multiple-choice question by the decode loop, over one pass; a few shots make its context long."""
+    """Time single-letter choices by the decode loop over one forward pass; few-shot contexts are long."""
     (prompt,), full = pair.prompts(1, tokens), pair.full()
     contexts = [Context(prompt, [[5], [6], [7], [8]])]
 
@@ -84,16 +84,16 @@ def test_forced_decode_of_one_token(
             return run()
 
     at_once = Timed(lambda _: run())
-    for one, other in zip(run()[0], forced()[0], strict=True):
-        assert abs(one.total_logprob - other.total_logprob) < CLOSE, "what differs cannot be compared"
-    found = compare(benchmark, at_once, Timed(lambda _: forced()))
-    ms = statistics.median(found.base_s) * 1000
+    for expected, actual in zip(run()[0], forced()[0], strict=True):
+        assert abs(expected.total_logprob - actual.total_logprob) < CLOSE, "what differs cannot be compared"
+    comparison = compare(benchmark, at_once, Timed(lambda _: forced()))
+    ms = statistics.median(comparison.base_s) * 1000
     record(
         benchmark,
         capsys,
-        found.ratio,
+        comparison.ratio,
         "x one pass",
         at_least=NO_SLOWER,
-        note=f"{ms:.1f} ms in one pass; {found.spread()}",
-        **found.about(),
+        note=f"{ms:.1f} ms in one pass; {comparison.spread()}",
+        **comparison.about(),
     )

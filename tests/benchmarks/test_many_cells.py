@@ -1,6 +1,6 @@
-"""A suite of 2,000 tiny cells: planning, looking at the spool, and what a cell costs beside its work.
+"""Suite of 2,000 tiny cells: planning, reading the spool, and the overhead per cell.
 
-Seconds on the machine at hand, run by `nox -s perf`; the goals are 2 s, 1 s and 50 ms a cell.
+Seconds on the local machine, run by `nox -s perf`; the goals are 2 s, 1 s and 50 ms per cell.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ kinds = ["quality", "timing"]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A suite, its checkpoint, and a spool with an attempt at each of its cells."""
+    """Return a folder with a suite, its checkpoint, and a spool with one attempt per cell."""
     folder = tmp_path_factory.mktemp("many")
     checkpoint = folder / "checkpoint"
     tokenizer, shape = build_tokenizer(), {"d_model": 16, "d_kv": 4, "d_ff": 32, "num_heads": 4, "num_layers": 2}
@@ -86,8 +86,8 @@ def items(plan: Plan) -> tuple[CellJob, ...]:
 
 
 def test_plan(benchmark: Any, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = benchmark.pedantic(plan, (runs,), rounds=5)
-    assert made.states()["done"] == 2 * THRESHOLDS + 1
+    result = benchmark.pedantic(plan, (runs,), rounds=5)
+    assert result.states()["done"] == 2 * THRESHOLDS + 1
     record(benchmark, capsys, benchmark.stats.stats.median, "s", at_most=PLAN_S)
 
 
@@ -96,16 +96,16 @@ def test_plan_of_stale_cells(benchmark: Any, runs: Path, capsys: pytest.CaptureF
     text = suite.read_text()
     try:
         suite.write_text(text.replace("seed = 7", "seed = 8"))
-        made = benchmark.pedantic(plan, (runs,), rounds=5)
+        result = benchmark.pedantic(plan, (runs,), rounds=5)
     finally:
         suite.write_text(text)
-    assert made.states()["stale"] == 2 * THRESHOLDS + 1
+    assert result.states()["stale"] == 2 * THRESHOLDS + 1
     record(benchmark, capsys, benchmark.stats.stats.median, "s", at_most=PLAN_S)
 
 
 def test_estimate(benchmark: Any, runs: Path) -> None:
-    made = plan(runs)
-    estimates = benchmark.pedantic(estimate_plan, (made, runs / "spool", "all"), rounds=5)
+    result = plan(runs)
+    estimates = benchmark.pedantic(estimate_plan, (result, runs / "spool", "all"), rounds=5)
     assert all(estimate.seconds is not None for estimate in estimates.values())
 
 
@@ -115,8 +115,8 @@ def test_plan_command(benchmark: Any, runs: Path, capsys: pytest.CaptureFixture[
 
 
 def test_status(benchmark: Any, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = benchmark.pedantic(spool_status, (runs / "spool",), rounds=5)
-    assert found.counts["ok"] == 2 * THRESHOLDS + 1
+    result = benchmark.pedantic(spool_status, (runs / "spool",), rounds=5)
+    assert result.counts["ok"] == 2 * THRESHOLDS + 1
     record(benchmark, capsys, benchmark.stats.stats.median, "s", at_most=STATUS_S)
 
 
@@ -150,7 +150,7 @@ def test_worker_without_a_model(
 
 
 class NoModel:
-    """What the worker asks of a model, without a checkpoint."""
+    """Stub of a model for the worker, without a checkpoint."""
 
     products = None
 
@@ -159,7 +159,7 @@ class NoModel:
 
 
 class NoWork:
-    """What the worker asks of the work of a cell."""
+    """Stub of a cell's work for the worker."""
 
     full_parts = None
 

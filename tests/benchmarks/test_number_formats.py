@@ -1,6 +1,6 @@
-"""Whether early exit still pays where weights are small already: speed-ups over full depth in the same number format.
+"""Speed-ups of early exit over full depth in the same number format: does it still pay if weights are small already?
 
-What a number format changes in answers, scores and exits is measured on trained models, by pairs of runs:
+Effects of a number format on answers, scores and exits are measured on trained models, by pairs of runs:
 
     exitbench run builtin-full && exitbench run builtin-int8
     exitbench sql @number_formats --set dtype=int8
@@ -31,20 +31,22 @@ FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 def test_exit_after_a_third(
     pair: Pair, name: str, gate: str, benchmark: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every token leaves after a third of the blocks: as told, or by a gate that reads the LM head at each of them."""
+    """Measure exits of all tokens after a third of the blocks: static, or by a gate that reads the LM head at each."""
     exit_layer, checkpoint, prompts = round(pair.n_blocks / 3), pair.loaded(FORMATS[name]), pair.prompts()
     full, early = (
         pair.decoding(parts, prompts, checkpoint=checkpoint) for parts in (pair.full(), leaving(pair, gate, exit_layer))
     )
     assert set(early.told()[0].exit_layers) == {exit_layer}
-    found = compare(benchmark, full, early)
+    comparison = compare(benchmark, full, early)
     tokens_per_s = pair.shape.new_tokens / benchmark.stats.stats.median
-    note = f"exit {exit_layer} of {pair.n_blocks}; {tokens_per_s:.1f} tokens/s; {found.spread()}"
-    record(benchmark, capsys, found.ratio, "x full depth", note=note, tokens_per_s=tokens_per_s, **found.about())
+    note = f"exit {exit_layer} of {pair.n_blocks}; {tokens_per_s:.1f} tokens/s; {comparison.spread()}"
+    record(
+        benchmark, capsys, comparison.ratio, "x full depth", note=note, tokens_per_s=tokens_per_s, **comparison.about()
+    )
 
 
 def leaving(pair: Pair, gate: str, exit_layer: int) -> Parts:
-    """A method whose tokens leave there."""
+    """Return a method whose tokens all exit after `exit_layer`."""
     if gate == "static":
         return pair.parts("static", exit_layer=exit_layer)
     return replace(pair.parts("calm-softmax"), threshold=Decided([exit_layer]))

@@ -1,6 +1,6 @@
-"""What happens once a prompt, against transformers: encoder and cross-attention, or a decoder-only prompt.
+"""Prefill against transformers: encoder and cross-attention keys and values, or a decoder-only prompt.
 
-The shortest row of a batch is half as long as the longest, which is padded in both.
+The shortest row of a batch is half as long as the longest; both sides pad.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ SIZES = [(1, 32), (1, 128), (1, 512), (8, 128)]
 @pytest.mark.parametrize(("rows", "tokens"), SIZES)
 @pytest.mark.parametrize("pair", [SMALL_NAME, CAUSAL_NAME, BASE_NAME], indirect=True)
 def test_prefill(pair: Pair, rows: int, tokens: int, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Up to where the first token is decoded, over the same by transformers' own layers."""
+    """Time the work before the first decode step, over the same work in transformers' layers."""
     prompts = pair.prompts(rows, tokens)
     inputs, requests = pair.inputs(prompts), [Request(prompt) for prompt in prompts]
     engine = Timed(lambda _: prefill(pair.checkpoint.model, requests, pair.shape.new_tokens))
     engine.once(), prefilled(pair, inputs)
-    found = compare(benchmark, Timed(lambda _: prefilled(pair, inputs)), engine, budget_s=2.0)
+    comparison = compare(benchmark, Timed(lambda _: prefilled(pair, inputs)), engine, budget_s=2.0)
     tokens_per_s = sum(map(len, prompts)) / benchmark.stats.stats.median
     record(
         benchmark,
         capsys,
-        found.ratio,
+        comparison.ratio,
         "x transformers",
         at_least=NO_SLOWER,
-        note=f"{tokens_per_s:.0f} tokens/s; {found.spread()}",
+        note=f"{tokens_per_s:.0f} tokens/s; {comparison.spread()}",
         tokens_per_s=tokens_per_s,
-        **found.about(),
+        **comparison.about(),
     )
 
 
 def prefilled(pair: Pair, inputs: dict[str, Tensor]) -> object:
-    """The same work in transformers.
+    """Do the same work in transformers.
 
-    Of an encoder-decoder model the encoder, and keys and values of every cross-attention, which `generate` makes when
-    it decodes the first token; of others all blocks, with a cache, without the LM head.
+    For an encoder-decoder model: the encoder, and keys and values of every cross-attention, which `generate` computes
+    when it decodes the first token. For others: all blocks, with a cache, without the LM head.
     """
     if pair.shape.family != "t5":
         return pair.reference.model(**inputs, use_cache=True)

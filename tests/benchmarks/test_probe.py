@@ -1,4 +1,4 @@
-"""Recording what every block says about every token, against doing it step by step with transformers."""
+"""Probing (recording every block's read-out of every token), against step-by-step code with transformers."""
 
 from __future__ import annotations
 
@@ -22,53 +22,53 @@ pytestmark = pytest.mark.benchmark(disable_gc=True)
 GOAL = 20.0
 NEW_TOKENS = {SMALL_NAME: 32, BASE_NAME: 16}
 STEPPED = {SMALL_NAME: BATCH_ROWS, BASE_NAME: 3}
-"""Documents that are timed step by step: all, or some of lengths as far apart, where all would take minutes."""
+"""Documents timed step by step: all, or an even subset by length if all would take minutes."""
 
 
 @pytest.mark.parametrize("pair", NEW_TOKENS, indirect=True)
 def test_probe(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Tokens/s of what a cell does, over those of `step_by_step` on one document after another.
+    """Compare tokens/s of a probe cell with `step_by_step`, one document after another.
 
-    A cell decodes its documents as a batch and probes the answers. The second figure is of probing known answers alone,
-    which `step_by_step` cannot do. The third bounds both: as if nothing took time but to multiply the LM head, once for
-    every state of every token.
+    A cell decodes its documents as a batch and probes the answers. The second figure is for probing given answers
+    alone, which `step_by_step` cannot do. The third bounds both: the time of the LM-head products alone, one per token
+    and block.
     """
     prompts, new_tokens = pair.prompts(BATCH_ROWS), NEW_TOKENS[pair.label]
     stepped = evenly(prompts, STEPPED[pair.label])
     decoding = pair.decoding(pair.full(), prompts, new_tokens)
-    answers = [made.token_ids for made in decoding.once()]
+    answers = [answer.token_ids for answer in decoding.once()]
     probing = Timed(lambda _: probe(pair.checkpoint, prompts, answers))
-    cell = Timed(lambda _: probe(pair.checkpoint, prompts, [made.token_ids for made in decoding.once()]))
+    cell = Timed(lambda _: probe(pair.checkpoint, prompts, [answer.token_ids for answer in decoding.once()]))
     assert_same(step_by_step(pair, prompts[0]), cell.once(), new_tokens)
-    found = compare(benchmark, Timed(lambda _: [step_by_step(pair, prompt) for prompt in stepped]), cell)
+    comparison = compare(benchmark, Timed(lambda _: [step_by_step(pair, prompt) for prompt in stepped]), cell)
     clock = benchmark._timer
     probed_s = statistics.median(probing.seconds(clock) for _ in range(3))
-    of_one = len(stepped) / BATCH_ROWS  # what one document takes is the mean of those that were timed
-    stepped_s = statistics.median(found.base_s) / of_one
-    known, bound = stepped_s / probed_s, stepped_s / head_s(pair, prompts, answers, clock)
+    per_document = len(stepped) / BATCH_ROWS  # scales to one document: the mean over those timed
+    stepped_s = statistics.median(comparison.base_s) / per_document
+    given_answers, bound = stepped_s / probed_s, stepped_s / head_s(pair, prompts, answers, clock)
     tokens_per_s = BATCH_ROWS * new_tokens / benchmark.stats.stats.median
     record(
         benchmark,
         capsys,
-        found.ratio / of_one,
+        comparison.ratio / per_document,
         "x step by step",
         at_least=GOAL,
         note=(
-            f"{known:.1f} of known answers; {bound:.1f} if it were the LM head's products alone; "
-            f"{tokens_per_s:.0f} tokens/s; {found.spread(of_one)}"
+            f"{given_answers:.1f} of known answers; {bound:.1f} if it were the LM head's products alone; "
+            f"{tokens_per_s:.0f} tokens/s; {comparison.spread(per_document)}"
         ),
-        of_known_answers=known,
+        of_known_answers=given_answers,
         of_the_head_alone=bound,
         tokens_per_s=tokens_per_s,
         probed_s=probed_s,
         documents=BATCH_ROWS,
         stepped_documents=len(stepped),
-        **found.about(),
+        **comparison.about(),
     )
 
 
 def head_s(pair: Pair, prompts: list[list[int]], answers: list[list[int]], clock: Callable[[], float]) -> float:
-    """Seconds that the LM head's products take of a probe."""
+    """Return the seconds that a probe's LM-head products take."""
     states_LND = states_of(pair.checkpoint, prompts, answers)
     few = max(1, LOGITS_BUDGET_BYTES // (len(states_LND) * pair.checkpoint.model.vocab_size * 4))
     product = Timed(lambda _: [pair.checkpoint.model.logits(piece) for piece in torch.split(states_LND, few, dim=1)])
@@ -76,18 +76,18 @@ def head_s(pair: Pair, prompts: list[list[int]], answers: list[list[int]], clock
 
 
 def evenly(prompts: list[list[int]], few: int) -> list[list[int]]:
-    """A few of prompts whose lengths go down evenly, from the longest to the shortest."""
+    """Return an evenly spaced subset of prompts sorted by length, from the longest to the shortest."""
     return [prompts[(len(prompts) - 1) * at // (few - 1)] for at in range(few)]
 
 
 def step_by_step(pair: Pair, prompt: list[int]) -> dict[str, np.ndarray]:
-    """What one writes with transformers: `generate` with hidden states of every step, each then read out.
+    """Record signals as plain transformers code would: `generate` with hidden states, then a read-out of each.
 
-    For every step and block: final norm (which the last state already has), LM head, softmax, and from it the most
+    For every step and block: final norm (already applied to the last state), LM head, softmax, and from it the most
     probable token, its probability and the entropy, each [N, L]. A probe records fifteen more columns.
     """
     model = pair.reference
-    made = model.generate(
+    output = model.generate(
         input_ids=torch.tensor([prompt]),
         max_new_tokens=NEW_TOKENS[pair.label],
         do_sample=False,
@@ -96,14 +96,14 @@ def step_by_step(pair: Pair, prompt: list[int]) -> dict[str, np.ndarray]:
     )
     rows = [
         [read_out(model, state, is_last=block == pair.n_blocks) for block, state in enumerate(states[1:], 1)]
-        for states in made.decoder_hidden_states
+        for states in output.decoder_hidden_states
     ]
     columns = np.array(rows)
     return {name: columns[..., place] for place, name in enumerate(("top1_id", "p1", "entropy"))}
 
 
 def read_out(model: Any, state: Tensor, *, is_last: bool) -> tuple[float, float, float]:
-    """Most probable token, its probability and the entropy (nats) of one state [1, 1, D]."""
+    """Return the most probable token, its probability and the entropy (nats) of one state [1, 1, D]."""
     normed = state if is_last else model.decoder.final_layer_norm(state)
     if model.config.scale_decoder_outputs:
         normed = normed * model.model_dim**-0.5
@@ -112,7 +112,7 @@ def read_out(model: Any, state: Tensor, *, is_last: bool) -> tuple[float, float,
     return top1.item(), p1.item(), torch.special.entr(p_V).sum().item()
 
 
-def assert_same(expected: dict[str, np.ndarray], found: dict[str, Any], tokens: int) -> None:
-    """The first document's signals are the same."""
+def assert_same(expected: dict[str, np.ndarray], actual: dict[str, Any], tokens: int) -> None:
+    """Assert that the first document's signals are equal."""
     for name, values in expected.items():
-        np.testing.assert_allclose(found[name][:tokens], values, rtol=2e-3, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(actual[name][:tokens], values, rtol=2e-3, atol=1e-5, err_msg=name)

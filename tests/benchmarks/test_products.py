@@ -1,4 +1,4 @@
-"""What bounds a step at batch 1: the products with every weight alone, without anything between them."""
+"""Lower bound of a step at batch 1: the products with all weights, without anything between them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.benchmark(disable_gc=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME, LARGE_NAME], indirect=True)
 def test_products_alone(pair: Pair, dtype: torch.dtype, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Their share of the time of decoding as many tokens, and how many bytes of weights a second they read."""
+    """Measure the products' share of decoding time, and the bytes of weights that they read per second."""
     checkpoint = pair.checkpoint if dtype == torch.float32 else pair.loaded(dtype)
     new_tokens, weights = pair.shape.new_tokens, read_each_token(checkpoint.model)
     inputs = {projection.weight.shape[1] for projection in weights}
@@ -30,15 +30,15 @@ def test_products_alone(pair: Pair, dtype: torch.dtype, benchmark: Any, capsys: 
             for projection in weights:
                 projection(x[projection.weight.shape[1]])
 
-    found = compare(benchmark, pair.decoding(pair.full(), pair.prompts(), checkpoint=checkpoint), Timed(products))
-    took_s = statistics.median(found.measured_s) / new_tokens
+    comparison = compare(benchmark, pair.decoding(pair.full(), pair.prompts(), checkpoint=checkpoint), Timed(products))
+    took_s = statistics.median(comparison.measured_s) / new_tokens
     read_bytes = sum(projection.weight.numel() * projection.weight.element_size() for projection in weights)
     note = f"{took_s * 1e3:.2f} ms a token; {read_bytes / 1e6:.0f} MB at {read_bytes / took_s / 1e9:.1f} GB/s"
-    record(benchmark, capsys, 1 / found.ratio, "%", note=note, read_bytes=read_bytes, **found.about())
+    record(benchmark, capsys, 1 / comparison.ratio, "%", note=note, read_bytes=read_bytes, **comparison.about())
 
 
 def read_each_token(model: Transformer) -> list[Any]:
-    """Every projection that one token is multiplied with, in their order."""
+    """Return every projection applied to a token, in order."""
     names = ("qkv", "attention_out", "cross_q", "cross_out", "up", "down")
     of_blocks = [getattr(block, name) for block in model.weights.blocks for name in names]
     return [projection for projection in (*of_blocks, model.weights.lm_head) if projection is not None]

@@ -1,4 +1,4 @@
-"""What part of the ideal speed-up an early exit really gives, at five depths and by gate: the engine's own score."""
+"""Realised fraction of the ideal speed-up, at five depths and by gate: the engine's own score."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHARES = {"sixth": 1 / 6, "third": 1 / 3, "half": 1 / 2, "two-thirds": 2 / 3, "f
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME, LARGE_NAME], indirect=True)
 def test_realised_fraction(pair: Pair, share: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Speed-up of decoding, prefill apart, over what fewer bytes read would give."""
+    """Measure the speed-up of decoding, without prefill, relative to the ideal by bytes read."""
     exit_layer = round(pair.n_blocks * SHARES[share])
     measure(pair, pair.parts("static", exit_layer=exit_layer), GOAL, benchmark, capsys)
 
@@ -44,44 +44,44 @@ def test_realised_fraction(pair: Pair, share: str, benchmark: Any, capsys: pytes
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("pair", GATE_GOALS, indirect=True)
 def test_realised_fraction_of_a_gate(pair: Pair, gate: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same where tokens leave one by one: three of four after a third of the blocks.
+    """Measure the realised fraction with exits per token: three of four exit after a third of the blocks.
 
-    The gate does its work, and a schedule decides: what random weights say is all the same. Drafts of self-speculation
-    are mostly rejected, and the ideal counts what was in vain.
+    The gate is computed, but a schedule decides, since scores of random weights carry no information. Drafts of
+    self-speculation are mostly rejected, and the ideal counts the discarded work.
     """
     name, params = GATES[gate]
     shallow = round(pair.n_blocks / 3)
     if name in ("free", "self-speculation"):
         params = {**params, "exit_layer": shallow}
-    asked = pair.parts(name, **params)
+    early = pair.parts(name, **params)
     if name != "self-speculation":
-        asked = replace(asked, threshold=Decided([shallow, shallow, shallow, pair.n_blocks]))
-    measure(pair, asked, GATE_GOALS[pair.label], benchmark, capsys)
+        early = replace(early, threshold=Decided([shallow, shallow, shallow, pair.n_blocks]))
+    measure(pair, early, GATE_GOALS[pair.label], benchmark, capsys)
 
 
 def measure(pair: Pair, early: Parts, goal: float, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Compare with full depth, in turn."""
+    """Time a method and full depth in turn, and record the realised fraction."""
     prompts = pair.prompts()
     full, method = pair.decoding(pair.full(), prompts), pair.decoding(early, prompts)
     answers = method.told()
     ideal = ideal_over_full(pair, early, answers, PROMPT_TOKENS)
-    exits = [layer for made in answers for layer in made.exit_layers]
+    exits = [layer for answer in answers for layer in answer.exit_layers]
     mean_exit = sum(exits) / len(exits)
-    found = compare(benchmark, full, method)
+    comparison = compare(benchmark, full, method)
     record(
         benchmark,
         capsys,
-        found.ratio / ideal.by_bytes,
+        comparison.ratio / ideal.by_bytes,
         "%",
         at_least=goal,
         note=(
-            f"exit {mean_exit:.3g} of {pair.n_blocks}: speed-up {found.ratio:.2f} of {ideal.by_bytes:.2f}; "
-            f"{found.spread(ideal.by_bytes)}"
+            f"exit {mean_exit:.3g} of {pair.n_blocks}: speed-up {comparison.ratio:.2f} of {ideal.by_bytes:.2f}; "
+            f"{comparison.spread(ideal.by_bytes)}"
         ),
         mean_exit_layer=mean_exit,
         n_blocks=pair.n_blocks,
-        speedup=found.ratio,
+        speedup=comparison.ratio,
         ideal_by_bytes=ideal.by_bytes,
         ideal_by_flops=ideal.by_flops,
-        **found.about(),
+        **comparison.about(),
     )

@@ -1,7 +1,7 @@
-"""How long sweeps of many thresholds take over a large probe, run by `nox -s perf`; no part of the test suite.
+"""Sweeps of many thresholds over a large probe, run by `nox -s perf`; not part of the test suite.
 
-Seconds, unlike the ratios of the engine: the goal is that somebody waits for a figure. The probe is random, and read
-from Parquet each time, as a replay reads it.
+The goal is in seconds, unlike the engine's ratios, because a user waits for a figure. The probe is random, and read
+from Parquet each time, as in a replay.
 """
 
 from __future__ import annotations
@@ -60,22 +60,22 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def swept(source: str, gate: str, decayed: bool = False, documents: bool = False) -> float:
-    """Seconds that a sweep of all thresholds of a gate takes."""
+    """Return the seconds of a sweep over all thresholds of a gate."""
     levels = np.linspace(0, 1, THRESHOLDS).tolist()
     started = time.perf_counter()
     with duckdb.connect(config={"threads": THREADS}) as connection:
         rules = [f"0.9 * {level!r} + 0.1 * {level!r} * exp(-4.0 * position / {POSITIONS})" for level in levels]
         thresholds = thresholds_by_position(connection, rules, POSITIONS) if decayed else levels
-        asked = range(1, BLOCKS)
-        found = sweep(connection, source, GATES[gate], "top1_id[l]", asked, BLOCKS, thresholds, documents)
+        blocks = range(1, BLOCKS)
+        result = sweep(connection, source, GATES[gate], "top1_id[l]", blocks, BLOCKS, thresholds, documents)
     took_s = time.perf_counter() - started
-    assert len(found.mean_exit_layer) == THRESHOLDS
-    assert (np.diff(found.mean_exit_layer) >= 0).all()
+    assert len(result.mean_exit_layer) == THRESHOLDS
+    assert (np.diff(result.mean_exit_layer) >= 0).all()
     return took_s
 
 
 def test_all_gates(source: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every gate with constant thresholds, and the margin with one for every position: their sum has the goal."""
+    """Time every gate with constant thresholds, and the margin with one per position; the goal is for the sum."""
     took_s: dict[str, list[float]] = defaultdict(list)
 
     def all_gates() -> None:
@@ -90,6 +90,6 @@ def test_all_gates(source: str, benchmark: Any, capsys: pytest.CaptureFixture[st
 
 
 def test_documents_apart(source: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Sums of every document, for intervals; no goal."""
+    """Time sweeps with sums per document, for intervals; no goal."""
     benchmark.pedantic(swept, (source, "margin"), {"documents": True}, rounds=3)
     record(benchmark, capsys, benchmark.stats.stats.median, "s", note=SIZE)

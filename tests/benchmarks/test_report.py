@@ -1,6 +1,6 @@
-"""What a report takes of a database of two million rows by layer, run by `nox -s perf`.
+"""Queries of a report on a database of two million per-layer rows, run by `nox -s perf`.
 
-The goals are of 100 million rows, which `nox -s scale` builds and times: what misses one here misses it there too.
+The goals are for 100 million rows, which `nox -s scale` builds and times: a query that misses one here misses it there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ QUERY_GOAL_S, REPORT_GOAL_S = 1.0, 60.0
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Probes, and all that is compared with them."""
+    """Return a database with probes and the runs compared with them."""
     folder = tmp_path_factory.mktemp("report")
     for probes in (True, False):
         large_database.make(folder / "spool", LAYER_ROWS, probes=probes)
@@ -37,7 +37,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_queries(database: Path, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """The queries of all figures and tables; goal: of each."""
+    """Time the queries of all figures and tables; the goal is for each."""
     sources = (*discover(figures), *discover(tables))
 
     def ask() -> dict[str, float]:

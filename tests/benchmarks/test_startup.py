@@ -1,4 +1,4 @@
-"""How long somebody waits who only asks what there is, run by `nox -s perf`."""
+"""Start-up time of commands that only list things, run by `nox -s perf`."""
 
 from __future__ import annotations
 

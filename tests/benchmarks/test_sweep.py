@@ -1,6 +1,6 @@
-"""Sweeps: sixteen thresholds in one pass over the prompts, and the built-in suite's untimed cells, against one by one.
+"""Sweeps against single cells: sixteen thresholds in one pass over the prompts, and the built-in suite's untimed cells.
 
-Both with prefill, traced, as quality cells decode; the same answers. The shapes have random weights.
+Both include prefill and traces, as quality cells do; answers are equal. The shapes have random weights.
 """
 
 from __future__ import annotations
@@ -30,29 +30,31 @@ pytestmark = pytest.mark.benchmark(disable_gc=True)
 THRESHOLDS, PROMPTS, SOURCE_TOKENS = 16, 4, 24
 NEW_TOKENS = {SMALL_NAME: 24, BASE_NAME: 4}
 SWEEP_ONES, SUITE_TIMES = 3.0, 5.0
-"""Goals: thresholds of a sweep, in times of one alone; untimed cells, over one row at a time."""
+"""Goals: time of a whole sweep over that of one threshold; speed-up of untimed cells over one row at a time."""
 BUDGET_S = 3.0
 DOCUMENTS = 50
 
 
 def sweep(pair: Pair, requests: list[Request], new_tokens: int) -> list[Parts]:
-    """Thresholds between the margins that the first block gives, so that rows of a prompt part."""
+    """Return thresholds between the first block's margins, so that a prompt's rows diverge."""
     checkpoint, first = pair.checkpoint, pair.parts("calm-softmax", threshold=0.0)
-    made = decode(checkpoint, prefill(checkpoint.model, requests, new_tokens), first)
-    margins = torch.tensor([score for one in made for score in one.scores if score is not None])
+    answers = decode(checkpoint, prefill(checkpoint.model, requests, new_tokens), first)
+    margins = torch.tensor([score for answer in answers for score in answer.scores if score is not None])
     levels = margins.unique().quantile((torch.arange(THRESHOLDS) + 0.5) / THRESHOLDS).tolist()
     return [pair.parts("calm-softmax", threshold=level + 1e-6) for level in levels]
 
 
 @pytest.mark.parametrize("pair", NEW_TOKENS, indirect=True)
 def test_sweep_of_sixteen_thresholds(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """How many times as long as the mean of one threshold, one row at a time, all sixteen in one pass take."""
+    """Measure the time of sixteen thresholds in one pass, over the mean time of one threshold, one row at a time."""
     checkpoint, new_tokens = pair.checkpoint, NEW_TOKENS[pair.label]
     requests = [Request(prompt, seed) for seed, prompt in enumerate(pair.prompts(PROMPTS, SOURCE_TOKENS))]
     settings = sweep(pair, requests, new_tokens)
 
     def one_by_one(_: None) -> list[list[Generation]]:
-        batches = ((parts, prefill(checkpoint.model, [one], new_tokens)) for one in requests for parts in settings)
+        batches = (
+            (parts, prefill(checkpoint.model, [request], new_tokens)) for request in requests for parts in settings
+        )
         flat = [decode(checkpoint, batch, parts)[0] for parts, batch in batches]
         return [flat[start : start + THRESHOLDS] for start in range(0, len(flat), THRESHOLDS)]
 
@@ -62,30 +64,31 @@ def test_sweep_of_sixteen_thresholds(pair: Pair, benchmark: Any, capsys: pytest.
         stream.run()
         return [stream.made(prompt) for prompt in range(PROMPTS)]
 
-    expected, made = one_by_one(None), together(None)
+    expected, actual = one_by_one(None), together(None)
     differ = sum(
-        (one.token_ids, one.exit_layers) != (other.token_ids, other.exit_layers)
-        for row, other_row in zip(expected, made, strict=True)
-        for one, other in zip(row, other_row, strict=True)
+        (answer.token_ids, answer.exit_layers) != (other.token_ids, other.exit_layers)
+        for row, other_row in zip(expected, actual, strict=True)
+        for answer, other in zip(row, other_row, strict=True)
     )
-    found = compare(benchmark, Timed(one_by_one), Timed(together), BUDGET_S)
-    exits = [layer for row in expected for one in row for layer in one.exit_layers]
+    comparison = compare(benchmark, Timed(one_by_one), Timed(together), BUDGET_S)
+    exits = [layer for row in expected for answer in row for layer in answer.exit_layers]
     record(
         benchmark,
         capsys,
-        THRESHOLDS / found.ratio,
+        THRESHOLDS / comparison.ratio,
         "x one threshold",
         at_most=SWEEP_ONES,
-        note=f"exits at {sum(exits) / len(exits):.1f} of {pair.n_blocks}; {differ} answers differ; {found.spread()}",
+        note=f"exits at {sum(exits) / len(exits):.1f} of {pair.n_blocks}; {differ} answers differ; "
+        f"{comparison.spread()}",
         differing_answers=differ,
-        **found.about(),
+        **comparison.about(),
     )
 
 
 def test_untimed_cells_of_the_built_in_suite(
     benchmark: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Translations by the weighted model, few of them: as the suite asks, over one row at a time and a cell alone."""
+    """Compare a few translations by the weighted model, run as in the suite, with one row and one cell at a time."""
     text = (SHIPPED / "builtin.toml").read_text()
     specs = {}
     for rows in (50, 1):
@@ -95,8 +98,8 @@ def test_untimed_cells_of_the_built_in_suite(
         plan = make_plan(load_suite(path), tmp_path / f"spool{rows}", tmp_path / "models", None)
         group = next(group for group in plan.groups if group.model.name == "weighted")
         cells = [item for item in group.to_run("all") if "/wmt-en-fr/" in item.label and item.cell.kind == "quality"]
-        kept = {item.cell.cell_id for item in cells}
-        cells = [item for item in cells if set(item.cell.depends_on) <= kept]
+        cell_ids = {item.cell.cell_id for item in cells}
+        cells = [item for item in cells if set(item.cell.depends_on) <= cell_ids]
         assert group.folder is not None
         specs[rows] = WorkerSpec(tuple(cells), group.folder, None, tmp_path / f"spool{rows}", "cpu", 1, shares=rows > 1)
 
@@ -106,6 +109,14 @@ def test_untimed_cells_of_the_built_in_suite(
         worker.run(spec, lambda event: None)
         assert {status.status for status in latest_status(spec.spool).values()} == {"ok"}
 
-    found = compare(benchmark, Timed(lambda _: run(specs[1])), Timed(lambda _: run(specs[50])), BUDGET_S)
-    note = f"{len(specs[1].cells)} cells of {DOCUMENTS} documents; {found.spread()}"
-    record(benchmark, capsys, found.ratio, "x one row at a time", at_least=SUITE_TIMES, note=note, **found.about())
+    comparison = compare(benchmark, Timed(lambda _: run(specs[1])), Timed(lambda _: run(specs[50])), BUDGET_S)
+    note = f"{len(specs[1].cells)} cells of {DOCUMENTS} documents; {comparison.spread()}"
+    record(
+        benchmark,
+        capsys,
+        comparison.ratio,
+        "x one row at a time",
+        at_least=SUITE_TIMES,
+        note=note,
+        **comparison.about(),
+    )

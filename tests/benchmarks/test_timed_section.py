@@ -1,6 +1,6 @@
-"""What timing cells save by recording nothing while the clock runs: a traced decode over one as it is timed, by gate.
+"""Savings of untraced timing: a traced decode over an untraced one, by gate.
 
-On a small model, where everything beside products counts most; processor time, which other work disturbs less.
+Uses a small model, where overhead beyond the products is largest, and CPU time, which other processes disturb less.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ GATES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("pair", [SMALL_NAME], indirect=True)
 def test_timed_section(pair: Pair, gate: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Decoding one answer, prefill apart, in the order traced, timed, timed, traced."""
+    """Time decoding of one answer, without prefill, in the order traced, untraced, untraced, traced."""
     name, params = GATES[gate]
     timed = pair.decoding(pair.parts(name, **params), pair.prompts(), NEW_TOKENS)
     assert timed.traced is not None, "a decode has a trace"
-    assert [made.token_ids for made in timed.once()] == [made.token_ids for made in timed.told()]
+    assert [answer.token_ids for answer in timed.once()] == [answer.token_ids for answer in timed.told()]
     benchmark.pedantic(timed.run, setup=lambda: ((timed.prepare(),), {}), rounds=3 * ROUNDS, warmup_rounds=1)
     ratios, bare_s = [], []
     for _ in range(ROUNDS):

@@ -1,6 +1,6 @@
-"""What a traced decode pays for its trace, run by `nox -s perf`: seconds of writing over seconds of decoding.
+"""Overhead of a trace, run by `nox -s perf`: seconds of writing over seconds of decoding.
 
-A real quality pass of a shipped model, whose tokens are the cheapest there are, so that the share is the largest.
+Uses a real quality pass of a bundled model, whose tokens are the cheapest, so that the share is an upper bound.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ ONLY = "vanilla/squad/calm-softmax*"
 
 @dataclass
 class Stopwatch:
-    """Seconds spent in some functions."""
+    """Total seconds spent in some functions."""
 
     seconds: float = 0.0
 
     @contextmanager
     def over(self, *targets: tuple[Any, str]) -> Iterator[None]:
         patches = [patch.object(owner, name, self._timed(getattr(owner, name))) for owner, name in targets]
-        for one in patches:
-            one.start()
+        for patcher in patches:
+            patcher.start()
         try:
             yield
         finally:
-            for one in patches:
-                one.stop()
+            for patcher in patches:
+                patcher.stop()
 
     def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any, **named: Any) -> Any:
@@ -60,7 +60,7 @@ class Stopwatch:
 
 
 class TracedPass:
-    """A real quality pass of a shipped model on a device, with decoding and tracing timed."""
+    """Quality pass of a bundled model on a device, with decoding and tracing timed."""
 
     def __init__(self, folder: Path, device: str) -> None:
         plan = make_plan(load_suite("builtin"), folder / "spool", folder, None, only=ONLY, kinds=["quality"])
@@ -83,7 +83,7 @@ class TracedPass:
 
     @property
     def share(self) -> float:
-        """Seconds of tracing over those of decoding."""
+        """Return the seconds of tracing over those of decoding."""
         return self.tracing.seconds / self.decoding.seconds
 
     @property

@@ -1,4 +1,4 @@
-"""What each trick of the engine is worth: decoding with it over decoding with that trick alone undone."""
+"""Ablations of the engine's optimisations: decoding with all of them over decoding with one disabled."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ Undone = Callable[[], AbstractContextManager[object]]
 
 
 def torch_norm(model: Transformer, x: Tensor) -> Tensor:
-    """The norm that torch has."""
+    """Apply torch's own norm."""
     return F.rms_norm(x, (x.shape[-1],), None, model.arch.norm_eps)
 
 
 def separate_weight(model: Transformer, x: Tensor) -> Tensor:
-    """A norm whose weight is not folded into the projections behind it."""
+    """Apply a norm whose weight is not folded into the following projections."""
     return normalise(model, x) * model.weights.final_norm.weight
 
 
 def product_then_sum(projection: Linear, stream_ND: Tensor, x: Tensor) -> Tensor:
-    """A projection whose result is added to the stream afterwards."""
+    """Apply a projection and add its result to the residual stream in a separate step."""
     return stream_ND + projection(x)
 
 
 def three_products(projection: Linear, x: Tensor) -> Tensor:
-    """Queries, keys and values one after another, where a projection has as many outputs as theirs together."""
+    """Compute queries, keys and values one after another, if a projection has their total number of outputs."""
     if x.dim() != 2 or len(projection.weight) != 3 * x.shape[-1]:
         return call(projection, x)
     return torch.cat([F.linear(x, part) for part in projection.weight.chunk(3)], dim=-1)
 
 
 def fill_each_block(model: Transformer, *group: Any) -> None:
-    """Skipped blocks filled by a product each."""
+    """Fill skipped blocks with one product per block."""
     *skipped, context = group
     model._fill_block_by_block([tuple(skipped)], context)
 
@@ -63,7 +63,7 @@ AT_BATCH_1: dict[str, Undone] = {
     "norm-weights-folded": lambda: patch.object(Transformer, "normalise", separate_weight),
     "sum-within-product": lambda: patch.object(Linear, "onto", product_then_sum),
     "queries-keys-values-at-once": lambda: patch.object(Linear, "__call__", three_products),
-    "weights-laid-out": lambda: patch.object(Linear, "laid_out", lambda projection: projection),  # as it is loaded
+    "weights-laid-out": lambda: patch.object(Linear, "laid_out", lambda projection: projection),  # layout as loaded
 }
 EARLY: dict[str, Undone] = {
     "skipped-blocks-at-once": lambda: patch.object(Transformer, "_fill_at_once", fill_each_block)
@@ -78,7 +78,7 @@ IN_A_BATCH: dict[str, Undone] = {
 @pytest.mark.parametrize("trick", [*AT_BATCH_1, *EARLY])
 @pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME], indirect=True)
 def test_trick(pair: Pair, trick: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """At batch 1: at full depth, or where tokens leave after half of the blocks."""
+    """Measure at batch 1: at full depth, or with exits after half of the blocks."""
     undone = {**AT_BATCH_1, **EARLY}[trick]
     parts = pair.parts("static", exit_layer=pair.n_blocks // 2) if trick in EARLY else pair.full()
     with undone():
@@ -90,7 +90,7 @@ def test_trick(pair: Pair, trick: str, benchmark: Any, capsys: pytest.CaptureFix
 @pytest.mark.parametrize("trick", IN_A_BATCH)
 @pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME], indirect=True)
 def test_trick_of_a_batch(pair: Pair, trick: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """16 rows that leave after half of the blocks on average."""
+    """Measure 16 rows that exit after half of the blocks on average."""
     parts = pair.parts("random", mean_exit=pair.n_blocks / 2)
     decoding = pair.decoding(parts, pair.prompts(16), 4)
     measure(decoding, decoding, IN_A_BATCH[trick], benchmark, capsys)
@@ -98,14 +98,14 @@ def test_trick_of_a_batch(pair: Pair, trick: str, benchmark: Any, capsys: pytest
 
 @pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME], indirect=True)
 def test_trick_of_the_probe(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Signals of few tokens at a time, so that their logits stay in the cache."""
-    answers = [made.token_ids for made in pair.decoding(pair.full(), pair.prompts(8)).once()]
+    """Measure probe signals in chunks of a few tokens, so that logits stay in the CPU cache."""
+    answers = [answer.token_ids for answer in pair.decoding(pair.full(), pair.prompts(8)).once()]
     probing = Timed(lambda _: probe(pair.checkpoint, pair.prompts(8), answers))
     measure(probing, probing, lambda: patch.object(signals, "PIECE_NUMEL", 2**40), benchmark, capsys)
 
 
 def measure(plain: Timed, other: Timed, undone: Undone, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """How many times faster it is with the trick, which is undone and done again before what is timed."""
+    """Measure the speed-up by an optimisation, which is disabled and re-enabled outside the timed part."""
     with ExitStack() as tricks:
 
         def without() -> Any:

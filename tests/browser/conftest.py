@@ -1,4 +1,4 @@
-"""A report's page in a real browser. Any error on its console, or a script that fails, fails the test that saw it."""
+"""Fixtures of a report's page in a real browser. An error on its console or in a script fails the test."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from exitbench.reports.render import write_report
 from exitbench.results.beside.vocabularies import record_vocabulary
 from exitbench.results.ingest.ingest import ingest
 
-sys.path.insert(0, str(Path(__file__).parent))  # `measure`
+sys.path.insert(0, str(Path(__file__).parent))  # for the module `measure`
 
 HOSTILE = ("</script><script>alert(1)</script>", "w" * 10_000, "\u202eevil\u0000\u001b[31m", " \n", "שלום")
 Open = Callable[..., Any]
@@ -31,7 +31,7 @@ NAMES = (
 
 @pytest.fixture(scope="session")
 def database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """200 documents by 20 methods on 24 blocks, tokens that mean harm, and a small model that was never trained."""
+    """Return a database: 200 documents, 20 methods, 24 blocks, hostile tokens, and a small untrained model."""
     folder = tmp_path_factory.mktemp("browser")
     levels = [n / 20 for n in range(2, 18)]
     usual = {"min_exit": 1, "decay": "none"}
@@ -58,19 +58,19 @@ def database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="session")
 def page_url(database: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where the report of `database` lies."""
+    """Return the URL of the report of `database`."""
     return write_report(database, tmp_path_factory.mktemp("page"), draft=True).index_html.as_uri()
 
 
 @pytest.fixture(scope="session")
 def example_page(example_database: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where the report of the example lies: two models on three tasks, timed and replayed."""
+    """Return the URL of the example's report: two models on three tasks, timed and replayed."""
     return write_report(example_database, tmp_path_factory.mktemp("example"), draft=True).index_html.as_uri()
 
 
 @pytest.fixture(scope="session")
 def hostile_page(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where the report of a model and a task lies whose names mean harm."""
+    """Return the URL of a report on a model and a task with hostile names."""
     folder = tmp_path_factory.mktemp("hostile")
     models = (replace(example.MODELS[1], name="".join(NAMES)),)
     tasks = (replace(example.TASKS[0], label="".join(NAMES[::-1])),)
@@ -81,7 +81,7 @@ def hostile_page(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
-    """A headless browser that is on this machine."""
+    """Yield a headless browser installed on this machine."""
     names = ("chromium", "chromium-browser", "google-chrome")
     found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
     if not found:
@@ -97,7 +97,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(chromium: Any, page_url: str) -> Iterator[Open]:
-    """Open a page: width, light or dark, what stands behind # in its address, and the address of another page."""
+    """Yield a function that opens a page, given width, theme, URL fragment, and optionally another page's URL."""
     contexts, errors = [], []
 
     def opened(

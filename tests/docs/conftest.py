@@ -1,4 +1,4 @@
-"""What the tests of documents share lies beside them."""
+"""Import path of the shared modules next to the tests of documents."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A suite of small cells over a random model, the commands as processes, and what they left."""
+"""Fixtures of crash tests: a suite of small cells over a random model, run by commands in separate processes."""
 
 from __future__ import annotations
 
@@ -43,47 +43,47 @@ kinds = ["quality", "replay"]
 """
 SPECIAL_TOKENS = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 NOT_REPEATED = frozenset({"env.json", "status.json", "timings.parquet", "device.parquet", "log.txt"})
-"""Files that say when and how fast, and differ between two attempts that do the same."""
+"""Files with dates and times, which differ between two attempts at the same cell."""
 
 Tables = dict[str, list[str]]
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Commands over the small suite, and what they left."""
+    """Runner of commands on the small suite, with checks of the files they leave."""
 
     suite: Path
 
     def command(self, *arguments: str | Path) -> list[str]:
-        """The words of a command."""
+        """Return the arguments of a command."""
         return [sys.executable, "-m", "exitbench.harness.cli.main", *map(str, arguments)]
 
     def run_command(self, runs: Path) -> list[str]:
-        """The words of `exitbench run`."""
+        """Return the arguments of `exitbench run`."""
         return self.command("run", self.suite, "--data-dir", self.suite.parent, "--runs", runs)
 
     def start(self, command: list[str]) -> subprocess.Popen[str]:
-        """Start a command in a process group of its own, offline, on one core."""
+        """Start a command in a new process group, offline, on one core."""
         offline = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
         pipe = subprocess.PIPE
         return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=offline, start_new_session=True)
 
     def end(self, command: list[str]) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end."""
+        """Run a command and wait for its end."""
         with self.start(command) as process:
             output, errors = process.communicate()
         return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
     def do(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        """Run `exitbench` to its end."""
+        """Run `exitbench` and wait for its end."""
         return self.end(self.command(*arguments))
 
     def run(self, runs: Path) -> subprocess.CompletedProcess[str]:
-        """Run the suite to its end."""
+        """Run the suite and wait for its end."""
         return self.end(self.run_command(runs))
 
     def digests(self, runs: Path) -> dict[str, list[dict[str, str]]]:
-        """Of the good attempts at each cell, the digests of what a repetition must equal."""
+        """Return, per cell, the digests of reproducible files of each successful attempt."""
         found: dict[str, list[dict[str, str]]] = {}
         for attempt in scan_spool(runs / "spool"):
             if attempt.finished and read_status(attempt).status == "ok":
@@ -93,13 +93,13 @@ class Bench:
         return found
 
     def tables(self, runs: Path) -> Tables:
-        """Every row of every table, as text: NaN equals nothing."""
+        """Return every row of every table as text, since NaN is not equal to itself."""
         with open_database(runs / "exitbench.duckdb") as opened:
             names = opened.query("SELECT table_name AS t FROM duckdb_tables() WHERE t <> 'schema_version'")["t"]
             return {t: list(map(str, opened.query(f"FROM {t} ORDER BY ALL").to_pylist())) for t in names.to_pylist()}
 
     def check(self, runs: Path) -> None:
-        """Spool and database are whole, and the database is the one that the spool gives."""
+        """Assert that spool and database are intact, and that the database is what the spool gives."""
         checked = self.do("db", "check", "--runs", runs)
         assert checked.returncode == 0, checked.stderr
         before = self.tables(runs)
@@ -109,7 +109,7 @@ class Bench:
 
 @pytest.fixture(scope="session")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    """The suite; model and data lie beside its file."""
+    """Return a runner of the suite; model and data are next to its file."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("suite")
     folder.chmod(0o755)

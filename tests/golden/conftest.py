@@ -1,4 +1,4 @@
-"""What the tests of this folder share lies beside them."""
+"""Import path of the shared modules next to the tests of this folder."""
 
 import sys
 from pathlib import Path

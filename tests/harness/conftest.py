@@ -1,4 +1,4 @@
-"""A small suite file and the checkpoint that it names."""
+"""Fixtures of small suite files and the checkpoints that they name."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SPECIAL_TOKENS = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>
 
 @pytest.fixture(scope="session", autouse=True)
 def _the_machine_is_described_once() -> Iterator[None]:
-    """lm-eval has torch describe the machine in all results: eleven commands, a list of every package among them."""
+    """Cache the machine's description, which lm-eval gets from torch by eleven commands for every result."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(collect_env, "get_pretty_env_info", functools.cache(collect_env.get_pretty_env_info))
         yield
@@ -54,7 +54,7 @@ def _the_machine_is_described_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random T5 as transformers saves it."""
+    """Return the folder of a tiny random T5, as saved by transformers."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("checkpoint")
     tokenizer = build_tokenizer()
@@ -75,7 +75,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def write_suite(tmp_path: Path, checkpoint: Path) -> Callable[..., Path]:
-    """Write a suite of one model and one task, followed by the given texts; a static sweep if there is none."""
+    """Return a function that writes a suite of one model and one task, plus given texts (default: a static sweep)."""
 
     def write(*texts: str) -> Path:
         path = tmp_path / "small.toml"
@@ -88,7 +88,7 @@ def write_suite(tmp_path: Path, checkpoint: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    """The parallel text that the suite names: four lines."""
+    """Return a folder with the suite's parallel text of four lines."""
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / "text.en").write_text("a dog runs\ntwo men sing\nthe girl reads\na red car\n")
@@ -101,7 +101,7 @@ WORDED_DEPTH = 4
 
 @pytest.fixture(scope="session")
 def worded_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random T5 of 4 decoder blocks that disagree, with the tokenizer of the built-in data."""
+    """Return the folder of a random T5 with 4 decoder blocks that disagree and the built-in data's tokenizer."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("worded")
     tokenizer = build_tokenizer()
@@ -130,7 +130,7 @@ FEW_POSITIONS = 58
 
 @pytest.fixture(scope="session")
 def causal_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random GPT-2 with few positions, the tokenizer of the built-in data, and no chat template."""
+    """Return the folder of a random GPT-2 with few positions, the built-in data's tokenizer and no chat template."""
     torch.manual_seed(0)
     folder, tokenizer = tmp_path_factory.mktemp("causal"), build_tokenizer()
     config = GPT2Config(
@@ -152,7 +152,7 @@ def causal_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class _ToyClassification(ClassificationTask):
-    """One label and one or two texts a line, behind tabs."""
+    """Classification task whose files have one label and one or two texts per line, separated by tabs."""
 
     metric_version = "toy|1"
     metrics = ("accuracy",)
@@ -192,7 +192,7 @@ class _Rating(_ToyClassification):
 
 @pytest.fixture(scope="session")
 def toy_classification() -> Iterator[None]:
-    """Tasks `toy-polarity` (three labels) and `toy-rating` (a regression), known as long as a test runs that asks."""
+    """Register the tasks `toy-polarity` (three labels) and `toy-rating` (a regression) during a test."""
     with pytest.MonkeyPatch.context() as patched:
         for task in (_Polarity, _Rating):
             patched.setitem(registry._TASKS, task.name, task)
@@ -201,7 +201,7 @@ def toy_classification() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def toy_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder with `polarity.tsv`, pairs some of which are too long, others to train on, and `rating.tsv`."""
+    """Return a data folder with `polarity.tsv` (pairs, some too long), training pairs, and `rating.tsv`."""
     folder = tmp_path_factory.mktemp("texts")
     words = ["a", "dog", "runs", "two", "men", "sing", "the", "girl", "reads", "red", "car", "old", "house", "door"]
     draw = random.Random(1)
@@ -222,7 +222,7 @@ def toy_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def classifier_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Saves a random encoder of 4 blocks, 30 positions and so many labels, with the tokenizer of the built-in data."""
+    """Return a function that saves a random encoder: 4 blocks, 30 positions, n labels, built-in data's tokenizer."""
     known: dict[tuple[Any, ...], Path] = {}
 
     def save(labels: tuple[str, ...]) -> Path:

@@ -1,8 +1,8 @@
-"""Two tiny checkpoints whose confidences vary, and a decoder in NumPy that shares nothing with the engine.
+"""Fixtures of two tiny checkpoints with varying confidences, and a NumPy decoder that shares no code with the engine.
 
-The slow decoder states what a cache of skipped blocks means without having one: to block l a position shows the output
-of some earlier block of its own, and all positions run again through every block for every token, in float64. With
-copied states that is block min(l - 1, its exit layer); with an exact cache block l - 1, as if nothing had been skipped.
+The slow decoder defines the meaning of a cache of skipped blocks without having one: the input of block l at a position
+is the output of some earlier block there, and for every token all positions run through every block again, in float64.
+With copied states it is block min(l - 1, its exit layer); with an exact cache block l - 1, as if nothing were skipped.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _causal() -> Any:
 
 @dataclass(frozen=True)
 class Tiny:
-    """One checkpoint for the engine, and its tensors and those of its exit heads for the slow decoder."""
+    """Checkpoint for the engine, with its tensors and its exit heads' tensors for the slow decoder."""
 
     checkpoint: Checkpoint
     reference: Any
@@ -80,7 +80,7 @@ class Tiny:
 
 
 def random_heads(kind: HeadKind, norm_bias: bool) -> dict[str, torch.Tensor]:
-    """Exit heads whose confidences vary."""
+    """Return the tensors of exit heads with varying confidences."""
     generator = torch.Generator().manual_seed(6)
 
     def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
@@ -106,7 +106,7 @@ def _tiny(reference: Any, folder: Path, heads: dict[str, torch.Tensor], kind: He
     for name, parameter in reference.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if name.endswith(("final_layer_norm.weight", "model.norm.weight")):
-            parameter.data = 2.5 + noise * 0.3  # logits far apart: margins from 0 to 1
+            parameter.data = 2.5 + noise * 0.3  # spreads the logits: margins from 0 to 1
         elif parameter.dim() == 1:
             parameter.data = 1 + 0.2 * noise
         elif "shared" in name or "embed_tokens" in name:
@@ -122,25 +122,25 @@ def _tiny(reference: Any, folder: Path, heads: dict[str, torch.Tensor], kind: He
 
 @pytest.fixture(scope="session")
 def seq2seq(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    """A T5-like checkpoint with linear exit heads."""
+    """Return a T5-like checkpoint with linear exit heads."""
     return _tiny(_seq2seq(), tmp_path_factory.mktemp("seq2seq"), random_heads("linear", norm_bias=True), "linear")
 
 
 @pytest.fixture(scope="session")
 def causal(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    """A Llama-like checkpoint with lenses."""
+    """Return a Llama-like checkpoint with lenses as exit heads."""
     return _tiny(_causal(), tmp_path_factory.mktemp("causal"), random_heads("lens", norm_bias=False), "lens")
 
 
 @pytest.fixture(scope="session", params=["seq2seq", "causal"])
 def tiny(request: pytest.FixtureRequest) -> Any:
-    """Each of the two in turn."""
+    """Return each of the two checkpoints in turn."""
     return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(scope="session")
 def prompts() -> list[list[int]]:
-    """Prompts of mixed length."""
+    """Return prompts of mixed length."""
     generator = torch.Generator().manual_seed(2)
     lengths = torch.randint(1, 9, (16,), generator=generator).tolist()
     return [torch.randint(2, VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
@@ -157,7 +157,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def slow_rules() -> ModuleType:
-    """The module `slow_rules.py`, which tests cannot import by name."""
+    """Return the module `slow_rules.py`, which tests cannot import by name."""
     spec = importlib.util.spec_from_file_location("slow_rules", Path(__file__).parent / "slow_rules.py")
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -178,7 +178,7 @@ def _softmax(x: Array) -> Array:
 
 
 def _attention(q: Array, k: Array, v: Array, heads: int, groups: int, scale: float, bias: Array) -> Array:
-    """Each head apart: q [T, H*K], k and v [S, G*K], bias [H, T, S]."""
+    """Compute attention head by head: q [T, H*K], k and v [S, G*K], bias [H, T, S]."""
     size = q.shape[1] // heads
     mixed = []
     for head in range(heads):
@@ -194,19 +194,19 @@ def _causal_mask(length: int) -> Array:
 
 @functools.cache
 def _t5_bias(attention: Any, length: int) -> Array:
-    """What transformers' T5 adds to the scores, [H, T, T]: by distance, and nothing ahead."""
+    """Return T5's relative position bias with the causal mask, [H, T, T], as in transformers."""
     return np.asarray(attention.compute_bias(length, length)[0].double().numpy() + _causal_mask(length))
 
 
 @dataclass
 class SlowDecoder:
-    """Decodes one prompt; see the head of this file."""
+    """Decoder of one prompt; see the module docstring."""
 
     model: Tiny
     prompt: list[int]
-    inputs: list[list[Array]] = field(init=False)  # [L][positions]: what each position shows to block l
+    inputs: list[list[Array]] = field(init=False)  # [L][positions]: input of block l at each position
     source: Array | None = None
-    committed: tuple[tuple[int, int], ...] = ()  # tokens and how deep they ran
+    committed: tuple[tuple[int, int], ...] = ()  # tokens and their exit layers
 
     def __post_init__(self) -> None:
         self.inputs = [[] for _ in range(N_BLOCKS)]
@@ -218,13 +218,13 @@ class SlowDecoder:
             self.commit(token, self.states(token), N_BLOCKS)
 
     def fork(self) -> SlowDecoder:
-        """Another decoder at the same place."""
+        """Return a copy of the decoder at the same position."""
         other = copy.copy(self)
         other.inputs = [list(shown) for shown in self.inputs]
         return other
 
     def states(self, token: int) -> list[Array]:
-        """Outputs of blocks 0 (the embedding) to L for one new token, each [D]."""
+        """Return the outputs of blocks 0 (the embedding) to L for one new token, each [D]."""
         w = self.model.weights
         hidden = [w["shared.weight" if self.source is not None else "model.embed_tokens.weight"][token]]
         run = self._t5_block if self.source is not None else self._llama_block
@@ -233,27 +233,27 @@ class SlowDecoder:
         return hidden
 
     def commit(self, token: int, states: list[Array], exit_layer: int) -> None:
-        """The token left after ``exit_layer`` blocks: deeper blocks see that state copied."""
+        """Add a token that exits after ``exit_layer`` blocks; deeper blocks get a copy of that state."""
         self.committed = (*self.committed, (token, exit_layer))
         for block in range(N_BLOCKS):
             self.inputs[block].append(states[min(block, exit_layer)])
 
     def normed(self, states: Array) -> Array:
-        """States [.., D] after the final norm."""
+        """Return states [.., D] after the final norm."""
         w, config = self.model.weights, self.model.reference.config
         if self.source is not None:
             return _rms(states, w["decoder.final_layer_norm.weight"], config.layer_norm_epsilon)
         return _rms(states, w["model.norm.weight"], config.rms_norm_eps)
 
     def logits(self, normed: Array) -> Array:
-        """Normed states [.., D] read out, [.., V]."""
+        """Return the logits [.., V] of normed states [.., D]."""
         w = self.model.weights
         if self.source is not None:
             return np.asarray(normed @ w["shared.weight"].T * self.model.reference.config.d_model**-0.5)
         return np.asarray(normed @ w["lm_head.weight"].T)
 
     def exit_logits(self, block: int, state: Array) -> Array | None:
-        """A state [D] read out by the exit head of its block, [V]; None where there is none."""
+        """Return the logits [V] of a state [D] by the exit head of its block; None if the block has none."""
         heads = {name.removeprefix(f"{block}."): x for name, x in self.model.heads.items() if name[0] == str(block)}
         if not heads:
             return None
@@ -307,7 +307,7 @@ class SlowDecoder:
         return np.asarray(x + (gate / (1 + np.exp(-gate)) * up) @ w[f"{layer}.mlp.down_proj.weight"].T)
 
 
-SEMANTICS = {  # what a KV policy means, however it gets there
+SEMANTICS = {  # meaning of each KV policy, independent of its implementation
     "state-copy": "copy",
     "state-copy-lazy": "copy",
     "exact": "exact",
@@ -316,24 +316,24 @@ SEMANTICS = {  # what a KV policy means, however it gets there
     "noisy": "noisy",
 }
 Choose = Callable[[Any], Any]
-"""An exit rule bound to its parameters: a SlowView to a SlowChoice (`slow_rules.py`)."""
+"""Exit rule with bound parameters, from a SlowView to a SlowChoice (`slow_rules.py`)."""
 
 
 @pytest.fixture(scope="session")
 def slow_decode(slow_rules: ModuleType) -> Callable[..., list[Any]]:
-    """Decoding of one prompt with an exit rule: a SlowChoice a token, as emitted; greedy unless told otherwise."""
+    """Return a function that decodes a prompt with an exit rule, greedily by default: one SlowChoice per token."""
     begun: dict[tuple[int, tuple[int, ...]], SlowDecoder] = {}
     seen: dict[tuple[Any, ...], tuple[list[Array], tuple[Any, ...]]] = {}
 
     def begin(model: Tiny, prompt: list[int]) -> SlowDecoder:
-        """A prompt costs as much as an answer and is the same under every rule."""
+        """Return a decoder after the prompt, cached: prefill takes as long as an answer, whatever the rule."""
         key = (id(model), tuple(prompt))
         if key not in begun:
             begun[key] = SlowDecoder(model, prompt)
         return begun[key].fork()
 
     def look(decoder: SlowDecoder, fed: int) -> tuple[list[Array], tuple[Any, ...]]:
-        """States of the next token, and what a SlowView shows of them; worked out once for equal answers so far."""
+        """Return the next token's states and the contents of its SlowView, cached by the answer so far."""
         key = (id(decoder.model), tuple(decoder.prompt), *decoder.committed, fed)
         if key not in seen:
             each = decoder.states(fed)
@@ -355,7 +355,7 @@ def slow_decode(slow_rules: ModuleType) -> Callable[..., list[Any]]:
         given: Sequence[int] = (),
         views: list[Any] | None = None,
     ) -> list[Any]:
-        """``given`` are tokens that are fed in place of those chosen, and ``views`` is what each was chosen from."""
+        """Decode; ``given`` are tokens fed in place of the chosen ones, and ``views`` collects each token's view."""
         decoder, semantics = begin(model, prompt), SEMANTICS[kv_policy]
         is_seq2seq = model.checkpoint.kind == "seq2seq"
         fed = 0 if is_seq2seq else prompt[-1]
@@ -364,11 +364,11 @@ def slow_decode(slow_rules: ModuleType) -> Callable[..., list[Any]]:
             states, shown = look(decoder, fed)
             view = slow_rules.SlowView(*shown, position, max_new_tokens, seed)
             last = slow_rules.RULES["full"](view, {"temperature": temperature}, {})
-            # The prompt runs at full depth and holds the first token, if that is not to be gated.
+            # The prompt runs at full depth; its pass gives the first token, unless that one is gated.
             in_prompt = position == 1 and not is_seq2seq and not gates_first_token
             choice = last if in_prompt else choose(view)
             decoder.commit(fed, states, N_BLOCKS if semantics == "exact" else choice.exit_layer)
-            if semantics == "noisy":  # the cache is damaged as by copying, the token is that of full depth
+            if semantics == "noisy":  # the cache is damaged as by copying, but the token is full depth's
                 choice = replace(choice, token=last.token, gap=min(choice.gap, last.gap))
             made.append(choice)
             if views is not None:

@@ -1,9 +1,9 @@
-"""Certified gates against the exact LM head, on the shipped models: which tokens and exit layers differ, of how many.
+"""Compare certified gates with the exact LM head on the bundled models: count differing tokens and exit layers.
 
     python tests/parity/certified.py [--tokens 100000] [--dtype float32] [--rows 1 4]
 
-Every bounded method is decoded with thresholds from never to always and every KV policy that it takes, over documents
-of the generated tasks, one batch with the exact head and one from bounds. Ends with 1 if anything differs.
+Every bounded method decodes documents of the generated tasks, with thresholds from never to always and every KV policy
+that it supports, once with the exact head and once from bounds. The exit status is 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 1.0)
 
 @dataclass
 class Counted:
-    """Tokens compared and those that differ; read-outs from bounds, and those that fell back to the exact head."""
+    """Numbers of tokens compared and differing; of read-outs from bounds, and of fallbacks to the exact head."""
 
     tokens: int = 0
     other_tokens: int = 0
@@ -46,20 +46,20 @@ class Counted:
     fallbacks: int = 0
 
     def add(self, exact: list[Generation], certified: list[Generation], vocab_size: int) -> None:
-        for theirs, ours in zip(exact, certified, strict=True):
-            self.tokens += len(theirs.token_ids)
-            self.other_tokens += _differing(theirs.token_ids, ours.token_ids)
-            self.other_exits += _differing(theirs.exit_layers, ours.exit_layers)
-            self.bounded += sum(record.head_rows_int8 for record in ours.records) / vocab_size
-            self.fallbacks += sum(record.head_fallbacks for record in ours.records)
+        for reference, bounded in zip(exact, certified, strict=True):
+            self.tokens += len(reference.token_ids)
+            self.other_tokens += _differing(reference.token_ids, bounded.token_ids)
+            self.other_exits += _differing(reference.exit_layers, bounded.exit_layers)
+            self.bounded += sum(record.head_rows_int8 for record in bounded.records) / vocab_size
+            self.fallbacks += sum(record.head_fallbacks for record in bounded.records)
 
 
-def _differing(one: list[int], other: list[int]) -> int:
-    return sum(a != b for a, b in zip(one, other, strict=False)) + abs(len(one) - len(other))
+def _differing(first: list[int], second: list[int]) -> int:
+    return sum(a != b for a, b in zip(first, second, strict=False)) + abs(len(first) - len(second))
 
 
 def settings(n_blocks: int) -> Iterator[Parts]:
-    """Every bounded method with every threshold and KV policy."""
+    """Yield every bounded method with every threshold and KV policy."""
     for name in certifiable():
         method = get_method(name)
         policies = next(item.metadata["choices"] for item in fields(method) if item.name == "kv_policy")
@@ -70,8 +70,10 @@ def settings(n_blocks: int) -> Iterator[Parts]:
 
 def prompts(folder: Any, checkpoint: Checkpoint, documents: int) -> list[list[int]]:
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    asked = [(get_task(name), one) for name in TEXT_TASKS for one in builtin.documents(name, "test", documents)]
-    return [tokenizer(task.prompt_for(document, checkpoint.kind)).input_ids for task, document in asked]
+    pairs = [
+        (get_task(name), document) for name in TEXT_TASKS for document in builtin.documents(name, "test", documents)
+    ]
+    return [tokenizer(task.prompt_for(document, checkpoint.kind)).input_ids for task, document in pairs]
 
 
 def main() -> None:
@@ -79,26 +81,26 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=100_000, help="least number of tokens, all models together")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 4], help="rows decoded together, in turn")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     recipes = [entry.recipe for entry in load_suite("builtin").models if entry.recipe and entry.is_asked("squad")]
     total = Counted()
     for number, recipe in enumerate(recipes, 1):
         folder = find_trained(load_recipe(recipe), SHIPPED)
         assert folder is not None, "it comes along"
-        checkpoint, counted = load_checkpoint(folder, getattr(torch, asked.dtype)), Counted()
-        model, rows = checkpoint.model, itertools.cycle(asked.rows)
+        checkpoint, counted = load_checkpoint(folder, getattr(torch, options.dtype)), Counted()
+        model, rows = checkpoint.model, itertools.cycle(options.rows)
         texts = itertools.cycle(prompts(folder, checkpoint, 64))
         for parts in itertools.cycle(list(settings(model.n_blocks))):
             batch = [Request(next(texts)) for _ in range(next(rows))]
             exact = decode(checkpoint, prefill(model, batch, NEW_TOKENS), parts)
             certified = decode(checkpoint, prefill(model, batch, NEW_TOKENS), parts.certified())
             counted.add(exact, certified, model.vocab_size)
-            if total.tokens + counted.tokens >= asked.tokens * number / len(recipes):
+            if total.tokens + counted.tokens >= options.tokens * number / len(recipes):
                 break
         print(f"{recipe:24} {counted}", flush=True)
         for item in fields(Counted):
             setattr(total, item.name, getattr(total, item.name) + getattr(counted, item.name))
-    print(f"{'all':24} {total}, {total.fallbacks / total.bounded:.1%} of read-outs fell back ({asked.dtype})")
+    print(f"{'all':24} {total}, {total.fallbacks / total.bounded:.1%} of read-outs fell back ({options.dtype})")
     sys.exit(bool(total.other_tokens or total.other_exits))
 
 

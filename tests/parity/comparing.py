@@ -1,4 +1,4 @@
-"""Two programs' answers to the same documents: token for token, exit for exit, score for score."""
+"""Compare two programs' answers to the same documents: tokens, exit layers and scores."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 TOLERANCE = 1e-4
-"""Largest difference of two scores that single precision explains."""
+"""Largest difference of two scores that fp32 rounding explains."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One document's answer.
+    """Answer to one document.
 
     Attributes:
-        key: The document.
-        tokens: New tokens, the one that ends the answer included.
-        exits: Blocks each was read from.
-        asked: Blocks at which the gate was asked for each, and its score there.
-        rolled_back: Tokens undone.
+        key: Document key.
+        tokens: New tokens, including the one that ends the answer.
+        exits: Exit layer of each token.
+        asked: For each token, the blocks at which the gate was evaluated, with its scores.
+        rolled_back: Number of tokens undone.
     """
 
     key: str
@@ -30,18 +30,18 @@ class Answer:
 
 @dataclass
 class Comparison:
-    """What is equal, summed over documents.
+    """Agreement of two programs, summed over documents.
 
     Attributes:
-        documents: How many.
-        tokens: Of the published code and of ours.
+        documents: Number of documents.
+        tokens: Numbers of tokens, of the published code and of this project.
         equal_tokens: Positions with the same token in both.
-        equal_exits: Positions with the same token that left after the same block.
+        equal_exits: Positions with the same token and exit layer in both.
         identical: Documents without any difference.
-        scores: Scores compared: of positions up to the first token that differs.
-        largest: Largest difference of two of them.
-        rolled_back: Tokens undone by the published code and by ours.
-        depth: Sum of the exits of both.
+        scores: Number of scores compared: those up to the first differing token.
+        largest: Largest difference of two scores.
+        rolled_back: Tokens undone by the published code and by this project.
+        depth: Sums of the exit layers of both.
         first: The first difference, in words; "" if there is none.
     """
 
@@ -58,23 +58,23 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether nothing differs but the last digits of scores."""
+        """True if everything is equal up to rounding of scores."""
         return self.identical == self.documents
 
     def add(self, published: Answer, ours: Answer) -> None:
         """Compare two answers to one document.
 
         Raises:
-            ValueError: They are of different documents, or one of them does not tell of every token.
+            ValueError: They answer different documents, or one of them lacks exits or scores of a token.
         """
         for answer in (published, ours):
             if answer.key != published.key or not len(answer.tokens) == len(answer.exits) == len(answer.asked):
                 lengths = [len(column) for column in (answer.tokens, answer.exits, answer.asked)]
                 raise ValueError(f"{published.key!r}, {answer.key!r}: tokens, exits and scores are {lengths}")
         self.documents += 1
-        found = self._difference(published, ours)
-        self.identical += not found
-        self.first = self.first or (found and f"document {published.key}: {found}")
+        difference = self._difference(published, ours)
+        self.identical += not difference
+        self.first = self.first or (difference and f"document {published.key}: {difference}")
         for side, answer in enumerate((published, ours)):
             self.tokens[side] += len(answer.tokens)
             self.rolled_back[side] += answer.rolled_back
@@ -85,15 +85,15 @@ class Comparison:
         self.equal_exits += sum(token and layer for token, layer in same)
 
     def _difference(self, published: Answer, ours: Answer) -> str:
-        """The first difference in words; also compares scores, as long as both answers are the same so far."""
+        """Return the first difference in words; compare scores up to there."""
         for at, (token, other) in enumerate(zip(published.tokens, ours.tokens, strict=False)):
-            where = f"token {at + 1}"
-            if (told := self._scores(published.asked[at], ours.asked[at])) is not None:
-                return f"{where}: {told}"
+            place = f"token {at + 1}"
+            if (scores := self._scores(published.asked[at], ours.asked[at])) is not None:
+                return f"{place}: {scores}"
             if published.exits[at] != ours.exits[at]:
-                return f"{where}: leaves after block {published.exits[at]} there, {ours.exits[at]} here"
+                return f"{place}: leaves after block {published.exits[at]} there, {ours.exits[at]} here"
             if token != other:
-                return f"{where}: {token} there, {other} here"
+                return f"{place}: {token} there, {other} here"
         if len(published.tokens) != len(ours.tokens):
             return f"{len(published.tokens)} tokens there, {len(ours.tokens)} here"
         if published.rolled_back != ours.rolled_back:
@@ -106,7 +106,7 @@ class Comparison:
                 break
             self.scores += 1
             self.largest = max(self.largest, abs(score - other))
-            if not abs(score - other) <= TOLERANCE:  # also where one is not a number
+            if not abs(score - other) <= TOLERANCE:  # also true for NaN
                 return f"scores {score:.6f} at block {block} there, {other:.6f} here"
         if [block for block, _ in published] != [block for block, _ in ours]:
             return f"asked at blocks {[block for block, _ in published]} there, {[block for block, _ in ours]} here"
@@ -117,19 +117,19 @@ def compared(published: Iterable[Answer], ours: Iterable[Answer]) -> Comparison:
     """Compare answers to the same documents in the same order.
 
     Raises:
-        ValueError: They are not, or one of them does not tell of every token.
+        ValueError: The documents differ, or an answer lacks exits or scores of a token.
     """
     comparison = Comparison()
-    for one, other in zip(published, ours, strict=True):
-        comparison.add(one, other)
+    for first, second in zip(published, ours, strict=True):
+        comparison.add(first, second)
     return comparison
 
 
 def differing_thresholds(published: Sequence[float], ours: Sequence[float]) -> str:
-    """The first of two lists of thresholds that differ, in words; "" if none does."""
-    for at, (one, other) in enumerate(zip(published, ours, strict=True)):
-        if not abs(one - other) < 1e-9:
-            return f"threshold {at + 1}: {one:.4f} there, {other:.4f} here"
+    """Return the first difference between two lists of thresholds, in words; "" if they are equal."""
+    for at, (first, second) in enumerate(zip(published, ours, strict=True)):
+        if not abs(first - second) < 1e-9:
+            return f"threshold {at + 1}: {first:.4f} there, {second:.4f} here"
     return ""
 
 
@@ -146,27 +146,27 @@ HEADER = (
 )
 
 
-def cells(name: str, found: Comparison) -> list[str]:
-    """The row of a table: one number where both have it, else there / here."""
+def cells(name: str, comparison: Comparison) -> list[str]:
+    """Return a table row: one number if both programs agree, else published / local."""
 
     def both(values: Sequence[int]) -> str:
         return f"{values[0]}" if values[0] == values[1] else f"{values[0]} / {values[1]}"
 
-    means = [f"{depth / max(1, n):.3f}" for depth, n in zip(found.depth, found.tokens, strict=True)]
+    means = [f"{depth / max(1, n):.3f}" for depth, n in zip(comparison.depth, comparison.tokens, strict=True)]
     return [
         name,
-        f"{found.documents}",
-        both(found.tokens),
-        f"{found.equal_tokens}",
-        f"{found.equal_exits}",
-        f"{found.largest:.1e} ({found.scores})" if found.scores else "",
-        both(found.rolled_back) if any(found.rolled_back) else "",
+        f"{comparison.documents}",
+        both(comparison.tokens),
+        f"{comparison.equal_tokens}",
+        f"{comparison.equal_exits}",
+        f"{comparison.largest:.1e} ({comparison.scores})" if comparison.scores else "",
+        both(comparison.rolled_back) if any(comparison.rolled_back) else "",
         means[0] if means[0] == means[1] else " / ".join(means),
-        f"{found.identical}",
+        f"{comparison.identical}",
     ]
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Rows under `HEADER` as a table; numbers to the right."""
+    """Return rows under `HEADER` as a Markdown table; numbers are aligned right."""
     head = [f"| {' | '.join(HEADER)} |", f"|---|{'--:|' * (len(HEADER) - 1)}"]
     return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in rows)])

@@ -1,4 +1,4 @@
-"""What is compared: a setting of published code, and the method and parameters here that are to decide the same."""
+"""Configurations to compare: a setting of published code, and the equivalent local method and parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TEMPERATURE = 4.0
 
 @dataclass(frozen=True)
 class Published:
-    """A repository, and the commit that was read."""
+    """Repository of published code, and the commit compared with."""
 
     title: str
     address: str
@@ -25,25 +25,25 @@ PUBLISHED: dict[str, Published] = {
     "mee": Published("MEE", "github.com/Thiggel/Monotonic-Early-Exit", "d2f00f5", "src"),
     "pruning": Published("PRUNE", "github.com/MatteoNulli/Vocabulary_pruning", "972ef21", "src"),
 }
-"""By the option that names a checkout."""
+"""Repositories by the command-line option of their checkout."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One row of the table.
+    """Setting to compare: one row of the table.
 
     Attributes:
-        name: Unique.
-        code: Which of `PUBLISHED`.
-        model: Recipe of a model that comes along.
-        method: Ours.
+        name: Unique name.
+        code: Key in `PUBLISHED`.
+        model: Recipe of a bundled model.
+        method: Local method.
         params: Its parameters.
         settings: Command-line arguments of the published code that differ from its defaults.
-        every: Every so many documents are decoded.
-        patches: What is changed in memory in the published code, see published.py.
+        every: Stride: one in `every` documents is decoded.
+        patches: In-memory changes of the published code, see published.py.
         network: The gate's network, "" without one.
-        runtime: With exits, or at full depth with the gate asked at every block.
-        differs: Why ours is meant to differ; "" where the two must be equal.
+        runtime: With exits, or at full depth with the gate evaluated at every block.
+        differs: Reason for an intended difference; "" if both must be equal.
     """
 
     name: str
@@ -61,12 +61,12 @@ class Configuration:
 
     @property
     def own_threshold(self) -> bool:
-        """Whether the published code chooses a threshold for every answer."""
+        """True if the published code chooses a threshold for every answer."""
         return bool(self.settings.get("use_adapt_threshold"))
 
 
 def configurations() -> list[Configuration]:
-    """All rows, in their order."""
+    """Return all configurations, in the order of the table."""
     return [*_full(), *_calm(), *_free(), *_mee(), *_at_full_depth(), *_pruned()]
 
 
@@ -76,7 +76,7 @@ def _full() -> Iterator[Configuration]:
 
 
 def _gated(name: str, code: str, model: str, method: str, measure: str, threshold: float, **rest: Any) -> Configuration:
-    """A measure asked at every block from ``first`` on, with decay or without."""
+    """Return a gate evaluated at every block from ``first`` on, with or without decay."""
     first, decays = rest.pop("first", 1), rest.pop("decays", False)
     params = {"threshold": threshold, "min_exit": first, "decay": "code" if decays else "none"} | rest.pop("params", {})
     settings = {"use_early_exit": True, "exit_conf_type": measure, "exit_conf_threshold": threshold}
@@ -148,16 +148,16 @@ def _shallow(
     differs: str = "",
 ) -> Configuration:
     params = {"exit_layer": shallow, "threshold": threshold, "kv_policy": kv_policy}
-    asked = {"use_shallow_deep": True, "shallow_exit_layer": shallow, "shallow2deep_conf_type": "softmax"}
-    asked |= {"shallow2deep_conf_threshold": threshold, **(settings or {})}
-    if "rollback_conf_threshold" in asked:
-        params["rollback"] = asked["rollback_conf_threshold"]
+    arguments = {"use_shallow_deep": True, "shallow_exit_layer": shallow, "shallow2deep_conf_type": "softmax"}
+    arguments |= {"shallow2deep_conf_threshold": threshold, **(settings or {})}
+    if "rollback_conf_threshold" in arguments:
+        params["rollback"] = arguments["rollback_conf_threshold"]
     title = f"{name}/{model} S={shallow}/{threshold:g}"
-    return Configuration(title, "free", f"builtin-{model}", "free", params, asked, every, differs=differs)
+    return Configuration(title, "free", f"builtin-{model}", "free", params, arguments, every, differs=differs)
 
 
 def _mee() -> Iterator[Configuration]:
-    """MEE's measures in its runtime for one user, which hands them no history by itself."""
+    """Yield MEE's measures in its single-request runtime, which does not pass them the history by itself."""
     common: dict[str, Any] = {"patches": ("remember blocks",), "settings": {"exit_min_layer": None}}
 
     def gated(name: str, model: str, method: str, measure: str, threshold: float, **rest: Any) -> Configuration:
@@ -188,7 +188,7 @@ def _mee() -> Iterator[Configuration]:
 
 
 def _at_full_depth() -> Iterator[Configuration]:
-    """Every score at every block in MEE's other runtime; no token leaves."""
+    """Yield every score at every block in MEE's other runtime, without exits."""
     for name, method, measure, params, network in (
         ("softmax", "calm-softmax", "softmax", {}, ""),
         ("saturation", "calm-saturation", "hidden_state_saturation", {}, ""),
@@ -197,7 +197,7 @@ def _at_full_depth() -> Iterator[Configuration]:
         ("MLP of 3", "mee-mlp3", "last_three_hiddens_classifier", {}, "mlp3"),
         ("top 3 of logits", "mee-top3", "last_three_top_prob_heuristic", {"variant": "code", "signal": "logits"}, ""),
     ):
-        # The heuristic scores 1 or 0 by this threshold; cosines may round to a little more than 1.
+        # The heuristic's score is 1 or 0 by this threshold; rounding can give cosines slightly above 1.
         threshold = 1.0 if method == "mee-top3" else 2.0
         settings = {"exit_conf_type": measure, "exit_conf_threshold": threshold, "output_hidden_states_decoder": True}
         params = {"min_exit": 1, "decay": "none", "threshold": 1.0, **params}
@@ -247,6 +247,6 @@ def _pruned() -> Iterator[Configuration]:
         yield gated("JSD contrast", "weighted", *divergent, threshold, first=3, params=plain)
     yield gated("reweighted contrast", "vanilla", *weighed, 0.9, first=2, params=plain)
     yield gated("JSD contrast", "vanilla", *divergent, 0.9, first=3, params=plain)
-    whole = "PRUNE's amateurs read the whole vocabulary up to the first block asked"
-    yield gated("JSD contrast", "weighted", *divergent, 0.9, first=3, params=plain, pruning="fixed", differs=whole)
+    reason = "PRUNE's amateurs read the whole vocabulary up to the first block asked"
+    yield gated("JSD contrast", "weighted", *divergent, 0.9, first=3, params=plain, pruning="fixed", differs=reason)
     yield gated("reweighted contrast", "weighted", *weighed, 0.9, first=2, params=plain, pruning="adaptive")

@@ -1,4 +1,4 @@
-"""The same documents through this project's decode loop, noting the same."""
+"""Decode the same documents with this project, recording the same quantities."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from exitbench.tasks.builtin import TEXT_TASKS
 from exitbench.tasks.registry import get_task
 
 SEEDS = {0: 60, 987123: 34}
-"""Documents a task by seed of their generator; those of the built-in suite are among the first."""
+"""Documents per task by seed of their generator; those of the built-in suite are among the first."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """One to answer."""
+    """Document to answer."""
 
     key: str
     prompt: list[int]
@@ -43,7 +43,7 @@ class Document:
 
 
 class Noted(Gate):
-    """A gate that keeps what it says, by step of the decode loop."""
+    """Wrapper of a gate that records its scores by decode step."""
 
     def __init__(self, gate: Gate, first_block: int) -> None:
         self.gate, self.first_block = gate, first_block
@@ -69,38 +69,38 @@ class Noted(Gate):
 
 
 def folder(recipe: str) -> Path:
-    """Where a model that comes along lies."""
-    found = find_trained(load_recipe(recipe), SHIPPED)
-    assert found is not None, recipe
-    return found
+    """Return the folder of a bundled model."""
+    model = find_trained(load_recipe(recipe), SHIPPED)
+    assert model is not None, recipe
+    return model
 
 
 @cache
 def checkpoint(recipe: str) -> Checkpoint:
-    """Its weights, bf16 widened to fp32."""
+    """Return a bundled model's weights, bf16 converted to fp32."""
     return load_checkpoint(folder(recipe))
 
 
 @cache
 def documents(recipe: str, every: int, most: int | None) -> list[Document]:
-    """Every so many of all documents, of each task and seed alike; the first of them if there is a limit."""
+    """Return one in `every` documents per task and seed; at most `most` of them, evenly spaced, if given."""
     tokenizer = AutoTokenizer.from_pretrained(folder(recipe))
-    found = []
+    selected = []
     for name in TEXT_TASKS:
         task = get_task(name)
         for seed, n in SEEDS.items():
             for document in builtin.documents(name, "test", n, seed)[::every]:
                 ids = tokenizer(task.prompt(document)).input_ids
-                found.append(Document(f"{name} {seed} {document.key}", ids, task.default_max_new_tokens))
-    if most is None or most >= len(found):
-        return found
-    return [found[at * len(found) // most] for at in range(most)]
+                selected.append(Document(f"{name} {seed} {document.key}", ids, task.default_max_new_tokens))
+    if most is None or most >= len(selected):
+        return selected
+    return [selected[at * len(selected) // most] for at in range(most)]
 
 
 def networks(d_model: int, place: Path) -> Mapping[str, Path]:
-    """Networks of gates with random weights of a size that spreads their scores, as files.
+    """Write gates' networks with random weights, large enough to spread their scores, and return the files.
 
-    Nothing is trained: whether two programs say the same of the same weights does not depend on what the weights say.
+    No training is needed to test whether two programs agree on the same weights.
     """
     generator = torch.Generator().manual_seed(8)
 
@@ -108,10 +108,10 @@ def networks(d_model: int, place: Path) -> Mapping[str, Path]:
         return torch.randn(shape, generator=generator) * scale * (shape[-1] ** -0.5 if len(shape) > 1 else 0.3)
 
     d, hidden = d_model, 250
-    without = {"0.weight": normal(d, d), "2.weight": normal(2, d, scale=2.5)}
-    made = {
-        "mlp": {**without, "0.bias": normal(d), "2.bias": normal(2)},
-        "mlp without biases": {**without, "0.bias": torch.zeros(d), "2.bias": torch.zeros(2)},
+    layers = {"0.weight": normal(d, d), "2.weight": normal(2, d, scale=2.5)}
+    states = {
+        "mlp": {**layers, "0.bias": normal(d), "2.bias": normal(2)},
+        "mlp without biases": {**layers, "0.bias": torch.zeros(d), "2.bias": torch.zeros(2)},
         "mlp3": {"0.weight": normal(d, 3 * d), "2.weight": normal(2, d, scale=3.0)},
         "lstm": {
             "lstm.weight_ih_l0": normal(4 * hidden, d),
@@ -122,58 +122,61 @@ def networks(d_model: int, place: Path) -> Mapping[str, Path]:
             "out.bias": normal(2),
         },
     }
-    paths = {name: place / f"{name.replace(' ', '-')}.safetensors" for name in made}
-    for name, weights in made.items():
+    paths = {name: place / f"{name.replace(' ', '-')}.safetensors" for name in states}
+    for name, weights in states.items():
         save_file(weights, paths[name])
     return paths
 
 
 def answers(
-    asked: Configuration, documents: Sequence[Document], weights: Mapping[str, Tensor], levels: Sequence[float | None]
+    configuration: Configuration,
+    documents: Sequence[Document],
+    weights: Mapping[str, Tensor],
+    levels: Sequence[float | None],
 ) -> Iterator[Answer]:
     """Decode each document alone.
 
     Args:
         asked: The method, its parameters and the model.
-        documents: What to decode.
-        weights: Of the gate's network.
-        levels: The threshold of each document where it is not the method's own.
+        documents: Documents to decode.
+        weights: Weights of the gate's network.
+        levels: Threshold of each document; None for the method's own.
     """
-    known = checkpoint(asked.model)
-    n_blocks = known.model.n_blocks
-    method = get_method(asked.method).from_params(dict(asked.params))
+    model = checkpoint(configuration.model)
+    n_blocks = model.model.n_blocks
+    method = get_method(configuration.method).from_params(dict(configuration.params))
     for document, level in zip(documents, levels, strict=True):
         used = method if level is None else dataclasses.replace(method, threshold=level)  # type: ignore[call-arg]
         parts = used.parts(n_blocks, weights)
-        if asked.runtime == "full depth":
+        if configuration.runtime == "full depth":
             parts = dataclasses.replace(parts, threshold=Constant(math.inf))
-        yield _answer(known, parts, document)
+        yield _answer(model, parts, document)
 
 
-def _answer(known: Checkpoint, parts: Parts, document: Document) -> Answer:
-    asked = parts.asked(known.model.n_blocks)
-    gate = Noted(parts.gate, min(asked, default=0))
-    batch = prefill(known.model, [Request(document.prompt)], document.max_new_tokens)
-    (made,) = decode(known, batch, dataclasses.replace(parts, gate=gate))
+def _answer(model: Checkpoint, parts: Parts, document: Document) -> Answer:
+    gated = parts.asked(model.model.n_blocks)
+    gate = Noted(parts.gate, min(gated, default=0))
+    batch = prefill(model.model, [Request(document.prompt)], document.max_new_tokens)
+    (answer,) = decode(model, batch, dataclasses.replace(parts, gate=gate))
     scores: list[list[tuple[int, float]]] = []
-    steps = iter(gate.steps if asked else [[]] * len(made.token_ids))
-    for record in made.records:
-        for _ in range(record.wasted):  # steps of tokens that were undone; the one behind them is that of the full pass
+    steps = iter(gate.steps if gated else [[]] * len(answer.token_ids))
+    for record in answer.records:
+        for _ in range(record.wasted):  # skip steps of undone tokens; the next step is the full-depth pass
             next(steps)
         scores.append(next(steps))
-    return Answer(document.key, made.token_ids, made.exit_layers, scores, sum(made.rejected))
+    return Answer(document.key, answer.token_ids, answer.exit_layers, scores, sum(answer.rejected))
 
 
 def histories(n: int) -> list[tuple[list[float], list[int]]]:
-    """Made-up tokens that FREE's threshold is fitted on: confidences, and whether the full model agreed (1 or 0).
+    """Return synthetic data for fitting FREE's threshold: confidences, and agreement with the full model (1 or 0).
 
-    Few or many of them, of any confidence, agreeing often or seldom, told by the confidence or not.
+    They vary in number, confidence, rate of agreement, and correlation of agreement with confidence.
     """
-    draw, made = np.random.default_rng(1), []
+    draw, results = np.random.default_rng(1), []
     for _ in range(n):
         tokens = int(draw.choice([2, 3, 5, 10, 30, 100, 400]))
         scores = draw.beta(*draw.choice([0.4, 1.0, 1.5, 4.0, 12.0], size=2), size=tokens)
         steepness, level = draw.choice([0.0, 2.0, 6.0, 20.0]), draw.uniform(-4, 4)
         chance = 1 / (1 + np.exp(-(steepness * (scores - scores.mean()) + level)))
-        made.append((scores.tolist(), (draw.random(tokens) < chance).astype(int).tolist()))
-    return made
+        results.append((scores.tolist(), (draw.random(tokens) < chance).astype(int).tolist()))
+    return results

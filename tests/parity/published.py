@@ -1,10 +1,10 @@
-"""Runs published early-exit code as it is and notes what it decided; for an environment of its own (requirements.txt).
+"""Run published early-exit code unchanged and record its decisions, in a separate environment (requirements.txt).
 
     python published.py JOB.json > ANSWERS.jsonl
 
-A job names the folder with the code (packages `models` and `util`) and configurations with documents; a line of answers
-comes out for each configuration. Nothing in that folder is changed: what a configuration patches, it patches in memory,
-and each patch says why. Imports nothing of this project, whose transformers is another one.
+A job names the folder with the code (packages `models` and `util`) and configurations with documents; the output has
+one line of answers per configuration. Files in that folder are not changed: patches of a configuration are in memory,
+and each documents its reason. Imports nothing from this project, which needs another transformers version.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Answer = dict[str, Any]
 
 
 class Watch:
-    """What gates were asked and said, step by step.
+    """Recorder of gate evaluations, step by step.
 
-    A step is one call of the model. Scores are seen where the code looks up its confidence function, decisions where
-    the decoder calls the function that compares the score with the threshold.
+    A step is one call of the model. Scores are recorded by wrapping the lookup of the confidence function, decisions by
+    wrapping the function that compares the score with the threshold.
     """
 
     def __init__(self, model: Any, util: Any, deploying: Any, first_block: int) -> None:
@@ -69,32 +69,32 @@ class Watch:
         return noting
 
     def trace(self) -> tuple[list[int], list[list[tuple[int, float]]]]:
-        """Exit layer and (block, score) pairs of every token that stayed."""
+        """Return exit layer and (block, score) pairs of every token that was not undone."""
         after = [*self.rolled_back[1:], getattr(self.model, "rollback_num", 0)]
         exits: list[int] = []
-        asked: list[list[tuple[int, float]]] = []
+        gated: list[list[tuple[int, float]]] = []
         for scores, leaves, before, now in zip(self.scores, self.leaves, self.rolled_back, after, strict=True):
-            if now > before:  # so many tokens are undone, and the first of them is chosen anew by the full model
-                del exits[before - now :], asked[before - now :]
+            if now > before:  # undone tokens, of which the full model chooses the first again
+                del exits[before - now :], gated[before - now :]
             pairs = list(enumerate(scores, self.first_block))
-            asked.append(pairs)
+            gated.append(pairs)
             exits.append(pairs[leaves.index(True)][0] if True in leaves else self.n_blocks)
-        return exits, asked
+        return exits, gated
 
 
 def main(job_path: str) -> None:
     job = json.loads(Path(job_path).read_text(encoding="utf-8"))
     torch.set_num_threads(1)
     sys.path.insert(0, job["source"])
-    out, sys.stdout = sys.stdout, sys.stderr  # the code prints; answers alone go out
+    output, sys.stdout = sys.stdout, sys.stderr  # the code prints; stdout is for answers only
     for configuration in job["configurations"]:
-        made = {"name": configuration["name"], **RUNTIMES[configuration["runtime"]](configuration)}
-        print(json.dumps(made), file=out, flush=True)
+        answers = {"name": configuration["name"], **RUNTIMES[configuration["runtime"]](configuration)}
+        print(json.dumps(answers), file=output, flush=True)
 
 
 @torch.inference_mode()
 def deployed(configuration: dict[str, Any]) -> dict[str, Any]:
-    """Decode with the runtime for one user (`DeployT5ForConditionalGeneration`)."""
+    """Decode with the single-request runtime (`DeployT5ForConditionalGeneration`)."""
     deploying, util = modules()
     settings = configuration["settings"]
     model = load(deploying.DeployT5ForConditionalGeneration, configuration)
@@ -105,13 +105,13 @@ def deployed(configuration: dict[str, Any]) -> dict[str, Any]:
     answers = []
     for document in configuration["documents"]:
         watch.clear()
-        before, known = model.rollback_num, sum(len(labels) for labels in model.decoder.stack_ident_all)
+        before, n_known = model.rollback_num, sum(len(labels) for labels in model.decoder.stack_ident_all)
         ids = generate(model, document, [document["prompt"]])
-        exits, asked = watch.trace()
-        answer = {"key": document["key"], "tokens": ids[0], "exits": exits, "asked": asked}
+        exits, scores = watch.trace()
+        answer = {"key": document["key"], "tokens": ids[0], "exits": exits, "asked": scores}
         answer["rolled_back"] = model.rollback_num - before
         if settings.get("use_adapt_threshold"):
-            answer |= {"threshold": model.decoder.bmm_threshold, "known": known}  # and from how many tokens
+            answer |= {"threshold": model.decoder.bmm_threshold, "known": n_known}  # with its sample size
         answers.append(answer)
     history = []
     if settings.get("use_adapt_threshold"):
@@ -122,9 +122,9 @@ def deployed(configuration: dict[str, Any]) -> dict[str, Any]:
 
 @torch.inference_mode()
 def at_full_depth(configuration: dict[str, Any]) -> dict[str, Any]:
-    """Ask the gate at every block of every token, with MEE's own runtime and a threshold that is never exceeded.
+    """Evaluate the gate at every block of every token, with MEE's own runtime and a threshold that is never exceeded.
 
-    A batch of one does not run there (a mask without dimension), so each document is decoded twice side by side.
+    A batch of one fails there (a mask without dimension), so each document is decoded twice in one batch.
     """
     _, util = modules()
     from models import modeling_t5
@@ -135,23 +135,23 @@ def at_full_depth(configuration: dict[str, Any]) -> dict[str, Any]:
     for document in configuration["documents"]:
         watch.clear()
         ids = generate(model, document, [document["prompt"]] * 2)
-        exits, asked = watch.trace()
-        answers.append({"key": document["key"], "tokens": ids[0], "exits": exits, "asked": asked, "rolled_back": 0})
+        exits, scores = watch.trace()
+        answers.append({"key": document["key"], "tokens": ids[0], "exits": exits, "asked": scores, "rolled_back": 0})
     return {"answers": answers, "history": []}
 
 
 def thresholds(configuration: dict[str, Any]) -> dict[str, Any]:
-    """FREE's threshold of given histories, each fitted by a new mixture."""
+    """Return FREE's threshold for given histories, each fitted by a new mixture."""
     import numpy as np
     from util.bmm import BetaMixture1D
 
-    found = []
+    results = []
     with np.errstate(all="ignore"):
         for scores, labels in configuration["histories"]:
             mixture = BetaMixture1D()
             mixture.fit(np.array(scores), np.array(labels))
-            found.append(float(mixture.predict_proba(0.3, 0.9)))
-    return {"thresholds": found}
+            results.append(float(mixture.predict_proba(0.3, 0.9)))
+    return {"thresholds": results}
 
 
 RUNTIMES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -162,7 +162,7 @@ RUNTIMES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 
 def modules() -> tuple[Any, Any]:
-    """The decoder's module and that of its measures, new: patches of an earlier configuration are gone."""
+    """Return the decoder's module and the measures' module, freshly imported, without earlier patches."""
     for name in [name for name in sys.modules if name.partition(".")[0] in ("models", "util")]:
         del sys.modules[name]
     import util.skip_conf as util
@@ -172,7 +172,7 @@ def modules() -> tuple[Any, Any]:
 
 
 def load(cls: Any, configuration: dict[str, Any]) -> Any:
-    """The published class with the checkpoint's weights, bf16 widened to fp32, and the gate's network."""
+    """Return the published class with the checkpoint's weights, bf16 converted to fp32, and the gate's network."""
     from util import AdditionalArguments, update_autoconfig
 
     arguments = AdditionalArguments(use_synchronize=False, **configuration["settings"])
@@ -185,14 +185,14 @@ def load(cls: Any, configuration: dict[str, Any]) -> Any:
         weights |= {name.replace("out.", "linear."): value for name, value in weights.items()}
         if model.cm_head is None:
             model.cm_head = missing_network(model.config.d_model, configuration["settings"]["exit_conf_type"])
-        known = {name: weights[name] for name in model.cm_head.state_dict()}
-        model.cm_head.load_state_dict(known)
+        head_weights = {name: weights[name] for name in model.cm_head.state_dict()}
+        model.cm_head.load_state_dict(head_weights)
         model.cm_head.eval()
     return model
 
 
 def missing_network(d_model: int, measure: str) -> Any:
-    """A network of MEE's for its runtime for one user, which makes that of the measure `meta` only."""
+    """Return MEE's network for its single-request runtime, which itself builds only that of the measure `meta`."""
     from models.modeling_t5 import LSTMClassifier
     from torch import nn
 
@@ -202,7 +202,7 @@ def missing_network(d_model: int, measure: str) -> Any:
 
 
 def generate(model: Any, document: Document, prompts: Sequence[list[int]]) -> list[list[int]]:
-    """Greedy answers, without the token that starts the decoder."""
+    """Return greedy answers, without the decoder start token."""
     limit = document["max_new_tokens"]
     model.config.max_answer_length = model.decoder.config.max_answer_length = limit  # N of the decay, by task
     ids = model.generate(input_ids=torch.tensor(prompts), max_new_tokens=limit, do_sample=False, num_beams=1)
@@ -213,9 +213,9 @@ def generate(model: Any, document: Document, prompts: Sequence[list[int]]) -> li
 
 
 def remember_blocks(model: Any, deploying: Any, util: Any, configuration: dict[str, Any]) -> None:
-    """MEE's measures read earlier blocks, which its runtime for one user does not hand to them.
+    """Pass earlier blocks to MEE's measures, which need them but do not get them in its single-request runtime.
 
-    Its other runtime cannot decode with exits (a cache that ends at the first exit; a batch of one fails).
+    Its other runtime cannot decode with exits (its cache ends at the first exit, and a batch of one fails).
     """
     decoder, decide = model.decoder, deploying.get_skip_mask
     hidden: list[torch.Tensor] = []
@@ -247,19 +247,19 @@ def remember_blocks(model: Any, deploying: Any, util: Any, configuration: dict[s
 
 
 def no_repetition_penalty(model: Any, deploying: Any, util: Any, configuration: dict[str, Any]) -> None:
-    """The pruning code applies a penalty of 1.2 to every method, full depth included."""
+    """Remove the repetition penalty of 1.2 that the pruning code applies to every method, including full depth."""
     type(model).apply_repetition_penalty = staticmethod(lambda logits, input_ids, penalty=1.2: logits)
 
 
 def pruning_sizes(model: Any, deploying: Any, util: Any, configuration: dict[str, Any]) -> None:
-    """k_1 = 35000 and k_min = 250 are for a vocabulary of 32128; more than there is cannot be kept."""
+    """Replace k_1 = 35000 and k_min = 250, meant for a vocabulary of 32128, with the configuration's sizes."""
     first, least = configuration["pruning_sizes"]
     size = deploying.DeployT5Stack.func_inverse
     deploying.DeployT5Stack.func_inverse = lambda self, i, k1, k2, n: size(self, i, first, least, n)
 
 
 def plain_contrast(model: Any, deploying: Any, util: Any, configuration: dict[str, Any]) -> None:
-    """The decoder calls the plain contrast with arguments it does not take; called here as the reweighted one is."""
+    """Fix the call of the plain contrast, which gets arguments it does not accept: call it like the reweighted one."""
     plain = util.contrastive_confidence
 
     def called(*args: Any, hidden_states: Any = None, classifier: Any = None, **kwargs: Any) -> Any:

@@ -1,10 +1,10 @@
-"""Compares this project's decoding with the published code it follows, token for token; what `nox -s parity` calls.
+"""Compare this project's decoding with published code token by token; called by `nox -s parity`.
 
     python tests/parity/run.py --python PYTHON --free DIR --mee DIR --pruning DIR
         [--only GLOB] [--documents N] [--write]
 
-PYTHON is one in whose environment tests/parity/requirements.txt is installed; DIR are checkouts of the commits that
-docs/parity.md names, which are read and never changed. Ends with 1 if a setting that must be equal differs.
+PYTHON is an interpreter with tests/parity/requirements.txt installed; DIR are checkouts of the commits named in
+docs/parity.md, which are never changed. The exit status is 1 if a setting that must be equal differs.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ THRESHOLDS = "thresholds of 300 made-up histories"
 
 @dataclass(frozen=True)
 class Row:
-    """One setting, compared."""
+    """Setting with its comparison."""
 
     asked: Configuration
     found: Comparison
 
     @property
     def is_wrong(self) -> bool:
-        """Whether it differs without being meant to."""
+        """True if it differs although it must be equal."""
         return not self.found.equal and not self.asked.differs
 
 
@@ -70,10 +70,10 @@ def main() -> int:
     parser.add_argument("--only", action="append", metavar="GLOB", help="settings of these names; may be repeated")
     parser.add_argument("--documents", type=int, metavar="N", help="at most so many documents a setting")
     parser.add_argument("--write", action="store_true", help="put the table into docs/parity.md")
-    known = parser.parse_args()
+    options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return run(known)
+        return run(options)
     except UserError as error:
         print(f"parity: {error}", file=sys.stderr)
         return 2
@@ -81,37 +81,39 @@ def main() -> int:
         return 130
 
 
-def run(known: argparse.Namespace) -> int:
-    """Compare what was asked for and print it; return 0 or 1."""
-    if known.documents is not None and known.documents < 1:
-        raise UserError(f"--documents {known.documents}: allowed is a number from 1 up.")
-    chosen = [asked for asked in configurations() if _is_chosen(asked.name, known.only)]
-    if not chosen and not _is_chosen(THRESHOLDS, known.only):
-        names = ", ".join(asked.name for asked in configurations()[:5])
-        raise UserError(f"--only {' '.join(known.only)} matches no setting. Settings are {names}, ...")
-    codes = {asked.code for asked in chosen} | ({"free"} if _is_chosen(THRESHOLDS, known.only) else set())
-    sources = {option: _checkout(option, getattr(known, option)) for option in PUBLISHED if option in codes}
+def run(options: argparse.Namespace) -> int:
+    """Run the requested comparisons and print them; return 0 or 1."""
+    if options.documents is not None and options.documents < 1:
+        raise UserError(f"--documents {options.documents}: allowed is a number from 1 up.")
+    chosen = [configuration for configuration in configurations() if _is_chosen(configuration.name, options.only)]
+    if not chosen and not _is_chosen(THRESHOLDS, options.only):
+        names = ", ".join(configuration.name for configuration in configurations()[:5])
+        raise UserError(f"--only {' '.join(options.only)} matches no setting. Settings are {names}, ...")
+    codes = {configuration.code for configuration in chosen} | (
+        {"free"} if _is_chosen(THRESHOLDS, options.only) else set()
+    )
+    sources = {option: _checkout(option, getattr(options, option)) for option in PUBLISHED if option in codes}
     rows, lines, interrupted = [], [], False
     try:
-        for row, told in _compare(known, chosen, sources):
+        for row, note in _compare(options, chosen, sources):
             if row is not None:
                 rows.append(row)
-            lines += [told] * bool(told)
-            print("\n".join([*([_shown(row)] if row is not None else []), *[told] * bool(told)]), flush=True)
+            lines += [note] * bool(note)
+            print("\n".join([*([_formatted(row)] if row is not None else []), *[note] * bool(note)]), flush=True)
     except KeyboardInterrupt:
         interrupted = True
-    places = {asked.name: place for place, asked in enumerate(chosen)}
+    places = {configuration.name: place for place, configuration in enumerate(chosen)}
     rows.sort(key=lambda row: places[row.asked.name])
     lines.sort()
     wrong = [row.asked.name for row in rows if row.is_wrong] + [line for line in lines if "DIFFER" in line]
-    page = _page(rows, lines, known)
+    page = _page(rows, lines, options)
     if interrupted:
         page = f"Ended early: {len(rows)} of {len(chosen)} settings were compared. {page}"
     print(f"\n{page}\n\n{len(wrong)} settings differ" + "".join(f"\n  {name}" for name in wrong))
-    if known.write:
+    if options.write:
         text = PAGE.read_text(encoding="utf-8")
-        before, _, rest = text.partition(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n{page}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+        before, _, after = text.partition(BEGIN)
+        PAGE.write_text(f"{before}{BEGIN}\n{page}\n{END}{after.partition(END)[2]}", encoding="utf-8")
     return 130 if interrupted else int(bool(wrong))
 
 
@@ -120,10 +122,10 @@ def _is_chosen(name: str, patterns: Sequence[str] | None) -> bool:
 
 
 def _checkout(option: str, place: Path | None) -> Path:
-    """The folder with the code, in a checkout of the commit that was read.
+    """Return the folder with the code, in a checkout of the required commit.
 
     Raises:
-        UserError: There is none, or it is another commit or changed.
+        UserError: The checkout is missing, at another commit, or modified.
     """
     code = PUBLISHED[option]
     needed = f"--{option} is to name a checkout of https://{code.address} at {code.commit}"
@@ -132,9 +134,9 @@ def _checkout(option: str, place: Path | None) -> Path:
     if not (place / code.folder / "models" / "deploying_t5.py").is_file():
         raise UserError(f"{needed}, but {place} has no {Path(code.folder, 'models', 'deploying_t5.py')}.")
     git = ["git", "-C", str(place), "-c", f"safe.directory={place.resolve()}"]
-    told = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    if not told.stdout.startswith(code.commit):
-        at = told.stdout.strip()[:7] or told.stderr.strip().partition("\n")[0]
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    if not head.stdout.startswith(code.commit):
+        at = head.stdout.strip()[:7] or head.stderr.strip().partition("\n")[0]
         raise UserError(f"{needed}, not at {at}. Put it there: git -C {place} checkout {code.commit}")
     ran = [str(Path(code.folder, package)) for package in ("models", "util")]
     changed = subprocess.run(
@@ -146,30 +148,30 @@ def _checkout(option: str, place: Path | None) -> Path:
 
 
 def _compare(
-    known: argparse.Namespace, chosen: Sequence[Configuration], sources: Mapping[str, Path]
+    options: argparse.Namespace, chosen: Sequence[Configuration], sources: Mapping[str, Path]
 ) -> Iterator[tuple[Row | None, str]]:
-    """Yield each setting compared, and what is to be said of thresholds."""
+    """Yield each compared setting, and a text on its thresholds."""
     with TemporaryDirectory(prefix="parity-") as temporary, ExitStack() as running:
-        place, told = Path(temporary), SimpleQueue[tuple[Row | None, str] | BaseException | None]()
+        place, queue = Path(temporary), SimpleQueue[tuple[Row | None, str] | BaseException | None]()
         pool = ProcessPoolExecutor(len(sources), get_context("spawn"))
         running.callback(pool.shutdown, wait=False, cancel_futures=True)
         paths = networks(checkpoint("builtin-weighted").model.d_model, place)
         for option, source in sources.items():
-            own = [asked for asked in chosen if asked.code == option]
-            texts = [documents(asked.model, asked.every, known.documents) for asked in own]
-            jobs = [_job(asked, docs, paths) for asked, docs in zip(own, texts, strict=True)]
-            made_up = histories(300) if option == "free" and _is_chosen(THRESHOLDS, known.only) else []
+            own = [configuration for configuration in chosen if configuration.code == option]
+            texts = [documents(configuration.model, configuration.every, options.documents) for configuration in own]
+            jobs = [_job(configuration, docs, paths) for configuration, docs in zip(own, texts, strict=True)]
+            made_up = histories(300) if option == "free" and _is_chosen(THRESHOLDS, options.only) else []
             if made_up:
                 jobs.insert(0, {"name": THRESHOLDS, "runtime": "thresholds", "histories": made_up})
             job = place / f"{option}.json"
             job.write_text(json.dumps({"source": str(source), "configurations": jobs}), encoding="utf-8")
-            results = running.enter_context(_published(known.python, job))
-            asked = [(_made_up, (made_up,))] * bool(made_up)
-            asked += [(_row, (one, docs, paths.get(one.network))) for one, docs in zip(own, texts, strict=True)]
-            Thread(target=_follow, args=(pool, asked, results, told), daemon=True).start()
+            results = running.enter_context(_published(options.python, job))
+            tasks = [(_made_up, (made_up,))] * bool(made_up)
+            tasks += [(_row, (item, docs, paths.get(item.network))) for item, docs in zip(own, texts, strict=True)]
+            Thread(target=_follow, args=(pool, tasks, results, queue), daemon=True).start()
         going = len(sources)
         while going:
-            answer = told.get()
+            answer = queue.get()
             if isinstance(answer, BaseException):
                 raise answer
             if answer is None:
@@ -180,50 +182,50 @@ def _compare(
 
 def _follow(
     pool: ProcessPoolExecutor,
-    asked: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]],
+    tasks: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]],
     results: Iterator[dict[str, Any]],
-    told: SimpleQueue[Any],
+    queue: SimpleQueue[Any],
 ) -> None:
-    """Compare what one published program has made with ours, in a process of the pool; None behind the last."""
+    """Compare a published program's answers with local ones, in a process of the pool; send None after the last."""
     try:
-        for (function, about), result in zip(asked, results, strict=True):
-            told.put(pool.submit(function, *about, result).result())
-        told.put(None)
-    except BaseException as error:  # for the thread that waits
-        told.put(error)
+        for (function, about), result in zip(tasks, results, strict=True):
+            queue.put(pool.submit(function, *about, result).result())
+        queue.put(None)
+    except BaseException as error:  # passed to the waiting thread
+        queue.put(error)
 
 
-def _job(asked: Configuration, docs: Sequence[Document], paths: Mapping[str, Path]) -> dict[str, Any]:
+def _job(configuration: Configuration, docs: Sequence[Document], paths: Mapping[str, Path]) -> dict[str, Any]:
     return {
-        "name": asked.name,
-        "runtime": asked.runtime,
-        "model": str(folder(asked.model)),
-        "settings": dict(asked.settings),
-        "patches": list(asked.patches),
-        "network": str(paths[asked.network]) if asked.network else None,
+        "name": configuration.name,
+        "runtime": configuration.runtime,
+        "model": str(folder(configuration.model)),
+        "settings": dict(configuration.settings),
+        "patches": list(configuration.patches),
+        "network": str(paths[configuration.network]) if configuration.network else None,
         "documents": [vars(document) for document in docs],
-        **asked.extras,
+        **configuration.extras,
     }
 
 
 @contextmanager
 def _published(python: Path, job: Path) -> Iterator[Iterator[dict[str, Any]]]:
-    """Answers of the published code, a configuration at a time, while it goes on with the next.
+    """Yield the published code's answers, one configuration at a time, while it runs the next.
 
     Raises:
-        UserError: It ended before all were made, or cannot be started.
+        UserError: The program cannot be started, or ended before all answers were written.
     """
-    made, errors = job.with_suffix(".jsonl"), job.with_suffix(".log")
+    answers_file, errors = job.with_suffix(".jsonl"), job.with_suffix(".log")
     quiet = {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"}
     command = [str(python), str(HERE / "published.py"), str(job)]
-    with made.open("wb") as out, errors.open("wb") as log:
+    with answers_file.open("wb") as output, errors.open("wb") as log:
         try:
-            process = subprocess.Popen(command, stdout=out, stderr=log, env={**os.environ, **quiet})
+            process = subprocess.Popen(command, stdout=output, stderr=log, env={**os.environ, **quiet})
         except OSError as error:
             raise UserError(f"--python {python} cannot be started: {error.strerror}.") from None
 
     def results() -> Iterator[dict[str, Any]]:
-        with made.open(encoding="utf-8") as lines:
+        with answers_file.open(encoding="utf-8") as lines:
             text, ended = "", False
             while not ended:
                 ended = process.poll() is not None
@@ -234,8 +236,8 @@ def _published(python: Path, job: Path) -> Iterator[Iterator[dict[str, Any]]]:
                 if not ended:
                     time.sleep(PAUSE_S)
         if process.returncode:
-            said = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
-            raise UserError(f"the published code ended with {process.returncode}: {' / '.join(said)}")
+            last_lines = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
+            raise UserError(f"the published code ended with {process.returncode}: {' / '.join(last_lines)}")
 
     try:
         yield results()
@@ -245,74 +247,79 @@ def _published(python: Path, job: Path) -> Iterator[Iterator[dict[str, Any]]]:
 
 
 def _made_up(histories: Sequence[Sequence[Sequence[float]]], result: dict[str, Any]) -> tuple[None, str]:
-    return None, _told(THRESHOLDS, result["thresholds"], [_threshold(history) for history in histories])
+    return None, _threshold_note(THRESHOLDS, result["thresholds"], [_threshold(history) for history in histories])
 
 
 def _row(
-    asked: Configuration, docs: Sequence[Document], network: Path | None, result: dict[str, Any]
+    configuration: Configuration, docs: Sequence[Document], network: Path | None, result: dict[str, Any]
 ) -> tuple[Row, str]:
     torch.set_num_threads(1)
     weights = {} if network is None else load_file(network)
-    there = result["answers"]
-    levels = [answer.get("threshold") for answer in there]
-    published = [Answer(one["key"], one["tokens"], one["exits"], one["asked"], one["rolled_back"]) for one in there]
-    row = Row(asked, compared(published, answers(asked, docs, weights, levels)))
-    if "rollback_conf_threshold" in asked.settings:
-        return row, _tails(asked, published, checkpoint(asked.model).model.n_blocks)
-    if not asked.own_threshold:
+    records = result["answers"]
+    levels = [record.get("threshold") for record in records]
+    published = [
+        Answer(record["key"], record["tokens"], record["exits"], record["asked"], record["rolled_back"])
+        for record in records
+    ]
+    row = Row(configuration, compared(published, answers(configuration, docs, weights, levels)))
+    if "rollback_conf_threshold" in configuration.settings:
+        return row, _tails(configuration, published, checkpoint(configuration.model).model.n_blocks)
+    if not configuration.own_threshold:
         return row, ""
-    fitted = [one for one in there if one["threshold"] is not None]
-    ours = [_threshold(list(zip(*result["history"][: one["known"]], strict=True))) for one in fitted]
-    return row, _told(f"thresholds of {asked.name}", [one["threshold"] for one in fitted], ours)
+    fitted = [record for record in records if record["threshold"] is not None]
+    local = [_threshold(list(zip(*result["history"][: record["known"]], strict=True))) for record in fitted]
+    return row, _threshold_note(
+        f"thresholds of {configuration.name}", [record["threshold"] for record in fitted], local
+    )
 
 
-def _tails(asked: Configuration, published: Sequence[Answer], n_blocks: int) -> str:
-    """How much of the published answers nobody verified: what left early behind the last token of full depth."""
-    if asked.differs:
+def _tails(configuration: Configuration, published: Sequence[Answer], n_blocks: int) -> str:
+    """Return a sentence on unverified published tokens: early exits after the last full-depth token."""
+    if configuration.differs:
         return ""
-    tails = [len(list(takewhile(lambda layer: layer < n_blocks, reversed(one.exits)))) for one in published]
+    tails = [len(list(takewhile(lambda layer: layer < n_blocks, reversed(answer.exits)))) for answer in published]
     return (
-        f"{asked.name}: {sum(tail > 0 for tail in tails)} of {len(tails)} answers of the published code end in tokens "
-        f"that it did not verify, {sum(tails)} of {sum(len(one.tokens) for one in published)} tokens"
+        f"{configuration.name}: {sum(tail > 0 for tail in tails)} of {len(tails)} answers of the published code end in "
+        f"tokens that it did not verify, {sum(tails)} of {sum(len(answer.tokens) for answer in published)} tokens"
     )
 
 
 def _threshold(history: Sequence[Sequence[float]]) -> float:
-    """What rule adaptive-code says of confidences and whether the tokens agreed."""
+    """Return the threshold of rule adaptive-code for confidences and agreement of tokens."""
     scores, agrees = history
     return adaptive_threshold(
         torch.tensor(scores, dtype=torch.float64), torch.tensor(agrees, dtype=torch.bool), default=0.0, form="code"
     )
 
 
-def _told(name: str, published: Sequence[float], ours: Sequence[float]) -> str:
-    difference = differing_thresholds(published, ours)
-    equal = sum(not differing_thresholds([one], [other]) for one, other in zip(published, ours, strict=True))
-    return f"{name}: {equal} of {len(ours)} equal" + (f", which DIFFER: {difference}" if difference else "")
+def _threshold_note(name: str, published: Sequence[float], local: Sequence[float]) -> str:
+    difference = differing_thresholds(published, local)
+    equal = sum(not differing_thresholds([first], [second]) for first, second in zip(published, local, strict=True))
+    return f"{name}: {equal} of {len(local)} equal" + (f", which DIFFER: {difference}" if difference else "")
 
 
-def _shown(row: Row) -> str:
+def _formatted(row: Row) -> str:
     verdict = "differs as meant" if row.asked.differs else "DIFFERS"
     verdict = "equal" if row.found.equal else f"{verdict}: {row.found.first}"
     return " | ".join([*cells(row.asked.name, row.found), verdict])
 
 
-def _page(rows: Sequence[Row], thresholds: Sequence[str], known: argparse.Namespace) -> str:
-    """What ran and what came of it, in Markdown."""
+def _page(rows: Sequence[Row], thresholds: Sequence[str], options: argparse.Namespace) -> str:
+    """Return the set-up and the results in Markdown."""
     equal = [row for row in rows if not row.asked.differs]
-    meant = [row for row in rows if row.asked.differs]
+    intended = [row for row in rows if row.asked.differs]
     tokens = sum(row.found.tokens[0] for row in equal)
     same, exits = (sum(getattr(row.found, name) for row in equal) for name in ("equal_tokens", "equal_exits"))
-    narrowed = [f"`--only '{pattern}'`" for pattern in known.only or ()]
-    narrowed += [f"`--documents {known.documents}`"] if known.documents else []
+    narrowed = [f"`--only '{pattern}'`" for pattern in options.only or ()]
+    narrowed += [f"`--documents {options.documents}`"] if options.documents else []
     parts = [
         f"{sum(row.found.equal for row in equal)} of {len(equal)} settings that are to be equal are equal: "
         f"{same:,} of {tokens:,} tokens, {exits:,} of {tokens:,} exits"
         + (f" (with {', '.join(narrowed)})." if narrowed else "."),
         "\n".join(f"- {line}" for line in thresholds),
         markdown([cells(row.asked.name, row.found) for row in equal]) if equal else "",
-        "Where ours is another on purpose (published / ours):" if meant else "",
-        markdown([cells(f"{row.asked.name}: {row.asked.differs}", row.found) for row in meant]) if meant else "",
+        "Where ours is another on purpose (published / ours):" if intended else "",
+        markdown([cells(f"{row.asked.name}: {row.asked.differs}", row.found) for row in intended]) if intended else "",
         "\n".join(f"- {row.asked.name} differs: {row.found.first}" for row in rows if row.is_wrong),
     ]
     return "\n\n".join(part for part in parts if part)

@@ -1,4 +1,4 @@
-"""Small databases, made by the same code that a benchmark uses: spool, ingest, views."""
+"""Fixtures of small databases, built by the code of real runs: spool, ingest, views."""
 
 import shutil
 import sys
@@ -20,40 +20,40 @@ from exitbench.reports.render import write_report
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest
 
-sys.path.insert(0, str(Path(__file__).parent))  # `print_rules`
+sys.path.insert(0, str(Path(__file__).parent))  # for the module `print_rules`
 
 
 @pytest.fixture(scope="session")
 def small_database(example: ModuleType, database_of: Callable[[Any], Path]) -> Path:
-    """Two models on one task: quality, timing, probe, replay and failures. Read only."""
+    """Return a read-only database: two models on one task; quality, timing, probe, replay and failures."""
     return database_of(replace(example.WORLD, tasks=example.TASKS[:1]))
 
 
 @pytest.fixture
 def incomplete_database(small_database: Path, tmp_path: Path) -> Path:
-    """A copy in which traces lack tokens: a finding of severity 3."""
+    """Return a copy of the database with incomplete traces, a finding of severity 3."""
     path = Path(shutil.copy(small_database, tmp_path / "exitbench.duckdb"))
     with duckdb.connect(str(path)) as connection:
         connection.execute("DELETE FROM token_exit WHERE position = 1")
-        connection.execute("UPDATE document_exit SET exit_layer = NULL, is_equal = NULL")  # as of a trace with a gap
+        connection.execute("UPDATE document_exit SET exit_layer = NULL, is_equal = NULL")  # as for a trace with a gap
     return path
 
 
 @pytest.fixture(scope="session")
 def world(example: ModuleType) -> Any:
-    """The decoder-only model on one task; a test that wants another world says what differs."""
+    """Return settings of synthetic data: the decoder-only model on one task; tests override what they need."""
     return replace(example.WORLD, models=example.MODELS[1:], tasks=example.TASKS[:1])
 
 
 @pytest.fixture
 def make_database(tmp_path: Path) -> Callable[[Any], Path]:
-    """Make the database of a world in the test's folder."""
+    """Return a function that builds the database of a world in the test's folder."""
     return lambda world: _ingested(world, tmp_path)
 
 
 @pytest.fixture(scope="session")
 def database_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Path]:
-    """Make the database of a world, for tests that share one."""
+    """Return a function that builds the database of a world, for tests that share one."""
     return lambda world: _ingested(world, tmp_path_factory.mktemp("made"))
 
 
@@ -66,7 +66,7 @@ def empty_database(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def drawn_report(small_database: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[ReportSummary, list[Figure]]:
-    """The report of `small_database`, and its figures as they were laid out. Read only."""
+    """Return the read-only report of `small_database`, and its figures after layout."""
     kept, lay_out = [], style.lay_out
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(style, "lay_out", lambda figure: (kept.append(figure), lay_out(figure)))
@@ -75,13 +75,13 @@ def drawn_report(small_database: Path, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="session")
 def report(drawn_report: tuple[ReportSummary, list[Figure]]) -> ReportSummary:
-    """The report of `small_database`. Read only."""
+    """Return the read-only report of `small_database`."""
     return drawn_report[0]
 
 
 @pytest.fixture(scope="session")
 def rows_of() -> Callable[[Path, ModuleType, str], Frame]:
-    """Run the query of one figure or table on a database."""
+    """Return a function that runs the query of one figure or table on a database."""
 
     def run(database: Path, package: ModuleType, name: str) -> Frame:
         source = next(source for source in discover(package) if source.name == name)

@@ -1,4 +1,4 @@
-"""One cell to write attempts at, and rows to put into them."""
+"""Fixtures of a cell and of rows for its attempts."""
 
 from types import ModuleType
 from typing import Any
@@ -11,19 +11,19 @@ from exitbench.results.spool.schema import TABLES
 
 @pytest.fixture
 def cell(example: ModuleType) -> dict[str, Any]:
-    """cell.json of a quality cell."""
+    """Return the content of a quality cell's cell.json."""
     return example.cell_json(example.MODELS[0], example.TASKS[0], example.FULL, "quality")
 
 
 @pytest.fixture
 def env(example: ModuleType) -> dict[str, Any]:
-    """env.json."""
+    """Return the content of env.json."""
     return example.ENV
 
 
 @pytest.fixture
 def tokens() -> pa.Table:
-    """Three tokens of one document."""
+    """Return three tokens of one document."""
     rows = [
         {
             "doc_key": "a",

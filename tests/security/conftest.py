@@ -1,4 +1,4 @@
-"""What tests of hostile files share: a place to import into, and whether anything changed."""
+"""Fixtures for tests of hostile files: a folder to import into, and detection of changes."""
 
 import hashlib
 import os
@@ -13,7 +13,7 @@ Contents = dict[str, str]
 
 
 def contents(folder: Path) -> Contents:
-    """Everything below a folder but lock files, by name: digests of files, targets of links."""
+    """Return the contents of a folder except lock files, by name: digests of files, targets of links."""
     found = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -26,13 +26,13 @@ def contents(folder: Path) -> Contents:
 
 @pytest.fixture
 def unchanged() -> Callable[[Path], Contents]:
-    """What to compare before with after."""
+    """Return a function whose results before and after are compared."""
     return contents
 
 
 @pytest.fixture
 def ask(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run one command in this process; returns its exit code, what it answered and what it complained about."""
+    """Return a function that runs a command in this process and returns its exit code, output and error output."""
 
     def run(*arguments: str | Path) -> tuple[int, str, str]:
         capsys.readouterr()
@@ -47,7 +47,7 @@ def ask(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """An empty folder of runs to import into."""
+    """Return an empty folder of runs to import into."""
     folder = tmp_path / "runs"
     folder.mkdir()
     return folder

@@ -1,4 +1,4 @@
-"""A real Slurm of one node with two cores, started for the tests and stopped after them."""
+"""Fixtures of a real Slurm with one node and two cores, started for the tests and stopped after them."""
 
 import os
 import shutil
@@ -48,7 +48,7 @@ Wait = Callable[..., None]
 
 @pytest.fixture(scope="session")
 def wait_for() -> Wait:
-    """Wait until a condition holds."""
+    """Return a function that waits until a condition holds."""
 
     def wait(condition: Callable[[], object], limit_s: float = 60.0) -> None:
         deadline = time.monotonic() + limit_s
@@ -61,7 +61,7 @@ def wait_for() -> Wait:
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory: pytest.TempPathFactory, wait_for: Wait) -> Iterator[Path]:
-    """Start the daemons; commands find them by SLURM_CONF. Gives the folder of their logs."""
+    """Start the daemons, which commands find by SLURM_CONF, and yield the folder of their logs."""
     if missing := [name for name in DAEMONS if shutil.which(name) is None]:
         pytest.skip(f"{missing[0]} is not installed: apt-get install --no-install-recommends slurm-wlm munge")
     if os.geteuid() != 0:

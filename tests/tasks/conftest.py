@@ -1,4 +1,4 @@
-"""Small files in the original formats, written by the tests themselves."""
+"""Fixtures that write small files in the original formats."""
 
 import gzip
 import json
@@ -16,7 +16,7 @@ WriteFile = Callable[[str, object], Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> WriteFile:
-    """Write text, bytes or (anything else) JSON under the test's folder; a name in .gz is compressed."""
+    """Return a function that writes text, bytes or (anything else) JSON; a name ending in .gz is compressed."""
 
     def write_file(name: str, content: object) -> Path:
         path = tmp_path / name
@@ -31,7 +31,7 @@ def write(tmp_path: Path) -> WriteFile:
 
 @pytest.fixture
 def load(tmp_path: Path) -> Callable[..., list[Document]]:
-    """Load a task's documents from files of the test's folder, given by role."""
+    """Return a function that loads a task's documents from files of the test's folder, given by role."""
 
     def load_files(task: Task, limit: int | None = None, **files: str) -> list[Document]:
         return task.load(Source("local", tmp_path, tuple(files.items())), "test", limit)
@@ -40,7 +40,7 @@ def load(tmp_path: Path) -> Callable[..., list[Document]]:
 
 
 def squad_file(questions: list[dict[str, Any]]) -> dict[str, Any]:
-    """A SQuAD v1.1 file with one article of one paragraph."""
+    """Return a SQuAD v1.1 file with one article of one paragraph."""
     paragraph = {"context": "Ada wrote the first program. She lived in London.", "qas": questions}
     return {"version": "1.1", "data": [{"title": "Ada", "paragraphs": [paragraph]}]}
 

@@ -1,1 +1,1 @@
-"""What leaving early costs and gives where whole sequences leave: classifiers that are encoders."""
+"""Figures of encoder classifiers, whose texts exit as whole sequences."""

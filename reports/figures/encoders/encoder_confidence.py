@@ -1,4 +1,4 @@
-"""Whether gates are surer where the block is right: the gate's score by block, of right and of wrong labels."""
+"""Gate score by block, for right and for wrong labels: are gates more confident when the block is right?"""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -23,25 +23,25 @@ CAPTION = (
 )
 EMPTY = "No data yet: run `exitbench run builtin-encoder`, or any suite with `quality` cells of trained encoders."
 
-_COLUMNS = 4  # a line is one method, or two, where there are a few models
+_COLUMNS = 4  # a row of panels has one method, or two with few models
 _RIGHT, _WRONG = COLOURS[0], COLOURS[1]
 
 
 def finding(frame: Frame) -> str:
-    """Return how often a right label has the higher score."""
-    told = [
+    """Return a sentence on how often a right label has the higher score."""
+    chances = [
         {"method": method, "model": model, "task": task, "chance": chance}
         for (task, model, method), rows in frame.groups("task", "model", "method")
         if (chance := chance_right_is_higher(rows)) is not None
     ]
-    if not told:
+    if not chances:
         return "No block that a gate asked was right of some documents and wrong of others."
-    known = between(told, "chance", "{:.2f}".format, ("method", "model", "task"))
-    return f"Of a right and a wrong label at one block, the right one has the higher score with probability {known}."
+    span = between(chances, "chance", "{:.2f}".format, ("method", "model", "task"))
+    return f"Of a right and a wrong label at one block, the right one has the higher score with probability {span}."
 
 
 def chance_right_is_higher(frame: Frame) -> float | None:
-    """Return the area under the curve of telling right from wrong at one block, over all blocks; None without pairs."""
+    """Return the AUROC of the gate's score for right labels, within blocks, over all blocks; None without pairs."""
     by_block = {row["block"]: (row["wins"], row["pairs"]) for row in frame.rows}
     pairs = sum(pairs for _, pairs in by_block.values())
     return sum(wins for wins, _ in by_block.values()) / pairs if pairs else None
@@ -63,8 +63,8 @@ def plot(frame: Frame) -> Figure:
         axes.set_xlabel("exit layer, if it left")
         axes.set_ylabel("gate's score")
         chance = chance_right_is_higher(rows)
-        told = count(rows.values("n"), "").strip() + ("" if chance is None else f" · P = {chance:.2f}")
-        title_panel(axes, " · ".join(shorten(part, 30) for part in key), told, below=True)
+        note = count(rows.values("n"), "").strip() + ("" if chance is None else f" · P = {chance:.2f}")
+        title_panel(axes, " · ".join(shorten(part, 30) for part in key), note, below=True)
     legend_above(figure, [_entry("label right", _RIGHT, "o"), _entry("label wrong", _WRONG, "s")])
     return figure
 

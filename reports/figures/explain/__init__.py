@@ -1,4 +1,4 @@
-"""Why published numbers come out as they do; here: values by the first block asked, with intervals."""
+"""Figures that explain published numbers. This module: values by the first gated block, with intervals."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +17,7 @@ EMPTY = "No data yet: run `exitbench run explain-published` (generated data, two
 FIRST_ASKED = "first block asked, min_exit (blocks executed)"
 FULL_DEPTH = Line2D([], [], color=MUTED, linestyle=":", label="full depth")
 
-_STEP = 0.16  # between series that are drawn side by side
+_STEP = 0.16  # between series drawn side by side
 
 
 def draw_by_block(
@@ -29,20 +29,20 @@ def draw_by_block(
     *,
     connect: bool = False,
 ) -> None:
-    """Draw series side by side by min_exit, those in `hollow` unfilled; columns: value, low, high; `connect` joins."""
+    """Draw series side by side over min_exit, joined if `connect`, unfilled if in `hollow`; columns: value and ends."""
     value, low, high = columns
-    step = _STEP / 2 if connect else _STEP  # lines that are moved far apart would seem to differ
+    step = _STEP / 2 if connect else _STEP  # lines shifted further would seem to differ
     for place, (name, rows) in enumerate(series.items()):
         shift = step * (place - (len(series) - 1) / 2)
-        known = [row for row in rows if row[value] is not None]
-        if not known:
-            continue  # a line without points would still take part in the layout
-        x = [row["min_exit"] + shift for row in known]
+        points = [row for row in rows if row[value] is not None]
+        if not points:
+            continue  # a line without points would still affect the layout
+        x = [row["min_exit"] + shift for row in points]
         style = styles[name]
-        draw_intervals(axes, x, [(row[low], row[high]) for row in known], style.colour, along="y")
+        draw_intervals(axes, x, [(row[low], row[high]) for row in points], style.colour, along="y")
         axes.plot(
             x,
-            [row[value] for row in known],
+            [row[value] for row in points],
             linestyle="-" if connect else "none",
             linewidth=0.9,
             color=style.colour,
@@ -57,23 +57,23 @@ def draw_by_block(
 
 
 def pairs_of_panels(frame: Frame) -> tuple[Figure, list[tuple[Axes, Axes, Frame]]]:
-    """Return a figure, and for each task, model and setting a titled panel, another at its right, and the rows."""
+    """Return a figure and, per task, model and setting, a titled panel, the panel to its right, and the rows."""
     groups = list(frame.groups("task", "model", "setting"))
     figure, panels = grid_of_panels(2 * len(groups), columns=2)
     pairs = zip(panels[::2], panels[1::2], groups, strict=False)
     titles = panel_titles(frame)
-    for left, (key, _) in zip(panels[::2], groups, strict=False):
-        title_panel(left, titles[key])
-    return figure, [(left, right, rows) for left, right, (_, rows) in pairs]
+    for first, (key, _) in zip(panels[::2], groups, strict=False):
+        title_panel(first, titles[key])
+    return figure, [(first, second, rows) for first, second, (_, rows) in pairs]
 
 
 def label_quality(axes: Axes, rows: Frame) -> None:
-    """Label the y axis with the metric of the rows, and say of how many documents they are."""
+    """Label the y axis with the rows' metric and number of documents."""
     axes.set_ylabel(rows.rows[0]["metric"])
     title_panel(axes, "", count(rows.values("n"), "documents"))
 
 
 def split(frame: Frame, column: str, names: Mapping[str, str]) -> dict[str, Sequence[Row]]:
-    """Return the rows of each value of `column` that occurs, under its name for readers, in the order of `names`."""
+    """Return the rows by display name of the value of `column`, in the order of `names`, without empty groups."""
     parts = {label: [row for row in frame.rows if row[column] == key] for key, label in names.items()}
     return {label: rows for label, rows in parts.items() if rows}

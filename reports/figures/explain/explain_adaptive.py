@@ -1,4 +1,4 @@
-"""Adaptive pruning as published, which changes nothing, and as meant."""
+"""Adaptive pruning as published, which has no effect, and as intended."""
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
@@ -26,23 +26,23 @@ HEADS = {
 
 
 def finding(frame: Frame) -> str:
-    """Return how often published adaptive pruning is fixed pruning."""
+    """Return a sentence on how often published adaptive pruning equals fixed pruning."""
     published = [row for row in frame.rows if row["head"] == "pruned-adaptive-code"]
     if not published:
         return "Adaptive pruning as meant; the published form was not run."
-    told = between(published, "same", percent, ("model", "task"))
-    return f"As published, {told} of tokens under adaptive pruning are exactly those under fixed pruning."
+    span = between(published, "same", percent, ("model", "task"))
+    return f"As published, {span} of tokens under adaptive pruning are exactly those under fixed pruning."
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw two panels a task; frame: later_rows (rows a token) and same (0..1) by head and min_exit (blocks)."""
+    """Draw two panels per task; frame: later_rows (rows per token) and same (0..1) by head and min_exit (blocks)."""
     styles = series_styles(HEADS.values())
     figure, panels = pairs_of_panels(frame)
     for work, same, rows in panels:
         series = split(rows, "head", HEADS)
         draw_by_block(work, series, styles, ("later_rows", "later_rows_low", "later_rows_high"))
-        others = {label: part for label, part in series.items() if label != HEADS["pruned-fixed"]}
-        draw_by_block(same, others, styles, ("same", "same_low", "same_high"))
+        adaptive = {label: part for label, part in series.items() if label != HEADS["pruned-fixed"]}
+        draw_by_block(same, adaptive, styles, ("same", "same_low", "same_high"))
         work.set_ylabel("head rows read after\nthe first block asked, a token")
         work.set_ylim(bottom=0)
         same.set_ylim(0, 1.02)

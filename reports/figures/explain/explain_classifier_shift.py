@@ -1,4 +1,4 @@
-"""The exit classifier under the published loss, whose labels are one block off, and under the losses meant."""
+"""Exit classifier under the published loss, whose labels are one block off, and under the intended losses."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -34,16 +34,16 @@ LOSSES = {
 
 
 def finding(frame: Frame) -> str:
-    """Return the agreement of each loss over the same thresholds."""
-    told = [
+    """Return a sentence on the agreement of each loss over the same thresholds."""
+    parts = [
         f"{percent(fmean([row['token_match'] for row in rows]))} with {label}"
         for label, rows in split(frame, "loss", LOSSES).items()
     ]
-    return f"Tokens equal to full depth's, in the mean of thresholds (at different depths): {listed(told)}."
+    return f"Tokens equal to full depth's, in the mean of thresholds (at different depths): {listed(parts)}."
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw two panels a task; frame: token_match (0..1) and value (metric's unit) by loss and mean_exit_layer."""
+    """Draw two panels per task; frame: token_match (0..1) and value (metric's unit) by loss and mean_exit_layer."""
     styles = series_styles(LOSSES.values())
     figure, panels = pairs_of_panels(frame)
     for match, quality, rows in panels:

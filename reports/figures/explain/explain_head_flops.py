@@ -1,4 +1,4 @@
-"""Work of the LM head that pruning saves, with and without the one full read-out that every token pays."""
+"""LM-head work saved by pruning, with and without counting the one full read-out that every token needs."""
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -27,21 +27,21 @@ _TICKS = (1, 3, 10, 30, 100, 300, 1000)
 
 
 def finding(frame: Frame) -> str:
-    """Return the largest saving with and without the full read-out."""
-    left_out, counted = (
+    """Return a sentence on the largest saving with and without the full read-out."""
+    uncounted, counted = (
         max((row[column] for row in frame.rows if row[column] is not None), default=None)
         for column in ("left_out", "counted")
     )
-    if left_out is None or counted is None:
+    if uncounted is None or counted is None:
         return "FLOPs of the LM head that pruning saves, counted in full."
     return (
         f"With the full read-out counted, pruning makes the head's FLOPs at most {counted:.1f} times less; with it "
-        f"left out, {left_out:.1f} times."
+        f"left out, {uncounted:.1f} times."
     )
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw a panel a task and pruned head; frame: left_out and counted (times less) by min_exit (blocks)."""
+    """Draw one panel per task and pruned head; frame: left_out and counted (times less) by min_exit (blocks)."""
     styles = series_styles((LEFT_OUT, COUNTED))
     titles = panel_titles(frame)
     groups = list(frame.groups("task", "model", "setting", "head"))

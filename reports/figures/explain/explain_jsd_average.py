@@ -1,4 +1,4 @@
-"""A mean over settings counts those that gain by breaking the output (PRUNE's JSD gate against the softmax gate)."""
+"""Mean gain of PRUNE's JSD gate over the softmax gate: it includes settings that gain by breaking the output."""
 
 from collections.abc import Mapping
 
@@ -32,15 +32,15 @@ MEANS = (
 
 
 def finding(frame: Frame) -> str:
-    """Return the mean gain of the first model and task over all settings, and over those that keep the quality."""
+    """Return a sentence on the first model and task: mean gain over all settings, and over those that keep quality."""
     row = frame.rows[0]
-    kept = "none keeps the quality" if row["mean_kept"] is None else f"{row['mean_kept']:.2f} where quality is kept"
-    where = of_which(row, ("model", "task"))
-    return f"The contrastive gate saves {row['mean_all']:.2f} blocks over all settings of {where}, and {kept}."
+    gain = "none keeps the quality" if row["mean_kept"] is None else f"{row['mean_kept']:.2f} where quality is kept"
+    scope = of_which(row, ("model", "task"))
+    return f"The contrastive gate saves {row['mean_all']:.2f} blocks over all settings of {scope}, and {gain}."
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw two panels a model and task; frame: gain (blocks), values (metric's unit), means of the gain."""
+    """Draw two panels per model and task; frame: gain (blocks), values (metric's unit), means of the gain."""
     styles = series_styles((SOFTMAX, CONTRAST))
     figure, panels = pairs_of_panels(frame)
     for gains, quality, rows in panels:
@@ -65,10 +65,10 @@ def _legend(figure: Figure, styles: Mapping[str, SeriesStyle]) -> None:
 
 
 def _gains(axes: Axes, frame: Frame, style: SeriesStyle) -> None:
-    for kept in (False, True):
-        rows = tuple(row for row in frame.rows if row["kept"] is kept)
+    for keeps_quality in (False, True):
+        rows = tuple(row for row in frame.rows if row["kept"] is keeps_quality)
         columns = ("gain", "gain_low", "gain_high")
-        draw_by_block(axes, {CONTRAST: rows}, {CONTRAST: style}, columns, hollow=() if kept else (CONTRAST,))
+        draw_by_block(axes, {CONTRAST: rows}, {CONTRAST: style}, columns, hollow=() if keeps_quality else (CONTRAST,))
     first, last = min(frame.values("min_exit")), max(frame.values("min_exit"))
     places = [last + 1.6 + 1.7 * i for i in range(len(MEANS))]
     row = frame.rows[0]

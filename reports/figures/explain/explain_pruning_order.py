@@ -1,4 +1,4 @@
-"""A shrinking list of kept ids, cut by rank or by token id (PRUNE's decaying pruning)."""
+"""PRUNE's decaying pruning: a shrinking list of token ids, cut by rank or by id."""
 
 from statistics import fmean
 
@@ -28,21 +28,21 @@ HEADS = {
 
 
 def finding(frame: Frame) -> str:
-    """Return the agreement of lists cut by id and by rank."""
-    told = []
+    """Return a sentence on the agreement of lists cut by id and by rank."""
+    parts = []
     for head, words in (("pruned-decaying-idsorted", "by id, as published"), ("pruned-decaying", "by rank")):
         shares = [row["token_match"] for row in frame.rows if row["head"] == head and row["token_match"] is not None]
         if shares:
-            told.append(f"{percent(fmean(shares))} cut {words}")
+            parts.append(f"{percent(fmean(shares))} cut {words}")
     return (
-        f"Tokens equal to full depth's under a decaying list, on average: {listed(told)}."
-        if told
+        f"Tokens equal to full depth's under a decaying list, on average: {listed(parts)}."
+        if parts
         else "Fixed lists alone were run."
     )
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw two panels a task; frame: token_match (0..1) and value (metric's unit) by head and min_exit (blocks)."""
+    """Draw two panels per task; frame: token_match (0..1) and value (metric's unit) by head and min_exit (blocks)."""
     styles: dict[str, SeriesStyle] = series_styles(HEADS.values())
     figure, panels = pairs_of_panels(frame)
     for match, quality, rows in panels:

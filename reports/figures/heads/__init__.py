@@ -1,4 +1,4 @@
-"""Figures of self-supervised early exits; here what they share: one panel per task, epsilon across."""
+"""Figures of self-supervised early exits. This module: shared panels, one per task, over epsilon."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,18 +19,18 @@ EMPTY = (
 )
 SETTINGS = "`exitbench run heads-settings` adds the paper's other three ways to train heads."
 
-_APART = 0.006  # between series, so that none hides another
+_OFFSET = 0.006  # offset between series, so that none hides another
 
 Group = tuple[Any, ...]
 
 
 def epsilon_axis(axes: Axes) -> None:
-    """Label x."""
+    """Label the x axis as epsilon."""
     axes.set_xlabel("epsilon, agreement asked of a head")
 
 
 def titles(frame: Frame, *names: str) -> dict[Group, str]:
-    """Return the title of each group by task, `names` and setting, which is named only where there are several."""
+    """Return a title per task, `names` and setting; the setting is named only if there are several."""
     several = len(frame.distinct("setting")) > 1
     return {
         group: " · ".join(shorten(part, 28) for part in group[:-1]) + (f"\n{group[-1]}" if several else "")
@@ -41,12 +41,12 @@ def titles(frame: Frame, *names: str) -> dict[Group, str]:
 def by_epsilon(
     frame: Frame, extra: Sequence[Line2D | Patch], *, unit: str = "documents"
 ) -> tuple[Figure, list[tuple[Axes, Frame]]]:
-    """Draw one panel a task and one line a series.
+    """Draw one panel per task and one line per series.
 
     Args:
         frame: value, ci_low, ci_high and n by task, setting, series and epsilon.
-        extra: Entries of the legend beside the series.
-        unit: What n counts.
+        extra: Legend entries in addition to the series.
+        unit: Unit of n.
 
     Returns:
         The figure, and each panel with its rows.
@@ -57,7 +57,7 @@ def by_epsilon(
     figure, panels = grid_of_panels(len(groups))
     for axes, (key, rows) in zip(panels, groups, strict=False):
         for place, ((series,), line) in enumerate(rows.groups("series")):
-            shift = _APART * (place - (len(rows.distinct("series")) - 1) / 2)
+            shift = _OFFSET * (place - (len(rows.distinct("series")) - 1) / 2)
             x, y = [epsilon + shift for epsilon in line.values("epsilon")], line.values("value")
             bars = list(zip(line.values("ci_low"), line.values("ci_high"), strict=True))
             draw_intervals(axes, x, bars, styles[series].colour, along="y")

@@ -1,4 +1,4 @@
-"""How exit heads learn (Figure 1 of Accelerating LLM Inference with Self-Supervised Early Exits)."""
+"""Training curves of exit heads (Figure 1 of Accelerating LLM Inference with Self-Supervised Early Exits)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -23,24 +23,24 @@ CAPTION = (
 )
 EMPTY = "No data yet: run `nox -s paper -- heads`, or train any recipe with exit heads."
 
-_LEVEL = 0.05  # of the highest value
+_LEVEL = 0.05  # share of the highest value
 ACCURACY, ENTROPY = "exit_head_accuracy", "exit_head_entropy_nats"
 
 
 def finding(frame: Frame) -> str:
-    """Return how often heads agree with the model at the end."""
+    """Return a sentence on how often trained heads agree with the model."""
     groups = frame.where(lambda row: row["metric"] == ACCURACY).groups("training", "block")
     last = [{**max(rows.rows, key=lambda row: row["step"]), "head": _name(block)} for (_, block), rows in groups]
     if not last:
         return "Entropy of exit heads while they learn."
-    told = between(last, "value", percent, ("head",))
-    return f"At the end heads agree with the model in {told} of training tokens."
+    span = between(last, "value", percent, ("head",))
+    return f"At the end heads agree with the model in {span} of training tokens."
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw two panels a training and one line a head; frame: value by training, metric, block and step."""
+    """Draw two panels per training and one line per head; frame: value by training, metric, block and step."""
     blocks = frame.distinct("block")
-    # paired by place, so that colours follow depth and not the spelling of numbers
+    # paired by index, so that colours follow depth and not the alphabetical order of the names
     styles = dict(zip(map(_name, blocks), series_styles(map(_name, blocks)).values(), strict=True))
     trainings = list(frame.groups("training"))
     entropies = [row["value"] for row in frame.rows if row["metric"] == ENTROPY]
@@ -62,7 +62,7 @@ def plot(frame: Frame) -> Figure:
 
 
 def _varies(values: Sequence[float]) -> bool:
-    """Whether there is more to see than a level line."""
+    """Return whether the values differ enough to be more than a flat line."""
     return bool(values) and max(values) - min(values) > _LEVEL * max(values)
 
 

@@ -1,4 +1,4 @@
-"""What epsilon costs (Figure 2 of Accelerating LLM Inference with Self-Supervised Early Exits)."""
+"""Quality by epsilon (Figure 2 of Accelerating LLM Inference with Self-Supervised Early Exits)."""
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -21,16 +21,16 @@ CAPTION = (
 
 
 def finding(frame: Frame) -> str:
-    """Return what is left of full depth's quality at the lowest and the highest epsilon."""
-    kept = [{**row, "asked": f"epsilon {row['epsilon']:g}"} for row in frame.rows if row["kept"] is not None]
-    if not kept:
+    """Return a sentence on the share of full depth's quality kept at the lowest and the highest epsilon."""
+    rows = [{**row, "asked": f"epsilon {row['epsilon']:g}"} for row in frame.rows if row["kept"] is not None]
+    if not rows:
         return "Quality by epsilon; full depth was not run, or scores nothing."
-    told = between(kept, "kept", percent, ("series", "task", "asked"))
-    return f"Exit heads keep {told} of full depth's quality."
+    span = between(rows, "kept", percent, ("series", "task", "asked"))
+    return f"Exit heads keep {span} of full depth's quality."
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel a task and one line a series; frame: value in the metric's unit by epsilon."""
+    """Draw one panel per task and one line per series; frame: value in the metric's unit by epsilon."""
     figure, panels = by_epsilon(frame, [Line2D([], [], color=MUTED, linestyle=":", label="full depth")])
     for axes, rows in panels:
         for value in sorted({value for value in rows.values("full_value") if value is not None}):

@@ -1,4 +1,4 @@
-"""What epsilon gains (Figure 3 of Accelerating LLM Inference with Self-Supervised Early Exits)."""
+"""Speed-up by epsilon (Figure 3 of Accelerating LLM Inference with Self-Supervised Early Exits)."""
 
 from matplotlib.figure import Figure
 
@@ -24,13 +24,13 @@ CAPTION = (
 
 
 def finding(frame: Frame) -> str:
-    """Return the range of speed-ups."""
+    """Return a sentence on the range of speed-ups."""
     rows = [{**row, "asked": f"epsilon {row['epsilon']:g}"} for row in frame.rows]
     return f"Exit heads are {between(rows, 'value', times, ('series', 'task', 'asked'))} as fast as full depth."
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel a task and one line a series; frame: value (a ratio) by epsilon, aa_low, aa_high."""
+    """Draw one panel per task and one line per series; frame: value (a ratio) by epsilon, aa_low, aa_high."""
     figure, panels = by_epsilon(frame, [floor_entry(), length_entry()], unit="timed documents")
     for axes, rows in panels:
         draw_floors(axes, rows.values("epsilon"), rows.rows, along="y")

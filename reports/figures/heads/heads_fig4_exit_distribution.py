@@ -1,4 +1,4 @@
-"""Where tokens leave (Figure 4 of Accelerating LLM Inference with Self-Supervised Early Exits)."""
+"""Distribution of exit layers by epsilon (Figure 4 of Accelerating LLM Inference with Self-Supervised Early Exits)."""
 
 from statistics import fmean
 
@@ -27,28 +27,28 @@ CAPTION = (
     f"fall as epsilon grows: it gets the tokens that earlier heads no longer take. {SETTINGS}"
 )
 
-_MANY = 6  # panels, beyond which they stand three in a row
+_MANY = 6  # panels; with more there are three per row
 
 
 def finding(frame: Frame) -> str:
-    """Return how many tokens leave before the last block at the lowest and the highest epsilon."""
-    told = []
+    """Return a sentence on the tokens that exit before the last block at the lowest and the highest epsilon."""
+    parts = []
     for epsilon in dict.fromkeys((min(frame.values("epsilon")), max(frame.values("epsilon")))):
         stay = [row["share"] for row in frame.rows if row["epsilon"] == epsilon and row["exit_layer"] == row["blocks"]]
         if stay:
-            told.append(f"{percent(1 - fmean(stay))} at an epsilon of {epsilon:g}")
+            parts.append(f"{percent(1 - fmean(stay))} at an epsilon of {epsilon:g}")
     return (
-        f"Tokens that leave at a head: {listed(told)}, in the mean of tasks and heads."
-        if told
+        f"Tokens that leave at a head: {listed(parts)}, in the mean of tasks and heads."
+        if parts
         else "All tokens leave at a head."
     )
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel a task and series and one line an exit layer; frame: share (0..1) by epsilon and exit_layer."""
+    """Draw one panel per task and series and one line per exit layer; frame: share (0..1) by epsilon and exit_layer."""
     layers = sorted({(row["exit_layer"], row["blocks"]) for row in frame.rows})
     names = dict.fromkeys(_name(*layer) for layer in layers)
-    # paired by place, so that colours follow depth and not the spelling of numbers
+    # paired by index, so that colours follow depth and not the alphabetical order of the names
     styles = dict(zip(names, series_styles(names).values(), strict=True))
     named = titles(frame, "series")
     groups = list(frame.groups("task", "series", "setting"))

@@ -1,4 +1,4 @@
-"""Figures of Monotonic Early Exiting; here what they share: a panel per task, a series per model, blocks across."""
+"""Figures of Monotonic Early Exiting. This module: shared panels, one per task, one series per model, over blocks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -33,22 +33,22 @@ PUBLISHED_MODELS = (
 
 Curves = Mapping[str, Sequence[tuple[float, float]]]
 
-_LETTER: Final = 0.62  # width of a letter by its height
-_LINE: Final = 1.7  # height of a name with the markers beside it, by that of a letter
-_AWAY: Final = (0.7, -0.7, 1, -1, 1.5, -1.5, 2, -2)  # heights from its curve to the middle of its name
+_LETTER: Final = 0.62  # width of a letter over its height
+_LINE: Final = 1.7  # height of a name next to markers, over that of a letter
+_AWAY: Final = (0.7, -0.7, 1, -1, 1.5, -1.5, 2, -2)  # distances of a name from its curve, in its heights
 _POINTS_AN_INCH: Final = 72
-_BETWEEN: Final = 16  # points between those of a line
+_BETWEEN: Final = 16  # points interpolated between those of a line
 
 
 def block_axis(axes: Axes, blocks: int) -> None:
-    """Label x as the block after which the state was read out, from 1 to the last of `blocks`."""
+    """Label the x axis as the block after which the state was read out, 1..`blocks`."""
     axes.set_xlim(0.5, blocks + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("layer (blocks executed)")
 
 
 def halfway(frame: Frame) -> list[Row]:
-    """Return our rows of the block in the middle of each model."""
+    """Return the local rows of each model's middle block."""
     return [row for row in of_origin(frame, "ours").rows if row["block"] == max(1, row["blocks"] // 2)]
 
 
@@ -58,24 +58,24 @@ def of_origin(frame: Frame, origin: str) -> Frame:
 
 
 def share_by_block(frame: Frame, label: str, dashed: str | None = None) -> Figure:
-    """Draw shares of tokens (0..1) that grow with the block, with intervals: a panel a task and a line a model.
+    """Draw shares of tokens (0..1) by block, with intervals: one panel per task and one line per model.
 
     Args:
-        frame: origin, task, model, block, blocks, share, half_width and n; of published rows only model, block,
+        frame: origin, task, model, block, blocks, share, half_width and n; published rows have only model, block,
             blocks and share.
-        label: Of the shares.
-        dashed: Column that tells the lines of a model apart: where it is not 0 they are dashed.
+        label: Label of the y axis.
+        dashed: Column that distinguishes the lines of a model; a line is dashed if it is not 0.
     """
-    ours, published = of_origin(frame, "ours"), of_origin(frame, "published")
-    styles = series_styles(ours.distinct("model"))
-    tasks = list(ours.groups("task"))
+    local, published = of_origin(frame, "ours"), of_origin(frame, "published")
+    styles = series_styles(local.distinct("model"))
+    tasks = list(local.groups("task"))
     figure, panels = grid_of_panels(len(tasks))
     for axes, ((task,), rows) in zip(panels, tasks, strict=False):
         blocks = max(rows.values("blocks"))
         curves = published_curves(axes, published, "share", blocks)
-        for (model, *apart), line in rows.groups("model", *([dashed] if dashed else [])):
+        for (model, *flags), line in rows.groups("model", *([dashed] if dashed else [])):
             x, y = line.values("block"), line.values("share")
-            drawn = "--" if any(apart) else "-"
+            drawn = "--" if any(flags) else "-"
             draw_intervals(axes, x, intervals(line, "share"), styles[model].colour, along="y")
             axes.plot(x, y, drawn, color=styles[model].colour, marker=styles[model].marker, clip_on=False)
         axes.set_ylim(0, 1.02)
@@ -89,7 +89,7 @@ def share_by_block(frame: Frame, label: str, dashed: str | None = None) -> Figur
 
 
 def intervals(frame: Frame, column: str, lowest: float = 0.0) -> list[Interval]:
-    """Return `column` less and plus half_width, cut at `lowest` and 1; none where half_width is NULL."""
+    """Return `column` minus and plus half_width, clipped to [`lowest`, 1]; (None, None) if half_width is NULL."""
     return [
         (None, None)
         if row["half_width"] is None
@@ -99,7 +99,7 @@ def intervals(frame: Frame, column: str, lowest: float = 0.0) -> list[Interval]:
 
 
 def published_curves(axes: Axes, frame: Frame, column: str, blocks: int) -> Curves:
-    """Draw published curves at relative depth of `blocks`; returns their points by name, for `name_curves`."""
+    """Draw published curves, rescaled to `blocks`; return their points by name, for `name_curves`."""
     curves = {
         model: [(blocks * row["block"] / row["blocks"], row[column]) for row in rows.rows]
         for (model,), rows in frame.groups("model")
@@ -110,26 +110,26 @@ def published_curves(axes: Axes, frame: Frame, column: str, blocks: int) -> Curv
 
 
 def name_curves(figure: Figure, axes: Axes, curves: Curves) -> None:
-    """Write the name of each curve above or below it, where it covers no line; once all is drawn and has its limits."""
+    """Write each curve's name above or below it, off all lines; call it when everything is drawn and scaled."""
     to_panel = axes.transData + axes.transAxes.inverted()
     points = [_along(to_panel.transform(line.get_xydata())) for line in axes.lines]
     panel = axes.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
     height = _LINE * SMALL_POINTS / _POINTS_AN_INCH / panel.height
     for name, curve in curves.items():
         width = SMALL_POINTS * (_LETTER * len(name) + 1) / _POINTS_AN_INCH / panel.width
-        drawn, own = np.concatenate(points), _along(to_panel.transform(curve))
-        spots = np.concatenate([own + np.array([0, away * height]) for away in _AWAY])
+        drawn, samples = np.concatenate(points), _along(to_panel.transform(curve))
+        spots = np.concatenate([samples + np.array([0, away * height]) for away in _AWAY])
         inside = (np.abs(spots - 0.5) < (0.5 - width / 2, 0.5 - height / 2)).all(axis=1)
-        apart = (np.abs(spots[:, None] - drawn) / (width / 2, height / 2)).max(axis=2).min(axis=1)
-        free = np.minimum(apart, 1) + 0.1 * np.minimum(apart, 2)
-        spot = spots[(free - 0.1 * np.repeat(np.abs(_AWAY), len(own)) - ~inside).argmax()]
-        where: dict[str, Any] = {"ha": "center", "va": "center", "transform": axes.transAxes, "zorder": 5}
-        axes.text(spot[0], spot[1], name, fontsize=SMALL_POINTS, color=quiet(), **where)
+        distance = (np.abs(spots[:, None] - drawn) / (width / 2, height / 2)).max(axis=2).min(axis=1)
+        free = np.minimum(distance, 1) + 0.1 * np.minimum(distance, 2)
+        spot = spots[(free - 0.1 * np.repeat(np.abs(_AWAY), len(samples)) - ~inside).argmax()]
+        style: dict[str, Any] = {"ha": "center", "va": "center", "transform": axes.transAxes, "zorder": 5}
+        axes.text(spot[0], spot[1], name, fontsize=SMALL_POINTS, color=quiet(), **style)
         points.append(spot + np.array([(-width / 2, 0), (0, 0), (width / 2, 0)]))
 
 
 def _along(points: ArrayLike) -> NDArray[np.float64]:
-    """Return points of a line and many between them."""
-    found = np.asarray(points, dtype=np.float64)
-    places = np.linspace(0, len(found) - 1, _BETWEEN * len(found))
-    return np.stack([np.interp(places, range(len(found)), found[:, axis]) for axis in (0, 1)], axis=1)
+    """Return the points of a line, with more points interpolated between them."""
+    vertices = np.asarray(points, dtype=np.float64)
+    places = np.linspace(0, len(vertices) - 1, _BETWEEN * len(vertices))
+    return np.stack([np.interp(places, range(len(vertices)), vertices[:, axis]) for axis in (0, 1)], axis=1)

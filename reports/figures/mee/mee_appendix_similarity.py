@@ -1,4 +1,4 @@
-"""How easy and difficult documents approach their last state (appendix A of the Monotonic Early Exiting paper)."""
+"""Similarity to the last state by block, easy and difficult documents (appendix A of Monotonic Early Exiting)."""
 
 from collections.abc import Mapping
 from statistics import fmean
@@ -34,20 +34,20 @@ _THRESHOLD = 0.9
 
 
 def finding(frame: Frame) -> str:
-    """Return how far the classes are apart halfway."""
-    told = {}
+    """Return a sentence on the difference between the classes halfway through the blocks."""
+    means = {}
     for (kind,), rows in frame.groups("class"):
         halfway = [row["cosine"] for row in rows.rows if row["block"] == max(1, row["blocks"] // 2)]
         if halfway:
-            told[kind] = fmean(halfway)
-    parts = [f"{value:.2f} for {kind} documents" for kind, value in sorted(told.items(), key=lambda one: -one[1])]
+            means[kind] = fmean(halfway)
+    parts = [f"{value:.2f} for {kind} documents" for kind, value in sorted(means.items(), key=lambda item: -item[1])]
     return (
         f"Halfway through the blocks the cosine to the last state is {listed(parts)}, in the mean of models and tasks."
     )
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel a model and two lines a task; frame: cosine by model, task, class and block."""
+    """Draw one panel per model and two lines per task; frame: cosine by model, task, class and block."""
     markers = {task: style.marker for task, style in series_styles(frame.distinct("task")).items()}
     entries = [
         *(Line2D([], [], color=colour, linestyle=line, label=name) for name, (colour, line) in _CLASSES.items()),

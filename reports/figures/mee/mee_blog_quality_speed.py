@@ -1,4 +1,4 @@
-"""What six confidence measures cost and give (the scatters of the Monotonic Early Exiting blog)."""
+"""Quality against speed-up of six confidence measures (the scatter plots of the Monotonic Early Exiting blog)."""
 
 from collections.abc import Mapping, Sequence
 from math import floor
@@ -46,19 +46,21 @@ EMPTY = (
     "calm-saturation, calm-classifier, mee-mlp3, mee-lstm or mee-top3 on a model trained to exit at every block."
 )
 
-_KEPT = 0.99  # of full depth's quality
+_KEPT = 0.99  # share of full depth's quality
 
 
 def finding(frame: Frame) -> str:
-    """Return the fastest measure of each task that keeps the quality, by its interval beyond the noise floor."""
-    told = []
-    ours = frame.where(lambda row: row["origin"] == "ours")
-    for (task,), rows in ours.groups("task_label"):
-        kept = [row for row in rows.rows if row["quality"] >= _KEPT and not row["is_full_depth"]]
-        best = max((row for row in kept if _beyond_noise(row)), key=lambda row: float(row["speedup"]), default=None)
-        said = "none" if best is None else f"{called(best['method'])} at {_interval(best)}"
-        told.append(f"on {called(task)} {said}")
-    return f"Fastest measure with at least 99 % of full depth's quality: {listed(told[:4])}." if told else ""
+    """Return a sentence on each task's fastest measure that keeps quality, its interval beyond the noise floor."""
+    parts = []
+    local = frame.where(lambda row: row["origin"] == "ours")
+    for (task,), rows in local.groups("task_label"):
+        candidates = [row for row in rows.rows if row["quality"] >= _KEPT and not row["is_full_depth"]]
+        best = max(
+            (row for row in candidates if _beyond_noise(row)), key=lambda row: float(row["speedup"]), default=None
+        )
+        name = "none" if best is None else f"{called(best['method'])} at {_interval(best)}"
+        parts.append(f"on {called(task)} {name}")
+    return f"Fastest measure with at least 99 % of full depth's quality: {listed(parts[:4])}." if parts else ""
 
 
 def _beyond_noise(row: Row) -> bool:
@@ -71,12 +73,12 @@ def _interval(row: Row) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel a task and model; frame: quality and speedup, shares of full depth's, by origin and method."""
-    ours, published = of_origin(frame, "ours"), of_origin(frame, "published")
-    tasks = ours.distinct("task")
+    """Draw one panel per task and model; frame: quality and speedup, shares of full depth's, by origin and method."""
+    local, published = of_origin(frame, "ours"), of_origin(frame, "published")
+    tasks = local.distinct("task")
     published = published.where(lambda row: row["task"] in tasks)
-    styles = series_styles([*ours.values("method"), *published.values("method")])
-    named = Frame(ours.columns, tuple({**row, "task": row["task_label"], "kind": row["task"]} for row in ours.rows))
+    styles = series_styles([*local.values("method"), *published.values("method")])
+    named = Frame(local.columns, tuple({**row, "task": row["task_label"], "kind": row["task"]} for row in local.rows))
     titles = panel_titles(named)
     entries = [floor_entry(), length_entry(), published_entry()]
     groups = list(named.groups("task", "model", "setting"))
@@ -94,15 +96,15 @@ def plot(frame: Frame) -> Figure:
             draw_points(axes, x, y, style, simulated=False, connect=is_sweep(points.rows))
         _speed_axis(axes, [row["speedup"] for row in (*rows.rows, *printed)])
         _share_axis(axes, [row["quality"] for row in (*rows.rows, *printed)])
-        shown = [count(rows.values("n"), "documents"), count(rows.values("timed_documents"), "timed")]
-        title_panel(axes, titles[key], ", ".join(filter(None, shown)))
+        notes = [count(rows.values("n"), "documents"), count(rows.values("timed_documents"), "timed")]
+        title_panel(axes, titles[key], ", ".join(filter(None, notes)))
         axes.text(0.02, 0.05, _full_depth(rows), transform=axes.transAxes, fontsize=SMALL_POINTS)
     legend_of_series(figure, styles, entries)
     return figure
 
 
 def _published(axes: Axes, rows: list[Row], styles: Mapping[str, SeriesStyle]) -> None:
-    """Crosses inside the outline of the measure's marker."""
+    """Draw published points as crosses inside the outline of the measure's marker."""
     x, y = [row["speedup"] for row in rows], [row["quality"] for row in rows]
     draw_published(axes, x, y)
     for row in rows:
@@ -120,7 +122,7 @@ def _published(axes: Axes, rows: list[Row], styles: Mapping[str, SeriesStyle]) -
 
 
 def _full_depth(frame: Frame) -> str:
-    """What 1 means on both axes, as far as full depth was timed alone."""
+    """Return full depth's metric and, if it was timed by itself, its times: the meaning of 1 on both axes."""
     (row, *_) = sorted(frame.rows, key=lambda row: not row["is_full_depth"])
     timed = row["is_full_depth"] and row["ms_per_request"] is not None
     times = [f"{row['ms_per_request']:.1f} ms a request, {row['tokens_per_second']:,.0f} tokens/s"] if timed else []
@@ -128,7 +130,7 @@ def _full_depth(frame: Frame) -> str:
 
 
 def _speed_axis(axes: Axes, speedups: Sequence[float]) -> None:
-    """Ratios on a logarithmic scale, powers of two marked."""
+    """Set up the x axis: ratios on a logarithmic scale with ticks at powers of two."""
     axes.set_xscale("log", base=2)
     axes.set_xlim(min(0.5, min(speedups) / 1.1), max(2.0, max(speedups) * 1.2))
     axes.xaxis.set_major_locator(LogLocator(2))
@@ -138,7 +140,7 @@ def _speed_axis(axes: Axes, speedups: Sequence[float]) -> None:
 
 
 def _share_axis(axes: Axes, shares: Sequence[float]) -> None:
-    """From a multiple of 20 % below all points to just above full depth; longer intervals are cut."""
+    """Set up the y axis from a multiple of 20 % below all points to just above full depth; clips longer intervals."""
     axes.set_ylim(max(0.0, floor((min(shares) - 0.1) * 5) / 5), 1.06 * max(1.0, *shares))
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     label_y(axes, "quality, of full depth's")

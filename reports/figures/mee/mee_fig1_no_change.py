@@ -1,4 +1,4 @@
-"""How early predictions settle (Figure 1 of the Monotonic Early Exiting paper and of its blog)."""
+"""Share of settled predictions by block (Figure 1 of the Monotonic Early Exiting paper and of its blog)."""
 
 from matplotlib.figure import Figure
 
@@ -18,7 +18,7 @@ CAPTION = (
 
 
 def finding(frame: Frame) -> str:
-    """Return how many tokens are settled halfway."""
+    """Return a sentence on the share of tokens settled halfway through the blocks."""
     half = halfway(frame)
     return (
         f"Halfway through the blocks {between(half, 'share', percent, ('model', 'task'))} of tokens no longer change."
@@ -26,5 +26,5 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel a task and one line a model; frame: share (0..1) by origin, task, model and block."""
+    """Draw one panel per task and one line per model; frame: share (0..1) by origin, task, model and block."""
     return share_by_block(frame, "tokens that no longer change")

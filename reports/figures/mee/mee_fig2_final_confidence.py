@@ -40,16 +40,16 @@ _SPREAD_ALPHA = 0.22
 
 
 def finding(frame: Frame) -> str:
-    """Return how probable the final token is halfway."""
-    told = between(halfway(frame), "mean", "{:.2f}".format, ("model", "task"))
-    return f"Halfway through the blocks the final token has a mean probability of {told}."
+    """Return a sentence on the final token's probability halfway through the blocks."""
+    span = between(halfway(frame), "mean", "{:.2f}".format, ("model", "task"))
+    return f"Halfway through the blocks the final token has a mean probability of {span}."
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel a task and model; frame: mean and std of a probability by origin and block."""
-    ours, published = of_origin(frame, "ours"), of_origin(frame, "published")
-    styles = series_styles(ours.distinct("model"))
-    groups = list(ours.groups("task", "model"))
+    """Draw one panel per task and model; frame: mean and std of a probability by origin and block."""
+    local, published = of_origin(frame, "ours"), of_origin(frame, "published")
+    styles = series_styles(local.distinct("model"))
+    groups = list(local.groups("task", "model"))
     figure, panels = grid_of_panels(len(groups), columns=min(_ACROSS, len(styles)))
     for axes, ((task, model), rows) in zip(panels, groups, strict=False):
         blocks = max(rows.values("blocks"))

@@ -1,4 +1,4 @@
-"""One token's way through the blocks, for each model (Figure 3 of the Monotonic Early Exiting paper)."""
+"""Probabilities of one token's candidates by block, for each model (Figure 3 of the Monotonic Early Exiting paper)."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -21,20 +21,20 @@ CAPTION = (
 )
 
 _LIKELY = 0.1
-_NAMED = 7  # candidates beside the final one; more would fill the legend
+_NAMED = 7  # candidates in addition to the final one; more would fill the legend
 _UNNAMED = SeriesStyle(MUTED, ".")
 _NAME_WIDTH = 12
 
 
 def finding(frame: Frame) -> str:
-    """Return when the examples' final token becomes the most likely; examples find nothing."""
+    """Return a sentence on the block at which the examples' final token becomes the most likely."""
     layers = frame.distinct("first_match")
     last = "" if len(layers) == 1 else f" to {layers[-1]}"
     return f"Examples: late tokens, whose final word becomes the most likely at block {layers[0]}{last} only."
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel a model and one line a candidate; frame: probability by candidate and block."""
+    """Draw one panel per model and one line per candidate; frame: probability by candidate and block."""
     models = list(frame.groups("model"))
     figure, panels = grid_of_panels(len(models), columns=2)
     for axes, ((model,), rows) in zip(panels, models, strict=False):
@@ -49,10 +49,10 @@ def _panel(axes: Axes, frame: Frame) -> None:
     by_block: dict[int, dict[int, float]] = {}
     for row in frame.rows:
         by_block.setdefault(row["candidate_id"], {})[row["block"]] = row["probability"]
-    others = sorted((one for one in by_block if one != final), key=lambda one: -max(by_block[one].values()))
-    named = [final, *(one for one in by_block if one in others[:_NAMED])]
+    ranked = sorted((key for key in by_block if key != final), key=lambda key: -max(by_block[key].values()))
+    named = [final, *(candidate for candidate in by_block if candidate in ranked[:_NAMED])]
     styles = series_styles(map(str, named)).values()
-    for place, candidate in enumerate(others[_NAMED:]):
+    for place, candidate in enumerate(ranked[_NAMED:]):
         _line(axes, by_block[candidate], _UNNAMED, "others" if place == 0 else "_")
     for candidate, style in zip(named, styles, strict=True):
         _line(axes, by_block[candidate], style, names[candidate] + (", final" if candidate == final else ""))
@@ -74,13 +74,13 @@ def _panel(axes: Axes, frame: Frame) -> None:
 
 def _line(axes: Axes, by_block: dict[int, float], style: SeriesStyle, label: str) -> None:
     blocks = range(min(by_block), max(by_block) + 1)
-    # nothing is drawn across blocks where the candidate was not likely
+    # the line has a gap at blocks where the candidate was not likely
     values = [by_block.get(block, float("nan")) for block in blocks]
     axes.plot(blocks, values, color=style.colour, marker=style.marker, label=label)
 
 
 def _name(row: Row) -> str:
-    """The candidate as it is drawn; a space in front keeps one that begins with _ in the legend."""
+    """Return the candidate's label; matplotlib leaves out labels that begin with _, so a space is put in front."""
     name = written_token(row["candidate"], row["candidate_id"], _NAME_WIDTH)
     return f" {name}" if name.startswith("_") else name
 

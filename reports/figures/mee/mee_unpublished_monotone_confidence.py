@@ -1,4 +1,4 @@
-"""From which block confidence in the final token only grows: what a rule on increasing confidence relies on."""
+"""Share of tokens whose confidence in the final token only grows from a block on, as monotone exit rules assume."""
 
 from matplotlib.figure import Figure
 
@@ -19,12 +19,12 @@ CAPTION = (
 
 
 def finding(frame: Frame) -> str:
-    """Return how many tokens only become surer from halfway on."""
+    """Return a sentence on the share of tokens whose confidence only grows from the middle block on."""
     half = [row for row in halfway(frame) if not row["tolerance"]]
-    told = between(half, "share", percent, ("model", "task"))
-    return f"From halfway through the blocks on {told} of tokens only become surer."
+    span = between(half, "share", percent, ("model", "task"))
+    return f"From halfway through the blocks on {span} of tokens only become surer."
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel a task, two lines a model; frame: share (0..1) by origin, task, model, tolerance and block."""
+    """Draw one panel per task, two lines per model; frame: share (0..1) by origin, task, model, tolerance and block."""
     return share_by_block(frame, "tokens that only become surer", dashed="tolerance")

@@ -1,4 +1,4 @@
-"""Figures of Early Exit Is a Natural Capability; here series by how models were trained, and words to draw."""
+"""Figures of Early Exit Is a Natural Capability. This module: series by training of the model, and token texts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -25,7 +25,7 @@ Panel = Callable[[Axes, Frame, Mapping[str, SeriesStyle]], None]
 
 
 def panels_by_task(frame: Frame, panel: Panel, extra: Sequence[Line2D | Patch] = ()) -> Figure:
-    """Return a figure with one panel a task, drawn by `panel`, blocks across; frame: task, series, block, n."""
+    """Return a figure with one panel per task, drawn by `panel` over blocks; frame: task, series, block, n."""
     styles = series_styles(frame.distinct("series"))
     tasks = list(frame.groups("task"))
     figure, panels = grid_of_panels(len(tasks))
@@ -38,7 +38,7 @@ def panels_by_task(frame: Frame, panel: Panel, extra: Sequence[Line2D | Patch] =
 
 
 def draw_means(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], across: str, up: str) -> None:
-    """Draw the means `up` over `across` with their intervals, one line a series; frame: series, half_width."""
+    """Draw the means `up` over `across` with their intervals, one line per series; frame: series, half_width."""
     for (series,), rows in frame.groups("series"):
         style, x, y = styles[series], rows.values(across), rows.values(up)
         halves = rows.values("half_width")
@@ -47,14 +47,14 @@ def draw_means(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], acro
 
 
 def intervals_around(means: Sequence[float], halves: Sequence[float | None]) -> list[Interval]:
-    """Return the interval of each mean from half its width, which is None where there is none."""
+    """Return each mean's interval from its half width; (None, None) if that is None."""
     return [
         (None, None) if half is None else (mean - half, mean + half) for mean, half in zip(means, halves, strict=True)
     ]
 
 
 def written_token(text: str | None, token_id: int, width: int) -> str:
-    """Return a token as it can be drawn: one line, only characters that the figures' font has, its id if unspelled."""
+    """Return a token as drawable text: one line, only characters of the figures' font; its id if it has no text."""
     if text is None:
         return str(token_id)
     line = text.replace("\n", "\\n").replace("Ġ", "\u2581")

@@ -1,4 +1,4 @@
-"""How alike the blocks of a model are (Figure 10 of the natural-capability paper)."""
+"""Similarity of all pairs of a model's blocks (Figure 10 of the natural-capability paper)."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -25,16 +25,16 @@ _MOST_ACROSS = 5
 
 
 def finding(frame: Frame) -> str:
-    """Return how alike neighbours are."""
+    """Return a sentence on the similarity of neighbouring blocks."""
     neighbours = [row for row in frame.rows if row["block_b"] - row["block_a"] == 1]
     if not neighbours:
         return "Pairs of blocks that are not neighbours."
-    told = between(neighbours, "cosine", "{:.2f}".format, ("series",))
-    return f"States of neighbouring blocks have a mean cosine of {told}."
+    span = between(neighbours, "cosine", "{:.2f}".format, ("series",))
+    return f"States of neighbouring blocks have a mean cosine of {span}."
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw a column a model and a row a measure; frame: cosine and jsd by block_a and block_b."""
+    """Draw one column per model and one row per measure; frame: cosine and jsd by block_a and block_b."""
     models = list(frame.groups("series"))[:_MOST_ACROSS]
     side = DOUBLE_INCHES / max(3, len(models) + 0.6)
     figure = figure_of(2 * side + 0.8)

@@ -1,4 +1,4 @@
-"""First and later pieces of words (Figure 11 of the natural-capability paper)."""
+"""Ideal exits of first and later subwords (Figure 11 of the natural-capability paper)."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -24,30 +24,30 @@ EMPTY = (
 )
 
 _LINE_INCHES = 0.4
-_APART = 0.13
+_OFFSET = 0.13
 
 
 def finding(frame: Frame) -> str:
-    """Return how much later or earlier later pieces exit."""
-    apart = []
+    """Return a sentence on how much later or earlier non-initial subwords exit."""
+    differences = []
     for _, rows in frame.groups("task", "series"):
         parts = {row["part"].split()[0]: row["ideal_exit"] for row in rows.rows}
         if {"first", "later"} <= parts.keys():
-            apart.append(parts["later"] - parts["first"])
-    if not apart:
+            differences.append(parts["later"] - parts["first"])
+    if not differences:
         return "Mean ideal exit of tokens that begin a word."
-    ends = " to ".join(dict.fromkeys(f"{one:+.1f}" for one in (min(apart), max(apart))))
+    ends = " to ".join(dict.fromkeys(f"{difference:+.1f}" for difference in (min(differences), max(differences))))
     return f"Later pieces of words have a mean ideal exit {ends} blocks from that of first pieces."
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one line a task and model; frame: ideal_exit in blocks and share (0..1) by part."""
+    """Draw one line per task and model; frame: ideal_exit in blocks and share (0..1) by part."""
     styles = series_styles(frame.distinct("part"))
     lines = sorted({(row["task"], row["series"]) for row in frame.rows}, reverse=True)
     figure = figure_of(_LINE_INCHES * len(lines) + 1.0)
     exits, shares = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
     for part, style in styles.items():
-        shift = _APART if part.startswith("first") else -_APART
+        shift = _OFFSET if part.startswith("first") else -_OFFSET
         rows = [row for row in frame.rows if row["part"] == part]
         places = [lines.index((row["task"], row["series"])) + shift for row in rows]
         x = [row["ideal_exit"] for row in rows]

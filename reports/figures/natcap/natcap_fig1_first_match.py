@@ -1,4 +1,4 @@
-"""The first block that says what the last one says (Figure 1 of the natural-capability paper)."""
+"""First block with the last block's choice (Figure 1 of the natural-capability paper)."""
 
 from collections.abc import Mapping
 
@@ -22,37 +22,37 @@ CAPTION = (
     "1 of Early Exit Is a Natural Capability, which sets other models and tasks side by side."
 )
 
-_ABOVE = 1.08  # all tokens are 1
+_Y_LIMIT = 1.08  # upper limit of the axis; all tokens are 1
 
 
 def finding(frame: Frame) -> str:
-    """Return the range of mean ideal exits."""
-    ours = [row for row in frame.rows if row["origin"] == "ours"]
-    told = between(ours, "ideal_exit", "{:.1f}".format, ("model", "task"))
-    return f"A token first reads as the last block says after {told} blocks on average."
+    """Return a sentence on the range of mean ideal exits."""
+    local = [row for row in frame.rows if row["origin"] == "ours"]
+    span = between(local, "ideal_exit", "{:.1f}".format, ("model", "task"))
+    return f"A token first reads as the last block says after {span} blocks on average."
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel a task and one line a model; frame: share (0..1) by block, ideal_exit in blocks of `blocks`."""
-    ours = frame.where(lambda row: row["origin"] == "ours")
+    """Draw one panel per task and one line per model; frame: share (0..1) by block, ideal_exit in blocks."""
+    local = frame.where(lambda row: row["origin"] == "ours")
     published = [row for row in frame.rows if row["origin"] == "published"]
 
     def panel(axes: Axes, rows: Frame, styles: Mapping[str, SeriesStyle]) -> None:
         draw_means(axes, rows, styles, "block", "share")
-        axes.set_ylim(0, 2 * _ABOVE - 1)
+        axes.set_ylim(0, 2 * _Y_LIMIT - 1)
         axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
         axes.yaxis.set_major_formatter(PercentFormatter(1))
         label_y(axes, "tokens that first match here")
         _ideal_exits(axes, rows, styles)
         task, blocks = rows.rows[0]["task"], max(rows.values("blocks"))
-        theirs = [row["ideal_exit"] / row["blocks"] * blocks for row in published if row["task"] == task]
-        draw_published(axes, theirs, [_ABOVE] * len(theirs))
+        exits = [row["ideal_exit"] / row["blocks"] * blocks for row in published if row["task"] == task]
+        draw_published(axes, exits, [_Y_LIMIT] * len(exits))
 
-    return panels_by_task(ours, panel, [published_entry()] if published else [])
+    return panels_by_task(local, panel, [published_entry()] if published else [])
 
 
 def _ideal_exits(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> None:
     for (series,), rows in frame.groups("series"):
         style, mean, half = styles[series], rows.rows[0]["ideal_exit"], rows.rows[0]["ideal_half_width"]
-        draw_intervals(axes, [_ABOVE], intervals_around([mean], [half]), style.colour, along="x")
-        axes.plot([mean], [_ABOVE], color=style.colour, marker=style.marker, markersize=5, linestyle="none")
+        draw_intervals(axes, [_Y_LIMIT], intervals_around([mean], [half]), style.colour, along="x")
+        axes.plot([mean], [_Y_LIMIT], color=style.colour, marker=style.marker, markersize=5, linestyle="none")

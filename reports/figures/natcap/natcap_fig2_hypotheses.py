@@ -1,4 +1,4 @@
-"""What one token was taken for at each block (Figure 2c of the natural-capability paper)."""
+"""Candidates of one token at each block (Figure 2c of the natural-capability paper)."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -22,19 +22,19 @@ CAPTION = (
 
 _COLUMNS = 2
 _LINE_INCHES = 0.18
-_FEWEST_LINES = 8  # room for the axis' label
+_FEWEST_LINES = 8  # leaves room for the axis label
 _RANKS = ("most likely", "second", "third")
 
 
 def finding(frame: Frame) -> str:
-    """Return when the examples' final token becomes the most likely; examples find nothing."""
+    """Return a sentence on the block at which the examples' final token becomes the most likely."""
     layers = frame.distinct("first_match")
     last = "" if len(layers) == 1 else f" to {layers[-1]}"
     return f"Examples: late tokens, whose final word becomes the most likely at block {layers[0]}{last} only."
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel a model, blocks below each other, ranks side by side; frame: text, probability by block, rank."""
+    """Draw one panel per model with one row per block, one column per rank; frame: text, probability by block, rank."""
     models = list(frame.groups("model"))
     columns = min(_COLUMNS, len(models))
     lines = [models[i : i + columns] for i in range(0, len(models), columns)]
@@ -46,8 +46,8 @@ def plot(frame: Frame) -> Figure:
     for axes, ((model,), rows) in zip(panels, models, strict=False):
         _panel(axes, rows)
         row = rows.rows[0]
-        where = f"{shorten(row['task'], 16)}, {shorten(row['doc_key'], 18)}, token {row['position']}"
-        title_panel(axes, model, where, below=True)
+        place = f"{shorten(row['task'], 16)}, {shorten(row['doc_key'], 18)}, token {row['position']}"
+        title_panel(axes, model, place, below=True)
     for spare in panels[len(models) :]:
         spare.remove()
     return figure

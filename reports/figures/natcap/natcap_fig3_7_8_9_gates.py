@@ -1,4 +1,4 @@
-"""How near gates come to the ideal exit, and what it saves (Figures 3, 7, 8 and 9 of the natural-capability paper)."""
+"""Gates against the ideal exit: distance and speed-up (Figures 3, 7, 8 and 9 of the natural-capability paper)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -49,12 +49,12 @@ CAPTION = (
 _COLUMNS = {"last": "without joint optimisation", "joint": "with joint optimisation", "other": "trained otherwise"}
 _ROW_INCHES = 1.8
 _NAMES_INCHES = 0.4
-_MOST_UPRIGHT = 6  # names below the panels that fit beside each other
-_STEP = 0.17  # places between gates that are drawn side by side
+_MOST_UPRIGHT = 6  # names below the panels that fit side by side
+_STEP = 0.17  # between gates drawn side by side
 
 
 def finding(frame: Frame) -> str:
-    """Return the fastest gate that keeps the score, by its interval beyond the noise floor."""
+    """Return a sentence on the fastest gate that keeps the score, its interval beyond the noise floor."""
     gates = [row for row in frame.rows if row["speedup"] is not None and row["method"] != "oracle"]
     if not gates:
         return "No gate that keeps 98 % of full depth's score was timed."
@@ -71,7 +71,7 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one column a way of training; frame: distance in blocks and speed-ups by task, model and method."""
+    """Draw one column per kind of training; frame: distance in blocks and speed-ups by task, model and method."""
     styles = series_styles(frame.distinct("method"))
     columns = [name for name in _COLUMNS if name in frame.distinct("training")]
     parts = [Frame(frame.columns, tuple(r for r in frame.rows if r["training"] == name)) for name in columns]
@@ -118,7 +118,7 @@ def _shift(method: str, styles: Mapping[str, SeriesStyle]) -> float:
 def _distances(axes: Axes, rows: Sequence[tuple[Row, float]], styles: Mapping[str, SeriesStyle]) -> None:
     for row, x in rows:
         y, half, style = row["distance"], row["distance_half_width"], styles[row["method"]]
-        if y is None or row["method"] == "oracle":  # the ideal exit is no distance from itself
+        if y is None or row["method"] == "oracle":  # the ideal exit has distance 0 to itself
             continue
         draw_intervals(axes, [x], intervals_around([y], [half]), style.colour, along="y")
         draw_points(axes, [x], [y], style, simulated=True, connect=False)
@@ -142,7 +142,7 @@ def _measured(axes: Axes, rows: Sequence[tuple[Row, float]], styles: Mapping[str
     for row, x in rows:
         if row["speedup"] is not None:
             style = styles[row["method"]]
-            shown = SeriesStyle(MUTED, style.marker) if row["inside_noise_floor"] else style
-            draw_intervals(axes, [x], [(row["speedup_low"], row["speedup_high"])], shown.colour, along="y")
-            draw_points(axes, [x], [row["speedup"]], shown, simulated=False, connect=False)
+            drawn_style = SeriesStyle(MUTED, style.marker) if row["inside_noise_floor"] else style
+            draw_intervals(axes, [x], [(row["speedup_low"], row["speedup_high"])], drawn_style.colour, along="y")
+            draw_points(axes, [x], [row["speedup"]], drawn_style, simulated=False, connect=False)
     label_y(axes, "measured speed-up (×)")

@@ -1,4 +1,4 @@
-"""How sure each block is (Figure 4 of the natural-capability paper)."""
+"""Confidence by block (Figure 4 of the natural-capability paper)."""
 
 from collections.abc import Mapping
 
@@ -21,14 +21,14 @@ CAPTION = (
 
 
 def finding(frame: Frame) -> str:
-    """Return how sure first blocks are."""
+    """Return a sentence on the confidence of first blocks."""
     first = [row for row in frame.rows if row["block"] == 1]
-    told = between(first, "mean", "{:.2f}".format, ("model", "task"))
-    return f"The first block gives its own most likely token a mean probability of {told}."
+    span = between(first, "mean", "{:.2f}".format, ("model", "task"))
+    return f"The first block gives its own most likely token a mean probability of {span}."
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel a task and one line a model; frame: mean (a probability) by block, n tokens."""
+    """Draw one panel per task and one line per model; frame: mean (a probability) by block, n tokens."""
 
     def panel(axes: Axes, rows: Frame, styles: Mapping[str, SeriesStyle]) -> None:
         draw_means(axes, rows, styles, "block", "mean")

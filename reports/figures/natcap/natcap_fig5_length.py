@@ -1,4 +1,4 @@
-"""Ideal exit along an answer, and in short and long answers (Figure 5 of the natural-capability paper)."""
+"""Ideal exit by position in the answer and by answer length (Figure 5 of the natural-capability paper)."""
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -23,7 +23,7 @@ _ACROSS = {"position": "position in the answer (tokens)", "length": "length of t
 
 
 def finding(frame: Frame) -> str:
-    """Return the largest change of the ideal exit along an answer."""
+    """Return a sentence on the largest change of the ideal exit along an answer."""
     changes = []
     for (measure, *_), rows in frame.groups("measure", "task", "series"):
         ordered = sorted(rows.rows, key=lambda row: row["x"])
@@ -39,14 +39,14 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw two panels a task; frame: ideal_exit in blocks by x in tokens, for each measure and series."""
+    """Draw two panels per task; frame: ideal_exit in blocks by x in tokens, for each measure and series."""
     styles = series_styles(frame.distinct("series"))
     tasks = frame.distinct("task")
     figure, panels = grid_of_panels(2 * len(tasks), columns=2)
     for place, task in enumerate(tasks):
         for axes, (measure, label) in zip(panels[2 * place : 2 * place + 2], _ACROSS.items(), strict=True):
-            shown = (row for row in frame.rows if (row["task"], row["measure"]) == (task, measure))
-            rows = Frame(frame.columns, tuple(shown))
+            selected = (row for row in frame.rows if (row["task"], row["measure"]) == (task, measure))
+            rows = Frame(frame.columns, tuple(selected))
             title_panel(axes, task, count([sum(rows.values("n"))], "tokens") if rows.rows else "")
             axes.set_xlabel(label)
             label_y(axes, "ideal exit layer")
@@ -54,7 +54,7 @@ def plot(frame: Frame) -> Figure:
                 draw_means(axes, rows, styles, "x", "ideal_exit")
             axes.set_ylim(0.8, max(frame.values("blocks")) + 0.2)
             classes = rows.distinct("x")
-            if len(classes) <= _FEW_CLASSES:  # ticks between them would tell of nothing
+            if len(classes) <= _FEW_CLASSES:  # ticks between classes would have no meaning
                 axes.set_xticks(classes, [f"{x:g}" for x in classes])
             else:
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))

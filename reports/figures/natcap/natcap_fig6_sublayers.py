@@ -1,4 +1,4 @@
-"""What the parts of a block read out as (Figure 6 of the natural-capability paper)."""
+"""Read-outs of the sublayers of a block (Figure 6 of the natural-capability paper)."""
 
 from collections.abc import Mapping
 from statistics import fmean
@@ -26,19 +26,19 @@ _COLUMNS = {"probability": "largest probability", "share": "is the final token"}
 
 
 def finding(frame: Frame) -> str:
-    """Return which part reads out as the final token most often before the last block."""
+    """Return a sentence on the sublayer that gives the final token most often before the last block."""
     last = {series: max(rows.values("block")) for (series,), rows in frame.groups("series")}
     before = frame.where(lambda row: row["block"] < last[row["series"]])
     shares = [(fmean(rows.values("share")), read_out) for (read_out,), rows in before.groups("read_out")]
     if not shares:
         return "Models of one block have no earlier read-outs."
     share, read_out = max(shares)
-    told = f"{called(read_out)} reads out as the final token most often: for {percent(share)} of tokens"
-    return f"Before the last block, {told}."
+    sentence = f"{called(read_out)} reads out as the final token most often: for {percent(share)} of tokens"
+    return f"Before the last block, {sentence}."
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw two panels a model and one line a read-out; frame: probability and share (0..1) by block."""
+    """Draw two panels per model and one line per read-out; frame: probability and share (0..1) by block."""
     styles = series_styles(frame.distinct("read_out"))
     models = list(frame.groups("series"))
     figure, panels = grid_of_panels(2 * len(models), columns=2)

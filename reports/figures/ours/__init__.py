@@ -1,4 +1,4 @@
-"""What early exit costs and gives: figures of no paper; here what makes a frontier."""
+"""Figures of this project, not from a paper: costs and gains of early exit. This module: parts of a frontier."""
 
 from collections.abc import Sequence
 
@@ -6,12 +6,12 @@ from exitbench.reports.frame import Frame, Row
 
 
 def series_of(frame: Frame) -> str:
-    """Return the column that colours tell apart: the method where there is one model, else the model."""
+    """Return the column that colours stand for: the method if there is one model, else the model."""
     return "model" if len(frame.distinct("model")) > 1 else "method"
 
 
 def envelope(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points that no other reaches in both coordinates (more is better), ascending in the first."""
+    """Return the Pareto-optimal points (more is better in both coordinates), ascending in the first."""
     front: list[tuple[float, float]] = []
     for x, y in sorted(set(points), reverse=True):
         if not front or y > front[-1][1]:
@@ -20,6 +20,6 @@ def envelope(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def recommended(frame: Frame) -> dict[str, Row]:
-    """Return of each model what the cards name where a loss of 1 % is allowed, if they name a method."""
+    """Return by model the setting that the cards recommend at an allowed loss of 1 %, if it is a method."""
     chosen = frame.where(lambda row: row["is_recommended"])
     return {model: max(rows.rows, key=lambda row: row["speedup"]) for (model,), rows in chosen.groups("model")}

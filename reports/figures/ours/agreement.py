@@ -40,8 +40,8 @@ EMPTY = (
 
 
 def finding(frame: Frame) -> str:
-    """Return how much of full depth's answers real decodes keep, and how much more replays promise."""
-    # what never exits is full depth itself
+    """Return a sentence on the share of full depth's answers that real decodes keep, and on the replays' excess."""
+    # a setting that never exits is full depth itself
     real = [row for row in frame.rows if row["execution"] == "real" and row["depth"] < 1]
     replays = {(row["task"], row["model"], *setting(row)): row for row in frame.rows if row["execution"] != "real"}
     lost = [
@@ -51,14 +51,18 @@ def finding(frame: Frame) -> str:
     ]
     if not real:
         return "No real decode exits; replays judge each token alone."
-    kept = f"Real decodes have {between(real, 'match', percent, ('model', 'task'))} of full depth's {_compared(frame)}"
+    sentence = (
+        f"Real decodes have {between(real, 'match', percent, ('model', 'task'))} of full depth's {_compared(frame)}"
+    )
     if not lost:
-        return f"{kept}."
-    return f"{kept}; replays of the same {len(lost)} settings promise {100 * fmean(lost):.1f} points more on average."
+        return f"{sentence}."
+    return (
+        f"{sentence}; replays of the same {len(lost)} settings promise {100 * fmean(lost):.1f} points more on average."
+    )
 
 
 def _compared(frame: Frame) -> str:
-    """Return what is compared with full depth."""
+    """Return a word for the units compared with full depth."""
     kinds = {True: "choices", False: "tokens"}
     return " or ".join(kinds[of_choices] for of_choices in sorted(frame.distinct("of_choices")))
 
@@ -71,11 +75,11 @@ def plot(frame: Frame) -> Figure:
     groups = list(frame.groups("task", "setting"))
     figure, panels = grid_of_panels(len(groups))
     several = len(frame.distinct("setting")) > 1
-    for axes, ((task, where), rows) in zip(panels, groups, strict=False):
+    for axes, ((task, conditions), rows) in zip(panels, groups, strict=False):
         _panel(axes, rows, styles, by)
         real = [row["n"] for row in rows.rows if row["execution"] == "real"]
         numbers = count(real or rows.values("n"), "documents")
-        title_panel(axes, task + (f"\n{where}" if several else ""), numbers)
+        title_panel(axes, task + (f"\n{conditions}" if several else ""), numbers)
     legend_of_series(figure, styles, simulated)
     return figure
 

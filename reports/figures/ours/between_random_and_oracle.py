@@ -1,4 +1,4 @@
-"""Where each method lies between exits drawn at random and an oracle, both at its own depth."""
+"""Position of each method between random exits (0) and an oracle (1) at the method's depth."""
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -30,25 +30,25 @@ _MEASURES = (
     Measure("tokens equal to full depth's", "token_match", "match_low", "match_high"),
     Measure("way from random to oracle", "share", "share_low", "share_high"),
 )
-_FARTHEST = 1.5  # shares beyond are drawn at the edge
+_FARTHEST = 1.5  # larger shares are drawn at the edge
 
 
 def finding(frame: Frame) -> str:
-    """Return how many settings are better and worse than random exits, by their intervals."""
-    known = [row for row in frame.rows if row["share_low"] is not None]
-    better, worse = sum(row["share_low"] > 0 for row in known), sum(row["share_high"] < 0 for row in known)
+    """Return a sentence on the number of settings better and worse than random exits, by their intervals."""
+    rows = [row for row in frame.rows if row["share_low"] is not None]
+    better, worse = sum(row["share_low"] > 0 for row in rows), sum(row["share_high"] < 0 for row in rows)
     return (
-        f"Of {len(known)} settings (each task counts), {better} agree with full depth more than random exits do, by "
+        f"Of {len(rows)} settings (each task counts), {better} agree with full depth more than random exits do, by "
         f"their intervals, and {worse} less."
     )
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw a line a setting and a marker a task; frame: token_match, random_match, oracle_match, share (0..1)."""
+    """Draw one line per setting, one marker per task; frame: token_match, random_match, oracle_match, share (0..1)."""
     styles = series_styles(frame.distinct("task"))
-    shown = Frame(frame.columns, tuple({**row, **_clipped(row)} for row in frame.rows))
+    clipped = Frame(frame.columns, tuple({**row, **_clipped(row)} for row in frame.rows))
     headings = [measure.heading for measure in _MEASURES]
-    figure, models = setting_grid(shown, headings)
+    figure, models = setting_grid(clipped, headings)
     for model in models:
         _ways(model, styles)
         draw_measures(model, _MEASURES, styles)
@@ -76,6 +76,6 @@ def _ways(model: ModelLines, styles: dict[str, SeriesStyle]) -> None:
 
 
 def _clipped(row: Row) -> Row:
-    """The share and its interval, drawn no farther out than the axis reaches."""
+    """Return the row with its share and interval clipped to the axis."""
     shares = {name: row[name] for name in ("share", "share_low", "share_high")}
     return {name: None if at is None else min(_FARTHEST, max(-_FARTHEST, at)) for name, at in shares.items()}

@@ -1,4 +1,4 @@
-"""Whether thresholds that were set for a target keep it: calibrated with a guarantee, and fitted without one."""
+"""Do thresholds set for a target keep it? Calibrated ones, with a guarantee, and fitted ones, without."""
 
 from collections.abc import Callable, Mapping
 
@@ -29,26 +29,26 @@ EMPTY = (
     "fitted thresholds come with any method whose `rule` is `epsilon`."
 )
 
-_SMALLEST = 1e-4  # p-values below are drawn here
-_APART = 0.012  # between markers of one target, as a share of the axis
+_SMALLEST = 1e-4  # smaller p-values are drawn here
+_OFFSET = 0.012  # distance between markers of one target, as a share of the axis
 
 _Panel = Callable[[Axes, Frame, Mapping[str, SeriesStyle]], None]
 
 
 def finding(frame: Frame) -> str:
-    """Return how many calibrated thresholds keep their target on documents that calibration did not see."""
-    held = [row for row in frame.rows if row["what"] == "held"]
-    if held:
-        kept = sum(row["value"] <= row["delta"] for row in held)
-        sure = sum(row["high"] is not None and row["high"] <= row["delta"] for row in held)
+    """Return a sentence on the number of calibrated thresholds that keep their target on held-out documents."""
+    rows = [row for row in frame.rows if row["what"] == "held"]
+    if rows:
+        n_met = sum(row["value"] <= row["delta"] for row in rows)
+        sure = sum(row["high"] is not None and row["high"] <= row["delta"] for row in rows)
         return (
-            f"{kept} of {len(held)} calibrated thresholds lose no more than asked on unseen documents, {sure} with "
+            f"{n_met} of {len(rows)} calibrated thresholds lose no more than asked on unseen documents, {sure} with "
             "their whole interval."
         )
     fitted = [row for row in frame.rows if row["what"] == "fitted"]
     if fitted:
-        kept = sum(row["value"] >= row["epsilon"] for row in fitted)
-        return f"{kept} of {len(fitted)} fitted thresholds agree with full depth as often as asked in real decodes."
+        n_met = sum(row["value"] >= row["epsilon"] for row in fitted)
+        return f"{n_met} of {len(fitted)} fitted thresholds agree with full depth as often as asked in real decodes."
     return "Levels that calibration tried; its choices were not run on unseen documents."
 
 
@@ -60,12 +60,12 @@ def plot(frame: Frame) -> Figure:
     wanted: list[tuple[str, str, _Panel]] = [
         ("step", "loss by level", _losses),
         ("step", "p-value by level", _p_values),
-        ("held", "held out", _held_out),
+        ("held", "held out", _draw_held_out),
         ("fitted", "fitted", _fitted),
     ]
-    shown = [(title, by_kind[what], draw) for what, title, draw in wanted if what in by_kind]
-    figure, panels = grid_of_panels(len(shown))
-    for axes, (title, rows, draw) in zip(panels, shown, strict=False):
+    drawn = [(title, by_kind[what], draw) for what, title, draw in wanted if what in by_kind]
+    figure, panels = grid_of_panels(len(drawn))
+    for axes, (title, rows, draw) in zip(panels, drawn, strict=False):
         draw(axes, rows, styles)
         title_panel(axes, title, count(rows.values("n"), "documents"))
     legend_of_series(figure, styles)
@@ -95,7 +95,7 @@ def _p_values(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> No
 
 
 def _walks(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], height: Callable[[Row], float]) -> None:
-    """One line a calibration, and a ring round its choice."""
+    """Draw one line per calibration, with a ring around the chosen threshold."""
     for (series, _), rows in frame.groups("series", "attempt_id"):
         style = styles[series]
         y = [height(row) for row in rows.rows]
@@ -107,7 +107,7 @@ def _walks(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], height: 
     axes.set_xlabel("threshold (conservative first)")
 
 
-def _held_out(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> None:
+def _draw_held_out(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> None:
     _against_target(axes, frame, styles, "delta", 0.0, 2 * max(frame.values("delta")))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.set_xlabel("target: loss of at most δ")
@@ -126,10 +126,10 @@ def _fitted(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> None
 def _against_target(
     axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], target: str, low: float, high: float
 ) -> None:
-    """Markers of one target side by side, and the diagonal from `low` to `high`: the target met to the letter."""
+    """Draw markers of one target side by side, and the diagonal from `low` to `high`, where value equals target."""
     for (at,), rows in frame.groups(target):
         for place, row in enumerate(sorted(rows.rows, key=lambda row: (row["series"], row["method"], row["params"]))):
-            x, style = at + _APART * (high - low) * (place - (len(rows.rows) - 1) / 2), styles[row["series"]]
+            x, style = at + _OFFSET * (high - low) * (place - (len(rows.rows) - 1) / 2), styles[row["series"]]
             draw_intervals(axes, [x], [(row["low"], row["high"])], style.colour, along="y")
             axes.plot(x, row["value"], color=style.colour, marker=style.marker, markersize=4.5, zorder=3)
     axes.plot([low, high], [low, high], color=MUTED, linestyle="--", linewidth=0.9)

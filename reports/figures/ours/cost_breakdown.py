@@ -1,4 +1,4 @@
-"""Where the work goes: blocks, read-outs, gates, keys and values, and what verification adds."""
+"""Work by part: blocks, read-outs, gates, keys and values, and verification."""
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -27,14 +27,14 @@ CAPTION = (
 EMPTY = "Not measured: no `quality` cell of a model with trained weights tells its cost by part. Run `nox -s bench`."
 
 _PARTS = {"blocks": "blocks", "heads": "LM heads", "gates": "gates", "kv": "keys and values", "verification": "drafts"}
-_HATCHES = ("", "///", "xxx", "...", "\\\\\\")  # parts differ in grey print too
+_HATCHES = ("", "///", "xxx", "...", "\\\\\\")  # distinguishes parts in grey print
 
 
 def finding(frame: Frame) -> str:
-    """Return the largest cost beside the blocks."""
+    """Return a sentence on the largest cost other than the blocks."""
     names = labels(frame.rows, brief=True)
     part, row = max(
-        ((part, row) for part in _PARTS if part != "blocks" for row in frame.rows), key=lambda one: one[1][one[0]]
+        ((part, row) for part in _PARTS if part != "blocks" for row in frame.rows), key=lambda pair: pair[1][pair[0]]
     )
     return (
         f"Beside blocks, {_PARTS[part]} cost most: {percent(row[part])} of what full depth reads, with "
@@ -43,7 +43,7 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw models below each other and tasks side by side; frame: shares of full depth's bytes by part."""
+    """Draw one row per model and one column per task; frame: shares of full depth's bytes by part."""
     tasks = frame.distinct("task")
     styles = series_styles(_PARTS)
     parts = [part for part in _PARTS if any(frame.values(part))]
@@ -67,12 +67,12 @@ def plot(frame: Frame) -> Figure:
 
 def _bars(axes: Axes, model: ModelLines, frame: Frame, looks: dict[str, tuple[str, str]]) -> None:
     y = [model.lines.index(setting(row)) for row in frame.rows]
-    left = [0.0] * len(y)
+    starts = [0.0] * len(y)
     for part, (colour, hatch) in looks.items():
         widths = [row[part] for row in frame.rows]
         axes.barh(
-            y, widths, 0.75, left, color=colour, hatch=hatch, edgecolor=mpl.rcParams["axes.facecolor"], linewidth=0
+            y, widths, 0.75, starts, color=colour, hatch=hatch, edgecolor=mpl.rcParams["axes.facecolor"], linewidth=0
         )
-        left = [start + width for start, width in zip(left, widths, strict=True)]
+        starts = [start + width for start, width in zip(starts, widths, strict=True)]
     intervals = list(zip(frame.values("total_low"), frame.values("total_high"), strict=True))
     draw_intervals(axes, y, intervals, mpl.rcParams["text.color"], along="x")

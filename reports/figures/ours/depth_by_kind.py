@@ -1,4 +1,4 @@
-"""The depth at which words are settled, by what decides them: whether tokens need different numbers of blocks."""
+"""Depth at which words are settled, by kind of word: do tokens need different numbers of blocks?"""
 
 import re
 from collections import defaultdict
@@ -33,9 +33,9 @@ EMPTY = "No data yet: run `nox -s bench`, or any suite with `probe` cells of tra
 
 _ACROSS = 5  # models side by side
 _LINE_INCHES = 0.2
-_AXIS_INCHES = 0.3  # around a panel, and around some models' panels
+_AXIS_INCHES = 0.3  # margin of a panel, and of a group of panels
 _MARGIN_INCHES = 0.4
-_FULL_COLUMN = 0.84  # of a line, and of a block
+_FULL_COLUMN = 0.84  # share of a line and of a block that a full column takes
 _SHADE = 0.35
 _MARKS = (  # name, colour, marker, its size, lines below the middle
     ("first_match", COLOURS[0], "o", 4.0, -0.14),
@@ -44,14 +44,14 @@ _MARKS = (  # name, colour, marker, its size, lines below the middle
 
 
 def finding(frame: Frame) -> str:
-    """Return the kinds that are settled first and last, over the models of the task where they differ most."""
+    """Return a sentence on the kinds settled first and last, over the models of the task where they differ most."""
     depths: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     for row in frame.rows:
         depths[row["task"], row["token_kind"]][row["model"]] = row["mean_first_match"] / row["blocks"]
-    means = {key: fmean(of.values()) for key, of in depths.items()}
-    spread = {task: [mean for (of, _), mean in means.items() if of == task] for task in frame.distinct("task")}
-    task = max(spread, key=lambda one: max(spread[one]) - min(spread[one]))
-    kinds = sorted((mean, kind) for (of, kind), mean in means.items() if of == task)
+    means = {key: fmean(by_model.values()) for key, by_model in depths.items()}
+    spread = {task: [mean for (name, _), mean in means.items() if name == task] for task in frame.distinct("task")}
+    task = max(spread, key=lambda name: max(spread[name]) - min(spread[name]))
+    kinds = sorted((mean, kind) for (name, kind), mean in means.items() if name == task)
     (early, first), (late, last) = kinds[0], kinds[-1]
     if first == last:
         return f"On {called(task)} all words are of one kind."
@@ -62,7 +62,7 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw tasks below and models beside each other; frame: share (0..1) by block, means and half widths in blocks."""
+    """Draw one row per task, one column per model; frame: share (0..1) by block, means and half widths in blocks."""
     blocks = {row["model"]: row["blocks"] for row in frame.rows}
     models = sorted(blocks)
     bands = [models[first : first + _ACROSS] for first in range(0, len(models), _ACROSS)]
@@ -90,7 +90,7 @@ def plot(frame: Frame) -> Figure:
 
 
 def kinds_in_order(rows: Iterable[Row]) -> list[str]:
-    """Return the kinds of a task from the shallowest on, by mean first match over models, numbered ones together."""
+    """Return the kinds of a task, shallowest first, by mean first match over models; numbered kinds stay together."""
     depths: dict[str, dict[tuple[str, str], float]] = defaultdict(dict)
     for row in rows:
         kind = row["token_kind"]
@@ -104,24 +104,24 @@ def _family(kind: str) -> str:
 
 
 def _tokens(frame: Frame, kind: str) -> str:
-    """How many tokens of a kind the models have: one number, or the fewest and the most."""
+    """Return the number of tokens of a kind per model: one number, or the range over models."""
     counts = sorted({row["n"] for row in frame.rows if row["token_kind"] == kind})
     return "–".join(f"{tokens:,}" for tokens in (counts[0], counts[-1])[: len(counts)])
 
 
 def _panel(axes: Axes, frame: Frame | None, kinds: Sequence[str], blocks: int) -> None:
-    """Draw one model on one task, a line a kind."""
+    """Draw one model on one task, one line per kind."""
     for (kind,), rows in frame.groups("token_kind") if frame else ():
         y, row = kinds.index(kind), rows.rows[0]
         heights = [-_FULL_COLUMN * share for share in rows.values("share")]  # y grows downwards
         axes.bar(
             rows.values("block"), heights, _FULL_COLUMN, y + _FULL_COLUMN / 2, color=MUTED, alpha=_SHADE, linewidth=0
         )
-        for name, colour, marker, size, below in _MARKS:
+        for name, colour, marker, size, lines in _MARKS:
             mean, half = row[f"mean_{name}"], row[f"{name}_half"]
             interval = (None, None) if half is None else (max(1, mean - half), min(blocks, mean + half))
-            draw_intervals(axes, [y + below], [interval], colour, along="x")
-            axes.plot(mean, y + below, marker, color=colour, markersize=size)
+            draw_intervals(axes, [y + lines], [interval], colour, along="x")
+            axes.plot(mean, y + lines, marker, color=colour, markersize=size)
     axes.set_xlim(0.4, blocks + 0.6)
     axes.set_xticks(sorted({1, (blocks + 1) // 2, blocks}))
     axes.set_ylim(len(kinds) - 0.5, -0.5)

@@ -1,4 +1,4 @@
-"""How errors spread with the way of filling the cache of skipped blocks, the gate being the same."""
+"""Propagation of errors by KV policy, with the same gate."""
 
 from collections.abc import Mapping
 
@@ -32,17 +32,17 @@ EMPTY = (
 _WORDS = {"exact": "exact (true cache)", "noisy": "noisy (true tokens)", "simulated": "simulated (replay)"}
 _ROW_INCHES = (1.9, 1.3, 1.3)
 _MOST = 4  # tasks side by side
-_SIDE_BY_SIDE = 0.5  # of the way between two places, for the markers of all policies
+_SIDE_BY_SIDE = 0.5  # share of the distance between two x positions that the markers of all policies take
 
 
 def finding(frame: Frame) -> str:
-    """Return the best and the worst policy of the task on which they differ most."""
-    whole = [row for row in frame.rows if row["position"] is None and row["measure"] == "match"]
-    real = Frame(frame.columns, tuple(row for row in whole if row["policy"] != "simulated"))
+    """Return a sentence on the best and the worst policy of the task on which they differ most."""
+    totals = [row for row in frame.rows if row["position"] is None and row["measure"] == "match"]
+    real = Frame(frame.columns, tuple(row for row in totals if row["policy"] != "simulated"))
     if not real.rows:
         return "Only replays were run, which damage no cache."
     ends = [(task, *extremes(rows.rows, "value")) for (task,), rows in real.groups("task")]
-    task, worst, best = max(ends, key=lambda one: one[2]["value"] - one[1]["value"])
+    task, worst, best = max(ends, key=lambda end: end[2]["value"] - end[1]["value"])
     if percent(worst["value"]) == percent(best["value"]):
         return f"No policy for the cache changes agreement: all have {percent(best['value'])} of full depth's tokens."
     return (
@@ -52,7 +52,7 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw a column a task: match by position, then match and quality as a whole; frame: value, low, high by policy."""
+    """Draw one column per task: match by position, total match, quality; frame: value, low, high by policy."""
     styles = series_styles(frame.distinct("policy"))
     tasks = frame.distinct("task")[:_MOST]
     figure = figure_of(sum(_ROW_INCHES), SINGLE_INCHES if len(tasks) == 1 else DOUBLE_INCHES)
@@ -61,11 +61,11 @@ def plot(frame: Frame) -> Figure:
         rows = [row for row in frame.rows if row["task"] == task]
         title_panel(curve, task, _gate(rows[0]))
         _curves(curve, Frame(frame.columns, tuple(row for row in rows if row["position"] is not None)), styles)
-        whole = [row for row in rows if row["position"] is None]
-        _dots(match, [row for row in whole if row["measure"] == "match"], styles)
+        totals = [row for row in rows if row["position"] is None]
+        _dots(match, [row for row in totals if row["measure"] == "match"], styles)
         match.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         match.set_xlabel("tokens equal to full depth's")
-        scored = [row for row in whole if row["measure"] == "quality"]
+        scored = [row for row in totals if row["measure"] == "quality"]
         _dots(quality, scored, styles)
         quality.set_xlabel(f"{scored[0]['metric']} ({count((row['n'] for row in scored), 'documents')})")
         quality.axvline(scored[0]["full_value"], color=MUTED, linestyle=":", linewidth=1)
@@ -78,17 +78,17 @@ def plot(frame: Frame) -> Figure:
 
 
 def _gate(row: Row) -> str:
-    """The model and the gate that all rows of a task have."""
-    one = {**row, "params": row["gate"], "kv_policy": None}
-    (name,) = labels([one], brief=True).values()
+    """Return model and gate, which all rows of a task share."""
+    gate = {**row, "params": row["gate"], "kv_policy": None}
+    (name,) = labels([gate], brief=True).values()
     return f"{shorten(row['model'], 14)}, {name}"
 
 
 def _curves(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> None:
     policies, places = list(styles), frame.distinct("position")
-    apart = _SIDE_BY_SIDE * (places[1] - places[0]) / len(policies) if len(places) > 1 else 0
+    offset = _SIDE_BY_SIDE * (places[1] - places[0]) / len(policies) if len(places) > 1 else 0
     for (policy,), rows in frame.groups("policy"):
-        shift = apart * (policies.index(policy) - (len(policies) - 1) / 2)
+        shift = offset * (policies.index(policy) - (len(policies) - 1) / 2)
         x, y = [position + shift for position in rows.values("position")], rows.values("value")
         intervals = list(zip(rows.values("low"), rows.values("high"), strict=True))
         draw_intervals(axes, x, intervals, styles[policy].colour, along="y")

@@ -1,4 +1,4 @@
-"""Where tokens exit, one line of cells a setting: a heat map, because forty overlaid histograms cannot be read."""
+"""Distribution of exit layers, one row per setting: a heat map, since forty overlaid histograms are unreadable."""
 
 from collections.abc import Sequence
 
@@ -27,12 +27,12 @@ CAPTION = (
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `quality` cells of models with trained weights."
 
 _EARLY, _MOST = 0.25, 0.5
-_NUMBERS_ACROSS = 36  # beyond this many cells side by side a cell is too narrow for a number
+_NUMBERS_ACROSS = 36  # with more cells side by side, a cell is too narrow for a number
 _LABELLED_SHARE = 0.05
 
 
 def finding(frame: Frame) -> str:
-    """Return how many settings let most tokens leave in the first quarter of the blocks."""
+    """Return a sentence on the number of settings with most exits in the first quarter of the blocks."""
     settings = [rows for _, rows in frame.groups("model", "task", "method", "params", "kv_policy")]
     exiting = [rows for rows in settings if any(row["exit_layer"] < row["blocks"] for row in rows.rows)]
     early = [
@@ -46,7 +46,7 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw models below each other, tasks side by side; frame: share (0..1) by exit_layer (blocks), n of documents."""
+    """Draw one row per model, one column per task; frame: share (0..1) by exit_layer (blocks), n of documents."""
     tasks = frame.distinct("task")
     same_depth = len(frame.distinct("blocks")) == 1
     figure, models = setting_grid(frame, tasks, share_x=same_depth)
@@ -71,12 +71,12 @@ def plot(frame: Frame) -> Figure:
 
 
 def _tokens(frame: Frame) -> list[int]:
-    """Tokens of each setting, over all its exit layers."""
+    """Return the number of tokens of each setting, over all exit layers."""
     return [sum(rows.values("tokens")) for _, rows in frame.groups("model", "task", "method", "params", "kv_policy")]
 
 
 def _shares(frame: Frame | None, lines: Sequence[Setting], blocks: int) -> np.ndarray:
-    """Return the shares of tokens, [lines, blocks]; zeros where nothing was run."""
+    """Return the shares of tokens, [lines, blocks]; zeros for settings that were not run."""
     shares = np.zeros((len(lines), blocks))
     for row in frame.rows if frame else ():
         shares[lines.index(setting(row)), row["exit_layer"] - 1] = row["share"]

@@ -1,4 +1,4 @@
-"""How faithful answers are to full depth's, and where they depart."""
+"""Agreement of answers with full depth's, and the first position at which they differ."""
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
@@ -33,21 +33,21 @@ _MEASURES = (
 
 
 def finding(frame: Frame) -> str:
-    """Return how many settings hardly differ from full depth, and which differs most."""
+    """Return a sentence on the number of settings that hardly differ from full depth, and on the one furthest off."""
     names = labels(frame.rows, brief=True)
-    kept = sum(row["match"] >= _FAITHFUL for row in frame.rows)
+    n_faithful = sum(row["match"] >= _FAITHFUL for row in frame.rows)
     worst, _ = extremes(frame.rows, "match")
     return (
-        f"{kept} of {len(frame.rows)} settings (each task counts) have at least {percent(_FAITHFUL)} of full depth's "
-        f"tokens; the least faithful, {label_of(names, worst)} ({of_which(worst, ('model', 'task'))}), has "
+        f"{n_faithful} of {len(frame.rows)} settings (each task counts) have at least {percent(_FAITHFUL)} of full "
+        f"depth's tokens; the least faithful, {label_of(names, worst)} ({of_which(worst, ('model', 'task'))}), has "
         f"{percent(worst['match'])}."
     )
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw a line a setting and a marker a task; frame: match, before and near_tie (0..1) with their intervals."""
+    """Draw one line per setting, one marker per task; frame: match, before, near_tie (0..1) with their intervals."""
     styles = series_styles(frame.distinct("task"))
-    figure, models = setting_grid(frame, [one.heading for one in _MEASURES])
+    figure, models = setting_grid(frame, [measure.heading for measure in _MEASURES])
     for model in models:
         draw_measures(model, _MEASURES, styles)
     words = (

@@ -1,4 +1,4 @@
-"""What early exit costs and gives: quality against depth and against measured speed-up, side by side."""
+"""Quality against depth and against measured speed-up, side by side."""
 
 from collections.abc import Mapping
 from textwrap import wrap
@@ -68,45 +68,45 @@ EMPTY = (
 
 _ROW_INCHES = 2.0
 _MOST_ROWS = 6
-_NAMED = 4  # models whose fastest setting is named: as many as there is room for
+_NAMED = 4  # models whose fastest setting is named; there is no room for more
 _WORDS_WIDTH = 32  # characters
 _LINE_POINTS = 8.8
 _NOT_TIMED = "not timed yet: run a suite with `timing` cells\n(nox -s bench)"
 
 
 def finding(frame: Frame) -> str:
-    """Return what to use on each task where a loss of 1 % is allowed."""
+    """Return a sentence per task on the recommended setting at an allowed loss of 1 %."""
     names = labels([row for row in frame.rows if row["origin"] == "ours"], brief=True)
-    told = []
+    parts = []
     for (task,), rows in frame.groups("task"):
         if chosen := recommended(rows):
             best = max(chosen.values(), key=lambda row: row["speedup"])
             fast = times(best["speedup"], best["speedup_low"], best["speedup_high"])
-            told.append(f"on {called(task)} {label_of(names, best)} ({called(best['model'])}) at {fast}")
+            parts.append(f"on {called(task)} {label_of(names, best)} ({called(best['model'])}) at {fast}")
         elif any(row["speed_status"] == "timed" and not row["is_full_depth"] for row in rows.rows):
-            told.append(f"on {called(task)} none is shown")
-    if not told:
+            parts.append(f"on {called(task)} none is shown")
+    if not parts:
         why = f"speed-ups are {NOT_MEASURABLE}" if _is_too_wide(frame) else "no setting was timed"
         return f"Quality against depth; {why}."
-    return f"Fastest of those shown to lose at most 1 % of full depth's quality: {listed(told[:_NAMED])}."
+    return f"Fastest of those shown to lose at most 1 % of full depth's quality: {listed(parts[:_NAMED])}."
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one line of panels a task; frame: quality (1 is full depth's), depth (share of blocks), speedup (ratio)."""
-    ours = frame.where(lambda row: row["origin"] == "ours")
-    by = series_of(ours)
-    styles = series_styles(ours.distinct(by))
-    names = labels(ours.rows, brief=True)
+    """Draw one row of panels per task; frame: quality (1 is full depth's), depth (share of blocks), speedup (ratio)."""
+    local = frame.where(lambda row: row["origin"] == "ours")
+    by = series_of(local)
+    styles = series_styles(local.distinct(by))
+    names = labels(local.rows, brief=True)
     extra = _entries(frame)
-    groups = list(ours.groups("task", "setting", "metric"))[:_MOST_ROWS]
+    groups = list(local.groups("task", "setting", "metric"))[:_MOST_ROWS]
     figure = figure_of(_ROW_INCHES * len(groups))
     grid = figure.subplots(len(groups), 3, squeeze=False, width_ratios=(1, 1, 0.72))
-    several = len(ours.distinct("setting")) > 1
+    several = len(local.distinct("setting")) > 1
     published = {key: rows for key, rows in frame.groups("task", "setting", "origin") if key[2] == "published"}
-    for (depth, speed, words), ((task, where, metric), rows) in zip(grid, groups, strict=True):
-        title_panel(depth, task + (f"\n{where}" if several else ""), count(rows.values("n"), "documents"))
+    for (depth, speed, words), ((task, conditions, metric), rows) in zip(grid, groups, strict=True):
+        title_panel(depth, task + (f"\n{conditions}" if several else ""), count(rows.values("n"), "documents"))
         depth.set_ylabel(f"{metric}, of full depth's")
-        _depth_panel(depth, rows, published.get((task, where, "published")), styles, by)
+        _depth_panel(depth, rows, published.get((task, conditions, "published")), styles, by)
         _speed_panel(speed, rows, styles, by)
         speed.set_ylim(depth.get_ylim())
         _fastest(words, rows, styles, by, names)
@@ -117,8 +117,8 @@ def plot(frame: Frame) -> Figure:
 def _depth_panel(axes: Axes, frame: Frame, published: Frame | None, styles: Mapping[str, SeriesStyle], by: str) -> None:
     if published is not None:
         draw_published(axes, published.values("depth"), published.values("quality"))
-    known = frame.where(lambda row: row["depth"] is not None)
-    for (series, execution), rows in known.groups(by, "execution"):
+    points = frame.where(lambda row: row["depth"] is not None)
+    for (series, execution), rows in points.groups(by, "execution"):
         style = styles[series]
         x, y = rows.values("depth"), rows.values("quality")
         intervals = list(zip(rows.values("quality_low"), rows.values("quality_high"), strict=True))
@@ -154,9 +154,9 @@ def _speed_panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by
     axes.axhline(1, color=MUTED, linestyle=":", linewidth=1)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set_xlabel("measured speed-up over full depth")
-    # One interval of a disturbed measurement would make one point of all others.
-    shown = [x for name in ("speedup", "speedup_per_token") for x in timed.values(name) if x is not None]
-    axes.set_xlim(0.9 * min(1, *shown), 1.15 * max(1, *shown))
+    # Limits ignore intervals: a single very wide one would squeeze all other points together.
+    ratios = [x for name in ("speedup", "speedup_per_token") for x in timed.values(name) if x is not None]
+    axes.set_xlim(0.9 * min(1, *ratios), 1.15 * max(1, *ratios))
     for row in recommended(timed).values():
         ink = mpl.rcParams["text.color"]
         x, y = row["speedup"], row["quality"]
@@ -170,25 +170,25 @@ def _is_too_wide(frame: Frame) -> bool:
 def _fastest(
     axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str, names: Mapping[Setting, str]
 ) -> None:
-    """Name what the rings mark: for each model the setting to use."""
+    """Label the ringed points: each model's recommended setting."""
     axes.axis("off")
     timed = frame.where(lambda row: row["speedup"] is not None)
     if all(row["is_full_depth"] for row in timed.rows):
         return
     fastest = recommended(timed)
     faster = sorted(fastest.items(), key=lambda item: -item[1]["speedup"])[:_NAMED]
-    others = ", ".join(model for model in timed.distinct("model") if model not in fastest)
-    told: list[tuple[Row | None, list[str]]] = [(None, ["fastest that loses 1 % at most"])]
-    told += [(row, [f"{model}: {_speed(row)}", *_wrapped(names[setting(row)])]) for model, row in faster]
-    told += [(None, _wrapped(f"none is shown: {others}"))] if others else []
-    below = 0.0
-    for row, lines in told:
-        at = offset_copy(axes.transAxes, axes.get_figure(root=True), x=8, y=-below, units="points")
+    remaining = ", ".join(model for model in timed.distinct("model") if model not in fastest)
+    entries: list[tuple[Row | None, list[str]]] = [(None, ["fastest that loses 1 % at most"])]
+    entries += [(row, [f"{model}: {_speed(row)}", *_wrapped(names[setting(row)])]) for model, row in faster]
+    entries += [(None, _wrapped(f"none is shown: {remaining}"))] if remaining else []
+    offset = 0.0
+    for row, lines in entries:
+        at = offset_copy(axes.transAxes, axes.get_figure(root=True), x=8, y=-offset, units="points")
         if row is not None:
             mark = offset_copy(at, axes.get_figure(root=True), x=-6, y=-4, units="points")
             axes.plot(0, 1, styles[row[by]].marker, color=styles[row[by]].colour, transform=mark, clip_on=False)
         axes.text(0, 1, "\n".join(lines), fontsize=SMALL_POINTS, transform=at, va="top", linespacing=1.1)
-        below += _LINE_POINTS * len(lines) + 4
+        offset += _LINE_POINTS * len(lines) + 4
     axes.texts[0].set(fontweight="bold")
 
 

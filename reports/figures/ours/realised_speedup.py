@@ -1,4 +1,4 @@
-"""Whether work that is saved becomes time that is saved: measured against ideal speed-up."""
+"""Measured against ideal speed-up: does saved work become saved time?"""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -34,11 +34,11 @@ _GOALS: dict[float, Any] = {0.9: ":", 0.95: "--", 1.0: "-"}
 _GOAL = 0.9
 _METHOD_INCHES = 0.15
 _SPREAD = 0.6
-_BEYOND = 0.8  # how far the axis goes on beyond the outermost point
+_BEYOND = 0.8  # margin of the axis beyond the outermost point
 
 
 def finding(frame: Frame) -> str:
-    """Return how much of the ideal speed-up the settings realise."""
+    """Return a sentence on the share of the ideal speed-up that the settings realise."""
     shares = sorted(row["realised"] for row in frame.rows if not row["is_full_depth"])
     if not shares:
         return "Only full depth was timed, against itself."
@@ -50,7 +50,7 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw two panels a hardware setting; frame: speedup and ideal (ratios), realised (0..1) with their intervals."""
+    """Draw two panels per hardware setting; frame: speedup and ideal (ratios), realised (0..1) with their intervals."""
     by = series_of(frame)
     styles = series_styles(frame.distinct(by))
     groups = list(frame.groups("setting"))
@@ -58,8 +58,8 @@ def plot(frame: Frame) -> Figure:
     extra = _entries()
     figure = figure_of(max(2.6, _METHOD_INCHES * len(methods) + 0.7) * len(groups))
     grid = figure.subplots(len(groups), 2, squeeze=False, width_ratios=(1.15, 1))
-    for (plane, strip), ((where,), rows) in zip(grid, groups, strict=True):
-        title_panel(plane, where, count(rows.values("n"), "timed documents"))
+    for (plane, strip), ((hardware,), rows) in zip(grid, groups, strict=True):
+        title_panel(plane, hardware, count(rows.values("n"), "timed documents"))
         _plane(plane, rows, styles, by)
         _strip(strip, rows, styles, by)
     legend_of_series(figure, styles, extra)
@@ -75,7 +75,7 @@ def _plane(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str)
     for share, line in _GOALS.items():
         axes.plot([low, high], [share * low, share * high], color=MUTED, linestyle=line, linewidth=0.9, zorder=1.5)
     axes.set(xscale="log", yscale="log", xlabel="ideal speed-up of decoding", ylabel="measured speed-up of decoding")
-    # an interval of a disturbed measurement would make one point of all others
+    # limits ignore intervals: a single very wide one would squeeze all other points together
     axes.set_ylim(_BEYOND * min(frame.values("speedup")), max(frame.values("speedup")) / _BEYOND)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))

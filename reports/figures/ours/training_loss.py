@@ -1,4 +1,4 @@
-"""What the trainings of the models minimised."""
+"""Loss curves of the models' trainings."""
 
 from matplotlib.figure import Figure
 
@@ -17,7 +17,7 @@ EMPTY = "No data yet: run `exitbench train builtin`, or train any recipe."
 
 
 def finding(frame: Frame) -> str:
-    """Return whether every training's loss fell."""
+    """Return a sentence on the number of trainings whose loss fell."""
     ends = [(rows.rows[0]["value"], rows.rows[-1]["value"]) for _, rows in frame.groups("loss", "training")]
     fell = sum(last < first for first, last in ends)
     if len(ends) == 1:
@@ -26,7 +26,7 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw a panel a loss and a line a training; frame: value (nats) by loss, training and step."""
+    """Draw one panel per loss and one line per training; frame: value (nats) by loss, training and step."""
     styles = series_styles(frame.distinct("training"))
     losses = list(frame.groups("loss"))
     figure, panels = grid_of_panels(len(losses))
@@ -37,6 +37,6 @@ def plot(frame: Frame) -> Figure:
             axes.set_ylim(bottom=0)
         title_panel(axes, ", ".join(lines.distinct("training")), f"objective: {loss}")
         label_y(axes, "loss (nats)")
-    if len(losses) < len(styles):  # else each panel says whose it is
+    if len(losses) < len(styles):  # else each panel's title names its training
         legend_of_series(figure, styles)
     return figure

@@ -1,6 +1,6 @@
-"""Figures of vocabulary pruning and contrastive decoding; here what they share.
+"""Figures of vocabulary pruning and contrastive decoding. This module: shared drawing code.
 
-Figures of the work under pruned heads have a row per read-out: score, FLOPs and speed side by side.
+Figures of the work under pruned heads have one row per read-out: score, FLOPs and speed side by side.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,60 +42,60 @@ AT_RELATIVE_DEPTH = (
 
 _TRAINED = {"last": "last block trained", "weighted": "every block trained", "unknown": "training not known"}
 _USUAL = ("float32", "cpu", "batch 1", "threshold 0.9")
-_FEW_GROUPS = 6  # models on tasks with a line of the page each
+_FEW_GROUPS = 6  # pairs of model and task that get a row of the page each
 _COLUMNS = 2
 
 Series = Mapping[tuple[str, str], str]
-"""Names for readers by (method, head), in the order drawn."""
+"""Display names by (method, head), in the order drawn."""
 
 
 def panel_title(row: Row) -> str:
-    """Return task, model and how it was trained; the setting is told where it is not the published one."""
+    """Return task, model and its training; names the setting if it is not the published one."""
     return f"{shorten(row['task'], 18)} · {shorten(row['model'], 24)}\n{trained_as(row)}"
 
 
 def trained_as(row: Row) -> str:
-    """Return how a model was trained, and what of its setting is not the usual."""
+    """Return how a model was trained, and what is unusual about its setting."""
     unusual = [part for part in row["setting"].split(", ") if part not in _USUAL]
     return ", ".join([_TRAINED[row["loss"]], *unusual])
 
 
 def split_published(frame: Frame) -> tuple[Frame, Frame]:
-    """Return our rows and the published ones."""
+    """Return the local and the published rows."""
     return frame.where(lambda row: row["origin"] == "ours"), frame.where(lambda row: row["origin"] != "ours")
 
 
 def series_of(frame: Frame, names: Series) -> dict[str, list[Row]]:
-    """Return the rows of each (method, head) that occurs under its name, in the order of `names`."""
+    """Return the rows of each (method, head) by display name, in the order of `names`, without empty groups."""
     parts = {name: [row for row in frame.rows if (row["method"], row["head"]) == key] for key, name in names.items()}
     return {name: rows for name, rows in parts.items() if rows}
 
 
 def mean_depths(frame: Frame, names: Series) -> str:
-    """Return a sentence with each series' mean exit layer over the models, tasks and blocks that all series have."""
-    ours, _ = split_published(frame)
+    """Return a sentence with each series' mean exit layer, over the models, tasks and blocks that all series have."""
+    local, _ = split_published(frame)
     depths: dict[str, dict[tuple[Any, ...], float]] = {
         label: {
             (row["task"], row["model"], row["setting"], row["min_exit"]): row["value"]
             for row in rows
             if row["is_depth"]
         }
-        for label, rows in series_of(ours, names).items()
+        for label, rows in series_of(local, names).items()
     }
-    common = set.intersection(*(set(of) for of in depths.values())) if depths else set()
+    common = set.intersection(*(set(by_key) for by_key in depths.values())) if depths else set()
     if not common:
         return "Mean exit layer and score by the first block that is asked."
-    told = [f"{label} {fmean(of[key] for key in common):.1f}" for label, of in depths.items()]
-    return f"Mean exit layer over the {len(common)} cases that all were run in: {', '.join(told)}."
+    parts = [f"{label} {fmean(by_key[key] for key in common):.1f}" for label, by_key in depths.items()]
+    return f"Mean exit layer over the {len(common)} cases that all were run in: {', '.join(parts)}."
 
 
 def sweep(frame: Frame, names: Series) -> Figure:
-    """Draw depth and score by the first block asked, two panels a model and task, a line a (method, head).
+    """Draw depth and score by the first gated block: two panels per model and task, one line per (method, head).
 
     Args:
-        frame: One row a setting and metric: origin, task, model, setting, loss, blocks, method, head, min_exit,
+        frame: One row per setting and metric: origin, task, model, setting, loss, blocks, method, head, min_exit,
             is_depth, value (blocks, or the metric's unit), ci_low, ci_high, full_value, n.
-        names: The series.
+        names: Display names of the series.
     """
     styles = series_styles(series_of(frame, names).keys())
     groups = list(frame.groups("task", "model", "setting"))
@@ -123,15 +123,15 @@ def sweep(frame: Frame, names: Series) -> Figure:
 
 
 def _sweep_panel(axes: Axes, frame: Frame, names: Series, styles: Mapping[str, SeriesStyle]) -> None:
-    ours, published = split_published(frame)
-    draw_by_block(axes, series_of(ours, names), styles, ("value", "ci_low", "ci_high"), connect=True)
+    local, published = split_published(frame)
+    draw_by_block(axes, series_of(local, names), styles, ("value", "ci_low", "ci_high"), connect=True)
     for name, rows in series_of(published, names).items():
         x, y = ([row[column] for row in rows] for column in ("min_exit", "value"))
         draw_published(axes, x, y, connect=True, line_colour=styles[name].colour)
-    metric = ours.rows[0]["metric"]
-    if not ours.rows[0]["is_depth"]:
+    metric = local.rows[0]["metric"]
+    if not local.rows[0]["is_depth"]:
         axes.set_ylabel(metric)
-        title_panel(axes, "", count(ours.values("n"), "documents"))
+        title_panel(axes, "", count(local.values("n"), "documents"))
 
 
 FLOPS = {
@@ -142,12 +142,12 @@ FLOPS = {
 _FLOOR = "A/A noise floor"
 _ROW_INCHES = 0.24
 _DECADES = 100  # shown, up to which there is room for a number at 3 in each
-_SHIFT = 0.22  # of a row, between the kinds of FLOPs
+_SHIFT = 0.22  # share of a row, between the kinds of FLOPs
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the rows of one model begin, and what is drawn at each."""
+    """Rows of one model on the y axis: y of its heading, its title, and the frame's rows by y."""
 
     heading: float
     title: str
@@ -155,31 +155,31 @@ class _Place:
 
 
 def cheapest_head(frame: Frame, names: Series) -> str:
-    """Return a sentence on the read-out whose LM head works least, as we count, and on its score."""
-    ours = [row for row in frame.rows if row["origin"] == "ours" and (row["method"], row["head"]) in names]
-    heads = [row for row in ours if row["quantity"] == "head"]
+    """Return a sentence on the read-out with the least LM-head work, by local counts, and on its score."""
+    local = [row for row in frame.rows if row["origin"] == "ours" and (row["method"], row["head"]) in names]
+    heads = [row for row in local if row["quantity"] == "head"]
     if not heads:
         return "Score of the gates; the work of the LM head was not counted."
     least = min(heads, key=lambda row: float(row["value"]))
     key = ("task", "model", "setting", "method", "head")
-    scores = [r for r in ours if r["quantity"] == "score" and all(r[one] == least[one] for one in key)]
+    scores = [r for r in local if r["quantity"] == "score" and all(r[name] == least[name] for name in key)]
     score = f"; its {scores[0]['metric']} is {scores[0]['value']:.1f}" if scores else ""
     if scores and scores[0]["full_value"] is not None:
         score += f", full depth's {scores[0]['full_value']:.1f}"
     label = names[least["method"], least["head"]]
-    where = of_which(least, ("model", "task"))
-    return f"Least work of the LM head: {label} ({where}), {least['value']:.2f}× full depth's{score}."
+    scope = of_which(least, ("model", "task"))
+    return f"Least work of the LM head: {label} ({scope}), {least['value']:.2f}× full depth's{score}."
 
 
 def costs(frame: Frame, names: Series, *, timed: bool) -> Figure:
-    """Draw a line of panels a task: score, FLOPs and, if `timed`, speed-up; a row a model and read-out.
+    """Draw one row of panels per task: score, FLOPs and, if `timed`, speed-up; one line per model and read-out.
 
     Args:
-        frame: One row a model, task, read-out and quantity (score; speedup; model, head, rule: FLOPs in multiples of
-            full depth's): origin (ours, or the edition published), method, head, min_exit, blocks, value, ci_low,
-            ci_high, full_value, aa_low, aa_high, n, and of a speed-up speedup_per_token and is_other_length.
-        names: The read-outs.
-        timed: Whether the speed-up has a panel.
+        frame: One row per model, task, read-out and quantity (score; speedup; model, head, rule: FLOPs in multiples of
+            full depth's): origin (ours, or the published edition), method, head, min_exit, blocks, value, ci_low,
+            ci_high, full_value, aa_low, aa_high, n; for a speed-up also speedup_per_token and is_other_length.
+        names: Display names of the read-outs.
+        timed: Whether to draw a panel of speed-ups.
     """
     columns = 3 if timed else 2
     groups = list(frame.groups("task"))
@@ -189,7 +189,7 @@ def costs(frame: Frame, names: Series, *, timed: bool) -> Figure:
     for place, ((task,), rows) in enumerate(groups):
         line = panels[columns * place : columns * (place + 1)]
         places = list(_places(rows, names))
-        most = max(most, round(max(at for one in places for at in one.rows)))
+        most = max(most, round(max(y for group in places for y in group.rows)))
         _score(line[0], places)
         _flops(line[1], places, styles)
         if timed:
@@ -221,27 +221,27 @@ def _places(frame: Frame, names: Series) -> Iterator[_Place]:
 
 
 def _rows_axis(axes: Axes, places: Sequence[_Place], names: Series, *, named: bool) -> None:
-    at = {y: names[rows[0]["method"], rows[0]["head"]] for one in places for y, rows in one.rows.items()}
+    at = {y: names[rows[0]["method"], rows[0]["head"]] for place in places for y, rows in place.rows.items()}
     axes.set_yticks(list(at), list(at.values()) if named else [""] * len(at))
     axes.set_ylim(max(at) + 0.6, -0.6)
     axes.grid(visible=False, axis="y")
     if named:
-        axes.set_zorder(1)  # headings run on into the next panel, whose row is empty there
+        axes.set_zorder(1)  # headings extend into the next panel, whose row is empty there
         paper = {"facecolor": mpl.rcParams["axes.facecolor"], "edgecolor": "none", "pad": 0.8}
-        for one in places:
-            heading = axes.text(0.01, one.heading, one.title, transform=axes.get_yaxis_transform(), bbox=paper)
+        for place in places:
+            heading = axes.text(0.01, place.heading, place.title, transform=axes.get_yaxis_transform(), bbox=paper)
             heading.set(va="center", fontsize=SMALL_POINTS, in_layout=False)
 
 
-def _ours(rows: Sequence[Row], quantity: str) -> list[Row]:
+def _local_rows(rows: Sequence[Row], quantity: str) -> list[Row]:
     return [row for row in rows if row["origin"] == "ours" and row["quantity"] == quantity]
 
 
 def _score(axes: Axes, places: Sequence[_Place]) -> None:
     colour = mpl.rcParams["text.color"]
-    for one in places:
-        for y, rows in one.rows.items():
-            for row in _ours(rows, "score"):
+    for place in places:
+        for y, rows in place.rows.items():
+            for row in _local_rows(rows, "score"):
                 axes.barh(y, row["value"], 0.62, color=MUTED, alpha=0.35)
                 draw_intervals(axes, [y], [(row["ci_low"], row["ci_high"])], colour, along="x")
                 if row["full_value"] is not None:
@@ -252,14 +252,14 @@ def _score(axes: Axes, places: Sequence[_Place]) -> None:
 
 
 def _flops(axes: Axes, places: Sequence[_Place], styles: Mapping[str, SeriesStyle]) -> None:
-    axes.set_xscale("log", nonpositive="clip")  # an interval that begins at 0 goes to the edge
+    axes.set_xscale("log", nonpositive="clip")  # an interval that begins at 0 is drawn to the edge
     axes.axvline(1, color=MUTED, linestyle=":", linewidth=1)
-    for one in places:
-        for y, rows in one.rows.items():
+    for group in places:
+        for y, rows in group.rows.items():
             for place, (quantity, name) in enumerate(FLOPS.items()):
                 at, style = y + _SHIFT * (place - 1), styles[name]
-                for row in _ours(rows, quantity):
-                    if row["value"] == 0:  # no place on a logarithmic axis
+                for row in _local_rows(rows, quantity):
+                    if row["value"] == 0:  # not drawable on a logarithmic axis
                         edge = axes.text(0.01, at, "0", transform=axes.get_yaxis_transform())
                         edge.set(va="center", fontsize=SMALL_POINTS)
                         continue
@@ -280,7 +280,7 @@ def _look(style: SeriesStyle, quantity: str) -> dict[str, Any]:
 
 
 def _speed(axes: Axes, places: Sequence[_Place]) -> None:
-    times = [row for one in places for rows in one.rows.values() for row in _ours(rows, "speedup")]
+    times = [row for place in places for rows in place.rows.values() for row in _local_rows(rows, "speedup")]
     if not times:
         axes.text(
             0.5,
@@ -295,9 +295,9 @@ def _speed(axes: Axes, places: Sequence[_Place]) -> None:
         return
     axes.axvline(1, color=MUTED, linestyle=":", linewidth=1)
     colour = mpl.rcParams["text.color"]
-    for one in places:
-        for y, rows in one.rows.items():
-            for row in _ours(rows, "speedup"):
+    for place in places:
+        for y, rows in place.rows.items():
+            for row in _local_rows(rows, "speedup"):
                 if row["aa_low"] is not None:
                     axes.barh(y, row["aa_high"] - row["aa_low"], 0.62, left=row["aa_low"], color=MUTED, alpha=0.25)
                 draw_intervals(axes, [y], [(row["ci_low"], row["ci_high"])], colour, along="x")

@@ -1,4 +1,4 @@
-"""Pruned heads under the contrastive gate by the first block asked (PRUNE figures 10 and 11)."""
+"""Pruned heads under the contrastive gate by the first gated block (PRUNE figures 10 and 11)."""
 
 from functools import partial
 

@@ -24,19 +24,19 @@ CAPTION = (
     f"{STAND_INS}"
 )
 
-_WIDE = 26  # boxes that fit into half a page
-_ROOM = 0.8  # of a block: what the boxes of all models take
+_WIDE = 26  # boxes that fit half a page
+_ROOM = 0.8  # share of a block that the boxes of all models take
 
 
 def finding(frame: Frame) -> str:
-    """Return how far down the final token is found halfway."""
+    """Return a sentence on the final token's rank halfway through the blocks."""
     half = [row for row in frame.rows if row["block"] == max(1, row["blocks"] // 2)]
-    told = between(half, "highest", "{:,.0f}".format, ("model", "task"))
-    return f"Halfway through the blocks the final token is among the best {told} for 99 % of tokens."
+    span = between(half, "highest", "{:,.0f}".format, ("model", "task"))
+    return f"Halfway through the blocks the final token is among the best {span} for 99 % of tokens."
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel a task and a box a model and block; frame: lowest .. highest (ranks) by block, n (tokens)."""
+    """Draw one panel per task, one box per model and block; frame: lowest .. highest (ranks) by block, n (tokens)."""
     series = frame.distinct("series")
     styles = series_styles(series)
     groups = list(frame.groups("task"))

@@ -28,11 +28,11 @@ CAPTION = (
 
 MARGIN, SCORE = "margin", "score"
 _SURE_AND_WRONG = 0.1
-_FEW_GROUPS = 2  # models on tasks with a line of the page each
+_FEW_GROUPS = 2  # pairs of model and task that get a row of the page each
 
 
 def finding(frame: Frame) -> str:
-    """Return where margin and score are furthest apart: a block that is sure and wrong."""
+    """Return a sentence on the block where margin and score are furthest apart: a confident, wrong block."""
     worst = None
     for _, rows in frame.where(lambda r: r["origin"] == "ours").groups("task", "model", "setting"):
         margins = {row["block"]: row for row in rows.rows if row["quantity"] == MARGIN}
@@ -40,7 +40,9 @@ def finding(frame: Frame) -> str:
         full = scores.get(rows.rows[0]["blocks"])
         for block in margins.keys() & scores.keys() if full else ():
             gap = margins[block]["value"] - scores[block] / full
-            worst = max(worst or (gap, {}, 0.0), (gap, margins[block], scores[block] / full), key=lambda one: one[0])
+            worst = max(
+                worst or (gap, {}, 0.0), (gap, margins[block], scores[block] / full), key=lambda candidate: candidate[0]
+            )
     if worst is None or worst[0] < _SURE_AND_WRONG:
         return "No block is surer than its score warrants, by more than 10 points."
     _, row, share = worst
@@ -51,23 +53,23 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw two panels a model and task; frame: margin (0..1) and score (0..100) by block, n (tokens, documents)."""
+    """Draw two panels per model and task; frame: margin (0..1) and score (0..100) by block, n (tokens, documents)."""
     styles = series_styles((MARGIN, SCORE))
     groups = list(frame.groups("task", "model", "setting"))
     figure, panels = grid_of_panels(2 * len(groups), columns=2 if len(groups) <= _FEW_GROUPS else 4)
     for (margin, score), (_, rows) in zip(zip(panels[::2], panels[1::2], strict=True), groups, strict=False):
         numbers = {}
         for axes, quantity, unit in ((margin, MARGIN, "tokens"), (score, SCORE, "documents")):
-            of = [row for row in rows.rows if row["quantity"] == quantity]
-            own = [row for row in of if row["origin"] == "ours"]
-            style, x = styles[quantity], [row["block"] for row in own]
-            draw_intervals(axes, x, [(row["ci_low"], row["ci_high"]) for row in own], style.colour, along="y")
-            axes.plot(x, [row["value"] for row in own], color=style.colour, marker=style.marker, clip_on=False)
-            read = [row for row in of if row["origin"] == "published"]
+            selected = [row for row in rows.rows if row["quantity"] == quantity]
+            local = [row for row in selected if row["origin"] == "ours"]
+            style, x = styles[quantity], [row["block"] for row in local]
+            draw_intervals(axes, x, [(row["ci_low"], row["ci_high"]) for row in local], style.colour, along="y")
+            axes.plot(x, [row["value"] for row in local], color=style.colour, marker=style.marker, clip_on=False)
+            read = [row for row in selected if row["origin"] == "published"]
             draw_published(axes, [row["block"] for row in read], [row["value"] for row in read])
             block_axis(axes, rows.rows[0]["blocks"])
             axes.set_xlim(left=min(0.5, min(rows.values("block")) - 0.2))
-            numbers[quantity] = count([row["n"] for row in own], unit)
+            numbers[quantity] = count([row["n"] for row in local], unit)
         margin.set(ylim=(-0.02, 1.02), ylabel="mean margin")
         metrics = [row["metric"] for row in rows.rows if row["quantity"] == SCORE and row["origin"] == "ours"]
         score.set(ylim=(-2, 102), ylabel=metrics[0] if metrics else "no static exit was run")

@@ -1,4 +1,4 @@
-"""Contrastive gates against the softmax gate by the first block asked (PRUNE figures 6 and 7)."""
+"""Contrastive gates against the softmax gate by the first gated block (PRUNE figures 6 and 7)."""
 
 from functools import partial
 

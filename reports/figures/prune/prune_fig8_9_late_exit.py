@@ -1,4 +1,4 @@
-"""Score, FLOPs and speed where the gates are first asked late (PRUNE figures 8 and 9)."""
+"""Score, FLOPs and speed with a late first gated block (PRUNE figures 8 and 9)."""
 
 from functools import partial
 

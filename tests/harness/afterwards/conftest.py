@@ -1,4 +1,4 @@
-"""A suite that was run: what is asked of stored results starts from it."""
+"""Fixture of a finished suite, from which tests of stored results start."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ kinds = ["quality"]
 
 @pytest.fixture(scope="session")
 def finished(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of runs whose suite is done; its log names the checkpoint, as that of `run` does."""
+    """Return a folder of runs with a finished suite; its log names the checkpoint, like that of `run`."""
     runs = tmp_path_factory.mktemp("again")
     (runs / "suite.toml").write_text(SUITE.format(model=worded_model))
     (group,) = make_plan(load_suite(runs / "suite.toml"), runs / "spool", runs / "models", None).groups

@@ -1,4 +1,4 @@
-"""Small random models with a tokenizer of bytes, and tasks of lm-eval over local files."""
+"""Fixtures of small random models with a byte tokenizer, and of lm-eval tasks over local files."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _tokenizer(*, ends: bool) -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="session")
 def toy_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A random decoder-only model and a random encoder-decoder, whose blocks disagree."""
+    """Return folders of a random decoder-only and a random encoder-decoder model whose blocks disagree."""
     torch.manual_seed(3)
     root = tmp_path_factory.mktemp("toys")
     causal, seq2seq = _tokenizer(ends=False), _tokenizer(ends=True)
@@ -112,7 +112,7 @@ def toy_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def toy_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of the tasks' YAML, with its files in whole paths."""
+    """Return the folder of the tasks' YAML, with absolute paths of data files."""
     root = tmp_path_factory.mktemp("tasks")
     for split, n, seed in (("test", 7, 1), ("train", 4, 2)):
         lines = [json.dumps(record) for record in records(n, seed)]

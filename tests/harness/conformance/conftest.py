@@ -1,4 +1,4 @@
-"""The distribution `exit-broken`, which brings methods that break contracts."""
+"""Fixtures of the distribution `exit-broken`, whose methods break contracts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ absent = exit_broken:Absent
 
 @pytest.fixture(scope="session")
 def broken() -> ModuleType:
-    """The module `exit_broken.py`, which tests cannot import by name."""
+    """Return the module `exit_broken.py`, which tests cannot import by name."""
     spec = importlib.util.spec_from_file_location("exit_broken", _SOURCE)
     assert spec is not None and spec.loader is not None
     module = sys.modules["exit_broken"] = importlib.util.module_from_spec(spec)
@@ -33,7 +33,7 @@ def broken() -> ModuleType:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder on the path of new processes with what installing a wheel of `exit_broken.py` leaves behind."""
+    """Return a folder with the files of an installed wheel of `exit_broken.py`, on the path of new processes."""
     folder = tmp_path / "site"
     info = folder / "exit_broken-1.0.dist-info"
     info.mkdir(parents=True)

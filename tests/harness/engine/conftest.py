@@ -1,4 +1,4 @@
-"""Small random checkpoints of every supported family, saved as transformers saves them."""
+"""Fixtures of small random checkpoints of every supported family, as saved by transformers."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def _t5(**options: Any) -> Any:
 
 
 def _untied(reference: Any, *, is_said: bool = True) -> Any:
-    """An encoder-decoder with a head of its own."""
+    """Return an encoder-decoder with an untied LM head."""
     if is_said:
-        reference.config.tie_word_embeddings = False  # the constructor only stops scaling
+        reference.config.tie_word_embeddings = False  # in the constructor it would only disable scaling
     reference.lm_head.weight = torch.nn.Parameter(torch.empty_like(reference.shared.weight))
     return reference
 
@@ -97,23 +97,22 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         transformers.SmolLM3Config(**LLAMA, no_rope_layers=[1, 0, 1, 1, 0], tie_word_embeddings=False)
     ),
     "olmo2": lambda: transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**LLAMA)),
-    # umT5 scales where the configuration says tied, which its class always does.
+    # umT5 scales if the configuration says tied, which its class always sets.
     "umt5": lambda: _untied(transformers.UMT5ForConditionalGeneration(transformers.UMT5Config(**T5)), is_said=False),
 }
 
 PLACED = ("t5", "umt5", "llama", "smollm3", "gpt2")
-"""One for each way in which a block learns where a token stands: biases that blocks share or have each, rotations in
-all blocks or in some, an embedding. What moves rows and positions of a cache needs no others: what a block computes is
-compared for all.
+"""One family per kind of position encoding: biases shared by blocks or per block, rotations in all blocks or in some,
+an embedding. Tests that move rows and positions of a cache need only these; tests of what a block computes use all.
 """
 
 
 def randomise(reference: Any, seed: int) -> None:
-    """Give every parameter, norms and biases included, a value that matters to the logits."""
+    """Set every parameter, including norms and biases, to random values that affect the logits."""
     generator = torch.Generator().manual_seed(seed)
     embeds = ["shared", "embed_tokens", "wte"]
     if reference.config.model_type == "umt5":
-        embeds.append("lm_head")  # of states that are scaled as for a tied one
+        embeds.append("lm_head")  # its states are scaled as for a tied head
     for name, parameter in reference.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if parameter.dim() == 1:  # norms and biases
@@ -125,7 +124,7 @@ def randomise(reference: Any, seed: int) -> None:
 
 
 def padded(prompts: list[list[int]], left: bool) -> dict[str, Tensor]:
-    """Token ids and mask of prompts of mixed length."""
+    """Return token ids and mask of prompts of mixed length."""
     longest = max(map(len, prompts))
     rows, masks = [], []
     for prompt in prompts:
@@ -138,7 +137,7 @@ def padded(prompts: list[list[int]], left: bool) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Twin:
-    """One checkpoint in transformers (the reference) and in the engine."""
+    """Checkpoint loaded in transformers (the reference) and in the engine."""
 
     reference: Any
     folder: Path
@@ -149,11 +148,11 @@ class Twin:
         return bool(self.reference.config.is_encoder_decoder)
 
     def padded(self, prompts: list[list[int]]) -> dict[str, Tensor]:
-        """Prompts as transformers wants them: input_ids and attention_mask [B, S]; decoder-only on the left."""
+        """Return transformers' inputs, input_ids and attention_mask [B, S]; left-padded for decoder-only models."""
         return padded(prompts, left=not self.is_seq2seq)
 
     def reference_logits(self, prompt: list[int], answer: list[int]) -> Tensor:
-        """Logits of one row that choose each answer token, without any cache, [answer, V]."""
+        """Return one row's logits for each answer token, computed without a cache, [answer, V]."""
         if self.is_seq2seq:
             decoder = torch.tensor([[self.checkpoint.start_id, *answer[:-1]]])
             return self.reference(input_ids=torch.tensor([prompt]), decoder_input_ids=decoder).logits[0]
@@ -163,7 +162,7 @@ class Twin:
 
 @pytest.fixture(scope="session")
 def twin(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Twin]:
-    """A family's checkpoint by name, made once."""
+    """Return a function that gives a family's checkpoint by name, built once."""
     made: dict[str, Twin] = {}
 
     def get(family: str) -> Twin:
@@ -179,14 +178,14 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Twin]:
 
 
 def save(reference: Any, folder: Path, eos: list[int]) -> None:
-    """Write the checkpoint with these end-of-sequence tokens."""
+    """Save the checkpoint with these end-of-sequence tokens."""
     reference.config.eos_token_id = eos
     reference.generation_config.eos_token_id = eos
     reference.save_pretrained(folder)
 
 
 def _common_tokens(reference: Any) -> list[int]:
-    """Tokens that greedy answers contain at many different places: as ends of sequence they give uneven lengths."""
+    """Return tokens at many positions of greedy answers; as end-of-sequence tokens they give uneven lengths."""
     reference.generation_config.eos_token_id = None
     prompts = padded(random_prompts(200, seed=PROMPT_SEED)[:12], left=not reference.config.is_encoder_decoder)
     out = reference.generate(**prompts, max_new_tokens=12, do_sample=False, use_cache=False, pad_token_id=PAD)
@@ -199,7 +198,7 @@ def _common_tokens(reference: Any) -> list[int]:
 
 
 def random_prompts(count: int, seed: int) -> list[list[int]]:
-    """Prompts of mixed length, 1..17 tokens."""
+    """Return random prompts of mixed length, 1..17 tokens."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 18, (count,), generator=generator).tolist()
     return [torch.randint(FIRST_WORD, VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
@@ -207,19 +206,19 @@ def random_prompts(count: int, seed: int) -> list[list[int]]:
 
 @pytest.fixture(scope="session")
 def prompts() -> list[list[int]]:
-    """200 prompts of mixed length."""
+    """Return 200 prompts of mixed length."""
     return random_prompts(200, seed=PROMPT_SEED)
 
 
 @pytest.fixture(params=FAMILIES)
 def family(request: pytest.FixtureRequest, twin: Callable[[str], Twin]) -> Twin:
-    """Each family in turn."""
+    """Return each family in turn."""
     return twin(request.param)
 
 
 @pytest.fixture(params=PLACED)
 def placed(request: pytest.FixtureRequest, twin: Callable[[str], Twin]) -> Twin:
-    """Each of `PLACED` in turn."""
+    """Return each family of `PLACED` in turn."""
     return twin(request.param)
 
 

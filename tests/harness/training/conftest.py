@@ -1,4 +1,4 @@
-"""A recipe that trains in a second, its data, and tiny models of transformers."""
+"""Fixtures of a recipe that trains in a second, its data, and tiny transformers models."""
 
 import gzip
 import random
@@ -59,7 +59,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    """Sentences of three phrases, translated phrase by phrase; two training lines are in the validation file too."""
+    """Return a data folder: sentences of three phrases and translations; two training lines are also in validation."""
     folder = tmp_path / "data"
     folder.mkdir()
     triples = [(i, j, k) for i in range(3) for j in range(3, 6) for k in range(6, 8)] * 2
@@ -75,7 +75,7 @@ def data_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def write_recipe(tmp_path: Path) -> Callable[..., Path]:
-    """Write the tiny recipe with some of its text replaced."""
+    """Return a function that writes the tiny recipe with some of its text replaced."""
 
     def write(*changes: tuple[str, str]) -> Path:
         text = RECIPE

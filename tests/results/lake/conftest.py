@@ -1,4 +1,4 @@
-"""A lake of the small example, and what compares it with its database."""
+"""Fixtures of a lake of the small example, and of its comparison with the database."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,27 +13,27 @@ Rows = dict[str, list[str]]
 
 
 def rows(database: Database) -> Rows:
-    """Every table's rows, in one order; `schema_version` says when a database was made."""
+    """Return the sorted rows of every table except `schema_version`, which has the date of creation."""
     names = [name for name in declared_tables() if name != "schema_version"]
     return {name: sorted(map(repr, database.duck.execute(f"FROM {quoted(name)}").fetchall())) for name in names}
 
 
 @pytest.fixture(scope="session")
 def rows_by_table() -> Callable[[Database], Rows]:
-    """What a database or a lake has."""
+    """Return a function that gives the rows of a database or a lake by table."""
     return rows
 
 
 @pytest.fixture(scope="session")
 def few_rows(few_database: Path) -> Rows:
-    """What the small example's database has."""
+    """Return the rows of the small example's database."""
     with open_database(few_database) as database:
         return rows(database)
 
 
 @pytest.fixture(scope="session")
 def few_lake(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small example as a lake. Read only."""
+    """Return the small example as a read-only lake."""
     pytest.importorskip("deltalake", reason="deltalake is not installed (pip install 'exitbench[lake]')")
     lake = tmp_path_factory.mktemp("few-lake") / "lake"
     with open_database(few_database) as database:

@@ -1,4 +1,4 @@
-"""Small random classifiers of every family of encoders."""
+"""Fixtures of small random classifiers of every encoder family."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ CONFIGS: dict[str, Callable[..., Any]] = {
 
 @pytest.fixture(scope="session")
 def classifier() -> Callable[..., Any]:
-    """Makes a random classifier of a family, whose parts all matter; options are those of its configuration."""
+    """Return a function that builds a random classifier of a family; its options go to the configuration."""
 
     def make(name: str, num_labels: int = 3, **options: Any) -> Any:
         with torch.random.fork_rng(devices=[]):
@@ -74,7 +74,7 @@ def classifier() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def padded_batch() -> tuple[Tensor, Tensor]:
-    """Token ids and mask of five texts, three of them shorter."""
+    """Return token ids and mask of five texts, three of them shorter."""
     generator = torch.Generator().manual_seed(2)
     ids_BT = torch.randint(5, VOCABULARY, (5, 12), generator=generator)
     mask_BT = torch.ones_like(ids_BT)

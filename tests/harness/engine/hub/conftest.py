@@ -1,4 +1,4 @@
-"""A hub of one model on this machine: an HTTP server that speaks as much of the protocol as huggingface_hub asks."""
+"""Local hub of one model: an HTTP server with the part of the protocol that huggingface_hub uses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from exitbench.tasks.builtin.corpus import build_tokenizer
 NAME = "somebody/tiny-llama"
 FIRST, SECOND = "1" * 40, "2" * 40
 PADDED_ROWS = 7
-"""Rows of the embedding that no token has."""
+"""Number of rows of the embedding without a token."""
 TOKEN = "hf_let_me_in"
 EVIL = "open({ran!r}, 'w')\nclass Config: pass\nclass Model: pass\nclass Evil: pass\n"
 
@@ -45,28 +45,28 @@ DECOYS = (
     "../../vocab.txt",
     "..\\tokenizer_config.json",
 )
-"""What repositories have besides, and what no repository should."""
+"""Other files that repositories have, and files that no repository should have."""
 
 Files = dict[str, bytes]
 
 
 @dataclass
 class Hub:
-    """What the server has, and what it was asked for.
+    """State of the server: its files, faults to simulate, and the requests it received.
 
     Attributes:
         commits: Files of each commit.
-        refs: Where branches and tags are.
-        gated: Whether files are for those who accepted terms, who have `TOKEN`.
-        asked: Every request: its method and path.
-        cut: Of which file only half is sent, and whether it is cut each time it is asked for.
-        answers: What the API says of a model in place of what it would.
-        headers: What is sent in place of the headers of a file, by its name.
-        listing: What the API lists of a file in place of what it would, by its name.
-        ranges: Which parts of files were asked for.
-        tokens_elsewhere: What the server of large files was told of who asks.
-        endpoint: Of the hub.
-        elsewhere: Of the server of large files.
+        refs: Commit of each branch and tag.
+        gated: Whether files require `TOKEN`, as after accepting terms.
+        asked: Method and path of every request.
+        cut: File of which only half is sent, and whether at every request.
+        answers: Overrides of the API's answer on a model.
+        headers: Overrides of a file's headers, by file name.
+        listing: Overrides of the API's listing of a file, by file name.
+        ranges: Requested ranges of files.
+        tokens_elsewhere: Credentials received by the server of large files.
+        endpoint: URL of the hub.
+        elsewhere: URL of the server of large files.
     """
 
     commits: dict[str, Files]
@@ -85,12 +85,12 @@ class Hub:
 
     @property
     def files(self) -> Files:
-        """Of the newest commit."""
+        """Return the files of the newest commit."""
         return self.commits[self.refs["main"]]
 
     @property
     def requested(self) -> set[str]:
-        """Names of files that anybody asked for, by any method."""
+        """Return the names of all requested files, by any HTTP method."""
         of_file = (re.search(r"/resolve/[^/]+/(.*)", path) for _, path in self.asked)
         return {found.group(1) for found in of_file if found}
 
@@ -147,7 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(404, "EntryNotFound", {"X-Repo-Commit": commit})
         if not name.endswith(".safetensors"):
             return self._send_file(files, name, {"X-Repo-Commit": commit})
-        # Large files lie elsewhere.
+        # Large files are on another server.
         content = files[name]
         self._send(
             b"",
@@ -178,7 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"Content-Length": str(len(content)), **headers}
         for key, value in {**headers, **self.hub.headers.get(self.path.split("/")[-1], {})}.items():
             self.send_header(key, value)
-        self.send_header("Connection", "close")  # so that a server that is stopped answers nobody
+        self.send_header("Connection", "close")  # so that a stopped server answers no requests
         self.end_headers()
         if self.command == "HEAD":
             return
@@ -196,7 +196,7 @@ def _described(content: bytes) -> dict[str, Any]:
 
 
 def _saved(folder: Path) -> Files:
-    """A sharded checkpoint in bfloat16 with tied weights, several end tokens, added tokens and rows without a token."""
+    """Save a sharded bfloat16 checkpoint: tied weights, several end tokens, added tokens, spare embedding rows."""
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=build_tokenizer(), pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
     )
@@ -217,7 +217,7 @@ def _saved(folder: Path) -> Files:
         auto_map={"AutoConfig": "modeling_evil.Config", "AutoModelForCausalLM": "modeling_evil.Model"},
     )
     model = LlamaForCausalLM(config).to(torch.bfloat16)
-    model.get_input_embeddings().weight.data[-PADDED_ROWS:] *= 30  # so that answers have them
+    model.get_input_embeddings().weight.data[-PADDED_ROWS:] *= 30  # so that answers contain them
     model.generation_config.eos_token_id = [1, len(tokenizer) - 1]
     model.save_pretrained(folder, max_shard_size="3KB")
     return {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -225,13 +225,13 @@ def _saved(folder: Path) -> Files:
 
 @pytest.fixture(scope="session")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """The files of a checkpoint, and nothing else."""
+    """Return the files of a checkpoint, without others."""
     return _saved(tmp_path_factory.mktemp("published"))
 
 
 @pytest.fixture
 def hub(published: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """The server, asked by this process and its children; the cache is empty. Tests need the mark `allow_hosts`."""
+    """Yield the server, used by this process and its children, with an empty cache; needs the mark `allow_hosts`."""
     code = EVIL.format(ran=str(tmp_path / "RAN")).encode()
     decoys = {name: code for name in DECOYS}
     commits = {FIRST: {**published, **decoys}, SECOND: {**published, **decoys, "README.md": b"another text"}}
@@ -260,7 +260,7 @@ def hub(published: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    # The same for children, which read the environment.
+    # The same for child processes, which read the environment.
     monkeypatch.setenv("HF_ENDPOINT", served.endpoint)
     monkeypatch.setenv("HF_HUB_CACHE", str(cache))
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):

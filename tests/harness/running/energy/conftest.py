@@ -1,4 +1,4 @@
-"""A folder laid out as /sys/class/powercap is, whose counters a test moves."""
+"""Fixtures of a folder like /sys/class/powercap, whose counters a test advances."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,12 +8,12 @@ import pytest
 
 @dataclass(frozen=True)
 class Powercap:
-    """Zones below a folder of the test's own."""
+    """Powercap zones below a temporary folder."""
 
     root: Path
 
     def zone(self, zone: str, name: str, energy_uj: int | str, range_uj: int | str = 262_143_328_850) -> Path:
-        """Make a zone, or say anew what it holds."""
+        """Create a zone, or set its counter."""
         folder = self.root / zone
         folder.mkdir(parents=True, exist_ok=True)
         for file, value in (("name", name), ("energy_uj", energy_uj), ("max_energy_range_uj", range_uj)):
@@ -21,7 +21,7 @@ class Powercap:
         return folder
 
     def add(self, zone: str, uj: int) -> None:
-        """Let a counter move, round its range."""
+        """Advance a counter, which wraps at its range."""
         file = self.root / zone / "energy_uj"
         range_uj = int((self.root / zone / "max_energy_range_uj").read_text())
         file.write_text(f"{(int(file.read_text()) + uj) % range_uj}\n")
@@ -29,19 +29,19 @@ class Powercap:
 
 @pytest.fixture
 def zones(tmp_path: Path) -> Powercap:
-    """No zone yet."""
+    """Return a powercap folder without zones."""
     (tmp_path / "powercap").mkdir()
     return Powercap(tmp_path / "powercap")
 
 
 @pytest.fixture
 def server(zones: Powercap) -> Powercap:
-    """Two packages, of which one has memory of its own; parts of a package, and the first package once more by MMIO."""
+    """Return zones of two packages, one with a dram zone; parts of a package, and the first package again by MMIO."""
     zones.zone("intel-rapl:0", "package-0", 1_000)
     zones.zone("intel-rapl:0:0", "core", 700)
     zones.zone("intel-rapl:0:1", "dram", 50, 65_712_999_613)
     zones.zone("intel-rapl:1", "package-1", 2_000)
     zones.zone("intel-rapl:2", "psys", 9_000)
     zones.zone("intel-rapl-mmio:0", "package-0", 1_000)
-    (zones.root / "intel-rapl").mkdir()  # the driver itself
+    (zones.root / "intel-rapl").mkdir()  # the driver's folder
     return zones

@@ -1,4 +1,4 @@
-"""A group of three cells, and a worker that does what a test says."""
+"""Fixtures of a group of three cells, and of a worker whose behaviour a test sets."""
 
 import sys
 import textwrap
@@ -98,7 +98,7 @@ def die(code, last):
 
 @pytest.fixture
 def spec(tmp_path: Path) -> WorkerSpec:
-    """Three cells, named one, two, three."""
+    """Return three cells, named one, two, three."""
     items = tuple(
         CellJob(replace(CELL, seed=seed), label, DataRequest("squad", "builtin", "test"))
         for seed, label in enumerate(("one", "two", "three"))
@@ -108,7 +108,7 @@ def spec(tmp_path: Path) -> WorkerSpec:
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Callable[[str, str], tuple[str, ...]]:
-    """A worker that does something of its own in the cell of one label."""
+    """Return a function that gives a worker's command, with special behaviour in one cell."""
 
     def make(label: str, does: str) -> tuple[str, ...]:
         body = WORKER + textwrap.dedent(f"""\

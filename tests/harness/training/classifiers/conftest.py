@@ -1,4 +1,4 @@
-"""A classifier that trains in a second, its sentences, and what is made of both."""
+"""Fixtures of a classifier that trains in a second, and its sentences."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -50,7 +50,7 @@ WORDS = ("a fine film", "a dull film", "fine acting", "dull acting", "so fine", 
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    """SST-2's form: sentences that say `fine` or `dull`; those of `dev.tsv` are none of `train.tsv`."""
+    """Return a folder in SST-2's format: sentences with `fine` or `dull`; `dev.tsv` and `train.tsv` are disjoint."""
     folder = tmp_path / "data"
     folder.mkdir()
     for name, ending in (("train", "to see"), ("dev", "to hear")):
@@ -63,7 +63,7 @@ def data_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def write_recipe(tmp_path: Path) -> Callable[..., Path]:
-    """Write the tiny recipe with some of its text replaced."""
+    """Return a function that writes the tiny recipe with some of its text replaced."""
 
     def write(*changes: tuple[str, str], name: str = "tiny") -> Path:
         text = RECIPE.replace('"tiny"', f'"{name}"')
