@@ -11,7 +11,10 @@ CAPTION = (
     "shown to be at most δ with confidence 1 - ε is chosen, and checked on documents that calibration did not see. "
     "Needed: how many documents it takes to show that of a level that failed, if its loss stays what it was here."
 )
-EMPTY = "No calibration yet: run `nox -s bench`, or `exitbench run --kinds calibration` with any suite that has a [[calibration]]."
+EMPTY = (
+    "No calibration yet: run `nox -s bench`, or `exitbench run --kinds calibration` with any suite that has a "
+    "[[calibration]]."
+)
 
 
 def _held_out_cell(row: Row) -> Cell:

@@ -25,8 +25,8 @@ CAPTION = (
     "side. Bars are 95 % intervals over documents."
 )
 EMPTY = (
-    "No calibration yet: run `nox -s bench`, or `exitbench run --kinds calibration` with any suite that has a [[calibration]]; "
-    "fitted thresholds come with any method whose `rule` is `epsilon`."
+    "No calibration yet: run `nox -s bench`, or `exitbench run --kinds calibration` with any suite that has a "
+    "[[calibration]]; fitted thresholds come with any method whose `rule` is `epsilon`."
 )
 
 _SMALLEST = 1e-4  # smaller p-values are drawn here
