@@ -6,13 +6,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import GenerationSettings, ModelRef
 from exitbench.harness.engine.checkpoints.digest import Description
 from exitbench.harness.engine.checkpoints.generation_config import not_applied
 from exitbench.harness.planning.entries.task import TaskEntry
+
+if TYPE_CHECKING:
+    from exitbench.harness.engine.checkpoints.digest import Description
+    from exitbench.harness.planning.expand import CellTemplate
 
 
 def resolve(entry: TaskEntry, folder: Path, description: Description) -> GenerationSettings:
@@ -116,3 +120,28 @@ def _has_chat_template(folder: Path) -> bool:
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(config, dict) and bool(config.get("chat_template"))
+
+
+def check_answers(drafts: Sequence[CellTemplate], description: Description) -> None:
+    """Check the cells of one model.
+
+    Raises:
+        UserError: The model cannot give the answers that a task requires, or a method cannot run on it; names the
+            suite's line.
+    """
+    for draft in drafts:
+        work, task = draft.task.work, draft.task.data.task_object
+        try:
+            work.check_model(task, description)
+        except UserError as error:
+            raise UserError(f"{draft.task.where}: {error}") from None
+        if draft.kind not in work.kinds or (draft.record is not None and not work.records):
+            what = draft.kind if draft.record is None else f"'record' of a {draft.kind}"
+            raise UserError(
+                f"{draft.where}: {what} is for models that generate, and {draft.model.name!r} is a classifier; "
+                f"allowed kinds: {', '.join(work.kinds)}."
+            )
+        try:
+            work.check_method(draft.method, description)
+        except UserError as error:
+            raise UserError(f"{draft.where}: {error}") from None

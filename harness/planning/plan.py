@@ -30,12 +30,10 @@ from exitbench.harness.engine.checkpoints.device_maps import resolve_device_map,
 from exitbench.harness.engine.checkpoints.digest import Description, inspect_checkpoint
 from exitbench.harness.engine.checkpoints.exit_head_files import read_exit_blocks
 from exitbench.harness.engine.checkpoints.hub import HubName, Located, find
-from exitbench.harness.planning.answer_checks import check_answers
-from exitbench.harness.planning.apart import require_apart
+from exitbench.harness.planning.data_checks import require_apart, require_learned
 from exitbench.harness.planning.entries.task import TaskEntry
 from exitbench.harness.planning.expand import CellTemplate, expand, is_certified, select
-from exitbench.harness.planning.generation_checks import remarks, resolve
-from exitbench.harness.planning.levels import require_learned
+from exitbench.harness.planning.generation_checks import check_answers, remarks, resolve
 from exitbench.harness.planning.retry import RETRIED, Retry, State
 from exitbench.harness.planning.stale import Predecessors
 from exitbench.harness.planning.suite import ModelEntry, Suite

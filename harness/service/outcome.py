@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from exitbench.harness.running.environment import available_cores
-from exitbench.harness.service.failures import failure_lines
 from exitbench.harness.service.folders import Runs
-from exitbench.terminal import number_of, tell
+from exitbench.results.database.connection import open_database
+from exitbench.terminal import number_of, tell, without_middle
 
-if TYPE_CHECKING:  # `exitbench report` uses this module and loads no torch
+if TYPE_CHECKING:
     from exitbench.harness.planning.plan import Plan
     from exitbench.harness.service.options import RunOptions
     from exitbench.harness.service.running import SuiteRun
     from exitbench.reports import ReportSummary
+
 
 EXAMPLE_QUERY = "SELECT model, task_label, method, params, round(value, 1) AS value FROM frontier ORDER BY ALL"
 LEFT_OUT_QUERY = """
@@ -107,3 +109,34 @@ def _print_failures(done: SuiteRun, runs: Runs, options: RunOptions) -> None:
         n_done = done.plan.states()["done"]
         verb = "is" if n_done == 1 else "are"
         tell(f"\nNothing to run: {number_of(n_done, 'cell')} {verb} done (--retry {options.retry}).")
+
+
+_MOST: Final = 8
+"""Maximum number of reasons shown; the database has all of them."""
+_WIDTH: Final = 300
+_REASONS: Final = """
+    SELECT status, coalesce(reason, 'no reason given') AS reason, count(*) AS cells,
+        min(printf('%s/%s/%s/%s', model, task_label, method, kind)) AS example
+    FROM failures WHERE list_contains($cell_ids, cell_id)
+    GROUP BY ALL ORDER BY cells DESC, status, reason
+"""
+
+
+def failure_lines(database: Path, cell_ids: Sequence[str]) -> list[str]:
+    """Return one line per distinct reason, the most frequent first: number of cells, an example, the reason.
+
+    Args:
+        database: The result database, with the cells' attempts.
+        cell_ids: Ids of failed cells.
+
+    Raises:
+        UserError: The database cannot be opened.
+    """
+    with open_database(database) as connected:
+        rows = connected.query(_REASONS, {"cell_ids": list(cell_ids)}).to_pylist()
+    lines = []
+    for row in rows[:_MOST]:
+        reason = without_middle(" ".join(row["reason"].split()), _WIDTH)
+        which = row["example"] if row["cells"] == 1 else f"{number_of(row['cells'], 'cell')}, such as {row['example']}"
+        lines.append(f"{which}: {row['status']}: {reason}")
+    return [*lines, *([f"and {number_of(len(rows) - _MOST, 'other reason')}"] if len(rows) > _MOST else [])]

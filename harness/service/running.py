@@ -13,14 +13,15 @@ from exitbench.harness.engine.checkpoints.device_maps import require_gpus
 from exitbench.harness.engine.checkpoints.hub import fetch, not_here
 from exitbench.harness.planning.contracts import failing, with_verdicts
 from exitbench.harness.planning.memory import ROOM, shortages
-from exitbench.harness.planning.plan import Group, Plan, resolve_device
+from exitbench.harness.planning.plan import Group, Plan, make_plan, resolve_device
+from exitbench.harness.planning.suite import Suite, load_suite
 from exitbench.harness.running.environment import available_cores
 from exitbench.harness.running.executors.base import Executor
 from exitbench.harness.running.executors.gpus import visible_gpus
 from exitbench.harness.running.executors.local import LocalExecutor
+from exitbench.harness.running.shard import part, require_apart
 from exitbench.harness.service.folders import Runs
 from exitbench.harness.service.options import RunOptions
-from exitbench.harness.service.planning import plan_suite
 from exitbench.harness.training import ensure_all_trained
 from exitbench.plugins import plugins_folder
 from exitbench.progress import Progress, progress
@@ -246,3 +247,23 @@ def _ingest_meanwhile(runs: Runs) -> tuple[str, ...]:
     except UserError as error:
         tell(f"The database is filled later: {error}")
         return ()
+
+
+def plan_suite(options: RunOptions) -> Plan:
+    """Return the plan of a run.
+
+    Raises:
+        UserError: The suite, its data or its models cannot be used.
+    """
+    runs = Runs(options.runs)
+    require_apart(options.shard)
+    plan = make_plan(
+        options.suite if isinstance(options.suite, Suite) else load_suite(options.suite),
+        runs.spool,
+        runs.models,
+        options.data_dir,
+        only=options.only,
+        limit=options.limit,
+        kinds=options.kinds,
+    )
+    return part(plan, options.shard)

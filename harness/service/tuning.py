@@ -24,9 +24,9 @@ from exitbench.harness.afterwards.tuning import (
     why_not_certified,
 )
 from exitbench.harness.planning.suite import Point, Suite, load_suite
-from exitbench.harness.service.failures import failure_lines
 from exitbench.harness.service.folders import Runs
 from exitbench.harness.service.options import RunOptions
+from exitbench.harness.service.outcome import failure_lines
 from exitbench.harness.service.running import run_suite
 from exitbench.reports.tables.text import conclusion
 from exitbench.results.database.connection import open_database

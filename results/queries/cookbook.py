@@ -24,7 +24,8 @@ Made by `exitbench sql --cookbook`; do not edit. Every query here is a saved one
     exitbench sql @near_ties --set margin=0.01 --set 'method=calm-*'
 
 `exitbench sql` lists the questions, `exitbench sql --queries near ties` those with these words. `label` has the
-parameters that tell a run from others of its method; filter by `threshold`, or by `name` and `value` of the view `parameters`.
+parameters that tell a run from others of its method; filter by `threshold`, or by `name` and `value` of the view
+`parameters`.
 
 Below parameters stand with their default values, so that a query can be pasted into anything that reads DuckDB files:
 

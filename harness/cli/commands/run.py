@@ -19,8 +19,7 @@ from exitbench.harness.reading.toml import Table
 from exitbench.harness.running.environment import available_cores
 from exitbench.harness.service.folders import Runs
 from exitbench.harness.service.outcome import print_outcome
-from exitbench.harness.service.planning import plan_suite
-from exitbench.harness.service.running import run_suite
+from exitbench.harness.service.running import plan_suite, run_suite
 from exitbench.harness.service.tuning import TuneOptions
 from exitbench.harness.service.tuning import tune as tune_setting
 from exitbench.harness.training import Recipe, ensure_all_trained, load_recipe, recipe_names

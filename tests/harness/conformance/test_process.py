@@ -13,8 +13,8 @@ from exitbench.harness.cells.cell import MethodRef
 from exitbench.harness.cli import main as cli
 from exitbench.harness.conformance import Verdict
 from exitbench.harness.conformance.process import examine_apart
-from exitbench.harness.planning import kept_verdicts as kept
-from exitbench.harness.planning.kept_verdicts import CACHE, Setting, verdicts
+from exitbench.harness.planning import contracts as kept
+from exitbench.harness.planning.contracts import CACHE, Setting, verdicts
 from exitbench.methods.registry import method_names
 
 

@@ -9,7 +9,7 @@ import duckdb
 import pytest
 
 from exitbench.results.database.connection import Database, open_database
-from exitbench.results.ingest.documents import fill_sql
+from exitbench.results.ingest.load import fill_sql
 from exitbench.results.queries import saved_query
 from exitbench.results.tables import TABLES
 

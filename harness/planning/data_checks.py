@@ -1,17 +1,22 @@
-"""Train/test separation: documents for fitting or calibration are disjoint from those for measurement.
+"""Checks of a plan's data: training and measurement are apart, and models are measured at the level they learned.
+
+Documents for fitting or calibration are disjoint from those for measurement.
 
 Two documents are the same if their prompts are: a repeated record has different ids in different files, and greedy
 decoding gives one answer per prompt, so a loss against full depth's text does not depend on the references.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.corpus import Corpus
 from exitbench.harness.cells.job import DataRequest
+from exitbench.harness.planning.entries.task import TaskEntry
 from exitbench.harness.planning.expand import CellTemplate
+from exitbench.harness.planning.suite import ModelEntry
+from exitbench.harness.training import Recipe
 from exitbench.terminal import visible, without_middle
 
 _MAX_SHOWN_DOCUMENTS: Final = 3
@@ -76,3 +81,26 @@ def _refusal(draft: CellTemplate, other: DataRequest, use: str, data_dir: Path |
         "of what is fitted or calibrated on, and counts them.",
     ]
     return UserError("\n".join(lines))
+
+
+def require_learned(model: ModelEntry, recipe: Recipe, tasks: Iterable[TaskEntry]) -> None:
+    """Check that a model was trained on the levels that it is measured on.
+
+    Raises:
+        UserError: The model was trained on other levels of the same task.
+    """
+    for task in tasks:
+        learned = _levels(recipe, task.data.task)
+        if task.data.source == "builtin" and learned and task.data.level not in learned:
+            allowed = " or ".join(f"level = {level}" for level in sorted(learned))
+            raise UserError(
+                f"{task.where}: level is {task.data.level}, but model {model.name!r} (recipe {recipe.name!r}) learned "
+                f"{task.data.task} at another. Allowed: {allowed}; or a model whose recipe has "
+                f"`level = {task.data.level}` where it trains on {task.data.task}."
+            )
+
+
+def _levels(recipe: Recipe, task: str) -> set[int]:
+    """Return the levels of a task in the training data of a recipe and of the recipes that it starts from."""
+    levels = {source.level for source in recipe.train if (source.task, source.source) == (task, "builtin")}
+    return levels | (_levels(recipe.first, task) if recipe.first is not None else set())
