@@ -189,7 +189,7 @@ def load_checkpoint(
             weights do not fit into the device's free memory.
 
     Examples:
-        >>> checkpoint = load_checkpoint(Path("models/gpt2"), torch.bfloat16)
+        >>> checkpoint = load_checkpoint(Path("models/mine"), torch.bfloat16)
         >>> checkpoint.engine, checkpoint.kind, checkpoint.model.n_blocks
         ('lean', 'causal', 12)
     """

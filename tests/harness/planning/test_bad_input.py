@@ -161,9 +161,8 @@ def test_device_cuda_needs_a_gpu_to_run_here(
 
 LONG = "a" * 5000
 OF_ARGUMENTS = {
-    "rnu": (["rnu"], "there is no command 'rnu'. Did you mean 'run'? Allowed: annotate, ask, calibrate, check"),
+    "rnu": (["rnu"], "there is no command 'rnu'. Did you mean 'run'? Allowed: annotate, check, claims, compare"),
     "RUN": (["RUN"], "there is no command 'RUN'"),
-    "nothing": ([], "the following arguments are required: COMMAND"),
     "option": (["--verbose"], "See `exitbench --help`"),
     "run nothing": (["run"], "the following arguments are required: SUITE. See `exitbench run --help`"),
     "run option": (["run", "builtin", "--lmit", "3"], "unrecognized arguments: --lmit 3"),
@@ -193,7 +192,7 @@ OF_ARGUMENTS = {
     "suite long": (["plan", LONG], "File name too long"),
     "runs long": (["status", "--runs", LONG], "File name too long"),
     "list": (["list", "method"], "invalid choice: 'method'"),
-    "sql nothing": (["sql"], "There is no query"),
+    "sql nothing": (["sql", "--all"], "There is no query"),
     "sql format": (["sql", "SELECT 1", "--format", "xls"], "--format: invalid choice: 'xls'"),
     "sql both": (["sql", "--views", "--schema"], "not allowed with argument --views"),
     "sql with views": (["sql", "SELECT 1", "--views"], "--views: takes neither a query nor its options"),
