@@ -71,7 +71,7 @@ class Berxit(Thresholded, Asking):
         return LearnedCorrectness(fitted)
 
     def gate_fit_params(self) -> dict[str, Any]:
-        """What its training depends on."""
+        """Return the parameters that its training depends on."""
         return {"epochs": self.epochs, "learning_rate": self.learning_rate, "fit_seed": self.fit_seed}
 
     def fit_gate(self, seen: FitData, unseen: FitData, on_progress: Callable[[float], None]) -> Fitted:

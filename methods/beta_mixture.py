@@ -62,7 +62,7 @@ def adaptive_threshold(
 
 
 def _tells_apart(score_N: Tensor, agrees_N: Tensor) -> bool:
-    """Whether agreeing tokens are surer than the others beyond chance (Welch's statistic of the two means)."""
+    """Return whether agreeing tokens score higher than the others beyond chance (Welch's statistic of the means)."""
     agreeing, others = score_N[agrees_N], score_N[~agrees_N]
     if len(agreeing) < 2 or len(others) < 2:
         return False
@@ -93,7 +93,7 @@ def _level(mean_K: Tensor, variance_K: Tensor, default: float) -> float:
 
 
 def _log_density(x_N: Tensor, alpha_K: Tensor, beta_K: Tensor) -> Tensor:
-    """Of each number under each Beta distribution, [N, K]."""
+    """Return the log-density of each number under each Beta distribution, [N, K]."""
     x_N1 = x_N[:, None]
     norm_K = torch.lgamma(alpha_K + beta_K) - torch.lgamma(alpha_K) - torch.lgamma(beta_K)
     return (alpha_K - 1) * x_N1.log() + (beta_K - 1) * torch.log1p(-x_N1) + norm_K

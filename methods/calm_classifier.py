@@ -31,7 +31,7 @@ class Classifier(Gate):
         return exit_probability(self.network(view.model.final_normed(view.hidden_AD).float()))
 
     def cost(self, model: Model, asked: Sequence[int]) -> Cost:
-        """One network a block."""
+        """Return the cost of one network per block."""
         d = model.d_model
         numel = (2 * d if self.kind == "linear" else d * d + 2 * d) * len(asked)
         return Cost(matmul_flops=2 * numel, elementwise_flops=4 * d * len(asked), read_numel=numel)

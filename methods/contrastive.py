@@ -65,7 +65,7 @@ class Contrast(Gate):
 
     @property
     def why_no_log_p(self) -> str | None:
-        """Why the emission's vector is no distribution over the vocabulary."""
+        """Return why the emitted vector is no distribution over the vocabulary."""
         if self.emit_score == "lcd":
             return "emit_score = 'lcd' gives tokens outside the plausible set no probability"
         if self.emit_score == "dcd" and self.mass == "one":

@@ -88,7 +88,7 @@ class ExitHeads(Thresholded):
             )
 
     def blocks(self, n_blocks: int) -> frozenset[int]:
-        """Those with a head."""
+        """Return the blocks with a head."""
         return frozenset(self.exit_blocks)
 
     def make_head(self) -> Head:

@@ -108,7 +108,7 @@ class TrainedGate(Gated):
 
 @dataclass(frozen=True)
 class Examples:
-    """What a network is taught: features and labels (1: this block is right) of every block trained on."""
+    """Training examples of a network: features and labels (1: this block is right) of every block trained on."""
 
     features_MNF: Tensor
     right_MN: Tensor

@@ -74,11 +74,11 @@ class Free(Method):
         return Parts(SoftmaxMargin(), Constant(level), LMHead(), policy, frozenset({self.exit_layer}))
 
     def score_params(self) -> dict[str, Any]:
-        """Where the margin is taken."""
+        """Return the exit layer, where the margin is computed."""
         return {"exit_layer": self.exit_layer}
 
     def fit_params(self) -> dict[str, Any]:
-        """Those of the adaptive rules, whose threshold may stay as it is configured."""
+        """Return the parameters of the adaptive rules, whose threshold may stay as configured."""
         if self.rule == "constant":
             return {}
         return {"exit_layer": self.exit_layer, "threshold": self.threshold, "rule": self.rule}

@@ -56,7 +56,7 @@ class Gating(Skipping):
 
     @abstractmethod
     def threshold_rule(self, fitted: Mapping[str, Tensor]) -> Threshold:
-        """What the score is compared with."""
+        """Return the threshold that the score is compared with."""
 
     def make_head(self) -> Head:
         """The head: the model's own."""
@@ -119,7 +119,7 @@ class Thresholded(Gating):
         return Constant(self.level(self.threshold))
 
     def unused_params(self) -> frozenset[str]:
-        """What the other rules look at."""
+        """Return the parameters that only the other rules read."""
         looked_at = {"constant": "threshold", "per-block": "levels", "epsilon": "epsilon"}
         return super().unused_params() | {name for rule, name in looked_at.items() if rule != self.rule}
 
@@ -137,7 +137,7 @@ class Thresholded(Gating):
         return Fitted({})
 
     def fit_params(self) -> dict[str, Any]:
-        """Those of the gate, and for rule epsilon all that its scores depend on."""
+        """Return the gate's fit parameters, and for rule epsilon all that its scores depend on."""
         asked = self.gate_fit_params()
         if self.rule != "epsilon":
             return asked

@@ -51,7 +51,7 @@ class SoftmaxMargin(Gate):
 
 
 class Masses(NamedTuple):
-    """What e^z can be of logits in intervals, relative to the largest of all.
+    """Bounds of e^z for logits in intervals, relative to the largest of all.
 
     ``first`` is the id of the largest lower end.
     The largest probability is no less than what ``first`` has with all others as large as they can be, and no more than

@@ -37,7 +37,7 @@ class LMHead(Head):
         return view.memory[known]
 
     def certified(self) -> Head | None:
-        """The same with bounds; None of heads derived from it, which read something else."""
+        """Return the head with bounds; None for subclasses, which read something else."""
         return BoundedLMHead() if type(self) is LMHead else None
 
 
@@ -60,7 +60,7 @@ class TrainedHead(LMHead):
         return model.exit_logits(block, hidden_AD) if block in model.exit_blocks else model.logits(hidden_AD)
 
     def cost_beyond_rows(self, model: Model, blocks: Sequence[int]) -> Cost:
-        """What trained heads multiply beyond as many rows of the LM head as the vocabulary has."""
+        """Return the cost of trained heads beyond the vocabulary's rows of the LM head."""
         trained = [block for block in blocks if block in model.exit_blocks]
         more = sum(model.exit_head_numel(block) - model.vocab_size * model.d_model for block in trained)
         return Cost(matmul_flops=2 * more, read_numel=more)

@@ -13,7 +13,7 @@ from exitbench.methods.base import Cost, DecoderCache, Drafting, KVPolicy, Model
 
 
 def projection_cost(model: Model, n_blocks: int) -> Cost:
-    """Keys and values of one token for so many blocks, projected from a state."""
+    """Return the cost of one token's keys and values in n blocks, projected from a state."""
     numel = n_blocks * 2 * model.kv_width * model.d_model
     return Cost(matmul_flops=2 * numel, read_numel=numel)
 
@@ -80,7 +80,7 @@ class Deferred(KVPolicy):
 
 
 class StateCopyLazy(Deferred):
-    """State copying put off until a block is next run: the same values, and none that nobody reads."""
+    """State copying deferred until a block is next run: the same values, without those that are never read."""
 
     name: ClassVar[str] = "state-copy-lazy"
     deferred: ClassVar[Literal["project", "run", "rerun"] | None] = "project"
@@ -158,7 +158,7 @@ class Rollback(Verified):
         self.bound = bound
 
     def rejects(self, logits_NV: Tensor, token_N: Tensor) -> Tensor:
-        """Where -log p_full(draft) > bound."""
+        """Return the mask of drafts with -log p_full(draft) > bound."""
         log_p_NV = torch.log_softmax(logits_NV.float(), dim=-1)
         return -log_p_NV.gather(1, token_N[:, None])[:, 0] > self.bound
 
@@ -184,7 +184,7 @@ class Speculation(Verified):
     name: ClassVar[str] = "self-speculation"
 
     def rejects(self, logits_NV: Tensor, token_N: Tensor) -> Tensor:
-        """Where the full model chooses another token."""
+        """Return the mask of drafts for which the full model chooses another token."""
         return argmax_token(logits_NV) != token_N
 
 

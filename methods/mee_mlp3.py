@@ -34,7 +34,7 @@ class LastThree(Gate):
         return exit_probability(self.network(states_AF.float()))
 
     def cost(self, model: Model, asked: Sequence[int]) -> Cost:
-        """One network a block from block 2 on."""
+        """Return the cost of one network per block, from block 2 on."""
         d, times = model.d_model, sum(block >= 2 for block in asked)
         numel = (3 * d * d + 2 * d) * times
         return Cost(matmul_flops=2 * numel, elementwise_flops=12 * d * times, read_numel=numel)

@@ -17,7 +17,7 @@ from exitbench.methods.thresholds import Constant
 
 
 class SteadyPrediction(Streak):
-    """How many blocks asked in a row gave the same label, or numbers each less than the tolerance from the last.
+    """Number of consecutive gated blocks with the same label, or with numbers within the tolerance of the one before.
 
     Args:
         tolerance: Of numbers.
@@ -45,14 +45,14 @@ class SteadyPrediction(Streak):
         return streak_A.amin().expand_as(streak_A) if self.whole_batch else streak_A
 
     def score_sql(self, asked: Sequence[int]) -> str | None:
-        """That of labels, where every row decides for itself."""
+        """Return the score of labels, where every row decides for itself."""
         return None if self.whole_batch else super().score_sql(asked)
 
 
 @register
 @dataclass(frozen=True)
 class Pabee(Asking):
-    """Exit when so many off-ramps in a row confirmed the prediction before theirs.
+    """Exit when `patience` consecutive off-ramps confirmed the prediction before theirs.
 
     A prediction confirmed so often has been made once more; counting starts at the first block asked.
     """

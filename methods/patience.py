@@ -14,14 +14,14 @@ from exitbench.methods.thresholds import Constant
 
 
 class Streak(Gate):
-    """How many blocks asked in a row, this one included, chose the same token: 1 after a change."""
+    """Number of consecutive gated blocks, this one included, that chose the same token: 1 after a change."""
 
     def said(self, view: BlockView) -> Tensor:
-        """What each row chooses, [A]."""
+        """Return each row's choice, [A]."""
         return view.best(view.logits_AK)
 
     def agree(self, said_A: Tensor, before_A: Tensor) -> Tensor:
-        """Whether each row chooses what it chose at the block asked before, [A]."""
+        """Return whether each row's choice equals that at the gated block before, [A]."""
         return said_A == before_A
 
     def score(self, view: BlockView) -> Tensor:
@@ -43,7 +43,7 @@ class Streak(Gate):
 @register
 @dataclass(frozen=True)
 class Patience(SoftmaxAsking):
-    """Exit when so many blocks in a row chose the same token; counting starts at the first block asked.
+    """Exit when `patience` consecutive blocks chose the same token; counting starts at the first gated block.
 
     The papers' formula asks for patience + 1 equal predictions, their sentence for patience.
     """

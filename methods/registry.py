@@ -73,7 +73,7 @@ def _discover() -> None:
 
 @contextlib.contextmanager
 def _set_aside(name: str, what: str) -> Iterator[None]:
-    """Of a method that is broken the others know nothing."""
+    """Keep a broken method apart, so that the others still load."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -139,9 +139,9 @@ def distribution(cls: type[Method]) -> tuple[str | None, str | None]:
 
 @functools.cache
 def revision(cls: type[Method]) -> str:
-    """Return what tells apart what a method computes from what it computed before, as a cell's identity has it.
+    """Return the revision of a method for a cell's identity: it changes whenever the method may compute something else.
 
-    Of a method that comes along that is the version it declares, which the tests tie to what it does. Of any other it
+    For a bundled method this is the version that it declares, which the tests tie to its behaviour. For any other it
     is also the distribution's name and version and a digest of the syntax of its file and of those of its own package
     that it imports, directly or not: comments, docstrings and layout change nothing.
     """

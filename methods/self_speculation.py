@@ -15,7 +15,7 @@ from exitbench.methods.thresholds import Constant
 
 
 class Drafts(Gate):
-    """Score 1 while fewer than so many drafts of the row wait to be verified."""
+    """Score 1 while fewer than `drafts` drafts of the row wait to be verified."""
 
     def __init__(self, drafts: int) -> None:
         self.drafts = drafts
@@ -51,5 +51,5 @@ class SelfSpeculation(Method):
         return Parts(Drafts(self.drafts), Constant(0.5), LMHead(), Speculation(), frozenset({self.exit_layer}))
 
     def score_params(self) -> dict[str, Any]:
-        """Where tokens are drafted; how many wait is not known of a token alone."""
+        """Return the draft layer; the number of waiting drafts is no property of a single token."""
         return {"exit_layer": self.exit_layer}

@@ -11,7 +11,7 @@ from exitbench.methods.base import Threshold
 
 @dataclass(frozen=True)
 class Constant(Threshold):
-    """The same value at every block and position."""
+    """Threshold with the same value at every block and position."""
 
     level: float
 
@@ -62,7 +62,7 @@ class PositionDecayed(Threshold):
         return min(1.0, max(0.0, 0.9 * level + 0.1 * fading))
 
     def sql(self, max_new_tokens: int) -> str:
-        """The same rule over the probe column ``position``."""
+        """Return the rule as SQL over the probe column ``position``."""
         level = self.rule.sql(max_new_tokens)
         fading = f"exp(-({self.temperature!r}) * position / {max_new_tokens})"
         if self.decay == "code":

@@ -1,4 +1,4 @@
-"""What a method is made of: gate x threshold x head x KV policy. Plug-ins import their base classes from here.
+"""Parts of a method: gate x threshold x head x KV policy. Plug-ins import their base classes from here.
 
 Blocks are numbered 1..L; an exit layer is the number of blocks executed.
 """

@@ -32,7 +32,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Drafting:
-    """What an answer's verification threw away, told at the token that took its place.
+    """Work discarded by the verification of an answer, recorded at the token that took its place.
 
     Attributes:
         rejected: Drafted tokens thrown away right before each token was decided.

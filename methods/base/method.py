@@ -22,7 +22,7 @@ from exitbench.methods.base.protocols import Model
 
 @dataclass(frozen=True)
 class FitData:
-    """What a method is fitted on: states of documents of the train split, teacher-forced on the reference answers.
+    """Data that a method is fitted on: states of the train split, teacher-forced on the reference answers.
 
     Attributes:
         model: The frozen model.
@@ -59,7 +59,7 @@ class FitData:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What fitting gave: tensors by name, and the curve, one row a pass over the data."""
+    """Result of fitting: tensors by name, and the curve, one row per pass over the data."""
 
     tensors: dict[str, Tensor]
     curve: list[dict[str, float]] = field(default_factory=list)
@@ -102,7 +102,7 @@ class Method(ABC):
         return frozenset()
 
     def probe_tells_score(self) -> bool:
-        """Whether a probe's columns tell the score; if not, a replay first asks the gate itself."""
+        """Return whether the score follows from a probe's columns; if not, a replay needs a scores cell first."""
         return self.parts(n_blocks=2).score_sql(n_blocks=2) is not None
 
     def fit_params(self) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class Gate(ABC):
 
     @property
     def chooses_from_logits(self) -> bool:
-        """Whether `choose` looks at logits, seeds and positions only.
+        """Return whether `choose` reads logits, seeds and positions only.
 
         Rows that left after different blocks are then read out together. False for every other `choose` that does not
         say so itself.
@@ -59,7 +59,7 @@ class Gate(ABC):
 
     @property
     def is_bounded(self) -> bool:
-        """Whether `bounds` are known, of this very `score`."""
+        """Return whether `bounds` belongs to this `score`."""
         own = next(cls for cls in type(self).__mro__ if "score" in vars(cls) or "bounds" in vars(cls))
         return own is not Gate and "bounds" in vars(own)
 
@@ -72,7 +72,7 @@ class Gate(ABC):
 
     @property
     def why_no_log_p(self) -> str | None:
-        """Why given tokens have no `log_p`; None where they have: unless `choose` is one's own and `log_p` is not."""
+        """Return why given tokens have no `log_p`: a subclass overrides `choose` alone; None if they have one."""
         own = next(cls for cls in type(self).__mro__ if "choose" in vars(cls) or "log_p" in vars(cls))
         return None if "log_p" in vars(own) else "its gate chooses tokens in a way that gives them no probabilities"
 
@@ -90,7 +90,7 @@ class Gate(ABC):
 
 
 class Threshold(ABC):
-    """What a score is compared with: a row exits where score > value."""
+    """Threshold of a gate: a row exits where score > value."""
 
     @abstractmethod
     def value(self, block: int, position: int, max_new_tokens: int) -> float:
@@ -98,7 +98,7 @@ class Threshold(ABC):
 
     @abstractmethod
     def sql(self, max_new_tokens: int) -> str:
-        """The same as SQL over the probe columns ``position`` and the block ``l``."""
+        """Return the threshold as SQL over the probe columns ``position`` and the block ``l``."""
 
 
 class Head(ABC):
@@ -123,7 +123,7 @@ class Head(ABC):
 
     @property
     def is_bounded(self) -> bool:
-        """Whether bounds of the logits are read before the logits are."""
+        """Return whether bounds of the logits are read before the logits."""
         return type(self).bounds is not Head.bounds
 
     def certified(self) -> Head | None:
@@ -136,7 +136,7 @@ class Head(ABC):
         return model.logits(ahead_LAD.reshape(n_blocks * n_rows, width)).view(n_blocks, n_rows, -1)
 
     def cost(self, model: Model, rows: float) -> Cost:
-        """Work of multiplying so many rows of the head."""
+        """Return the work of multiplying n rows of the head."""
         numel = rows * model.d_model
         return Cost(matmul_flops=2 * numel, read_numel=numel)
 
@@ -146,7 +146,7 @@ class Head(ABC):
 
 
 class KVPolicy(ABC):
-    """What happens to the keys and values of the blocks that a token skipped."""
+    """Policy for the keys and values of the blocks that a token skipped."""
 
     name: ClassVar[str]
     deferred: ClassVar[Literal["project", "run", "rerun"] | None] = None
@@ -178,7 +178,7 @@ class KVPolicy(ABC):
         """
 
     def rejects(self, logits_NV: Tensor, token_N: Tensor) -> Tensor:
-        """Which drafts the full model rejects, [N]; asked of policies that verify.
+        """Return the mask of drafts that the full model rejects, [N]; called for policies that verify.
 
         Args:
             logits_NV: The full model's, where each draft was chosen.
@@ -209,7 +209,7 @@ class Parts:
 
     @property
     def why_not_certified(self) -> str | None:
-        """Why decisions cannot be made from bounds of the logits; None if they can."""
+        """Return why decisions cannot be made from bounds of the logits; None if they can."""
         if not self.gate.is_bounded:
             return "its gate's score cannot be bounded from intervals of the logits"
         if self.head.certified() is None:
@@ -224,12 +224,12 @@ class Parts:
 
     @property
     def runs_all_blocks(self) -> bool:
-        """Whether every token runs all blocks, wherever it leaves."""
+        """Return whether every token runs all blocks, regardless of its exit layer."""
         return self.kv_policy.runs_all_blocks or self.gate.looks_ahead
 
     @property
     def reads_skipped(self) -> bool:
-        """Whether a token may run a block that an earlier one of its answer skipped, and so read that one's keys there.
+        """Return whether a token may run a block that an earlier token skipped, and so read that token's keys there.
 
         Where exits depend on the blocks asked alone, every token leaves after the same one.
         """
@@ -237,7 +237,7 @@ class Parts:
 
     @property
     def runs_fixed_blocks(self) -> bool:
-        """Whether every token runs as many blocks as any other, whatever it says."""
+        """Return whether every token runs the same number of blocks, regardless of its content."""
         return self.runs_all_blocks or not (self.gate.decides or self.kv_policy.deferred)
 
     def cost(
@@ -272,7 +272,7 @@ class Parts:
         return total + in_vain + self.kv_policy.verification_cost(model, exit_layers, block_costs, drafting)
 
     def kv_cost(self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """Work of the KV policy; none where it would write what nobody reads."""
+        """Return the work of the KV policy; none where its writes are never read."""
         if self.kv_policy.deferred is None and not self.reads_skipped:
             return Cost()
         return self.kv_policy.cost(model, exit_layers, block_costs)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Model(Protocol):
-    """What a method may know of the model it runs on."""
+    """Properties of the model that a method may read."""
 
     @property
     def n_blocks(self) -> int:
@@ -74,7 +74,7 @@ class LogitBounds(Protocol):
 
 
 class DecoderCache(Protocol):
-    """What a KV policy may do to the keys and values of the token being decoded."""
+    """Operations of a KV policy on the keys and values of the token being decoded."""
 
     def fill_from_state(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
         """Have keys and values of blocks block+1..L projected from the same state [A, D], as the step ends.

@@ -64,7 +64,7 @@ class ActiveRows:
 
 
 class BlockView:
-    """What a method sees after one block, for the A rows that are still running.
+    """View of a method after one block, for the A active rows.
 
     Attributes:
         block: Blocks executed so far, 1..L.
@@ -123,7 +123,7 @@ class BlockView:
 
     @property
     def seeds_A(self) -> tuple[int, ...]:
-        """One fixed random seed a row."""
+        """Return one fixed random seed per row."""
         return self.active.seeds_A
 
     @property
@@ -171,7 +171,7 @@ class BlockView:
 
     @property
     def is_last(self) -> bool:
-        """Whether no block is left."""
+        """Return whether this is the last block."""
         return self.block == self.model.n_blocks
 
     def state(self, block: int) -> Tensor:
@@ -179,7 +179,7 @@ class BlockView:
         return self.hidden_AD if block == self.block else self.earlier[block]
 
     def normed_state(self, block: int) -> Tensor:
-        """The same through the model's final norm; each is normed once a token as long as no row leaves."""
+        """Return the state after the model's final norm, computed once per token while no row leaves."""
         if block not in self._normed:
             self._normed[block] = self.model.final_normed(self.state(block))
         return self._normed[block]
@@ -203,7 +203,7 @@ class BlockView:
         return ids_AK.masked_fill(value_AK < value_AK.amax(-1, keepdim=True), self.model.vocab_size).amin(-1)
 
     def take(self, index: Sequence[int], index_A: Tensor) -> BlockView:
-        """The same block seen by some of the rows; ``index_A`` is the index on the device."""
+        """Return the view of a subset of the rows; ``index_A`` is the index on the device."""
         before_A, ahead_LAD = self.previous_score_A, self.ahead_LAD
         view = BlockView(
             block=self.block,
@@ -238,7 +238,7 @@ class BlockView:
 
     @classmethod
     def joined(cls, views: Sequence[BlockView]) -> BlockView:
-        """What rows of several views have in common that left after different blocks: states, positions and seeds."""
+        """Return one view of rows that left after different blocks: their states, positions and seeds."""
         first = views[0]
         return cls(
             block=first.model.n_blocks,
@@ -269,7 +269,7 @@ class BlockView:
 
     @property
     def is_read(self) -> bool:
-        """Whether logits, or bounds of them, have been asked for."""
+        """Return whether logits, or bounds of them, have been read."""
         return self._read is not None or self._bounds is not None
 
     def _reading(self) -> Reading:
@@ -285,7 +285,7 @@ class BlockView:
 
 
 class HeadWork(NamedTuple):
-    """What reading the LM head has cost the rows of a view.
+    """Cost of the LM-head reads of a view's rows.
 
     Attributes:
         head_rows_A: Rows of the head multiplied for each.
