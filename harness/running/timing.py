@@ -19,7 +19,7 @@ from exitbench.harness.cells.cell import TimingSettings
 from exitbench.harness.running.device_readings import DeviceReading, read_device
 from exitbench.harness.running.energy.meter import Meter
 from exitbench.harness.running.energy.readings import Energy, EnergyLog, Place
-from exitbench.harness.work.timed import Asked, Clock, Made, TimedWork, Unit
+from exitbench.harness.work.timed import Clock, Output, Request, TimedWork, Unit
 from exitbench.methods.base import Parts
 from exitbench.results.statistics.intervals import Interval, point
 from exitbench.results.statistics.speed import speedup_interval, typical
@@ -49,7 +49,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Timing(Generic[Made]):
+class Timing(Generic[Output]):
     """All readings of a cell.
 
     Attributes:
@@ -60,8 +60,8 @@ class Timing(Generic[Made]):
     device: list[DeviceReading]
     energy: Energy
     stop_reason: StopReason
-    full: list[Made]
-    method: list[Made]
+    full: list[Output]
+    method: list[Output]
 
 
 ORDER: Final = (("full", False), ("full", True), ("method", False), ("method", False), ("full", True), ("full", False))
@@ -70,15 +70,15 @@ N_ARMS: Final = len(set(ORDER))
 
 
 def measure(
-    work: TimedWork[Asked, Made],
+    work: TimedWork[Request, Output],
     full: Parts,
     method: Parts,
-    units: Sequence[Unit[Asked]],
+    units: Sequence[Unit[Request]],
     settings: TimingSettings,
     seed: int,
     on_unit: Callable[[int], None],
     meter: Meter | str = "nobody gave a meter",
-) -> Timing[Made]:
+) -> Timing[Output]:
     """Time a method against full depth.
 
     Args:
@@ -204,7 +204,7 @@ def _readings_of(
 
 
 def _timed(
-    work: TimedWork[Asked, Made], parts: Parts, unit: Unit[Asked]
+    work: TimedWork[Request, Output], parts: Parts, unit: Unit[Request]
 ) -> list[tuple[str, int, int, int | None, int]]:
     """Run one unit and return (phase, tokens, wall ns, device ns, CPU ns) of each phase, and of the total."""
     clock = Clock(work.device)

@@ -39,7 +39,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestKey:
     """Cache key of an answer within a shared pass, whose cells share model, method and settings."""
 
     key: str
@@ -48,16 +48,16 @@ class Asked:
     stop: tuple[str, ...]
 
 
-Known = dict[Asked, Answer]
+AnswerCache = dict[RequestKey, Answer]
 """Answers by cache key."""
 
 
 @dataclass(frozen=True)
-class Beside:
+class SharedCell:
     """Another cell answered by the same pass: its threshold, and the cache for its answers."""
 
     threshold: Threshold
-    known: Known
+    answers: AnswerCache
 
 
 class EarlyExitLM(TemplateLM):  # type: ignore[misc]
@@ -75,10 +75,10 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         key_of: Returns the document key of a request.
 
     Attributes:
-        known: Answers that another cell of the pass has decoded already.
-        beside: Other cells answered by the same pass.
+        cached_answers: Answers that another cell of the pass has decoded already.
+        shared_cells: Other cells answered by the same pass.
         shared_rows: Most rows decoded together if there are such cells; not below ``rows``.
-        on_giving_up: Called when the shared pass is abandoned.
+        on_abandon: Called when the shared pass is abandoned.
         answers: Generated answers by document key.
         scored: Scored texts by document key, in the order of the document's requests.
     """
@@ -103,10 +103,10 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         self.encoding, self.key_of = encoding, key_of
         self.answers: dict[str, Answer] = {}
         self.scored: dict[str, list[ScoredText]] = {}
-        self.known: Known = {}
-        self.beside: Sequence[Beside] = ()
+        self.cached_answers: AnswerCache = {}
+        self.shared_cells: Sequence[SharedCell] = ()
         self.shared_rows = rows
-        self.on_giving_up: Callable[[], None] = lambda: None
+        self.on_abandon: Callable[[], None] = lambda: None
 
     @property
     def eot_token_id(self) -> int:
@@ -200,24 +200,29 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
 
     def _answer_all(self, items: list[tuple[str, Prompt]], max_new_tokens: int, stop: tuple[str, ...]) -> None:
         """Answer prompts for this cell and the cells that share the pass; if that fails, for this cell alone."""
-        cache_keys = {key: Asked(key, tuple(prompt.ids), max_new_tokens, stop) for key, prompt in items}
-        self.answers |= {key: self.known[cache_keys[key]] for key, _ in items if cache_keys[key] in self.known}
-        unanswered = [(key, prompt) for key, prompt in items if cache_keys[key] not in self.known]
+        cache_keys = {key: RequestKey(key, tuple(prompt.ids), max_new_tokens, stop) for key, prompt in items}
+        self.answers |= {
+            key: self.cached_answers[cache_keys[key]] for key, _ in items if cache_keys[key] in self.cached_answers
+        }
+        unanswered = [(key, prompt) for key, prompt in items if cache_keys[key] not in self.cached_answers]
         if len(unanswered) < len(items):
             self.on_answers(len(self.answers))
-        if self.beside:
+        if self.shared_cells:
             try:
-                self._decode(unanswered, cache_keys, self.beside)
+                self._decode(unanswered, cache_keys, self.shared_cells)
                 return
             except Exception as error:
                 print(f"Cells that share a pass run one by one: {type(error).__name__}: {error}", file=sys.stderr)
-                self.beside = ()
-                self.on_giving_up()
+                self.shared_cells = ()
+                self.on_abandon()
                 unanswered = [(key, prompt) for key, prompt in unanswered if key not in self.answers]
         self._decode(unanswered, cache_keys, ())
 
     def _decode(
-        self, items: Sequence[tuple[str, Prompt]], cache_keys: Mapping[str, Asked], shared_cells: Sequence[Beside]
+        self,
+        items: Sequence[tuple[str, Prompt]],
+        cache_keys: Mapping[str, RequestKey],
+        shared_cells: Sequence[SharedCell],
     ) -> None:
         if not items:
             return
@@ -229,7 +234,7 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
             own_answer, *other_answers = (self._answer(prompt, generation, stop) for generation in stream.made(place))
             self.answers[key] = own_answer
             for other, answer in zip(shared_cells, other_answers, strict=True):
-                other.known[cache_keys[key]] = answer
+                other.answers[cache_keys[key]] = answer
             self.on_answers(len(self.answers))
 
         stream = Stream(

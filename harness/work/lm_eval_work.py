@@ -78,8 +78,12 @@ class LmEvalWork(Work[Answer]):
         """Return this model with a method, as lm-eval sees it."""
         lm = EarlyExitLM(self.model.checkpoint, self.prompts, parts, self.cell.rows, self.seed_of, on_progress)
         passes, cell_id = self.model.passes, self.cell.cell_id
-        lm.known, lm.beside, lm.shared_rows = passes.known(cell_id), passes.beside(cell_id), PASS_ROWS
-        lm.on_giving_up = partial(passes.give_up, cell_id)
+        lm.cached_answers, lm.shared_cells, lm.shared_rows = (
+            passes.cached_answers(cell_id),
+            passes.shared_cells(cell_id),
+            PASS_ROWS,
+        )
+        lm.on_abandon = partial(passes.abandon, cell_id)
         if isinstance(self.task, LmEvalTask):
             documents = self.model.documents(self.data)[0]
             keys = {(document.fields["task"], document.fields["doc_id"]): document.key for document in documents}

@@ -19,7 +19,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from exitbench.harness.work.lm import Beside, Known
+from exitbench.harness.work.lm import AnswerCache, SharedCell
 from exitbench.methods.base import Gate, Head, KVPolicy, Parts
 from exitbench.results.files.arrow import parquet_path
 from exitbench.results.files.duckdb_files import in_memory
@@ -41,26 +41,26 @@ class SharedPasses:
 
     cells: dict[str, int] = field(default_factory=dict)
     _others: dict[str, Mapping[str, Parts]] = field(default_factory=dict)
-    _known: dict[str, Known] = field(default_factory=dict)
+    _cached: dict[str, AnswerCache] = field(default_factory=dict)
     _exits: dict[str, pa.Table] = field(default_factory=dict)
 
     def begin(self, cell_id: str, others: Mapping[str, Parts]) -> None:
         """Begin a pass of a cell that other cells share: their methods, by cell id."""
         self._others[cell_id] = others
-        self._known |= {partner: {} for partner in others}
+        self._cached |= {partner: {} for partner in others}
         self.cells |= dict.fromkeys((cell_id, *others), 1 + len(others))
 
     def others(self, cell_id: str) -> Mapping[str, Parts]:
         """Return the methods of the other cells that share a cell's pass, by cell id."""
         return self._others.get(cell_id, {})
 
-    def beside(self, cell_id: str) -> Sequence[Beside]:
+    def shared_cells(self, cell_id: str) -> Sequence[SharedCell]:
         """Return the other cells that a cell decodes for."""
-        return tuple(Beside(parts.threshold, self._known[other]) for other, parts in self.others(cell_id).items())
+        return tuple(SharedCell(parts.threshold, self._cached[other]) for other, parts in self.others(cell_id).items())
 
-    def known(self, cell_id: str) -> Known:
+    def cached_answers(self, cell_id: str) -> AnswerCache:
         """Return the answers that wait for a cell."""
-        return self._known.get(cell_id, {})
+        return self._cached.get(cell_id, {})
 
     def keep_exits(self, exits: Mapping[str, pa.Table]) -> None:
         """Store the results of replays for their cells, by cell id."""
@@ -70,16 +70,16 @@ class SharedPasses:
         """Return the replay's result for a cell; None if there is none."""
         return self._exits.get(cell_id)
 
-    def give_up(self, cell_id: str) -> None:
+    def abandon(self, cell_id: str) -> None:
         """Abandon a shared pass: each of its cells computes all of its own results."""
         others = self._others.pop(cell_id)
         for other in others:
-            self._known[other].clear()
+            self._cached[other].clear()
         self.cells |= dict.fromkeys((cell_id, *others), 1)
 
     def end(self, cell_id: str) -> None:
         """Drop everything stored for a cell that has ended."""
-        stores: tuple[dict[str, Any], ...] = (self._others, self._known, self._exits, self.cells)
+        stores: tuple[dict[str, Any], ...] = (self._others, self._cached, self._exits, self.cells)
         for of_cells in stores:
             of_cells.pop(cell_id, None)
 
@@ -182,5 +182,5 @@ def exits(work: Work[Any], recorded: Recorded, rule_of: Callable[[Parts], str]) 
             return exit_tables[cell_id]
         except Exception as error:
             print(f"Cells that share a pass run one by one: {type(error).__name__}: {error}", file=sys.stderr)
-            passes.give_up(cell_id)
+            passes.abandon(cell_id)
     return recorded.exits({name: rule_of(parts) for name, parts in own_parts.items()})[cell_id]

@@ -11,32 +11,32 @@ import torch
 
 from exitbench.methods.base import Parts
 
-Asked = TypeVar("Asked")
-Made = TypeVar("Made")
+Request = TypeVar("Request")
+Output = TypeVar("Output")
 
 
 @dataclass(frozen=True)
-class Unit(Generic[Asked]):
+class Unit(Generic[Request]):
     """Documents that are run together, named by the key of the first one."""
 
     doc_key: str
-    requests: tuple[Asked, ...]
+    requests: tuple[Request, ...]
 
 
-class TimedWork(Protocol[Asked, Made]):
+class TimedWork(Protocol[Request, Output]):
     """Work to time: one unit after another, with a method."""
 
     @property
     def device(self) -> torch.device:
         """Device of the model."""
 
-    def run(self, parts: Parts, unit: Unit[Asked]) -> list[Made]:
+    def run(self, parts: Parts, unit: Unit[Request]) -> list[Output]:
         """Return the outputs of a unit, traced."""
 
-    def knowing(self, parts: Parts, units: Sequence[Unit[Asked]], made: Sequence[Made]) -> Parts:
+    def knowing(self, parts: Parts, units: Sequence[Unit[Request]], made: Sequence[Output]) -> Parts:
         """Return a method that looks ahead as if it knew its exit layers, given the outputs of all units."""
 
-    def timed(self, parts: Parts, unit: Unit[Asked], clock: Clock) -> tuple[tuple[str, ...], int]:
+    def timed(self, parts: Parts, unit: Unit[Request], clock: Clock) -> tuple[tuple[str, ...], int]:
         """Run a unit untraced, and mark the clock at the start of each phase and the end of the last.
 
         Returns:
