@@ -19,7 +19,7 @@ from exitbench.methods.registry import register
 
 
 class PublishedEntropy(Gate):
-    """exp(-H) from p log p as the published code has it: no number where a probability has been rounded to 0."""
+    """exp(-H) from p log p as in the published code: NaN if a probability is rounded to 0."""
 
     def score(self, view: BlockView) -> Tensor:
         """Return exp(-H) [A], NaN where a p is 0: above no threshold, so that the row never leaves."""

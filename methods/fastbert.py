@@ -43,7 +43,7 @@ class FastBert(Thresholded, Asking):
     threshold: float = param(0.5, "speed: exit where H / log C < threshold", low=0.0, high=1.0)
 
     def level(self, threshold: float) -> float:
-        """An uncertainty, on the scale of the score."""
+        """Return an uncertainty threshold on the scale of the score."""
         return 1 - threshold
 
     def make_head(self) -> Head:

@@ -94,7 +94,7 @@ class MeeTop3(Gated):
             )
 
     def score_params(self) -> dict[str, Any]:
-        """The code's score depends on the threshold."""
+        """Return the threshold, because the published code's score depends on it."""
         rule = {name: getattr(self, name) for name in ("threshold", "rule", "levels")}
         return super().score_params() | (rule if self.variant == "code" else {})
 

@@ -131,7 +131,7 @@ def fixed_depth_method() -> tuple[type[Method], str]:
 
 @functools.cache
 def distribution(cls: type[Method]) -> tuple[str | None, str | None]:
-    """Return name and version of the distribution that brought a method; (None, None) where none did."""
+    """Return name and version of the package that provides a method; (None, None) if none does."""
     if cls.__module__.startswith(f"{GROUP}."):
         return "exitbench", exitbench.__version__
     return provenance.distribution(cls, GROUP)

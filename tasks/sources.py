@@ -267,7 +267,7 @@ def read_members(path: Path, endings: str | tuple[str, ...]) -> Iterator[tuple[s
     """Yield name and text of each regular file of a tar archive whose name has one of the endings.
 
     Raises:
-        UserError: The file is no archive, damaged or too large, or contains text that is not UTF-8.
+        UserError: The file is not a tar archive, is damaged or too large, or contains text that is not UTF-8.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file.")

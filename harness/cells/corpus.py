@@ -29,11 +29,11 @@ _unkept: dict[Path, dict[str, Any]] = {}
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents by content: their number, and digests of their fields and prompts.
+    """Fingerprint of a set of documents: their number, and digests of their fields and prompts.
 
     Attributes:
-        prompts_sha256: Digest of the prompts, by the kind of model that reads them.
-        prompts: First 16 hexadecimal digits of the SHA-256 of each document's `Task.likeness`, in order.
+        prompts_sha256: Digest of all prompts, by kind of model.
+        prompts: Truncated SHA-256 (16 hexadecimal digits) of each document's `Task.likeness`, in order.
         remarks: Metrics under which references do not score best (`self_score_remarks`), one sentence each.
     """
 

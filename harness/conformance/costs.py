@@ -96,7 +96,7 @@ def uncounted(checkpoint: Checkpoint, parts: Parts, prompt: Sequence[int], exit_
 
 
 class _Known(Always):
-    """Gate that needs no computation: `_From` decides per token."""
+    """Gate with predetermined exits, which computes nothing: `_From` holds each token's decision."""
 
     decides = True
 

@@ -186,7 +186,7 @@ _BORDERLINE = 0.05
 
 
 def replays(trial: Trial) -> Iterator[str]:
-    """Check that scores and exit layers computed in SQL over a probe match those of the gate on the same states."""
+    """Check that scores and exit layers recomputed in SQL from a probe equal the gate's on the same hidden states."""
     score_sql, asked = trial.parts.score_sql(trial.n_blocks), trial.asked
     if score_sql is None or not asked:
         return

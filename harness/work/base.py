@@ -110,7 +110,7 @@ class Work(ABC, Generic[Answer]):
         """Check that a model's outputs are of the type that a task needs.
 
         Raises:
-            UserError: They are not; names both.
+            UserError: They are not; the message names both.
         """
 
     @classmethod

@@ -191,7 +191,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
         return [lm.scored[document.key] for document in self.documents]
 
     def sample(self, document: Document, answer: Answer) -> dict[str, Any]:
-        """Return the most probable choice; nothing for a whole text, which is the document itself."""
+        """Return the most probable choice; empty for a whole text, which is the document itself."""
         chosen = answer[chosen_place(self.task, document, answer)]
         return {
             "output_text": "" if self._scores_whole_texts else chosen.text,

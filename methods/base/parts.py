@@ -50,10 +50,10 @@ class Gate(ABC):
         return view.most_probable()
 
     def bounds(self, lower_AV: Tensor, upper_AV: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what `score` is never below and never above, [A] each, wherever in these intervals the logits lie.
+        """Return lower and upper bounds of `score`, [A] each, for any logits within the given intervals.
 
-        What rounding does to `score` itself is within them too. Only gates that read the logits of a view and nothing
-        else can have this; they may then be asked without the LM head being read (`is_bounded`).
+        They include the rounding error of `score` itself. Only gates that read nothing but logits can have bounds; such
+        gates can be evaluated without reading the LM head (`is_bounded`).
         """
         raise NotImplementedError(f"{type(self).__name__} has no bounds")
 

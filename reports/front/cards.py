@@ -138,7 +138,7 @@ def _answer(rows: Sequence[Row], percent: float) -> Answer:
 
 
 def _step(rows: Sequence[Row], percent: float, is_static: bool) -> Row | None:
-    """Return the run that the view `pareto` chooses for this loss."""
+    """Return the run that the view `pareto` chooses for an allowed quality loss."""
     return next(
         (
             row

@@ -140,8 +140,7 @@ class Database:
     ) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
         """Run one SQL query with few rows and return the names of its columns, and its rows.
 
-        DuckDB plans the query once, but twice for `query`, where planning takes longer than running it on a small
-        database.
+        DuckDB plans the query once. For `query` it plans twice, which on a small database takes longer than running it.
 
         Raises:
             UserError: As for `query`.

@@ -244,7 +244,7 @@ class Imported:
 
 
 def has_records(source: Path) -> bool:
-    """Return whether a folder contains records that only a spool has next to its attempts."""
+    """Return whether a folder is a spool: it has record files that only spools keep next to their attempts."""
     return any(records(source, kind)[0] for kind in RECORD_KINDS)
 
 

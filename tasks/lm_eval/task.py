@@ -145,8 +145,8 @@ class LmEvalTask(Task):
             documents: Documents from `load`.
             responses: Per document, one response for each of its `instances`, in order: a text (generate_until), a pair
                 of log-likelihood and whether the text is the greedy decode (multiple_choice, loglikelihood), or a
-                log-likelihood (loglikelihood_rolling). For a task with repeats, a list of these, or one for all
-                repeats.
+                log-likelihood (loglikelihood_rolling). For a task with repeats, a list with one response per
+                repeat, or one response for all.
             confirm_run_unsafe_code: As in `evaluate`.
         """
         self._require_confirmed(confirm_run_unsafe_code)

@@ -96,7 +96,7 @@ def new_suite(arguments: Namespace) -> int:
 def _tasks(
     arguments: Namespace, label_of: Callable[[str], str]
 ) -> tuple[dict[str, dict[str, Any]], set[type[Work[Any]]]]:
-    """Return the tables of the named tasks by label, each checked, and the kinds of work that they require."""
+    """Check the named tasks; return their tables by label, and the kinds of work that they require."""
     settings = task_settings(arguments.set)
     if arguments.set and len(arguments.task) != 1:
         raise UserError(f"--set {arguments.set[0]}: goes with one --task, whose settings they are.")

@@ -124,7 +124,7 @@ class Tensors:
         """Check that every tensor was read or is known to be unused.
 
         Args:
-            harmless: Patterns of the full names of tensors that no model computes with.
+            harmless: Patterns of the full names of tensors that are never used in computation.
 
         Raises:
             OtherTensors: Some tensors were not read: they belong to another model.

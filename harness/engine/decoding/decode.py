@@ -407,7 +407,7 @@ def _level(threshold: Threshold, view: BlockView, score_A: Tensor) -> float | Te
 
 
 def _leave(step: Step, runner: BlockRunner, view: BlockView) -> None:
-    """Let rows leave at an early block: the KV policy handles the skipped ones and may return a state to emit from."""
+    """Exit rows early: the KV policy fills the skipped blocks and may return the state that the token is read from."""
     parts = runner.parts
     deep_AD = parts.kv_policy.on_exit(runner, view.block, view.hidden_AD, view.active.rows_A)
     _emit(step, parts, view if deep_AD is None else view.at_full_depth(deep_AD))

@@ -82,7 +82,7 @@ class Stream:
         return [answer for answer in self.answers[prompt] if answer is not None]
 
     def _fits(self) -> bool:
-        """Answer waiting prompts; return False if memory ran out with several rows, whose tensors are then freed."""
+        """Decode the queued prompts; return False, with their tensors freed, if memory ran out for several rows."""
         try:
             self._answer()
         except Exception as error:

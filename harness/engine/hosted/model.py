@@ -260,7 +260,7 @@ class HostedTransformer(Headed):
         return self._window(cache, cache.length + 1 - n_positions, cache.length + 1)
 
     def _window(self, cache: HostedCache, start: int, end: int) -> HostedStep:
-        """Return a recorded step at positions start to end - 1, which were fed before in this step."""
+        """Return a recorded call for positions start to end - 1, which were fed earlier in this decoding step."""
         if (start, end) not in cache.windows:
             none = torch.empty(0, dtype=torch.long, device=self.device)
             cache.now.rows_A, cache.now.places = None, Places(none, none, none)  # block 1 has written here before

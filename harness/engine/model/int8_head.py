@@ -283,7 +283,7 @@ class LogitIntervals:
         self._rescore(rows.flatten(), ids.flatten())
 
     def largest(self) -> Tensor | None:
-        """Return ids [A] of the largest logits; None if rounding leaves it open for any row."""
+        """Return ids [A] of the largest logits; None if rounding error makes it uncertain for any row."""
         rival_AV = self.upper_AV >= self.lower_AV.amax(-1, keepdim=True)
         row_N, id_N = rival_AV.nonzero(as_tuple=True)
         if len(id_N) > MOST_RESCORED * len(rival_AV):
@@ -329,5 +329,5 @@ def _beyond_format(head: Linear, lower: Tensor, upper: Tensor) -> tuple[Tensor, 
 
 
 def _tiny(head: Linear) -> float:
-    """Return the absolute error of a number too small for the head's number format."""
+    """Return the largest absolute rounding error of numbers that underflow in the head's number format."""
     return float(torch.finfo(head.weight.dtype).tiny)

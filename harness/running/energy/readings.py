@@ -19,7 +19,7 @@ from exitbench.results.statistics.intervals import Interval, point, ratio_interv
 
 @dataclass(frozen=True)
 class Place:
-    """Place of a decode in a timing; its key columns in the spool's tables ``timings`` and ``energy``."""
+    """Identity of one decode within a timing: its key columns in the spool's tables ``timings`` and ``energy``."""
 
     doc_key: str
     round: int

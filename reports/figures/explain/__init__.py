@@ -74,6 +74,6 @@ def label_quality(axes: Axes, rows: Frame) -> None:
 
 
 def split(frame: Frame, column: str, names: Mapping[str, str]) -> dict[str, Sequence[Row]]:
-    """Return the rows by display name of the value of `column`, in the order of `names`, without empty groups."""
+    """Group rows by `column`; return non-empty groups by display name, in the order of `names`."""
     parts = {label: [row for row in frame.rows if row[column] == key] for key, label in names.items()}
     return {label: rows for label, rows in parts.items() if rows}

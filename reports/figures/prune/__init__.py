@@ -147,7 +147,7 @@ _SHIFT = 0.22  # share of a row, between the kinds of FLOPs
 
 @dataclass(frozen=True)
 class _Place:
-    """Rows of one model on the y axis: y of its heading, its title, and the frame's rows by y."""
+    """Layout of one model on the y axis: y of its heading, its title, and the frame's row at each y."""
 
     heading: float
     title: str
