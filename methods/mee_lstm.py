@@ -73,7 +73,7 @@ class Recurrent(Gate):
         return torch.stack(hs, dim=1), torch.stack(cs, dim=1)
 
     def cost(self, model: Model, asked: Sequence[int]) -> Cost:
-        """Return the cost of one LSTM step per block up to the last gated one, and of one output layer per gated block."""
+        """Return the cost: an LSTM step per block up to the last gated one, an output layer per gated block."""
         inputs = [model.d_model] + [self.hidden] * (self.layers - 1)
         step = sum(4 * self.hidden * (width + self.hidden) for width in inputs)
         numel = step * max(asked, default=0) + 2 * self.hidden * len(asked)

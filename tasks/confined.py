@@ -341,7 +341,7 @@ def judge(tests: str, channel: Channel) -> None:
 
 
 def _take_names(names: list[str], channel: Channel, scope: dict[str, Any]) -> bool:
-    """Add names that the program defines to the tests' scope; return whether any is something else than a module in `_MODULES`."""
+    """Add the program's names to the tests' scope; return whether any is not a module in `_MODULES`."""
     has_value = False
     for name in names:
         channel.send(["name", None, name])

@@ -197,7 +197,7 @@ class Trial:
         return argmax_token(self.model.logits(self.states_LND[-1]))
 
     def scored(self, parts: Parts) -> tuple[Tensor, Tensor]:
-        """Return scores (NaN at blocks where the gate is not evaluated) and the tokens that would be emitted, [L, N] each."""
+        """Return scores (NaN at blocks without a gate) and the tokens that would be emitted, [L, N] each."""
         n_tokens = self.states_LND.shape[1]
         scores_LN = torch.empty(self.n_blocks, n_tokens)
         emitted_LN = torch.empty(scores_LN.shape, dtype=torch.long)

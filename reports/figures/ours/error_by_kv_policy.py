@@ -52,7 +52,7 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one column per task: match by position, total match, quality. The frame has value, low and high of each policy."""
+    """Draw one column per task: match by position, total match, quality."""
     styles = series_styles(frame.distinct("policy"))
     tasks = frame.distinct("task")[:_MOST]
     figure = figure_of(sum(_ROW_INCHES), SINGLE_INCHES if len(tasks) == 1 else DOUBLE_INCHES)
