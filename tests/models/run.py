@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from checks import CHECKS, generated, load
-from document import page
+from models_page import page
 from tiny import VOCABULARY, Family, families, tiny_model
 from transformers.utils import logging
 

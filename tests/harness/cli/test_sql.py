@@ -450,13 +450,16 @@ def test_ctrl_c_ends_a_long_query_at_once_with_130(
     command = [sys.executable, "-m", "exitbench.harness.cli.main", "sql"]
     command += ["--database", str(example_database), ENDLESS, *out]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as asked:
-        deadline = time.monotonic() + LONG_S
-        while not reads(asked.pid, example_database):
-            assert asked.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
-        time.sleep(0.5)
-        assert asked.poll() is None
-        os.kill(asked.pid, signal.SIGINT)
-        stdout, stderr = asked.communicate(timeout=LONG_S)  # the query would take hours
-        assert (asked.returncode, stdout, stderr) == (130, "", "")
+        try:
+            deadline = time.monotonic() + LONG_S
+            while not reads(asked.pid, example_database):
+                assert asked.poll() is None and time.monotonic() < deadline
+                time.sleep(0.05)
+            time.sleep(0.5)
+            assert asked.poll() is None
+            os.kill(asked.pid, signal.SIGINT)
+            stdout, stderr = asked.communicate(timeout=LONG_S)  # the query would take hours
+            assert (asked.returncode, stdout, stderr) == (130, "", "")
+        finally:
+            asked.kill()
     assert not _left(tmp_path)
