@@ -233,8 +233,7 @@ class RecordSettings:
     """Records of a probe or timing cell, which replace its usual ones.
 
     For probes: the inside of blocks (`engine.decoding.sublayers`), and the ids of prompts. For timings: the time of
-    each
-    token (`work.recording`).
+    each token (`work.recording`).
 
     Attributes:
         what: Names of `RECORDS`, in their order.

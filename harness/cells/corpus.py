@@ -4,11 +4,9 @@ Documents are cached only if source code and files alone determine them, with a 
 the files. Data from a hub are read every time.
 """
 
-import contextlib
 import functools
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -17,6 +15,7 @@ from typing import Any, get_args
 
 import exitbench.tasks
 from exitbench.harness.cells.job import DataRequest
+from exitbench.results.files.atomic import write_whole_file
 from exitbench.results.files.formats import content_id, sources_sha256
 from exitbench.tasks.base import ModelKind, documents_sha256, self_score_remarks
 from exitbench.tasks.registry import brought_by
@@ -130,12 +129,8 @@ def _read(cache: Path) -> dict[str, Any]:
 
 def _write(cache: Path, known: Mapping[str, Any]) -> bool:
     """Write the descriptions; return False if the folder does not exist or cannot be written."""
-    partial = cache.with_name(f"{cache.name}.{os.getpid()}")
     try:
-        partial.write_text(json.dumps(known, indent=1), encoding="utf-8")
-        partial.replace(cache)
+        write_whole_file(cache, json.dumps(known, indent=1))
     except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
         return False
     return True

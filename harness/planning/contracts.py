@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from exitbench.harness.engine.checkpoints.exit_head_files import read_exit_block
 from exitbench.harness.planning.plan import Group, Plan
 from exitbench.harness.planning.retry import RETRIED, Retry
 from exitbench.methods.registry import get_method, syntax_sha256
+from exitbench.results.files.atomic import write_whole_file
 from exitbench.results.files.formats import canonical_json, content_id
 
 _OURS: Final = "exitbench"
@@ -173,10 +173,5 @@ def _read(cache: Path) -> dict[str, Verdict]:
 def _write(cache: Path, verdicts: Mapping[str, Verdict]) -> None:
     """Add verdicts to the cache; if the folder cannot be written, they are computed again next time."""
     record = {key: verdict.to_json() for key, verdict in {**_read(cache), **verdicts}.items()}
-    partial = cache.with_name(f"{cache.name}.{os.getpid()}")
-    try:
-        partial.write_text(json.dumps(record, indent=1), encoding="utf-8")
-        partial.replace(cache)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        write_whole_file(cache, json.dumps(record, indent=1))

@@ -65,8 +65,7 @@ def spinning() -> dict[str, str]:
     """Return the variables that limit how long a thread of torch spins while it waits for the others.
 
     torch's wheels include GNU's OpenMP, whose threads spin 300,000 times, for some milliseconds: a thread whose core
-    another
-    process occupies keeps all others spinning (docs/measuring.md). Empty if the user has chosen a wait policy.
+    another process occupies keeps all others spinning (docs/measuring.md). Empty if the user has chosen a wait policy.
     """
     return {} if "OMP_WAIT_POLICY" in os.environ else _SPINNING
 

@@ -86,8 +86,7 @@ def format_metrics(work: Work[Any], answers: Mapping[str, Any]) -> dict[str, Met
     """Return the effect of the number format at full depth: a few documents are also read with float32 weights.
 
     Empty for float32, for early exits, and without memory for a second copy of the weights. Documents are read one by
-    one,
-    so that little memory is needed in addition to the weights.
+    one, so that little memory is needed in addition to the weights.
     """
     cell, path = work.cell, work.model.path
     if cell.dtype == REFERENCE or cell.full_depth_cell_id is not None:
@@ -140,8 +139,7 @@ def calibration_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progre
     """Find the cheapest threshold whose loss is bounded with confidence (CALM with Learn then Test).
 
     Levels are tried from the conservative end until one fails. Each is a real decode of the calibration split,
-    including
-    the damage to the cache. The outcome is then checked on documents that calibration did not see.
+    including the damage to the cache. The outcome is then checked on documents that calibration did not see.
     """
     settings, documents = work.cell.calibration, work.documents
     assert settings is not None, "the planner gives every calibration its settings"

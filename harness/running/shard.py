@@ -44,8 +44,7 @@ def part(plan: "Plan", shards: Sequence[Shard]) -> "Plan":
     """Return the part of a plan that some of its shards cover; all of it without shards.
 
     Pairs of a model and a task are dealt out in the suite's order, one to each shard in turn. The result depends only
-    on
-    the suite and the selection, which are the same on every machine.
+    on the suite and the selection, which are the same on every machine.
 
     Raises:
         UserError: The shards overlap, there are more than pairs, or a model is still to be trained.

@@ -295,10 +295,8 @@ class Work(ABC, Generic[Answer]):
         """Return the loss of each document in [0, 1].
 
         textual: distance of the early answer's score from the best, with full depth's answer as the reference; for
-        choices,
-        whether another one was chosen. risk: how much worse the early answer scores against the real reference than
-        full
-        depth's, 0 if not worse (CALM section 4).
+        choices, whether another one was chosen. risk: how much worse the early answer scores against the real
+        reference than full depth's, 0 if not worse (CALM section 4).
         """
 
     # --- Timing and fitting
@@ -319,7 +317,7 @@ class Work(ABC, Generic[Answer]):
     def timed_work(self) -> TimedWork[Any, Any]:
         """Return the work to time."""
 
-    def n_tokens(self, made: Any) -> int | None:
+    def n_tokens(self, output: Any) -> int | None:
         """Return the number of tokens of one output of the timed work; None if there are none to count."""
         return None
 

@@ -100,8 +100,7 @@ class Encoding:
         """Return the tokens of a context and its continuation.
 
         White space at the context's end is moved to the continuation. A decoder-only model tokenizes both as one text,
-        and the
-        continuation is what follows the context's own tokens.
+        and the continuation is what follows the context's own tokens.
 
         Args:
             context: May be empty.

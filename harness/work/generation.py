@@ -185,9 +185,8 @@ class GenerationWork(LmEvalWork[Answer]):
     ) -> dict[str, Metric]:
         """Return mean exit layer and blocks run, agreement with full depth, cost by part and share of accepted drafts.
 
-        Costs are ideal speed-ups of answers, and bytes per token as shares of full depth's. Each is a ratio of sums
-        over
-        documents.
+        Costs are ideal speed-ups of answers, and bytes per token as shares of full depth's. Each is a ratio of
+        sums over documents.
         """
         generations = [answer.generation for answer in answers.values()]
         outputs = [full[key] for key in answers]
@@ -385,9 +384,9 @@ class GenerationWork(LmEvalWork[Answer]):
         """Return the decode to time."""
         return TimedGeneration(self.model.checkpoint, self.settings)
 
-    def n_tokens(self, made: Generation) -> int:
+    def n_tokens(self, output: Generation) -> int:
         """Return the number of tokens of an answer."""
-        return len(made.token_ids)
+        return len(output.token_ids)
 
     def ideal_speedup(
         self, parts: Parts, documents: Sequence[Document], full: Sequence[Generation], method: Sequence[Generation]

@@ -464,9 +464,9 @@ class LikelihoodWork(LmEvalWork[Answer]):
         longest = longest_of(self.texts(self.documents))
         return TimedScoring(self.model.checkpoint, self.settings, longest, self.cell.batch_size)
 
-    def n_tokens(self, made: Sequence[Scored]) -> int:
+    def n_tokens(self, output: Sequence[Scored]) -> int:
         """Return the number of tokens of a context's continuations."""
-        return sum(len(scored.token_ids) for scored in made)
+        return sum(len(scored.token_ids) for scored in output)
 
     def fit_data(self) -> FitData:
         """Return states of each document's correct choice after its context, or of its text."""

@@ -7,7 +7,6 @@ and timestamps of every file it was computed from.
 import contextlib
 import hashlib
 import json
-import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from exitbench.harness.cells.cell import EngineChoice, EngineName, ModelRef
 from exitbench.harness.engine.checkpoints.files import CONFIG, TRAINED_BESIDE, checkpoint_remarks, weight_files
 from exitbench.harness.engine.checkpoints.tokenizer_files import check_vocabulary, load_tokenizer, tokenizer_files
 from exitbench.harness.reading.regular_files import read_json
+from exitbench.results.files.atomic import write_whole_file
 from exitbench.results.files.formats import content_id
 
 if TYPE_CHECKING:
@@ -168,11 +168,4 @@ def _sha256(path: Path) -> str:
 def _write(cache: Path, text: str) -> None:
     """Cache the description if the folder is writable; a read-only checkpoint is described each time."""
     with contextlib.suppress(OSError):
-        # A new file with an unpredictable name, so that a planted link is never written through.
-        partial = cache.with_name(f"{CACHE}.{secrets.token_hex(4)}")
-        try:
-            with partial.open("x", encoding="utf-8") as file:
-                file.write(text)
-            partial.replace(cache)
-        except OSError:
-            partial.unlink(missing_ok=True)
+        write_whole_file(cache, text)

@@ -128,12 +128,9 @@ def new_exit_heads(
     """Return new heads to train, in float32.
 
     A lens starts as the identity, whatever ``init`` is. With ``init = "scratch"``, norms start as the identity and
-    matrices
-    like PyTorch's linear layers; with a layer norm the last layer has a bias, with an RMS norm it has none (as in the
-    two
-    published programs of HEADS). With ``init = "copy"``, a head starts with the model's norm and LM head, so that a
-    linear
-    head initially gives the model's own read-out.
+    matrices like PyTorch's linear layers; with a layer norm the last layer has a bias, with an RMS norm it has none (as
+    in the two published programs of HEADS). With ``init = "copy"``, a head starts with the model's norm and LM head, so
+    that a linear head initially gives the model's own read-out.
 
     Args:
         kind: Kind of the heads.

@@ -285,8 +285,7 @@ def _halves_apart(projection: Linear, n_heads: int, size: int, rotated: int) -> 
     """Reorder queries and keys of partly rotated heads, so that the whole head can be rotated at once.
 
     Dimension i is paired with i + rotated/2 in the files and with i + size/2 in the engine; the unrotated dimensions
-    get
-    angle 0. Products of queries and keys do not depend on the order of dimensions.
+    get angle 0. Products of queries and keys do not depend on the order of dimensions.
     """
     half, passed = rotated // 2, (size - rotated) // 2
     order = torch.arange(size)

@@ -71,8 +71,7 @@ class ByIntegers(Int8Product):
     """Product of integers, summed without rounding; a state is split into two parts of 7 bits.
 
     The library derives the scale of its input's integers from their range over all rows. An extra row that contains
-    both
-    ends of the range makes that scale 1.
+    both ends of the range makes that scale 1.
     """
 
     def __init__(self, weight_VD: Tensor, scale_V: Tensor) -> None:
