@@ -53,13 +53,13 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_contributing_guides_distribution_brings_a_method_that_conforms(installed: Path) -> None:
     run = "import sys; from exitbench.harness.cli.main import main; sys.exit(main(sys.argv[1:]))"
     environment = {**os.environ, "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", run, "list", "methods"]
+    command = [sys.executable, "-c", run, "list", "methods", "sharp-max-prob"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    told = done.stdout.partition("sharp-max-prob ")[2].splitlines()
-    assert told[0].strip() == "Exit when the most probable token is probable enough."
-    assert "  conformance: conforms" in told[:5]
-    assert "  sharpness = 2.0: what logits are multiplied by [0.1 .. 10.0]" in told
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["sharp-max-prob", "  Exit when the most probable token is probable enough."]
+    assert "  conformance: conforms" in lines[:5]
+    assert "  sharpness = 2.0  what logits are multiplied by [0.1 .. 10.0]" in lines
 
 
 def test_the_contributing_guides_method_has_what_its_bases_bring(

@@ -330,7 +330,7 @@ def _add_inspect(commands: Commands) -> None:
 
 
 def _add_list(commands: Commands) -> None:
-    examples = "  exitbench list methods\n  exitbench list tasks\n  exitbench list tasks 'mmlu*'"
+    examples = "  exitbench list methods\n  exitbench list methods calm-softmax\n  exitbench list tasks 'mmlu*'"
     parser = command(
         commands,
         "list",
@@ -339,7 +339,7 @@ def _add_list(commands: Commands) -> None:
         examples,
     )
     parser.add_argument("what", choices=tuple(LISTS))
-    about = "tasks: only names of this form, those of the installed lm-eval too, such as 'mmlu*'"
+    about = "methods: their parameters, such as calm-softmax or 'mee-*'; tasks: names that match, lm-eval's too: 'mmlu*'"
     parser.add_argument("pattern", nargs="?", metavar="GLOB", help=about)
     add_plugins(parser)
 

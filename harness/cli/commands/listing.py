@@ -2,54 +2,125 @@
 
 import dataclasses
 import inspect
+import re
+import shutil
+import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from textwrap import wrap
+from typing import TYPE_CHECKING, Final
 
 from exitbench.errors import UserError
+from exitbench.terminal import visible
 
 if TYPE_CHECKING:
     from exitbench.methods.base import Method
 
+Entry = tuple[str, str]
+"""Name and description, each on one line."""
+
+_NARROWEST: Final = 40
+"""Characters of a description's column at least, however narrow the terminal."""
+
 
 def listing(arguments: Namespace) -> int:
-    """Print all names of one category, each with a description.
+    """Print the names of one category with a description each, or the parameters of the methods that match a pattern.
 
     Raises:
-        UserError: A pattern is given for a category other than tasks, or matches nothing.
+        UserError: A pattern is given for a category without patterns, or matches nothing.
     """
-    if arguments.pattern is not None and arguments.what != "tasks":
-        raise UserError(
-            f"{arguments.pattern!r}: only tasks are listed by a pattern; `exitbench list {arguments.what}`."
-        )
-    lines = LISTS[arguments.what]() if arguments.pattern is None else _tasks_like(arguments.pattern)
-    print("\n".join(lines))
+    what, pattern = arguments.what, arguments.pattern
+    if pattern is None:
+        print(*_aligned(LISTS[what]()), sep="\n")
+    elif what == "methods":
+        print(*_methods_like(pattern), sep="\n")
+    elif what == "tasks":
+        print(*_aligned(_tasks_like(pattern)), sep="\n")
+    else:
+        raise UserError(f"{pattern!r}: only methods and tasks are listed by a pattern; `exitbench list {what}`.")
     return 0
 
 
-def _methods() -> Iterator[str]:
+def _aligned(entries: Iterable[Entry], indent: str = "") -> Iterator[str]:
+    """Yield names and descriptions in two columns; a terminal wraps descriptions, a pipe gets one line per name."""
+    rows = [(visible(name), visible(description)) for name, description in entries]
+    start = len(indent) + max((len(name) for name, _ in rows), default=0) + 2
+    room = max(_NARROWEST, shutil.get_terminal_size().columns - start) if sys.stdout.isatty() else sys.maxsize
+    for name, description in rows:
+        lines = wrap(description, room, break_on_hyphens=False) or [""]
+        yield f"{indent}{name}".ljust(start) + lines[0]
+        yield from (" " * start + line for line in lines[1:])
+
+
+def _methods() -> Iterator[Entry]:
+    from exitbench.methods.registry import get_method, method_names, unusable_methods
+
+    verdicts = _verdicts(method_names())
+    for name, verdict in verdicts.items():
+        faulty = "" if verdict == "conforms" else f" Conformance: {verdict}"
+        yield name, f"{_first_line(get_method(name))}{faulty}"
+    for name, why in unusable_methods().items():
+        yield name, f"cannot be used: {why}"
+
+
+def _methods_like(pattern: str) -> Iterator[str]:
+    """Yield all that is known of the matching methods; parameters of several methods are explained once, at the end.
+
+    Raises:
+        UserError: No method matches.
+    """
+    from exitbench.methods.registry import get_method, method_names, unusable_methods
+
+    names = [name for name in method_names() if fnmatchcase(name, pattern)]
+    unusable = {name: why for name, why in unusable_methods().items() if fnmatchcase(name, pattern)}
+    if not names and not unusable:
+        allowed = ", ".join(method_names())
+        raise UserError(f"no method is named {pattern!r}. Allowed: {allowed}; * and ? match any letters.")
+    users = Counter(field for name in method_names() for field in _parameters(get_method(name)))
+    shared: dict[Entry, None] = {}
+    for name, verdict in _verdicts(names).items():
+        method = get_method(name)
+        parameters = _parameters(method)
+        own = [field for field in parameters if users[field] == 1]
+        common = [field for field in parameters if users[field] > 1]
+        shared |= dict.fromkeys(common)
+        bundled = method.__module__.startswith("exitbench.")
+        yield from (name, f"  {_first_line(method)}")
+        yield f"  source: {method.source}{f' (docs/methods/{name}.md)' if bundled else ''}"
+        yield f"  needs: {_needs(method)}"
+        yield f"  conformance: {verdict}"
+        if common:
+            yield f"  shared parameters: {', '.join(field.partition(' = ')[0] for field, _ in common)}"
+        yield from _aligned(own, indent="  ")
+        yield ""
+    if shared:
+        yield "Shared parameters:"
+        yield from _aligned(shared, indent="  ")
+    yield from _aligned((name, f"cannot be used: {why}") for name, why in unusable.items())
+
+
+def _verdicts(names: Sequence[str]) -> Mapping[str, str]:
+    """Return each method's conformance; methods whose code is as bundled have been examined before."""
     from exitbench.harness.conformance import USUAL
     from exitbench.harness.conformance.process import examine_apart
     from exitbench.harness.conformance.shipped import conforming_sources
-    from exitbench.methods.registry import get_method, method_names, syntax_sha256, unusable_methods
+    from exitbench.methods.registry import get_method, syntax_sha256
 
-    names, bundled = method_names(), conforming_sources()
-    tried = [name for name in names if bundled.get(name) != syntax_sha256(get_method(name))]
+    bundled = conforming_sources()
+    to_examine = [name for name in names if bundled.get(name) != syntax_sha256(get_method(name))]
     shape = dataclasses.asdict(USUAL)
-    verdicts = examine_apart([{"name": name, "params": {}, **shape} for name in tried])
-    verdict_by_name = dict.fromkeys(names, "conforms") | dict(zip(tried, map(str, verdicts), strict=True))
-    for name, verdict in verdict_by_name.items():
-        method = get_method(name)
-        yield f"{name:24} {_first_line(method)}"
-        reference = f" (docs/methods.md#{name})" if method.__module__.startswith("exitbench.") else ""
-        yield f"  source: {method.source}{reference}"
-        yield f"  needs: {_needs(method)}"
-        yield f"  conformance: {verdict}"
-        for field in dataclasses.fields(method):
-            yield f"  {field.name} = {field.default!r}: {field.metadata['doc']}{_bounds(field)}"
-    for name, why in unusable_methods().items():
-        yield f"{name:24} cannot be used: {why}"
+    verdicts = examine_apart([{"name": name, "params": {}, **shape} for name in to_examine])
+    return dict.fromkeys(names, "conforms") | dict(zip(to_examine, map(str, verdicts), strict=True))
+
+
+def _parameters(cls: "type[Method]") -> list[Entry]:
+    """Return a method's parameters with default, meaning and bounds."""
+    return [
+        (f"{field.name} = {field.default!r}", f"{field.metadata['doc']}{_bounds(field)}")
+        for field in dataclasses.fields(cls)
+    ]
 
 
 def _needs(cls: "type[Method]") -> str:
@@ -76,20 +147,20 @@ def _bounds(field: "dataclasses.Field[object]") -> str:
     return "" if low is None and high is None else f" [{'' if low is None else low} .. {'' if high is None else high}]"
 
 
-def _tasks() -> Iterator[str]:
+def _tasks() -> Iterator[Entry]:
     from exitbench.tasks.lm_eval.configs import shipped_names
     from exitbench.tasks.registry import unusable_tasks
 
     yield from _tasks_of_python()
     for name in shipped_names():
-        yield f"lm-eval:{name}"
+        yield f"lm-eval:{name}", "Task of lm-eval that comes with ExitBench."
     for name, why in unusable_tasks().items():
-        yield f"{name:16} cannot be used: {why}"
-    yield "lm-eval:NAME     any task, group or tag of lm-eval: exitbench list tasks 'mmlu*'"
+        yield name, f"cannot be used: {why}"
+    yield "lm-eval:NAME", "Any task, group or tag of lm-eval: exitbench list tasks 'mmlu*'"
 
 
-def _tasks_of_python() -> Iterator[str]:
-    """Yield a line per bundled, third-party and declared task, without lm-eval's."""
+def _tasks_of_python() -> Iterator[Entry]:
+    """Yield an entry per bundled, third-party and declared task, without lm-eval's."""
     from exitbench.harness.planning.entries.declared_task import plugged_in
     from exitbench.tasks.registry import brought_by, get_task, task_names
 
@@ -97,12 +168,12 @@ def _tasks_of_python() -> Iterator[str]:
         task = get_task(name)
         source = brought_by(type(task))
         origin = "" if source is None else f" From {source}."
-        yield f"{name:16} {_first_line(type(task))} Metrics: {', '.join(task.metrics)}.{origin}"
+        yield name, f"{_first_line(type(task))} Metrics: {', '.join(task.metrics)}.{origin}"
     for name, declaration in plugged_in().items():
-        yield f"{name:16} Metrics: {', '.join(declaration.metrics)}. From a TOML file among the plug-ins."
+        yield name, f"Metrics: {', '.join(declaration.metrics)}. From a TOML file among the plug-ins."
 
 
-def _tasks_like(pattern: str) -> Iterator[str]:
+def _tasks_like(pattern: str) -> Iterator[Entry]:
     """Yield the tasks whose names match a pattern, including lm-eval's.
 
     Raises:
@@ -110,29 +181,29 @@ def _tasks_like(pattern: str) -> Iterator[str]:
     """
     from exitbench.tasks.lm_eval.configs import catalogue
 
-    python_tasks = [line for line in _tasks_of_python() if fnmatchcase(line.split()[0], pattern)]
+    python_tasks = [entry for entry in _tasks_of_python() if fnmatchcase(entry[0], pattern)]
     lm_eval_pattern = pattern.removeprefix("lm-eval:")
     lm_eval_tasks = {
         name: entry for name, entry in sorted(catalogue(None).items()) if fnmatchcase(name, lm_eval_pattern)
     }
     if not python_tasks and not lm_eval_tasks:
         raise UserError(
-            f"no task is named like {pattern!r}, among lm-eval's neither. Allowed: * and ? for any letters."
+            f"no task is named {pattern!r}, in lm-eval neither. Allowed: * and ? match any letters."
         )
     yield from python_tasks
     for name, entry in lm_eval_tasks.items():
-        yield f"lm-eval:{name}  ({entry.kind.name.lower().replace('_', ' ')})"
+        yield f"lm-eval:{name}", f"({entry.kind.name.lower().replace('_', ' ')})"
 
 
-def _families() -> Iterator[str]:
+def _families() -> Iterator[Entry]:
     from exitbench.harness.engine.checkpoints.families import FAMILIES
 
     for name in sorted(FAMILIES):
-        yield f"{name:16} checkpoints whose config.json has model_type {name!r}"
-    yield "any other        that transformers generates text with, on the hosted engine (docs/measuring.md, Models)"
+        yield name, f"checkpoints whose config.json has model_type {name!r}"
+    yield "any other", "that transformers generates text with, on the hosted engine (docs/models.md)"
 
 
-def _models() -> Iterator[str]:
+def _models() -> Iterator[Entry]:
     from exitbench.harness.training import load_recipe, recipe_names
 
     for name in recipe_names():
@@ -143,29 +214,36 @@ def _models() -> Iterator[str]:
             what = f"{blocks}, width {shape.d_model}"
         else:
             what = f"from {base.recipe or base.checkpoint}" if base is not None else ""
-        yield f"{name:20} {what}, {recipe.objective.loss} loss, {recipe.optimisation.steps} steps"
+        yield name, f"{what}, {recipe.objective.loss} loss, {recipe.optimisation.steps} steps"
 
 
-def _suites() -> Iterator[str]:
+def _suites() -> Iterator[Entry]:
     from exitbench.harness.planning.suite import suite_names, suite_path
 
     for name in suite_names():
-        yield f"{name:16} {suite_path(name).read_text(encoding='utf-8').splitlines()[0].lstrip('# ')}"
+        yield name, _opening_sentence(suite_path(name).read_text(encoding="utf-8"))
 
 
-def _figures() -> Iterator[str]:
+def _figures() -> Iterator[Entry]:
     from exitbench.reports import figures
     from exitbench.reports.registry import discover
 
     for source in discover(figures):
-        yield f"{source.name:16} {source.module.TITLE}"
+        yield source.name, source.module.TITLE
+
+
+def _opening_sentence(suite: str) -> str:
+    """Return the first sentence of the comment with which a suite's file begins."""
+    comment = re.match(r"(#.*\n)*", suite)
+    text = " ".join(line.lstrip("# ") for line in comment[0].splitlines()) if comment else ""
+    return re.split(r"(?<=\.)\s", text, maxsplit=1)[0]
 
 
 def _first_line(cls: type) -> str:
     return next(iter((inspect.getdoc(cls) or "").splitlines()), "")
 
 
-LISTS = {
+LISTS: Final[Mapping[str, Callable[[], Iterator[Entry]]]] = {
     "methods": _methods,
     "tasks": _tasks,
     "families": _families,

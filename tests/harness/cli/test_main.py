@@ -328,10 +328,10 @@ def test_sql_prints_in_three_formats_and_a_terminal_gets_no_control_characters(
 @pytest.mark.parametrize(
     ("what", "expected"),
     [
-        ("methods", "  exit_layer = 1: blocks executed for every token [1 .. ]"),
+        ("methods", "static                  Every token exits after the same number of blocks"),
         ("tasks", "squad "),
         ("models", "multi30k-weighted "),
-        ("suites", "builtin          The built-in suite"),
+        ("suites", "builtin                The built-in suite"),
         ("figures", "frontier "),
     ],
 )

@@ -78,9 +78,26 @@ def test_a_damaged_file_of_verdicts_is_made_anew(tmp_path: Path, trials: list[st
     assert list(json.loads((tmp_path / CACHE).read_text())) == [setting().key]
 
 
-def test_the_list_of_methods_names_needs_and_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_of_methods_has_one_line_per_method(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list", "methods"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == sorted(method_names())
+    (column,) = {len(line) - len(line.split(maxsplit=1)[1]) for line in lines}
+    assert column == max(map(len, method_names())) + 2
+
+
+def test_a_methods_parameters_are_listed_with_needs_and_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "methods", "mee-*"]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("  conformance: conforms\n") == len(method_names())
-    assert "  needs: a fit on the train split, a scores cell before a replay\n" in printed
-    assert "  kv_policy = 'state-copy': " in printed
+    matching = [name for name in method_names() if name.startswith("mee-")]
+    assert printed.count("  conformance: conforms\n") == len(matching) == 3
+    assert "  needs: a fit on the train split, states of earlier blocks, a scores cell before a replay\n" in printed
+    assert printed.count("  kv_policy = 'state-copy'  ") == 1, "a shared parameter is explained once"
+    own, shared = printed.split("Shared parameters:")
+    assert "  hidden = 250 " in own and "  kv_policy = 'state-copy'  " in shared
+
+
+def test_a_pattern_that_matches_no_method_is_refused_with_all_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "methods", "calm-sofmax"]) == 2
+    message = capsys.readouterr().err
+    assert "no method is named 'calm-sofmax'" in message and "calm-softmax" in message
