@@ -42,7 +42,7 @@ class LMHead(Head):
 
 
 class BoundedLMHead(LMHead):
-    """The model's own LM head, of which an int8 copy is read first; see `docs/methods.md`, certified gates."""
+    """The model's own LM head, of which an int8 copy is read first; see `docs/methods/index.md`, certified gates."""
 
     def bounds(self, view: BlockView) -> LogitBounds:
         """Return bounds of the logits of the whole vocabulary."""

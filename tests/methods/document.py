@@ -1,8 +1,9 @@
-"""Puts the parameters of the methods, as the code declares them, into the tables of docs/methods.md.
+"""Generate the parameter tables of docs/methods from the declarations in the code.
 
     python tests/methods/document.py
 
-A table stands between `<!-- parameters: NAME -->` and `<!-- end -->`.
+A table stands between `<!-- parameters: NAME -->` and `<!-- end -->`. `shared` is the table in index.md of the
+parameters that base classes declare. A method's table has only what differs from it.
 """
 
 from __future__ import annotations
@@ -10,13 +11,19 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from exitbench.methods.base import Method
+from exitbench.methods.exit_networks import TrainedGate
+from exitbench.methods.gated import Asking, Gated, Skipping, SoftmaxAsking, Thresholded
 from exitbench.methods.registry import get_method
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "methods.md"
+FOLDER = Path(__file__).parents[2] / "docs" / "methods"
+BASES: tuple[type[Method], ...] = (Skipping, Asking, Thresholded, Gated, SoftmaxAsking, TrainedGate)
+"""Base classes whose parameters are shared, in the order of the table."""
+SHARED = "shared"
 TABLE = re.compile(r"(<!-- parameters: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 HEADER = "| parameter | default | allowed | meaning |\n|---|---|---|---|\n"
 KINDS = {str: "text", float: "number", int: "whole number", bool: "true or false"}
@@ -25,27 +32,54 @@ KINDS = {str: "text", float: "number", int: "whole number", bool: "true or false
 def main() -> None:
     """Rewrite the tables."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    DOCUMENT.write_text(rewritten(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in FOLDER.glob("*.md"):
+        page.write_text(rewritten(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def rewritten(text: str) -> str:
-    """The document with its tables as the code has them."""
-    return TABLE.sub(lambda found: found[1] + table(get_method(found[2])) + found[3], text)
+    """Return the page with its tables generated from the code."""
+    return TABLE.sub(lambda found: found[1] + _generated(found[2]) + found[3], text)
 
 
-def table(method: type[Method]) -> str:
-    """Markdown of a method's parameters."""
+def shared_rows() -> dict[str, str]:
+    """Return the table row of each shared parameter, by name; the first base class that has it counts."""
+    rows: dict[str, str] = {}
+    for base in BASES:
+        for name, row in _rows(base):
+            rows.setdefault(name, row)
+    return rows
+
+
+def shared_table() -> str:
+    """Return the table of the shared parameters, in the order of the base classes."""
+    return HEADER + "".join(shared_rows().values())
+
+
+def own_table(method: type[Method]) -> str:
+    """Return the names of a method's shared parameters, and the table of those that differ or are its own."""
+    shared = shared_rows()
+    rows = dict(_rows(method))
+    own = {name: row for name, row in rows.items() if shared.get(name) != row}
+    same = ", ".join(f"`{name}`" for name in rows if name not in own)
+    described = f"[Shared parameters](index.md#shared-parameters): {same}.\n" if same else ""
+    table = HEADER + "".join(own.values()) if own else "No parameters of its own.\n"
+    return f"{described}\n{table}" if described else table
+
+
+def _generated(name: str) -> str:
+    return shared_table() if name == SHARED else own_table(get_method(name))
+
+
+def _rows(method: type[Method]) -> Iterator[tuple[str, str]]:
+    """Yield the name of each parameter and its table row."""
     types = get_type_hints(method)
-    rows = [
-        f"| `{field.name}` | `{_value(field.default)}` | {_allowed(types[field.name], field.metadata)} "
-        f"| {_escaped(field.metadata['doc'])} |\n"
-        for field in dataclasses.fields(method)
-    ]
-    return HEADER + "".join(rows) if rows else "No parameters.\n"
+    for field in dataclasses.fields(method):
+        allowed, meaning = _allowed(types[field.name], field.metadata), _escaped(field.metadata["doc"])
+        yield field.name, f"| `{field.name}` | `{_value(field.default)}` | {allowed} | {meaning} |\n"
 
 
 def _value(value: Any) -> str:
-    """As a suite would write it."""
+    """Return the value in the notation of a suite."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(_value, value))}]"
     return f'"{value}"' if isinstance(value, str) else str(value)

@@ -18,7 +18,9 @@ from exitbench.methods.gated import Skipping, SoftmaxAsking
 from exitbench.methods.registry import get_method, method_names
 
 ROOT = Path(__file__).parents[2]
-METHODS = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+FOLDER = ROOT / "docs" / "methods"
+INDEX = (FOLDER / "index.md").read_text(encoding="utf-8")
+PAGES = {path.stem: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.md") if path.stem != "index"}
 REFERENCES = (ROOT / "docs" / "references.md").read_text(encoding="utf-8")
 OURS = [name for name in method_names() if get_method(name).__module__.startswith("exitbench.methods.")]
 CONTROLS = {"full", "random"}
@@ -85,32 +87,29 @@ def document() -> ModuleType:
     return module
 
 
-def test_every_method_has_a_section_and_nothing_else_claims_to_be_one() -> None:
-    headings = re.findall(r"^#+ ([a-z0-9-]+)$", METHODS, flags=re.MULTILINE)
-    assert sorted(headings) == OURS
-    assert sorted(re.findall(r"<!-- parameters: (.+) -->", METHODS)) == OURS
-    for name in OURS:
-        assert f"<!-- parameters: {name} -->" in sections(METHODS)[name], name
+def test_every_method_has_a_page_and_nothing_else_claims_to_be_one() -> None:
+    assert sorted(PAGES) == OURS
+    for name, page in PAGES.items():
+        assert page.startswith(f"# {name}\n"), name
+        assert re.findall(r"<!-- parameters: (.+) -->", page) == [name]
+    assert re.findall(r"<!-- parameters: (.+) -->", INDEX) == ["shared"]
 
 
-def test_every_method_is_in_the_table_of_contents() -> None:
-    contents = METHODS.partition("\n## ")[0]
-    linked = re.findall(r"\[([^]]+)\]\(#([^)]+)\)", contents)
-    assert sorted(name for name, anchor in linked if name == anchor and name in OURS) == OURS
-    assert {anchor for _, anchor in linked} == anchors(METHODS) - {"methods"}
+def test_the_table_of_all_methods_has_each_one_once() -> None:
+    linked = re.findall(r"^\| \[([a-z0-9-]+)\]\(([a-z0-9-]+)\.md\) \| \S", sections(INDEX)["All methods"], re.MULTILINE)
+    assert sorted(linked) == [(name, name) for name in OURS]
 
 
-def test_every_section_says_what_comes_out_of_where_and_at_what_cost() -> None:
-    for name in OURS:
-        section = sections(METHODS)[name]
-        assert all(f"- **{what}:**" in section for what in ("Emits", "Source", "Cost")), name
+def test_every_page_says_what_comes_out_of_where_and_at_what_cost() -> None:
+    for name, page in PAGES.items():
+        assert all(f"- **{what}:**" in page for what in ("Emits", "Source", "Cost")), name
 
 
 def test_every_kv_policy_has_its_row_and_nothing_else_claims_to_be_one() -> None:
     known = [thing for thing in vars(kv_policies).values() if isinstance(thing, type) and issubclass(thing, KVPolicy)]
     names = {cls.name for cls in known if hasattr(cls, "name")}
     assert names >= set(kv_policies.KV_POLICIES) | set(kv_policies.ROLLBACKS)
-    assert sorted(rows(sections(METHODS)["KV policies"])) == sorted(names)
+    assert sorted(rows(sections(INDEX)["KV policies"])) == sorted(names)
 
 
 def choices(method: type[Method], parameter: str) -> list[str]:
@@ -119,13 +118,13 @@ def choices(method: type[Method], parameter: str) -> list[str]:
 
 
 def test_every_head_has_its_row_and_nothing_else_claims_to_be_one() -> None:
-    section = sections(METHODS)["LM heads and exit heads"]
+    section = sections(INDEX)["LM heads and exit heads"]
     assert sorted(rows(section)) == choices(SoftmaxAsking, "head")
     assert "\n| exit heads |" in section
 
 
 def test_the_tables_of_rules_decays_and_losses_have_what_can_be_asked_for() -> None:
-    softmax, text = get_method("calm-softmax"), sections(METHODS)
+    softmax, text = get_method("calm-softmax"), sections(INDEX)
     rules = sorted(["rule", "decay", *choices(softmax, "rule"), *choices(softmax, "decay")])
     assert sorted(rows(text["Threshold rules and decays"])) == rules
     assert sorted(rows(text["Trained gates"])) == sorted(["loss", *choices(get_method("mee-lstm"), "loss")])
@@ -137,21 +136,40 @@ def test_every_method_with_any_kv_policy_has_them_all() -> None:
             assert choices(get_method(name), "kv_policy") == sorted(kv_policies.KV_POLICIES), name
 
 
-def test_the_parameter_tables_are_what_the_script_writes(document: ModuleType) -> None:
-    assert document.rewritten(METHODS) == METHODS, "python tests/methods/document.py"
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.md")), ids=lambda path: path.stem)
+def test_the_parameter_tables_are_what_the_script_writes(path: Path, document: ModuleType) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert document.rewritten(text) == text, "python tests/methods/document.py"
+
+
+def test_every_parameter_of_a_method_is_on_its_page_as_shared_or_as_its_own(document: ModuleType) -> None:
+    shared = rows(document.shared_table())
+    assert sorted(shared) == sorted(document.shared_rows())
+    for name in OURS:
+        table = document.own_table(get_method(name))
+        same = re.findall(r"`(\w+)`", re.sub(r"^\|.*", "", table, flags=re.MULTILINE))
+        assert set(same) <= set(shared), name
+        assert sorted([*same, *rows(table)]) == sorted(field.name for field in dataclasses.fields(get_method(name)))
 
 
 def test_the_script_writes_every_parameter_as_the_code_has_it(document: ModuleType) -> None:
-    table = document.table(get_method("heads"))
-    assert rows(table) == [field.name for field in dataclasses.fields(get_method("heads"))]
+    table = document.own_table(get_method("heads"))
+    assert rows(table) == ["threshold", "levels", "exit_blocks", "confidence", "temperature"]
     assert '| `confidence` | `"breaking-ties"` | `breaking-ties`, `entropy`,' in table
-    assert "| `epsilon` | `0.95` | number from 0 to 1 | agreement asked by rule epsilon |" in table
     assert "| `exit_blocks` | `[]` | list: whole number from 1 |" in table
+    assert "| `epsilon` | `0.95` | number from 0 to 1 | agreement asked by rule epsilon |" in document.shared_table()
+
+
+def test_a_parameter_that_differs_from_the_shared_one_is_in_the_methods_own_table(document: ModuleType) -> None:
+    assert rows(document.own_table(get_method("mee-mlp3"))) == ["min_exit", "decay"]
+    assert rows(document.own_table(get_method("entropy"))) == ["threshold"]
+    assert document.own_table(get_method("max-prob")).endswith("No parameters of its own.\n")
 
 
 def test_every_example_is_a_sweep_of_a_suite(tmp_path: Path) -> None:
-    assert examples(METHODS)
-    for example in examples(METHODS):
+    written = [example for text in (INDEX, *PAGES.values()) for example in examples(text)]
+    assert written
+    for example in written:
         suite = loaded(example, tmp_path)
         assert suite.sweeps or suite.calibrations
         for entry in (*suite.sweeps, *suite.calibrations):
@@ -160,12 +178,12 @@ def test_every_example_is_a_sweep_of_a_suite(tmp_path: Path) -> None:
 
 
 def test_every_method_has_an_example_of_its_own(tmp_path: Path) -> None:
-    for name in OURS:
-        (example,) = examples(sections(METHODS)[name])
+    for name, page in PAGES.items():
+        (example,) = examples(page)
         assert {sweep.method for sweep in loaded(example, tmp_path).sweeps} == {name}
 
 
-def test_the_source_of_every_method_is_a_reference_that_its_section_links_to() -> None:
+def test_the_source_of_every_method_is_a_reference_that_its_page_links_to() -> None:
     papers = list(sections(REFERENCES))
     for name in OURS:
         source = get_method(name).source
@@ -173,14 +191,14 @@ def test_the_source_of_every_method_is_a_reference_that_its_section_links_to() -
         in_capitals = set(re.findall(r"\b[A-Z]\w*[A-Z]\w*\b", source)) - NO_REFERENCES
         assert in_capitals <= set(named), f"{name}: {source}"
         assert bool(named) != (name in CONTROLS), f"{name}: {source}"
-        linked = set(re.findall(r"\(references\.md#([^)]+)\)", sections(METHODS)[name]))
+        linked = set(re.findall(r"\(\.\./references\.md#([^)]+)\)", PAGES[name]))
         assert {anchor for paper in named for anchor in anchors(f"# {paper}")} <= linked, f"{name}: {source}"
 
 
 def test_the_methods_that_a_reference_lists_link_back_to_it() -> None:
     for paper, text in sections(REFERENCES).items():
-        for name in set(re.findall(r"methods\.md#([\w-]+)", text)) & set(OURS):
-            assert re.search(rf"\b{re.escape(paper)}\b", sections(METHODS)[name], re.IGNORECASE), (paper, name)
+        for name in set(re.findall(r"methods/([\w-]+)\.md", text)) & set(OURS):
+            assert re.search(rf"\b{re.escape(paper)}\b", PAGES[name], re.IGNORECASE), (paper, name)
 
 
 def test_the_figures_and_tables_of_a_reference_exist() -> None:
@@ -223,13 +241,15 @@ def test_the_citation_file_is_of_this_version() -> None:
     assert {"message", "authors", "abstract"} <= set(citation)
 
 
-@pytest.mark.parametrize("name", ["methods.md", "references.md", "glossary.md"])
-def test_links_lead_to_a_heading(name: str) -> None:
-    folder = ROOT / "docs"
-    links = re.findall(r"\]\(([\w.-]*)(?:#([^)]*))?\)", (folder / name).read_text(encoding="utf-8"))
+LINKED = [*sorted(FOLDER.glob("*.md")), ROOT / "docs" / "references.md", ROOT / "docs" / "glossary.md"]
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.stem)
+def test_links_lead_to_a_heading(page: Path) -> None:
+    links = re.findall(r"\]\(([\w./-]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8"))
     assert links
     for file, anchor in links:
-        target = folder / (file or name)
-        assert target.is_file(), f"{name} links to {file}"
+        target = page.parent / file if file else page
+        assert target.is_file(), f"{page.name} links to {file}"
         if anchor:
-            assert anchor in anchors(target.read_text(encoding="utf-8")), f"{name} links to {file}#{anchor}"
+            assert anchor in anchors(target.read_text(encoding="utf-8")), f"{page.name} links to {file}#{anchor}"

@@ -6,8 +6,8 @@ product by no more than
 
   |r| |x|  +  |q| |e|  +  rounding of both products;
 
-`docs/methods.md` has the proof. The choice of library and its order of summation change how wide an interval is, but
-not that it holds.
+`docs/methods/index.md` has the proof. The choice of library and its order of summation change how wide an interval is,
+but not that it holds.
 
 Shape suffixes: A rows, D model width, V vocabulary, N pairs of a row and an id.
 """
