@@ -339,7 +339,7 @@ def _add_list(commands: Commands) -> None:
         examples,
     )
     parser.add_argument("what", choices=tuple(LISTS))
-    about = "methods: their parameters, such as calm-softmax or 'mee-*'; tasks: names that match, lm-eval's too: 'mmlu*'"
+    about = "methods: NAME or 'mee-*', to see their parameters; tasks: NAME or 'mmlu*', with lm-eval's"
     parser.add_argument("pattern", nargs="?", metavar="GLOB", help=about)
     add_plugins(parser)
 

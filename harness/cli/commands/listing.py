@@ -187,9 +187,7 @@ def _tasks_like(pattern: str) -> Iterator[Entry]:
         name: entry for name, entry in sorted(catalogue(None).items()) if fnmatchcase(name, lm_eval_pattern)
     }
     if not python_tasks and not lm_eval_tasks:
-        raise UserError(
-            f"no task is named {pattern!r}, in lm-eval neither. Allowed: * and ? match any letters."
-        )
+        raise UserError(f"no task is named {pattern!r}, in lm-eval neither. Allowed: * and ? match any letters.")
     yield from python_tasks
     for name, entry in lm_eval_tasks.items():
         yield f"lm-eval:{name}", f"({entry.kind.name.lower().replace('_', ' ')})"
