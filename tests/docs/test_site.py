@@ -14,7 +14,8 @@ import exitbench
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+MEASURED = sorted((ROOT / "tests" / "benchmarks").glob("*.md"))
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md")), *MEASURED]
 GENERATED = {"gallery.md", "contributing.md", "changelog.md"}
 """Pages that docs/site/hooks.py adds; no document links to them, since they are only on the site."""
 
