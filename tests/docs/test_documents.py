@@ -21,8 +21,7 @@ from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.reports import documentation
 from exitbench.results.database.connection import open_database
-from exitbench.results.database.schema_doc import described_views, schema_markdown
-from exitbench.results.queries.cookbook import cookbook_markdown
+from exitbench.results.database.schema_doc import described_views
 from exitbench.tasks.builtin.words import Kind
 
 ROOT = Path(__file__).parents[2]
@@ -122,22 +121,12 @@ def test_ci_runs_the_readmes_test_command_and_style_and_types() -> None:
     assert f"{command} lint types\n" in (ROOT / ".ci" / "run").read_text()
 
 
-def test_the_document_on_the_schema_is_up_to_date() -> None:
-    again = "exitbench sql --schema > docs/schema.md"
-    assert (ROOT / "docs" / "schema.md").read_text(encoding="utf-8") == schema_markdown(), again
-
-
 def test_every_kind_of_word_is_defined_where_sql_is_asked_and_where_measuring_is_told() -> None:
     kinds = {*get_args(Kind), "end"}
     (view,) = (view.sql for view in described_views() if view.name == "token_kinds")
     assert kinds == set(re.findall(r"\('(\w+)', '", view))
     section = (ROOT / "docs" / "measuring.md").read_text().partition("## Kinds of word\n")[2].partition("\n## ")[0]
     assert kinds <= {kind for names in re.findall(r"^\| (.*?) \|", section, re.MULTILINE) for kind in names.split(", ")}
-
-
-def test_the_cookbook_is_up_to_date() -> None:
-    again = "exitbench sql --cookbook > docs/sql.md"
-    assert (ROOT / "docs" / "sql.md").read_text(encoding="utf-8") == cookbook_markdown(), again
 
 
 def test_the_readmes_table_and_picture_are_made_from_its_data() -> None:
