@@ -110,8 +110,9 @@ def margin(p_AK: Tensor) -> Tensor:
     """Largest minus second largest, [A]; the largest itself where there is only one."""
     if p_AK.shape[-1] == 1:
         return p_AK[:, 0]
-    top_A2 = p_AK.topk(2).values
-    return top_A2[:, 0] - top_A2[:, 1]
+    # Two maxima, which are faster than `topk(2)` over a vocabulary.
+    largest_A1, index_A1 = p_AK.max(-1, keepdim=True)
+    return largest_A1[:, 0] - p_AK.scatter(-1, index_A1, -torch.inf).amax(-1)
 
 
 def softmax_cost(model: Model, times: float) -> Cost:

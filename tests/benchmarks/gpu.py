@@ -7,7 +7,7 @@ a step aborts; missed goals are shown. `--quick` uses tiny shapes, to test the s
 
 First the device is checked against the CPU; if it is wrong, nothing is timed. Checked: tokens and exit layers in fp32,
 one by one and in a batch, for the bundled models and a random one with grouped heads, with `gpu_checks.METHODS` and
-their default KV policies. Answers may differ at near-ties.
+their default KV policies, with CUDA graphs of the blocks and without. Answers may differ at near-ties.
 Not checked: bf16, which most timings use; other gates and heads; any other KV policy (noisy, exact, deferred,
 verifying); the oracle; and sampling.
 """
@@ -27,7 +27,7 @@ import torch
 from goals import is_met, table
 from gpu_checks import correctness
 from gpu_models import Line, Setting
-from gpu_speed import batches, full_depth, gates, llama, realised_fraction, tracing
+from gpu_speed import batches, compiled, decoders, full_depth, gates, graphs, llama, realised_fraction, tracing
 
 from exitbench.harness.running.environment import environment_and_hardware
 
@@ -35,11 +35,14 @@ MOST_S = 480.0
 STEPS: dict[Callable[[Setting], Iterator[Line]], float] = {
     correctness: 120,
     full_depth: 100,
+    graphs: 30,
     realised_fraction: 30,
     gates: 45,
     batches: 40,
+    decoders: 60,
     tracing: 25,
     llama: 45,
+    compiled: 90,
 }
 """Steps and the estimated seconds of each; a step is skipped if less time is left."""
 UNCHECKED: Line = ("correctness", {"note": "left out: what is timed here was not checked"})

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from gpu_models import Line, Setting
@@ -16,6 +17,8 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
 from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Generation, Request
+from exitbench.harness.engine.model import model
+from exitbench.harness.engine.model.graphs import DEVICES
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.training import find_trained, load_recipe
 from exitbench.harness.training.store import SHIPPED
@@ -115,10 +118,10 @@ class Case:
 def correctness(setting: Setting) -> Iterator[Line]:
     """Check the device against the CPU; if it is wrong, nothing is timed afterwards."""
     cases = list(_cases(setting))
-    partings = [parting for case in cases for parting in case.partings(_answers_of(case))]
+    partings = [parting for case in cases for answers in _answers_of(case) for parting in case.partings(answers)]
     wrong = [parting for parting in partings if not parting.margin < NEAR_TIE]
     setting.is_wrong = bool(wrong)
-    answers = sum(len(case.requests) for case in cases)
+    answers = 2 * sum(len(case.requests) for case in cases)
     near = max((parting.margin for parting in partings if parting not in wrong), default=0.0)
     note = f"of {answers} answers; {len(partings) - len(wrong)} part at near-ties, margins up to {near:.1e}"
     first = f"; wrong first: {wrong[0].where}, margin {wrong[0].margin:.1e}" if wrong else ""
@@ -169,5 +172,8 @@ def _answers(checkpoint: Checkpoint, requests: Sequence[Request], new_tokens: in
     return decode(checkpoint, prefill(checkpoint.model, requests, new_tokens), parts)
 
 
-def _answers_of(case: Case) -> list[Generation]:
-    return _answers(case.on_device, case.requests, case.new_tokens, case.parts)
+def _answers_of(case: Case) -> Iterator[list[Generation]]:
+    """Yield the device's answers with graphs, and without."""
+    for devices in (DEVICES, frozenset[str]()):
+        with patch.object(model, "DEVICES", devices):
+            yield _answers(case.on_device, case.requests, case.new_tokens, case.parts)

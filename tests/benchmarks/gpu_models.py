@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from models import LARGE, SHAPES, Pair, Shape
@@ -16,6 +17,8 @@ from ratios import Comparison, Timed, rounds_within
 from exitbench.harness.engine.checkpoints.families import FAMILIES
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
 from exitbench.harness.engine.checkpoints.tensor_files import Tensors
+from exitbench.harness.engine.model import model
+from exitbench.harness.engine.model.graphs import DEVICES
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.methods.base import Parts
 
@@ -28,6 +31,22 @@ LLAMA_7B = dict(
     num_key_value_heads=32,
     num_hidden_layers=32,
 )
+SMOLLM2 = dict(
+    vocab_size=49152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_attention_heads=9,
+    num_key_value_heads=3,
+    num_hidden_layers=30,
+)
+LLAMA_1B = dict(
+    vocab_size=128256,
+    hidden_size=2048,
+    intermediate_size=8192,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    num_hidden_layers=16,
+)
 TINY_LLAMA = dict(
     vocab_size=96,
     hidden_size=32,
@@ -39,6 +58,8 @@ TINY_LLAMA = dict(
 SHAPES |= {
     "t5-large-random": Shape("t5", 32, {**LARGE, "num_layers": 24}),
     "t5-tiny-random": Shape("t5", 4, TINY),
+    "smollm2-135m-random": Shape("llama", 64, SMOLLM2),
+    "llama-1b-random": Shape("llama", 64, LLAMA_1B),
     "llama-7b-random": Shape("llama", 64, LLAMA_7B),
     "llama-tiny-random": Shape("llama", 4, TINY_LLAMA),
 }
@@ -62,6 +83,7 @@ class Setting:
     ends_at: float
     is_wrong: bool = False
     _t5: dict[torch.dtype, OnDevice] = field(default_factory=dict)
+    _decoders: dict[str, OnDevice] = field(default_factory=dict)
 
     @property
     def on_gpu(self) -> bool:
@@ -84,6 +106,19 @@ class Setting:
         if dtype not in self._t5:
             self._t5[dtype] = OnDevice(label, folder, self, dtype)
         return self._t5[dtype]
+
+    def decoder(self, label: str) -> OnDevice:
+        """Return a decoder-only model in bf16, with random weights generated and saved in bf16."""
+        if label not in self._decoders:
+            default = torch.get_default_dtype()
+            torch.set_default_dtype(torch.bfloat16)
+            try:
+                with torch.device(self.device):
+                    Pair(label, self.folder / label)
+            finally:
+                torch.set_default_dtype(default)
+            self._decoders[label] = OnDevice(label, self.folder / label, self, torch.bfloat16)
+        return self._decoders[label]
 
     def wait(self) -> None:
         if self.on_gpu:
@@ -120,16 +155,33 @@ class OnDevice(Pair):
     def inputs(self, prompts: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
         return {name: value.to(self.setting.device) for name, value in super().inputs(prompts).items()}
 
-    def going(self, parts: Parts, prompts: Sequence[Sequence[int]], new_tokens: int | None = None) -> Timed:
-        """Return decoding to time, after a prefill that has finished on the device."""
+    def static(self, inputs: Mapping[str, torch.Tensor], new_tokens: int) -> list[list[int]]:
+        """Return new tokens by `generate` with a static cache, which transformers compiles, with CUDA graphs."""
+        output = self.reference.generate(
+            **inputs, cache_implementation="static", max_new_tokens=new_tokens, do_sample=False
+        )
+        answers: list[list[int]] = output[:, -new_tokens:].tolist()
+        return answers
+
+    def going(
+        self, parts: Parts, prompts: Sequence[Sequence[int]], new_tokens: int | None = None, *, captures: bool = True
+    ) -> Timed:
+        """Return decoding to time, after a prefill that has finished on the device; without graphs if so chosen."""
         decoding = self.decoding(parts, prompts, new_tokens)
+        devices = DEVICES if captures else frozenset[str]()
+
+        def run(batch: Any) -> Any:
+            with patch.object(model, "DEVICES", devices):
+                answers = decoding.run(batch)
+            self.setting.wait()
+            return answers
 
         def prepare() -> Any:
             batch = decoding.prepare()
             self.setting.wait()
             return batch
 
-        return Timed(decoding.run, prepare, decoding.traced)
+        return Timed(run, prepare, decoding.traced)
 
 
 class Unsaved(OnDevice):

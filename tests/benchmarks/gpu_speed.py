@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -64,6 +64,59 @@ def full_depth(setting: Setting) -> Iterator[Line]:
         name = str(dtype).removeprefix("torch.")
         yield f"full depth, {name}", _result(comparison, BASELINE, note, first_s=first_s, **setting.goal(10.0))
         del pair.reference
+
+
+def graphs(setting: Setting) -> Iterator[Line]:
+    """Time CUDA graphs of blocks, captured anew for every batch, over launching the kernels one by one."""
+    pair = setting.t5(torch.bfloat16)
+    for new_tokens in (3,) if setting.quick else (16, 64):
+        yield _graphs(setting, pair, 1, new_tokens)
+    yield _graphs(setting, pair, 8, 3 if setting.quick else 64)
+
+
+def _graphs(setting: Setting, pair: OnDevice, rows: int, new_tokens: int) -> Line:
+    prompts = pair.prompts(rows)
+    without, captured = (pair.going(pair.full(), prompts, new_tokens, captures=used) for used in (False, True))
+    comparison = setting.in_turn(without, captured)
+    tokens_per_s = rows * new_tokens / statistics.median(comparison.measured_s)
+    note = f"{tokens_per_s:.0f} tokens/s"
+    name = f"graphs, {pair.label}, {rows} rows, {new_tokens} tokens"
+    return name, _result(comparison, "x without graphs", note, **setting.goal(1.2))
+
+
+def _decoders(setting: Setting) -> Iterator[OnDevice]:
+    """Yield models of the shapes of SmolLM2-135M and Llama-1B, in bf16."""
+    for label in ("llama-tiny-random",) if setting.quick else ("smollm2-135m-random", "llama-1b-random"):
+        yield setting.decoder(label)
+
+
+def decoders(setting: Setting) -> Iterator[Line]:
+    """Time decoder-only models: against `generate`, with graphs in batches, and an exit at half depth."""
+    for pair in _decoders(setting):
+        yield _against(setting, pair, "transformers' generate, no graphs", pair.transformers)
+        for rows in (1, 4) if setting.quick else (1, 8, 64):
+            yield _graphs(setting, pair, rows, pair.shape.new_tokens)
+        name, result = _realised(setting, pair, pair.n_blocks // 2)
+        yield f"{pair.label}, {name}", result
+
+
+def compiled(setting: Setting) -> Iterator[Line]:
+    """Time decoder-only models against `generate` with a static cache, which transformers compiles, with graphs."""
+    for pair in _decoders(setting):
+        yield _against(setting, pair, "compiled generate, static cache", pair.static)
+
+
+def _against(setting: Setting, pair: OnDevice, name: str, generate: Callable[..., list[list[int]]]) -> Line:
+    prompts, new_tokens = pair.prompts(), pair.shape.new_tokens
+    inputs, local = pair.inputs(prompts), pair.going(pair.full(), prompts)
+    reference = Timed(lambda _: generate(inputs, new_tokens))
+    (expected,), first_s = _first(setting, reference)
+    (answer,) = local.once()
+    same = sum(map(int.__eq__, answer.token_ids, expected))
+    comparison = setting.in_turn(reference, Timed(lambda _: local.once()))
+    base, measured = (new_tokens / statistics.median(s) for s in (comparison.base_s, comparison.measured_s))
+    note = f"{measured:.0f} against {base:.0f} tokens/s, first after {first_s:.1f} s; {same} of {new_tokens} the same"
+    return f"full depth, {pair.label}", _result(comparison, f"x {name}", note, first_s=first_s)
 
 
 def realised_fraction(setting: Setting) -> Iterator[Line]:

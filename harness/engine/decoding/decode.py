@@ -183,6 +183,7 @@ class Decoding:
         self.rows = [Row(request, Generation()) for request in batch.requests]
         self._checkpoint, self._parts, self._is_stopped = checkpoint, parts, is_stopped
         self._max_new_tokens, self._cache, self._thresholds = batch.max_new_tokens, batch.cache, batch.thresholds
+        self._cache.captures = parts.kv_policy.deferred is None
         self._runner = BlockRunner(checkpoint.model, batch.cache, parts)
         self._observer = Trace(checkpoint.model) if traced else observer or Observer()
         self._prompt_state_BD = batch.prompt_state_BD if batch.fed_B is None else None

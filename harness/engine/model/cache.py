@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,10 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from exitbench.harness.engine.model.positions import relative_bias
+from exitbench.harness.engine.model.positions import additive, relative_bias
 
 if TYPE_CHECKING:
+    from exitbench.harness.engine.model.graphs import BlockGraphs
     from exitbench.harness.engine.model.model import Transformer
+
+ALIGNED = 8
+"""Attention kernels of a GPU read masks whose rows are a multiple of this many positions long; others are copied."""
 
 KV = tuple[Tensor, Tensor]
 """Keys and values of one block, [B, G, S, K] each."""
@@ -89,11 +94,13 @@ class DecodingCache(ABC):
         length: Number of filled positions.
         padding_B: Left padding of each row; None without.
         waiting: Deferred tokens of each row.
+        captures: Whether blocks may become CUDA graphs: then no output of a block may be read after its step.
     """
 
     joins: ClassVar[bool] = False
     """Whether rows of another cache can be added (`join`)."""
 
+    captures: bool = False
     length: int
     padding_B: Tensor | None
     waiting: list[list[DeferredToken]]
@@ -191,6 +198,7 @@ class Cache(DecodingCache):
         shared: Rows that share a source; None if each row has its own.
         by_distance: Bias of keys at distances room-1..0, and of future keys, which it masks: [1, 1 or H, 1, 2 room -
             1].
+        graphs: CUDA graphs of blocks that run with this cache; None before the first.
     """
 
     joins: ClassVar[bool] = True
@@ -199,8 +207,11 @@ class Cache(DecodingCache):
         arch = model.arch
         self._model = model
         self.length = 0
+        if model.device.type != "cpu":
+            room = math.ceil(room / ALIGNED) * ALIGNED
         shape = (arch.n_blocks, n_rows, 2 * arch.n_kv_heads, room, arch.head_dim)
         self.self_kv = torch.empty(shape, dtype=model.dtype, device=model.device)  # a row's keys, then its values
+        self.graphs: BlockGraphs | None = None
         self.cross_kv: Tensor | None = None  # the source's, [L, B, 2G, S, K]; one row per source if rows share sources
         self.shared: SharedSources | None = None
         self._by_block: dict[str, tuple[Tensor, list[KV]]] = {}  # views of self_kv and cross_kv, cached
@@ -222,6 +233,14 @@ class Cache(DecodingCache):
             return self.by_distance[..., self.room - end : self.room]
         windows = self.by_distance[..., 0, :].unfold(-1, end, 1)  # a later position sees all keys one further away
         return windows[:, :, self.room - end : self.room - start].flip(-2)
+
+    def seen_from_all(self, place: int) -> Tensor:
+        """Return mask and position bias of all keys, written or not, for one position: [1 or B, 1 or H, 1, room]."""
+        bias = self.by_distance[..., self.room - 1 - place : 2 * self.room - 1 - place]
+        if self.padding_B is None:
+            return bias.clone()
+        keys = torch.arange(self.room, device=self.device)
+        return bias + additive(keys[None, :] >= self.padding_B[:, None], bias.dtype)[:, None, None, :]
 
     @property
     def n_rows(self) -> int:
@@ -263,7 +282,7 @@ class Cache(DecodingCache):
 
     def _twin(self) -> Self:
         twin = copy.copy(self)
-        twin._by_block = {}
+        twin._by_block, twin.graphs, twin.captures = {}, None, False
         return twin
 
     def widened(self, model: Transformer, rows: Tensor, room: int) -> Cache:
@@ -280,7 +299,7 @@ class Cache(DecodingCache):
         return wide
 
     def _select(self, rows: Tensor) -> None:
-        self._by_block.clear()
+        self._forget_views()
         self.self_kv = self.self_kv.index_select(1, rows)
         if self.shared is not None:
             self._keep_sources([self.shared.sources_B[row] for row in rows.tolist()])
@@ -306,7 +325,7 @@ class Cache(DecodingCache):
         """Turn into a batch of copies of these rows, ascending; rows of one prompt share its source."""
         if self.cross_kv is None:
             return super().repeat_rows(rows)
-        self._by_block.clear()
+        self._forget_views()
         assert self.length == 0, "a decoder that has an encoder begins with nothing"
         self.self_kv = self.self_kv.new_empty((self.self_kv.shape[0], len(rows), *self.self_kv.shape[2:]))
         self.waiting = [[] for _ in rows]
@@ -334,7 +353,12 @@ class Cache(DecodingCache):
         self.self_kv, self.length, self.padding_B = self_kv, length, torch.cat(padding)
         self.waiting = self.waiting + other.waiting
         self.by_distance = self._by_distance(room)
+        self._forget_views()
+
+    def _forget_views(self) -> None:
+        """Drop what refers to tensors that are about to be replaced."""
         self._by_block.clear()
+        self.graphs = None
 
     def _spare(self) -> int:
         """Return the padding that all rows share."""

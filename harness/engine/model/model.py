@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +28,7 @@ from exitbench.harness.engine.model.cache import KV, Cache, SharedSources, halve
 from exitbench.harness.engine.model.cost import TokenPlace, block_cost
 from exitbench.harness.engine.model.engine import Skipped
 from exitbench.harness.engine.model.exit_heads import ExitHeads, Headed
+from exitbench.harness.engine.model.graphs import DEVICES, BlockGraphs, Normed
 from exitbench.harness.engine.model.int8_head import Int8Head, LogitIntervals
 from exitbench.harness.engine.model.positions import (
     Places,
@@ -56,16 +56,6 @@ from exitbench.methods.base import Cost, Parts
 
 GATHERED_NUMEL = 2**14
 """Below this many K/V elements per row, gathering the active rows is faster than one attention call per stretch."""
-
-
-class _Normed(NamedTuple):
-    """Output of a block, and its norm, which gate, LM head, skipped blocks and the next block all read.
-
-    A block's output is never modified in place.
-    """
-
-    hidden: Tensor | None = None
-    normed: Tensor = torch.empty(0)
 
 
 def clamped(x_ND: Tensor) -> Tensor:
@@ -96,7 +86,7 @@ class Transformer(Headed):
         self._skip_key_norms: list[HeadNorm | None] = []
         still = [not block.rotates for block in weights.blocks]
         self._still_L11 = torch.tensor(still, device=self.device)[:, None, None] if any(still) else None
-        self._newest = _Normed()
+        self.newest = Normed()
 
     @property
     def n_blocks(self) -> int:
@@ -144,6 +134,8 @@ class Transformer(Headed):
         """Return the norm without weight and bias, over the last dimension."""
         if self.arch.norm == "layer":
             return F.layer_norm(x, (x.shape[-1],), None, None, self.arch.norm_eps)
+        if self.device.type != "cpu":  # one kernel
+            return F.rms_norm(x, (x.shape[-1],), None, self.arch.norm_eps)
         # x / sqrt(mean(x^2) + eps) in half as many operations as torch's own
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=self._norm_dtype)
         normed = x / torch.hypot(length.mul_(self._inverse_root_width), self._root_eps)
@@ -151,8 +143,10 @@ class Transformer(Headed):
 
     def _normalised(self, hidden: Tensor) -> Tensor:
         """Return the norm of the stream, cached for the newest block output."""
-        newest = self._newest
-        return newest.normed if newest.hidden is hidden else self.normalise(hidden)
+        newest = self.newest
+        if newest.normed is not None and newest.hidden is hidden:
+            return newest.normed
+        return self.normalise(hidden)
 
     def block_input(self, hidden: Tensor) -> Tensor:
         """Return the input of a block's projections, from the stream [..., D]."""
@@ -375,6 +369,11 @@ class Transformer(Headed):
             hidden = hidden + self.weights.position_embedding_PD[unpadded(cache.padding_B, None, places)]
         context = self._context(cache, cache.length, end)
         context.embedding_BD = hidden[:, -1]
+        if cache.captures and tokens_BT.shape[1] == 1 and cache.shared is None and self.device.type in DEVICES:
+            if cache.graphs is None:
+                cache.graphs = BlockGraphs(context)
+            context.graphs = cache.graphs
+            context.graphs.begin(context)
         return hidden, context
 
     def window(self, cache: Cache, n_positions: int) -> StepContext:
@@ -426,6 +425,20 @@ class Transformer(Headed):
         left_BD: Tensor | None = None,
     ) -> Tensor:
         """Run decoder block ``block`` (1..L) for the step's positions; see `Engine.block`."""
+        if context.graphs is not None and rows_A is None and places is None and left_BD is None:
+            return context.graphs.run(self, block, hidden, context)
+        return self.run_block(block, hidden, context, rows_A, places, left_BD)
+
+    def run_block(
+        self,
+        block: int,
+        hidden: Tensor,
+        context: StepContext,
+        rows_A: Tensor | None = None,
+        places: Places | None = None,
+        left_BD: Tensor | None = None,
+    ) -> Tensor:
+        """Run a decoder block kernel by kernel; for the arguments see `Engine.block`."""
         weights = self.weights.blocks[block - 1]
         hidden_ND = hidden if hidden.dim() == 2 else hidden.reshape(-1, self.d_model)
         attended_ND = self.self_attention(block, hidden_ND, context, rows_A, places, left_BD)
@@ -437,7 +450,7 @@ class Transformer(Headed):
         if hidden.dim() == 3:
             return hidden_ND.view(hidden.shape)
         if self.arch.norms_inputs and places is None and left_BD is None:
-            self._newest = _Normed(hidden_ND, self.normalise(hidden_ND))
+            self.newest = Normed(hidden_ND, self.normalise(hidden_ND))
         return hidden_ND
 
     def self_attention(
@@ -476,6 +489,11 @@ class Transformer(Headed):
             k, v = cache.keys_and_values(block, places.bias.shape[-1])
             own_bias = of_block(block, n_heads, places.bias)
             return self._attend(q, (k, v) if rows_A is None else (k[rows_A], v[rows_A]), own_bias)
+        if context.place is not None:
+            cache.self_kv[block - 1].index_copy_(2, context.place, new_kv.transpose(1, 2))
+            assert context.bias is not None, "what is read includes positions to come"
+            own_bias = of_block(block, n_heads, context.bias)
+            return self._attend(q, cache.keys_and_values(block, cache.room), own_bias)
         start, end = context.start, context.start + heads.shape[1]
         running = None if rows_A is None else context.subset(rows_A)
         bias = context.bias if running is None else running.bias

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from exitbench.harness.engine.model.cache import Cache
 from exitbench.harness.engine.model.positions import Rotary, rows_of
+
+if TYPE_CHECKING:
+    from exitbench.harness.engine.model.graphs import BlockGraphs
 
 Stretch = tuple[slice, slice]
 """Neighbouring rows of the batch: their slice among the running rows, and in the batch."""
@@ -62,6 +66,8 @@ class StepContext:
         bias: Mask and position bias of the positions, [1 or B, 1 or H, T, start + T]; None without.
         is_causal: Whether the positions see those before them and no other mask is needed.
         rotary: Angles of the positions; None without rotary positions.
+        graphs: CUDA graphs of the batch's blocks; None if kernels are launched one by one.
+        place: Within graphs, ``start`` as a tensor; ``bias`` is then over all positions of the cache. Else None.
     """
 
     cache: Cache
@@ -70,6 +76,8 @@ class StepContext:
     bias: Tensor | None = None
     is_causal: bool = False
     rotary: Rotary | None = None
+    graphs: BlockGraphs | None = None
+    place: Tensor | None = None
     _subset: RowSubset | None = None
 
     def subset(self, rows_A: Tensor) -> RowSubset:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from exitbench.harness.cells.cell import GenerationSettings, TimingSettings
 from exitbench.harness.engine.decoding.decode import decode, prefill
@@ -18,6 +17,7 @@ from exitbench.harness.engine.model.token_record import TokenRecord
 from exitbench.harness.running import timing
 from exitbench.harness.work.generation import TimedGeneration
 from exitbench.methods.base import Method
+from exitbench.methods.base.view import BlockView
 from exitbench.methods.calm_softmax import CalmSoftmax
 from exitbench.methods.entropy import Entropy
 from exitbench.methods.free import Free
@@ -65,44 +65,34 @@ def test_tokens_are_the_same_without_a_trace(family: Any, prompts: Any) -> None:
     assert rejected, "or nothing was cut"
 
 
-class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Operations that nothing but a trace or a check of numbers asks for."""
-
-    NAMES = ("amax", "isfinite", "_local_scalar_dense")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(name in func.name() for name in self.NAMES):
-            self.found.append(func.name())
-        return func(*args, **(kwargs or {}))
-
-
 def _forbidden(*_: Any, **__: Any) -> NoReturn:
     raise AssertionError("done for a trace while the clock runs")
 
 
+def _forbid_records(patch: pytest.MonkeyPatch) -> None:
+    """Make everything that records or checks numbers raise."""
+    patch.setattr(Trace, "__init__", _forbidden)
+    patch.setattr(BlockView, "largest_logits", _forbidden)
+    patch.setattr(TokenRecord, "__new__", _forbidden)
+    patch.setattr(TokenRecord, "_replace", _forbidden)
+
+
 @pytest.fixture
-def seen_while_timed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
-    """While a unit is timed, whatever records raises, and operations are watched."""
-    timed, seen = timing._timed, Seen()
+def no_records_while_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forbid records while a unit is timed."""
+    timed = timing._timed
 
     def watched(*args: Any) -> Any:
-        with pytest.MonkeyPatch.context() as patch, seen:
-            patch.setattr(Trace, "__init__", _forbidden)
-            patch.setattr(TokenRecord, "__new__", _forbidden)
-            patch.setattr(TokenRecord, "_replace", _forbidden)
+        with pytest.MonkeyPatch.context() as patch:
+            _forbid_records(patch)
             return iter(list(timed(*args)))
 
     monkeypatch.setattr(timing, "_timed", watched)
-    yield seen
 
 
 @pytest.mark.parametrize("method", [SOFTMAX, Oracle(), VERIFYING[1]], ids=lambda m: m.name)
 def test_nothing_is_recorded_while_the_clock_runs(
-    family: Any, prompts: Any, method: Method, seen_while_timed: Seen
+    family: Any, prompts: Any, method: Method, no_records_while_timed: None
 ) -> None:
     units = [timing.Unit(str(n), requests(prompts, n, 2)) for n in (0, 2)]
     full, settings = Full().parts(L), TimingSettings(documents=2, max_rounds=1, target_half_width=0.0, warm_up=1)
@@ -113,12 +103,13 @@ def test_nothing_is_recorded_while_the_clock_runs(
     timed = {(r.position, r.doc_key): r.n_tokens for r in measured.readings if r.phase == "total"}
     for position, made in ((0, measured.full), (2, measured.method)):
         assert timed[position, "0"] + timed[position, "2"] == sum(len(g.token_ids) for g in made)
-    assert seen_while_timed.found == []
 
 
-def test_the_watch_sees_a_traced_decode(family: Any, prompts: Any) -> None:
-    with Seen() as seen:  # type: ignore[no-untyped-call]
-        batch = prefill(family.checkpoint.model, requests(prompts, 0, 2), N_NEW)
-        with torch.inference_mode():
-            decode(family.checkpoint, batch, SOFTMAX.parts(L))
-    assert any("amax" in name for name in seen.found)
+@pytest.mark.parametrize("forbid", [_forbid_records, lambda p: p.setattr(BlockView, "largest_logits", _forbidden)])
+def test_a_traced_decode_records(
+    family: Any, prompts: Any, forbid: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = prefill(family.checkpoint.model, requests(prompts, 0, 2), N_NEW)
+    forbid(monkeypatch)
+    with torch.inference_mode(), pytest.raises(AssertionError, match="for a trace"):
+        decode(family.checkpoint, batch, SOFTMAX.parts(L))
