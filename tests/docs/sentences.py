@@ -9,12 +9,17 @@ from pathlib import Path
 _FENCE = re.compile(r"\s*(```|~~~)")
 _NO_PROSE = re.compile(r"\s*(#|\||<!--|!!!|---|$)|    ")
 _ITEM = re.compile(r"\s*([-*+]|\d+\.)\s+")
+_GENERATED = re.compile(r"<!-- (results|made by|measured|parameters)\b")
+_GENERATED_END = re.compile(r"<!-- (/results|end) -->")
 _END = re.compile(r"[.!?][)*_\"”’]*$")
 _ABBREVIATED = re.compile(r"(\b(e\.g|i\.e|etc|vs|cf|Fig|Eq|et al)|\b[A-Z])\.$")
 
 
 def sentences(page: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line, sentence) of prose and list items; code, tables, headings and comments are none."""
+    """Yield (line, sentence) of prose and list items.
+
+    Code, tables, headings, comments and generated blocks are skipped.
+    """
     for start, paragraph in _paragraphs(page.read_text(encoding="utf-8")):
         words: list[str] = []
         line = begun = start
@@ -38,9 +43,15 @@ def words_of(sentence: str) -> int:
 
 
 def _paragraphs(text: str) -> Iterator[tuple[int, list[str]]]:
-    begun, fenced = 0, False
+    begun, fenced, generated = 0, False, False
     paragraph: list[str] = []
     for number, line in enumerate([*text.splitlines(), ""], 1):
+        generated = not _GENERATED_END.match(line) if generated else bool(_GENERATED.match(line))
+        if generated:  # the comment that begins the block, like any comment, ends the paragraph before it
+            if paragraph:
+                yield begun, paragraph
+            paragraph = []
+            continue
         fence = bool(_FENCE.match(line))
         item = bool(_ITEM.match(line)) and not fenced
         if fence or fenced or item or _NO_PROSE.match(line):
