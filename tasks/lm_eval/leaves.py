@@ -254,7 +254,7 @@ _BITS: Final = 1 << 20
 """Maximum size of an integer in bits: Python cannot be interrupted while it multiplies larger ones."""
 _ITEMS: Final = 1 << 24
 """Maximum length of a text or a list."""
-_MAX_SHOWN: Final = 80
+_MAX_SHOWN_CHARS: Final = 80
 
 
 class _Template(Template):
@@ -293,7 +293,7 @@ class _Sandbox(SandboxedEnvironment):
     def _with_source(self, source: str) -> Template:
         template = super().from_string(source)
         assert isinstance(template, _Template)
-        template.source = without_middle(source, _MAX_SHOWN)
+        template.source = without_middle(source, _MAX_SHOWN_CHARS)
         return template
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:

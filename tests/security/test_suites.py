@@ -168,7 +168,7 @@ def test_a_suite_reads_nothing_outside_the_data_folder(told: Told, secret: Path,
 def test_links_that_stay_inside_are_followed(tmp_path: Path) -> None:
     (tmp_path / "real").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    assert sources.read_text(sources.below(tmp_path, "link")) == "x"
+    assert sources.read_text(sources.path_inside(tmp_path, "link")) == "x"
 
 
 def test_a_pipe_in_the_data_folder_is_not_waited_for(told: Told, tmp_path: Path) -> None:

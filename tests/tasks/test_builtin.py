@@ -491,6 +491,6 @@ def test_a_source_of_an_unknown_level_is_named_with_what_is_allowed() -> None:
 
 
 def test_more_documents_than_there_are_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MAKERS, "squad", lambda draw, level: Record({}, str(draw.one(range(30))), ()))
+    monkeypatch.setitem(MAKERS, "squad", lambda draw, level: Record({}, str(draw.choose(range(30))), ()))
     with pytest.raises(UserError, match=r"squad at level 2 has no more than \d documents in split 'test'\."):
         documents("squad", "test", 31)
