@@ -97,7 +97,7 @@ def number_format(row: Row) -> str | None:
     return None if note is None else f"{row['dtype']} against {FLOAT32}: {note}"
 
 
-def spoken(label: str) -> str:
+def label_in_sentence(label: str) -> str:
     """Return a label for use in a sentence: ``'calm-softmax at 0.9 with decay=code'``."""
     method, _, params = label.partition(" ")
     first, _, remainder = params.partition(", ")

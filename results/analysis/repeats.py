@@ -125,12 +125,12 @@ def _differs(column: str, *, is_near: bool) -> str:
 
 
 def _first(row: Mapping[str, Any], keys: Sequence[str], columns: Sequence[str]) -> str:
-    where = ", ".join(f"{_KEY_WORDS.get(key, key)} {row[key]}" for key in keys if row[key] is not None)
+    key_text = ", ".join(f"{_KEY_WORDS.get(key, key)} {row[key]}" for key in keys if row[key] is not None)
     if row["missing_old"] or row["missing_new"]:
-        return f"{where}: only in the {'repetition' if row['missing_old'] else 'stored attempt'}"
+        return f"{key_text}: only in the {'repetition' if row['missing_old'] else 'stored attempt'}"
     changed = [column for column in columns if not _same(row[f"old_{column}"], row[f"new_{column}"])]
     changes = "; ".join(_change(column, row[f"old_{column}"], row[f"new_{column}"]) for column in changed)
-    return f"{where}: {changes}"
+    return f"{key_text}: {changes}"
 
 
 _KEY_WORDS: Final = {"doc_key": "document"}
@@ -156,7 +156,7 @@ def _same(old: Any, new: Any) -> bool:
 SECTIONS: Final = ("environment", "hardware")
 _PRODUCTS: Final = "products"
 """Additional section of attempts whose matrix products were selected by measurement."""
-_MAX_SHOWN: Final = 8
+_MAX_SHOWN_MATCHES: Final = 8
 _COLUMNS: Final = {
     "environment": ("python", "platform", "packages", "git_commit", "git_dirty", "env_vars"),
     "hardware": ("cpu", "cores", "ram_bytes", "gpu", "gpu_count", "driver", "cuda", "threads"),
@@ -182,7 +182,7 @@ class Described:
 
 
 @dataclass(frozen=True)
-class Difference:
+class FieldDifference:
     """One field that differs; None stands for a missing field."""
 
     field: str
@@ -190,7 +190,7 @@ class Difference:
     b: Any
 
 
-def differences(a: Described, b: Described) -> list[Difference]:
+def differences(a: Described, b: Described) -> list[FieldDifference]:
     """Return the fields that differ, sorted by name; sections that only one side has are ignored.
 
     Raises:
@@ -202,7 +202,7 @@ def differences(a: Described, b: Described) -> list[Difference]:
     fields_a, fields_b = a.fields, b.fields
     names = sorted(name for name in fields_a.keys() | fields_b.keys() if name.split(".")[0] in shared)
     return [
-        Difference(name, fields_a.get(name), fields_b.get(name))
+        FieldDifference(name, fields_a.get(name), fields_b.get(name))
         for name in names
         if fields_a.get(name) != fields_b.get(name)
     ]
@@ -225,13 +225,14 @@ def find(prefix: str, spool_root: Path, database: Path) -> Described:
     if not matches and database.exists():
         matches = _in_database(prefix, database)
     if len(matches) != 1:
-        where = f"{spool_root} or {database}"
+        locations = f"{spool_root} or {database}"
         if not matches:
-            raise UserError(f"No attempt, cell, environment or machine in {where} has an id that begins {prefix!r}.")
-        names = "".join(
-            f"\n  {described.name}" for described in sorted(matches.values(), key=lambda match: match.name)[:_MAX_SHOWN]
-        )
-        raise UserError(f"{len(matches)} things in {where} have an id that begins {prefix!r}:{names}")
+            raise UserError(
+                f"No attempt, cell, environment or machine in {locations} has an id that begins {prefix!r}."
+            )
+        by_name = sorted(matches.values(), key=lambda match: match.name)
+        names = "".join(f"\n  {described.name}" for described in by_name[:_MAX_SHOWN_MATCHES])
+        raise UserError(f"{len(matches)} things in {locations} have an id that begins {prefix!r}:{names}")
     return next(iter(matches.values()))
 
 

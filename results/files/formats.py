@@ -85,20 +85,20 @@ _LINE_END: Final = "\r\n"
 
 
 class _LineFeeds:
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
 
     def write(self, line: str) -> None:
-        self._out.write(line.removesuffix(_LINE_END) + "\n")
+        self._stream.write(line.removesuffix(_LINE_END) + "\n")
 
 
-def csv_writer(out: TextIO) -> Any:
+def csv_writer(stream: TextIO) -> Any:
     """Return a `csv.writer` that ends lines with a line feed.
 
     The standard writer with this line end would not quote a carriage return in a value, which readers take as a line
     end.
     """
-    return csv.writer(_LineFeeds(out), lineterminator=_LINE_END)
+    return csv.writer(_LineFeeds(stream), lineterminator=_LINE_END)
 
 
 _PACKAGES: Final = re.compile(r"[~/][^\s\"':]*/((?:site|dist)-packages|lib/python3\.\d+)(?=/)")

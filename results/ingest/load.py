@@ -70,13 +70,13 @@ class SpoolLoader:
         spool_root: The spool.
         progress: Called with (attempts seen, attempts in the spool) as they are added.
         report: Report on the attempts seen so far.
-        done: True if all attempts have been seen.
+        finished: True if all attempts have been seen.
     """
 
     spool_root: Path
     progress: Callable[[int, int], None] | None = None
     report: IngestReport = field(init=False, default=IngestReport(0, 0, 0, ()))
-    done: bool = field(init=False, default=False)
+    finished: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self._attempts = sorted(scan_spool(self.spool_root), key=lambda attempt: attempt.attempt_id)
@@ -114,8 +114,8 @@ class SpoolLoader:
                 self.progress(self._seen, len(self._attempts))
             if until():
                 break
-        self.done = self._seen == len(self._attempts)
-        if self.done:
+        self.finished = self._seen == len(self._attempts)
+        if self.finished:
             self._pool.shutdown()
             added, import_problems = load_imports(engine, self.spool_root)
             derived = (*load_rescores(engine, self.spool_root), *load_tags(engine, self.spool_root))
@@ -214,7 +214,7 @@ def _read(attempt: Attempt) -> AttemptRecord | SpoolError:
 
 def _load_records(engine: sa.Engine, records: Sequence[AttemptRecord], artifacts: set[str]) -> SpoolError | None:
     """Add checked attempts, all or none; return the problem of one of them, if any."""
-    where = records[-1].attempt.path  # exact if it is the only attempt
+    path = records[-1].attempt.path  # exact if it is the only attempt
     try:
         with engine.begin() as connection:
             ids = insert_catalogue(connection, records, artifacts)
@@ -231,8 +231,8 @@ def _load_records(engine: sa.Engine, records: Sequence[AttemptRecord], artifacts
                 raise
             raise _full(cause) from error
         if isinstance(error, duckdb.Error):
-            return SpoolError(f"{where}: does not fit the database: {cause}")
-        return SpoolError(f"{where}: cell.json, env.json or status.json has a value of the wrong kind: {cause}")
+            return SpoolError(f"{path}: does not fit the database: {cause}")
+        return SpoolError(f"{path}: cell.json, env.json or status.json has a value of the wrong kind: {cause}")
     artifacts |= ids
     return None
 

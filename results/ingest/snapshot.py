@@ -41,7 +41,9 @@ _BATCH_ROWS: Final = 65_536
 SCORES: Final = ("metric", "sample_rescore")
 """Tables with a known attempt's scores under another metric version."""
 _QUOTING: Final = {
-    table.name: {entry.name: f"{entry.left_out}::{entry.type}" for entry in table.columns if entry.left_out is not None}
+    table.name: {
+        entry.name: f"{entry.redacted_sql}::{entry.type}" for entry in table.columns if entry.redacted_sql is not None
+    }
     for table in TABLES.values()
 }
 """Columns that quote, or may quote, records of a data set (prompts, answers, references, output of a failed cell),
@@ -67,7 +69,7 @@ def is_snapshot(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 
 
-def left_out(labels: Collection[str]) -> str:
+def omission_note(labels: Collection[str]) -> str:
     """Return a message about what a snapshot lacks because the licences of these data sets may not allow it."""
     columns = ", ".join(f"{table}.{column}" for table, replaced in _QUOTING.items() for column in replaced)
     return (
@@ -202,7 +204,7 @@ def _write_tables(engine: sa.Engine, folder: Path, redistributable: Collection[s
         "exitbench": __version__,
         "schema_version": SCHEMA_VERSION,
         "texts_left_out_of": sorted(licensed),
-        "left_out": left_out(licensed) if licensed else None,
+        "left_out": omission_note(licensed) if licensed else None,
         "tables": tables,
     }
     write_json(folder / MANIFEST, manifest)

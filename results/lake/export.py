@@ -31,7 +31,7 @@ class Exported:
     """Numbers of attempts that a lake lacked and had, and data sets whose texts were left out."""
 
     added: int
-    there: int
+    existing: int
     texts_left_out_of: tuple[str, ...]
 
 
@@ -48,7 +48,7 @@ def export_lake(duck: duckdb.DuckDBPyConnection, lake: str, redistributable: Col
     """
     tables.require_lake(lake)
     licensed = licensed_labels(duck, redistributable)
-    exported = listed.known() if (listed := tables.open_table(lake, "attempt")) is not None else set()
+    exported = listed.row_keys() if (listed := tables.open_table(lake, "attempt")) is not None else set()
     attempts = duck.execute("SELECT attempt_id FROM attempt ORDER BY ALL").fetchall()
     new = [attempt for attempt in attempts if attempt not in exported]
     of_attempts = [name for name, key in tables.key_columns().items() if key == ("attempt_id",) and name != "attempt"]
@@ -71,7 +71,7 @@ def _append(duck: duckdb.DuckDBPyConnection, lake: str, name: str, rows: str) ->
     keys = set(duck.execute(f"SELECT DISTINCT {', '.join(columns)} FROM ({rows})").fetchall())
     for _ in range(_CONFLICTS):
         table = tables.open_table(lake, name) if keys else None
-        if not (new := sorted(keys - table.known() if table is not None else keys)):
+        if not (new := sorted(keys - table.row_keys() if table is not None else keys)):
             return
         if table is None:
             tables.create_table(lake, name)

@@ -11,7 +11,7 @@ from exitbench.harness.planning.suite import load_suite
 from exitbench.reports import figures
 from exitbench.reports.documentation import drawn_pictures, gallery
 from exitbench.reports.drawing import Drawing, note_of, remember_drawn
-from exitbench.reports.registry import PAPERS, Source, discover
+from exitbench.reports.registry import PAPERS, ReportSource, discover
 
 SOURCES = discover(figures)
 
@@ -32,7 +32,7 @@ def test_every_figure_is_there_once_and_in_the_order_of_the_report(without_pictu
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
-def test_a_figure_has_its_command_and_its_whole_query(source: Source, without_pictures: dict[str, str]) -> None:
+def test_a_figure_has_its_command_and_its_whole_query(source: ReportSource, without_pictures: dict[str, str]) -> None:
     said = without_pictures[source.name]
     assert f"$ exitbench report --only {source.name}\n" in said
     query = said.partition("    ```sql\n")[2].partition("\n    ```")[0]

@@ -10,7 +10,7 @@ from exitbench.harness.cli import main as cli
 from exitbench.reports import material, tables
 from exitbench.reports.frame import Frame
 from exitbench.reports.material import read_material, read_only
-from exitbench.reports.registry import Source
+from exitbench.reports.registry import ReportSource
 from exitbench.reports.render import write_report
 
 
@@ -27,7 +27,7 @@ def test_no_final_report_is_written_and_a_draft_says_what_it_is(incomplete_datab
 def test_a_report_that_is_refused_asks_no_query_of_a_figure_or_table(
     incomplete_database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Source] = []
+    asked: list[ReportSource] = []
     monkeypatch.setattr(material, "_ask", lambda database, source: asked.append(source) or Frame((), ()))
     with pytest.raises(UserError, match="say not to cite"):
         read_material(incomplete_database, paper="heads", draft=False)

@@ -26,7 +26,7 @@ from exitbench.reports.figures.mee import mee_fig1_no_change
 from exitbench.reports.frame import Frame
 from exitbench.reports.material import Material, read_material
 from exitbench.reports.plotting.style import LETTERS, LIGHT
-from exitbench.reports.registry import Source, discover
+from exitbench.reports.registry import ReportSource, discover
 from exitbench.reports.render import write_figures, write_report
 
 Rows = Callable[[Path, ModuleType, str], Frame]
@@ -318,13 +318,13 @@ class Read:
     """What a report is made from, as a test may change it."""
 
     material: Material
-    figures: list[tuple[Source, Frame]]
+    figures: list[tuple[ReportSource, Frame]]
 
 
 @pytest.fixture(scope="module")
 def read_once(small_database: Path) -> Read:
     """What the report of `small_database` is made from, read once more."""
-    found: list[tuple[Source, Frame]] = []
+    found: list[tuple[ReportSource, Frame]] = []
     return Read(read_material(small_database, None, True, lambda *one: found.append(one)), found)
 
 
@@ -346,7 +346,7 @@ def again(
         return draw(name, frame, where, kinds)
 
     def read(
-        database: Path, paper: str | None, draft: bool, on_figure: Callable[[Source, Frame], None], answers: Path
+        database: Path, paper: str | None, draft: bool, on_figure: Callable[[ReportSource, Frame], None], answers: Path
     ) -> Material:
         for one in given.figures:
             on_figure(*one)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from exitbench.errors import UserError
 from exitbench.harness.cli.commands.common import existing_database
 from exitbench.harness.service.folders import Runs, existing_runs
-from exitbench.results.analysis.repeats import Compared, Described, Difference, differences, find
+from exitbench.results.analysis.repeats import Compared, Described, FieldDifference, differences, find
 from exitbench.terminal import number_of, tell
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def env(arguments: Namespace) -> int:
     return 1 if changed else 0
 
 
-def difference_lines(changed: Sequence[Difference]) -> list[str]:
+def difference_lines(changed: Sequence[FieldDifference]) -> list[str]:
     """Return one line per field: ``name: value in A -> value in B``."""
     return [f"  {change.field}: {said(change.a)} -> {said(change.b)}" for change in changed]
 

@@ -54,7 +54,7 @@ def halfway(frame: Frame) -> list[Row]:
 
 def of_origin(frame: Frame, origin: str) -> Frame:
     """Return the rows of one origin, ``'ours'`` or ``'published'``."""
-    return frame.where(lambda row: row["origin"] == origin)
+    return frame.filter(lambda row: row["origin"] == origin)
 
 
 def share_by_block(frame: Frame, label: str, dashed: str | None = None) -> Figure:

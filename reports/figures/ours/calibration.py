@@ -84,7 +84,7 @@ def _losses(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> None
 
 
 def _p_values(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> None:
-    tested = frame.where(lambda row: row["p_value"] is not None)
+    tested = frame.filter(lambda row: row["p_value"] is not None)
     _walks(axes, tested, styles, lambda row: max(_SMALLEST, row["p_value"]))
     for epsilon in tested.distinct("epsilon"):
         axes.axhline(epsilon, color=MUTED, linestyle="--", linewidth=0.9)

@@ -62,7 +62,7 @@ def trained_as(row: Row) -> str:
 
 def split_published(frame: Frame) -> tuple[Frame, Frame]:
     """Return the local and the published rows."""
-    return frame.where(lambda row: row["origin"] == "ours"), frame.where(lambda row: row["origin"] != "ours")
+    return frame.filter(lambda row: row["origin"] == "ours"), frame.filter(lambda row: row["origin"] != "ours")
 
 
 def series_of(frame: Frame, names: Series) -> dict[str, list[Row]]:
@@ -146,7 +146,7 @@ _SHIFT = 0.22  # share of a row, between the kinds of FLOPs
 
 
 @dataclass(frozen=True)
-class _Place:
+class _ModelLayout:
     """Layout of one model on the y axis: y of its heading, its title, and the frame's row at each y."""
 
     heading: float
@@ -203,7 +203,7 @@ def costs(frame: Frame, names: Series, *, timed: bool) -> Figure:
     return figure
 
 
-def _places(frame: Frame, names: Series) -> Iterator[_Place]:
+def _places(frame: Frame, names: Series) -> Iterator[_ModelLayout]:
     top = 0.0
     for _, rows in frame.groups("model", "setting"):
         first = rows.rows[0]
@@ -216,11 +216,11 @@ def _places(frame: Frame, names: Series) -> Iterator[_Place]:
             top + 1 + i: [row for row in rows.rows if (row["method"], row["head"]) == key]
             for i, key in enumerate(present)
         }
-        yield _Place(top, title, at)
+        yield _ModelLayout(top, title, at)
         top += 1.3 + len(present)
 
 
-def _rows_axis(axes: Axes, places: Sequence[_Place], names: Series, *, named: bool) -> None:
+def _rows_axis(axes: Axes, places: Sequence[_ModelLayout], names: Series, *, named: bool) -> None:
     at = {y: names[rows[0]["method"], rows[0]["head"]] for place in places for y, rows in place.rows.items()}
     axes.set_yticks(list(at), list(at.values()) if named else [""] * len(at))
     axes.set_ylim(max(at) + 0.6, -0.6)
@@ -237,7 +237,7 @@ def _local_rows(rows: Sequence[Row], quantity: str) -> list[Row]:
     return [row for row in rows if row["origin"] == "ours" and row["quantity"] == quantity]
 
 
-def _score(axes: Axes, places: Sequence[_Place]) -> None:
+def _score(axes: Axes, places: Sequence[_ModelLayout]) -> None:
     colour = mpl.rcParams["text.color"]
     for place in places:
         for y, rows in place.rows.items():
@@ -251,7 +251,7 @@ def _score(axes: Axes, places: Sequence[_Place]) -> None:
     axes.set_xlim(left=0)
 
 
-def _flops(axes: Axes, places: Sequence[_Place], styles: Mapping[str, SeriesStyle]) -> None:
+def _flops(axes: Axes, places: Sequence[_ModelLayout], styles: Mapping[str, SeriesStyle]) -> None:
     axes.set_xscale("log", nonpositive="clip")  # an interval that begins at 0 is drawn to the edge
     axes.axvline(1, color=MUTED, linestyle=":", linewidth=1)
     for group in places:
@@ -279,7 +279,7 @@ def _look(style: SeriesStyle, quantity: str) -> dict[str, Any]:
     return {**look, "markersize": 4.5, "linestyle": "none", "zorder": 3}
 
 
-def _speed(axes: Axes, places: Sequence[_Place]) -> None:
+def _speed(axes: Axes, places: Sequence[_ModelLayout]) -> None:
     times = [row for place in places for rows in place.rows.values() for row in _local_rows(rows, "speedup")]
     if not times:
         axes.text(

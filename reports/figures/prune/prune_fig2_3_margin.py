@@ -34,7 +34,7 @@ _FEW_GROUPS = 2  # pairs of model and task that get a row of the page each
 def finding(frame: Frame) -> str:
     """Return a sentence on the block where margin and score are furthest apart: a confident, wrong block."""
     worst = None
-    for _, rows in frame.where(lambda r: r["origin"] == "ours").groups("task", "model", "setting"):
+    for _, rows in frame.filter(lambda r: r["origin"] == "ours").groups("task", "model", "setting"):
         margins = {row["block"]: row for row in rows.rows if row["quantity"] == MARGIN}
         scores = {row["block"]: row["value"] for row in rows.rows if row["quantity"] == SCORE}
         full = scores.get(rows.rows[0]["blocks"])

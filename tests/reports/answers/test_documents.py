@@ -216,9 +216,9 @@ def test_documents_are_spread_over_the_depths_of_their_own_group(small_database:
         groups, ends = choose(database, budget_bytes=4_000), []
         for group in groups:
             ranked = database.query(sql, {"attempts": [run.attempt_id for run in group.runs]})["doc_key"].to_pylist()
-            assert 2 <= len(group.shown) < len(group.keys) == len(ranked)
+            assert 2 <= len(group.bundled) < len(group.keys) == len(ranked)
             ends.append((ranked[0], ranked[-1]))
-            assert set(ends[-1]) <= set(group.shown_keys)
+            assert set(ends[-1]) <= set(group.bundled_keys)
     assert len(set(ends)) == len(groups) == 2
 
 

@@ -14,7 +14,7 @@ import pytest
 from exitbench.harness.planning.suite import load_suite
 from exitbench.reports import figures
 from exitbench.reports.frame import Frame
-from exitbench.reports.registry import Source, discover
+from exitbench.reports.registry import ReportSource, discover
 
 Rows = Callable[[Path, ModuleType, str], Frame]
 
@@ -93,7 +93,7 @@ def test_queries_run_on_the_example_and_on_an_empty_database(
 
 
 @pytest.mark.parametrize("source", EXPLAINED, ids=lambda source: source.name)
-def test_without_data_the_suite_is_named(source: Source) -> None:
+def test_without_data_the_suite_is_named(source: ReportSource) -> None:
     assert "exitbench run explain-published" in source.empty
 
 

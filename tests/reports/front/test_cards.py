@@ -13,7 +13,7 @@ from exitbench.reports.frame import Row
 from exitbench.reports.front import read_front
 from exitbench.reports.front.cards import BASELINES, Card, cards, findings_line, is_confirmed
 from exitbench.reports.front.suite_toml import suite_toml
-from exitbench.reports.front.words import ShownCard, data_warning, facts, shown, size
+from exitbench.reports.front.words import CardText, data_warning, describe_card, facts, size
 from exitbench.reports.labels import labels
 from exitbench.results.database.connection import open_database
 
@@ -23,8 +23,8 @@ def made(results: tuple[Row, ...]) -> tuple[Card, ...]:
     return cards(results)
 
 
-def worded(card: Card, calibrations: tuple[Row, ...] = ()) -> ShownCard:
-    return shown(card, labels(card.rows), {}, calibrations)
+def worded(card: Card, calibrations: tuple[Row, ...] = ()) -> CardText:
+    return describe_card(card, labels(card.rows), {}, calibrations)
 
 
 def changed(results: tuple[Row, ...], where: dict[str, Any], **values: Any) -> Card:
@@ -46,9 +46,9 @@ def test_a_card_has_for_every_loss_the_chosen_run_and_shows_it_if_other_document
     assert [card.full["task"] for card in made] == ["samsum", "squad"]
     found = set()
     for card in made:
-        untils = [answer.until_percent for answer in card.answers]
-        assert card.answers[0].from_percent == 0
-        assert untils == [*(answer.from_percent for answer in card.answers[1:]), None]
+        untils = [answer.until_percent for answer in card.recommendations]
+        assert card.recommendations[0].from_percent == 0
+        assert untils == [*(answer.from_percent for answer in card.recommendations[1:]), None]
         for percent in np.arange(0, 20, 0.1).tolist():
             answer = card.at(percent)
             confirmed = []
@@ -68,8 +68,8 @@ def test_a_card_has_for_every_loss_the_chosen_run_and_shows_it_if_other_document
                     and chosen["confirming_speedup_low"] > max(1, chosen["aa_high"] or 1)
                 ):
                     confirmed.append(chosen)
-            assert answer.shown is max(confirmed, key=lambda row: row["choosing_speedup"], default=None)
-            found.add(answer.shown and answer.shown["cell_id"])
+            assert answer.headline is max(confirmed, key=lambda row: row["choosing_speedup"], default=None)
+            found.add(answer.headline and answer.headline["cell_id"])
     assert len(found) > 3
 
 
@@ -90,8 +90,8 @@ def test_where_nothing_was_timed_what_runs_fewest_blocks_is_told_and_not_recomme
             and row["choosing_loss_high_percent"] <= percent
         ]
         best = min(allowed, key=lambda row: row["mean_blocks_run"], default=None)
-        assert (card.at(percent).shown, card.at(percent).untimed) == (best, best)
-    said = worded(card).answers
+        assert (card.at(percent).headline, card.at(percent).untimed) == (best, best)
+    said = worded(card).recommendations
     assert said[-1].verdict == "No method was timed: add --kinds timing. So nothing is recommended."
     assert said[-1].about == "blocks run; not timed"
     assert said[0].verdict == "No method was timed: add --kinds timing."
@@ -110,10 +110,10 @@ def beside(results: tuple[Row, ...], low: float, high: float) -> str:
     """What is said of the fastest method next to a static depth that is chosen and confirmed, of such a speed."""
     speeds = {"confirming_speedup_low": low, "confirming_speedup": (low + high) / 2, "confirming_speedup_high": high}
     card = changed(results, {"is_static_step": True}, **speeds)
-    answer = card.answers[-1]
-    assert answer.method is not None and answer.shown is answer.method and answer.static is not None
+    answer = card.recommendations[-1]
+    assert answer.method is not None and answer.headline is answer.method and answer.static is not None
     assert 1.4 < answer.method["confirming_speedup_low"] < answer.method["confirming_speedup_high"] < 1.6
-    return worded(card).answers[-1].verdict
+    return worded(card).recommendations[-1].verdict
 
 
 def test_only_a_method_whose_interval_lies_above_the_static_depths_is_called_faster(results: tuple[Row, ...]) -> None:
@@ -128,36 +128,40 @@ def test_only_a_method_whose_interval_lies_above_the_static_depths_is_called_fas
 def test_without_a_static_depth_none_is_compared(results: tuple[Row, ...]) -> None:
     without = [row for row in results if row["method"] != "static" and row["task"] == "squad"]
     (card,) = cards(without)
-    assert worded(card).answers[-1].verdict == "No static depth was run to compare it with."
+    assert worded(card).recommendations[-1].verdict == "No static depth was run to compare it with."
 
 
 def test_the_static_depth_of_the_card_is_the_one_of_all_that_may_lose_least(made: tuple[Card, ...]) -> None:
     for card in made:
         depths = [row for row in card.rows if row["method"] == "static"]
         assert card.next_static is min(depths, key=lambda row: row["loss_high_percent"])
-        for answer in worded(card).answers:
+        for answer in worded(card).recommendations:
             if "No static depth is chosen" in answer.verdict:
                 assert f"exit_layer={card.next_static['blocks'] - 1}" in answer.verdict
 
 
 def test_a_chosen_setting_that_other_documents_do_not_confirm_is_not_recommended(results: tuple[Row, ...]) -> None:
     card = changed(results, {"is_static_step": False}, confirming_loss_high_percent=30.0, confirmed_percent=30.0)
-    answers = [answer for answer in worded(card).answers if "was chosen, but may lose 30.0 %" in answer.verdict]
-    assert answers and all(answer.name in ("full depth", "static exit_layer=5") for answer in worded(card).answers)
+    answers = [answer for answer in worded(card).recommendations if "was chosen, but may lose 30.0 %" in answer.verdict]
+    assert answers and all(
+        answer.name in ("full depth", "static exit_layer=5") for answer in worded(card).recommendations
+    )
     card = changed(results, {"is_static_step": False}, confirmed_percent=None)
-    assert any("not shown to be faster on the other timed documents" in one.verdict for one in worded(card).answers)
+    assert any(
+        "not shown to be faster on the other timed documents" in one.verdict for one in worded(card).recommendations
+    )
 
 
 def test_a_score_near_its_floor_is_told_before_anything_else(results: tuple[Row, ...]) -> None:
     card = changed(results, {"is_full_depth": True}, caution="full depth scores 0.0 f1, near the floor")
-    for answer in worded(card).answers:
+    for answer in worded(card).recommendations:
         assert answer.verdict.startswith("Caution: full depth scores 0.0 f1, near the floor. ")
 
 
 def test_a_card_says_how_small_a_loss_its_documents_can_show_and_what_is_confirmed_for_more(
     made: tuple[Card, ...],
 ) -> None:
-    first = worded(made[0]).answers[0]
+    first = worded(made[0]).recommendations[0]
     assert (first.name, first.number, first.cell_id) == ("full depth", "1×", None)
     assert first.verdict.startswith("No timed setting is shown to lose so little. 206 confirming documents cannot")
     full = made[0].full["value"]
@@ -166,15 +170,15 @@ def test_a_card_says_how_small_a_loss_its_documents_can_show_and_what_is_confirm
     assert first.later is not None
     percent, text = first.later
     now, later = made[0].at(percent - 0.1), made[0].at(percent)
-    assert now.shown is None and later.shown is not None
-    assert text == f"calm-softmax at 0.9, {later.shown['confirming_speedup']:.2f}×"
+    assert now.headline is None and later.headline is not None
+    assert text == f"calm-softmax at 0.9, {later.headline['confirming_speedup']:.2f}×"
 
 
 def test_a_card_of_another_number_format_says_what_that_changes(results: tuple[Row, ...]) -> None:
     told = {"dtype": "int8", "format_logprob_gap": 0.25, "format_choice_gap": 0.16, "format_match": 0.9}
 
     def facts(card: Card) -> set[str | None]:
-        return {dict(answer.facts).get("Number format") for answer in worded(card).answers if answer.cell_id}
+        return {dict(answer.facts).get("Number format") for answer in worded(card).recommendations if answer.cell_id}
 
     for card in cards(results):
         assert facts(card) <= {None}
@@ -188,15 +192,15 @@ def test_a_choice_says_whether_a_calibration_made_it(
     promised = {row["params"] for row in results if row["promised_delta"] is not None}
     passed = {row["threshold"] for row in calibrations if row["verdict"] != "failed"}
     assert {f'"threshold":{threshold:g}' in " ".join(promised) for threshold in passed} == {True}
-    said = [answer for answer in worded(made[0]).answers if answer.name.startswith("calm-softmax")]
+    said = [answer for answer in worded(made[0]).recommendations if answer.name.startswith("calm-softmax")]
     guaranteed = [dict(answer.facts)["Guaranteed"] for answer in said]
     assert guaranteed and all(
         text.startswith("yes: calibrated for an expected loss (textual) of at most 0.35") for text in guaranteed
     )
     card = changed(results, {}, promised_delta=None)
-    (told,) = {dict(answer.facts)["Guaranteed"] for answer in worded(card).answers if answer.cell_id}
+    (told,) = {dict(answer.facts)["Guaranteed"] for answer in worded(card).recommendations if answer.cell_id}
     assert told.startswith("no calibration: chosen among 3 timed settings on a third of the documents, confirmed")
-    told = dict(worded(card, calibrations).answers[-1].facts)["Guaranteed"]
+    told = dict(worded(card, calibrations).recommendations[-1].facts)["Guaranteed"]
     assert "A calibration chose calm-softmax at " in told and "confidence 0.7" in told
 
 
@@ -204,7 +208,7 @@ def test_a_card_stands_beside_random_exits_and_the_oracle_and_says_what_its_numb
     made: tuple[Card, ...],
 ) -> None:
     card = worded(made[0])
-    beside = {line.what: line for line in card.answers[-1].beside}
+    beside = {line.what: line for line in card.recommendations[-1].alternatives}
     assert set(beside) == {"Best static", "Random, about as deep", "Oracle, the bound"}
     assert beside["Oracle, the bound"].blocks.startswith("exits at ")
     assert beside["Random, about as deep"].name == "mean_exit=2.5"
@@ -257,7 +261,7 @@ def test_names_that_mean_harm_stay_text_in_a_suite(front_database: Path) -> None
 
 def test_baselines_are_never_called_methods(made: tuple[Card, ...]) -> None:
     for card in made:
-        without = replace(card, answers=())
+        without = replace(card, recommendations=())
         assert without.timed == sum(
             row["speedup"] is not None and row["method"] not in (*BASELINES, "full") for row in card.rows
         )

@@ -19,7 +19,16 @@ from exitbench.reports.labels import setting
 from exitbench.reports.material import read_only
 from exitbench.reports.registry import discover
 from exitbench.reports.tables.calibrations import needed
-from exitbench.reports.tables.columns import Cell, Column, FilledTable, fill, number, parameters, text, with_interval
+from exitbench.reports.tables.columns import (
+    FilledTable,
+    TableCell,
+    TableColumn,
+    fill,
+    number,
+    parameters,
+    text,
+    with_interval,
+)
 from exitbench.reports.tables.highlights import marked_speedup
 from exitbench.reports.tables.summary import (
     blocks_run,
@@ -141,9 +150,9 @@ def test_latex_tables_survive_any_name(hostile: FilledTable) -> None:
 
 
 def test_a_latex_table_that_fits_no_page_goes_on_in_another(hostile: FilledTable) -> None:
-    cell = Column("x", lambda row: Cell("1.23 [1.00, 1.50]", 1.0), numeric=True)
-    key = Column("Method", lambda row: Cell(f"method {row['n']}", ""))
-    long = Column("Parameters", lambda row: Cell("a parameter, " * 9, ""))
+    cell = TableColumn("x", lambda row: TableCell("1.23 [1.00, 1.50]", 1.0), numeric=True)
+    key = TableColumn("Method", lambda row: TableCell(f"method {row['n']}", ""))
+    long = TableColumn("Parameters", lambda row: TableCell("a parameter, " * 9, ""))
     rows = [{"n": number} for number in range(70)]
     columns = (key, long, *(replace(cell, heading=f"Number {place}") for place in range(9)))
     filled = tuple(tuple(column.cell(row) for column in columns) for row in rows)
@@ -167,7 +176,7 @@ def _width(form: str) -> float:
 
 
 def test_a_minus_is_a_minus_and_a_hyphen_a_hyphen(hostile: FilledTable) -> None:
-    table = replace(hostile, columns=hostile.columns[:1], rows=((Cell("state-copy, -0.3 [-1.5, 2-3]", None),),))
+    table = replace(hostile, columns=hostile.columns[:1], rows=((TableCell("state-copy, -0.3 [-1.5, 2-3]", None),),))
     assert "state-copy, $-$0.3 [$-$1.5, 2-3]" in latex(table)
 
 

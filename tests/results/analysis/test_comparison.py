@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.results.analysis.comparison import Comparison, Contrast, compare
+from exitbench.results.analysis.comparison import Comparison, RunContrast, compare
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.files.formats import content_id
 from exitbench.results.ingest.ingest import ingest
@@ -31,7 +31,7 @@ def length_ratio(_task: str, metric: str) -> Aggregate:
     return lambda total, n: total[..., 0] / (total[..., 1] if metric == "corpus" else n)
 
 
-def by_quantity(comparison: Comparison) -> dict[str, Contrast]:
+def by_quantity(comparison: Comparison) -> dict[str, RunContrast]:
     return {contrast.quantity: contrast for contrast in comparison.contrasts}
 
 

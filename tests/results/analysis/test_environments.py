@@ -9,7 +9,7 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.harness.cli.main import main
-from exitbench.results.analysis.repeats import Described, Difference, differences, find
+from exitbench.results.analysis.repeats import Described, FieldDifference, differences, find
 from exitbench.results.files.formats import content_id
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.attempts import AttemptWriter
@@ -42,11 +42,11 @@ def attempts(example: ModuleType, env: Json, other_env: Json, tmp_path: Path) ->
 
 
 CHANGED = [
-    Difference("environment.git_dirty", False, True),
-    Difference("environment.packages.numpy", None, "2.3.0"),
-    Difference("environment.packages.torch", "2.13.0", "2.14.0"),
-    Difference("environment.packages.transformers", "5.23.0", None),
-    Difference("hardware.threads", 2, 8),
+    FieldDifference("environment.git_dirty", False, True),
+    FieldDifference("environment.packages.numpy", None, "2.3.0"),
+    FieldDifference("environment.packages.torch", "2.13.0", "2.14.0"),
+    FieldDifference("environment.packages.transformers", "5.23.0", None),
+    FieldDifference("hardware.threads", 2, 8),
 ]
 
 
@@ -60,7 +60,7 @@ def test_every_field_that_differs_is_told_and_no_other(
         spool = tmp_path / "gone"
     a, b = (find(attempt_id, spool, database) for attempt_id in attempts[:2])
     assert differences(a, b) == CHANGED
-    assert differences(b, a) == [Difference(each.field, each.b, each.a) for each in CHANGED]
+    assert differences(b, a) == [FieldDifference(each.field, each.b, each.a) for each in CHANGED]
     assert differences(a, a) == []
 
 

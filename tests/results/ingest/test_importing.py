@@ -109,10 +109,10 @@ def test_everything_arrives_once_and_a_rebuilt_database_has_it(
 ) -> None:
     expected = rows(few_database)
     report = merge(source, spool, path)
-    assert (report.added, report.known, report.problems) == (len(expected["attempt"]), 0, ())
+    assert (report.added, report.existing, report.problems) == (len(expected["attempt"]), 0, ())
     assert rows(path) == expected
     report = merge(source, spool, path)
-    assert (report.added, report.known, report.problems) == (0, len(expected["attempt"]), ())
+    assert (report.added, report.existing, report.problems) == (0, len(expected["attempt"]), ())
     rebuild(spool, path)
     assert rows(path) == expected
     assert [entry.name for entry in spool.iterdir() if entry.name.startswith(".")] == []
@@ -144,7 +144,7 @@ def test_new_metric_versions_of_known_attempts_are_taken(
     expected, source = rows(other), snapshot_of(other, tmp_path / "rescored")
     merge(exported, spool, path)
     report = merge(source, spool, path)
-    assert (report.added, report.known, report.rescored) == (0, len(expected["attempt"]), 2)
+    assert (report.added, report.existing, report.rescored) == (0, len(expected["attempt"]), 2)
     assert rows(path) == expected
     assert merge(source, spool, path).rescored == 0
     kept = sorted((spool / "imports").iterdir(), key=lambda folder: Manifest.read(folder).rows["attempt"])
@@ -205,7 +205,7 @@ def test_what_is_here_already_is_not_brought_again(
     here = copy_some(few_spool, spool, every=3)  # not yet in a database
     expected = rows(few_database)
     report = merge(source, spool, path)
-    assert (report.added, report.known) == (len(expected["attempt"]) - here, here)
+    assert (report.added, report.existing) == (len(expected["attempt"]) - here, here)
     assert rows(path) == expected
     for kept in (spool / "imports").glob("*"):
         with duckdb.connect() as connection:
@@ -285,7 +285,7 @@ def test_the_latest_attempt_names_a_cell_wherever_it_is_from(
         (row,) = connection.execute(sa.select(ATTEMPT).where(ATTEMPT.c.attempt_id == attempt.attempt_id)).mappings()
         connection.execute(ATTEMPT.insert().values({**row, "attempt_id": renamed["described_by"]}))
     shutil.copytree(attempt.path, spool / attempt.path.relative_to(few_spool))
-    assert merge(snapshot_of(other, tmp_path / "renamed"), spool, path).known == 1
+    assert merge(snapshot_of(other, tmp_path / "renamed"), spool, path).existing == 1
     rebuild(spool, path)
     with open_database(path) as database:
         suites = database.query("SELECT suite FROM cell WHERE cell_id = ?", [attempt.cell_id])["suite"].to_pylist()

@@ -310,7 +310,7 @@ def test_a_check_that_was_begun_in_one_turn_serves_the_next(
     monkeypatch.setattr("exitbench.results.ingest.load.read_attempt", counting)
     loader = SpoolLoader(spool)
     turns = 0
-    while not loader.done:
+    while not loader.finished:
         with open_database(path, read_only=False) as database:
             loader.load(database.engine, until=lambda: True)
         turns += 1
@@ -328,7 +328,7 @@ def test_who_waits_waits_for_one_large_attempt_and_nothing_before_it(
     monkeypatch.setattr("exitbench.results.ingest.load._GROUP_BYTES", 2 * small)
     loader = SpoolLoader(spool)
     added = []
-    while not loader.done:
+    while not loader.finished:
         with open_database(path, read_only=False) as database:
             loader.load(database.engine, until=lambda: True)
         added.append(loader.report.added)

@@ -61,7 +61,7 @@ def test_a_bucket_has_what_the_database_has(
         done = export_lake(database.duck, bucket)
         again = export_lake(database.duck, bucket)
     assert done.added > 0
-    assert (again.added, again.there) == (0, done.added)
+    assert (again.added, again.existing) == (0, done.added)
     with open_lake(bucket) as lake:
         assert rows_by_table(lake) == few_rows
     with eb.open_results(bucket) as results:

@@ -68,7 +68,7 @@ def test_exporting_again_writes_nothing(few_lake: Path, few_database: Path) -> N
     with open_database(few_database) as database:
         done = export_lake(database.duck, str(few_lake))
     assert done.added == 0
-    assert done.there > 0
+    assert done.existing > 0
     assert files(few_lake) == before
 
 

@@ -248,8 +248,8 @@ def test_one_document_that_is_all_there_is_leaves_no_interval() -> None:
     [
         ([1, 2], [1], "same documents: 2 against 1"),
         ([1, 2], [1, -1], "negative"),
-        ([1, math.inf], [1, 1], "above has entries that are not finite"),
-        ([[1], [2]], [1, 1], "above has 2 dimensions"),
+        ([1, math.inf], [1, 1], "numerator has entries that are not finite"),
+        ([[1], [2]], [1, 1], "numerator has 2 dimensions"),
     ],
 )
 def test_a_ratio_of_what_does_not_pair_is_refused(full: list[float], method: list[float], message: str) -> None:

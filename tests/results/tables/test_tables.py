@@ -68,7 +68,7 @@ def test_a_new_column_and_a_new_table_are_declared_at_one_place(
     Table(
         "coin",
         "One row per coin.",
-        (ATTEMPT_ID, DOC_KEY, _POSITION, Column("text", "VARCHAR", "what the coin says", left_out="''")),
+        (ATTEMPT_ID, DOC_KEY, _POSITION, Column("text", "VARCHAR", "what the coin says", redacted_sql="''")),
         file="coins",
         indexed=False,
     ),
