@@ -55,5 +55,5 @@ def test_a_guide_does_what_it_shows(page: Path, tmp_path: Path, request: pytest.
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_no_sentence_of_a_guide_is_longer_than_30_words(page: Path) -> None:
-    counted = ((line, words_of(said), said) for line, said in sentences(page))
-    assert not [f"{page.name}:{line}: {n} words: {said}" for line, n, said in counted if n > LONGEST]
+    counted = ((line, words_of(sentence), sentence) for line, sentence in sentences(page))
+    assert not [f"{page.name}:{line}: {n} words: {sentence}" for line, n, sentence in counted if n > LONGEST]

@@ -34,10 +34,10 @@ def test_every_message_that_is_quoted_is_one() -> None:
     rooms = (
         path for room in ("harness", "methods", "tasks", "results", "reports") for path in (ROOT / room).rglob("*.py")
     )
-    known = {text for path in rooms for text in texts(path.read_text(encoding="utf-8"))}
+    all_texts = {text for path in rooms for text in texts(path.read_text(encoding="utf-8"))}
     quoted = [block for block in blocks(PAGE) if block.not_run == "a message"]
     assert len(quoted) > 30
-    assert [block for block in quoted if not any(is_of(block.text, text) for text in known)] == []
+    assert [block for block in quoted if not any(is_of(block.text, text) for text in all_texts)] == []
 
 
 def test_a_message_that_differs_in_a_word_is_none() -> None:

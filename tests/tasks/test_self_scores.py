@@ -68,8 +68,8 @@ def test_the_first_documents_are_looked_at() -> None:
 def test_built_in_references_are_best(name: str) -> None:
     """Plans do not ask."""
     task = get_task(name)
-    known = "wmt-en-fr" if name.startswith("wmt") else name
-    documents = builtin.documents(known, "test", 60)
+    source_task = "wmt-en-fr" if name.startswith("wmt") else name
+    documents = builtin.documents(source_task, "test", 60)
     if name == "wmt17-en-zh":
         documents = [task.with_reference(document, SCRIPTS[1] + document.key) for document in documents]
     assert self_score_remarks(task, documents) == ()

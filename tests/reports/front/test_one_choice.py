@@ -85,10 +85,10 @@ def test_the_end_of_a_run_says_what_the_page_says(name: str, rows_of: Rows, requ
         ]
     for card, line in conclusions:
         (page,) = (
-            one
-            for one in describe_card(card, labels(rows), {}, ()).recommendations
-            if one.from_percent <= DEFAULT_PERCENT
-            and (one.until_percent is None or one.until_percent > DEFAULT_PERCENT)
+            recommendation
+            for recommendation in describe_card(card, labels(rows), {}, ()).recommendations
+            if recommendation.from_percent <= DEFAULT_PERCENT
+            and (recommendation.until_percent is None or recommendation.until_percent > DEFAULT_PERCENT)
         )
         assert page.name in line and page.verdict in line
         assert "real" not in line
@@ -113,8 +113,8 @@ def test_the_saved_query_and_the_cards_agree_at_every_loss(database: Path, rows_
 def test_the_readmes_table_shows_the_method_at_that_setting(database: Path, rows_of: Rows, of_cards: Choice) -> None:
     rows = rows_of(database, tables, "highlights").rows
     best = of_cards[rows[0]["model"], rows[0]["task"]]
-    (own,) = (row for row in rows if row["method"] == best[0])
-    assert chosen(own) == best
+    (chosen_row,) = (row for row in rows if row["method"] == best[0])
+    assert chosen(chosen_row) == best
 
 
 def test_the_document_browser_opens_on_it(database: Path, of_cards: Choice) -> None:

@@ -113,17 +113,17 @@ def test_the_command_ends_as_diff_does(
 ) -> None:
     def run(*words: str) -> tuple[int, str]:
         code = main(["env", *words, "--runs", str(tmp_path)])
-        shown = capsys.readouterr()
-        return code, shown.out + shown.err
+        output = capsys.readouterr()
+        return code, output.out + output.err
 
-    code, shown = run("diff", *attempts[:2])
+    code, output = run("diff", *attempts[:2])
     assert code == 1
-    assert "  environment.packages.torch: 2.13.0 -> 2.14.0\n" in shown
-    assert "  environment.packages.numpy: absent -> 2.3.0\n" in shown
+    assert "  environment.packages.torch: 2.13.0 -> 2.14.0\n" in output
+    assert "  environment.packages.numpy: absent -> 2.3.0\n" in output
     assert run("diff", attempts[0], attempts[0])[0] == 0
     assert run("diff", attempts[0], "now")[0] == 1
     assert run("diff", "now", "now")[0] == 0
-    code, shown = run("show", attempts[1])
-    assert (code, "  hardware.threads: 8\n" in shown) == (0, True)
+    code, output = run("show", attempts[1])
+    assert (code, "  hardware.threads: 8\n" in output) == (0, True)
     assert run("diff", attempts[0])[0] == 2
     assert run("diff", attempts[0], "nothing-like-it")[0] == 2

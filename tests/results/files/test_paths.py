@@ -18,7 +18,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ('File "{home}/run.py", line 3', 'File "~/run.py", line 3'),
         ("{home}: no such file", "~: no such file"),
@@ -32,8 +32,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("a/b and https://example.org/lib", "a/b and https://example.org/lib"),
     ],
 )
-def test_paths_below_home_and_of_packages_are_shortened(home: Path, text: str, told: str) -> None:
-    assert without_home(text.format(home=home)) == told.format(home=home)
+def test_paths_below_home_and_of_packages_are_shortened(home: Path, text: str, expected: str) -> None:
+    assert without_home(text.format(home=home)) == expected.format(home=home)
 
 
 @pytest.mark.parametrize("nowhere", ["", "/"])
