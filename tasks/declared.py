@@ -67,7 +67,7 @@ def bleu_rule(tokenizer: str) -> MetricRule:
         bleu = bleu_by(tokenizer)
     except (RuntimeError, ImportError) as error:
         raise UserError(f"{tokenizer!r} cannot be used: {' '.join(str(error).split())}") from None
-    return MetricRule(signature(bleu), _first_reference(bleu.of_sentence), bleu.statistics, corpus_bleu)
+    return MetricRule(signature(bleu), _first_reference(bleu.sentence_score), bleu.statistics, corpus_bleu)
 
 
 _BLEU: Final = bleu_rule(BLEU_TOKENIZERS[0])

@@ -265,7 +265,7 @@ class _Comparer:
         blank = RunContrast(self._runs.name(run_a), self._runs.name(run_b), "")
         task, seed = self._facts[run_a.attempt_id]["task"], self._facts[run_a.attempt_id]["seed"]
         rows = [
-            _of_metric(replace(blank, quantity=metric), self._difference(a, b, task, metric, seed))
+            _metric_contrast(replace(blank, quantity=metric), self._difference(a, b, task, metric, seed))
             for metric in a.scores[0]
         ]
         return [*rows, *self._answers(blank, run_a, a, run_b, b, seed), self._speed(blank, run_a, run_b, seed)]
@@ -286,7 +286,7 @@ class _Comparer:
         lengths_a, lengths_b, n = a.lengths, b.lengths, len(a.keys)
         longer = ratio_interval(lengths_b, lengths_a, seed=seed)
         length = replace(
-            _of_interval(replace(blank, quantity="tokens_per_answer", contrast="b / a"), longer),
+            _interval_contrast(replace(blank, quantity="tokens_per_answer", contrast="b / a"), longer),
             a=sum(lengths_a) / n,
             b=sum(lengths_b) / n,
         )
@@ -301,8 +301,8 @@ class _Comparer:
         tokens = bounded_ratio_interval(equal, lengths_a)
         same = mean_interval([first == second for first, second in pairs], SHARE)
         return [
-            _of_interval(replace(blank, quantity="equal_tokens", contrast="share"), tokens),
-            _of_interval(replace(blank, quantity="equal_answers", contrast="share"), same),
+            _interval_contrast(replace(blank, quantity="equal_tokens", contrast="share"), tokens),
+            _interval_contrast(replace(blank, quantity="equal_answers", contrast="share"), same),
             replace(
                 blank,
                 quantity="first_divergence",
@@ -340,7 +340,7 @@ class _Comparer:
         # A's speed-up in the denominator, B's in the numerator: (full B / B) / (full A / A).
         interval = product_interval(np.concatenate([a, b], axis=1), (-1, 1, 1, -1), seed=seed)
         speeds = [float(arm[:, 0].sum() / arm[:, 1].sum()) for arm in (a, b)]
-        return replace(_of_interval(blank, interval), a=speeds[0], b=speeds[1])
+        return replace(_interval_contrast(blank, interval), a=speeds[0], b=speeds[1])
 
     def _timings(self, facts: dict[str, Any]) -> list[tuple[str, str]] | None:
         """Return a run's timing attempts and their comparable ids, latest first; None for full depth itself."""
@@ -365,9 +365,9 @@ def _latest_comparable(
     return max(pairs, key=lambda pair: sorted(pair, reverse=True), default=None)
 
 
-def _of_metric(blank: RunContrast, result: Difference) -> RunContrast:
+def _metric_contrast(blank: RunContrast, result: Difference) -> RunContrast:
     return replace(
-        _of_interval(blank, result.delta),
+        _interval_contrast(blank, result.delta),
         a=result.a,
         b=result.b,
         p=result.p,
@@ -376,7 +376,7 @@ def _of_metric(blank: RunContrast, result: Difference) -> RunContrast:
     )
 
 
-def _of_interval(blank: RunContrast, interval: Interval) -> RunContrast:
+def _interval_contrast(blank: RunContrast, interval: Interval) -> RunContrast:
     return replace(blank, estimate=interval.value, low=interval.low, high=interval.high, n=interval.n)
 
 

@@ -113,7 +113,7 @@ def sweep(
     tokens = _thresholds_below(tokens, exits, width)
     if per_document:
         tokens = f"{tokens} JOIN {_DOCUMENTS} USING (doc_key)"
-    with _registered(connection, {_THRESHOLDS: _one_list(padded), _DOCUMENTS: documents}):
+    with _registered(connection, {_THRESHOLDS: _sorted_list(padded), _DOCUMENTS: documents}):
         changes = connection.execute(_steps(tokens, exits, "document" if per_document else "0")).fetchnumpy()
     if changes["is_nan"].any():
         raise ValueError(f"the scores {score_sql!r} have NaN entries; a comparison with them says nothing")
@@ -217,7 +217,7 @@ def _steps(tokens: str, exits: Sequence[int], document: str) -> str:
     """
 
 
-def _one_list(table: Thresholds) -> pa.Table:
+def _sorted_list(table: Thresholds) -> pa.Table:
     """Return one row with all entries in the list `sorted`."""
     return pa.table({"sorted": pa.ListArray.from_arrays(pa.array([0, table.size], pa.int32()), table.ravel())})
 

@@ -31,7 +31,7 @@ from exitbench.results.files.atomic import (
     write_json,
 )
 from exitbench.results.files.bounded import read_table
-from exitbench.results.files.duckdb_files import is_trouble
+from exitbench.results.files.duckdb_files import is_system_error
 from exitbench.results.files.formats import content_id
 from exitbench.results.files.values import COUNT, TEXT, TIME, first_fault
 from exitbench.results.spool.attempts import QUARANTINE, conform
@@ -175,7 +175,7 @@ def load_records(
         try:
             add(folder)
         except (duckdb.Error, sa.exc.StatementError) as error:
-            if is_trouble(error):
+            if is_system_error(error):
                 raise
             problems.append(f"{folder}: does not fit the database: {error}")
         except (UserError, pa.ArrowException, KeyError, TypeError, ValueError) as error:

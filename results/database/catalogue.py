@@ -101,7 +101,7 @@ def engine_over(duck: duckdb.DuckDBPyConnection) -> sa.Engine:
     )
 
 
-def bring_up_to_date(engine: sa.Engine, location: str) -> None:
+def upgrade_schema(engine: sa.Engine, location: str) -> None:
     """Create the tables of an empty database, and recreate views that differ.
 
     Raises:

@@ -109,14 +109,14 @@ _HOMES: Final = re.compile(r"(?<![\w.~/-])(?:/home|/Users)/[^/\s\"'`:;,)\]>]+|(?
 """Usual home folders: texts stored on another machine contain another user's."""
 
 
-def without_home(text: str) -> str:
+def abbreviate_home(text: str) -> str:
     """Return a text with ``~`` for home folders, and ``...`` for the path above an interpreter's packages."""
-    for home in _homes():
+    for home in _home_paths():
         text = re.sub(re.escape(home) + _ENDS, "~", text)
     return _PACKAGES.sub(r".../\1", _HOMES.sub("~", text))
 
 
-def _homes() -> list[str]:
+def _home_paths() -> list[str]:
     """Return the home folder's names and resolved paths, longest first."""
     named = [os.environ.get("HOME", ""), os.environ.get("USERPROFILE", "")]
     with suppress(ImportError, KeyError):  # Windows has no pwd; a container's user may not be in it

@@ -50,7 +50,7 @@ def one_of(words: Collection[str]) -> Value:
     return Value(f"one of {', '.join(words)}", lambda v: isinstance(v, str) and v in words)
 
 
-def of_form(words: str, pattern: re.Pattern[str]) -> Value:
+def text_matching(words: str, pattern: re.Pattern[str]) -> Value:
     """Return a value that must be a text that a pattern matches completely."""
     return Value(words, lambda v: isinstance(v, str) and pattern.fullmatch(v) is not None)
 

@@ -17,7 +17,7 @@ from exitbench.results.database.catalogue import ATTEMPT
 from exitbench.results.files.arrow import driver_connection, parquet_path
 from exitbench.results.files.atomic import DamagedFile, SpoolError
 from exitbench.results.files.bounded import check_table
-from exitbench.results.files.duckdb_files import driver_error, is_damage, is_trouble
+from exitbench.results.files.duckdb_files import driver_error, is_damage, is_system_error
 from exitbench.results.ingest.catalogue_rows import insert_catalogue
 from exitbench.results.ingest.differences import fill_differences
 from exitbench.results.ingest.snapshot import load_imports
@@ -108,7 +108,7 @@ class SpoolLoader:
                 added=len(checked) - len(problems),
                 skipped=sum(attempt.attempt_id in stored for attempt in group),
                 unfinished=sum(not attempt.finished and attempt.attempt_id not in stored for attempt in group),
-                quarantined=tuple(_set_aside(self.spool_root, *problem) for problem in problems),
+                quarantined=tuple(_quarantine_attempt(self.spool_root, *problem) for problem in problems),
             )
             if self.progress:
                 self.progress(self._seen, len(self._attempts))
@@ -177,7 +177,7 @@ def _parquet_bytes(path: Path) -> int:
     return sum(file.lstat().st_size for file in path.glob("*.parquet"))
 
 
-def _set_aside(spool_root: Path, attempt: Attempt, problem: Exception) -> str:
+def _quarantine_attempt(spool_root: Path, attempt: Attempt, problem: Exception) -> str:
     """Return the problem of an attempt; a damaged attempt is moved to the quarantine, so that its cell is run again."""
     if not isinstance(problem, DamagedFile):
         return str(problem)
@@ -224,7 +224,7 @@ def _load_records(engine: sa.Engine, records: Sequence[AttemptRecord], artifacts
                 _insert_files(connection, table, [record for record in successes if table in record.tables])
     except (duckdb.Error, sa.exc.StatementError, KeyError, TypeError, ValueError) as error:
         cause = driver_error(error)
-        if is_trouble(cause):
+        if is_system_error(cause):
             if (fault := _fault(records)) is not None:
                 return fault  # the file itself caused the trouble
             if is_damage(cause):

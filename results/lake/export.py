@@ -27,7 +27,7 @@ _CONFLICTS: Final = 50
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportReport:
     """Numbers of attempts that a lake lacked and had, and data sets whose texts were left out."""
 
     added: int
@@ -35,7 +35,9 @@ class Exported:
     texts_left_out_of: tuple[str, ...]
 
 
-def export_lake(duck: duckdb.DuckDBPyConnection, lake: str, redistributable: Collection[str] | None = None) -> Exported:
+def export_lake(
+    duck: duckdb.DuckDBPyConnection, lake: str, redistributable: Collection[str] | None = None
+) -> ExportReport:
     """Append the rows that a lake lacks; may be killed, repeated, and run next to other exports at any moment.
 
     Args:
@@ -58,7 +60,7 @@ def export_lake(duck: duckdb.DuckDBPyConnection, lake: str, redistributable: Col
         batch = ", ".join(quoted_text(attempt) for (attempt,) in new[start : start + _BATCH])
         for name in (*of_attempts, "attempt"):
             _append(duck, lake, name, f"FROM ({select_rows(name, licensed)}) WHERE attempt_id IN ({batch})")
-    return Exported(len(new), len(attempts) - len(new), tuple(sorted(licensed)))
+    return ExportReport(len(new), len(attempts) - len(new), tuple(sorted(licensed)))
 
 
 def _append(duck: duckdb.DuckDBPyConnection, lake: str, name: str, rows: str) -> None:

@@ -136,11 +136,11 @@ def _half_written(spool_root: Path, path: Path) -> Iterator[Path]:
     hidden = ("trainings/.*", "vocabularies/.*", "imports/.*", "rescores/*/.*", ".importing-*", ".import-*")
     rebuilt = path.parent.glob(f".{path.name}.*/")
     yield from filter(
-        _is_left, [*(leftover for glob in hidden for leftover in sorted(spool_root.glob(glob))), *rebuilt]
+        _is_abandoned, [*(leftover for glob in hidden for leftover in sorted(spool_root.glob(glob))), *rebuilt]
     )
 
 
-def _is_left(path: Path) -> bool:
+def _is_abandoned(path: Path) -> bool:
     """Return whether no process writes a file or folder, as far as its name and its age show."""
     process = _PROCESS.search(path.name)
     if process and _is_alive(int(process[1])):

@@ -98,7 +98,7 @@ def check(spool_root: Path, path: Path, progress: Callable[[int, int], None] | N
             progress(n_checked, len(attempts))
     if not damaged:
         here = {attempt.attempt_id for attempt in attempts} | imported_attempts(spool_root)
-        problems += _nowhere_else(stored.done_sha256.keys() - here, spool_root, path)
+        problems += _attempts_missing_from_spool(stored.done_sha256.keys() - here, spool_root, path)
     problems += [*RESCORES.check(spool_root), *TAGS.check(spool_root)]
     problems += [
         *check_vocabularies(spool_root),
@@ -221,7 +221,7 @@ def _rows_twice(database: Database) -> Iterator[str]:
             yield f"{table.name}: {number_of(n, 'row')} more than once, such as {which}. {_REBUILD}"
 
 
-def _nowhere_else(attempt_ids: Set[str], spool_root: Path, path: Path) -> Iterator[str]:
+def _attempts_missing_from_spool(attempt_ids: Set[str], spool_root: Path, path: Path) -> Iterator[str]:
     if attempt_ids:
         moved = {folder.name for folder in (spool_root / QUARANTINE).glob("*/*")} & attempt_ids
         quarantined = f" ({len(moved)} of them damaged, in {spool_root / QUARANTINE})" if moved else ""

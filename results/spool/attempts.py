@@ -32,7 +32,7 @@ from exitbench.results.files.atomic import (
     sha256,
     write_json,
 )
-from exitbench.results.files.formats import without_home
+from exitbench.results.files.formats import abbreviate_home
 from exitbench.results.files.values import INT64, Keys, first_fault
 from exitbench.results.spool.heartbeat import OWNER_FILE, Heartbeat
 from exitbench.results.spool.schema import (
@@ -212,7 +212,7 @@ class AttemptWriter:
             {
                 "schema_version": SCHEMA_VERSION,
                 "status": status,
-                "reason": None if reason is None else without_home(reason),
+                "reason": None if reason is None else abbreviate_home(reason),
                 "started_at": self._started_at,
                 "ended_at": self._ended_at(),
                 "exit_code": exit_code,
@@ -546,7 +546,7 @@ def _log_tail(path: Path) -> str | None:
     if not path.exists():
         return None
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return without_home("\n".join(lines[-LOG_TAIL_LINES:]))
+    return abbreviate_home("\n".join(lines[-LOG_TAIL_LINES:]))
 
 
 def _write_done(path: Path) -> None:

@@ -24,10 +24,10 @@ from exitbench.results.files.values import (
     TIME,
     Keys,
     integer,
-    of_form,
     one_of,
     optional,
     or_none,
+    text_matching,
 )
 from exitbench.results.tables import FILES, Table
 from exitbench.results.tables import TABLES as DATABASE_TABLES
@@ -96,7 +96,7 @@ preparation: of fits and calibrations; data: documents and prompts that were lef
 
 CELL_KEYS: Final[Keys] = {
     "": {
-        "cell_id": of_form("64 hexadecimal digits", SHA256),
+        "cell_id": text_matching("64 hexadecimal digits", SHA256),
         "id_version": COUNT,
         "suite": TEXT,
         "kind": one_of(CELL_KINDS),

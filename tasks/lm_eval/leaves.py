@@ -99,7 +99,7 @@ class Leaf:
         system, template = chat or (None, None)
         ordinal_of_doc = {id(docs[ordinal]): ordinal for ordinal in ordinals}
         if draws:
-            subset.sampler = sampler = _Drawn()
+            subset.sampler = sampler = _FixedSampler()
 
             def fewshot_context(doc: Any, *args: Any, **kwargs: Any) -> Any:
                 sampler.examples = draws[ordinal_of_doc[id(doc)]]
@@ -152,7 +152,7 @@ class Leaf:
         return self._draws[kind]
 
 
-class _Drawn:
+class _FixedSampler:
     """Sampler that returns examples drawn earlier."""
 
     examples: Sequence[Any] = ()

@@ -31,7 +31,7 @@ def sentences(page: Path) -> Iterator[tuple[int, str]]:
 
 
 def words_of(sentence: str) -> int:
-    """How many words a reader reads: `code` and a [link](address) count as what is shown of them."""
+    """Return the number of words that a reader sees: `code` is one word, a [link](address) its text."""
     rendered = re.sub(r"\]\([^)]*\)", "]", sentence)
     rendered = re.sub(r"`[^`]*`", "code", rendered)
     return sum(1 for word in rendered.split() if re.search(r"\w", word))

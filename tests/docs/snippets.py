@@ -77,12 +77,12 @@ class Block:
 
     @property
     def not_run(self) -> str | None:
-        """Why the block is only shown; None where it is run."""
+        """Reason why the block is not run; None if it is run."""
         return next((remark[9:].strip() for remark in self.remarks if remark.startswith("not run:")), None)
 
     @property
     def varies(self) -> bool:
-        """Whether its numbers are another machine's."""
+        """Whether its numbers vary by machine."""
         return "numbers vary" in self.remarks
 
 
@@ -113,7 +113,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def begins_with(page: Path) -> list[str]:
-    """What the page's folder has in it at the beginning, as `<!-- begins with: A, B -->` says."""
+    """Return the initial contents of the page's folder, from `<!-- begins with: A, B -->`."""
     comment = re.search(r"^<!-- begins with: (.*?) -->$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return comment[1].split(", ") if comment else []
 
@@ -181,7 +181,7 @@ class Page:
 
 
 def output_of(folder: Path, words: list[str], place: str, code: int = 0) -> str:
-    """What a command says in a folder, stderr included; it ends with `code`, or `Wrong` is raised."""
+    """Return the output of a command in a folder, stderr included; raise `Wrong` if it does not end with `code`."""
     if shell := _SHELL.intersection(words):
         raise Wrong(f"{place}: {' '.join(sorted(shell))} needs a shell; commands run without one")
     if words[0] == "exitbench":

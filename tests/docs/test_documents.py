@@ -1,4 +1,4 @@
-"""What the documents tell people to do works."""
+"""Instructions of the documents work."""
 
 from __future__ import annotations
 

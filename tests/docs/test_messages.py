@@ -25,7 +25,7 @@ def texts(code: str) -> Iterator[str]:
 
 
 def is_of(message: str, text: str) -> bool:
-    """Whether a message as quoted, … standing for what differs, is a text or a part of it."""
+    """Return whether a quoted message, with … for varying parts, is a text or a part of it."""
     parts = [part.strip() for part in message.strip("… .").split("…") if part.strip()]
     return re.search(f" ?{ANYTHING}.*? ?".join(map(re.escape, parts)), text, re.DOTALL) is not None
 

@@ -1,4 +1,4 @@
-"""What a figure breaks of the rules for print: one of two widths, no taller than a page, texts that can be read."""
+"""Rules for print that a figure breaks: one of two widths, no taller than a page, legible texts."""
 
 from collections.abc import Iterator
 

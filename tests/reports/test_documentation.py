@@ -17,7 +17,7 @@ SOURCES = discover(figures)
 
 
 def parts(page: str) -> dict[str, str]:
-    """What the page says of each figure, by the anchor of its heading."""
+    """Return the page's section on each figure, by the anchor of its heading."""
     _, *sections = re.split(r"^### .* \{ #(\w+) \}$", page, flags=re.MULTILINE)
     return dict(zip(sections[::2], sections[1::2], strict=True))
 

@@ -1,4 +1,4 @@
-"""What the figures draw: every point of their query, marked for what it is."""
+"""Figures draw every point of their query, with the right marker."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""What says not to cite the results stands before them."""
+"""Findings that forbid citing the results precede them."""
 
 import shutil
 from pathlib import Path

@@ -65,7 +65,7 @@ def read(summary: ReportSummary) -> str:
 
 
 def pictures_of(summary: ReportSummary) -> list[str]:
-    """What the page shows, in its order."""
+    """Return the page's pictures in their order."""
     return [
         (summary.index_html.parent / address).read_text("utf-8") for address in Page(read(summary)).all("img", "src")
     ]
@@ -87,7 +87,7 @@ def report_copy(report: ReportSummary, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def single_file(report: ReportSummary, small_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same report as one file."""
+    """Return the same report as one file."""
     folder = Path(shutil.copytree(report.index_html.parent, tmp_path_factory.mktemp("single") / "report"))
     return write_report(small_database, folder, single_file=True).index_html
 
@@ -255,7 +255,7 @@ sys.exit("torch" in sys.modules)
 def test_one_database_gives_the_same_bytes_in_any_process_and_needs_no_torch(
     report: ReportSummary, report_copy: Path, small_database: Path, tmp_path: Path
 ) -> None:
-    """The same whether a file is of the whole report or of a paper's."""
+    """Files are equal in the whole report and in a paper's."""
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
     subprocess.run([sys.executable, "-c", WRITE, str(small_database), str(tmp_path / "b")], check=True, env=environment)
     here = write_report(small_database, report_copy, paper="mee")  # of the pictures that this process drew
@@ -317,7 +317,7 @@ def test_a_missing_database_is_the_users_error(tmp_path: Path) -> None:
 
 @dataclass
 class Read:
-    """What a report is made from, as a test may change it."""
+    """Input of a report, which a test may change."""
 
     material: Material
     figures: list[tuple[ReportSource, Frame]]
@@ -325,7 +325,7 @@ class Read:
 
 @pytest.fixture(scope="module")
 def read_once(small_database: Path) -> Read:
-    """What the report of `small_database` is made from, read once more."""
+    """Return the input of the report of `small_database`, read again."""
     figures_read: list[tuple[ReportSource, Frame]] = []
     return Read(
         read_material(small_database, None, True, lambda *figure_rows: figures_read.append(figure_rows)), figures_read
@@ -334,7 +334,7 @@ def read_once(small_database: Path) -> Read:
 
 @pytest.fixture
 def rendered_input(read_once: Read) -> Read:
-    """The same, for a test to change."""
+    """Return a copy that a test may change."""
     return replace(read_once, figures=list(read_once.figures))
 
 

@@ -55,7 +55,7 @@ def gold(n: int, texts: Sequence[str], labels: Sequence[str] | None) -> int:
 
 
 def reported_value(n: int, block: int, labels: Sequence[str] | None) -> float:
-    """What a block says of document n."""
+    """Return the output of a block for document n."""
     settled = block >= 1 + n % BLOCKS
     return (n if settled else n + 2) % len(labels) if labels else n % 5 + (BLOCKS - block) / 10
 

@@ -119,7 +119,7 @@ CALIBRATION = {
 
 @dataclass(frozen=True)
 class Beliefs:
-    """What a model believes about every token of a task: arrays [N] or [N, blocks], N = documents * tokens."""
+    """A model's predictions for every token of a task: arrays [N] or [N, blocks], N = documents * tokens."""
 
     stable_from: np.ndarray
     top1_id: np.ndarray
@@ -230,7 +230,7 @@ def exits_of(method: Method, beliefs: Beliefs) -> np.ndarray:
 
 @dataclass(frozen=True)
 class World:
-    """What a spool is made of.
+    """Contents of a generated spool.
 
     Attributes:
         models: Each is asked on each task.
@@ -319,7 +319,7 @@ class World:
             _write_failures(root, failing, full)
 
     def _write_preparations(self, root: Path, model: Model, task: Task) -> None:
-        """What methods need before they run well: scores for replays, fits, and calibrated thresholds."""
+        """Write what methods need before they run well: scores for replays, fits, and calibrated thresholds."""
         beliefs = self.beliefs(model, task)
         full = self.cell(model, task, FULL, "quality")
         probe = self.cell(model, task, FULL, "probe", full["cell_id"])
@@ -332,7 +332,7 @@ class World:
             self._write_calibration(root, self.cell(model, task, self.swept[0], "calibration"), beliefs)
 
     def beliefs(self, model: Model, task: Task) -> Beliefs:
-        """What a model believes of a task's tokens."""
+        """Return a model's predictions for a task's tokens."""
         rng = np.random.default_rng([self.models.index(model), self.tasks.index(task)])
         blocks = model.blocks
         hardness = np.tile(np.arange(self.tokens), self.documents) / self.tokens

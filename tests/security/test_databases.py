@@ -141,13 +141,13 @@ def attacked(newest: Path, path: Path, sql: str) -> Path:
 
 
 def loot(path: Path) -> list[Path]:
-    """What an attack wrote."""
+    """Return what an attack wrote."""
     return list((path.parent / "loot").iterdir())
 
 
 @pytest.fixture(scope="module")
 def answer(few_database: Path) -> str:
-    """What the example says."""
+    """Return the answer of the example."""
     with open_database(few_database) as database:
         return str(database.query(QUESTION).to_pylist())
 

@@ -1,4 +1,4 @@
-"""What others wrote does nothing to a terminal: messages, progress, rows."""
+"""Third-party text has no effect on a terminal: messages, progress, rows."""
 
 from __future__ import annotations
 

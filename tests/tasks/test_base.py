@@ -110,7 +110,7 @@ def test_a_plain_mean_is_the_mean_over_any_leading_dimensions():
 
 
 class Edits(Summarisation):
-    """Of 2 edits, how many are needed; and a similarity from -1 to 1."""
+    """Summands: the number of edits needed, at most 2, and a similarity from -1 to 1."""
 
     metrics = ("edits", "likeness")
     lower_is_better = frozenset({"edits"})

@@ -245,7 +245,7 @@ def turns(doc: Document) -> list[tuple[str, str]]:
 
 
 def said_of_oneself(speaker: str, utterance: str) -> list[tuple[str, str]]:
-    """What a summary says of somebody who brings something or counts what is left, with kinds."""
+    """Return a summary of a speaker who brings something or counts what is left, with kinds of word."""
     for item in re.findall(r"^I bring my (\w+) \.$", utterance):
         her = "her" if speaker in WOMEN else "his"
         return [(speaker, "copy"), ("brings", "frame"), (her, "agreement"), (item, "copy")]

@@ -29,7 +29,7 @@ def moods_of(doc: Document) -> list[int]:
 
 
 def looks(doc: Document) -> tuple[int, int]:
-    """How many words a careful reader looks at, and the mood that the last of them tells."""
+    """Return the number of words that a careful reader looks at, and the mood that the last of them tells."""
     number, _, *words, _ = doc.fields["sentence"].split()
     assert len(words) == len(NUMBERS)
     n_looks = 0

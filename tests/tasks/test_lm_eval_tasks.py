@@ -173,7 +173,7 @@ def source(folder: Path) -> Source:
 
 
 def lm_evals(folder: Path, name: str, **options: Any) -> tuple[dict[str, Any], Numbers]:
-    """What lm-eval's own run gives, and what it asked."""
+    """Return the results of lm-eval's own run, and its requests."""
     manager, model = TaskManager(include_path=str(folder / "whole"), include_defaults=False), Numbers()
     options = {"fewshot_as_multiturn": False, **options}
     return simple_evaluate(model, tasks=[name], task_manager=manager, bootstrap_iters=0, **options), model

@@ -13,7 +13,7 @@ import pytest
 from exitbench import plugins, provenance
 from exitbench.errors import UserError
 from exitbench.tasks import registry
-from exitbench.tasks.registry import brought_by, get_task, register, task_names, unusable_tasks
+from exitbench.tasks.registry import get_task, register, task_names, task_origin, unusable_tasks
 from exitbench.tasks.squad import Squad
 
 SHOUTED = '''
@@ -98,7 +98,7 @@ def test_a_task_of_another_distribution_is_found_with_its_source(install: Callab
     install(ALONE)
     assert "shouted" in task_names()
     task = get_task("shouted")
-    assert brought_by(type(task)) == "shouting 1.0" and brought_by(Squad) is None
+    assert task_origin(type(task)) == "shouting 1.0" and task_origin(Squad) is None
     assert task.metric_version.startswith("7 shouting 1.0 ")
 
 
@@ -163,7 +163,7 @@ def test_a_task_is_registered_once(forget_tasks: Callable[[], None]) -> None:
 
 def test_files_of_a_folder_register_what_they_bring(trust: Callable[..., None]) -> None:
     trust(mine=ALONE + REGISTERED)
-    assert brought_by(type(get_task("shouted"))) == "exitbench_plugins.mine"
+    assert task_origin(type(get_task("shouted"))) == "exitbench_plugins.mine"
 
 
 def test_a_file_that_another_imports_is_a_part_of_its_version(trust: Callable[..., None]) -> None:

@@ -18,7 +18,7 @@ SCRIPTS = ("Москва — столица России.", "東京は日本の�
 
 
 def remarks(metric: str, *references: str | list[str], bleu_tokenize: str | None = None) -> tuple[str, ...]:
-    """Of a declared task with one metric."""
+    """Return the remarks on a declared task with one metric."""
     names = (("x", "x"), ("y", "y"))
     task = DeclaredTask(Declaration("t", names, "{x}", "y", (metric,), bleu_tokenize=bleu_tokenize))
     documents = [Document.from_fields({"x": str(number), "y": text}) for number, text in enumerate(references)]

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
 
-from exitbench.reports.figures.mee import of_origin
+from exitbench.reports.figures.mee import filter_origin
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import called, count, is_sweep, listed, times
 from exitbench.reports.plotting.panels import (
@@ -74,7 +74,7 @@ def _interval(row: Row) -> str:
 
 def plot(frame: Frame) -> Figure:
     """Draw one panel per task and model; frame: quality and speedup, shares of full depth's, by origin and method."""
-    local, published = of_origin(frame, "ours"), of_origin(frame, "published")
+    local, published = filter_origin(frame, "ours"), filter_origin(frame, "published")
     tasks = local.distinct("task")
     published = published.filter(lambda row: row["task"] in tasks)
     styles = series_styles([*local.values("method"), *published.values("method")])

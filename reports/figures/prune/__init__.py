@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from exitbench.reports.figures.explain import FIRST_ASKED, FULL_DEPTH, draw_by_block
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import NOT_MEASURABLE, count, of_which, shorten
+from exitbench.reports.labels import NOT_MEASURABLE, count, row_label, shorten
 from exitbench.reports.plotting.panels import (
     draw_intervals,
     draw_lengths,
@@ -167,7 +167,7 @@ def cheapest_head(frame: Frame, names: Series) -> str:
     if scores and scores[0]["full_value"] is not None:
         score += f", full depth's {scores[0]['full_value']:.1f}"
     label = names[least["method"], least["head"]]
-    scope = of_which(least, ("model", "task"))
+    scope = row_label(least, ("model", "task"))
     return f"Least work of the LM head: {label} ({scope}), {least['value']:.2f}× full depth's{score}."
 
 
@@ -264,7 +264,7 @@ def _flops(axes: Axes, places: Sequence[_ModelLayout], styles: Mapping[str, Seri
                         edge.set(va="center", fontsize=SMALL_POINTS)
                         continue
                     draw_intervals(axes, [at], [(row["ci_low"], row["ci_high"])], style.colour, along="x")
-                    axes.plot(row["value"], at, **_look(style, quantity))
+                    axes.plot(row["value"], at, **_marker_style(style, quantity))
             _published(axes, rows, "rule", y + _SHIFT)
     low, high = axes.get_xlim()
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0) if high < _DECADES * low else (1.0,)))
@@ -273,7 +273,7 @@ def _flops(axes: Axes, places: Sequence[_ModelLayout], styles: Mapping[str, Seri
     axes.set_xlabel("FLOPs of an answer, full depth = 1×")
 
 
-def _look(style: SeriesStyle, quantity: str) -> dict[str, Any]:
+def _marker_style(style: SeriesStyle, quantity: str) -> dict[str, Any]:
     hollow = mpl.rcParams["axes.facecolor"] if quantity == "rule" else style.colour
     look = {"color": style.colour, "marker": style.marker, "markerfacecolor": hollow}
     return {**look, "markersize": 4.5, "linestyle": "none", "zorder": 3}
@@ -315,6 +315,6 @@ def _published(axes: Axes, rows: Sequence[Row], quantity: str, y: float) -> None
 
 
 def _legend(styles: Mapping[str, SeriesStyle], *, timed: bool) -> list[Line2D | Patch]:
-    kinds = [Line2D([], [], label=name, **_look(styles[name], quantity)) for quantity, name in FLOPS.items()]
+    kinds = [Line2D([], [], label=name, **_marker_style(styles[name], quantity)) for quantity, name in FLOPS.items()]
     floor = [Patch(facecolor=MUTED, alpha=0.25, label=_FLOOR)] if timed else []
     return [*kinds, FULL_DEPTH, published_entry(), *floor]

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from exitbench.reports.figures.mee import block_axis
 from exitbench.reports.figures.prune import STAND_INS, panel_title
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count, of_which, percent
+from exitbench.reports.labels import count, percent, row_label
 from exitbench.reports.plotting.panels import (
     draw_intervals,
     draw_published,
@@ -47,7 +47,7 @@ def finding(frame: Frame) -> str:
         return "No block is surer than its score warrants, by more than 10 points."
     _, row, share = worst
     return (
-        f"Surest without reason: block {row['block']:.0f} of {of_which(row, ('model', 'task'))} has a mean margin of "
+        f"Surest without reason: block {row['block']:.0f} of {row_label(row, ('model', 'task'))} has a mean margin of "
         f"{row['value']:.2f}, and leaving there scores {percent(share)} of full depth."
     )
 

@@ -1,4 +1,4 @@
-"""What is kept of packed answers is never older than the database, and no more than a page holds."""
+"""Cached packs of answers are never older than the database, and no more than the page needs."""
 
 import shutil
 from collections.abc import Callable

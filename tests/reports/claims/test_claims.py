@@ -21,7 +21,7 @@ from exitbench.reports.claims import (
     check_claim,
     check_claims,
     counted,
-    in_full,
+    full_entry,
     markdown,
     table,
 )
@@ -455,7 +455,7 @@ def test_markdown_and_rows_have_every_claim(verdicts: tuple[Verdict, ...]) -> No
 
 def test_one_claim_in_full_has_source_caveat_and_query(verdicts: tuple[Verdict, ...]) -> None:
     (verdict,) = [it for it in verdicts if it.claim.claim_id == "mee-measures-are-slower-than-full-depth"]
-    text = in_full(verdict, 100)
+    text = full_entry(verdict, 100)
     assert "MEEBLOG, section 3" in text and "exitbench run mee" in text and "at most 1 speed-up" in text
     assert "“they also exhibit high latency" in text
     assert text.endswith((verdict.claim.evidence_sql or "").strip())

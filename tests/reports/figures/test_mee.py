@@ -17,12 +17,12 @@ from print_rules import print_faults
 
 from exitbench.reports import figures, tables
 from exitbench.reports.figures.mee import (
+    filter_origin,
     mee_appendix_similarity,
     mee_fig1_no_change,
     mee_fig2_final_confidence,
     mee_fig3_trajectories,
     mee_unpublished_monotone_confidence,
-    of_origin,
 )
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import shorten
@@ -135,12 +135,12 @@ def database_of(folder: Path, example: ModuleType, *runs: Mapping[str, Probed]) 
 
 
 def by_model_and_block(frame: Frame, name: str, tolerance: float = 0) -> dict[tuple[str, int], float]:
-    rows = of_origin(frame, "ours").rows
+    rows = filter_origin(frame, "ours").rows
     return {(row["model"], row["block"]): row[name] for row in rows if row.get("tolerance", 0) == tolerance}
 
 
 def reach(share: float, half: float, documents: int) -> float:
-    """How far the interval of a share goes whose own t interval has this half width: the farther end on the logit."""
+    """Return the distance to the farther end of a share's logit interval, given the half width of its t interval."""
     if half < 1e-6:
         return max(share, 1 - share) * (1 - 0.025 ** (1 / documents))
     logit, steps = np.log(share / (1 - share)), half / (share * (1 - share))
@@ -161,23 +161,23 @@ def half_width(probed: Probed, values: np.ndarray) -> np.ndarray:
 
 
 def expected_by_block(values: Callable[[Probed], np.ndarray]) -> dict[tuple[str, int], float]:
-    """What `values` gives for each block [L], by model and block."""
+    """Return the result of `values` for each block [L], by model and block."""
     return {(name, i + 1): value for name, probed in MODELS.items() for i, value in enumerate(values(probed))}
 
 
 def unchanged(probed: Probed) -> np.ndarray:
-    """Whether a token's prediction stays from a block on [N, L]."""
+    """Return whether a token's prediction stays from a block on [N, L]."""
     return np.array([probed.agrees[:, block:].all(axis=1) for block in range(probed.agrees.shape[1])]).T
 
 
 def monotone(probed: Probed) -> np.ndarray:
-    """Whether a token's probability falls at no block after one [N, L]."""
+    """Return whether a token's probability falls at no later block [N, L]."""
     rises = np.diff(probed.signals["p_final"], axis=1) >= 0
     return np.array([rises[:, block:].all(axis=1) for block in range(rises.shape[1] + 1)]).T
 
 
 def nearly_monotone(probed: Probed) -> np.ndarray:
-    """Whether a token's probability falls by no more than 0.01 in all after a block [N, L]."""
+    """Return whether a token's probability falls by at most 0.01 in total after a block [N, L]."""
     p_NL = probed.signals["p_final"].astype(float)
     fall_NL = p_NL - np.minimum.accumulate(p_NL[:, ::-1], axis=1)[:, ::-1]
     return np.array([(fall_NL[:, block:] <= 0.01).all(axis=1) for block in range(p_NL.shape[1])]).T
@@ -194,7 +194,7 @@ def test_no_change_and_monotone_shares_with_intervals_by_document(database: Path
         halves = expected_by_block(lambda probed, holds=holds: half_width(probed, holds(probed)))  # type: ignore[misc]
         assert by_model_and_block(rows, "share", tolerance) == pytest.approx(shares)
         assert by_model_and_block(rows, "half_width", tolerance) == pytest.approx(halves, abs=1e-9)
-        assert {row["model"]: row["n"] for row in of_origin(rows, "ours").rows} == {
+        assert {row["model"]: row["n"] for row in filter_origin(rows, "ours").rows} == {
             model: len(probed.position) for model, probed in MODELS.items()
         }
 
@@ -203,7 +203,9 @@ def test_the_run_with_the_most_documents_counts(make_database: Callable[..., Pat
     deep = {"deep": MODELS["deep"]}
     database = make_database(deep, {"deep": of_documents(MODELS["deep"], ["doc0", "doc1"])})
     for name in ("mee_fig1_no_change", "mee_fig2_final_confidence", "mee_unpublished_monotone_confidence"):
-        assert set(of_origin(rows_of(database, figures, name), "ours").values("n")) == {len(MODELS["deep"].position)}
+        assert set(filter_origin(rows_of(database, figures, name), "ours").values("n")) == {
+            len(MODELS["deep"].position)
+        }
     similarity = rows_of(database, figures, "mee_appendix_similarity")
     assert similarity.distinct("documents") == [DOCUMENTS // 4]
     assert rows_of(database, tables, "mee_table1_easy_difficult").rows[0]["n"] == DOCUMENTS // 4
@@ -212,7 +214,7 @@ def test_the_run_with_the_most_documents_counts(make_database: Callable[..., Pat
 def test_published_curves_are_those_of_twelve_blocks(database: Path, rows_of: Rows) -> None:
     tick = {"mee_fig1_no_change": ("share", 0.75), "mee_fig2_final_confidence": ("mean", 0.48)}
     for name, (column, value) in {**tick, "mee_unpublished_monotone_confidence": ("share", 0.23)}.items():
-        printed = of_origin(rows_of(database, figures, name), "published")
+        printed = filter_origin(rows_of(database, figures, name), "published")
         assert printed.distinct("model") == ["CALM", "FREE", "vanilla"]
         assert {row[column] for row in printed.rows if (row["model"], row["block"]) == ("CALM", 2)} == {value}
         assert printed.distinct("blocks") == [12]
@@ -352,7 +354,7 @@ def test_growth_is_judged_after_a_sixth_and_a_third_of_the_blocks(
     s[:, -1] = 1
     top1 = np.ones((len(grows_from), blocks), int)
     probes = {"m": Probed(list("abcdefgh"), [1] * 8, {"top1_id": top1, "cosine_last": s})}
-    easy, difficult = of_origin(rows_of(make_database(probes), tables, "mee_table1_easy_difficult"), "ours").rows
+    easy, difficult = filter_origin(rows_of(make_database(probes), tables, "mee_table1_easy_difficult"), "ours").rows
     names = ("grows", "grows_after_sixth", "grows_after_third")
     assert [easy[name] for name in names] == [0, 0.5, 1]
     assert [difficult[name] for name in names] == [0, 0, 0.5]
@@ -416,7 +418,7 @@ def test_each_model_is_one_line_in_its_colour(
     }
     drawn_as = {None: "-", 0: "-", 0.01: "--"}
     expected: dict[tuple[str, str, str], list[float]] = {}
-    for row in of_origin(rows, "ours").rows:
+    for row in filter_origin(rows, "ours").rows:
         style = styles[row["model"]]
         expected.setdefault((style.colour, style.marker, drawn_as[row.get("tolerance")]), []).append(row[column])
     assert lines == expected
@@ -451,7 +453,7 @@ def test_the_name_of_a_published_curve_covers_no_line(database: Path, rows_of: R
 def test_ribbons_of_spread_and_bars_end_at_zero_and_one(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, figures, "mee_fig2_final_confidence")
     for axes, (_, local_lines) in zip(
-        drawn(mee_fig2_final_confidence.plot, rows).axes, of_origin(rows, "ours").groups("model"), strict=True
+        drawn(mee_fig2_final_confidence.plot, rows).axes, filter_origin(rows, "ours").groups("model"), strict=True
     ):
         (ribbon,) = (bundle for bundle in axes.collections if isinstance(bundle, PolyCollection))
         (bars,) = (bundle for bundle in axes.collections if isinstance(bundle, LineCollection))

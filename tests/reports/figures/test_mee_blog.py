@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from print_rules import print_faults
 
 from exitbench.reports import figures
-from exitbench.reports.figures.mee import mee_blog_quality_speed, of_origin
+from exitbench.reports.figures.mee import filter_origin, mee_blog_quality_speed
 from exitbench.reports.frame import Frame
 from exitbench.reports.plotting.style import LIGHT, MUTED, lay_out, series_styles, theme
 from exitbench.results.database.connection import open_database
@@ -36,7 +36,7 @@ def metrics(database: Path, kind: str) -> dict[tuple[str, str, str], dict[str, f
 
 def test_quality_and_speed_are_shares_of_full_depth(rows: Frame, small_database: Path) -> None:
     scores, times = metrics(small_database, "quality"), metrics(small_database, "timing")
-    local_rows = of_origin(rows, "ours")
+    local_rows = filter_origin(rows, "ours")
     assert {row["method"] for row in local_rows.rows} == {"full", "calm-softmax"}
     for row in local_rows.rows:
         key = (row["model"], row["method"], row["params"])
@@ -51,7 +51,7 @@ def test_quality_and_speed_are_shares_of_full_depth(rows: Frame, small_database:
 def test_quality_of_errors_is_less_than_full_depths_where_they_are_more(
     small_database: Path, as_errors: Callable[[Path], Path], rows_of: Any
 ) -> None:
-    local_rows = of_origin(rows_of(as_errors(small_database), figures, NAME), "ours").rows
+    local_rows = filter_origin(rows_of(as_errors(small_database), figures, NAME), "ours").rows
     full = {row["model"]: row["full_value"] for row in local_rows}
     scores = metrics(as_errors(small_database), "quality")
     for row in local_rows:
@@ -61,7 +61,7 @@ def test_quality_of_errors_is_less_than_full_depths_where_they_are_more(
 
 
 def test_published_runs_are_relative_to_their_own_without_early_exit(rows: Frame) -> None:
-    printed = of_origin(rows, "published").rows
+    printed = filter_origin(rows, "published").rows
     assert len(printed) == 12 and {row["task"] for row in printed} == {"squad", "samsum"}, "none of IWSLT's"
     quality_and_speed = {(row["task"], row["method"]): (row["quality"], row["speedup"]) for row in printed}
     assert quality_and_speed["squad", "calm-softmax"] == pytest.approx((78.4632 / 88.8409, 18.603 / 11.036))
@@ -70,7 +70,7 @@ def test_published_runs_are_relative_to_their_own_without_early_exit(rows: Frame
 
 
 def points(axes: Axes, *, published: bool) -> list[tuple[float, float]]:
-    """What is drawn with filled markers (ours), or crossed (published)."""
+    """Return the points drawn with filled markers (local), or crosses (published)."""
     lines = [line for line in axes.lines if line.get_marker() not in ("None", "", None)]
     selected = [
         line
@@ -90,7 +90,7 @@ def test_every_run_is_drawn_and_each_published_one_in_the_shape_of_its_measure(r
         (r["speedup"], r["quality"]) for r in rows.rows if (r["origin"], r["task"]) == ("published", "squad")
     )
     styles = series_styles({row["method"] for row in rows.rows})
-    for axes, ((_,), part) in zip(figure.axes, of_origin(rows, "ours").groups("model"), strict=True):
+    for axes, ((_,), part) in zip(figure.axes, filter_origin(rows, "ours").groups("model"), strict=True):
         assert points(axes, published=False) == sorted((row["speedup"], row["quality"]) for row in part.rows)
         assert points(axes, published=True) == printed
         outlines = {line.get_marker() for line in axes.lines if line.get_markersize() == 10}

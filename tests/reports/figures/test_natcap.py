@@ -68,7 +68,7 @@ def swept(example: ModuleType) -> Any:
 
 
 def probed_again(example: ModuleType) -> Any:
-    """The same; then newer code probes the same documents, and a probe looks inside blocks of them."""
+    """Return the world of `swept` in which newer code probes the documents again, once with sublayers."""
 
     def write(world: Any, root: Path, model: Any, task: Any) -> None:
         full = world.cell(model, task, example.FULL, "quality")
@@ -90,7 +90,7 @@ def database(example: ModuleType, database_of: Callable[[Any], Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def database_again(example: ModuleType, database_of: Callable[[Any], Path]) -> Path:
-    """The same of `probed_again`."""
+    """The database of `probed_again`."""
     return completed(database_of(probed_again(example)))
 
 
@@ -199,7 +199,7 @@ def query_rows(database: Path, sql: str) -> list[Row]:
 
 
 def reach(share: float, half: float, documents: int) -> float:
-    """How far the interval of a share goes whose own t interval has this half width: the farther end on the logit."""
+    """Return the distance to the farther end of a share's logit interval, given the half width of its t interval."""
     if half < 1e-6:
         return max(share, 1 - share) * (1 - 0.025 ** (1 / documents))
     logit, steps = np.log(share / (1 - share)), half / (share * (1 - share))

@@ -16,7 +16,7 @@ FLOOR = (0.98, 1.02)
 
 @pytest.fixture(scope="module")
 def views(small_database: Path) -> dict[str, pa.Table]:
-    """What the queries read: one row of the frontier, and whole tables beside it."""
+    """Return the tables that the queries read: one row of the frontier, and other tables whole."""
     names = ("runs", "cell", "dataset_artifact", "paired", "pareto", "calibrations", "qc")
     with open_database(small_database) as database:
         views_by_name = {name: database.query(f"SELECT * FROM {name}") for name in names}

@@ -153,7 +153,7 @@ def exits_of(world: Any, row: Mapping[str, Any]) -> np.ndarray:
 
 
 def reach(share: float, half: float, documents: int) -> float:
-    """How far the interval of a share goes whose own t interval has this half width: the farther end on the logit."""
+    """Return the distance to the farther end of a share's logit interval, given the half width of its t interval."""
     if half < 1e-6:
         return max(share, 1 - share) * (1 - 0.025 ** (1 / documents))
     logit, steps = np.log(share / (1 - share)), half / (share * (1 - share))
@@ -383,7 +383,7 @@ def test_table_averages_over_the_late_blocks_and_over_all(database: Path, world:
 
 @pytest.mark.parametrize("names", [SWEEPS, COSTS])
 def test_figures_of_one_kind_ask_one_query(names: set[str]) -> None:
-    """Which settings are shown, and from which block, is all that differs."""
+    """The queries differ only in the settings and the first block shown."""
     assert len({SQL[name].split("\nasked AS (", 1)[1] for name in names}) == 1
 
 

@@ -30,7 +30,7 @@ LOSSES: list[Log] = [("m", "heads", "aaaaaaaa", step, None, "loss_nats", 300 / s
 
 
 def rows(name: str, log: Iterable[Log], folder: Path) -> Frame:
-    """What the figure's query gives on a database with this log, in a file."""
+    """Return the rows of the figure's query on a database file with this log."""
     path = folder / "trainings.duckdb"
     path.unlink(missing_ok=True)
     with duckdb.connect(path) as connection:

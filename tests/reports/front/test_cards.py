@@ -107,7 +107,7 @@ def test_of_several_ways_to_run_a_task_the_one_of_most_documents_has_the_card(re
 
 
 def static_comparison(results: tuple[Row, ...], low: float, high: float) -> str:
-    """What is said of the fastest method next to a static depth that is chosen and confirmed, of such a speed."""
+    """Return the verdict on the fastest method against a confirmed static depth with this interval of its speed."""
     speeds = {"confirming_speedup_low": low, "confirming_speedup": (low + high) / 2, "confirming_speedup_high": high}
     card = changed(results, {"is_static_step": True}, **speeds)
     answer = card.recommendations[-1]

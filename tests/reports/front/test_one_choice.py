@@ -35,7 +35,7 @@ def database(many_documents_database: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def of_cards(database: Path, rows_of: Rows) -> Choice:
-    """What the cards name where the usual loss is allowed."""
+    """Return the settings that the cards name at the default loss."""
     answers = [
         (card.full, card.at(DEFAULT_PERCENT).headline) for card in cards(rows_of(database, tables, "summary").rows)
     ]

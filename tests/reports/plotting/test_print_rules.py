@@ -32,7 +32,7 @@ def test_every_figure_of_the_report_can_be_printed_and_no_label_is_cut(
 
 
 def faults_of(change: Callable[[Figure, Axes], object]) -> list[str]:
-    """What is wrong with a small figure after a change."""
+    """Return the faults of a small figure after a change."""
     with theme(LIGHT):
         figure = Figure(figsize=(SINGLE_INCHES, 2))
         axes = figure.subplots()

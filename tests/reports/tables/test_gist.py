@@ -1,4 +1,4 @@
-"""What a run says at its end: a sentence per model and task that can be understood without the table."""
+"""Last lines of a run: one sentence per model and task that can be understood without the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs between two stored attempts: software and machine, field by field."""
+"""Differences between two stored attempts: software and machine, field by field."""
 
 import copy
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.harness.cli.main import main
-from exitbench.results.analysis.repeats import Described, FieldDifference, differences, find
+from exitbench.results.analysis.repeats import EnvironmentDescription, FieldDifference, differences, find
 from exitbench.results.files.formats import content_id
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.attempts import AttemptWriter
@@ -103,7 +103,7 @@ def test_what_is_not_one_thing_is_refused(attempts: tuple[str, str, Json, Json],
 
 
 def test_software_and_a_machine_are_not_compared(env: Json) -> None:
-    software, machine = (Described(name, {name: env[name]}) for name in ("environment", "hardware"))
+    software, machine = (EnvironmentDescription(name, {name: env[name]}) for name in ("environment", "hardware"))
     with pytest.raises(UserError, match="environment and hardware cannot be compared"):
         differences(software, machine)
 

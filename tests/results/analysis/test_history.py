@@ -1,4 +1,4 @@
-"""What a cell will take, by attempts that were nearest to it; nothing is made up where nothing is known."""
+"""Estimates of a cell's cost from the nearest attempts; without attempts there is no estimate."""
 
 import json
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from exitbench.results.analysis.status import UNKNOWN, Ask, Estimate, History, total
+from exitbench.results.analysis.status import UNKNOWN, CellWorkload, Estimate, History, total
 from exitbench.results.spool.attempts import AttemptWriter
 
 Json = dict[str, Any]
@@ -40,11 +40,11 @@ def took(spool: Path, cell: Json, env: Json, seconds: float, outcome: str = "ok"
 
 
 def stored_estimate(spool: Path, cell: Json) -> Estimate:
-    return History(spool).estimate(Ask.from_json(cell))
+    return History(spool).estimate(CellWorkload.from_json(cell))
 
 
 def units(cell: Json) -> int:
-    return Ask.from_json(cell).units
+    return CellWorkload.from_json(cell).units
 
 
 def test_nothing_is_known_of_an_empty_spool(tmp_path: Path, ask: Callable[..., Json]) -> None:
@@ -88,18 +88,18 @@ def test_a_pass_is_the_sum_of_what_its_cells_took(tmp_path: Path, ask: Callable[
     """Its seconds are those of the cell that decoded for all."""
     for seconds in (21.0, 1.0, 2.0):
         took(tmp_path, ask(), env, seconds, pass_cells=3)
-    shared = History(tmp_path).estimate(replace(Ask.from_json(ask()), shares=True))
+    shared = History(tmp_path).estimate(replace(CellWorkload.from_json(ask()), shares=True))
     assert (shared.seconds, shared.at_most) == (pytest.approx(24.0 / 3), False)
 
 
 def test_what_had_passes_to_itself_bounds_what_shares_one(tmp_path: Path, ask: Callable[..., Json], env: Json) -> None:
     took(tmp_path, ask(method="full"), env, 10.0)
     took(tmp_path, ask(model=1), env, 1.0, pass_cells=3)
-    history, request = History(tmp_path), Ask.from_json(ask())
+    history, request = History(tmp_path), CellWorkload.from_json(ask())
     alone, shared = (history.estimate(replace(request, shares=shares)) for shares in (False, True))
     assert (alone.seconds, alone.at_most) == (pytest.approx(10.0), False)
     assert (shared.seconds, shared.at_most) == (pytest.approx(10.0), True), "not by a pass on another model"
-    elsewhere = history.estimate(Ask.from_json(ask(model=1)))
+    elsewhere = history.estimate(CellWorkload.from_json(ask(model=1)))
     assert elsewhere.seconds == pytest.approx(1.0), "rather than by another size of model"
 
 

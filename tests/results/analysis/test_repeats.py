@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.results.analysis.repeats import Compared, compare_attempts
+from exitbench.results.analysis.repeats import FileComparison, compare_attempts
 from exitbench.results.files.atomic import SpoolError
 from exitbench.results.spool.attempts import AttemptWriter, free_tables
 from exitbench.results.spool.schema import FITTED_FILE, TABLES
@@ -62,7 +62,7 @@ def test_log_probabilities_of_given_tokens_may_differ_in_their_last_bits(
 
 def test_equal_attempts_are_equal_in_any_order_of_rows(attempt: Callable[..., Path]) -> None:
     (compared,) = compare_attempts(attempt({"tokens": THREE}), attempt({"tokens": THREE[::-1]}))
-    assert compared == Compared("tokens.parquet", 3, 0, 0, None)
+    assert compared == FileComparison("tokens.parquet", 3, 0, 0, None)
     assert compared.equal
 
 
@@ -71,7 +71,7 @@ def test_tokens_of_several_given_texts_are_told_apart_and_those_of_answers_have_
 ) -> None:
     stored_scores = [{**score(1, 0.1 * choice), "choice": choice} for choice in (1, 2, 3)]
     (compared,) = compare_attempts(attempt({"scores": stored_scores}), attempt({"scores": stored_scores[::-1]}))
-    assert compared == Compared("scores.parquet", 3, 0, 0, None)
+    assert compared == FileComparison("scores.parquet", 3, 0, 0, None)
     (compared,) = compare_attempts(
         attempt({"scores": stored_scores}),
         attempt({"scores": [*stored_scores[:2], {**stored_scores[2], "score": [1.0]}]}),
@@ -110,7 +110,7 @@ def test_the_first_difference_is_told(
     attempt: Callable[..., Path], now: list[Json], expected: tuple[int, int, int, str]
 ) -> None:
     (compared,) = compare_attempts(attempt({"tokens": THREE}), attempt({"tokens": now}))
-    assert compared == Compared("tokens.parquet", *expected)
+    assert compared == FileComparison("tokens.parquet", *expected)
     assert not compared.equal
 
 

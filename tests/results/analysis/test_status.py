@@ -1,4 +1,4 @@
-"""What a spool says while it grows: outcomes, who is running, what failed, how large it is."""
+"""Status of a spool while it grows: outcomes, running and failed cells, size."""
 
 from pathlib import Path
 from types import ModuleType

@@ -39,7 +39,7 @@ for statement in sys.stdin.read().split(";\\n"):
 
 @pytest.fixture(scope="module")
 def queries(example_database: Path) -> Mapping[str, str]:
-    """What is asked, by name: views as they are, saved queries with their defaults."""
+    """Return queries by name: whole views, and saved queries with their defaults."""
     with open_database(example_database) as database:
         views = database.query("SELECT view_name FROM duckdb_views() WHERE NOT internal")["view_name"].to_pylist()
     assert len(views) > 30

@@ -47,14 +47,14 @@ DRAFTS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """What the spool says of one finished attempt, read without the database."""
+    """One finished attempt as its files describe it, read without the database."""
 
     record: Row
     path: Path
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What answers are told apart by."""
+        """Key of an answer."""
         facts = self.record
         return (
             facts["model"]["name"],
@@ -278,7 +278,7 @@ def _answer(database: Database, name: str, **parameters: Any) -> list[dict[str, 
 
 @cache
 def _params(database: Database) -> Mapping[tuple[str, str], str]:
-    """What labels are short for."""
+    """Return the parameters of every method and label."""
     rows = database.query("SELECT method, label, params FROM settings").to_pylist()
     params_by_key = {(row["method"], row["label"]): row["params"] for row in rows}
     assert len(params_by_key) == len(rows)
@@ -310,7 +310,7 @@ def _differs_at(tokens: Iterable[Row]) -> float:
 
 
 def _is_whole(tokens: Sequence[Row]) -> bool:
-    """Whether no position is missing, as in what every version has written."""
+    """Return whether no position is missing; every version writes all positions."""
     return [row["position"] for row in tokens] == list(range(1, len(tokens) + 1))
 
 

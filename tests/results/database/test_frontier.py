@@ -1,4 +1,4 @@
-"""What stands beside a score and a speed-up: blocks run, lengths, what was timed, and parameters that had an effect."""
+"""Columns next to scores and speed-ups: blocks run, lengths, timed documents, and parameters that had an effect."""
 
 import json
 import shutil
@@ -100,7 +100,7 @@ def test_more_time_saved_than_work_is_a_finding(database: Database, tmp_path: Pa
 
 @pytest.fixture(scope="module")
 def errors(database: Database, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    """The same, whose headline metric is an error."""
+    """Return the same database with an error as headline metric."""
     path = tmp_path_factory.mktemp("errors") / "exitbench.duckdb"
     shutil.copy(database.path, path)
     with duckdb.connect(str(path)) as connection:

@@ -1,4 +1,4 @@
-"""What a run loses to full depth, paired by document, and what to use for a loss allowed, beside slow references."""
+"""Losses against full depth, paired by document, and recommendations for an allowed loss, against slow references."""
 
 import json
 import random
@@ -29,7 +29,7 @@ def reference(moved: Floats) -> tuple[float, float]:
 
 
 def differences(database: Database, row: dict[str, Any]) -> Floats:
-    """What the documents of a run score more than with full depth, [n], in the order of their keys."""
+    """Return the differences of a run's document scores to full depth's, [n], in the order of their keys."""
     (full,) = database.query("SELECT full_depth_attempt_id AS id FROM runs WHERE attempt_id = ?", [row["attempt_id"]])[
         "id"
     ].to_pylist()

@@ -1,4 +1,4 @@
-"""What papers printed is in every database as printed, with what of ours compares with it, or why nothing does."""
+"""Published results are in every database as printed, with the comparable local result or the reason why none is."""
 
 import csv
 import tomllib

@@ -49,7 +49,7 @@ OVER_VIEWS: Final = {
 
 
 class WorldRows:
-    """What the spool says, read without the database: tables of rows, each with the names of its run."""
+    """Tables of the spool, read without the database: rows, each with the names of its run."""
 
     def __init__(self, root: Path) -> None:
         latest: dict[str, AttemptRecord] = {}
@@ -85,7 +85,7 @@ class WorldRows:
         return [row for row in self.tokens if row["kind"] == "quality"]
 
     def early(self) -> Rows:
-        """Of these, those of methods that exit."""
+        """Return the tokens of methods that exit."""
         return [row for row in self.real if row["method"] != "full"]
 
     def metric(self, name: str, kind: str = "quality") -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What the views say of the example: each number is worked out here from the files of the spool."""
+"""Views of the example: each number is computed here from the files of the spool."""
 
 import json
 import math
@@ -529,7 +529,7 @@ def test_where_no_document_differs_half_width_is_what_others_could_make_or_nothi
 
 @pytest.mark.parametrize(("documents", "t"), [(2, 12.706), (5, 2.776), (11, 2.228), (12, 2.201), (31, 2.042)])
 def test_half_width_of_few_documents_is_as_wide_as_students_t(database: Database, documents: int, t: float) -> None:
-    """Of documents equally long the ratio is a mean, so that t is exact: 95 of 100 intervals hold the truth."""
+    """For equally long documents the ratio is a mean, so that t is exact: 95 of 100 intervals contain the truth."""
     trials, tokens = 1000, 10
     sums = np.random.default_rng(documents).normal(4 * tokens, tokens, (trials, documents))
     rows = _query(

@@ -33,7 +33,7 @@ def files(lake: Path) -> dict[str, int]:
 
 
 def exported(how: str, database: Path, lake: Path, count: int) -> list[int]:
-    """How processes ended."""
+    """Return how processes ended."""
     command = [sys.executable, str(EXPORTERS), how, str(database), str(lake), str(count)]
     process = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "Traceback" not in process.stderr, process.stderr

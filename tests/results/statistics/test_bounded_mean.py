@@ -49,7 +49,7 @@ def gaffke(losses: np.ndarray) -> float:
 
 
 def students_t(losses: np.ndarray) -> float:
-    """What goes by the spread of the sample alone, to compare with."""
+    """Return an upper bound from the sample's spread alone, for comparison."""
     return float(losses.mean() + t_quantile(len(losses)) * standard_error(losses))
 
 

@@ -17,7 +17,7 @@ def of_sums(total, n):
 
 
 def of_columns(rows, counts):
-    """The same ratio of rows that each count so many times."""
+    """Return the ratio of rows that are repeated by weights."""
     return of_sums(counts @ rows, counts.sum(-1))
 
 

@@ -1,4 +1,4 @@
-"""How often intervals hold the truth, by simulation, from 5 to 200 documents. 95% is what they promise.
+"""Coverage of the intervals by simulation, from 5 to 200 documents; they promise 95 %.
 
 What is asserted is a band of three standard errors around what 4,000 samples a size gave, in percent, in the order of
 `SIZES`: 93 to 97 but for a few. More: full depth against itself, scores, losses and equal tokens of 5 documents, equal
@@ -65,7 +65,7 @@ def lognormal(rng: Rng, shape: tuple[int, int]) -> Sample:
 
 
 def scores(rng: Rng, shape: tuple[int, int]) -> Sample:
-    """Of answers seven tenths right, one tenth wrong, the others something between."""
+    """Draw scores: seven tenths right, one tenth wrong, the others between."""
     which = rng.random(shape)
     return (100 * np.where(which < 0.7, 1, np.where(which < 0.8, 0, rng.beta(2, 1.5, shape))),)
 

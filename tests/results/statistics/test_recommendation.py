@@ -13,7 +13,7 @@ Rng = np.random.Generator
 
 @dataclass
 class Outcome:
-    """What came of the recommendations of many simulated tasks.
+    """Outcomes of the recommendations of many simulated tasks.
 
     Attributes:
         tasks: Simulated.

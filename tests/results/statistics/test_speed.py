@@ -59,7 +59,7 @@ SIMULATED = {
 
 @dataclass(frozen=True)
 class Coverage:
-    """Of one number of documents: the share of intervals that hold the truth, and how far estimates are off."""
+    """Share of intervals that contain the truth, and bias of the estimates, for one number of documents."""
 
     coverage: float
     bias: float
