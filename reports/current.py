@@ -23,7 +23,7 @@ _MAKES: Final = ("duckdb", "jinja2", "markupsafe", "matplotlib", "numpy", "pyarr
 
 def current_report(
     database: Path,
-    out: Path,
+    output_folder: Path,
     *,
     paper: str | None = None,
     draft: bool = False,
@@ -31,7 +31,7 @@ def current_report(
     workers: int = 1,
     progress: bool = False,
 ) -> ReportSummary:
-    """Return the report already in `out` if writing it again would give the same files; else call `write_report`.
+    """Return the report in `output_folder` if writing it again would give the same files; else call `write_report`.
 
     The digests of the database, the code, library versions and every written file must be unchanged. Arguments and
     errors are those of `write_report`.
@@ -39,16 +39,16 @@ def current_report(
     require_duckdb_file(database)
     state = file_state(database)
     request = None if state is None else content_id([_code(), sha256(database.resolve()), paper, draft, single_file])
-    if request is not None and (existing := _existing_report(out, request)) is not None:
+    if request is not None and (existing := _existing_report(output_folder, request)) is not None:
         return existing
     # Imported here because matplotlib and DuckDB take a second to load, not needed if the report is current.
     from exitbench.reports.render import write_report
 
     summary = write_report(
-        database, out, paper=paper, draft=draft, single_file=single_file, workers=workers, progress=progress
+        database, output_folder, paper=paper, draft=draft, single_file=single_file, workers=workers, progress=progress
     )
     if request is not None and file_state(database) == state and not summary.broken:  # database unchanged
-        _remember(out, request, summary)
+        _remember(output_folder, request, summary)
     return summary
 
 

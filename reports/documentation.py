@@ -17,7 +17,7 @@ from exitbench.reports import figures, tables
 from exitbench.reports.drawing import note_of
 from exitbench.reports.frame import Frame
 from exitbench.reports.plotting import style
-from exitbench.reports.registry import PAPERS, SECTIONS, Source, discover
+from exitbench.reports.registry import PAPERS, SECTIONS, ReportSource, discover
 from exitbench.reports.tables.columns import fill
 from exitbench.reports.tables.writing import markdown_table
 from exitbench.results.database.connection import open_database
@@ -63,7 +63,7 @@ def drawn_pictures(pictures: Path) -> dict[str, Path]:
     return {name: picture for name, picture in named.items() if picture.is_file()}
 
 
-def _figure(source: Source, pictures: Path, address: str) -> str:
+def _figure(source: ReportSource, pictures: Path, address: str) -> str:
     name, module = source.name, source.module
     parts = [f"### {_text(module.TITLE)} {{ #{name} }}\n"]
     if (pictures / f"{name}.svg").is_file():
@@ -125,11 +125,11 @@ def readme_picture(root: Path) -> bytes:
         return style.save(figure, "svg")
 
 
-def _sources() -> list[Source]:
+def _sources() -> list[ReportSource]:
     return [source for source in (*discover(tables), *discover(figures)) if source.name in (_TABLE, _FIGURE)]
 
 
-def _query_stored(name: str, root: Path) -> tuple[Source, Frame]:
+def _query_stored(name: str, root: Path) -> tuple[ReportSource, Frame]:
     (source,) = (source for source in _sources() if source.name == name)
     rows: list[dict[str, Any]] = json.loads((root / README_DATA).read_text("utf-8"))[name]
     return source, Frame(tuple(rows[0]), tuple(rows))

@@ -26,7 +26,7 @@ from exitbench.reports import figures
 from exitbench.reports.frame import Frame
 from exitbench.reports.plotting import style
 from exitbench.reports.plotting.style import themed
-from exitbench.reports.registry import Source, discover
+from exitbench.reports.registry import ReportSource, discover
 from exitbench.results.files.atomic import write_whole_file
 from exitbench.results.files.formats import content_id, sources_sha256
 from exitbench.terminal import visible
@@ -128,7 +128,7 @@ class DrawnFigure:
         files: Files next to the page: files for papers (light theme), and the frame as CSV.
     """
 
-    source: Source
+    source: ReportSource
     frame: Frame
     picture: Path | None
     finding: str
@@ -142,7 +142,7 @@ class DrawnFigure:
 
 
 @dataclass(frozen=True)
-class _Task:
+class _DrawingJob:
     """Figure to draw."""
 
     name: str
@@ -167,9 +167,9 @@ class Drawings:
             kinds: Kinds of files for papers, a subset of `KINDS`.
         """
         self._folder, self._workers, self._kinds = folder, workers, kinds
-        self._material: list[tuple[Source, Frame]] = []
+        self._material: list[tuple[ReportSource, Frame]] = []
         self._drawings: dict[str, Drawing] = {}
-        self._tasks: dict[str, _Task] = {}
+        self._tasks: dict[str, _DrawingJob] = {}
         self._begun: list[Future[Drawing]] = []
         self._pool: ProcessPoolExecutor | None = None
         self._collected_at = gc.get_threshold()
@@ -185,7 +185,7 @@ class Drawings:
             self._pool.shutdown(cancel_futures=True)
         gc.set_threshold(*self._collected_at)
 
-    def add(self, source: Source, frame: Frame) -> None:
+    def add(self, source: ReportSource, frame: Frame) -> None:
         """Add a figure; a free process starts drawing it."""
         self._material.append((source, frame))
         if not frame.rows:
@@ -195,7 +195,7 @@ class Drawings:
         if (before := drawn_before(self._folder, name, drawn_from, kinds)) is not None:
             self._drawings[name] = before
             return
-        self._tasks[name] = _Task(name, frame, drawn_from, kinds)
+        self._tasks[name] = _DrawingJob(name, frame, drawn_from, kinds)
         if self._workers > 1 and len(self._tasks) >= _WORTH_A_PROCESS:
             self._begin()
 
@@ -240,7 +240,7 @@ class Drawings:
                 "A process that draws was killed, for its memory perhaps. Fewer cores need less."
             ) from error
 
-    def _finished(self, source: Source, frame: Frame) -> DrawnFigure:
+    def _finished(self, source: ReportSource, frame: Frame) -> DrawnFigure:
         drawing = self._drawings.get(source.name, Drawing(source.name))
         data = self._folder / f"{source.name}.csv"
         write_whole_file(data, frame.csv())
@@ -293,7 +293,7 @@ def draw(name: str, frame: Frame, folder: Path, kinds: Collection[str] = KINDS) 
     return Drawing(name, path, finding)
 
 
-def plotted(source: Source, frame: Frame) -> tuple[style.ReportFigure, str]:
+def plotted(source: ReportSource, frame: Frame) -> tuple[style.ReportFigure, str]:
     """Return a figure, laid out, and its finding.
 
     Args:

@@ -78,7 +78,7 @@ class Frame:
         for values, rows in groupby(sorted(self.rows, key=key), key):
             yield values, Frame(self.columns, tuple(rows))
 
-    def where(self, keep: Callable[[Row], bool]) -> "Frame":
+    def filter(self, keep: Callable[[Row], bool]) -> "Frame":
         """Return the rows for which `keep` is true, as a frame."""
         return Frame(self.columns, tuple(filter(keep, self.rows)))
 

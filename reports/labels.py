@@ -97,7 +97,7 @@ def number_format(row: Row) -> str | None:
     return None if note is None else f"{row['dtype']} against {FLOAT32}: {note}"
 
 
-def spoken(label: str) -> str:
+def label_in_sentence(label: str) -> str:
     """Return a label for use in a sentence: ``'calm-softmax at 0.9 with decay=code'``."""
     method, _, params = label.partition(" ")
     first, _, remainder = params.partition(", ")
@@ -230,10 +230,10 @@ def between(rows: Sequence[Row], column: str, write: Callable[[float], str], col
     ends = [write(row[column]) for row in (low, high)]
     if ends[0] == ends[1]:
         return ends[0]
-    return " to ".join(f"{end} ({of_which(row, columns)})" for end, row in zip(ends, (low, high), strict=True))
+    return " to ".join(f"{end} ({row_label(row, columns)})" for end, row in zip(ends, (low, high), strict=True))
 
 
-def of_which(row: Row, columns: Sequence[str]) -> str:
+def row_label(row: Row, columns: Sequence[str]) -> str:
     """Return a row's values of some columns, as ``'weighted, squad'``."""
     return ", ".join(called(str(row[column])) for column in columns)
 

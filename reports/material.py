@@ -14,7 +14,7 @@ from exitbench.reports.claims import Verdict, check_claims
 from exitbench.reports.claims.claim import read_claims
 from exitbench.reports.frame import NAMING_VIEWS, Frame, Row, computed_once
 from exitbench.reports.front import Front, read_front
-from exitbench.reports.registry import SECTIONS, Source, discover
+from exitbench.reports.registry import SECTIONS, ReportSource, discover
 from exitbench.results.database.connection import Database, open_database
 from exitbench.terminal import visible
 
@@ -68,7 +68,7 @@ class Material:
     """
 
     paper: str | None
-    tables: tuple[tuple[Source, Frame], ...]
+    tables: tuple[tuple[ReportSource, Frame], ...]
     claims: tuple[Verdict, ...]
     severe: tuple[str, ...]
     front: Front
@@ -83,7 +83,7 @@ def read_material(
     path: Path,
     paper: str | None = None,
     draft: bool = True,
-    on_figure: Callable[[Source, Frame], None] = lambda source, frame: None,
+    on_figure: Callable[[ReportSource, Frame], None] = lambda source, frame: None,
     answers: Path | None = None,
 ) -> Material:
     """Run the query of every figure, table and claim.
@@ -117,7 +117,7 @@ def read_material(
 
 def read_only(
     path: Path, package: ModuleType, only: str, *, paper: str | None = None, draft: bool = False
-) -> tuple[tuple[Source, Frame], ...]:
+) -> tuple[tuple[ReportSource, Frame], ...]:
     """Run only the queries of some figures, or of some tables.
 
     Args:
@@ -139,7 +139,7 @@ def read_only(
             return _query(database, wanted)
 
 
-def require_named(package: ModuleType, only: str, paper: str | None = None) -> list[Source]:
+def require_named(package: ModuleType, only: str, paper: str | None = None) -> list[ReportSource]:
     """Return the figures or tables whose name matches a glob.
 
     Raises:
@@ -154,16 +154,16 @@ def require_named(package: ModuleType, only: str, paper: str | None = None) -> l
     raise UserError(f"No {kind} is called {only!r}.{suggestion(only, [source.name for source in candidates])}")
 
 
-def _wanted(package: ModuleType, paper: str | None) -> list[Source]:
+def _wanted(package: ModuleType, paper: str | None) -> list[ReportSource]:
     sections = SECTIONS if paper is None else {paper, *_ALWAYS}
     return [source for source in discover(package) if source.section in sections]
 
 
-def _query(database: Database, sources: Iterable[Source]) -> tuple[tuple[Source, Frame], ...]:
+def _query(database: Database, sources: Iterable[ReportSource]) -> tuple[tuple[ReportSource, Frame], ...]:
     return tuple((source, _ask(database, source)) for source in sources)
 
 
-def _ask(database: Database, source: Source) -> Frame:
+def _ask(database: Database, source: ReportSource) -> Frame:
     try:
         return Frame.query(database, source.sql).bounded()
     except UserError as error:

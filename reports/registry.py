@@ -33,7 +33,7 @@ PAPERS = ("mee", "prune", "natcap", "heads")
 
 
 @dataclass(frozen=True)
-class Source:
+class ReportSource:
     """Figure or table: its query and the module that draws or formats the rows.
 
     Attributes:
@@ -63,19 +63,19 @@ class Source:
 
 
 @cache
-def discover(package: ModuleType) -> tuple[Source, ...]:
+def discover(package: ModuleType) -> tuple[ReportSource, ...]:
     """Return the sources of `package` (a folder of .sql/.py pairs, or of such folders), in the order of the page."""
     return tuple(sorted(_sources(package.__name__, Path(package.__path__[0])), key=_place))
 
 
-def _sources(package: str, folder: Path) -> Iterator[Source]:
+def _sources(package: str, folder: Path) -> Iterator[ReportSource]:
     """Yield the sources of a folder and of its subpackages."""
     for module in pkgutil.iter_modules([str(folder)]):
         query, name = folder / f"{module.name}.sql", f"{package}.{module.name}"
         if module.ispkg:
             yield from _sources(name, folder / module.name)
         elif query.exists():
-            yield Source(module.name, _full_query(query), import_module(name))
+            yield ReportSource(module.name, _full_query(query), import_module(name))
 
 
 def _full_query(path: Path) -> str:
@@ -84,7 +84,7 @@ def _full_query(path: Path) -> str:
     return _CONTINUED.sub(lambda match: (path.parent / match[1]).read_text("utf-8").rstrip("\n"), text)
 
 
-def _place(source: Source) -> tuple[int, float, list[tuple[str, float]]]:
+def _place(source: ReportSource) -> tuple[int, float, list[tuple[str, float]]]:
     """Return a sort key: section, then ORDER, then the name with its numbers in numeric order."""
     order = getattr(source.module, "ORDER", 0)
     return list(SECTIONS).index(source.section), order, natural_key(source.name)

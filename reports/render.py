@@ -25,7 +25,7 @@ _PICTURE: Final = re.compile(rf'src="figures/{PAGE}/({_PICTURE_NAME.pattern})"')
 
 def write_report(
     database: Path,
-    out: Path,
+    output_folder: Path,
     *,
     paper: str | None = None,
     draft: bool = False,
@@ -33,13 +33,14 @@ def write_report(
     workers: int = 1,
     progress: bool = False,
 ) -> ReportSummary:
-    """Write the report of `database` to the folder `out`; one database always gives the same bytes.
+    """Write the report of `database` to the folder `output_folder`; one database always gives the same bytes.
 
     PDF and other files for papers are written by `write_figures`; existing ones are redrawn with the page.
 
     Args:
         database: The result database, opened read-only.
-        out: Folder for index.html, figures/ and tables/, created if it does not exist. Other files are left alone.
+        output_folder: Folder for index.html, figures/ and tables/, created if it does not exist. Other files are left
+            alone.
         paper: One of `registry.PAPERS` to limit figures, tables and claims to; results and provenance are always
             included.
         draft: Whether to write the report despite severe findings.
@@ -51,20 +52,21 @@ def write_report(
         Summary of the written files.
 
     Raises:
-        UserError: If the database cannot be opened, its findings forbid a final report, or `out` cannot be written.
+        UserError: If the database cannot be opened, its findings forbid a final report, or `output_folder` cannot be
+            written.
 
     Examples:
         >>> summary = write_report(Path("runs/exitbench.duckdb"), Path("runs/report"), draft=True)
         >>> summary.index_html
         PosixPath('runs/report/index.html')
     """
-    folder = out / "figures"
-    with _naming_folder(out), Drawings(folder, workers) as drawings:
-        material = read_material(database, paper, draft, drawings.add, out / _ANSWERS)
+    folder = output_folder / "figures"
+    with _naming_folder(output_folder), Drawings(folder, workers) as drawings:
+        material = read_material(database, paper, draft, drawings.add, output_folder / _ANSWERS)
         drawn = drawings.finish(progress)
         filled = tuple(fill(source, frame) for source, frame in material.tables)
-        tables = _write_tables(filled, out / "tables")
-        index = out / "index.html"
+        tables = _write_tables(filled, output_folder / "tables")
+        index = output_folder / "index.html"
         last = _pictures_of(index)
         write_whole_file(index, page(material, drawn, filled, single_file))
         _forget_pictures(folder / PAGE, {*last, *(it.picture.name for it in drawn if it.picture)})
@@ -74,7 +76,7 @@ def write_report(
 
 def write_figures(
     database: Path,
-    out: Path,
+    output_folder: Path,
     only: str = "*",
     *,
     kinds: Collection[str] = KINDS,
@@ -83,12 +85,12 @@ def write_figures(
     workers: int = 1,
     progress: bool = False,
 ) -> tuple[DrawnFigure, ...]:
-    """Draw figures whose names match the glob `only` into `out`/figures, as files for papers of some of `KINDS`.
+    """Draw figures whose names match the glob `only`, as files for papers of some of `KINDS`.
 
-    Other files there are left alone. The other arguments and the errors are those of `write_report`; it is also an
-    error if no name matches.
+    They are written to `output_folder`/figures; other files there are left alone. The other arguments and the errors
+    are those of `write_report`; it is also an error if no name matches.
     """
-    with _naming_folder(out), Drawings(out / "figures", workers, kinds) as drawings:
+    with _naming_folder(output_folder), Drawings(output_folder / "figures", workers, kinds) as drawings:
         for source, frame in read_only(database, figures, only, paper=paper, draft=draft):
             drawings.add(source, frame)
         return drawings.finish(progress)

@@ -39,11 +39,11 @@ class ClassificationTask(Task):
         """True for regression tasks."""
         return self.labels is None
 
-    def spelled(self, prediction: int | float) -> str:
+    def prediction_text(self, prediction: int | float) -> str:
         """Return a prediction as written in results: the label's name, or the number."""
         return repr(float(prediction)) if self.labels is None else self.labels[int(prediction)]
 
-    def parsed(self, text: str) -> int | float:
+    def parse_prediction(self, text: str) -> int | float:
         """Return the prediction that a text stands for.
 
         Raises:
@@ -63,7 +63,7 @@ class ClassificationTask(Task):
 
     def score(self, doc: Document, output: str) -> DocumentScore:
         """Score a prediction given as text."""
-        return self.score_prediction(doc, self.parsed(output))
+        return self.score_prediction(doc, self.parse_prediction(output))
 
     def prompt(self, doc: Document) -> str:
         """Return the texts, one per line."""
@@ -75,4 +75,4 @@ class ClassificationTask(Task):
 
     def target(self, doc: Document) -> str:
         """Return the correct answer as text."""
-        return self.spelled(self.gold(doc))
+        return self.prediction_text(self.gold(doc))

@@ -67,7 +67,7 @@ def bleu_rule(tokenizer: str) -> MetricRule:
         bleu = bleu_by(tokenizer)
     except (RuntimeError, ImportError) as error:
         raise UserError(f"{tokenizer!r} cannot be used: {' '.join(str(error).split())}") from None
-    return MetricRule(signature(bleu), _first_reference(bleu.of_sentence), bleu.statistics, corpus_bleu)
+    return MetricRule(signature(bleu), _first_reference(bleu.sentence_score), bleu.statistics, corpus_bleu)
 
 
 _BLEU: Final = bleu_rule(BLEU_TOKENIZERS[0])
@@ -87,7 +87,7 @@ Pieces = tuple[tuple[str, str | None], ...]
 """Literal text and the field that follows it; the field is None at the end of the template."""
 
 
-def parse(template: str, fields: frozenset[str], where: str) -> Pieces:
+def parse(template: str, fields: frozenset[str], location: str) -> Pieces:
     """Parse a template such as ``question: {question}``; a literal brace is doubled.
 
     >>> parse("Q: {question}", frozenset({"question"}), "prompt")
@@ -96,7 +96,7 @@ def parse(template: str, fields: frozenset[str], where: str) -> Pieces:
     Args:
         template: The text.
         fields: Names that may be used in braces.
-        where: Location of the template, for messages.
+        location: Location of the template, for messages.
 
     Raises:
         UserError: Braces contain something else than a field's name, or a brace is unmatched.
@@ -104,15 +104,15 @@ def parse(template: str, fields: frozenset[str], where: str) -> Pieces:
     try:
         parts = list(Formatter().parse(template))
     except ValueError as error:
-        raise UserError(f"{where}: {error}. Allowed: {{field}} names; write {{{{ for a brace.") from None
+        raise UserError(f"{location}: {error}. Allowed: {{field}} names; write {{{{ for a brace.") from None
     for _, name, form, conversion in parts:
         if name is None:
             continue
         if form or conversion or not name.isidentifier():
             field_text = name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
-            raise UserError(f"{where}: {{{field_text}}} is no field's name alone.{suggestion(name, fields)}")
+            raise UserError(f"{location}: {{{field_text}}} is no field's name alone.{suggestion(name, fields)}")
         if name not in fields:
-            raise UserError(f"{where}: unknown field {name!r}.{suggestion(name, fields)}")
+            raise UserError(f"{location}: unknown field {name!r}.{suggestion(name, fields)}")
     return tuple((literal, name) for literal, name, _, _ in parts)
 
 
@@ -316,24 +316,24 @@ class DeclaredTask(Task):
     def _fields(self, record: Record, number: int, path: Path) -> dict[str, Any]:
         texts = fields_of(self._prompt) | fields_of(self._causal_prompt)
         fields: dict[str, Any] = {"id": str(number)}  # files repeat records; a field named `id` replaces it
-        where = f"{path}, record {number}"
+        location = f"{path}, record {number}"
         for name, column in self.declaration.fields:
-            place = f"{where}, column {column!r}"
-            value = value_at(record, column, where)
+            place = f"{location}, column {column!r}"
+            value = value_at(record, column, location)
             fields[name] = self._reference(value, place) if name == self.declaration.target else text_of(value, place)
             if name in texts and not isinstance(fields[name], str):
                 raise UserError(f"{place}: is a list, but stands in a prompt. Needed: a text.")
         return fields
 
-    def _reference(self, value: object, where: str) -> str | list[str]:
+    def _reference(self, value: object, location: str) -> str | list[str]:
         if not isinstance(value, list):
-            return text_of(value, where)
+            return text_of(value, location)
         if not value:
-            raise UserError(f"{where}: has no reference. Needed: a text, or a list of one or more.")
+            raise UserError(f"{location}: has no reference. Needed: a text, or a list of one or more.")
         single = [name for name in self.metrics if METRICS[name].statistics is not None]
         if single and len(value) > 1:
-            raise UserError(f"{where}: has {len(value)} references, but {' and '.join(single)} take one.")
-        return [text_of(reference, where) for reference in value]
+            raise UserError(f"{location}: has {len(value)} references, but {' and '.join(single)} take one.")
+        return [text_of(reference, location) for reference in value]
 
 
 def aggregate(metric: str, total: FloatArray, n: FloatArray) -> FloatArray:
@@ -348,7 +348,7 @@ def aggregate(metric: str, total: FloatArray, n: FloatArray) -> FloatArray:
     return total[..., 0] / n if from_sums is None else from_sums(total)
 
 
-def value_at(record: Record, column: str, where: str) -> Any:
+def value_at(record: Record, column: str, location: str) -> Any:
     """Return the value of a column; a name with dots leads into nested objects, such as ``answers.text``.
 
     Raises:
@@ -359,12 +359,12 @@ def value_at(record: Record, column: str, where: str) -> Any:
     value: Any = record
     for key in column.split("."):
         if not isinstance(value, Mapping) or key not in value:
-            raise UserError(f"{where}: no column {column!r}.{suggestion(column, map(str, record))}")
+            raise UserError(f"{location}: no column {column!r}.{suggestion(column, map(str, record))}")
         value = value[key]
     return value
 
 
-def text_of(value: object, where: str) -> str:
+def text_of(value: object, location: str) -> str:
     """Return a text, or a number as text.
 
     Raises:
@@ -372,8 +372,8 @@ def text_of(value: object, where: str) -> str:
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         kind = "null" if value is None else type(value).__name__
-        raise UserError(f"{where}: is {kind}. Needed: a text or a number.")
+        raise UserError(f"{location}: is {kind}. Needed: a text or a number.")
     text = str(value)
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise UserError(f"{where}: holds half of a surrogate pair, which is not a character.")
+        raise UserError(f"{location}: holds half of a surrogate pair, which is not a character.")
     return text

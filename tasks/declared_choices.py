@@ -52,29 +52,29 @@ def read_choices(path: Path, name: str | None, split: str) -> Sequence[Mapping[s
     ]
 
 
-def _document(declaration: Declaration, record: Mapping[str, Any], where: str) -> dict[str, Any]:
-    values = {name: value_at(record, column, where) for name, column in declaration.fields}
-    texts = {name: text_of(value, f"{where}, field {name!r}") for name, value in values.items() if _is_text(value)}
-    choices = _choices(declaration, values, texts, where)
+def _document(declaration: Declaration, record: Mapping[str, Any], location: str) -> dict[str, Any]:
+    values = {name: value_at(record, column, location) for name, column in declaration.fields}
+    texts = {name: text_of(value, f"{location}, field {name!r}") for name, value in values.items() if _is_text(value)}
+    choices = _choices(declaration, values, texts, location)
     target = values[declaration.target]
     return {
-        "prompt": render(declaration.seq2seq_pieces, _Texts(texts, where)),
+        "prompt": render(declaration.seq2seq_pieces, _Texts(texts, location)),
         "choices": choices,
-        "right": right_choice(target, choices, f"{where}, field {declaration.target!r}"),
+        "right": right_choice(target, choices, f"{location}, field {declaration.target!r}"),
     }
 
 
-def _choices(declaration: Declaration, values: Mapping[str, Any], texts: Mapping[str, str], where: str) -> list[str]:
+def _choices(declaration: Declaration, values: Mapping[str, Any], texts: Mapping[str, str], location: str) -> list[str]:
     if declaration.choice_pieces:
-        return [render(pieces, _Texts(texts, where)) for pieces in declaration.choice_pieces]
+        return [render(pieces, _Texts(texts, location)) for pieces in declaration.choice_pieces]
     name = str(declaration.choices)
     value = values[name]
     if not isinstance(value, list) or len(value) < 2:
-        raise UserError(f"{where}, field {name!r}: needed: a list of two choices or more.")
-    return [text_of(choice, f"{where}, field {name!r}") for choice in value]
+        raise UserError(f"{location}, field {name!r}: needed: a list of two choices or more.")
+    return [text_of(choice, f"{location}, field {name!r}") for choice in value]
 
 
-def right_choice(target: object, choices: Sequence[str], where: str) -> int:
+def right_choice(target: object, choices: Sequence[str], location: str) -> int:
     """Return the index of the correct choice, given as its text, its number from 0, or a letter from A (in this order).
 
     >>> right_choice("no", ["yes", "no"], "line 1"), right_choice("A", ["yes", "no"], "line 1")
@@ -92,8 +92,8 @@ def right_choice(target: object, choices: Sequence[str], where: str) -> int:
     if len(text) == 1 and text in letters:
         return letters.index(text)
     raise UserError(
-        f"{where}: {text[:80]!r} is none of the {len(choices)} choices. Allowed: the text of one, its number from 0, "
-        "or a letter from A."
+        f"{location}: {text[:80]!r} is none of the {len(choices)} choices. Allowed: the text of one, its number "
+        "from 0, or a letter from A."
     )
 
 
@@ -104,9 +104,9 @@ def _is_text(value: object) -> bool:
 class _Texts(dict[str, str]):
     """Text fields by name; raises `UserError` when a template uses another field."""
 
-    def __init__(self, texts: Mapping[str, str], where: str) -> None:
+    def __init__(self, texts: Mapping[str, str], location: str) -> None:
         super().__init__(texts)
-        self._where = where
+        self._location = location
 
     def __missing__(self, name: str) -> str:
-        raise UserError(f"{self._where}, field {name!r}: stands in a template. Needed: a text or a number.")
+        raise UserError(f"{self._location}, field {name!r}: stands in a template. Needed: a text or a number.")

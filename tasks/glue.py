@@ -117,18 +117,18 @@ def read_glue(path: Path, data_set: DataSet) -> list[dict[str, Any]]:
     if data_set.header is not None and lines and lines[0].split("\t") == ["index", *data_set.columns]:
         raise unlabelled(f"{path}, line 1")  # in the test split, whose file does have a header
     records: list[dict[str, Any]] = []
-    for where, row in _rows(path, lines, header, data_set):
+    for location, row in _rows(path, lines, header, data_set):
         texts = {name: row[column] for name, column in zip(data_set.texts, data_set.columns, strict=True)}
-        label = _label(row[data_set.label_column], data_set, f"{where}, column {data_set.label_column!r}")
+        label = _label(row[data_set.label_column], data_set, f"{location}, column {data_set.label_column!r}")
         records.append({"id": str(len(records) + 1), **texts, "label": label})
     return records
 
 
-def unlabelled(where: str) -> UserError:
+def unlabelled(location: str) -> UserError:
     """Return the error to raise for records without labels."""
     return UserError(
-        f"{where}: has no labels, as GLUE's test splits, so no answer could be judged. Allowed: a file of the train or "
-        'dev split, or on the hub split = "train" or "validation".'
+        f"{location}: has no labels, as GLUE's test splits, so no answer could be judged. Allowed: a file of the train "
+        'or dev split, or on the hub split = "train" or "validation".'
     )
 
 
@@ -162,17 +162,17 @@ def _rows(
             )
 
 
-def _label(value: str, data_set: DataSet, where: str) -> int | float:
+def _label(value: str, data_set: DataSet, location: str) -> int | float:
     if data_set.labels is not None:
         if value not in data_set.written:
-            raise UserError(f"{where}: is {value[:80]!r}. Allowed: {', '.join(data_set.written)}.")
+            raise UserError(f"{location}: is {value[:80]!r}. Allowed: {', '.join(data_set.written)}.")
         return data_set.written.index(value)
     try:
         rating = float(value)
     except ValueError:
         rating = float("nan")
     if not RATINGS[0] <= rating <= RATINGS[1]:
-        raise UserError(f"{where}: is {value[:80]!r}. Allowed: a number from {RATINGS[0]:g} to {RATINGS[1]:g}.")
+        raise UserError(f"{location}: is {value[:80]!r}. Allowed: a number from {RATINGS[0]:g} to {RATINGS[1]:g}.")
     return rating
 
 
@@ -288,7 +288,7 @@ class Glue(ClassificationTask):
 
     def with_reference(self, doc: Document, text: str) -> Document:
         """Return the document with `text` as its label."""
-        return Document(doc.key, {**doc.fields, "label": self.parsed(text)})
+        return Document(doc.key, {**doc.fields, "label": self.parse_prediction(text)})
 
     def score_prediction(self, doc: Document, prediction: int | float) -> DocumentScore:
         """Score a class index or a rating."""

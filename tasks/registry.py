@@ -77,7 +77,7 @@ def unusable_tasks() -> dict[str, str]:
     return dict(sorted(_unusable.items()))
 
 
-def brought_by(task: type[Task]) -> str | None:
+def task_origin(task: type[Task]) -> str | None:
     """Return the origin of a third-party task: a distribution with its version, or a module; None for bundled tasks."""
     if task.__module__.startswith(f"{GROUP}."):
         return None
@@ -109,7 +109,7 @@ def get_task(name: str, settings: LmEvalSettings | None = None) -> Task:
         alternatives = f"a translation such as 'wmt16-ro-en', or {PREFIX}NAME, a task of lm-eval"
         raise UserError(f"unknown task {name!r}.{suggestion(name, _TASKS).removesuffix('.')}; {alternatives}.")
     task = _TASKS[name]()
-    if brought_by(type(task)) is not None:  # third-party: its source is part of the version
+    if task_origin(type(task)) is not None:  # third-party: its source is part of the version
         task.metric_version = _revision(type(task))
     return task
 

@@ -51,14 +51,14 @@ def resolve_files(
             )
         if role in paths:
             raise UserError(f"{task}: role {role!r} is given twice in files: {paths[role]} and {data_dir / path}.")
-        paths[role] = below(data_dir, path)
+        paths[role] = path_inside(data_dir, path)
     if frozenset(paths) not in role_sets:
         accepted = " or ".join(" + ".join(sorted(roles)) for roles in role_sets)
         raise UserError(f"{task}: files gives {' + '.join(sorted(paths)) or 'no role'}. Needed: {accepted}.")
     return paths
 
 
-def below(folder: Path, path: str) -> Path:
+def path_inside(folder: Path, path: str) -> Path:
     """Return a path within a folder: a suite must not read other files of its user's machine.
 
     Raises:
@@ -155,13 +155,13 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path}: a number has too many digits; whole numbers fit into 64 bits.") from None
 
 
-def require(value: object, kind: type[T], where: str) -> T:
+def require(value: object, kind: type[T], location: str) -> T:
     """Return a JSON value after checking its type.
 
     Args:
         value: The value that was read.
         kind: The required type: dict, list, str or int.
-        where: File and location, for the message.
+        location: File and location, for the message.
 
     Raises:
         UserError: The value has another type, is too large an integer, or is a string that UTF-8 cannot encode.
@@ -169,29 +169,29 @@ def require(value: object, kind: type[T], where: str) -> T:
     # Compare exact types, since JSON's true would pass as an int.
     if type(value) is not kind:
         found_kind = _JSON_TYPES.get(type(value), json.dumps(value))
-        raise UserError(f"{where}: is {found_kind}. Needed: {_JSON_TYPES[kind]}.")
+        raise UserError(f"{location}: is {found_kind}. Needed: {_JSON_TYPES[kind]}.")
     if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
-        raise UserError(f"{where}: holds half of a surrogate pair, which is not a character.")
+        raise UserError(f"{location}: holds half of a surrogate pair, which is not a character.")
     if isinstance(value, int) and not -_INTEGERS <= value < _INTEGERS:
-        raise UserError(f"{where}: is {value}. Needed: a whole number between -2^63 and 2^63 - 1.")
+        raise UserError(f"{location}: is {value}. Needed: a whole number between -2^63 and 2^63 - 1.")
     return value
 
 
-def member(record: Mapping[str, object], key: str, kind: type[T], where: str) -> T:
+def member(record: Mapping[str, object], key: str, kind: type[T], location: str) -> T:
     """Return a record's value after checking that it exists and has the required type.
 
     Args:
         record: A JSON object.
         key: Its key.
         kind: The required type.
-        where: File and location of the record, for the message.
+        location: File and location of the record, for the message.
 
     Raises:
         UserError: The key is missing or its value has another type.
     """
     if key not in record:
-        raise UserError(f"{where}: key {key!r} is missing. Present: {', '.join(sorted(record)) or 'nothing'}.")
-    return require(record[key], kind, f"{where}, key {key!r}")
+        raise UserError(f"{location}: key {key!r} is missing. Present: {', '.join(sorted(record)) or 'nothing'}.")
+    return require(record[key], kind, f"{location}, key {key!r}")
 
 
 def read_hub(name: str, config: str | None, split: str) -> Iterable[Mapping[str, Any]]:
@@ -299,12 +299,12 @@ def _unpacked(data: bytes, most: int, path: Path) -> bytes:
     return unpacked
 
 
-def _decoded(data: bytes, where: str) -> str:
+def _decoded(data: bytes, location: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{where}, line {line}: not UTF-8.") from None
+        raise UserError(f"{location}, line {line}: not UTF-8.") from None
 
 
 _FORMS = ("json", "jsonl", "csv", "tsv", "parquet")
@@ -339,14 +339,14 @@ def read_json_lines(path: Path) -> list[Mapping[str, Any]]:
     return parse_json_lines(read_text(path), str(path))
 
 
-def parse_json_lines(text: str, where: str) -> list[Mapping[str, Any]]:
+def parse_json_lines(text: str, location: str) -> list[Mapping[str, Any]]:
     """Parse the text of JSON lines; see `read_json_lines`."""
     records: list[Mapping[str, Any]] = []
     # Split at newlines only: JSON may contain U+2028 and similar characters unescaped.
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
-        place = f"{where}, line {number}"
+        place = f"{location}, line {number}"
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -364,7 +364,7 @@ def read_csv(path: Path, delimiter: str = ",") -> list[Mapping[str, Any]]:
     return parse_csv(read_text(path), str(path), delimiter)
 
 
-def parse_csv(text: str, where: str, delimiter: str = ",") -> list[Mapping[str, Any]]:
+def parse_csv(text: str, location: str, delimiter: str = ",") -> list[Mapping[str, Any]]:
     """Parse the text of a table; see `read_csv`."""
     before = csv.field_size_limit(_MAX_FIELD_CHARACTERS)
     rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
@@ -372,10 +372,10 @@ def parse_csv(text: str, where: str, delimiter: str = ",") -> list[Mapping[str, 
     try:
         for number, row in enumerate(rows, start=1):
             if None in row or None in row.values():
-                raise UserError(f"{where}, record {number}: has other columns than line 1.")
+                raise UserError(f"{location}, record {number}: has other columns than line 1.")
             records.append(row)
     except csv.Error as error:
-        raise UserError(f"{where}, line {rows.line_num}: not CSV: {error}.") from None
+        raise UserError(f"{location}, line {rows.line_num}: not CSV: {error}.") from None
     finally:
         csv.field_size_limit(before)
     return records

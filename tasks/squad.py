@@ -106,38 +106,38 @@ def read_squad(path: Path) -> list[dict[str, Any]]:
     root = require(read_json(path), dict, str(path))
     records = []
     for a, entry in enumerate(member(root, "data", list, str(path))):
-        where = f"{path}, data[{a}]"
-        article = require(entry, dict, where)
-        title = member(article, "title", str, where)
-        for p, paragraph in enumerate(member(article, "paragraphs", list, where)):
-            records += _paragraph(paragraph, title, f"{where}.paragraphs[{p}]")
+        location = f"{path}, data[{a}]"
+        article = require(entry, dict, location)
+        title = member(article, "title", str, location)
+        for p, paragraph in enumerate(member(article, "paragraphs", list, location)):
+            records += _paragraph(paragraph, title, f"{location}.paragraphs[{p}]")
     return records
 
 
-def _paragraph(value: object, title: str, where: str) -> list[dict[str, Any]]:
-    paragraph = require(value, dict, where)
-    context = member(paragraph, "context", str, where)
+def _paragraph(value: object, title: str, location: str) -> list[dict[str, Any]]:
+    paragraph = require(value, dict, location)
+    context = member(paragraph, "context", str, location)
     return [
-        _question(question, title, context, f"{where}.qas[{q}]")
-        for q, question in enumerate(member(paragraph, "qas", list, where))
+        _question(question, title, context, f"{location}.qas[{q}]")
+        for q, question in enumerate(member(paragraph, "qas", list, location))
     ]
 
 
-def _question(value: object, title: str, context: str, where: str) -> dict[str, Any]:
-    question = require(value, dict, where)
-    answers = member(question, "answers", list, where)
+def _question(value: object, title: str, context: str, location: str) -> dict[str, Any]:
+    question = require(value, dict, location)
+    answers = member(question, "answers", list, location)
     if not answers:
         raise UserError(
-            f"{where}: has no answers. SQuAD v1.1 has at least one for each question; "
+            f"{location}: has no answers. SQuAD v1.1 has at least one for each question; "
             "the unanswerable questions of v2.0 have another metric and are not part of this task."
         )
-    places = [f"{where}.answers[{i}]" for i in range(len(answers))]
+    places = [f"{location}.answers[{i}]" for i in range(len(answers))]
     pairs = [(require(answer, dict, place), place) for answer, place in zip(answers, places, strict=True)]
     return {
-        "id": member(question, "id", str, where),
+        "id": member(question, "id", str, location),
         "title": title,
         "context": context,
-        "question": member(question, "question", str, where),
+        "question": member(question, "question", str, location),
         "answers": {
             "text": [member(answer, "text", str, place) for answer, place in pairs],
             "answer_start": [member(answer, "answer_start", int, place) for answer, place in pairs],

@@ -43,9 +43,9 @@ def read_dialogues(path: Path) -> list[dict[str, Any]]:
     """
     records = []
     for position, entry in enumerate(require(read_json(path), list, str(path))):
-        where = f"{path}, [{position}]"
-        record = require(entry, dict, where)
-        records.append({name: member(record, name, str, where) for name in ("id", "dialogue", "summary")})
+        location = f"{path}, [{position}]"
+        record = require(entry, dict, location)
+        records.append({name: member(record, name, str, location) for name in ("id", "dialogue", "summary")})
     return records
 
 
@@ -63,9 +63,9 @@ def read_dialogues_of_lines(path: Path) -> list[dict[str, Any]]:
         rows, name = read_json_lines(path), "fname"
     records = []
     for number, row in enumerate(rows, start=1):
-        where = f"{path}, record {number}"
-        summary = member(row, "summary1" if "summary1" in row else "summary", str, where)
-        records.append({"id": member(row, name, str, where), "dialogue": member(row, "dialogue", str, where)})
+        location = f"{path}, record {number}"
+        summary = member(row, "summary1" if "summary1" in row else "summary", str, location)
+        records.append({"id": member(row, name, str, location), "dialogue": member(row, "dialogue", str, location)})
         records[-1]["summary"] = summary
     return records
 
@@ -91,11 +91,11 @@ def read_patents(path: Path) -> list[dict[str, Any]]:
     """
     return [
         {
-            "id": member(row, "publication_number", str, where),
-            "description": member(row, "description", str, where),
-            "abstract": member(row, "abstract", str, where),
+            "id": member(row, "publication_number", str, location),
+            "description": member(row, "description", str, location),
+            "abstract": member(row, "abstract", str, location),
         }
-        for row, where in _patents(path)
+        for row, location in _patents(path)
     ]
 
 
@@ -104,16 +104,16 @@ def _patents(path: Path) -> Iterator[tuple[Any, str]]:
         yield from ((row, f"{path}, record {number}") for number, row in enumerate(read_json_lines(path), start=1))
         return
     for name, text in read_members(path, (".jsonl", ".json", ".gz")):
-        where = f"{path}, {name}"
-        rows = parse_json_lines(text, where)
-        yield from ((row, f"{where}, record {number}") for number, row in enumerate(rows, start=1))
+        location = f"{path}, {name}"
+        rows = parse_json_lines(text, location)
+        yield from ((row, f"{location}, record {number}") for number, row in enumerate(rows, start=1))
 
 
 METRICS: Final = ("rougeL", "rouge1", "rouge2")
 
 
 @dataclass(frozen=True)
-class Corpus:
+class SummaryDataset:
     """Data set of texts with summaries.
 
     Attributes:
@@ -130,10 +130,10 @@ class Corpus:
 
 
 CORPORA: Final = {
-    "samsum": Corpus(("id", "dialogue", "summary"), ("knkarthick/samsum", None), read_dialogues),
-    "dialogsum": Corpus(("id", "dialogue", "summary"), ("knkarthick/dialogsum", None), read_dialogues_of_lines),
-    "cnn-dailymail": Corpus(("id", "article", "highlights"), ("abisee/cnn_dailymail", "3.0.0"), read_articles),
-    "bigpatent": Corpus(
+    "samsum": SummaryDataset(("id", "dialogue", "summary"), ("knkarthick/samsum", None), read_dialogues),
+    "dialogsum": SummaryDataset(("id", "dialogue", "summary"), ("knkarthick/dialogsum", None), read_dialogues_of_lines),
+    "cnn-dailymail": SummaryDataset(("id", "article", "highlights"), ("abisee/cnn_dailymail", "3.0.0"), read_articles),
+    "bigpatent": SummaryDataset(
         ("id", "description", "abstract"), ("NortheasternUniversity/big_patent", "all"), read_patents, 256
     ),
 }

@@ -69,17 +69,17 @@ _HUB: Final = {
     "wmt19": "wmt/wmt19",
 }
 _LOCAL_ONLY: Final = ("wmt20", "wmt21", "wmt22", "wmt23", "iwslt14", "iwslt17")
-_NAME: Final = re.compile(r"(?P<of>[a-z]+\d*)-(?P<source>[a-z]{2,3})-(?P<target>[a-z]{2,3})")
+_NAME: Final = re.compile(r"(?P<data_set>[a-z]+\d*)-(?P<source>[a-z]{2,3})-(?P<target>[a-z]{2,3})")
 
 
-class Pair(NamedTuple):
+class LanguagePair(NamedTuple):
     """Data set, source language and target language.
 
     Attributes:
         hub: Name of the data set on the hub; None if it is not there.
     """
 
-    of: str
+    data_set: str
     source: str
     target: str
     hub: str | None
@@ -88,10 +88,10 @@ class Pair(NamedTuple):
 def is_pair(name: str) -> bool:
     """Return whether a name has the form of a translation task's name, such as `wmt16-ro-en`."""
     match = _NAME.fullmatch(name)
-    return match is not None and match["of"] in (*_HUB, *_LOCAL_ONLY)
+    return match is not None and match["data_set"] in (*_HUB, *_LOCAL_ONLY)
 
 
-def pair_of(name: str) -> Pair:
+def parse_pair(name: str) -> LanguagePair:
     """Return the pair that a translation task's name stands for.
 
     Raises:
@@ -99,7 +99,7 @@ def pair_of(name: str) -> Pair:
     """
     match = _NAME.fullmatch(name)
     assert match is not None, "is_pair has been asked"
-    corpus, source, target = match.group("of", "source", "target")
+    data_set, source, target = match.group("data_set", "source", "target")
     for language in (source, target):
         if language not in LANGUAGES:
             close = get_close_matches(language, LANGUAGES, n=1)
@@ -107,7 +107,7 @@ def pair_of(name: str) -> Pair:
             raise UserError(f"unknown task {name!r}.{hint} Languages: {', '.join(LANGUAGES)}.")
     if source == target:
         raise UserError(f"unknown task {name!r}: it translates from {source} to itself.")
-    return Pair(corpus, source, target, _HUB.get(corpus))
+    return LanguagePair(data_set, source, target, _HUB.get(data_set))
 
 
 _CHRF = CHRF()
@@ -129,7 +129,7 @@ class Bleu:
         score = _sentence_bleu(self._sentence, output, reference)
         return [float(count) for count in (score.sys_len, score.ref_len, *score.counts, *score.totals)]
 
-    def of_sentence(self, output: str, reference: str) -> float:
+    def sentence_score(self, output: str, reference: str) -> float:
         """Return sacrebleu's sentence BLEU, 0..100."""
         return float(_sentence_bleu(self._sentence, output, reference).score)
 
@@ -227,7 +227,7 @@ class Translation(Task):
     default_max_new_tokens = 128
 
     def __init__(self, name: str) -> None:
-        self.name, self.pair = name, pair_of(name)
+        self.name, self.pair = name, parse_pair(name)
         self._bleu = bleu_by(TOKENIZERS.get(self.pair.target, "13a"))
         self.metric_version = signature(self._bleu)
         self.local_roles = (frozenset({self.pair.source, self.pair.target}), frozenset({"pairs"}))
@@ -253,7 +253,7 @@ class Translation(Task):
             "chrf": chrf_statistics(output, reference),
         }
         values = {
-            "bleu": self._bleu.of_sentence(output, reference),
+            "bleu": self._bleu.sentence_score(output, reference),
             "chrf": sentence_chrf(output, reference),
         }
         return DocumentScore(values, statistics)
@@ -272,7 +272,7 @@ class Translation(Task):
 
     def _read_hub(self, split: str) -> list[dict[str, Any]]:
         if self.pair.hub is None:
-            raise UserError(f'{self.name}: the hub has no data set of {self.pair.of}. Allowed: source = "local".')
+            raise UserError(f'{self.name}: the hub has no data set of {self.pair.data_set}. Allowed: source = "local".')
         languages = (self.pair.source, self.pair.target)
         # The hub names a pair with the other language first, whatever the direction.
         other = next((language for language in languages if language != "en"), languages[0])

@@ -23,7 +23,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from exitbench.errors import UserError as UserError
-    from exitbench.harness.api.classifiers import BlockSaid as BlockSaid
+    from exitbench.harness.api.classifiers import BlockPrediction as BlockPrediction
     from exitbench.harness.api.classifiers import Classification as Classification
     from exitbench.harness.api.classifiers import Classifier as Classifier
     from exitbench.harness.api.classifiers import classify as classify
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "Answer": "harness.api.models:Answer",
-    "BlockSaid": "harness.api.classifiers:BlockSaid",
+    "BlockPrediction": "harness.api.classifiers:BlockPrediction",
     "Classification": "harness.api.classifiers:Classification",
     "Classifier": "harness.api.classifiers:Classifier",
     "Gate": "methods.base:Gate",

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from exitbench.harness.afterwards.taggers import Tagger, tags_of
 from exitbench.results.analysis.selection import Run, RunIndex
-from exitbench.results.analysis.traces import spelled
+from exitbench.results.analysis.traces import token_texts
 from exitbench.results.beside.derived import TAG_SCHEMA, TAGS, record_tags
 from exitbench.results.database.connection import Database
 
@@ -89,7 +89,9 @@ def _run(row: Mapping[str, Any]) -> Run:
 def _tags(database: Database, attempt_id: str, tokenizer_sha256: str, tagger: Tagger) -> pa.Table:
     """Return the tags of one run's answers, one row per token that belongs to a word."""
     answers = database.query(_TOKENS, {"attempt": attempt_id}).to_pylist()
-    texts = spelled(database, tokenizer_sha256, {token_id for answer in answers for token_id in answer["token_ids"]})
+    texts = token_texts(
+        database, tokenizer_sha256, {token_id for answer in answers for token_id in answer["token_ids"]}
+    )
     no_text = set(database.query(_NO_TEXT, {"tokenizer": tokenizer_sha256})["token_id"].to_pylist())
     rows = []
     for answer in answers:

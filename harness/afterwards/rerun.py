@@ -18,7 +18,7 @@ from exitbench.harness.running import worker
 from exitbench.harness.training.store import SHIPPED
 from exitbench.methods.registry import get_method, revision
 from exitbench.plugins import plugins_folder
-from exitbench.results.analysis.repeats import Compared, compare_attempts
+from exitbench.results.analysis.repeats import FileComparison, compare_attempts
 from exitbench.results.analysis.selection import Run, RunIndex
 from exitbench.results.spool.attempts import Attempt, attempt_status, read_attempt, scan_spool
 
@@ -49,7 +49,7 @@ class Verdict:
     repeated: Path
     status: str
     reason: str | None
-    compared: tuple[Compared, ...]
+    compared: tuple[FileComparison, ...]
 
     @property
     def equal(self) -> bool:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from exitbench.harness.api.models import Model
 
-__all__ = ["BlockSaid", "Classification", "Classifier", "classify"]
+__all__ = ["BlockPrediction", "Classification", "Classifier", "classify"]
 
 _AS_LONG_AS_THE_MODEL: Final = GenerationSettings(max_new_tokens=1)
 
@@ -57,7 +57,7 @@ class Classifier:
 
 
 @dataclass(frozen=True)
-class BlockSaid:
+class BlockPrediction:
     """Prediction for a text at one block where the gate may exit.
 
     Attributes:
@@ -94,7 +94,7 @@ class Classification:
     value: float
     exit_layer: int
     blocks_run: int
-    trace: tuple[BlockSaid, ...]
+    trace: tuple[BlockPrediction, ...]
     n_tokens: int
     n_cut: int
     n_blocks: int
@@ -186,7 +186,7 @@ def _classification(model: Classifier, result: Classified, n_tokens: int, n_cut:
         exit_layer=result.record.exit_layer,
         blocks_run=result.record.blocks_run,
         trace=tuple(
-            BlockSaid(reading.block, named(reading.label), reading.value, reading.score, reading.exited)
+            BlockPrediction(reading.block, named(reading.label), reading.value, reading.score, reading.exited)
             for reading in result.readings
         ),
         n_tokens=n_tokens,

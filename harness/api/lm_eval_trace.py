@@ -54,7 +54,7 @@ Told = dict[tuple[str, int, int], tuple[tuple[Any, ...], Answer | ScoredText]]
 
 
 @dataclass(frozen=True)
-class Trace:
+class PlannedTrace:
     """A planned trace.
 
     Attributes:
@@ -142,7 +142,7 @@ def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
     return evaluate
 
 
-def plan_trace(lm: ExitBenchLM, asked: Mapping[str, Any]) -> Trace:
+def plan_trace(lm: ExitBenchLM, asked: Mapping[str, Any]) -> PlannedTrace:
     """Write lm-eval's upcoming evaluation as a suite, and plan it.
 
     Args:
@@ -164,7 +164,7 @@ def plan_trace(lm: ExitBenchLM, asked: Mapping[str, Any]) -> Trace:
     data_dir = Path(arguments.data_dir or ".")
     plan = make_plan(load_suite(folder / "suite.toml"), folder / "spool", folder / "models", data_dir)
     plan = with_verdicts(plan, "failed", folder, lambda number: None)
-    return Trace(folder, plan, data_dir, bool(asked["confirm_run_unsafe_code"]))
+    return PlannedTrace(folder, plan, data_dir, bool(asked["confirm_run_unsafe_code"]))
 
 
 def _tasks(arguments: Mapping[str, Any]) -> dict[str, Any]:

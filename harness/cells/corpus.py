@@ -19,7 +19,7 @@ from exitbench.harness.cells.job import DataRequest
 from exitbench.results.files.atomic import write_whole_file
 from exitbench.results.files.formats import content_id, sources_sha256
 from exitbench.tasks.base import ModelKind, documents_sha256, self_score_remarks
-from exitbench.tasks.registry import brought_by
+from exitbench.tasks.registry import task_origin
 
 CACHE = ".exitbench-documents.json"
 
@@ -79,7 +79,7 @@ def _described(data: DataRequest, data_dir: Path | None) -> Corpus:
     prompts = tuple(hashlib.sha256(task.likeness(document).encode()).hexdigest()[:16] for document in documents)
     digests = {kind: content_id(task.prompts(documents, kind)) for kind in get_args(ModelKind)}
     # Built-in documents are English, and tests check their metrics; third-party scores may take long.
-    is_checked = data.source != "builtin" and data.settings is None and brought_by(type(task)) is None
+    is_checked = data.source != "builtin" and data.settings is None and task_origin(type(task)) is None
     remarks = self_score_remarks(task, documents) if is_checked else ()
     return Corpus(
         len(documents),

@@ -10,7 +10,7 @@ from exitbench.harness.planning.passes import passes
 from exitbench.harness.planning.plan import Group, Plan
 from exitbench.harness.planning.retry import Retry
 from exitbench.harness.work.kinds import work_class
-from exitbench.results.analysis.status import UNKNOWN, Ask, Estimate, History, units
+from exitbench.results.analysis.status import UNKNOWN, CellWorkload, Estimate, History, units
 
 
 def estimate_plan(plan: Plan, spool: Path, retry: Retry) -> dict[str, Estimate]:
@@ -50,9 +50,9 @@ def _estimate(item: CellJob, plan: Plan, history: History, pass_cells: int) -> E
     return estimate
 
 
-def _ask(cell: Cell, *, shares: bool) -> Ask:
+def _ask(cell: Cell, *, shares: bool) -> CellWorkload:
     model, timing, calibration, record = cell.model, cell.timing, cell.calibration, cell.record
-    return Ask(
+    return CellWorkload(
         kind=cell.kind,
         record=record.what if record else (),
         method=cell.method.name,

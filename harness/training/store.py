@@ -22,7 +22,7 @@ from exitbench.harness.training.recipe import TRAINING_VERSION, Recipe, StartRec
 from exitbench.progress import Expected, progress
 from exitbench.results.files.formats import content_id
 from exitbench.results.spool.schema import CARD_FILE
-from exitbench.tasks.sources import below
+from exitbench.tasks.sources import path_inside
 
 SHIPPED = Path(__file__).parents[1] / "checkpoints"
 """Bundled models: copies of the results of `exitbench train builtin`."""
@@ -124,7 +124,7 @@ def _start(start: StartRecipe, models_dir: Path, data_dir: Path | None) -> Path:
         return ensure_trained(load_recipe(start.recipe), models_dir, data_dir)
     if data_dir is None:
         raise UserError(f"the start {start.checkpoint!r} is looked for below --data-dir, which is not given.")
-    return below(data_dir, start.checkpoint)
+    return path_inside(data_dir, start.checkpoint)
 
 
 _LOOK_S: Final = 0.5

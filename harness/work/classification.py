@@ -119,7 +119,7 @@ class ClassificationWork(Work[Classified]):
 
     def _output(self, answer: Classified) -> str:
         prediction = answer.value if self.task.is_regression else self.label_ids[answer.label]
-        return self.task.spelled(prediction)
+        return self.task.prediction_text(prediction)
 
     # --- Quality
 

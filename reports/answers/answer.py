@@ -21,7 +21,7 @@ from exitbench.results.analysis.traces import (
     probed,
     scored,
     shared_prefix,
-    spelled,
+    token_texts,
     tokens,
     traced_runs,
 )
@@ -40,7 +40,7 @@ _FORMAT: Final = """
 
 
 @dataclass(frozen=True)
-class Answer:
+class TracedAnswer:
     """Answer of one run to one document.
 
     Attributes:
@@ -99,7 +99,7 @@ class Answer:
         return scores
 
 
-def find_answers(database: Database, names: Sequence[str], document: str) -> list[Answer]:
+def find_answers(database: Database, names: Sequence[str], document: str) -> list[TracedAnswer]:
     """Return the answers of the named runs to the named document.
 
     Args:
@@ -112,7 +112,7 @@ def find_answers(database: Database, names: Sequence[str], document: str) -> lis
     """
     runs = traced_runs(database)
     choice, by_attempt = named(runs), {run.attempt_id: run for run in runs}
-    results: list[Answer] = []
+    results: list[TracedAnswer] = []
     for text in names:
         named_run = choice.find_one(text)
         run, name = by_attempt[named_run.attempt_id], choice.name(named_run)
@@ -144,7 +144,7 @@ def _document(text: str, keys: Sequence[str], name: str) -> str:
     raise UserError(f"{name} has no document {text!r}.{hint} Allowed: {choices}.")
 
 
-def _answer(database: Database, run: TracedRun, name: str, key: str, keys: Sequence[str]) -> Answer:
+def _answer(database: Database, run: TracedRun, name: str, key: str, keys: Sequence[str]) -> TracedAnswer:
     (about,) = answers(database, [run.attempt_id], [key]).to_pylist()
     token_rows = tokens(database, [run.attempt_id], [key]).to_pylist()
     full = None
@@ -155,9 +155,9 @@ def _answer(database: Database, run: TracedRun, name: str, key: str, keys: Seque
     ids = {row["token_id"] for row in token_rows} | set(full or ())
     ids |= {token_id for row in probe for name in ("top1_id", "top2_id", "top3_id") for token_id in row[name]}
     ids |= {row["full_token_id"] for row in probe}
-    texts = _labels(database, run, key) if run.classifies else spelled(database, run.tokenizer_sha256, ids)
+    texts = _labels(database, run, key) if run.classifies else token_texts(database, run.tokenizer_sha256, ids)
     format_note = _number_format(database, run)
-    return Answer(
+    return TracedAnswer(
         name, run, keys.index(key) + 1, len(keys), key, about, token_rows, full, probe, gate, texts, format_note
     )
 
@@ -195,7 +195,7 @@ class HeatMap:
         self._numbered = not self._coloured or console.color_system == "standard"
         self._plain = not console.encoding.lower().startswith("utf")
 
-    def print_answers(self, answers: Sequence[Answer]) -> None:
+    def print_answers(self, answers: Sequence[TracedAnswer]) -> None:
         """Print one or more answers to one document, each with the position where it departs from full depth's."""
         first = answers[0]
         self._line(
@@ -218,7 +218,7 @@ class HeatMap:
         for n in blocks:
             self._print(self._legend(n))
 
-    def print_token(self, answer: Answer, position: int) -> None:
+    def print_token(self, answer: TracedAnswer, position: int) -> None:
         """Print everything known about the token at `position`, from 1.
 
         Raises:
@@ -247,7 +247,7 @@ class HeatMap:
             self._line(f"oracle: block {answer.probe[place]['first_match']}")
             self._print(self._lens(answer, place))
 
-    def _body(self, answer: Answer) -> Text:
+    def _body(self, answer: TracedAnswer) -> Text:
         papers = shades(answer.run.blocks)
         body = Text(overflow="fold")
         for place, row in enumerate(answer.tokens):
@@ -282,7 +282,7 @@ class HeatMap:
         legend.append(f": not full depth's token; {'!=' if self._plain else '≠'}: the first that is not")
         return legend
 
-    def _lens(self, answer: Answer, place: int) -> Table:
+    def _lens(self, answer: TracedAnswer, place: int) -> Table:
         probe, exit_layer = answer.probe[place], answer.tokens[place]["exit_layer"]
         gate = answer.gate[place]["score"] if len(answer.gate) == len(answer.probe) else None
         table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left")
@@ -318,7 +318,7 @@ class HeatMap:
             self._console.print(what, soft_wrap=piped, highlight=False)
 
 
-def _summary(answer: Answer) -> str:
+def _summary(answer: TracedAnswer) -> str:
     n = len(answer.tokens)
     if not n:
         return "an empty answer"
@@ -332,7 +332,7 @@ def _summary(answer: Answer) -> str:
     return ", ".join([*parts, f"ended by {answer.about['stop_reason']}"])
 
 
-def _together(first: Answer, other: Answer) -> str:
+def _together(first: TracedAnswer, other: TracedAnswer) -> str:
     if first.ids == other.ids:
         return "both answers are the same"
     return f"the answers part at token {shared_prefix(first.ids, other.ids) + 1}"

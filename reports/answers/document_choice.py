@@ -39,13 +39,13 @@ _DEPTHS: Final = """
 
 
 @dataclass(frozen=True)
-class Group:
+class RunGroup:
     """Runs of one model over the same documents, and the subset bundled into the page.
 
     Attributes:
         runs: Runs bundled; full depth first if it has run.
         keys: All documents, sorted.
-        shown: Indices into `keys` of the documents bundled, in order.
+        bundled: Indices into `keys` of the documents bundled, in order.
         of_runs: Number of runs in the database.
         token_bytes: Mean bytes per document.
         recommended: The run that the page opens on, one of `runs`; None if no run is recommended.
@@ -53,18 +53,18 @@ class Group:
 
     runs: tuple[TracedRun, ...]
     keys: tuple[str, ...]
-    shown: tuple[int, ...]
+    bundled: tuple[int, ...]
     of_runs: int
     token_bytes: float
     recommended: TracedRun | None
 
     @property
-    def shown_keys(self) -> list[str]:
+    def bundled_keys(self) -> list[str]:
         """Keys of the documents bundled."""
-        return [self.keys[index] for index in self.shown]
+        return [self.keys[index] for index in self.bundled]
 
 
-def choose(database: Database, budget_bytes: int = BUDGET_BYTES) -> list[Group]:
+def choose(database: Database, budget_bytes: int = BUDGET_BYTES) -> list[RunGroup]:
     """Return the groups bundled into the page, by model and task.
 
     If not everything fits, each group keeps `_METHODS` runs (the best first, see `_by_merit`) and all groups the same
@@ -82,7 +82,7 @@ def choose(database: Database, budget_bytes: int = BUDGET_BYTES) -> list[Group]:
     return sorted(groups, key=lambda group: (group.runs[0].model, group.runs[0].task_label, group.runs[0].cell_id))
 
 
-def _group(database: Database, runs: Sequence[TracedRun], best: Sequence[str]) -> Group:
+def _group(database: Database, runs: Sequence[TracedRun], best: Sequence[str]) -> RunGroup:
     """Return a group with all its documents; the recommended run comes right after full depth, so that it is kept."""
     by_attempt = {run.attempt_id: run for run in runs}
     first = next((by_attempt[attempt_id] for attempt_id in best if attempt_id in by_attempt), None)
@@ -97,7 +97,7 @@ def _group(database: Database, runs: Sequence[TracedRun], best: Sequence[str]) -
         token_bytes += runs[0].blocks * _ASKED_BYTES * len(runs) + sum(row["input_bytes"] for row in lengths) / max(
             1, len(keys)
         )
-    return Group(tuple(runs), tuple(keys), tuple(range(len(keys))), len(runs), token_bytes, first)
+    return RunGroup(tuple(runs), tuple(keys), tuple(range(len(keys))), len(runs), token_bytes, first)
 
 
 def _by_merit(runs: Sequence[TracedRun], merit: Mapping[str, Mapping[str, float | None]]) -> list[TracedRun]:
@@ -125,7 +125,7 @@ def _beaten(point: _Point | None, points: Iterable[_Point | None]) -> bool:
     )
 
 
-def _fitting(database: Database, groups: Sequence[Group], budget_bytes: int) -> list[Group]:
+def _fitting(database: Database, groups: Sequence[RunGroup], budget_bytes: int) -> list[RunGroup]:
     groups = list(groups)
     if _bytes(groups) <= budget_bytes:
         return groups
@@ -139,7 +139,7 @@ def _fitting(database: Database, groups: Sequence[Group], budget_bytes: int) -> 
     return [_spread(group, group_depths, documents) for group, group_depths in zip(groups, depths, strict=True)]
 
 
-def _depths(database: Database, groups: Sequence[Group]) -> list[dict[str, float]]:
+def _depths(database: Database, groups: Sequence[RunGroup]) -> list[dict[str, float]]:
     """Return for each group the mean exit layer of each document's tokens, over the group's runs."""
     places = {run.attempt_id: place for place, group in enumerate(groups) for run in group.runs}
     depths: list[dict[str, float]] = [{} for _ in groups]
@@ -148,7 +148,7 @@ def _depths(database: Database, groups: Sequence[Group]) -> list[dict[str, float
     return depths
 
 
-def _bytes(groups: Sequence[Group], documents: int | None = None) -> float:
+def _bytes(groups: Sequence[RunGroup], documents: int | None = None) -> float:
     """Return the bytes of the groups with at most `documents` documents each; None for all."""
     return sum(
         group.token_bytes * (len(group.keys) if documents is None else min(documents, len(group.keys)))
@@ -156,18 +156,18 @@ def _bytes(groups: Sequence[Group], documents: int | None = None) -> float:
     )
 
 
-def _with_fewer_runs(group: Group) -> Group:
+def _with_fewer_runs(group: RunGroup) -> RunGroup:
     dropped = max(0, len(group.runs) - _METHODS)
     return replace(group, runs=group.runs[:_METHODS], token_bytes=group.token_bytes * (1 - dropped / len(group.runs)))
 
 
-def _spread(group: Group, depths: Mapping[str, float], documents: int) -> Group:
+def _spread(group: RunGroup, depths: Mapping[str, float], documents: int) -> RunGroup:
     """Keep `documents` documents, evenly spaced when sorted by the mean exit layer of their tokens."""
     if documents >= len(group.keys):
         return group
     ranked = sorted(range(len(group.keys)), key=lambda index: (depths.get(group.keys[index], 0.0), group.keys[index]))
     last, steps = len(ranked) - 1, max(1, documents - 1)
-    return replace(group, shown=tuple(sorted({ranked[round(step * last / steps)] for step in range(documents)})))
+    return replace(group, bundled=tuple(sorted({ranked[round(step * last / steps)] for step in range(documents)})))
 
 
 _FASTEST: Final = """

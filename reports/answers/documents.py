@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from exitbench import reports
-from exitbench.reports.answers.document_choice import BUDGET_BYTES, Group, choose
+from exitbench.reports.answers.document_choice import BUDGET_BYTES, RunGroup, choose
 from exitbench.reports.answers.packing import (
     document_scores,
     none_of,
@@ -44,7 +44,7 @@ from exitbench.results.analysis.traces import (
     probed,
     read_once,
     scored,
-    spelled,
+    token_texts,
     tokens,
 )
 from exitbench.results.database.connection import Database
@@ -77,7 +77,7 @@ def documents_payload(
     if not groups:
         return None
     make = partial(_packed, database)
-    with read_once(database, *shown_by(groups)):
+    with read_once(database, *bundle_contents(groups)):
         packs = [make(group) for group in groups] if kept_in is None else kept_packs(kept_in, database, groups, make)
     entries, offset = [], 0
     for group, packed in zip(groups, packs, strict=True):
@@ -95,7 +95,7 @@ def _shades(blocks: int) -> list[list[str]]:
     return [[light.paper, light.ink, dark.paper, dark.ink] for light, dark in pairs]
 
 
-def _entry(group: Group, groups: Sequence[Group]) -> dict[str, Any]:
+def _entry(group: RunGroup, groups: Sequence[RunGroup]) -> dict[str, Any]:
     """Return a group's entry in the index: what the browser can offer before it unpacks anything."""
     first = group.runs[0]
     twins = [other.runs[0] for other in groups if _name(other.runs[0]) == _name(first)]
@@ -110,7 +110,7 @@ def _entry(group: Group, groups: Sequence[Group]) -> dict[str, Any]:
         "runs": _named_runs(group),
         "recommended": group.runs.index(group.recommended) if group.recommended else -1,
         "of_runs": group.of_runs,
-        "documents": [[index + 1, group.keys[index]] for index in group.shown],
+        "documents": [[index + 1, group.keys[index]] for index in group.bundled],
         "of_documents": len(group.keys),
     }
 
@@ -119,7 +119,7 @@ def _name(run: TracedRun) -> tuple[str, str]:
     return run.model, run.task_label
 
 
-def _named_runs(group: Group) -> list[dict[str, Any]]:
+def _named_runs(group: RunGroup) -> list[dict[str, Any]]:
     rows = [
         {"method": run.method, "params": json.dumps(dict(run.params), sort_keys=True), "kv_policy": run.kv_policy}
         for run in group.runs
@@ -150,10 +150,10 @@ def _threshold(run: TracedRun) -> list[Any] | None:
     return [level, f"threshold {level}"]
 
 
-def _packed(database: Database, group: Group) -> bytes:
+def _packed(database: Database, group: RunGroup) -> bytes:
     if group.runs[0].classifies:
         return packed_texts(database, group)
-    attempts, keys = [run.attempt_id for run in group.runs], group.shown_keys
+    attempts, keys = [run.attempt_id for run in group.runs], group.bundled_keys
     probe = probed(database, group.runs[0].probe_attempt_id, keys)
     token_rows = tokens(database, attempts, keys)
     token_rows = token_rows.take(_order(token_rows, attempts, keys))
@@ -164,7 +164,7 @@ def _packed(database: Database, group: Group) -> bytes:
     ids = _ids(
         token_rows["token_id"], *(probe[name] for name in ("token_id", "full_token_id", "gold_token_id", *_ID_LISTS))
     )
-    texts = spelled(database, group.runs[0].tokenizer_sha256, ids)
+    texts = token_texts(database, group.runs[0].tokenizer_sha256, ids)
     places = _Places(ids)
     # Gate scores were recorded at the probe's tokens; a document that one of the two lacks has no scores.
     by_block = [
@@ -279,9 +279,9 @@ _LEFT: Final = 2
 """Values of the column ``asked`` per run, text and block; 0 if the gate was not evaluated there."""
 
 
-def packed_texts(database: Database, group: Group) -> bytes:
+def packed_texts(database: Database, group: RunGroup) -> bytes:
     """Return the pack of a group of encoder runs."""
-    attempts, keys, blocks = [run.attempt_id for run in group.runs], group.shown_keys, group.runs[0].blocks
+    attempts, keys, blocks = [run.attempt_id for run in group.runs], group.bundled_keys, group.runs[0].blocks
     token_rows, answer_rows = (_in_order(rows(database, attempts, keys), attempts, keys) for rows in (tokens, answers))
     gate_rows = classified(database, attempts, keys)
     is_number = bool(gate_rows.num_rows) and gate_rows["label_id"].null_count == gate_rows.num_rows
@@ -381,7 +381,7 @@ _DIGEST_BYTES: Final = hashlib.sha256().digest_size
 
 
 def kept_packs(
-    folder: Path, database: Database, groups: Sequence[Group], make: Callable[[Group], bytes]
+    folder: Path, database: Database, groups: Sequence[RunGroup], make: Callable[[RunGroup], bytes]
 ) -> list[bytes]:
     """Return the pack of each group, from the cache if it is there, and delete all other packs of the cache.
 
@@ -421,15 +421,15 @@ def _read(path: Path) -> bytes | None:
     return pack if hashlib.sha256(pack).digest() == content[:_DIGEST_BYTES] else None
 
 
-def _names(database: Database, groups: Sequence[Group]) -> list[str]:
-    digests = content_digests(database, *shown_by(groups))
+def _names(database: Database, groups: Sequence[RunGroup]) -> list[str]:
+    digests = content_digests(database, *bundle_contents(groups))
     return [content_id([_code(), _request(group), _contents(group, digests)]) for group in groups]
 
 
-def shown_by(groups: Sequence[Group]) -> tuple[set[str], set[str]]:
+def bundle_contents(groups: Sequence[RunGroup]) -> tuple[set[str], set[str]]:
     """Return the attempts and the document keys whose rows are packed for a page."""
     attempts = {attempt for group in groups for run in group.runs for attempt in _attempts(run)}
-    return attempts, {key for group in groups for key in group.shown_keys}
+    return attempts, {key for group in groups for key in group.bundled_keys}
 
 
 def _attempts(run: TracedRun) -> list[str]:
@@ -438,11 +438,11 @@ def _attempts(run: TracedRun) -> list[str]:
     return [attempt for attempt in attempts if attempt is not None]
 
 
-def _request(group: Group) -> object:
-    return [group.shown_keys, [(_attempts(run), run.scores_attempt_id, run.blocks) for run in group.runs]]
+def _request(group: RunGroup) -> object:
+    return [group.bundled_keys, [(_attempts(run), run.scores_attempt_id, run.blocks) for run in group.runs]]
 
 
-def _contents(group: Group, digests: Mapping[str, list[str]]) -> object:
+def _contents(group: RunGroup, digests: Mapping[str, list[str]]) -> object:
     """Return digests of what a group's pack is built from: the rows of its attempts and its tokens' texts."""
     names = [group.runs[0].tokenizer_sha256, *(attempt for run in group.runs for attempt in _attempts(run))]
     return [digests.get(name, []) for name in names]

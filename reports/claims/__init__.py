@@ -244,7 +244,7 @@ def _markdown(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in escaped)
 
 
-def in_full(verdict: Verdict, width: int) -> str:
+def full_entry(verdict: Verdict, width: int) -> str:
     """Return everything known about one entry, its query last."""
     facts = {name: text for name, text in _facts(verdict) if text}
     indent = max(map(len, facts)) + len(_GAP)

@@ -1,4 +1,4 @@
-"""Recommendations: one card per model and task, with an answer for every loss of quality that a reader may allow.
+"""Recommendations: one card per model and task, with one recommendation for every allowed loss of quality.
 
 The view `pareto` chooses and confirms settings. This module looks them up, together with the baselines to beat.
 """
@@ -19,7 +19,7 @@ BASELINES: Final = ("static", "random", "oracle")
 
 
 @dataclass(frozen=True)
-class Answer:
+class Recommendation:
     """Recommendation for an allowed loss of `from_percent` to `until_percent` of full depth's quality.
 
     Attributes:
@@ -28,7 +28,7 @@ class Answer:
         method: Chosen run of a method: the fastest whose loss the choosing part bounds by this loss; None without one.
         static: Chosen static depth, by the same rule.
         untimed: Run with the fewest blocks among the untimed ones whose loss the choosing part bounds by this loss.
-        shown: Run that heads the card: the faster of the two chosen ones that the confirming part confirms. If no
+        headline: Run that heads the card: the faster of the two chosen ones that the confirming part confirms. If no
             method was timed, the run worth timing. Else None: full depth.
         random: Run of random exits at about the same depth.
     """
@@ -38,7 +38,7 @@ class Answer:
     method: Row | None
     static: Row | None
     untimed: Row | None
-    shown: Row | None
+    headline: Row | None
     random: Row | None
 
 
@@ -51,7 +51,7 @@ class Card:
         full: Run of full depth.
         oracle: Run that exits every token at the first correct block; None if not computed.
         next_static: The scored static depth that loses least; None if none was run.
-        answers: Answers by allowed loss, in order, without gaps, from 0 on.
+        recommendations: Recommendations by allowed loss, in order, without gaps, from 0 on.
         timed: Number of timed settings of methods, from which the choice was made.
     """
 
@@ -59,7 +59,7 @@ class Card:
     full: Row
     oracle: Row | None
     next_static: Row | None
-    answers: tuple[Answer, ...]
+    recommendations: tuple[Recommendation, ...]
     timed: int
 
     @property
@@ -67,9 +67,13 @@ class Card:
         """Number of documents of the confirming part; None without a paired comparison with full depth."""
         return max((row["confirming_n"] for row in self.rows if row["confirming_n"] is not None), default=None)
 
-    def at(self, percent: float) -> Answer:
-        """Return the answer for an allowed loss of `percent`."""
-        return next(answer for answer in reversed(self.answers) if answer.from_percent <= percent)
+    def at(self, percent: float) -> Recommendation:
+        """Return the recommendation for an allowed loss of `percent`."""
+        return next(
+            recommendation
+            for recommendation in reversed(self.recommendations)
+            if recommendation.from_percent <= percent
+        )
 
 
 def cards(results: Sequence[Row]) -> tuple[Card, ...]:
@@ -80,7 +84,7 @@ def cards(results: Sequence[Row]) -> tuple[Card, ...]:
             other seeds), the setting with the most documents counts.
     """
     built = [card for _, rows in _settings(results) if (card := _card(rows)) is not None]
-    return tuple(sorted(built, key=lambda card: (card.at(DEFAULT_PERCENT).shown is None, card.timed == 0)))
+    return tuple(sorted(built, key=lambda card: (card.at(DEFAULT_PERCENT).headline is None, card.timed == 0)))
 
 
 def _settings(results: Sequence[Row]) -> Iterator[tuple[str, tuple[Row, ...]]]:
@@ -101,12 +105,12 @@ def _card(rows: tuple[Row, ...]) -> Card | None:
     names = ("choosing_loss_high_percent", "confirmed_percent")
     percents = {row[name] for row in rows for name in names if row[name] is not None and row[name] <= MOST_PERCENT}
     levels = sorted({0.0, *percents})
-    answers: list[Answer] = []
+    built: list[Recommendation] = []
     for level in levels:
-        answer = _answer(rows, level)
-        if not answers or _chosen(answer) != _chosen(answers[-1]):
-            answers.append(answer)
-    untils = [*(part.from_percent for part in answers[1:]), None]
+        recommendation = _recommend(rows, level)
+        if not built or _chosen(recommendation) != _chosen(built[-1]):
+            built.append(recommendation)
+    untils = [*(part.from_percent for part in built[1:]), None]
     static = [row for row in rows if row["method"] == "static" and row["loss_high_percent"] is not None]
     oracles = [row for row in rows if row["method"] == "oracle" and row["mean_exit_layer"] is not None]
     return Card(
@@ -114,12 +118,12 @@ def _card(rows: tuple[Row, ...]) -> Card | None:
         full,
         oracle=min(oracles, key=lambda row: (row["mean_exit_layer"], row["cell_id"]), default=None),
         next_static=min(static, key=lambda row: (row["loss_high_percent"], row["cell_id"]), default=None),
-        answers=tuple(replace(part, until_percent=until) for part, until in zip(answers, untils, strict=True)),
+        recommendations=tuple(replace(part, until_percent=until) for part, until in zip(built, untils, strict=True)),
         timed=sum(_is_timed_method(row) for row in rows),
     )
 
 
-def _answer(rows: Sequence[Row], percent: float) -> Answer:
+def _recommend(rows: Sequence[Row], percent: float) -> Recommendation:
     method, static = (_step(rows, percent, is_static) for is_static in (False, True))
     confirmed = [row for row in (method, static) if row is not None and is_confirmed(row, percent)]
     best = max(confirmed, key=lambda row: row["choosing_speedup"], default=None)
@@ -134,7 +138,7 @@ def _answer(rows: Sequence[Row], percent: float) -> Answer:
     if head is not None:
         exits = [row for row in rows if row["method"] == "random" and row["delta"] is not None]
         random = min(exits, key=lambda row: (abs(_blocks(row) - _blocks(head)), row["cell_id"]), default=None)
-    return Answer(percent, None, method, static, untimed, head, random)
+    return Recommendation(percent, None, method, static, untimed, head, random)
 
 
 def _step(rows: Sequence[Row], percent: float, is_static: bool) -> Row | None:
@@ -185,8 +189,14 @@ def _is_timed_method(row: Row) -> bool:
     return row["speedup"] is not None and is_method(row)
 
 
-def _chosen(answer: Answer) -> tuple[str | None, ...]:
-    rows = (answer.method, answer.static, answer.untimed, answer.random, answer.shown)
+def _chosen(recommendation: Recommendation) -> tuple[str | None, ...]:
+    rows = (
+        recommendation.method,
+        recommendation.static,
+        recommendation.untimed,
+        recommendation.random,
+        recommendation.headline,
+    )
     return tuple(None if row is None else row["cell_id"] for row in rows)
 
 
@@ -207,21 +217,21 @@ Name = Callable[[Row], str]
 """Function that returns a setting's display name."""
 
 
-def verdict(card: Card, answer: Answer, name: Name) -> str:
+def verdict(card: Card, recommendation: Recommendation, name: Name) -> str:
     """Return sentences on the recommendation at an allowed loss and on the reason why none is better.
 
     Args:
         card: Card of the model and task.
-        answer: Its answer at the allowed loss.
+        recommendation: Its recommendation at the allowed loss.
         name: Returns a setting's display name.
     """
-    if not any(map(is_method, card.rows)) and answer.static is None:
+    if not any(map(is_method, card.rows)) and recommendation.static is None:
         return _joined(_caution(card), "Only full depth and baselines were run: nothing to recommend.")
-    if answer.shown is None:
-        return _joined(_caution(card), _why_full_depth(card, answer, name))
-    if answer.shown["speedup"] is None:
+    if recommendation.headline is None:
+        return _joined(_caution(card), _why_full_depth(card, recommendation, name))
+    if recommendation.headline["speedup"] is None:
         return _joined(_caution(card), f"{_why_untimed(card)} So nothing is recommended.")
-    return _joined(_caution(card), _against_static(card, answer, name), _random(answer))
+    return _joined(_caution(card), _against_static(card, recommendation, name), _random(recommendation))
 
 
 def _caution(card: Card) -> str:
@@ -230,13 +240,13 @@ def _caution(card: Card) -> str:
     return f"Caution: {caution}." if caution else ""
 
 
-def _against_static(card: Card, answer: Answer, name: Name) -> str:
+def _against_static(card: Card, recommendation: Recommendation, name: Name) -> str:
     """Return a sentence that compares the recommended run with the static depths that were run."""
-    static, head = answer.static, answer.shown
+    static, head = recommendation.static, recommendation.headline
     if static is not None and static is head:
-        return _against_method(answer, name)
+        return _against_method(recommendation, name)
     if static is not None:
-        return _compared(answer, static, name)
+        return _compared(recommendation, static, name)
     if card.next_static is None:
         return "No static depth was run to compare it with."
     least = card.next_static
@@ -247,8 +257,8 @@ def _against_static(card: Card, answer: Answer, name: Name) -> str:
     )
 
 
-def _compared(answer: Answer, static: Row, name: Name) -> str:
-    head = answer.shown
+def _compared(recommendation: Recommendation, static: Row, name: Name) -> str:
+    head = recommendation.headline
     assert head is not None
     what = f"the best static depth ({name(static)}, {_speed(static)})"
     if static["confirming_speedup_high"] is None or static["confirming_speedup_low"] is None:
@@ -260,8 +270,8 @@ def _compared(answer: Answer, static: Row, name: Name) -> str:
     return f"It is not shown to be faster than {what}: their intervals overlap."
 
 
-def _against_method(answer: Answer, name: Name) -> str:
-    method, static = answer.method, answer.static
+def _against_method(recommendation: Recommendation, name: Name) -> str:
+    method, static = recommendation.method, recommendation.static
     assert static is not None
     if method is None:
         return "No method is chosen at this loss: only this static depth is."
@@ -272,14 +282,14 @@ def _against_method(answer: Answer, name: Name) -> str:
     return f"No method is shown to be faster than this static depth: {name(method)} is not told apart from it."
 
 
-def _why_full_depth(card: Card, answer: Answer, name: Name) -> str:
-    percent = answer.from_percent
-    chosen = [row for row in (answer.method, answer.static) if row is not None]
+def _why_full_depth(card: Card, recommendation: Recommendation, name: Name) -> str:
+    percent = recommendation.from_percent
+    chosen = [row for row in (recommendation.method, recommendation.static) if row is not None]
     if chosen:
         return " ".join(_not_confirmed(row, percent, name) for row in chosen)
     if not card.timed:
         return _why_untimed(card)
-    return f"No timed setting is shown to lose so little.{_too_few(card, answer)}"
+    return f"No timed setting is shown to lose so little.{_too_few(card, recommendation)}"
 
 
 def _why_untimed(card: Card) -> str:
@@ -296,13 +306,13 @@ def _not_confirmed(row: Row, percent: float, name: Name) -> str:
     return f"{name(row)} was chosen, but may lose {row['confirming_loss_high_percent']:.1f} % on {documents}."
 
 
-def _too_few(card: Card, answer: Answer) -> str:
+def _too_few(card: Card, recommendation: Recommendation) -> str:
     """Return a sentence on the smallest loss that the documents can show, if it is above the allowed one."""
     n, full = card.confirming_n, card.full["value"]
     if not n or not full or not 0 < full <= 100:
         return ""
     least_percent = 100 * 100 * least_upper_bound(n) / full
-    if answer.from_percent >= least_percent:
+    if recommendation.from_percent >= least_percent:
         return ""
     needed = documents_to_bound(DEFAULT_PERCENT / 100 * full / 100)
     return (
@@ -311,8 +321,8 @@ def _too_few(card: Card, answer: Answer) -> str:
     )
 
 
-def _random(answer: Answer) -> str:
-    row, head = answer.random, answer.shown
+def _random(recommendation: Recommendation) -> str:
+    row, head = recommendation.random, recommendation.headline
     if row is None or head is None or row["confirming_delta"] is None or head["confirming_delta"] is None:
         return ""
     if row["mean_blocks_run"] > head["mean_blocks_run"] or row["confirming_loss_high_percent"] is None:

@@ -41,7 +41,9 @@ def suite_toml(row: Row, name: str) -> str | None:
             "schema = 1",
             f"name = {toml_value(name)}",
             f"seed = {row['seed']}",
-            *toml_table("[defaults]", _some(row, "dtype", "device", "batch_size", "batch_rows", "head_precision")),
+            *toml_table(
+                "[defaults]", _present_values(row, "dtype", "device", "batch_size", "batch_rows", "head_precision")
+            ),
             *toml_table(f"[models.{toml_key(model)}]", _model(row)),
             *toml_table(f"[tasks.{toml_key(task)}]", _task(row, data, fit)),
             *toml_table("[[sweep]]", _sweep(row, is_timed=timing is not None)),
@@ -82,14 +84,14 @@ def _model(row: Row) -> dict[str, Any]:
 
 def _task(row: Row, data: Mapping[str, Any], fit: Mapping[str, Any] | None) -> dict[str, Any]:
     generation = json.loads(row["generation"])
-    task = {"task": row["task"], **_some(data, *_DATA)}
+    task = {"task": row["task"], **_present_values(data, *_DATA)}
     if data["source"] == "builtin":
-        task |= _some(data, *_BUILT_IN)
+        task |= _present_values(data, *_BUILT_IN)
     if data["files"]:
         task["files"] = dict(data["files"])
     if fit and fit["files"]:
         task["train_files"] = dict(fit["files"])
-    task |= _some(generation, *_GENERATION)
+    task |= _present_values(generation, *_GENERATION)
     if generation.get("stop"):
         task["stop"] = generation["stop"]
     return task | ({"chat_template": True} if generation.get("chat_template_sha256") else {})
@@ -101,5 +103,5 @@ def _sweep(row: Row, is_timed: bool) -> dict[str, Any]:
     return {"method": row["method"], **({"grid": grid} if grid else {}), "kinds": kinds}
 
 
-def _some(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
+def _present_values(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: values[name] for name in names if values.get(name) is not None}

@@ -1,4 +1,4 @@
-"""Cards as text: every sentence and number of every answer, so that the page's script only selects."""
+"""Cards as text: every sentence and number of every recommendation, so that the page's script only selects."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -7,9 +7,9 @@ from math import ceil
 from typing import Any
 
 from exitbench.reports.frame import Row
-from exitbench.reports.front.cards import BASELINES, MOST_PERCENT, Answer, Card, calibrated, verdict
+from exitbench.reports.front.cards import BASELINES, MOST_PERCENT, Card, Recommendation, calibrated, verdict
 from exitbench.reports.front.suite_toml import suite_toml
-from exitbench.reports.labels import OTHER_LENGTH, Setting, number_format, setting, spoken
+from exitbench.reports.labels import OTHER_LENGTH, Setting, label_in_sentence, number_format, setting
 from exitbench.reports.tables.columns import ABSENT, metric_digits, written
 from exitbench.terminal import number_of
 
@@ -26,8 +26,8 @@ class Alternative:
 
 
 @dataclass(frozen=True)
-class ShownAnswer:
-    """One answer of a card, as text.
+class RecommendationText:
+    """One recommendation of a card, as text.
 
     Attributes:
         from_percent: Lower end of the allowed loss, included.
@@ -37,8 +37,8 @@ class ShownAnswer:
         about: Meaning of the number, and its interval.
         verdict: Comparison with a static depth, in a sentence.
         facts: Pairs of term and value: quality, depth, agreement and so on.
-        beside: Settings to compare with.
-        later: A larger loss with a faster answer, rounded up to a step of the slider, and that answer.
+        alternatives: Settings to compare with.
+        later: A larger loss with a faster setting, rounded up to a step of the slider, and that setting.
         cell_id: Cell of the run; None for full depth.
         toml: Suite that repeats the run.
     """
@@ -50,26 +50,26 @@ class ShownAnswer:
     about: str
     verdict: str
     facts: tuple[tuple[str, str], ...]
-    beside: tuple[Alternative, ...]
+    alternatives: tuple[Alternative, ...]
     later: tuple[float, str] | None
     cell_id: str | None
     toml: str | None
 
 
 @dataclass(frozen=True)
-class ShownCard:
-    """Card as text: a model on a task, the scope of its numbers, and its answers."""
+class CardText:
+    """Card as text: a model on a task, the scope of its numbers, and its recommendations."""
 
     model: str
     task: str
     is_timed: bool
     footer: str
-    answers: tuple[ShownAnswer, ...]
+    recommendations: tuple[RecommendationText, ...]
 
 
-def shown(
+def describe_card(
     card: Card, names: Mapping[Setting, str], exports: Mapping[str, Row], calibrations: Sequence[Row]
-) -> ShownCard:
+) -> CardText:
     """Return a card as text.
 
     Args:
@@ -78,51 +78,51 @@ def shown(
         exports: Rows of exports.sql, by cell id.
         calibrations: Rows of the table of calibrated thresholds.
     """
-    says = _Says(card, names, exports, calibrations)
-    return ShownCard(
+    writer = _CardWriter(card, names, exports, calibrations)
+    return CardText(
         card.full["model"],
         card.full["task"],
         card.timed > 0,
-        says.footer(),
-        tuple(says.answer(index) for index in range(len(card.answers))),
+        writer.footer(),
+        tuple(writer.recommendation(index) for index in range(len(card.recommendations))),
     )
 
 
 @dataclass(frozen=True)
-class _Says:
+class _CardWriter:
     card: Card
     names: Mapping[Setting, str]
     exports: Mapping[str, Row]
     calibrations: Sequence[Row]
 
-    def answer(self, index: int) -> ShownAnswer:
-        answer = self.card.answers[index]
-        row = answer.shown
-        number, about = self.number(answer)
-        return ShownAnswer(
-            answer.from_percent,
-            answer.until_percent,
+    def recommendation(self, index: int) -> RecommendationText:
+        recommendation = self.card.recommendations[index]
+        row = recommendation.headline
+        number, about = self.number(recommendation)
+        return RecommendationText(
+            recommendation.from_percent,
+            recommendation.until_percent,
             self.name(row) if row else "full depth",
             number,
             about,
-            verdict(self.card, answer, self.name),
-            tuple(self.facts(answer)),
-            tuple(self.alternatives(answer)),
+            verdict(self.card, recommendation, self.name),
+            tuple(self.facts(recommendation)),
+            tuple(self.alternatives(recommendation)),
             self.later(index),
             row["cell_id"] if row else None,
             self.toml(row) if row else None,
         )
 
     def name(self, row: Row) -> str:
-        return spoken(self.names[setting(row)])
+        return label_in_sentence(self.names[setting(row)])
 
     def short(self, row: Row) -> str:
         """Return a baseline's setting without its name, which the table's row has already; a method's with its name."""
         name = self.name(row)
         return name.partition(" ")[2] if row["method"] in BASELINES else name
 
-    def number(self, answer: Answer) -> tuple[str, str]:
-        best = answer.shown
+    def number(self, recommendation: Recommendation) -> tuple[str, str]:
+        best = recommendation.headline
         if best is not None and best["speedup"] is not None:
             mark = f"{OTHER_LENGTH} " if best["is_other_length"] else ""
             per_token = written(best["speedup_per_token"], "{:.2f}×")
@@ -132,8 +132,8 @@ class _Says:
             return f"{_blocks(best)}", "blocks run; not timed"
         return "1×", "full depth"
 
-    def facts(self, answer: Answer) -> Iterator[tuple[str, str]]:
-        if (row := answer.shown) is not None:
+    def facts(self, recommendation: Recommendation) -> Iterator[tuple[str, str]]:
+        if (row := recommendation.headline) is not None:
             digits = metric_digits(row)
             yield "Quality", f"{row['metric']} {row['value']:.{digits}f}, full depth {row['full_value']:.{digits}f}"
             if (note := number_format(row)) is not None:
@@ -143,7 +143,7 @@ class _Says:
             if row["token_match"] is not None:
                 yield "Agreement", f"{row['token_match']:.1%} of tokens are full depth's"
             yield "Guaranteed", self.guarantee(row)
-        if (worth := answer.untimed) is not None and worth is not row:
+        if (worth := recommendation.untimed) is not None and worth is not row:
             yield "Not timed", f"{self.name(worth)} runs {_blocks(worth)} blocks and is chosen at this loss too"
 
     def guarantee(self, row: Row) -> str:
@@ -167,15 +167,22 @@ class _Says:
             f"{first['delta']:g}, confidence {1 - first['epsilon']:g})"
         )
 
-    def alternatives(self, answer: Answer) -> list[Alternative]:
+    def alternatives(self, recommendation: Recommendation) -> list[Alternative]:
         lines: list[Alternative] = []
-        for what, static in (("Best static", answer.static), ("Static that loses least", self.card.next_static)):
-            if static is not None and static is not answer.shown and (not lines or static is not answer.static):
+        for what, static in (
+            ("Best static", recommendation.static),
+            ("Static that loses least", self.card.next_static),
+        ):
+            if (
+                static is not None
+                and static is not recommendation.headline
+                and (not lines or static is not recommendation.static)
+            ):
                 lines.append(self.line(what, static))
-        if answer.method is not None and answer.method is not answer.shown:
-            lines.append(self.line("Chosen method", answer.method))
-        if answer.random is not None:
-            lines.append(self.line("Random, about as deep", answer.random))
+        if recommendation.method is not None and recommendation.method is not recommendation.headline:
+            lines.append(self.line("Chosen method", recommendation.method))
+        if recommendation.random is not None:
+            lines.append(self.line("Random, about as deep", recommendation.random))
         if (oracle := self.card.oracle) is not None:
             # its blocks run are not comparable: to know the first correct block, it runs all of them
             depth = f"exits at {oracle['mean_exit_layer']:.2f}"
@@ -188,16 +195,18 @@ class _Says:
         return Alternative(what, self.short(row), speedup, change, written(row["mean_blocks_run"], "{:.2f}"))
 
     def later(self, index: int) -> tuple[float, str] | None:
-        now = self.card.answers[index].shown
+        now = self.card.recommendations[index].headline
         candidates = (
-            answer for answer in self.card.answers[index + 1 :] if answer.shown is not None and answer.shown is not now
+            recommendation
+            for recommendation in self.card.recommendations[index + 1 :]
+            if recommendation.headline is not None and recommendation.headline is not now
         )
-        if (other := next(candidates, None)) is None or other.shown is None:
+        if (other := next(candidates, None)) is None or other.headline is None:
             return None
         percent = ceil(10 * other.from_percent) / 10
-        timed = other.shown["speedup"] is not None
-        gain = f"{other.shown['confirming_speedup']:.2f}×" if timed else f"{_blocks(other.shown)} blocks"
-        return (percent, f"{self.name(other.shown)}, {gain}") if percent <= MOST_PERCENT else None
+        timed = other.headline["speedup"] is not None
+        gain = f"{other.headline['confirming_speedup']:.2f}×" if timed else f"{_blocks(other.headline)} blocks"
+        return (percent, f"{self.name(other.headline)}, {gain}") if percent <= MOST_PERCENT else None
 
     def toml(self, row: Row) -> str | None:
         export = self.exports.get(row["cell_id"])

@@ -26,7 +26,7 @@ from exitbench.reports.front import cards, words
 from exitbench.reports.labels import labels, setting
 from exitbench.reports.material import Material
 from exitbench.reports.plotting.style import DOUBLE_INCHES, SINGLE_INCHES, data_uri, series_styles, size_of
-from exitbench.reports.registry import PAPERS, SECTIONS, Source
+from exitbench.reports.registry import PAPERS, SECTIONS, ReportSource
 from exitbench.reports.tables.columns import FilledTable
 
 _HERE: Final = Path(__file__).parent
@@ -78,12 +78,12 @@ class Section:
         return [*self.figures, *self.tables]
 
     @property
-    def shown(self) -> tuple[DrawnFigure | FilledTable, ...]:
+    def visible_items(self) -> tuple[DrawnFigure | FilledTable, ...]:
         """Items that have an anchor on the page."""
         return tuple(it for it in self.items if it.frame.rows or not self.is_gallery)
 
     @property
-    def missing(self) -> tuple[Source, ...]:
+    def missing(self) -> tuple[ReportSource, ...]:
         """Sources for which the database has no rows."""
         return tuple(it.source for it in self.items if not it.frame.rows)
 
@@ -128,7 +128,7 @@ def page(
         single_file=single_file,
         pictures={it.source.name: it.picture and _picture(it.picture, single_file) for it in drawn},
         sections=sections,
-        shown={it.source.name for section in sections for it in section.shown},
+        anchors={it.source.name for section in sections for it in section.visible_items},
         whole=material.paper is None,
         most_rows=_MOST_ROWS,
         severe=material.severe,
@@ -219,7 +219,7 @@ def _front(material: Material) -> dict[str, Any]:
         "facts": words.facts(material.front.runs, results),
         "warning": words.data_warning(material.front.runs),
         "findings_line": cards.findings_line(material.rows("qc")),
-        "cards": [words.shown(card, names, exports, calibrations) for card in cards.cards(results)],
+        "cards": [words.describe_card(card, names, exports, calibrations) for card in cards.cards(results)],
         "default_percent": cards.DEFAULT_PERCENT,
         "most_percent": cards.MOST_PERCENT,
     }

@@ -92,13 +92,13 @@ def label_y(axes: Axes, label: str) -> None:
         axes.set_ylabel(label)
 
 
-def title_panel(axes: Axes, title: str, note: str = "", *, below: bool = False) -> None:
-    """Write a panel's title and a note (such as n) to its right, or below it if both do not fit or if `below`."""
+def title_panel(axes: Axes, title: str, note: str = "", *, note_below: bool = False) -> None:
+    """Write a panel's title and a note (such as n) to its right, or below it if both do not fit or if `note_below`."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     room = int(_GROWN * axes.get_position().width * figure.get_size_inches()[0] / _CHARACTER_INCHES)
     lines = [shorten(line, max(room, _SHORTEST_TITLE)) for line in title.split("\n")]
-    fits = len(lines) == 1 and not below and max(len(title), _USUAL_TITLE) + len(note) + 2 <= room
+    fits = len(lines) == 1 and not note_below and max(len(title), _USUAL_TITLE) + len(note) + 2 <= room
     if fits or not note:
         axes.set_title("\n".join(lines))
         axes.set_title(note, loc="right", fontweight="normal", fontsize=SMALL_POINTS)

@@ -65,7 +65,7 @@ def theme(which: Theme) -> AbstractContextManager[None]:
     It sets everything but the backend, so that neither matplotlibrc nor a notebook's settings affect a figure.
     """
     defaults = {name: value for name, value in mpl.rcParamsDefault.items() if name != "backend"}
-    settings: Any = {**defaults, **_COMMON, **_inked(which)}
+    settings: Any = {**defaults, **_COMMON, **_ink_colours(which)}
     return mpl.rc_context(settings)
 
 
@@ -185,7 +185,7 @@ _COMMON: dict[str, Any] = {
 }
 
 
-def _inked(which: Theme) -> dict[str, str]:
+def _ink_colours(which: Theme) -> dict[str, str]:
     ink = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
     paper = ("figure.facecolor", "axes.facecolor")
     overrides = {"grid.color": which.grid, "image.cmap": f"exitbench_{which.name}"}

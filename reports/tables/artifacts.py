@@ -1,7 +1,7 @@
 """Digests of the weights and documents used."""
 
 from exitbench.reports.frame import Row
-from exitbench.reports.tables.columns import Cell, Column, number, text
+from exitbench.reports.tables.columns import TableCell, TableColumn, number, text
 
 SECTION = "provenance"
 ORDER = 50
@@ -10,18 +10,18 @@ CAPTION = "SHA-256 of what was measured: of a model's weights, and of the canoni
 EMPTY = "No data yet: run `nox -s bench`."
 
 
-def _blocks(row: Row) -> Cell:
+def _blocks(row: Row) -> TableCell:
     if row["blocks"] is None:
-        return Cell("", None)
+        return TableCell("", None)
     encoder = f" (encoder {row['encoder_blocks']})" if row["encoder_blocks"] else ""
-    return Cell(f"{row['blocks']}{encoder}", row["blocks"])
+    return TableCell(f"{row['blocks']}{encoder}", row["blocks"])
 
 
 COLUMNS = (
     text("What", "artifact"),
     text("Name", "name"),
     text("Kind or split", "kind"),
-    Column("Blocks", _blocks, numeric=True),
+    TableColumn("Blocks", _blocks, numeric=True),
     number("Parameters", "parameters", "{:,}"),
     number("Documents", "documents", "{:,}"),
     text("Source", "source"),

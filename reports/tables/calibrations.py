@@ -1,7 +1,7 @@
 """Thresholds chosen with a guarantee, and the path that led to each."""
 
 from exitbench.reports.frame import Row
-from exitbench.reports.tables.columns import ABSENT, Cell, Column, method, number, settings, text
+from exitbench.reports.tables.columns import ABSENT, TableCell, TableColumn, method, number, settings, text
 from exitbench.results.statistics.risk_control import documents_needed
 
 ORDER = 15
@@ -17,19 +17,19 @@ EMPTY = (
 )
 
 
-def _held_out_cell(row: Row) -> Cell:
+def _held_out_cell(row: Row) -> TableCell:
     if row["held_out_loss"] is None:
-        return Cell(ABSENT, None)
+        return TableCell(ABSENT, None)
     interval = f" [{row['held_out_low']:.3f}, {row['held_out_high']:.3f}]" if row["held_out_low"] is not None else ""
-    return Cell(f"{row['held_out_loss']:.3f}{interval}", row["held_out_loss"])
+    return TableCell(f"{row['held_out_loss']:.3f}{interval}", row["held_out_loss"])
 
 
-def needed(row: Row) -> Cell:
+def needed(row: Row) -> TableCell:
     """Return the number of documents needed by a level that failed with a loss below δ; a dash for other rules."""
     if row["verdict"] != "failed" or row["rule"] != "hoeffding-bentkus":
-        return Cell(ABSENT, None)
+        return TableCell(ABSENT, None)
     documents = documents_needed(row["mean_loss"], row["delta"], row["epsilon"])
-    return Cell(ABSENT if documents is None else f"{documents:,}", documents)
+    return TableCell(ABSENT if documents is None else f"{documents:,}", documents)
 
 
 COLUMNS = (
@@ -48,6 +48,6 @@ COLUMNS = (
     number("p", "p_value", "{:.4f}"),
     number("Exit layer", "mean_exit_layer", "{:.2f}"),
     text("Verdict", "verdict"),
-    Column("Needed", needed, numeric=True, where_known=True),
-    Column("Held-out loss [95 %]", _held_out_cell, numeric=True),
+    TableColumn("Needed", needed, numeric=True, hidden_if_empty=True),
+    TableColumn("Held-out loss [95 %]", _held_out_cell, numeric=True),
 )

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import OTHER_LENGTH, describe, labels, setting
-from exitbench.reports.registry import Source
+from exitbench.reports.registry import ReportSource
 
 ABSENT = "–"
 BREAKS = "✗"
@@ -24,7 +24,7 @@ BREAKS_NOTE = f"{BREAKS}: the method breaks its contract, so that its numbers ar
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """Cell of a table: its text and its sort key.
 
     Attributes:
@@ -41,7 +41,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """Column of a table.
 
     Attributes:
@@ -51,33 +51,35 @@ class Column:
         long: Whether its text may break anywhere and is limited in height.
         collapses: Whether it moves to the caption if all rows have the same value.
         on_demand: Whether the page shows it only on request.
-        where_known: Whether it is left out if no row has a value.
+        hidden_if_empty: Whether it is left out if no row has a value.
         among: Builds `cell` from all rows of a table, for cells that depend on other rows.
     """
 
     heading: str
-    cell: Callable[[Row], Cell]
+    cell: Callable[[Row], TableCell]
     numeric: bool = False
     long: bool = False
     collapses: bool = False
     on_demand: bool = False
-    where_known: bool = False
-    among: Callable[[Sequence[Row]], Callable[[Row], Cell]] | None = None
+    hidden_if_empty: bool = False
+    among: Callable[[Sequence[Row]], Callable[[Row], TableCell]] | None = None
 
 
-def text(heading: str, name: str, *, long: bool = False, collapses: bool = False, on_demand: bool = False) -> Column:
+def text(
+    heading: str, name: str, *, long: bool = False, collapses: bool = False, on_demand: bool = False
+) -> TableColumn:
     """Return a column of text."""
 
-    def cell(row: Row) -> Cell:
+    def cell(row: Row) -> TableCell:
         value = row[name]
-        return Cell(ABSENT if value is None else str(value), value if value is None else str(value))
+        return TableCell(ABSENT if value is None else str(value), value if value is None else str(value))
 
-    return Column(heading, cell, long=long, collapses=collapses, on_demand=on_demand)
+    return TableColumn(heading, cell, long=long, collapses=collapses, on_demand=on_demand)
 
 
-def method(heading: str) -> Column:
+def method(heading: str) -> TableColumn:
     """Return a column of method names, with a mark if a method breaks its contract; sorted by name without the mark."""
-    return Column(heading, lambda row: Cell(marked(row, row["method"]), row["method"]))
+    return TableColumn(heading, lambda row: TableCell(marked(row, row["method"]), row["method"]))
 
 
 def marked(row: Row, name: str) -> str:
@@ -85,38 +87,40 @@ def marked(row: Row, name: str) -> str:
     return f"{BREAKS} {name}" if row["conforms"] is False else name
 
 
-def number(heading: str, name: str, form: str, *, on_demand: bool = False, where_known: bool = False) -> Column:
+def number(
+    heading: str, name: str, form: str, *, on_demand: bool = False, hidden_if_empty: bool = False
+) -> TableColumn:
     """Return a column of numbers, written with the format `form` such as ``{:.2f}``."""
 
-    def cell(row: Row) -> Cell:
-        return Cell(written(row[name], form), row[name])
+    def cell(row: Row) -> TableCell:
+        return TableCell(written(row[name], form), row[name])
 
-    return Column(heading, cell, numeric=True, on_demand=on_demand, where_known=where_known)
+    return TableColumn(heading, cell, numeric=True, on_demand=on_demand, hidden_if_empty=hidden_if_empty)
 
 
-def parameters(heading: str, name: str) -> Column:
+def parameters(heading: str, name: str) -> TableColumn:
     """Return a column for a JSON object, as ``'name=value, ...'``."""
 
-    def cell(row: Row) -> Cell:
+    def cell(row: Row) -> TableCell:
         label = describe(json.loads(row[name] or "{}"))
-        return Cell(label or ABSENT, label or None)
+        return TableCell(label or ABSENT, label or None)
 
-    return Column(heading, cell, long=True)
+    return TableColumn(heading, cell, long=True)
 
 
-def settings(heading: str) -> Column:
+def settings(heading: str) -> TableColumn:
     """Return a column that labels a method's settings by their differences; rows as for `labels`."""
 
-    def among(rows: Sequence[Row]) -> Callable[[Row], Cell]:
+    def among(rows: Sequence[Row]) -> Callable[[Row], TableCell]:
         names = labels(rows)
 
-        def cell(row: Row) -> Cell:
+        def cell(row: Row) -> TableCell:
             label = names[setting(row)].removeprefix(row["method"]).strip()
-            return Cell(label or ABSENT, label or None)
+            return TableCell(label or ABSENT, label or None)
 
         return cell
 
-    return Column(heading, lambda row: among([row])(row), long=True, among=among)
+    return TableColumn(heading, lambda row: among([row])(row), long=True, among=among)
 
 
 def written(value: Any, form: str) -> str:
@@ -151,11 +155,11 @@ class FilledTable:
         rows: One cell per column of `columns`, in the order of the frame.
     """
 
-    source: Source
+    source: ReportSource
     frame: Frame
-    columns: tuple[Column, ...]
+    columns: tuple[TableColumn, ...]
     agreed: str
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[TableCell, ...], ...]
 
     @property
     def note(self) -> str:
@@ -163,19 +167,19 @@ class FilledTable:
         return BREAKS_NOTE if any(cell.text.startswith(BREAKS) for row in self.rows for cell in row) else ""
 
 
-def fill(source: Source, frame: Frame) -> FilledTable:
+def fill(source: ReportSource, frame: Frame) -> FilledTable:
     """Return `source` with the cells of every row of `frame`."""
     columns, agreed, rows = fill_columns(source.module.COLUMNS, frame.rows)
     return FilledTable(source, frame, columns, agreed, rows)
 
 
 def fill_columns(
-    columns: Sequence[Column], rows: Sequence[Row]
-) -> tuple[tuple[Column, ...], str, tuple[tuple[Cell, ...], ...]]:
+    columns: Sequence[TableColumn], rows: Sequence[Row]
+) -> tuple[tuple[TableColumn, ...], str, tuple[tuple[TableCell, ...], ...]]:
     """Return the columns to show, the collapsed columns' values as text, and the cells of every row."""
     makers = {column: column.among(rows) if column.among else column.cell for column in columns}
     cells = [{column: make(row) for column, make in makers.items()} for row in rows]
-    unknown = {c for c in columns if c.where_known and all(row[c].key is None for row in cells)}
+    unknown = {c for c in columns if c.hidden_if_empty and all(row[c].key is None for row in cells)}
     agreed = {
         c: cells[0][c].text for c in columns if c.collapses and c not in unknown and len({row[c] for row in cells}) == 1
     }

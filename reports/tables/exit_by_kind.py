@@ -1,7 +1,7 @@
 """Depth at which tokens settle, by kind of word, from copied words to those that need several facts."""
 
 from exitbench.reports.frame import Row
-from exitbench.reports.tables.columns import ABSENT, Cell, Column, method, number, settings, text
+from exitbench.reports.tables.columns import ABSENT, TableCell, TableColumn, method, number, settings, text
 
 ORDER = 20
 TITLE = "Depth by kind of token"
@@ -14,16 +14,16 @@ CAPTION = (
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `probe` cells on the built-in data."
 
 
-def _mean(heading: str, name: str, half: str, form: str = "{:.2f}") -> Column:
+def _mean(heading: str, name: str, half: str, form: str = "{:.2f}") -> TableColumn:
     """Return a column of means, with half the width of their intervals if known."""
 
-    def cell(row: Row) -> Cell:
+    def cell(row: Row) -> TableCell:
         if row[name] is None:
-            return Cell(ABSENT, None)
+            return TableCell(ABSENT, None)
         around = "" if row[half] is None else f" ± {form.format(row[half])}"
-        return Cell(form.format(row[name]) + around, row[name])
+        return TableCell(form.format(row[name]) + around, row[name])
 
-    return Column(heading, cell, numeric=True)
+    return TableColumn(heading, cell, numeric=True)
 
 
 COLUMNS = (

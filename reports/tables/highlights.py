@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from exitbench.reports.frame import Row
 from exitbench.reports.labels import OTHER_LENGTH
-from exitbench.reports.tables.columns import Cell, Column, method, number, settings, text
+from exitbench.reports.tables.columns import TableCell, TableColumn, method, number, settings, text
 from exitbench.reports.tables.summary import blocks_run, change, exit_layer, number_format, quality, speedup
 
 SECTION = "results"
@@ -20,7 +20,7 @@ CAPTION = (
 EMPTY = "Nothing timed: add `timing` to the kinds of a suite, or run `nox -s bench`."
 
 
-def marked_speedup(row: Row) -> Cell:
+def marked_speedup(row: Row) -> TableCell:
     """Return the measured speed-up, with a mark if a different answer length contributes to it."""
     cell = speedup(row)
     return replace(cell, text=f"{OTHER_LENGTH} {cell.text}") if row["is_other_length"] else cell
@@ -35,13 +35,13 @@ COLUMNS = (
     text("Metric", "metric", collapses=True),
     method("Method"),
     settings("Parameters"),
-    Column("Quality", quality, numeric=True),
-    Column("Δ", change, numeric=True),
-    Column("Exit layer", exit_layer, numeric=True),
-    Column("Blocks run", blocks_run, numeric=True),
-    Column("Speed-up", marked_speedup, numeric=True),
+    TableColumn("Quality", quality, numeric=True),
+    TableColumn("Δ", change, numeric=True),
+    TableColumn("Exit layer", exit_layer, numeric=True),
+    TableColumn("Blocks run", blocks_run, numeric=True),
+    TableColumn("Speed-up", marked_speedup, numeric=True),
     number("Tokens = full", "token_match", "{:.1%}"),
-    Column("Against float32", number_format, long=True, where_known=True, collapses=True),
+    TableColumn("Against float32", number_format, long=True, hidden_if_empty=True, collapses=True),
     text("Documents", "n", collapses=True),
     text("Timed documents", "timed_documents", collapses=True),
 )

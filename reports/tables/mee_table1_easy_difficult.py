@@ -1,7 +1,7 @@
 """Easy against difficult documents (Table 1 of the Monotonic Early Exiting paper)."""
 
 from exitbench.reports.frame import Row
-from exitbench.reports.tables.columns import ABSENT, Cell, Column, number, text
+from exitbench.reports.tables.columns import ABSENT, TableCell, TableColumn, number, text
 
 TITLE = "Easy and difficult documents"
 CAPTION = (
@@ -19,31 +19,31 @@ CAPTION = (
 EMPTY = "No data yet: run `nox -s paper -- mee`, or any suite with `probe` cells of models with trained weights."
 
 
-def _spread(heading: str, name: str, digits: int) -> Column:
+def _spread(heading: str, name: str, digits: int) -> TableColumn:
     """Return a column ``mean ± half of the interval (standard deviation)``."""
 
-    def cell(row: Row) -> Cell:
+    def cell(row: Row) -> TableCell:
         mean, half, std = row[f"{name}_mean"], row[f"{name}_half"], row[f"{name}_std"]
         if mean is None:
-            return Cell(ABSENT, None)
+            return TableCell(ABSENT, None)
         interval = f" ± {half:.{digits}f}" if half else ""
-        return Cell(f"{mean:.{digits}f}{interval} ({std:.{digits}f})", mean)
+        return TableCell(f"{mean:.{digits}f}{interval} ({std:.{digits}f})", mean)
 
-    return Column(heading, cell, numeric=True)
+    return TableColumn(heading, cell, numeric=True)
 
 
-def _growing(heading: str, name: str, after: str | None = None) -> Column:
+def _growing(heading: str, name: str, after: str | None = None) -> TableColumn:
     """Return a column ``share ± half of the interval (after block ..)`` in percent."""
 
-    def cell(row: Row) -> Cell:
+    def cell(row: Row) -> TableCell:
         share, half = row[name], row[f"{name}_half"]
         if share is None:
-            return Cell(ABSENT, None)
+            return TableCell(ABSENT, None)
         interval = f" ± {100 * half:.1f}" if half else ""
         place = "" if after is None else f" (after {row[after]})"
-        return Cell(f"{100 * share:.1f}{interval} %{place}", share)
+        return TableCell(f"{100 * share:.1f}{interval} %{place}", share)
 
-    return Column(heading, cell, numeric=True)
+    return TableColumn(heading, cell, numeric=True)
 
 
 COLUMNS = (

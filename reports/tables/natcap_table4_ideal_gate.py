@@ -6,8 +6,8 @@ from exitbench.reports.labels import NOT_MEASURABLE
 from exitbench.reports.tables.columns import (
     DECODING_NOTE,
     LENGTH_NOTE,
-    Cell,
-    Column,
+    TableCell,
+    TableColumn,
     metric_digits,
     number,
     text,
@@ -32,25 +32,25 @@ CAPTION = (
 )
 
 
-def _speedup(row: Row) -> Cell:
+def _speedup(row: Row) -> TableCell:
     if row["speed_status"] == "not measurable":
-        return Cell(NOT_MEASURABLE, None, muted=True)
+        return TableCell(NOT_MEASURABLE, None, muted=True)
     label = with_interval(row["speedup"], row["speedup_low"], row["speedup_high"], 2)
     inside = bool(row["inside_noise_floor"])
-    return Cell(f"≈ {label}" if inside else label, row["speedup"], muted=inside)
+    return TableCell(f"≈ {label}" if inside else label, row["speedup"], muted=inside)
 
 
-def _score(row: Row) -> Cell:
+def _score(row: Row) -> TableCell:
     if row["value"] is None:
-        return Cell(row["score"] or "–", row["score"])
+        return TableCell(row["score"] or "–", row["score"])
     label = with_interval(row["value"], row["ci_low"], row["ci_high"], metric_digits(row))
-    return Cell(f"{row['metric']} {label}", row["metric"])
+    return TableCell(f"{row['metric']} {label}", row["metric"])
 
 
-def _delta(row: Row) -> Cell:
+def _delta(row: Row) -> TableCell:
     if row["delta"] is None:
-        return Cell("–", None)
-    return Cell(written(row["delta"], f"{{:+.{metric_digits(row)}f}}"), row["delta"])
+        return TableCell("–", None)
+    return TableCell(written(row["delta"], f"{{:+.{metric_digits(row)}f}}"), row["delta"])
 
 
 COLUMNS = (
@@ -62,13 +62,13 @@ COLUMNS = (
     number("Batch", "batch_size", "{}"),
     text("KV policy", "kv_policy"),
     number("Exit layer", "mean_exit_layer", "{:.2f}"),
-    Column("Speed-up", _speedup, numeric=True),
-    Column("Tokens", length, numeric=True),
+    TableColumn("Speed-up", _speedup, numeric=True),
+    TableColumn("Tokens", length, numeric=True),
     number("Per token", "speedup_per_token", "{:.2f}"),
     number("Decoding", "speedup_decode", "{:.2f}"),
     number("Ideal", "ideal_speedup_decode", "{:.2f}"),
-    Column("Score", _score, long=True),
-    Column("Δ", _delta, numeric=True),
+    TableColumn("Score", _score, long=True),
+    TableColumn("Δ", _delta, numeric=True),
     number("Documents", "n", "{:,}"),
-    Column("Timed", timed, numeric=True),
+    TableColumn("Timed", timed, numeric=True),
 )

@@ -2,7 +2,7 @@
 
 from exitbench.reports.figures.natcap import EMPTY
 from exitbench.reports.frame import Row
-from exitbench.reports.tables.columns import Cell, Column, number, text, with_interval
+from exitbench.reports.tables.columns import TableCell, TableColumn, number, text, with_interval
 
 __all__ = ["CAPTION", "COLUMNS", "EMPTY", "TITLE"]
 
@@ -19,26 +19,26 @@ CAPTION = (
 )
 
 
-def _ideal_exit(row: Row) -> Cell:
+def _ideal_exit(row: Row) -> TableCell:
     mean, half = row["ideal_exit"], row["ideal_half_width"]
     has_interval = None not in (mean, half)
-    return Cell(
+    return TableCell(
         with_interval(mean, mean - half if has_interval else None, mean + half if has_interval else None, 2), mean
     )
 
 
-def _can_exit(row: Row) -> Cell:
+def _can_exit(row: Row) -> TableCell:
     mean, half = row["can_exit"], row["can_exit_half_width"]
     if mean is None or half is None:
-        return Cell(with_interval(mean, None, None, 1), mean)
-    return Cell(with_interval(mean, max(0.0, mean - half), min(100.0, mean + half), 1), mean)
+        return TableCell(with_interval(mean, None, None, 1), mean)
+    return TableCell(with_interval(mean, max(0.0, mean - half), min(100.0, mean + half), 1), mean)
 
 
-def _depth(row: Row) -> Cell:
+def _depth(row: Row) -> TableCell:
     if row["ideal_exit"] is None:
-        return Cell("–", None)
+        return TableCell("–", None)
     share = row["ideal_exit"] / row["blocks"]
-    return Cell(f"{share:.0%}", share)
+    return TableCell(f"{share:.0%}", share)
 
 
 COLUMNS = (
@@ -49,9 +49,9 @@ COLUMNS = (
     number("Parameters", "parameters", "{:,}"),
     text("Trained on", "training"),
     number("Blocks", "blocks", "{}"),
-    Column("Ideal exit", _ideal_exit, numeric=True),
-    Column("Depth", _depth, numeric=True),
-    Column("Able to exit, %", _can_exit, numeric=True),
+    TableColumn("Ideal exit", _ideal_exit, numeric=True),
+    TableColumn("Depth", _depth, numeric=True),
+    TableColumn("Able to exit, %", _can_exit, numeric=True),
     text("Score", "score", long=True),
     number("Tokens", "n", "{:,}"),
 )

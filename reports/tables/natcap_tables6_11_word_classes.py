@@ -1,7 +1,7 @@
 """Ideal exits by word class (Tables 6 and 11 of the natural-capability paper)."""
 
 from exitbench.reports.frame import Row
-from exitbench.reports.tables.columns import Cell, Column, number, text, with_interval
+from exitbench.reports.tables.columns import TableCell, TableColumn, number, text, with_interval
 
 TITLE = "Which words need many blocks: ideal exits by word class"
 CAPTION = (
@@ -17,10 +17,10 @@ EMPTY = (
 )
 
 
-def _ideal_exit(row: Row) -> Cell:
+def _ideal_exit(row: Row) -> TableCell:
     mean, half = row["ideal_exit"], row["half_width"]
     low, high = (None, None) if half is None else (mean - half, mean + half)
-    return Cell(with_interval(mean, low, high, 2), mean)
+    return TableCell(with_interval(mean, low, high, 2), mean)
 
 
 COLUMNS = (
@@ -29,7 +29,7 @@ COLUMNS = (
     text("Tagger", "tagger", collapses=True),
     text("UPOS", "upos"),
     number("Blocks", "blocks", "{}"),
-    Column("Ideal exit", _ideal_exit, numeric=True),
+    TableColumn("Ideal exit", _ideal_exit, numeric=True),
     number("Frequency, %", "frequency", "{:.1f}"),
     number("Tokens", "n", "{:,}"),
     number("Published exit", "published_exit", "{:.2f}"),

@@ -3,7 +3,7 @@
 from exitbench.reports.figures.prune import EMPTY, STAND_INS, trained_as
 from exitbench.reports.figures.prune.prune_fig10_11_pruned_jsd import HEADS
 from exitbench.reports.frame import Row
-from exitbench.reports.tables.columns import ABSENT, Cell, Column, number, text
+from exitbench.reports.tables.columns import ABSENT, TableCell, TableColumn, number, text
 
 __all__ = ["CAPTION", "COLUMNS", "EMPTY", "TITLE"]
 
@@ -22,31 +22,31 @@ CAPTION = (
 )
 
 
-def _spread(heading: str, name: str, form: str) -> Column:
+def _spread(heading: str, name: str, form: str) -> TableColumn:
     """Return a column ``mean ± standard deviation``."""
 
-    def cell(row: Row) -> Cell:
+    def cell(row: Row) -> TableCell:
         mean, std = row[name], row[f"{name}_std"]
-        return Cell(ABSENT if mean is None else f"{mean:{form}} ± {std:{form}}", mean)
+        return TableCell(ABSENT if mean is None else f"{mean:{form}} ± {std:{form}}", mean)
 
-    return Column(heading, cell, numeric=True)
+    return TableColumn(heading, cell, numeric=True)
 
 
-def _head(row: Row) -> Cell:
+def _head(row: Row) -> TableCell:
     name = HEADS["contrastive-jsd", row["head"]]
-    return Cell(name, name)
+    return TableCell(name, name)
 
 
-def _trained(row: Row) -> Cell:
+def _trained(row: Row) -> TableCell:
     trained = trained_as(row)
-    return Cell(trained, trained)
+    return TableCell(trained, trained)
 
 
 COLUMNS = (
     text("Task", "task"),
     text("Model", "model"),
-    Column("Trained", _trained),
-    Column("Pruning", _head),
+    TableColumn("Trained", _trained),
+    TableColumn("Pruning", _head),
     number("Documents", "n", "{:,}"),
     text("Late", "late"),
     _spread("Exit, late", "depth", ".1%"),

@@ -1,7 +1,7 @@
 """Findings about the runs, most severe first."""
 
 from exitbench.reports.frame import Row
-from exitbench.reports.tables.columns import Cell, Column, number, text
+from exitbench.reports.tables.columns import TableCell, TableColumn, number, text
 
 SECTION = "findings"
 ORDER = 5
@@ -15,12 +15,12 @@ EMPTY = "None: no rule found anything about these runs."
 _WORDS = {3: "3 · do not cite", 2: "2 · look first", 1: "1 · remark"}
 
 
-def _severity(row: Row) -> Cell:
-    return Cell(_WORDS[row["severity"]], -row["severity"], muted=row["severity"] == 1)
+def _severity(row: Row) -> TableCell:
+    return TableCell(_WORDS[row["severity"]], -row["severity"], muted=row["severity"] == 1)
 
 
 COLUMNS = (
-    Column("Severity", _severity),
+    TableColumn("Severity", _severity),
     text("Rule", "rule"),
     text("Finding", "message", long=True),
     number("Runs", "runs", "{:,}"),

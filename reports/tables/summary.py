@@ -6,8 +6,8 @@ from exitbench.reports.tables.columns import (
     ABSENT,
     DECODING_NOTE,
     LENGTH_NOTE,
-    Cell,
-    Column,
+    TableCell,
+    TableColumn,
     method,
     metric_digits,
     number,
@@ -40,17 +40,17 @@ CAPTION = (
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `quality` and `timing` cells."
 
 
-def quality(row: Row) -> Cell:
+def quality(row: Row) -> TableCell:
     """Return the headline metric with its interval."""
-    return Cell(with_interval(row["value"], row["ci_low"], row["ci_high"], metric_digits(row)), row["value"])
+    return TableCell(with_interval(row["value"], row["ci_low"], row["ci_high"], metric_digits(row)), row["value"])
 
 
-def delta(row: Row) -> Cell:
+def delta(row: Row) -> TableCell:
     """Return the difference to full depth, signed."""
-    return Cell(written(row["delta"], f"{{:+.{metric_digits(row)}f}}"), row["delta"])
+    return TableCell(written(row["delta"], f"{{:+.{metric_digits(row)}f}}"), row["delta"])
 
 
-def change(row: Row) -> Cell:
+def change(row: Row) -> TableCell:
     """Return the difference to full depth with its paired interval, if known."""
     low, high = row["delta_low"], row["delta_high"]
     if low is None:
@@ -58,55 +58,55 @@ def change(row: Row) -> Cell:
     digits = metric_digits(row)
     label = f"{delta(row).text} [{low:+.{digits}f}, {high:+.{digits}f}]"
     if low <= 0 <= high:
-        return Cell(label, row["delta"], muted=True)
-    return Cell(label, row["delta"], tone="better" if (high < 0) == row["lower_is_better"] else "worse")
+        return TableCell(label, row["delta"], muted=True)
+    return TableCell(label, row["delta"], tone="better" if (high < 0) == row["lower_is_better"] else "worse")
 
 
-def speedup(row: Row) -> Cell:
+def speedup(row: Row) -> TableCell:
     """Return the measured speed-up with its interval, with a mark if it is inside the noise floor."""
     if row["is_full_depth"]:
-        return Cell("1", 1.0)
+        return TableCell("1", 1.0)
     if row.get("speed_status") == "not measurable":  # rows of the table highlights lack the column: all are measurable
-        return Cell(NOT_MEASURABLE, None, muted=True)
+        return TableCell(NOT_MEASURABLE, None, muted=True)
     return _against_full_depth(row, "speedup", row["inside_noise_floor"])
 
 
-def energy(row: Row) -> Cell:
+def energy(row: Row) -> TableCell:
     """Return full depth's energy over the method's with its interval, with a mark if it is inside the noise floor."""
     return _against_full_depth(row, "energy_ratio", row["inside_energy_floor"])
 
 
-def _against_full_depth(row: Row, name: str, inside: bool) -> Cell:
+def _against_full_depth(row: Row, name: str, inside: bool) -> TableCell:
     value, low, high = row[name], row[f"{name}_low"], row[f"{name}_high"]
     label = with_interval(value, low, high, 2)
     if inside or low is None:
-        return Cell(f"≈ {label}" if inside else label, value, muted=inside)
-    return Cell(label, value, tone="worse" if high < 1 else "better" if low > 1 else "")
+        return TableCell(f"≈ {label}" if inside else label, value, muted=inside)
+    return TableCell(label, value, tone="worse" if high < 1 else "better" if low > 1 else "")
 
 
-def joules(row: Row) -> Cell:
+def joules(row: Row) -> TableCell:
     """Return the energy per token, and full depth's."""
     spent = row["joules_per_token"]
     label = ABSENT if spent is None else f"{spent:.3g} of {row['full_joules_per_token']:.3g}"
-    return Cell(label, spent)
+    return TableCell(label, spent)
 
 
-def exit_layer(row: Row) -> Cell:
+def exit_layer(row: Row) -> TableCell:
     """Return the mean exit layer, of all blocks."""
     return _of_blocks(row, "mean_exit_layer")
 
 
-def blocks_run(row: Row) -> Cell:
+def blocks_run(row: Row) -> TableCell:
     """Return the mean number of blocks executed per token, of all."""
     return _of_blocks(row, "mean_blocks_run")
 
 
-def length(row: Row) -> Cell:
+def length(row: Row) -> TableCell:
     """Return the tokens per timed answer and full depth's, with a mark if they differ much."""
     if row["is_other_length"] is None:
-        return Cell(ABSENT, None)
+        return TableCell(ABSENT, None)
     mark = f"{OTHER_LENGTH} " if row["is_other_length"] else ""
-    return Cell(f"{mark}{row['tokens_per_request']:.1f} of {row['full_tokens_per_request']:.1f}", _ratio(row))
+    return TableCell(f"{mark}{row['tokens_per_request']:.1f} of {row['full_tokens_per_request']:.1f}", _ratio(row))
 
 
 def length_ratio(row: Row) -> str:
@@ -121,28 +121,28 @@ def _ratio(row: Row) -> float:
     return ratio
 
 
-def timed(row: Row) -> Cell:
+def timed(row: Row) -> TableCell:
     """Return the number of timed documents times the number of rounds."""
     if row["timed_documents"] is None:
-        return Cell(ABSENT, None)
+        return TableCell(ABSENT, None)
     rounds = "" if row["timed_rounds"] is None else f" × {row['timed_rounds']}"
-    return Cell(f"{row['timed_documents']:,}{rounds}", row["timed_documents"])
+    return TableCell(f"{row['timed_documents']:,}{rounds}", row["timed_documents"])
 
 
-def _of_blocks(row: Row, name: str) -> Cell:
+def _of_blocks(row: Row, name: str) -> TableCell:
     label = ABSENT if row[name] is None else f"{row[name]:.2f} of {row['blocks']}"
-    return Cell(label, row[name])
+    return TableCell(label, row[name])
 
 
-def number_format(row: Row) -> Cell:
+def number_format(row: Row) -> TableCell:
     """Return how the number format changes full depth; a dash for float32."""
     note = against_float32(row)
-    return Cell(ABSENT if note is None else note, note)
+    return TableCell(ABSENT if note is None else note, note)
 
 
-def _kind(row: Row) -> Cell:
+def _kind(row: Row) -> TableCell:
     label = row["execution"] + (", random weights" if row["random_weights"] else "")
-    return Cell(label, label)
+    return TableCell(label, label)
 
 
 COLUMNS = (
@@ -152,22 +152,22 @@ COLUMNS = (
     text("Task", "task"),
     text("Setting", "setting", collapses=True, on_demand=True),
     text("KV policy", "kv_policy", collapses=True, on_demand=True),
-    Column("Kind", _kind, collapses=True, on_demand=True),
+    TableColumn("Kind", _kind, collapses=True, on_demand=True),
     text("Metric", "metric"),
-    Column("Δ", change, numeric=True),
-    Column("Against float32", number_format, long=True, where_known=True),
-    Column("Speed-up", speedup, numeric=True),
-    Column("Blocks run", blocks_run, numeric=True),
+    TableColumn("Δ", change, numeric=True),
+    TableColumn("Against float32", number_format, long=True, hidden_if_empty=True),
+    TableColumn("Speed-up", speedup, numeric=True),
+    TableColumn("Blocks run", blocks_run, numeric=True),
     number("Tokens = full", "token_match", "{:.1%}"),
     number("n", "n", "{:,}"),
-    Column("Timed", timed, numeric=True),
-    Column("Energy", energy, numeric=True, where_known=True),
-    Column("Quality", quality, numeric=True, on_demand=True),
-    Column("Exit layer", exit_layer, numeric=True, on_demand=True),
+    TableColumn("Timed", timed, numeric=True),
+    TableColumn("Energy", energy, numeric=True, hidden_if_empty=True),
+    TableColumn("Quality", quality, numeric=True, on_demand=True),
+    TableColumn("Exit layer", exit_layer, numeric=True, on_demand=True),
     number("Work saved", "ideal_speedup_bytes", "{:.2f}×", on_demand=True),
-    Column("Tokens", length, numeric=True, on_demand=True),
-    Column("Joules a token", joules, numeric=True, on_demand=True, where_known=True),
-    number("Net joules", "net_joules_per_token", "{:.3g}", on_demand=True, where_known=True),
+    TableColumn("Tokens", length, numeric=True, on_demand=True),
+    TableColumn("Joules a token", joules, numeric=True, on_demand=True, hidden_if_empty=True),
+    number("Net joules", "net_joules_per_token", "{:.3g}", on_demand=True, hidden_if_empty=True),
     number("Per token", "speedup_per_token", "{:.2f}", on_demand=True),
     number("Decoding", "speedup_decode", "{:.2f}", on_demand=True),
     number("Ideal", "ideal_speedup_decode", "{:.2f}", on_demand=True),

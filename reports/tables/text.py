@@ -11,8 +11,17 @@ from typing import Any, Final
 
 from exitbench.reports import tables
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.front.cards import DEFAULT_PERCENT, Answer, Card, cards, is_method, verdict
-from exitbench.reports.labels import OTHER_LENGTH, Setting, count, labels, number_format, setting, shorten, spoken
+from exitbench.reports.front.cards import DEFAULT_PERCENT, Card, Recommendation, cards, is_method, verdict
+from exitbench.reports.labels import (
+    OTHER_LENGTH,
+    Setting,
+    count,
+    label_in_sentence,
+    labels,
+    number_format,
+    setting,
+    shorten,
+)
 from exitbench.reports.registry import discover
 from exitbench.reports.tables.columns import BREAKS, marked, written
 from exitbench.reports.tables.summary import blocks_run, delta, length_ratio, quality, speedup
@@ -66,7 +75,7 @@ def _read(database: Path) -> _Results:
     with open_database(database) as connected:
         frame = Frame.query(connected, sql)
         failures = Frame.query(connected, "SELECT count(*) AS n FROM failures").values("n")[0]
-    real = frame.where(lambda row: row["execution"] == "real")
+    real = frame.filter(lambda row: row["execution"] == "real")
     return _Results(real, labels(real.rows), len(frame.rows) - len(real.rows), failures)
 
 
@@ -170,7 +179,11 @@ def conclusion(database: Database, cell_ids: Collection[str], percent: float) ->
     rows = _result_rows(database, cell_ids)
     built = cards(rows)
     (line,) = [*_compared(built, labels(rows), percent), *_not_compared(rows)]
-    timed = [answer.shown for card in built for answer in (card.at(percent), *_larger_losses(card, percent))]
+    timed = [
+        recommendation.headline
+        for card in built
+        for recommendation in (card.at(percent), *_larger_losses(card, percent))
+    ]
     use = next((row["cell_id"] for row in timed if row is not None and row["speedup"] is not None), None)
     return line, use
 
@@ -183,7 +196,7 @@ def best_so_far(database: Database, cell_ids: Collection[str] | None = None) -> 
         f"{_subject(card.full)}: {_name(head, names)}, {head['confirming_speedup']:.2f}x as fast as full depth, "
         f"{head['confirming_delta']:+.1f} {visible(head['metric'])}"
         for card in cards(rows)
-        if (head := card.at(DEFAULT_PERCENT).shown) is not None and head["speedup"] is not None
+        if (head := card.at(DEFAULT_PERCENT).headline) is not None and head["speedup"] is not None
     ]
 
 
@@ -199,9 +212,9 @@ def _result_rows(database: Database, cell_ids: Collection[str] | None) -> tuple[
 
 def _compared(built: tuple[Card, ...], names: dict[Setting, str], percent: float) -> Iterator[str]:
     for card in built:
-        answer = card.at(percent)
-        reason = verdict(card, answer, lambda row: _name(row, names))
-        if (head := answer.shown) is None:
+        recommendation = card.at(percent)
+        reason = verdict(card, recommendation, lambda row: _name(row, names))
+        if (head := recommendation.headline) is None:
             allowed = f"full depth, at an allowed loss of {percent:g} %"
             yield f"{_subject(card.full)}: {allowed}. {reason}{_later(card, names, percent)}"
         elif head["speedup"] is None:
@@ -211,15 +224,15 @@ def _compared(built: tuple[Card, ...], names: dict[Setting, str], percent: float
             yield f"{_subject(card.full)}: {_gain(head, names)}. {reason}"
 
 
-def _larger_losses(card: Card, percent: float) -> list[Answer]:
-    return [answer for answer in card.answers if answer.from_percent > percent]
+def _larger_losses(card: Card, percent: float) -> list[Recommendation]:
+    return [recommendation for recommendation in card.recommendations if recommendation.from_percent > percent]
 
 
 def _later(card: Card, names: dict[Setting, str], percent: float) -> str:
     """Return a sentence on the smallest larger loss at which a timed setting is confirmed."""
-    for answer in _larger_losses(card, percent):
-        if answer.shown is not None and answer.shown["speedup"] is not None:
-            return f" At {answer.from_percent:.1f} %: {_gain(answer.shown, names)}."
+    for recommendation in _larger_losses(card, percent):
+        if recommendation.headline is not None and recommendation.headline["speedup"] is not None:
+            return f" At {recommendation.from_percent:.1f} %: {_gain(recommendation.headline, names)}."
     return ""
 
 
@@ -261,4 +274,4 @@ def _subject(row: Row) -> str:
 
 
 def _name(row: Row, names: dict[Setting, str]) -> str:
-    return visible(spoken(names.get(setting(row)) or str(row["method"])))
+    return visible(label_in_sentence(names.get(setting(row)) or str(row["method"])))

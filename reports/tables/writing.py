@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import ceil
 from typing import Final
 
-from exitbench.reports.tables.columns import Cell, FilledTable
+from exitbench.reports.tables.columns import FilledTable, TableCell
 from exitbench.terminal import visible
 
 _LATEX: Final[Mapping[str, str]] = {
@@ -65,7 +65,7 @@ def latex(table: FilledTable) -> str:
     return "\n".join(_latex_part(table, *part, number, len(parts)) for number, part in enumerate(parts, 1))
 
 
-def _latex_part(table: FilledTable, block: _Block, rows: Sequence[Sequence[Cell]], number: int, total: int) -> str:
+def _latex_part(table: FilledTable, block: _Block, rows: Sequence[Sequence[TableCell]], number: int, total: int) -> str:
     caption = (
         latex_text(_caption(table, str).replace("`", "")) if number == 1 else latex_text(table.source.module.TITLE)
     )
@@ -115,9 +115,9 @@ def _points(letters: int) -> float:
     return letters * _CHARACTER_POINTS + _GAP_POINTS
 
 
-def _pages(table: FilledTable, block: _Block) -> Iterator[Sequence[Sequence[Cell]]]:
+def _pages(table: FilledTable, block: _Block) -> Iterator[Sequence[Sequence[TableCell]]]:
     """Yield the rows page by page."""
-    page: list[Sequence[Cell]] = []
+    page: list[Sequence[TableCell]] = []
     lines = 0
     for row in table.rows:
         n_lines = max(_lines(row[place].text, form) for place, form in block.items())

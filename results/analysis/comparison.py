@@ -85,7 +85,7 @@ _TIMES: Final = """
 
 
 @dataclass(frozen=True)
-class Contrast:
+class RunContrast:
     """One quantity of run B against run A.
 
     Attributes:
@@ -128,7 +128,7 @@ class Contrast:
 class Comparison:
     """Contrasts of one or more runs B with run A, warnings, and names of runs whose method breaks its contract."""
 
-    contrasts: tuple[Contrast, ...]
+    contrasts: tuple[RunContrast, ...]
     warnings: tuple[str, ...]
     broken: frozenset[str] = frozenset()
 
@@ -174,7 +174,7 @@ class _Comparer:
         runs_b = [run for run in selected if run != run_a] or selected
         version = self._common_version([run_a, *runs_b])
         samples_a = self._samples(run_a, version)
-        contrasts: list[Contrast] = []
+        contrasts: list[RunContrast] = []
         warnings: list[str] = []
         for run_b in runs_b:
             samples_b = self._samples(run_b, version)
@@ -261,11 +261,11 @@ class _Comparer:
             if facts["random_weights"]
         ]
 
-    def _contrasts(self, run_a: Run, a: _Samples, run_b: Run, b: _Samples) -> list[Contrast]:
-        blank = Contrast(self._runs.name(run_a), self._runs.name(run_b), "")
+    def _contrasts(self, run_a: Run, a: _Samples, run_b: Run, b: _Samples) -> list[RunContrast]:
+        blank = RunContrast(self._runs.name(run_a), self._runs.name(run_b), "")
         task, seed = self._facts[run_a.attempt_id]["task"], self._facts[run_a.attempt_id]["seed"]
         rows = [
-            _of_metric(replace(blank, quantity=metric), self._difference(a, b, task, metric, seed))
+            _metric_contrast(replace(blank, quantity=metric), self._difference(a, b, task, metric, seed))
             for metric in a.scores[0]
         ]
         return [*rows, *self._answers(blank, run_a, a, run_b, b, seed), self._speed(blank, run_a, run_b, seed)]
@@ -279,12 +279,14 @@ class _Comparer:
         # A metric without statistics is the mean of its values, for third-party tasks too.
         return difference(rows_a, rows_b, lambda total, n: total[..., 0] / n, seed=seed)
 
-    def _answers(self, blank: Contrast, run_a: Run, a: _Samples, run_b: Run, b: _Samples, seed: int) -> list[Contrast]:
+    def _answers(
+        self, blank: RunContrast, run_a: Run, a: _Samples, run_b: Run, b: _Samples, seed: int
+    ) -> list[RunContrast]:
         """Return the contrasts of the answers: equal tokens, equal answers, first divergence, and length."""
         lengths_a, lengths_b, n = a.lengths, b.lengths, len(a.keys)
         longer = ratio_interval(lengths_b, lengths_a, seed=seed)
         length = replace(
-            _of_interval(replace(blank, quantity="tokens_per_answer", contrast="b / a"), longer),
+            _interval_contrast(replace(blank, quantity="tokens_per_answer", contrast="b / a"), longer),
             a=sum(lengths_a) / n,
             b=sum(lengths_b) / n,
         )
@@ -299,8 +301,8 @@ class _Comparer:
         tokens = bounded_ratio_interval(equal, lengths_a)
         same = mean_interval([first == second for first, second in pairs], SHARE)
         return [
-            _of_interval(replace(blank, quantity="equal_tokens", contrast="share"), tokens),
-            _of_interval(replace(blank, quantity="equal_answers", contrast="share"), same),
+            _interval_contrast(replace(blank, quantity="equal_tokens", contrast="share"), tokens),
+            _interval_contrast(replace(blank, quantity="equal_answers", contrast="share"), same),
             replace(
                 blank,
                 quantity="first_divergence",
@@ -312,7 +314,7 @@ class _Comparer:
             length,
         ]
 
-    def _speed(self, blank: Contrast, run_a: Run, run_b: Run, seed: int) -> Contrast:
+    def _speed(self, blank: RunContrast, run_a: Run, run_b: Run, seed: int) -> RunContrast:
         """Return the ratio of B's speed-up to A's, each against full depth in its own session, since sessions drift."""
         blank = replace(blank, quantity="speedup", contrast="b / a")
         facts = [self._facts[run.attempt_id] for run in (run_a, run_b)]
@@ -338,7 +340,7 @@ class _Comparer:
         # A's speed-up in the denominator, B's in the numerator: (full B / B) / (full A / A).
         interval = product_interval(np.concatenate([a, b], axis=1), (-1, 1, 1, -1), seed=seed)
         speeds = [float(arm[:, 0].sum() / arm[:, 1].sum()) for arm in (a, b)]
-        return replace(_of_interval(blank, interval), a=speeds[0], b=speeds[1])
+        return replace(_interval_contrast(blank, interval), a=speeds[0], b=speeds[1])
 
     def _timings(self, facts: dict[str, Any]) -> list[tuple[str, str]] | None:
         """Return a run's timing attempts and their comparable ids, latest first; None for full depth itself."""
@@ -363,9 +365,9 @@ def _latest_comparable(
     return max(pairs, key=lambda pair: sorted(pair, reverse=True), default=None)
 
 
-def _of_metric(blank: Contrast, result: Difference) -> Contrast:
+def _metric_contrast(blank: RunContrast, result: Difference) -> RunContrast:
     return replace(
-        _of_interval(blank, result.delta),
+        _interval_contrast(blank, result.delta),
         a=result.a,
         b=result.b,
         p=result.p,
@@ -374,11 +376,11 @@ def _of_metric(blank: Contrast, result: Difference) -> Contrast:
     )
 
 
-def _of_interval(blank: Contrast, interval: Interval) -> Contrast:
+def _interval_contrast(blank: RunContrast, interval: Interval) -> RunContrast:
     return replace(blank, estimate=interval.value, low=interval.low, high=interval.high, n=interval.n)
 
 
-def _adjusted(contrasts: Sequence[Contrast], lower_is_better: frozenset[str]) -> list[Contrast]:
+def _adjusted(contrasts: Sequence[RunContrast], lower_is_better: frozenset[str]) -> list[RunContrast]:
     """Add Holm's adjusted p-value and the verdict to every contrast with a p-value."""
     adjusted = iter(holm([contrast.p for contrast in contrasts if contrast.p is not None]))
     return [
@@ -387,7 +389,7 @@ def _adjusted(contrasts: Sequence[Contrast], lower_is_better: frozenset[str]) ->
     ]
 
 
-def _judged(contrast: Contrast, lower_is_better: frozenset[str]) -> Contrast:
+def _judged(contrast: RunContrast, lower_is_better: frozenset[str]) -> RunContrast:
     assert contrast.p_holm is not None and contrast.estimate is not None, "metrics have both"
     if contrast.p_holm > _SIGNIFICANT or contrast.estimate == 0:
         return contrast

@@ -34,7 +34,7 @@ _NEAR: Final = ("score", "logprob", "full_logprob")
 
 
 @dataclass(frozen=True)
-class Compared:
+class FileComparison:
     """Comparison of one file of two attempts.
 
     Attributes:
@@ -57,7 +57,7 @@ class Compared:
         return self.first is None
 
 
-def compare_attempts(stored: Path, repeated: Path) -> list[Compared]:
+def compare_attempts(stored: Path, repeated: Path) -> list[FileComparison]:
     """Compare the files of two attempts.
 
     Raises:
@@ -73,18 +73,18 @@ def compare_attempts(stored: Path, repeated: Path) -> list[Compared]:
     for name in names:
         if name not in old.digests or name not in new.digests:
             which = stored if name not in old.digests else repeated
-            compared.append(Compared(name, None, 0, 0, f"{which} has no such file"))
+            compared.append(FileComparison(name, None, 0, 0, f"{which} has no such file"))
         elif name == FITTED_FILE or name in freed:
             # If `gc` removed the rows, only the digests remain; they are equal if one version wrote both files.
             same = old.digests[name] == new.digests[name]
             other = "other tensors" if name == FITTED_FILE else "other bytes, and gc removed the rows that say where"
-            compared.append(Compared(name, None, 0, 0, None if same else other))
+            compared.append(FileComparison(name, None, 0, 0, None if same else other))
         else:
             compared.append(_tables(name, stored, repeated))
     return compared
 
 
-def _tables(name: str, stored: Path, repeated: Path) -> Compared:
+def _tables(name: str, stored: Path, repeated: Path) -> FileComparison:
     """Compare rows, not bytes: another version of the writer may encode the same rows differently."""
     keys = KEYS[name.removesuffix(".parquet")]
     with in_memory() as connection:
@@ -113,7 +113,7 @@ def _tables(name: str, stored: Path, repeated: Path) -> Compared:
         names = [column[0] for column in cursor.description or ()]
         first_row = cursor.fetchone()
     first = None if first_row is None else _first(dict(zip(names, first_row, strict=True)), keys, columns)
-    return Compared(name, rows, differing, documents, first)
+    return FileComparison(name, rows, differing, documents, first)
 
 
 def _differs(column: str, *, is_near: bool) -> str:
@@ -125,12 +125,12 @@ def _differs(column: str, *, is_near: bool) -> str:
 
 
 def _first(row: Mapping[str, Any], keys: Sequence[str], columns: Sequence[str]) -> str:
-    where = ", ".join(f"{_KEY_WORDS.get(key, key)} {row[key]}" for key in keys if row[key] is not None)
+    key_text = ", ".join(f"{_KEY_WORDS.get(key, key)} {row[key]}" for key in keys if row[key] is not None)
     if row["missing_old"] or row["missing_new"]:
-        return f"{where}: only in the {'repetition' if row['missing_old'] else 'stored attempt'}"
+        return f"{key_text}: only in the {'repetition' if row['missing_old'] else 'stored attempt'}"
     changed = [column for column in columns if not _same(row[f"old_{column}"], row[f"new_{column}"])]
     changes = "; ".join(_change(column, row[f"old_{column}"], row[f"new_{column}"]) for column in changed)
-    return f"{where}: {changes}"
+    return f"{key_text}: {changes}"
 
 
 _KEY_WORDS: Final = {"doc_key": "document"}
@@ -156,7 +156,7 @@ def _same(old: Any, new: Any) -> bool:
 SECTIONS: Final = ("environment", "hardware")
 _PRODUCTS: Final = "products"
 """Additional section of attempts whose matrix products were selected by measurement."""
-_MAX_SHOWN: Final = 8
+_MAX_SHOWN_MATCHES: Final = 8
 _COLUMNS: Final = {
     "environment": ("python", "platform", "packages", "git_commit", "git_dirty", "env_vars"),
     "hardware": ("cpu", "cores", "ram_bytes", "gpu", "gpu_count", "driver", "cuda", "threads"),
@@ -164,7 +164,7 @@ _COLUMNS: Final = {
 
 
 @dataclass(frozen=True)
-class Described:
+class EnvironmentDescription:
     """Description of an environment, a machine, or both.
 
     Attributes:
@@ -182,7 +182,7 @@ class Described:
 
 
 @dataclass(frozen=True)
-class Difference:
+class FieldDifference:
     """One field that differs; None stands for a missing field."""
 
     field: str
@@ -190,7 +190,7 @@ class Difference:
     b: Any
 
 
-def differences(a: Described, b: Described) -> list[Difference]:
+def differences(a: EnvironmentDescription, b: EnvironmentDescription) -> list[FieldDifference]:
     """Return the fields that differ, sorted by name; sections that only one side has are ignored.
 
     Raises:
@@ -202,13 +202,13 @@ def differences(a: Described, b: Described) -> list[Difference]:
     fields_a, fields_b = a.fields, b.fields
     names = sorted(name for name in fields_a.keys() | fields_b.keys() if name.split(".")[0] in shared)
     return [
-        Difference(name, fields_a.get(name), fields_b.get(name))
+        FieldDifference(name, fields_a.get(name), fields_b.get(name))
         for name in names
         if fields_a.get(name) != fields_b.get(name)
     ]
 
 
-def find(prefix: str, spool_root: Path, database: Path) -> Described:
+def find(prefix: str, spool_root: Path, database: Path) -> EnvironmentDescription:
     """Find an attempt, a cell (its latest attempt), an environment or a machine by the beginning of its id.
 
     Args:
@@ -225,25 +225,28 @@ def find(prefix: str, spool_root: Path, database: Path) -> Described:
     if not matches and database.exists():
         matches = _in_database(prefix, database)
     if len(matches) != 1:
-        where = f"{spool_root} or {database}"
+        locations = f"{spool_root} or {database}"
         if not matches:
-            raise UserError(f"No attempt, cell, environment or machine in {where} has an id that begins {prefix!r}.")
-        names = "".join(
-            f"\n  {described.name}" for described in sorted(matches.values(), key=lambda match: match.name)[:_MAX_SHOWN]
-        )
-        raise UserError(f"{len(matches)} things in {where} have an id that begins {prefix!r}:{names}")
+            raise UserError(
+                f"No attempt, cell, environment or machine in {locations} has an id that begins {prefix!r}."
+            )
+        by_name = sorted(matches.values(), key=lambda match: match.name)
+        names = "".join(f"\n  {described.name}" for described in by_name[:_MAX_SHOWN_MATCHES])
+        raise UserError(f"{len(matches)} things in {locations} have an id that begins {prefix!r}:{names}")
     return next(iter(matches.values()))
 
 
-def _in_spool(prefix: str, spool_root: Path) -> dict[str, Described]:
+def _in_spool(prefix: str, spool_root: Path) -> dict[str, EnvironmentDescription]:
     """Return the matches by id; a cell stands for its latest attempt with an env.json."""
-    matches: dict[str, Described] = {}
+    matches: dict[str, EnvironmentDescription] = {}
     unseen = []
     for attempt in scan_spool(spool_root):
         if attempt.attempt_id.startswith(prefix) and (env := _read(attempt.path)):
-            matches[attempt.attempt_id] = Described(f"attempt {attempt.attempt_id}", env)
+            matches[attempt.attempt_id] = EnvironmentDescription(f"attempt {attempt.attempt_id}", env)
         elif attempt.cell_id.startswith(prefix) and (env := _read(attempt.path)):
-            matches[attempt.cell_id] = Described(f"attempt {attempt.attempt_id} at cell {attempt.cell_id[:12]}", env)
+            matches[attempt.cell_id] = EnvironmentDescription(
+                f"attempt {attempt.attempt_id} at cell {attempt.cell_id[:12]}", env
+            )
         else:
             unseen.append(attempt.path)
     for env in () if matches else map(_read, unseen):
@@ -251,16 +254,16 @@ def _in_spool(prefix: str, spool_root: Path) -> dict[str, Described]:
     return matches
 
 
-def _sections(prefix: str, env: Mapping[str, Mapping[str, Any]]) -> dict[str, Described]:
+def _sections(prefix: str, env: Mapping[str, Mapping[str, Any]]) -> dict[str, EnvironmentDescription]:
     ids = {name: content_id(section) for name, section in env.items() if name in SECTIONS}
     return {
-        section_id: Described(f"{name} {section_id[:12]}", {name: env[name]})
+        section_id: EnvironmentDescription(f"{name} {section_id[:12]}", {name: env[name]})
         for name, section_id in ids.items()
         if section_id.startswith(prefix)
     }
 
 
-def _in_database(prefix: str, path: Path) -> dict[str, Described]:
+def _in_database(prefix: str, path: Path) -> dict[str, EnvironmentDescription]:
     # Imported here: the spool usually has the answer, and importing SQLAlchemy takes longer than finding it.
     from exitbench.results.database.connection import open_database
 
@@ -271,20 +274,22 @@ def _in_database(prefix: str, path: Path) -> dict[str, Described]:
             "OR starts_with(hw_id, $p) ORDER BY attempt_id",
             {"p": prefix},
         ).to_pylist()
-    matches: dict[str, Described] = {}
+    matches: dict[str, EnvironmentDescription] = {}
     for row in rows:
         env = {name: {column: row[column] for column in columns} for name, columns in _COLUMNS.items()}
         for column in ("packages", "env_vars"):
             env["environment"][column] = json.loads(row[column] or "{}")
         if row["attempt_id"].startswith(prefix):
-            matches[row["attempt_id"]] = Described(f"attempt {row['attempt_id']}", env)
+            matches[row["attempt_id"]] = EnvironmentDescription(f"attempt {row['attempt_id']}", env)
         elif row["cell_id"].startswith(prefix):
-            matches[row["cell_id"]] = Described(f"attempt {row['attempt_id']} at cell {row['cell_id'][:12]}", env)
+            matches[row["cell_id"]] = EnvironmentDescription(
+                f"attempt {row['attempt_id']} at cell {row['cell_id'][:12]}", env
+            )
         else:
             named = {"environment": row["env_id"], "hardware": row["hw_id"]}
             for name, section_id in named.items():
                 if section_id.startswith(prefix):
-                    matches[section_id] = Described(f"{name} {section_id[:12]}", {name: env[name]})
+                    matches[section_id] = EnvironmentDescription(f"{name} {section_id[:12]}", {name: env[name]})
     return matches
 
 

@@ -26,7 +26,7 @@ _DOCUMENTS: Final = "replay_documents"
 
 
 @dataclass(frozen=True)
-class Sweep:
+class ThresholdSweep:
     """Sums over the tokens of each of D documents, or of all documents together (D = 1), for each of K thresholds.
 
     Attributes:
@@ -70,12 +70,12 @@ def sweep(
     source: str,
     score_sql: str,
     emitted_sql: str,
-    asked: Sequence[int],
+    gate_blocks: Sequence[int],
     n_blocks: int,
     thresholds: ArrayLike,
     per_document: bool = False,
     first_position: int = 1,
-) -> Sweep:
+) -> ThresholdSweep:
     """Replay a gate over a probe at every threshold.
 
     Scores and thresholds are compared as FLOAT. At a NULL score no token exits.
@@ -86,7 +86,7 @@ def sweep(
             `l`.
         score_sql: The gate's score at block ``l``, as SQL over one row.
         emitted_sql: The token that block ``l`` would emit, as SQL over one row.
-        asked: Blocks at which the gate is evaluated; the last block needs no gate.
+        gate_blocks: Blocks at which the gate is evaluated; the last block needs no gate.
         n_blocks: Number of decoder blocks, L.
         thresholds: [K], or [P, K] with row p - 1 for position p; K in any order, repeated or not.
         per_document: True to keep documents separate, for intervals over documents.
@@ -96,12 +96,12 @@ def sweep(
         ValueError: No tokens; NaN scores; missing tokens; blocks out of range; thresholds that are empty, NaN, of the
             wrong shape, missing for a position, or ordered differently at different positions.
     """
-    if any(not 1 <= block <= n_blocks for block in asked):
-        raise ValueError(f"the gate is asked at blocks {sorted(asked)}, of 1 to {n_blocks}")
+    if any(not 1 <= block <= n_blocks for block in gate_blocks):
+        raise ValueError(f"the gate is asked at blocks {sorted(gate_blocks)}, of 1 to {n_blocks}")
     table, order = _sorted(thresholds)
     by_position = np.ndim(thresholds) == 2
     documents = _documents(connection, source, per_document, positions=len(table) if by_position else None)
-    exits = [*sorted(set(asked) - {n_blocks}), n_blocks]
+    exits = [*sorted(set(gate_blocks) - {n_blocks}), n_blocks]
     n_thresholds = table.shape[1]
     width = 1 << n_thresholds.bit_length()  # a power of two, more than K, as bisection needs
     if first_position > 1:
@@ -113,7 +113,7 @@ def sweep(
     tokens = _thresholds_below(tokens, exits, width)
     if per_document:
         tokens = f"{tokens} JOIN {_DOCUMENTS} USING (doc_key)"
-    with _registered(connection, {_THRESHOLDS: _one_list(padded), _DOCUMENTS: documents}):
+    with _registered(connection, {_THRESHOLDS: _sorted_list(padded), _DOCUMENTS: documents}):
         changes = connection.execute(_steps(tokens, exits, "document" if per_document else "0")).fetchnumpy()
     if changes["is_nan"].any():
         raise ValueError(f"the scores {score_sql!r} have NaN entries; a comparison with them says nothing")
@@ -124,7 +124,7 @@ def sweep(
         for name in ("exit_layer", "matches")
     )
     keys = tuple(documents["doc_key"].to_pylist()) if per_document else None
-    return Sweep(keys, documents["tokens"].to_numpy(), exit_layers, matches)
+    return ThresholdSweep(keys, documents["tokens"].to_numpy(), exit_layers, matches)
 
 
 def _sorted(thresholds: ArrayLike) -> tuple[Thresholds, NDArray[np.intp]]:
@@ -217,7 +217,7 @@ def _steps(tokens: str, exits: Sequence[int], document: str) -> str:
     """
 
 
-def _one_list(table: Thresholds) -> pa.Table:
+def _sorted_list(table: Thresholds) -> pa.Table:
     """Return one row with all entries in the list `sorted`."""
     return pa.table({"sorted": pa.ListArray.from_arrays(pa.array([0, table.size], pa.int32()), table.ravel())})
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from exitbench.errors import UserError
 
 MIN_PREFIX: Final = 4
-_MAX_SHOWN: Final = 12
+_MAX_SHOWN_NAMES: Final = 12
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,10 @@ class RunIndex:
 
     def listing(self, runs: Sequence[Run]) -> str:
         """Return one line per run: attempt, name, and distinguishing text."""
-        lines = [f"  {run.attempt_id}  {self.name(run)}  {run.about}".rstrip() for run in runs[:_MAX_SHOWN]]
-        return "\n".join(lines + ([f"  and {len(runs) - _MAX_SHOWN} more"] if len(runs) > _MAX_SHOWN else []))
+        lines = [f"  {run.attempt_id}  {self.name(run)}  {run.about}".rstrip() for run in runs[:_MAX_SHOWN_NAMES]]
+        return "\n".join(
+            lines + ([f"  and {len(runs) - _MAX_SHOWN_NAMES} more"] if len(runs) > _MAX_SHOWN_NAMES else [])
+        )
 
     def _by_glob(self, pattern: str) -> list[Run]:
         return [

@@ -23,7 +23,7 @@ LOST: Final = "lost"
 
 
 @dataclass(frozen=True)
-class Running:
+class RunningAttempt:
     """Attempt whose process is alive; `cell` is the content of cell.json."""
 
     attempt: Attempt
@@ -65,7 +65,7 @@ class SpoolStatus:
 
     taken_s: float
     states: dict[str, str]
-    running: tuple[Running, ...]
+    running: tuple[RunningAttempt, ...]
     failures: tuple[Failure, ...]
     damaged: tuple[str, ...]
     size_bytes: int
@@ -119,9 +119,9 @@ def folder_bytes(path: Path) -> int:
         return 0
 
 
-def _running(attempt: Attempt) -> Running | None:
+def _running(attempt: Attempt) -> RunningAttempt | None:
     owner = owner_of(attempt.path)
-    return None if owner is None else Running(attempt, _cell(attempt.path), owner)
+    return None if owner is None else RunningAttempt(attempt, _cell(attempt.path), owner)
 
 
 def _cell(path: Path) -> dict[str, Any]:
@@ -153,7 +153,7 @@ UNKNOWN = Estimate(None, None, "nothing like it was run")
 
 
 @dataclass(frozen=True)
-class Ask:
+class CellWorkload:
     """Properties of a cell that determine how long it takes.
 
     Attributes:
@@ -179,7 +179,7 @@ class Ask:
     shares: bool = False
 
     @classmethod
-    def from_json(cls, cell: Mapping[str, Any], pass_cells: int | None = None) -> "Ask":
+    def from_json(cls, cell: Mapping[str, Any], pass_cells: int | None = None) -> "CellWorkload":
         """Read the properties from cell.json and, from status.json, the number of cells that shared the pass."""
         model, task = cell["model"], cell["task"]
         timing, calibration, record = cell.get("timing"), cell.get("calibration"), cell.get("record")
@@ -235,7 +235,7 @@ class History:
         """
         rates: dict[tuple[bool, Hashable], list[_Rate]] = defaultdict(list)
         for attempt in scan_spool(spool_root):
-            if attempt.finished and (past := _past(attempt)):
+            if attempt.finished and (past := _past_rate(attempt)):
                 ask, rate = past
                 for key in _keys(ask):
                     rates[ask.shares, key].append(rate)
@@ -245,7 +245,7 @@ class History:
             for (shared, key), values in rates.items()
         }
 
-    def estimate(self, ask: Ask) -> Estimate:
+    def estimate(self, ask: CellWorkload) -> Estimate:
         """Return the estimate of a cell from the most similar earlier cells.
 
         At equal similarity, cells that shared a pass, or did not, as this one will, take precedence. The other cells
@@ -293,7 +293,7 @@ def units(documents: int, *, levels: int = 0, timed: tuple[int, int] | None = No
     return documents * (1 + levels)
 
 
-def _keys(ask: Ask) -> tuple[Hashable, ...]:
+def _keys(ask: CellWorkload) -> tuple[Hashable, ...]:
     """Return one key per level, most similar first; other devices never match."""
     shared = (ask.kind, ask.record, ask.dtype, ask.device, ask.engine, ask.batch_size)
     return (
@@ -306,14 +306,14 @@ def _keys(ask: Ask) -> tuple[Hashable, ...]:
     )
 
 
-def _past(attempt: Attempt) -> tuple[Ask, _Rate] | None:
+def _past_rate(attempt: Attempt) -> tuple[CellWorkload, _Rate] | None:
     """Return the properties and the rate of one attempt; None if it was not successful or cannot be read."""
     try:
         status = json.loads((attempt.path / "status.json").read_text(encoding="utf-8"))
         if status["status"] != "ok":
             return None
         cell = json.loads((attempt.path / "cell.json").read_text(encoding="utf-8"))
-        ask = Ask.from_json(cell, status.get("pass_cells"))
+        ask = CellWorkload.from_json(cell, status.get("pass_cells"))
         took = datetime.fromisoformat(status["ended_at"]) - datetime.fromisoformat(status["started_at"])
         return ask, _Rate(took.total_seconds() / ask.units, folder_bytes(attempt.path) / ask.units)
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):

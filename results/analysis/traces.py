@@ -250,7 +250,7 @@ _TEXTS: Final = """
 """
 
 
-def spelled(database: Database, tokenizer_sha256: str, ids: Collection[int]) -> dict[int, str]:
+def token_texts(database: Database, tokenizer_sha256: str, ids: Collection[int]) -> dict[int, str]:
     """Return the text of each id, with a leading space if a word begins; `` #17`` if no spelling is recorded."""
     wanted = sorted(set(ids))
     (style,) = database.query(_STYLE, {"tokenizer": tokenizer_sha256})["style"].to_pylist()

@@ -31,7 +31,7 @@ from exitbench.results.files.atomic import (
     write_json,
 )
 from exitbench.results.files.bounded import read_table
-from exitbench.results.files.duckdb_files import is_trouble
+from exitbench.results.files.duckdb_files import is_system_error
 from exitbench.results.files.formats import content_id
 from exitbench.results.files.values import COUNT, TEXT, TIME, first_fault
 from exitbench.results.spool.attempts import QUARANTINE, conform
@@ -54,13 +54,13 @@ class Derived:
         kind: Folder and file names of the records.
         maker: Key of status.json that identifies what made the record.
         files: Files of a record besides status.json.
-        again: What rewrites a damaged record, for messages.
+        repair_hint: What rewrites a damaged record, for messages.
     """
 
     kind: RecordKind
     maker: str
     files: tuple[str, ...]
-    again: str
+    repair_hint: str
 
     @property
     def folder(self) -> str:
@@ -117,11 +117,13 @@ class Derived:
         def is_new(folder: Path) -> bool:
             return folder.parent.name in attempts and (folder.parent.name, folder.name) not in stored
 
-        return load_records(spool_root, self.kind, is_new, lambda folder: add(folder, self.status(folder)), self.again)
+        return load_records(
+            spool_root, self.kind, is_new, lambda folder: add(folder, self.status(folder)), self.repair_hint
+        )
 
     def check(self, spool_root: Path) -> list[str]:
         """Return problems of records, after checking each against its digests."""
-        return check_records(spool_root, self.kind, self.status, self.again)
+        return check_records(spool_root, self.kind, self.status, self.repair_hint)
 
     def status(self, folder: Path) -> dict[str, Any]:
         """Return the status of a record after checking its files.
@@ -131,16 +133,16 @@ class Derived:
             SpoolError: A newer version wrote the record, or a file cannot be read.
         """
         check_digested_folder(folder, self.all_files)
-        where = folder / _STATUS
-        status = read_json(where)
+        path = folder / _STATUS
+        status = read_json(path)
         if fault := first_fault(status, {"": {**_KEYS, self.maker: TEXT}}):
-            raise DamagedFile(f"{where}: {fault}")
+            raise DamagedFile(f"{path}: {fault}")
         if status["format"] > _FORMAT:
-            raise SpoolError(f"{where}: written by a newer version (format {status['format']}; this one: {_FORMAT}).")
+            raise SpoolError(f"{path}: written by a newer version (format {status['format']}; this one: {_FORMAT}).")
         if status["attempt_id"] != folder.parent.name:
-            raise DamagedFile(f"{where}: is of attempt {status['attempt_id']}, not of its folder's.")
+            raise DamagedFile(f"{path}: is of attempt {status['attempt_id']}, not of its folder's.")
         if _digest(status[self.maker]) != folder.name:
-            raise DamagedFile(f"{where}: its folder's name is not the digest of its {self.maker}.")
+            raise DamagedFile(f"{path}: its folder's name is not the digest of its {self.maker}.")
         return status
 
 
@@ -153,7 +155,7 @@ def load_records(
     kind: RecordKind,
     is_new: Callable[[Path], bool],
     add: Callable[[Path], None],
-    again: str | None = None,
+    repair_hint: str | None = None,
 ) -> list[str]:
     """Add the records of a kind that a database lacks, each completely or not at all.
 
@@ -162,8 +164,8 @@ def load_records(
         kind: Kind of the records.
         is_new: Returns whether the database lacks the record of a folder.
         add: Function that reads one record and adds it.
-        again: What rewrites a damaged record, for messages: the record is moved to the quarantine. None leaves it in
-            place.
+        repair_hint: What rewrites a damaged record, for messages: the record is moved to the quarantine. None leaves
+            it in place.
 
     Returns:
         Problems of records that were not added.
@@ -173,19 +175,19 @@ def load_records(
         try:
             add(folder)
         except (duckdb.Error, sa.exc.StatementError) as error:
-            if is_trouble(error):
+            if is_system_error(error):
                 raise
             problems.append(f"{folder}: does not fit the database: {error}")
         except (UserError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
             # A record that cannot be read at the moment need not be damaged.
             is_damaged = isinstance(error, DamagedFile) or not isinstance(error, SpoolError)
-            moved = f" {_move_aside(spool_root, kind, folder)}; {again}." if again and is_damaged else ""
+            moved = f" {_move_aside(spool_root, kind, folder)}; {repair_hint}." if repair_hint and is_damaged else ""
             problems.append(f"{folder}: {error}{moved}")
     return problems
 
 
 def check_records(
-    spool_root: Path, kind: RecordKind, read: Callable[[Path], object], again: str | None = None
+    spool_root: Path, kind: RecordKind, read: Callable[[Path], object], repair_hint: str | None = None
 ) -> list[str]:
     """Read every record of a kind and return the problems."""
     folders, problems = records(spool_root, kind)
@@ -193,8 +195,8 @@ def check_records(
         try:
             read(folder)
         except UserError as error:
-            moves = again is not None and isinstance(error, DamagedFile)
-            then = f" The next ingest moves it to the quarantine; {again}." if moves else ""
+            moves = repair_hint is not None and isinstance(error, DamagedFile)
+            then = f" The next ingest moves it to the quarantine; {repair_hint}." if moves else ""
             problems.append(f"{folder}: {error}{then}")
     return problems
 
@@ -238,7 +240,7 @@ def record_rescore(spool_root: Path, rescore: Rescore) -> None:
     Raises:
         UserError: The spool cannot be written, or a column is invalid.
     """
-    metrics = conform("metrics", rescore.metrics, where="metrics.parquet")
+    metrics = conform("metrics", rescore.metrics, location="metrics.parquet")
     samples = rescore.samples.select(_SAMPLES.names).cast(_SAMPLES)
     status = {
         "attempt_id": rescore.attempt_id,
@@ -277,7 +279,7 @@ def _read_rescore(folder: Path, status: Mapping[str, Any]) -> tuple[Rescore, dat
     scored_at = datetime.fromisoformat(status["scored_at"]).astimezone(UTC).replace(tzinfo=None)
     samples = read_table(folder / "samples.parquet", _SAMPLES)
     path = folder / "metrics.parquet"
-    metrics = conform("metrics", read_table(path, FILE_TABLES["metrics"]), where=str(path))
+    metrics = conform("metrics", read_table(path, FILE_TABLES["metrics"]), location=str(path))
     return Rescore(status["attempt_id"], status["metric_version"], samples, metrics), scored_at
 
 

@@ -27,7 +27,7 @@ _POLL_S: Final = 0.02
 
 
 @dataclass(frozen=True)
-class Answer:
+class QueryResult:
     """Rows of a query.
 
     Attributes:
@@ -45,7 +45,7 @@ class Answer:
 
 
 @contextmanager
-def answer(database: Database, sql: str, parameters: Mapping[str, Any]) -> Iterator[Answer]:
+def answer(database: Database, sql: str, parameters: Mapping[str, Any]) -> Iterator[QueryResult]:
     """Run a query; its rows are available until the context ends.
 
     Raises:
@@ -56,7 +56,7 @@ def answer(database: Database, sql: str, parameters: Mapping[str, Any]) -> Itera
     reader = _run(database, lambda: duck.sql(sql, params=dict(parameters)).to_arrow_reader(BATCH_ROWS))
     try:
         schema = pa.schema(map(pa.Field.with_name, reader.schema, _distinct(reader.schema.names)))
-        yield Answer(schema, _batches(database, reader, schema))
+        yield QueryResult(schema, _batches(database, reader, schema))
     finally:
         reader.close()
 

@@ -22,7 +22,7 @@ from exitbench.results.database.current import (
     views_digest,
     views_script,
 )
-from exitbench.results.database.tables import Catalogue, quoted, spelled
+from exitbench.results.database.tables import Catalogue, printable, quoted
 from exitbench.results.files.arrow import driver_connection
 from exitbench.results.files.formats import canonical_json
 from exitbench.results.tables import KEYS, TABLES, schema_sql
@@ -101,7 +101,7 @@ def engine_over(duck: duckdb.DuckDBPyConnection) -> sa.Engine:
     )
 
 
-def bring_up_to_date(engine: sa.Engine, where: str) -> None:
+def upgrade_schema(engine: sa.Engine, location: str) -> None:
     """Create the tables of an empty database, and recreate views that differ.
 
     Raises:
@@ -109,10 +109,10 @@ def bring_up_to_date(engine: sa.Engine, where: str) -> None:
     """
     with engine.begin() as connection:
         name, contents = find(driver_connection(connection))
-        has_tables = has_these_tables(driver_connection(connection), name, contents, where)
+        has_tables = has_these_tables(driver_connection(connection), name, contents, location)
         if foreign := sorted(contents.triggers | contents.types):
             raise UserError(
-                f"{where} has a trigger or type {spelled(foreign[0])}, which no database of ExitBench has. "
+                f"{location} has a trigger or type {printable(foreign[0])}, which no database of ExitBench has. "
                 "Rebuild it from its spool: `exitbench db rebuild`."
             )
         are_current = has_tables and views_are_current(driver_connection(connection), contents)

@@ -44,7 +44,7 @@ from exitbench.results.files.duckdb_files import (
     in_memory,
     is_damage,
     is_ours,
-    is_trouble,
+    is_system_error,
     lock_settings,
     require_duckdb_file,
 )
@@ -174,7 +174,7 @@ class Database:
         self.close()
         if error is not None and is_damage(error):
             raise _damaged(self.path, str(driver_error(error))) from error
-        if error is not None and is_trouble(error) and not isinstance(error, UserError):
+        if error is not None and is_system_error(error) and not isinstance(error, UserError):
             raise _open_error(self.path, error) from error
 
 
@@ -195,14 +195,14 @@ def open_database(path: Path, read_only: bool = True, wait_s: float = WAIT_S) ->
         return _open_reader(path, wait_s)
     database = connect(path, read_only=False, wait_s=wait_s)
     if not is_verified(path, version()):
-        _or_close(database, _bring_up_to_date)
+        _or_close(database, _upgrade_schema)
     return replace(database, is_ours=True)
 
 
-def _bring_up_to_date(database: Database) -> None:
-    from exitbench.results.database.catalogue import bring_up_to_date
+def _upgrade_schema(database: Database) -> None:
+    from exitbench.results.database.catalogue import upgrade_schema
 
-    bring_up_to_date(database.engine, str(database.path))
+    upgrade_schema(database.engine, str(database.path))
 
 
 def log_of(path: Path) -> Path:
@@ -223,7 +223,7 @@ def _create(path: Path) -> None:
         leftover.unlink(missing_ok=True)
     try:
         with Database(partial, _connection(partial, False, 0.0), AccessLock(None)) as database:
-            _bring_up_to_date(database)
+            _upgrade_schema(database)
         require_complete(partial)
         partial.replace(path)
         remember(path, version())
@@ -358,7 +358,7 @@ def _or_close(database: Database, action: Callable[[Database], Result]) -> Resul
         return action(database)
     except BaseException as error:
         database.close()
-        if is_trouble(error):
+        if is_system_error(error):
             raise _open_error(database.path, error) from error
         raise
 

@@ -13,15 +13,15 @@ from exitbench.errors import UserError
 from exitbench.results.database.published import digest as publications_digest
 from exitbench.results.database.tables import (
     Catalogue,
-    Column,
+    ColumnDefinition,
     catalogue_with,
     declared_tables,
+    printable,
     quoted,
     quoted_text,
     read_catalogue,
     require_columns,
     require_tables,
-    spelled,
 )
 from exitbench.results.files.formats import content_id
 from exitbench.results.tables import SCHEMA_VERSION, TABLES, schema_sql
@@ -90,9 +90,9 @@ def _on_column(relation: str, column: str, text: str) -> str:
 
 _PACKAGE: Final = "exitbench.results.database"
 _VERSION_COLUMNS: Final = {
-    "version": Column("INTEGER", False, None, False),
-    "applied_at": Column("TIMESTAMP", False, None, False),
-    "tool": Column("VARCHAR", False, None, False),
+    "version": ColumnDefinition("INTEGER", False, None, False),
+    "applied_at": ColumnDefinition("TIMESTAMP", False, None, False),
+    "tool": ColumnDefinition("VARCHAR", False, None, False),
 }
 """Columns of the table with the schema version, the same in every version of ExitBench."""
 _VERSION_TABLE: Final = "schema_version"
@@ -113,7 +113,7 @@ _ADVICE: Final = (
 )
 
 
-def is_up_to_date(duck: duckdb.DuckDBPyConnection, where: str) -> bool:
+def is_up_to_date(duck: duckdb.DuckDBPyConnection, location: str) -> bool:
     """Return whether views, macros and their tables are exactly this version's; further tables or views are allowed.
 
     Raises:
@@ -121,43 +121,43 @@ def is_up_to_date(duck: duckdb.DuckDBPyConnection, where: str) -> bool:
     """
     name, contents = find(duck)
     return (
-        has_these_tables(duck, name, contents, where)
+        has_these_tables(duck, name, contents, location)
         and declared_tables().items() <= contents.tables.items()
         and views_are_current(duck, contents)
         and publications_are_current(duck)
     )
 
 
-def has_these_tables(duck: duckdb.DuckDBPyConnection, database: str, catalogue: Catalogue, where: str) -> bool:
+def has_these_tables(duck: duckdb.DuckDBPyConnection, database: str, catalogue: Catalogue, location: str) -> bool:
     """Return whether an attached database has the tables of this version; False if it is empty.
 
     Raises:
         UserError: It is no database of ExitBench, or of another version; the message says which, and what to do.
     """
-    if is_empty(duck, database, catalogue, where):
+    if is_empty(duck, database, catalogue, location):
         return False
     table = _VERSION_TABLE
-    require_columns(catalogue.tables[table], _VERSION_COLUMNS, f"{where}: table {table}")
+    require_columns(catalogue.tables[table], _VERSION_COLUMNS, f"{location}: table {table}")
     # Sorted, not with max, which the database may define as a macro.
     latest = duck.execute(
         f"SELECT version, tool FROM {quoted(database)}.main.{table} ORDER BY version DESC LIMIT 1"
     ).fetchone()
     if latest is None or latest[0] < 1:
-        raise UserError(f"{where}: table {table} does not say of which schema the database is.")
+        raise UserError(f"{location}: table {table} does not say of which schema the database is.")
     version, tool = latest
     if version != SCHEMA_VERSION:
         raise UserError(
-            f"{where} is a result database of another version of ExitBench (schema {version}, made by "
-            f"{spelled(tool)}); this one reads schema {SCHEMA_VERSION} only. {_ADVICE}"
+            f"{location} is a result database of another version of ExitBench (schema {version}, made by "
+            f"{printable(tool)}); this one reads schema {SCHEMA_VERSION} only. {_ADVICE}"
         )
     try:
-        require_tables(catalogue.tables, where)
+        require_tables(catalogue.tables, location)
     except UserError as fault:
         raise UserError(f"{fault} It was made by another version of ExitBench, or changed. {_ADVICE}") from fault
     return True
 
 
-def is_empty(duck: duckdb.DuckDBPyConnection, database: str, catalogue: Catalogue, where: str) -> bool:
+def is_empty(duck: duckdb.DuckDBPyConnection, database: str, catalogue: Catalogue, location: str) -> bool:
     """Return whether an attached database is empty; otherwise it must be a database of ExitBench.
 
     Raises:
@@ -166,7 +166,7 @@ def is_empty(duck: duckdb.DuckDBPyConnection, database: str, catalogue: Catalogu
     if _VERSION_TABLE in catalogue.tables and catalogue.tables.keys() | catalogue.views.keys() >= _ALWAYS_THERE:
         return False
     if catalogue.tables or catalogue.views or duck.execute(_ANYTHING, {"database": database}).fetchall():
-        raise UserError(f"{where} is a DuckDB database, but not one of ExitBench. Name another file.")
+        raise UserError(f"{location} is a DuckDB database, but not one of ExitBench. Name another file.")
     return True
 
 

@@ -26,7 +26,7 @@ _COLUMNS: Final = """
 
 
 @dataclass(frozen=True)
-class Column:
+class ColumnDoc:
     """One column of a table or view.
 
     Attributes:
@@ -57,7 +57,7 @@ class Relation:
 
     name: str
     comment: str
-    columns: tuple[Column, ...]
+    columns: tuple[ColumnDoc, ...]
     sql: str
 
 
@@ -84,7 +84,7 @@ def described_tables() -> tuple[Relation, ...]:
             table.name,
             table.about,
             tuple(
-                Column(column.name, column.type, column.is_nullable, column.key, column.about)
+                ColumnDoc(column.name, column.type, column.is_nullable, column.key, column.about)
                 for column in table.columns
             ),
             "",
@@ -138,7 +138,7 @@ def _relations(query: str, created: dict[str, str]) -> dict[str, Relation]:
             name: Relation(
                 name,
                 comment or "",
-                tuple(Column(*row.values()) for row in database.query(_COLUMNS, [name]).to_pylist()),
+                tuple(ColumnDoc(*row.values()) for row in database.query(_COLUMNS, [name]).to_pylist()),
                 created.get(name, ""),
             )
             for name, comment in rows

@@ -17,7 +17,7 @@ from exitbench.errors import UserError
 from exitbench.results.files.duckdb_files import in_memory
 from exitbench.results.tables import TABLES, schema_sql
 
-_MAX_SHOWN: Final = 60
+_MAX_SHOWN_CHARS: Final = 60
 _SETS: Final = re.compile(r"\b(?:EXCLUDE|REPLACE) \(")
 # Catalogue functions by their full names, and no other functions: a macro of the database may shadow any.
 _OF: Final = "WHERE database_name = $database AND schema_name = 'main'"
@@ -36,7 +36,7 @@ _TRIGGERS: Final = "SELECT trigger_name FROM system.main.duckdb_triggers() WHERE
 _STORAGE: Final = "SELECT tags FROM system.main.duckdb_databases() WHERE database_name = $database"
 
 
-class Column(NamedTuple):
+class ColumnDefinition(NamedTuple):
     """A column of a table.
 
     Attributes:
@@ -52,7 +52,7 @@ class Column(NamedTuple):
     generated: bool
 
 
-Columns = Mapping[str, Column]
+Columns = Mapping[str, ColumnDefinition]
 
 
 @dataclass(frozen=True)
@@ -86,16 +86,18 @@ def quoted_text(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def spelled(name: str) -> str:
+def printable(name: str) -> str:
     """Return a third-party name for a message: quoted, shortened, without control characters."""
-    return ascii(name if len(name) <= _MAX_SHOWN else f"{name[:_MAX_SHOWN]}...")
+    return ascii(name if len(name) <= _MAX_SHOWN_CHARS else f"{name[:_MAX_SHOWN_CHARS]}...")
 
 
 @cache
 def declared_tables() -> Mapping[str, Columns]:
     """Return the columns of every table that a database should have, by name."""
     return {
-        table.name: {column.name: Column(column.type, column.is_nullable, None, False) for column in table.columns}
+        table.name: {
+            column.name: ColumnDefinition(column.type, column.is_nullable, None, False) for column in table.columns
+        }
         for table in TABLES.values()
     }
 
@@ -106,10 +108,10 @@ def read_catalogue(duck: duckdb.DuckDBPyConnection, database: str) -> Catalogue:
     def rows(query: str) -> list[tuple[Any, ...]]:
         return duck.execute(query, {"database": database}).fetchall()
 
-    tables: dict[str, dict[str, Column]] = {name: {} for (name,) in rows(_TABLES)}
+    tables: dict[str, dict[str, ColumnDefinition]] = {name: {} for (name,) in rows(_TABLES)}
     for table, column, *about in rows(_COLUMNS):
         if table in tables:  # otherwise a column of a view
-            tables[table][column] = Column(*about)
+            tables[table][column] = ColumnDefinition(*about)
     macros = frozenset((name, kind, tuple(parameters), sql) for name, kind, parameters, sql in rows(_MACROS))
     types, triggers = (frozenset(name for (name,) in rows(query)) for query in (_TYPES, _TRIGGERS))
     ((tags,),) = rows(_STORAGE)
@@ -146,7 +148,7 @@ def _entries(sql: str, start: int) -> tuple[list[str], int]:
     return [*entries, sql[start:]], len(sql)
 
 
-def require_tables(tables: Mapping[str, Columns], where: str) -> None:
+def require_tables(tables: Mapping[str, Columns], location: str) -> None:
     """Check that every declared table exists and has its columns.
 
     Raises:
@@ -154,11 +156,11 @@ def require_tables(tables: Mapping[str, Columns], where: str) -> None:
     """
     for table, expected in declared_tables().items():
         if table not in tables:
-            raise UserError(f"{where} has no table {table}.")
-        require_columns(tables[table], expected, f"{where}: table {table}")
+            raise UserError(f"{location} has no table {table}.")
+        require_columns(tables[table], expected, f"{location}: table {table}")
 
 
-def require_columns(columns: Columns, expected: Columns, where: str) -> None:
+def require_columns(columns: Columns, expected: Columns, location: str) -> None:
     """Check that the columns of a table are the expected ones.
 
     Raises:
@@ -166,14 +168,14 @@ def require_columns(columns: Columns, expected: Columns, where: str) -> None:
     """
     for name in columns:
         if name not in expected:
-            raise UserError(f"{where} has a column {spelled(name)}. Allowed: {', '.join(expected)}.")
+            raise UserError(f"{location} has a column {printable(name)}. Allowed: {', '.join(expected)}.")
     for name, column in expected.items():
         if name not in columns:
-            raise UserError(f"{where} has no column {name}.")
+            raise UserError(f"{location} has no column {name}.")
         if columns[name].generated or columns[name].default is not None:
-            raise UserError(f"{where}: column {name} has an expression; only stored values are read.")
+            raise UserError(f"{location}: column {name} has an expression; only stored values are read.")
         if columns[name].type != column.type:
-            raise UserError(f"{where}: column {name} is {spelled(columns[name].type)}, not {column.type}.")
+            raise UserError(f"{location}: column {name} is {printable(columns[name].type)}, not {column.type}.")
 
 
 @cache

@@ -149,7 +149,7 @@ def is_damage(error: BaseException) -> bool:
     return _is_drivers(error) and any(sign in str(error) for sign in _DAMAGE)
 
 
-def is_trouble(error: BaseException) -> bool:
+def is_system_error(error: BaseException) -> bool:
     """Return whether an error is caused by the file or the machine, not by the data that was written."""
     cause = driver_error(error)
     # A commit fails for lack of space, or because a key is duplicated.

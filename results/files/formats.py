@@ -85,20 +85,20 @@ _LINE_END: Final = "\r\n"
 
 
 class _LineFeeds:
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
 
     def write(self, line: str) -> None:
-        self._out.write(line.removesuffix(_LINE_END) + "\n")
+        self._stream.write(line.removesuffix(_LINE_END) + "\n")
 
 
-def csv_writer(out: TextIO) -> Any:
+def csv_writer(stream: TextIO) -> Any:
     """Return a `csv.writer` that ends lines with a line feed.
 
     The standard writer with this line end would not quote a carriage return in a value, which readers take as a line
     end.
     """
-    return csv.writer(_LineFeeds(out), lineterminator=_LINE_END)
+    return csv.writer(_LineFeeds(stream), lineterminator=_LINE_END)
 
 
 _PACKAGES: Final = re.compile(r"[~/][^\s\"':]*/((?:site|dist)-packages|lib/python3\.\d+)(?=/)")
@@ -109,14 +109,14 @@ _HOMES: Final = re.compile(r"(?<![\w.~/-])(?:/home|/Users)/[^/\s\"'`:;,)\]>]+|(?
 """Usual home folders: texts stored on another machine contain another user's."""
 
 
-def without_home(text: str) -> str:
+def abbreviate_home(text: str) -> str:
     """Return a text with ``~`` for home folders, and ``...`` for the path above an interpreter's packages."""
-    for home in _homes():
+    for home in _home_paths():
         text = re.sub(re.escape(home) + _ENDS, "~", text)
     return _PACKAGES.sub(r".../\1", _HOMES.sub("~", text))
 
 
-def _homes() -> list[str]:
+def _home_paths() -> list[str]:
     """Return the home folder's names and resolved paths, longest first."""
     named = [os.environ.get("HOME", ""), os.environ.get("USERPROFILE", "")]
     with suppress(ImportError, KeyError):  # Windows has no pwd; a container's user may not be in it

@@ -40,7 +40,7 @@ def optional(value: Value) -> Value:
     return replace(or_none(value), needed=False)
 
 
-def whole(low: int, high: int) -> Value:
+def integer(low: int, high: int) -> Value:
     """Return a value that must be an integer from `low` to `high`."""
     return Value(f"an integer from {low} to {high}", lambda v: type(v) is int and low <= v <= high)
 
@@ -50,7 +50,7 @@ def one_of(words: Collection[str]) -> Value:
     return Value(f"one of {', '.join(words)}", lambda v: isinstance(v, str) and v in words)
 
 
-def of_form(words: str, pattern: re.Pattern[str]) -> Value:
+def text_matching(words: str, pattern: re.Pattern[str]) -> Value:
     """Return a value that must be a text that a pattern matches completely."""
     return Value(words, lambda v: isinstance(v, str) and pattern.fullmatch(v) is not None)
 
@@ -74,8 +74,8 @@ OBJECT: Final = Value("an object", lambda v: isinstance(v, dict))
 ANY: Final = Value("anything", lambda _: True)
 NUMBER: Final = Value("a number", lambda v: type(v) in (int, float) and abs(v) < 1e300)
 TIME: Final = Value("a time with its zone, such as 2026-01-02T03:04:05+00:00", _is_time)
-COUNT: Final = whole(0, INT32)
-LONG: Final = whole(0, INT64)
+COUNT: Final = integer(0, INT32)
+LONG: Final = integer(0, INT64)
 
 
 def first_fault(record: Mapping[str, Any], keys: Keys) -> str | None:

@@ -126,7 +126,7 @@ def _cell_row(record: AttemptRecord, model_id: str, data_id: str) -> dict[str, A
         "cell_timeout_s": cell.get("cell_timeout_s"),
         "unused_params": cell["method"]["unused_params"],
         "model_source": cell["model"]["source"],
-        "data_asked": _data_asked(cell.get("data")),
+        "data_asked": _requested_data(cell.get("data")),
         "model_id": model_id,
         "data_id": data_id,
         "setting_id": setting_id(cell["identity"]),
@@ -134,7 +134,7 @@ def _cell_row(record: AttemptRecord, model_id: str, data_id: str) -> dict[str, A
     }
 
 
-def _data_asked(data: Any) -> dict[str, Any] | None:
+def _requested_data(data: Any) -> dict[str, Any] | None:
     """Return a suite's choice of documents for a bundled task; None for tasks whose texts are in separate files."""
     if not isinstance(data, Mapping) or any(data.get(name) is not None for name in ("settings", "declaration")):
         return None

@@ -89,14 +89,14 @@ class MergeReport:
     Attributes:
         kind: Kind of the source.
         added: Number of new attempts (for benchmarks: files).
-        known: Number of attempts that were in the spool already.
+        existing: Number of attempts that were in the spool already.
         rescored: Number of new metric versions of known attempts.
         problems: Parts of the source, or of the spool as it is now, that were left out, with reasons.
     """
 
     kind: Kind
     added: int
-    known: int
+    existing: int
     rescored: int
     problems: tuple[str, ...]
 
@@ -147,13 +147,13 @@ def merge(source: Path, spool_root: Path, database_path: Path) -> MergeReport:
     problems: tuple[str, ...] = ()
     if kind == "spool":
         imported = import_spool(source, spool_root, stored)
-        added, known, rescored, problems = imported.added, imported.known, imported.rescored, imported.problems
+        added, existing, rescored, problems = imported.added, imported.existing, imported.rescored, imported.problems
     elif kind == "benchmarks":
-        added, known, rescored = _merge_benchmarks(source, spool_root), 0, 0
+        added, existing, rescored = _merge_benchmarks(source, spool_root), 0, 0
     else:
-        added, known, rescored = _merge_snapshot(source, spool_root, stored, keys)
+        added, existing, rescored = _merge_snapshot(source, spool_root, stored, keys)
     quarantined = ingest(spool_root, database_path).quarantined
-    return MergeReport(kind, added, known, rescored, (*problems, *quarantined))
+    return MergeReport(kind, added, existing, rescored, (*problems, *quarantined))
 
 
 def _merge_benchmarks(source: Path, spool_root: Path) -> int:
@@ -177,7 +177,7 @@ def _merge_benchmarks(source: Path, spool_root: Path) -> int:
 def _merge_snapshot(
     source: Path, spool_root: Path, stored: Mapping[str, str], keys: Mapping[str, pa.Table]
 ) -> tuple[int, int, int]:
-    """Store the new part of a snapshot as another snapshot; return `added`, `known` and `rescored`."""
+    """Store the new part of a snapshot as another snapshot; return `added`, `existing` and `rescored`."""
     with _as_database(source, spool_root) as engine:
         with engine.connect() as connection:
             incoming = attempt_digests(connection)
@@ -193,9 +193,9 @@ def _merge_snapshot(
                 shutil.rmtree(new)
             else:
                 new.rename(target)
-    known = len(incoming.keys() & stored.keys())
+    existing = len(incoming.keys() & stored.keys())
     rescored = sum(attempt_id in stored for attempt_id, _version in new_scores)
-    return len(incoming) - known, known, rescored
+    return len(incoming) - existing, existing, rescored
 
 
 @contextmanager
@@ -238,7 +238,7 @@ class Imported:
     """Result of importing a spool: numbers of new and known attempts, of new rescores of known ones, and problems."""
 
     added: int
-    known: int
+    existing: int
     rescored: int
     problems: tuple[str, ...]
 
@@ -257,11 +257,11 @@ def import_spool(source: Path, spool_root: Path, stored: Mapping[str, str]) -> I
     problems = [linked(link) for link in links_in(source)]
     attempts = list(_finished(source, problems))
     require_equal(source, {entry.attempt_id: digest for entry, digest in attempts}, stored)
-    added = known = 0
+    added = existing = 0
     for attempt, _digest in attempts:
         target = attempt_path(spool_root, attempt.cell_id, attempt.attempt_id)
         if (target / SEAL).is_file():
-            known += 1
+            existing += 1
             continue
         try:
             _import_attempt(source, attempt, target, spool_root)
@@ -269,7 +269,7 @@ def import_spool(source: Path, spool_root: Path, stored: Mapping[str, str]) -> I
             problems.append(str(error))
         else:
             added += attempt.attempt_id not in stored
-            known += attempt.attempt_id in stored
+            existing += attempt.attempt_id in stored
     rescored = 0
     for kind in RECORD_KINDS:
         paths, record_problems = records(source, kind)
@@ -284,7 +284,7 @@ def import_spool(source: Path, spool_root: Path, stored: Mapping[str, str]) -> I
                 problems.append(str(error))
             else:
                 rescored += kind is RESCORE and path.parent.name in stored
-    return Imported(added, known, rescored, tuple(problems))
+    return Imported(added, existing, rescored, tuple(problems))
 
 
 def _finished(source: Path, problems: list[str]) -> Iterator[tuple[Attempt, str]]:

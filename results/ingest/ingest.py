@@ -52,7 +52,7 @@ def ingest(
     def opened() -> Database:
         return open_database(database_path, read_only=False)
 
-    while not loader.done:
+    while not loader.finished:
         with opened() if say is None else patiently(opened, say) as database:
             loader.load(database.engine, until=database.has_waiters)
         yield_to_waiters(database_path)
@@ -60,7 +60,7 @@ def ingest(
 
 
 _REBUILD_WAIT_S: Final = 60.0
-_MAX_SHOWN: Final = 5
+_MAX_SHOWN_ATTEMPTS: Final = 5
 
 
 def rebuild(
@@ -115,7 +115,7 @@ def _require_all(old: Database, new: Path, report: IngestReport) -> None:
     with open_database(new) as database:
         lost = before - set(database.query("SELECT attempt_id AS a FROM attempt")["a"].to_pylist())
     if lost:
-        why = "\n  ".join(report.quarantined[:_MAX_SHOWN])
+        why = "\n  ".join(report.quarantined[:_MAX_SHOWN_ATTEMPTS])
         raise UserError(
             f"{old.path} is kept: it has {number_of(len(lost), 'attempt')} that cannot be read from the spool any "
             f"more, such as {min(lost)}. `exitbench export` saves them; add --force to do without them."

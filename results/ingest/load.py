@@ -17,7 +17,7 @@ from exitbench.results.database.catalogue import ATTEMPT
 from exitbench.results.files.arrow import driver_connection, parquet_path
 from exitbench.results.files.atomic import DamagedFile, SpoolError
 from exitbench.results.files.bounded import check_table
-from exitbench.results.files.duckdb_files import driver_error, is_damage, is_trouble
+from exitbench.results.files.duckdb_files import driver_error, is_damage, is_system_error
 from exitbench.results.ingest.catalogue_rows import insert_catalogue
 from exitbench.results.ingest.differences import fill_differences
 from exitbench.results.ingest.snapshot import load_imports
@@ -70,13 +70,13 @@ class SpoolLoader:
         spool_root: The spool.
         progress: Called with (attempts seen, attempts in the spool) as they are added.
         report: Report on the attempts seen so far.
-        done: True if all attempts have been seen.
+        finished: True if all attempts have been seen.
     """
 
     spool_root: Path
     progress: Callable[[int, int], None] | None = None
     report: IngestReport = field(init=False, default=IngestReport(0, 0, 0, ()))
-    done: bool = field(init=False, default=False)
+    finished: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self._attempts = sorted(scan_spool(self.spool_root), key=lambda attempt: attempt.attempt_id)
@@ -108,14 +108,14 @@ class SpoolLoader:
                 added=len(checked) - len(problems),
                 skipped=sum(attempt.attempt_id in stored for attempt in group),
                 unfinished=sum(not attempt.finished and attempt.attempt_id not in stored for attempt in group),
-                quarantined=tuple(_set_aside(self.spool_root, *problem) for problem in problems),
+                quarantined=tuple(_quarantine_attempt(self.spool_root, *problem) for problem in problems),
             )
             if self.progress:
                 self.progress(self._seen, len(self._attempts))
             if until():
                 break
-        self.done = self._seen == len(self._attempts)
-        if self.done:
+        self.finished = self._seen == len(self._attempts)
+        if self.finished:
             self._pool.shutdown()
             added, import_problems = load_imports(engine, self.spool_root)
             derived = (*load_rescores(engine, self.spool_root), *load_tags(engine, self.spool_root))
@@ -177,7 +177,7 @@ def _parquet_bytes(path: Path) -> int:
     return sum(file.lstat().st_size for file in path.glob("*.parquet"))
 
 
-def _set_aside(spool_root: Path, attempt: Attempt, problem: Exception) -> str:
+def _quarantine_attempt(spool_root: Path, attempt: Attempt, problem: Exception) -> str:
     """Return the problem of an attempt; a damaged attempt is moved to the quarantine, so that its cell is run again."""
     if not isinstance(problem, DamagedFile):
         return str(problem)
@@ -214,7 +214,7 @@ def _read(attempt: Attempt) -> AttemptRecord | SpoolError:
 
 def _load_records(engine: sa.Engine, records: Sequence[AttemptRecord], artifacts: set[str]) -> SpoolError | None:
     """Add checked attempts, all or none; return the problem of one of them, if any."""
-    where = records[-1].attempt.path  # exact if it is the only attempt
+    path = records[-1].attempt.path  # exact if it is the only attempt
     try:
         with engine.begin() as connection:
             ids = insert_catalogue(connection, records, artifacts)
@@ -224,15 +224,15 @@ def _load_records(engine: sa.Engine, records: Sequence[AttemptRecord], artifacts
                 _insert_files(connection, table, [record for record in successes if table in record.tables])
     except (duckdb.Error, sa.exc.StatementError, KeyError, TypeError, ValueError) as error:
         cause = driver_error(error)
-        if is_trouble(cause):
+        if is_system_error(cause):
             if (fault := _fault(records)) is not None:
                 return fault  # the file itself caused the trouble
             if is_damage(cause):
                 raise
             raise _full(cause) from error
         if isinstance(error, duckdb.Error):
-            return SpoolError(f"{where}: does not fit the database: {cause}")
-        return SpoolError(f"{where}: cell.json, env.json or status.json has a value of the wrong kind: {cause}")
+            return SpoolError(f"{path}: does not fit the database: {cause}")
+        return SpoolError(f"{path}: cell.json, env.json or status.json has a value of the wrong kind: {cause}")
     artifacts |= ids
     return None
 

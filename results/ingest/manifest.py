@@ -18,12 +18,12 @@ import duckdb
 from exitbench.errors import UserError
 from exitbench.results.database.connection import sandbox
 from exitbench.results.database.tables import (
-    Column,
+    ColumnDefinition,
     declared_tables,
+    printable,
     quoted,
     quoted_text,
     require_columns,
-    spelled,
 )
 from exitbench.results.files.arrow import parquet_path
 from exitbench.results.files.atomic import check_digest, read_json
@@ -35,7 +35,7 @@ FORMAT: Final = "exitbench-snapshot-1"
 _LARGEST_BYTES: Final = 1_000_000
 _ROWS_PER_BYTE: Final = 100
 _FEW_ROWS: Final = 1_000_000
-_MAX_SHOWN: Final = 200
+_MAX_SHOWN_CHARS: Final = 200
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -66,7 +66,7 @@ class Manifest:
             raise UserError(f"{path}: is larger than {_LARGEST_BYTES} bytes, which no manifest is.")
         record = read_json(path)
         if record.get("format") != FORMAT:
-            raise UserError(f"{path}: format is {spelled(str(record.get('format')))}, not {FORMAT!r}.")
+            raise UserError(f"{path}: format is {printable(str(record.get('format')))}, not {FORMAT!r}.")
         _require_version(path, record.get("schema_version"))
         tables = _tables(path, record.get("tables"))
         labels = record.get("texts_left_out_of")
@@ -114,7 +114,7 @@ def _file(folder: Path, table: str) -> Path:
 def _require_version(path: Path, version: Any) -> None:
     if type(version) is not int or version != SCHEMA_VERSION:
         raise UserError(
-            f"{path}: schema_version is {spelled(str(version))}; this version of ExitBench reads {SCHEMA_VERSION} "
+            f"{path}: schema_version is {printable(str(version))}; this version of ExitBench reads {SCHEMA_VERSION} "
             "only. Read it with the version that wrote it, or export the rebuilt database again."
         )
 
@@ -131,13 +131,13 @@ def _tables(path: Path, tables: Any) -> Mapping[str, Mapping[str, Any]]:
             raise UserError(f"{path}: tables.{name} is not an object with rows and sha256.")
         rows, digest = table.get("rows"), table.get("sha256")
         if type(rows) is not int or rows < 0:
-            raise UserError(f"{path}: tables.{name}.rows is {spelled(str(rows))}. Allowed: a whole number from 0 on.")
+            raise UserError(f"{path}: tables.{name}.rows is {printable(str(rows))}. Allowed: a whole number from 0 on.")
         if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-            raise UserError(f"{path}: tables.{name}.sha256 is {spelled(str(digest))}, not 64 hexadecimal digits.")
+            raise UserError(f"{path}: tables.{name}.sha256 is {printable(str(digest))}, not 64 hexadecimal digits.")
     return tables
 
 
-def _require_known(tables: Mapping[str, object], where: str) -> None:
+def _require_known(tables: Mapping[str, object], location: str) -> None:
     """Check that all tables are declared.
 
     Raises:
@@ -146,19 +146,21 @@ def _require_known(tables: Mapping[str, object], where: str) -> None:
     for name in tables:
         if name not in TABLES:
             raise UserError(
-                f"{where} has a table {spelled(name)}, which no result database has. "
+                f"{location} has a table {printable(name)}, which no result database has. "
                 f"Allowed: {', '.join(sorted(TABLES))}."
             )
 
 
-def _require_plausible(rows: int, size_bytes: int, where: str) -> None:
+def _require_plausible(rows: int, size_bytes: int, location: str) -> None:
     """Check that a file does not claim an implausible number of rows for its size.
 
     Raises:
         UserError: It has more rows than a file of its size can have.
     """
     if rows > _FEW_ROWS + _ROWS_PER_BYTE * size_bytes:
-        raise UserError(f"{where} has {rows} rows in a file of {size_bytes} bytes. Allowed: {_ROWS_PER_BYTE} a byte.")
+        raise UserError(
+            f"{location} has {rows} rows in a file of {size_bytes} bytes. Allowed: {_ROWS_PER_BYTE} a byte."
+        )
 
 
 def _size_of(path: Path) -> int:
@@ -180,8 +182,8 @@ def _columns(duck: duckdb.DuckDBPyConnection, folder: Path, table: str, manifest
         described = duck.execute(f"DESCRIBE FROM {rows}").fetchall()
         ((count,),) = duck.execute(f"SELECT count(*) FROM {rows}").fetchall()
     except (duckdb.Error, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as Parquet: {ascii(str(error))[1:_MAX_SHOWN]}") from error
-    columns = {name: Column(_in_parquet(kind), True, None, False) for name, kind, *_ in described}
+        raise UserError(f"{path}: cannot be read as Parquet: {ascii(str(error))[1:_MAX_SHOWN_CHARS]}") from error
+    columns = {name: ColumnDefinition(_in_parquet(kind), True, None, False) for name, kind, *_ in described}
     expected = {
         name: column._replace(type=_in_parquet(column.type))
         for name, column in declared_tables()[table].items()
@@ -211,13 +213,13 @@ _BLOCKS: Final = (
 )
 
 
-def require_sound(duck: Any, sources: Mapping[str, str], where: str) -> None:
+def require_sound(duck: Any, sources: Mapping[str, str], location: str) -> None:
     """Check third-party rows.
 
     Args:
         duck: DuckDB's connection.
         sources: Source of every table's rows for FROM, in SQL.
-        where: Origin of the rows, for messages.
+        location: Origin of the rows, for messages.
 
     Raises:
         UserError: An id, a status, an exit layer or a position is invalid, or a row refers to an attempt, cell, model
@@ -229,7 +231,7 @@ def require_sound(duck: Any, sources: Mapping[str, str], where: str) -> None:
             [pattern],
         ).fetchone()
         if bad_id is not None:
-            raise UserError(f"{where}: {table}.{column} {spelled(bad_id[0])} is no id that ExitBench gives.")
+            raise UserError(f"{location}: {table}.{column} {printable(bad_id[0])} is no id that ExitBench gives.")
     for table, column, owner in REFERENCES:
         # Tables that grow later may be in a snapshot without their attempts.
         if TABLES[table].grows_later or table not in sources or owner not in sources:
@@ -241,13 +243,13 @@ def require_sound(duck: Any, sources: Mapping[str, str], where: str) -> None:
         ).fetchone()
         if n:
             raise UserError(
-                f"{where}: {n} rows of {table} are of a {column} that {owner} does not have, such as "
-                f"{spelled(example)}. Nothing of it is taken."
+                f"{location}: {n} rows of {table} are of a {column} that {owner} does not have, such as "
+                f"{printable(example)}. Nothing of it is taken."
             )
-    _require_values(duck, sources, where)
+    _require_values(duck, sources, location)
 
 
-def _require_values(duck: Any, sources: Mapping[str, str], where: str) -> None:
+def _require_values(duck: Any, sources: Mapping[str, str], location: str) -> None:
     """Check that statuses are known, exit layers are blocks of the model, and positions count from 1."""
     selected = {table: f"SELECT * FROM {source}" for table, source in sources.items()}
     statuses = ", ".join(f"'{status}'" for status in STATUSES)
@@ -269,4 +271,4 @@ def _require_values(duck: Any, sources: Mapping[str, str], where: str) -> None:
                 rows += f" JOIN {_BLOCKS.format(**selected)} USING (attempt_id)"
             bad = duck.execute(f"SELECT {column} FROM {rows} WHERE {wrong} LIMIT 1").fetchone()
             if bad is not None:
-                raise UserError(f"{where}: {table}.{column} has {spelled(str(bad[0]))}. Allowed: {allowed}.")
+                raise UserError(f"{location}: {table}.{column} has {printable(str(bad[0]))}. Allowed: {allowed}.")

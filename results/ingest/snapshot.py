@@ -28,8 +28,8 @@ from exitbench.results.database.catalogue import known_keys
 from exitbench.results.database.tables import quoted, quoted_text
 from exitbench.results.files.arrow import driver_connection, insert_rows
 from exitbench.results.files.atomic import read_json, sha256, write_folder, write_json
-from exitbench.results.files.duckdb_files import driver_error, is_trouble
-from exitbench.results.files.formats import without_home
+from exitbench.results.files.duckdb_files import driver_error, is_system_error
+from exitbench.results.files.formats import abbreviate_home
 from exitbench.results.files.regular import open_regular
 from exitbench.results.ingest.manifest import FORMAT, MANIFEST, Manifest, require_sound, table_rows
 from exitbench.results.spool.records import BENCHMARK, IMPORT, records
@@ -41,7 +41,9 @@ _BATCH_ROWS: Final = 65_536
 SCORES: Final = ("metric", "sample_rescore")
 """Tables with a known attempt's scores under another metric version."""
 _QUOTING: Final = {
-    table.name: {entry.name: f"{entry.left_out}::{entry.type}" for entry in table.columns if entry.left_out is not None}
+    table.name: {
+        entry.name: f"{entry.redacted_sql}::{entry.type}" for entry in table.columns if entry.redacted_sql is not None
+    }
     for table in TABLES.values()
 }
 """Columns that quote, or may quote, records of a data set (prompts, answers, references, output of a failed cell),
@@ -67,7 +69,7 @@ def is_snapshot(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 
 
-def left_out(labels: Collection[str]) -> str:
+def omission_note(labels: Collection[str]) -> str:
     """Return a message about what a snapshot lacks because the licences of these data sets may not allow it."""
     columns = ", ".join(f"{table}.{column}" for table, replaced in _QUOTING.items() for column in replaced)
     return (
@@ -202,7 +204,7 @@ def _write_tables(engine: sa.Engine, folder: Path, redistributable: Collection[s
         "exitbench": __version__,
         "schema_version": SCHEMA_VERSION,
         "texts_left_out_of": sorted(licensed),
-        "left_out": left_out(licensed) if licensed else None,
+        "left_out": omission_note(licensed) if licensed else None,
         "tables": tables,
     }
     write_json(folder / MANIFEST, manifest)
@@ -243,7 +245,7 @@ def select_rows(table: str, licensed: Collection[str]) -> str:
 
 def without_paths(table: str, row: dict[str, Any]) -> dict[str, Any]:
     """Return a row of a table without home folders in the columns that may contain paths."""
-    texts = {name: row[name] and without_home(row[name]) for name in _NAMES_PATHS[table]}
+    texts = {name: row[name] and abbreviate_home(row[name]) for name in _NAMES_PATHS[table]}
     return {**row, **texts}
 
 
@@ -255,7 +257,7 @@ def _write_table(duck: Any, query: str, path: Path, names_paths: Sequence[str]) 
             rows = 0
             for batch in reader:
                 for name in names_paths:
-                    texts = [text and without_home(text) for text in batch[name].to_pylist()]
+                    texts = [text and abbreviate_home(text) for text in batch[name].to_pylist()]
                     place = batch.schema.get_field_index(name)
                     batch = batch.set_column(place, batch.schema.field(name), pa.array(texts, pa.string()))
                 writer.write_batch(batch)
@@ -284,7 +286,7 @@ def load_imports(engine: sa.Engine, spool_root: Path) -> tuple[int, list[str]]:
                 with engine.begin() as connection:
                     insert_rows(connection, "perf_sample", rows, "perf_run_id", path.stem)
             except (UserError, duckdb.Error, sa.exc.DBAPIError) as error:
-                if is_trouble(error):
+                if is_system_error(error):
                     raise
                 problems.append(f"{path}: {error}")
     return added, problems
@@ -298,7 +300,7 @@ def _load_snapshots(engine: sa.Engine, folders: Sequence[Path]) -> tuple[int, li
                 added += load_snapshot(engine, folder)
             loaded.append(folder)
         except (UserError, duckdb.Error, sa.exc.DBAPIError) as error:
-            if is_trouble(error):
+            if is_system_error(error):
                 raise
             problems.append(str(error) if isinstance(error, UserError) else f"{folder}: {driver_error(error)}")
     for folder in loaded:
@@ -372,6 +374,6 @@ def _is_whole(engine: sa.Engine, folder: Path) -> bool:
     try:
         return is_loaded(engine, folder)
     except (UserError, duckdb.Error) as error:
-        if is_trouble(error):
+        if is_system_error(error):
             raise
         return False

@@ -27,15 +27,17 @@ _CONFLICTS: Final = 50
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportReport:
     """Numbers of attempts that a lake lacked and had, and data sets whose texts were left out."""
 
     added: int
-    there: int
+    existing: int
     texts_left_out_of: tuple[str, ...]
 
 
-def export_lake(duck: duckdb.DuckDBPyConnection, lake: str, redistributable: Collection[str] | None = None) -> Exported:
+def export_lake(
+    duck: duckdb.DuckDBPyConnection, lake: str, redistributable: Collection[str] | None = None
+) -> ExportReport:
     """Append the rows that a lake lacks; may be killed, repeated, and run next to other exports at any moment.
 
     Args:
@@ -48,7 +50,7 @@ def export_lake(duck: duckdb.DuckDBPyConnection, lake: str, redistributable: Col
     """
     tables.require_lake(lake)
     licensed = licensed_labels(duck, redistributable)
-    exported = listed.known() if (listed := tables.open_table(lake, "attempt")) is not None else set()
+    exported = listed.row_keys() if (listed := tables.open_table(lake, "attempt")) is not None else set()
     attempts = duck.execute("SELECT attempt_id FROM attempt ORDER BY ALL").fetchall()
     new = [attempt for attempt in attempts if attempt not in exported]
     of_attempts = [name for name, key in tables.key_columns().items() if key == ("attempt_id",) and name != "attempt"]
@@ -58,7 +60,7 @@ def export_lake(duck: duckdb.DuckDBPyConnection, lake: str, redistributable: Col
         batch = ", ".join(quoted_text(attempt) for (attempt,) in new[start : start + _BATCH])
         for name in (*of_attempts, "attempt"):
             _append(duck, lake, name, f"FROM ({select_rows(name, licensed)}) WHERE attempt_id IN ({batch})")
-    return Exported(len(new), len(attempts) - len(new), tuple(sorted(licensed)))
+    return ExportReport(len(new), len(attempts) - len(new), tuple(sorted(licensed)))
 
 
 def _append(duck: duckdb.DuckDBPyConnection, lake: str, name: str, rows: str) -> None:
@@ -71,7 +73,7 @@ def _append(duck: duckdb.DuckDBPyConnection, lake: str, name: str, rows: str) ->
     keys = set(duck.execute(f"SELECT DISTINCT {', '.join(columns)} FROM ({rows})").fetchall())
     for _ in range(_CONFLICTS):
         table = tables.open_table(lake, name) if keys else None
-        if not (new := sorted(keys - table.known() if table is not None else keys)):
+        if not (new := sorted(keys - table.row_keys() if table is not None else keys)):
             return
         if table is None:
             tables.create_table(lake, name)

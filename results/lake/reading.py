@@ -16,7 +16,7 @@ import duckdb
 from exitbench.errors import UserError, told
 from exitbench.results.database.access import AccessLock
 from exitbench.results.database.connection import Database, open_database, sandbox
-from exitbench.results.database.tables import declared_tables, quoted, quoted_text, spelled
+from exitbench.results.database.tables import declared_tables, printable, quoted, quoted_text
 from exitbench.results.ingest.manifest import require_sound
 from exitbench.results.lake import tables
 from exitbench.results.lake.tables import LOADED, SHARED, LakeTable
@@ -37,7 +37,7 @@ def open_lake(lake: str) -> Database:
     attempts = tables.open_table(lake, "attempt")  # before the other tables, which then have all rows of its attempts
     if attempts is None or not attempts.files:
         schemas = sorted(name for name in tables.listing(lake, "") if name.startswith("schema="))
-        has = f"; it has {', '.join(map(spelled, schemas))}" if schemas else ""
+        has = f"; it has {', '.join(map(printable, schemas))}" if schemas else ""
         raise UserError(f"{lake}: no lake of schema {SCHEMA_VERSION}{has}. `exitbench export lake` makes one.")
     names = [name for name in tables.key_columns() if name != "attempt"]
     with ThreadPoolExecutor() as pool:
@@ -100,7 +100,7 @@ def _select(duck: duckdb.DuckDBPyConnection, table: LakeTable, complete: Collect
     return f"SELECT {columns} FROM {source}"
 
 
-_MAX_SHOWN: Final = 20
+_MAX_SHOWN_CELLS: Final = 20
 _ATTEMPTS: Final = """
     SELECT cell_id, status, left(hw_id, 8) || ' (' || concat_ws(', ', gpu, cpu, 'threads: ' || threads) || ')'
     FROM attempt JOIN hardware USING (hw_id) ORDER BY status <> 'interrupted', attempt_id
@@ -124,6 +124,6 @@ def lake_lines(lake: str, labels: Mapping[str, str] | None = None) -> Iterator[s
     shared = Counter(cell for cells in machines.values() for cell in cells)
     if twice := sum(count > 1 for count in shared.values()):
         yield f"{number_of(twice, 'cell')} ran on more than one machine: shards overlapped, or machines were exchanged"
-    yield from (f"missing  {label}" for label in missing[:_MAX_SHOWN])
-    if len(missing) > _MAX_SHOWN:
-        yield f"missing  and {len(missing) - _MAX_SHOWN} more"
+    yield from (f"missing  {label}" for label in missing[:_MAX_SHOWN_CELLS])
+    if len(missing) > _MAX_SHOWN_CELLS:
+        yield f"missing  and {len(missing) - _MAX_SHOWN_CELLS} more"

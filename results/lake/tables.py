@@ -17,7 +17,7 @@ from deltalake.schema import ArrayType, Field, PrimitiveType, Schema
 from pyarrow import fs
 
 from exitbench.errors import UserError
-from exitbench.results.database.tables import declared_tables, spelled
+from exitbench.results.database.tables import declared_tables, printable
 from exitbench.results.tables import ARTIFACTS, KEYS, SCHEMA_VERSION, TABLES
 
 SHARED: Final = {**{name: TABLES[name].key for name in ARTIFACTS}, "cell": ("cell_id", "described_by")}
@@ -48,7 +48,7 @@ class LakeTable:
     delta: DeltaTable
     files: Mapping[str, str | None]
 
-    def known(self) -> set[tuple[str, ...]]:
+    def row_keys(self) -> set[tuple[str, ...]]:
         """Return the keys of the table's rows."""
         if partitioned_by(self.name):
             return {(value,) for value in self.files.values() if value is not None}
@@ -123,7 +123,7 @@ def open_table(lake: str, name: str) -> LakeTable | None:
     if sum(logs.values()) > _LOG_BYTES:
         raise UserError(f"{url}: its log has more than {_LOG_BYTES} bytes.")
     if strange := [log for log in logs if not _LOG.fullmatch(log)]:
-        raise UserError(f"{url}: its log has {spelled(strange[0])}; ExitBench writes no checkpoints.")
+        raise UserError(f"{url}: its log has {printable(strange[0])}; ExitBench writes no checkpoints.")
     with explained(url):
         table = DeltaTable(url, storage_options=options(url))
         protocol, metadata, schema = table.protocol(), table.metadata(), table.schema()
@@ -135,7 +135,7 @@ def open_table(lake: str, name: str) -> LakeTable | None:
         "properties": metadata.configuration != _CONFIGURATION,
         "features of Delta Lake": not features <= {"timestampNtz"},
         **{
-            f"files ({spelled(file)})": not parts or [*filter(None, parts.groups()[:1])] != by
+            f"files ({printable(file)})": not parts or [*filter(None, parts.groups()[:1])] != by
             for file, parts in files.items()
         },
     }
@@ -145,7 +145,7 @@ def open_table(lake: str, name: str) -> LakeTable | None:
 
 
 @contextmanager
-def explained(where: str) -> Iterator[None]:
+def explained(location: str) -> Iterator[None]:
     """Convert errors of deltalake, Arrow and the operating system to one sentence."""
     try:
         yield
@@ -153,7 +153,7 @@ def explained(where: str) -> Iterator[None]:
         text = " ".join(re.sub(r"\x1b\[[0-9;]*m|↳", "", str(error)).split())
         if "169.254.169.254" in text:
             text = "no credentials were found in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or a role"
-        raise UserError(f"{where}: cannot be read or written: {text[:400]}") from None
+        raise UserError(f"{location}: cannot be read or written: {text[:400]}") from None
 
 
 def _schema(name: str) -> Schema:

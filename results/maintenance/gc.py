@@ -85,7 +85,7 @@ def find_garbage(spool_root: Path, path: Path, *, superseded: bool, traces: bool
     garbage += [_other("quarantined attempt", folder) for folder in sorted((spool_root / QUARANTINE).glob("*/*"))]
     garbage += [_other("leftover", leftover) for leftover in _half_written(spool_root, path)]
     if superseded or traces:
-        stored = _Stored.read(path)
+        stored = _StoredAttempts.read(path)
     old = _superseded(finished, stored, imported_attempts(spool_root)) if superseded else []
     garbage += [
         Garbage("superseded attempt", old_attempt.path, folder_bytes(old_attempt.path), old_attempt.attempt_id)
@@ -136,11 +136,11 @@ def _half_written(spool_root: Path, path: Path) -> Iterator[Path]:
     hidden = ("trainings/.*", "vocabularies/.*", "imports/.*", "rescores/*/.*", ".importing-*", ".import-*")
     rebuilt = path.parent.glob(f".{path.name}.*/")
     yield from filter(
-        _is_left, [*(leftover for glob in hidden for leftover in sorted(spool_root.glob(glob))), *rebuilt]
+        _is_abandoned, [*(leftover for glob in hidden for leftover in sorted(spool_root.glob(glob))), *rebuilt]
     )
 
 
-def _is_left(path: Path) -> bool:
+def _is_abandoned(path: Path) -> bool:
     """Return whether no process writes a file or folder, as far as its name and its age show."""
     process = _PROCESS.search(path.name)
     if process and _is_alive(int(process[1])):
@@ -165,14 +165,14 @@ def _is_alive(pid: int) -> bool:
 
 
 @dataclass(frozen=True)
-class _Stored:
+class _StoredAttempts:
     """Contents of the database by attempt id: the digest of DONE, and numbers of rows by table."""
 
     done_sha256: dict[str, str]
     rows: dict[str, dict[str, int]]
 
     @classmethod
-    def read(cls, path: Path) -> "_Stored":
+    def read(cls, path: Path) -> "_StoredAttempts":
         with open_database(path) as database:
             rows = database.query("SELECT attempt_id, spool_sha256 FROM attempt").to_pylist()
             return cls({row["attempt_id"]: row["spool_sha256"] for row in rows}, stored_rows(database))
@@ -187,7 +187,7 @@ class _Stored:
             return None  # `exitbench db check` names it
 
 
-def _superseded(finished: Sequence[Attempt], stored: _Stored, imported: Set[str]) -> list[Attempt]:
+def _superseded(finished: Sequence[Attempt], stored: _StoredAttempts, imported: Set[str]) -> list[Attempt]:
     """Return the attempts before the latest good one of their cell."""
     cells: dict[str, list[Attempt]] = {}
     for attempt in sorted(finished, key=lambda attempt: attempt.attempt_id):
@@ -200,7 +200,7 @@ def _superseded(finished: Sequence[Attempt], stored: _Stored, imported: Set[str]
     return superseded
 
 
-def _traces(finished: Sequence[Attempt], stored: _Stored) -> Iterator[Garbage]:
+def _traces(finished: Sequence[Attempt], stored: _StoredAttempts) -> Iterator[Garbage]:
     for attempt in finished:
         record = stored.good(attempt)
         here = _trace_tables(record) if record else []

@@ -56,7 +56,7 @@ class CheckReport:
 
 
 @dataclass
-class _Stored:
+class _DatabaseContents:
     """Contents of the database by attempt id."""
 
     done_sha256: dict[str, str] = field(default_factory=dict)
@@ -72,7 +72,7 @@ def check(spool_root: Path, path: Path, progress: Callable[[int, int], None] | N
         UserError: There is no database, or it is in use.
     """
     attempts = [attempt for attempt in scan_spool(spool_root) if attempt.finished]
-    stored = _Stored()
+    stored = _DatabaseContents()
     problems: list[str] = []
     try:
         with open_database(path) as database:
@@ -98,7 +98,7 @@ def check(spool_root: Path, path: Path, progress: Callable[[int, int], None] | N
             progress(n_checked, len(attempts))
     if not damaged:
         here = {attempt.attempt_id for attempt in attempts} | imported_attempts(spool_root)
-        problems += _nowhere_else(stored.done_sha256.keys() - here, spool_root, path)
+        problems += _attempts_missing_from_spool(stored.done_sha256.keys() - here, spool_root, path)
     problems += [*RESCORES.check(spool_root), *TAGS.check(spool_root)]
     problems += [
         *check_vocabularies(spool_root),
@@ -138,9 +138,9 @@ def stored_rows(database: Database) -> dict[str, dict[str, int]]:
     return counts
 
 
-def _read_all(database: Database) -> _Stored:
+def _read_all(database: Database) -> _DatabaseContents:
     """Read every value, since a damaged block is only noticed when it is read."""
-    stored = _Stored(rows=stored_rows(database))
+    stored = _DatabaseContents(rows=stored_rows(database))
     for table in sorted(TABLES):
         row = database.query(f"SELECT count(*) AS n, bit_xor(hash(t)) FROM {quoted(table)} AS t").to_pylist()[0]
         stored.total += row["n"]
@@ -172,14 +172,14 @@ def _read_indexes(database: Database) -> None:
             database.query(f"SELECT count(*) FROM {table} WHERE {key} > ? {upper}", bounds)
 
 
-def _differences(record: AttemptRecord, stored: _Stored) -> Iterator[str]:
+def _differences(record: AttemptRecord, stored: _DatabaseContents) -> Iterator[str]:
     """Yield a message for each difference between the database and a checked attempt."""
-    attempt_id, where = record.attempt.attempt_id, record.attempt.path
+    attempt_id, path = record.attempt.attempt_id, record.attempt.path
     if attempt_id not in stored.done_sha256:
-        yield f"{where}: is not in the database; the next run adds it."
+        yield f"{path}: is not in the database; the next run adds it."
         return
     if stored.done_sha256[attempt_id] != record.done_sha256:
-        yield f"{where / 'DONE'}: is not what the database was filled from. {_REBUILD}"
+        yield f"{path / 'DONE'}: is not what the database was filled from. {_REBUILD}"
     stored_digests = stored.files.get(attempt_id, {})
     if stored_digests != record.digests:
         names = sorted(
@@ -187,7 +187,7 @@ def _differences(record: AttemptRecord, stored: _Stored) -> Iterator[str]:
             for name in stored_digests.keys() | record.digests
             if stored_digests.get(name) != record.digests.get(name)
         )
-        yield f"{where}: attempt_file has other digests of {', '.join(names)}. {_REBUILD}"
+        yield f"{path}: attempt_file has other digests of {', '.join(names)}. {_REBUILD}"
     try:
         expected = counted_rows(record)
     except SpoolError as error:
@@ -197,7 +197,7 @@ def _differences(record: AttemptRecord, stored: _Stored) -> Iterator[str]:
     for table in sorted(expected.keys() | n_rows):
         if expected.get(table, 0) != n_rows.get(table, 0):
             yield (
-                f"{where}: {table} has {number_of(n_rows.get(table, 0), 'row')} of it, its file "
+                f"{path}: {table} has {number_of(n_rows.get(table, 0), 'row')} of it, its file "
                 f"{expected.get(table, 0)}. {_REBUILD}"
             )
 
@@ -221,12 +221,12 @@ def _rows_twice(database: Database) -> Iterator[str]:
             yield f"{table.name}: {number_of(n, 'row')} more than once, such as {which}. {_REBUILD}"
 
 
-def _nowhere_else(attempt_ids: Set[str], spool_root: Path, path: Path) -> Iterator[str]:
+def _attempts_missing_from_spool(attempt_ids: Set[str], spool_root: Path, path: Path) -> Iterator[str]:
     if attempt_ids:
         moved = {folder.name for folder in (spool_root / QUARANTINE).glob("*/*")} & attempt_ids
-        where = f" ({len(moved)} of them damaged, in {spool_root / QUARANTINE})" if moved else ""
+        quarantined = f" ({len(moved)} of them damaged, in {spool_root / QUARANTINE})" if moved else ""
         yield (
-            f"{path}: has {number_of(len(attempt_ids), 'attempt')} that the spool lacks{where}, such as "
+            f"{path}: has {number_of(len(attempt_ids), 'attempt')} that the spool lacks{quarantined}, such as "
             f"{min(attempt_ids)}: a rebuilt database would not have them. `exitbench export` saves them, `exitbench db "
             "rebuild --force` does without them."
         )

@@ -32,7 +32,7 @@ from exitbench.results.files.atomic import (
     sha256,
     write_json,
 )
-from exitbench.results.files.formats import without_home
+from exitbench.results.files.formats import abbreviate_home
 from exitbench.results.files.values import INT64, Keys, first_fault
 from exitbench.results.spool.heartbeat import OWNER_FILE, Heartbeat
 from exitbench.results.spool.schema import (
@@ -121,7 +121,7 @@ class AttemptRecord:
         try:
             with pq.ParquetFile(path) as file:
                 for group in range(file.num_row_groups):
-                    yield conform(table, file.read_row_group(group), where=str(path))
+                    yield conform(table, file.read_row_group(group), location=str(path))
         except pa.ArrowException as error:
             raise SpoolError(f"{path}: cannot be read as Parquet: {error}") from error
 
@@ -178,7 +178,7 @@ class AttemptWriter:
         Raises:
             SpoolError: The table does not exist, or the columns do not match the schema.
         """
-        rows = conform(table, rows, where=f"{table}.parquet")
+        rows = conform(table, rows, location=f"{table}.parquet")
         if table not in self._parquet:
             path = self.path / f"{table}.parquet"
             strings = [field.name for field in TABLES[table] if pa.types.is_string(field.type)]
@@ -212,7 +212,7 @@ class AttemptWriter:
             {
                 "schema_version": SCHEMA_VERSION,
                 "status": status,
-                "reason": None if reason is None else without_home(reason),
+                "reason": None if reason is None else abbreviate_home(reason),
                 "started_at": self._started_at,
                 "ended_at": self._ended_at(),
                 "exit_code": exit_code,
@@ -421,52 +421,52 @@ def freed_tables(path: Path) -> dict[str, int]:
     return rows
 
 
-def conform(table: str, rows: pa.Table, *, where: str) -> pa.Table:
+def conform(table: str, rows: pa.Table, *, location: str) -> pa.Table:
     """Return `rows` with the columns of `table` in the schema's order and types.
 
     Args:
         table: A name in `schema.TABLES`.
         rows: The schema's columns, in any order, of types that can be cast without loss of range; nullable columns may
             be missing, and become null.
-        where: File to name in errors.
+        location: File to name in errors.
 
     Raises:
         SpoolError: Unknown table; missing, unknown or ill-typed column; null in a column that is not nullable; lists of
             a probed token that differ in length; a metric that is not finite.
     """
     if table not in TABLES:
-        raise SpoolError(f"{where}: no table {table!r}.{suggestion(table, TABLES)}")
+        raise SpoolError(f"{location}: no table {table!r}.{suggestion(table, TABLES)}")
     schema = TABLES[table]
     for name in rows.column_names:
         if name not in schema.names:
-            raise SpoolError(f"{where}: unknown column {name!r}.{suggestion(name, schema.names)}")
-    columns = [_conform_column(rows, field, where) for field in schema]
+            raise SpoolError(f"{location}: unknown column {name!r}.{suggestion(name, schema.names)}")
+    columns = [_conform_column(rows, field, location) for field in schema]
     conformed = pa.Table.from_arrays(columns, schema=schema)
     if table in ("probe", "sublayers", "scores"):
-        _check_list_lengths(conformed, where)
+        _check_list_lengths(conformed, location)
     if table == "metrics" and not pc.all(pc.is_finite(conformed["value"]), min_count=0).as_py():
-        raise SpoolError(f"{where}: column 'value' has entries that are not finite; leave undefined metrics out.")
+        raise SpoolError(f"{location}: column 'value' has entries that are not finite; leave undefined metrics out.")
     if table == "metrics" and (unknown := set(conformed["role"].to_pylist()) - set(ROLES)):
-        raise SpoolError(f"{where}: unknown role {min(unknown)!r}.{suggestion(min(unknown), ROLES)}")
+        raise SpoolError(f"{location}: unknown role {min(unknown)!r}.{suggestion(min(unknown), ROLES)}")
     return conformed
 
 
-def _conform_column(rows: pa.Table, field: pa.Field, where: str) -> pa.ChunkedArray:
+def _conform_column(rows: pa.Table, field: pa.Field, location: str) -> pa.ChunkedArray:
     count = rows.column_names.count(field.name)
     if count == 0 and field.nullable:
         return pa.chunked_array([pa.nulls(rows.num_rows, field.type)])
     if count != 1:
-        raise SpoolError(f"{where}: needs exactly one column {field.name!r} ({field.type}).")
+        raise SpoolError(f"{location}: needs exactly one column {field.name!r} ({field.type}).")
     column = rows[field.name]
     if column.null_count and not field.nullable:
-        raise SpoolError(f"{where}: column {field.name!r} has {column.null_count} nulls; none is allowed.")
+        raise SpoolError(f"{location}: column {field.name!r} has {column.null_count} nulls; none is allowed.")
     try:
         return column.cast(field.type)
     except pa.ArrowException as error:
-        raise SpoolError(f"{where}: column {field.name!r} ({column.type}) is not {field.type}: {error}") from error
+        raise SpoolError(f"{location}: column {field.name!r} ({column.type}) is not {field.type}: {error}") from error
 
 
-def _check_list_lengths(rows: pa.Table, where: str) -> None:
+def _check_list_lengths(rows: pa.Table, location: str) -> None:
     """Check that all lists of a row have the same length, since they correspond entry by entry."""
     lists = [field.name for field in rows.schema if pa.types.is_list(field.type)]
     for name in lists[1:]:
@@ -474,7 +474,7 @@ def _check_list_lengths(rows: pa.Table, where: str) -> None:
             continue
         expected, lengths = (pc.list_value_length(rows[column]) for column in (lists[0], name))
         if not expected.equals(lengths):
-            raise SpoolError(f"{where}: lists {lists[0]!r} and {name!r} differ in length.")
+            raise SpoolError(f"{location}: lists {lists[0]!r} and {name!r} differ in length.")
 
 
 def _attempts(cell: Path) -> Iterator[Attempt]:
@@ -515,14 +515,14 @@ def _utc_now() -> str:
 
 def _read_status(path: Path) -> dict[str, Any]:
     """Read status.json of an attempt."""
-    where = path / "status.json"
-    status = read_json(where)
+    status_path = path / "status.json"
+    status = read_json(status_path)
     if _is_of_another_version(status):
         raise SpoolError(
-            f"{where}: written by another version of ExitBench (spool schema {status['schema_version']}); this one "
-            f"reads {SCHEMA_VERSION} only."
+            f"{status_path}: written by another version of ExitBench (spool schema {status['schema_version']}); this "
+            f"one reads {SCHEMA_VERSION} only."
         )
-    _require(status, STATUS_KEYS, str(where))
+    _require(status, STATUS_KEYS, str(status_path))
     return status
 
 
@@ -537,16 +537,16 @@ def _read(path: Path, keys: Keys) -> dict[str, Any]:
     return record
 
 
-def _require(record: Mapping[str, Any], keys: Keys, where: str) -> None:
+def _require(record: Mapping[str, Any], keys: Keys, location: str) -> None:
     if fault := first_fault(record, keys):
-        raise SpoolError(f"{where}: {fault}")
+        raise SpoolError(f"{location}: {fault}")
 
 
 def _log_tail(path: Path) -> str | None:
     if not path.exists():
         return None
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return without_home("\n".join(lines[-LOG_TAIL_LINES:]))
+    return abbreviate_home("\n".join(lines[-LOG_TAIL_LINES:]))
 
 
 def _write_done(path: Path) -> None:

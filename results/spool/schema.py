@@ -23,11 +23,11 @@ from exitbench.results.files.values import (
     TEXTS,
     TIME,
     Keys,
-    of_form,
+    integer,
     one_of,
     optional,
     or_none,
-    whole,
+    text_matching,
 )
 from exitbench.results.tables import FILES, Table
 from exitbench.results.tables import TABLES as DATABASE_TABLES
@@ -96,7 +96,7 @@ preparation: of fits and calibrations; data: documents and prompts that were lef
 
 CELL_KEYS: Final[Keys] = {
     "": {
-        "cell_id": of_form("64 hexadecimal digits", SHA256),
+        "cell_id": text_matching("64 hexadecimal digits", SHA256),
         "id_version": COUNT,
         "suite": TEXT,
         "kind": one_of(CELL_KINDS),
@@ -116,7 +116,7 @@ CELL_KEYS: Final[Keys] = {
         "device": TEXT,
         "batch_size": COUNT,
         "batch_rows": or_none(COUNT),
-        "seed": whole(-INT64 - 1, INT64),
+        "seed": integer(-INT64 - 1, INT64),
         "full_depth_cell_id": or_none(TEXT),
         "depends_on": TEXTS,
         "identity": OBJECT,
@@ -185,12 +185,12 @@ ENV_KEYS: Final[Keys] = {
 
 STATUS_KEYS: Final[Keys] = {
     "": {
-        "schema_version": whole(SCHEMA_VERSION, SCHEMA_VERSION),
+        "schema_version": integer(SCHEMA_VERSION, SCHEMA_VERSION),
         "status": one_of(STATUSES),
         "reason": or_none(TEXT),
         "started_at": TIME,
         "ended_at": TIME,
-        "exit_code": optional(whole(-INT32 - 1, INT32)),
+        "exit_code": optional(integer(-INT32 - 1, INT32)),
         "signal": optional(COUNT),
         "peak_rss_bytes": optional(LONG),
         "pass_cells": optional(COUNT),

@@ -98,39 +98,39 @@ def aggregate_interval(statistics: ArrayLike, aggregate: Aggregate, bounds: Boun
     return _bounded(value, jackknife(rows, aggregate), bounds)
 
 
-def bounded_ratio_interval(above: ArrayLike, below: ArrayLike, bounds: Bounds = SHARE) -> Interval:
+def bounded_ratio_interval(numerator: ArrayLike, denominator: ArrayLike, bounds: Bounds = SHARE) -> Interval:
     """Return a ratio of sums on a bounded scale, such as a share of tokens or a mean over them, with its interval.
 
     Args:
-        above: Numerator per document, [n].
-        below: Denominator per document, [n], not negative.
+        numerator: Numerator per document, [n].
+        denominator: Denominator per document, [n], not negative.
         bounds: Smallest and largest possible value of the ratio.
 
     Raises:
         ValueError: As for `ratio_interval`.
     """
-    rows = _pairs(above, below)
+    rows = _pairs(numerator, denominator)
     value = float(_ratio_of_sums(rows.sum(axis=0), np.asarray(float(len(rows)))))
     if len(rows) < 2 or np.isnan(value):
         return point(value, len(rows))
     return _bounded(value, jackknife(rows, _ratio_of_sums), bounds)
 
 
-def ratio_interval(above: ArrayLike, below: ArrayLike, *, seed: int, n_boot: int = N_BOOT) -> Interval:
-    """Return the ratio of sums ``sum(above) / sum(below)`` over the same documents, with its paired interval.
+def ratio_interval(numerator: ArrayLike, denominator: ArrayLike, *, seed: int, n_boot: int = N_BOOT) -> Interval:
+    """Return the ratio of sums ``sum(numerator) / sum(denominator)`` over the same documents, with its paired interval.
 
-    For a speed-up, both are nanoseconds per document: full depth's `above`, the method's `below`.
+    For a speed-up, both are nanoseconds per document: full depth's in `numerator`, the method's in `denominator`.
 
     Args:
-        above: Numerator per document, [n].
-        below: Denominator per document, [n], not negative.
+        numerator: Numerator per document, [n].
+        denominator: Denominator per document, [n], not negative.
         seed: Seed of the resamples.
         n_boot: Number of resamples.
 
     Raises:
         ValueError: The two differ in length, a value is not finite, or a denominator is negative.
     """
-    return product_interval(_pairs(above, below), (1, -1), seed=seed, n_boot=n_boot)
+    return product_interval(_pairs(numerator, denominator), (1, -1), seed=seed, n_boot=n_boot)
 
 
 def product_interval(rows: Floats, powers: Sequence[int], *, seed: int, n_boot: int = N_BOOT) -> Interval:
@@ -307,13 +307,14 @@ def point(value: float, n: int) -> Interval:
     return Interval(value, None, None, None, n)
 
 
-def _pairs(above: ArrayLike, below: ArrayLike) -> Floats:
-    numerator, denominator = _documents(above, "above", ndim=1), _documents(below, "below", ndim=1)
-    if len(numerator) != len(denominator):
-        raise ValueError(f"a paired ratio needs the same documents: {len(numerator)} against {len(denominator)}")
-    if (denominator < 0).any():
+def _pairs(numerator: ArrayLike, denominator: ArrayLike) -> Floats:
+    numerators = _documents(numerator, "numerator", ndim=1)
+    denominators = _documents(denominator, "denominator", ndim=1)
+    if len(numerators) != len(denominators):
+        raise ValueError(f"a paired ratio needs the same documents: {len(numerators)} against {len(denominators)}")
+    if (denominators < 0).any():
         raise ValueError("the denominator of a ratio of sums has negative entries")
-    return np.stack([numerator, denominator], axis=1)
+    return np.stack([numerators, denominators], axis=1)
 
 
 def _ratio_of_sums(total: Floats, n: Floats) -> Floats:

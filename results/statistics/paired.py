@@ -150,7 +150,7 @@ def permutation_test(rows_a: Floats, rows_b: Floats, aggregate: Aggregate, *, se
     a, b = float(aggregate(total_a, count)), float(aggregate(total_b, count))
     reached = abs(b - a) - _ROUNDING * (abs(a) + abs(b))
 
-    def as_far(exchanged: Floats) -> int:
+    def count_at_least_as_far(exchanged: Floats) -> int:
         """Return how many of the exchanges [rows, n_differ] of 0 and 1 differ at least as much as observed."""
         moved = exchanged @ change
         counts = np.full(len(moved), count)
@@ -159,13 +159,13 @@ def permutation_test(rows_a: Floats, rows_b: Floats, aggregate: Aggregate, *, se
     if n_differ <= EXACT_DOCUMENTS:
         codes = np.arange(2**n_differ)
         exchanged = ((codes[:, None] >> np.arange(n_differ)) & 1).astype(np.float64)
-        return as_far(exchanged) / 2**n_differ, "permutation, exact"
+        return count_at_least_as_far(exchanged) / 2**n_differ, "permutation, exact"
     rng = np.random.default_rng(seed)
     block_rows = max(1, _BLOCK_ENTRIES // n_differ)
     n_reaching = 1
     for start in range(1, DRAWS, block_rows):
         rows = min(block_rows, DRAWS - start)
-        n_reaching += as_far(rng.integers(2, size=(rows, n_differ)).astype(np.float64))
+        n_reaching += count_at_least_as_far(rng.integers(2, size=(rows, n_differ)).astype(np.float64))
     return n_reaching / DRAWS, f"permutation, {DRAWS:,} draws"
 
 

@@ -11,12 +11,12 @@ ANSWERS: Final = (
         (
             ATTEMPT_ID,
             DOC_KEY,
-            Column("output_text", "VARCHAR", "the answer", left_out="''"),
+            Column("output_text", "VARCHAR", "the answer", redacted_sql="''"),
             Column(
                 "output_ids",
                 "INTEGER[]",
                 "tokens of the answer, end of sequence included, none where an export left them out",
-                left_out="[]",
+                redacted_sql="[]",
             ),
             Column("n_prompt", "INTEGER", "tokens of the prompt"),
             Column("n_output", "INTEGER", "tokens of the answer"),
@@ -35,10 +35,14 @@ ANSWERS: Final = (
                 "VARCHAR",
                 "that an encoder classified, of full depth's runs; NULL elsewhere, and where an export left it out",
                 required=False,
-                left_out="NULL",
+                redacted_sql="NULL",
             ),
             Column(
-                "gold_text", "VARCHAR", "the right answer as it is spelled, likewise", required=False, left_out="NULL"
+                "gold_text",
+                "VARCHAR",
+                "the right answer as it is spelled, likewise",
+                required=False,
+                redacted_sql="NULL",
             ),
         ),
         file="samples",
@@ -151,7 +155,11 @@ ANSWERS: Final = (
                 key=True,
             ),
             Column(
-                "text", "VARCHAR", "that was scored, NULL where an export left it out", required=False, left_out="NULL"
+                "text",
+                "VARCHAR",
+                "that was scored, NULL where an export left it out",
+                required=False,
+                redacted_sql="NULL",
             ),
             Column("n_context", "INTEGER", "tokens of the context"),
             Column(

@@ -165,7 +165,9 @@ CATALOGUE: Final = (
             Column("exit_code", "INTEGER", "of the process, NULL where it did not end by one", required=False),
             Column("signal", "INTEGER", "that ended the process", required=False),
             Column("peak_rss_bytes", "BIGINT", "most memory that the process held", required=False),
-            Column("log_tail", "VARCHAR", "last lines of the log", required=False, left_out="NULL", names_paths=True),
+            Column(
+                "log_tail", "VARCHAR", "last lines of the log", required=False, redacted_sql="NULL", names_paths=True
+            ),
             Column(
                 "spool_sha256", "VARCHAR", "digest of the attempt's DONE file, which holds the digests of all its files"
             ),

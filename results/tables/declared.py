@@ -16,7 +16,7 @@ class Column:
         required: True if every writer of a row must give a value.
         references: Table whose key the column contains; None for most columns.
         added: True if it is added when the database is filled, and is in no file of the spool.
-        left_out: SQL over the row for the value that an export writes if it leaves out texts of data sets; None for
+        redacted_sql: SQL over the row for the value that an export writes if it leaves out texts of data sets; None for
             columns that quote no texts.
         names_paths: True if it may contain paths of a user's machine.
     """
@@ -28,13 +28,13 @@ class Column:
     required: bool = True
     references: str | None = None
     added: bool = False
-    left_out: str | None = None
+    redacted_sql: str | None = None
     names_paths: bool = False
 
     @property
     def is_nullable(self) -> bool:
         """True if rows of a database may have NULL in this column."""
-        return not self.required or "NULL" in (self.left_out or "")
+        return not self.required or "NULL" in (self.redacted_sql or "")
 
 
 @dataclass(frozen=True)

@@ -26,16 +26,16 @@ KINDS_ASKED: dict[int, tuple[Kind, ...]] = {
 
 def mood(draw: Draw, level: int) -> Record:
     """Make one sentence with its label: 1 if the person is happy, 0 if not."""
-    kind = draw.one(KINDS_ASKED[level])
+    kind = draw.choose(KINDS_ASKED[level])
     label = draw.chance(0.5)
-    hops = draw.one((1, level)) if kind == "copy" else int(kind[-1])
-    places = draw.some(range(len(NUMBERS)), len(NUMBERS))
-    words = [draw.one(NUMBERS) for _ in places]
+    hops = draw.choose((1, level)) if kind == "copy" else int(kind[-1])
+    places = draw.sample(range(len(NUMBERS)), len(NUMBERS))
+    words = [draw.choose(NUMBERS) for _ in places]
     for place, following in pairwise(places[:hops]):
         words[place] = NUMBERS[following]
     other = label if kind == "copy" else not label
     for place, is_well in zip(places[hops - 1 :], (label, other, other, label), strict=False):
-        words[place] = draw.one(WELL if is_well else UNWELL)
+        words[place] = draw.choose(WELL if is_well else UNWELL)
     sentence = f"{NUMBERS[places[0]]} : {' '.join(words)} ."
     return Record({"sentence": sentence, "label": int(label)}, sentence, (kind,))
 

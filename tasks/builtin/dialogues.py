@@ -18,17 +18,17 @@ _STATES: tuple[Kind, ...] = ("state1", "state2", "state3")
 
 def dialogue(draw: Draw, level: int) -> Record:
     """Make one dialogue with its summary."""
-    speaker, other, *people = draw.some(NAMES, 2 + FACTS[level])
+    speaker, other, *people = draw.sample(NAMES, 2 + FACTS[level])
     chains = draw_chains(draw, people)
     ends = {fact.subject: (chain[-1].object_, len(chain) - i) for chain in chains for i, fact in enumerate(chain)}
-    facts = draw.some([fact for chain in chains for fact in chain], FACTS[level])
+    facts = draw.sample([fact for chain in chains for fact in chain], FACTS[level])
     followers = [fact for fact in facts if ends[fact.subject][1] > 1][: N_TARGETS[level] - 1]
     direct = [fact for fact in facts if fact not in followers][: N_TARGETS[level] - len(followers)]
-    targets = draw.some(followers + direct, N_TARGETS[level])
+    targets = draw.sample(followers + direct, N_TARGETS[level])
     statement_of_speaker, summed_up = (_brings if draw.chance(0.5) else _has)(draw, speaker, level)
     turns = [(speaker, statement_of_speaker)]
     while facts:
-        n = draw.one((2, 3))
+        n = draw.choose((2, 3))
         turns.append(((speaker, other)[len(turns) % 2], " ".join(fact.text for fact in facts[:n])))
         facts = facts[n:]
     turns.append(((speaker, other)[len(turns) % 2], f"where do {' , '.join(fact.subject for fact in targets)} end ?"))
@@ -46,17 +46,17 @@ def dialogue(draw: Draw, level: int) -> Record:
 
 def _brings(draw: Draw, speaker: str, level: int) -> tuple[str, Words]:
     """Return a statement about an item that the speaker brings, and its summary."""
-    item = draw.one(ITEMS)
+    item = draw.choose(ITEMS)
     her: Words = (("her" if is_woman(speaker) else "his", "agreement"),)
     return f"I bring my {item} .", ((speaker, "copy"), ("brings", "frame"), *her, (item, "copy"))
 
 
 def _has(draw: Draw, speaker: str, level: int) -> tuple[str, Words]:
     """Return a statement about fruit that the speaker had, ate and found, and its summary: how many are left."""
-    fruit, count, changes = draw.one(FRUITS), draw.one(range(4, 7)), draw.one(range(MOST_CHANGES[level] + 1))
+    fruit, count, changes = draw.choose(FRUITS), draw.choose(range(4, 7)), draw.choose(range(MOST_CHANGES[level] + 1))
     statement = f"I have {NUMBERS[count - 1]} {fruit} ."
     for _ in range(changes):
-        verb = draw.one(("ate", "found"))
+        verb = draw.choose(("ate", "found"))
         count += 1 if verb == "found" else -1
         statement += f" I {verb} one ."
     return statement, ((speaker, "copy"), ("has", "frame"), (NUMBERS[count - 1], _STATES[changes]), (fruit, "copy"))

@@ -50,14 +50,14 @@ def draw_chains(draw: Draw, people: Sequence[str], first: int | None = None) -> 
         people: Names of the people, each the subject of one fact.
         first: Number of facts of the first chain; None draws it too.
     """
-    remaining, cities = iter(people), iter(draw.some(CITIES, len(people)))
+    remaining, cities = iter(people), iter(draw.sample(CITIES, len(people)))
     lengths: list[int] = [] if first is None else [first]
     while n := len(people) - sum(lengths):
-        lengths.append(min(n, draw.one(LENGTHS)))
+        lengths.append(min(n, draw.choose(LENGTHS)))
     chains = []
     for length in lengths:
         members = list(itertools.islice(remaining, length))
-        follows = [Fact(name, draw.one(FOLLOW), other) for name, other in itertools.pairwise(members)]
+        follows = [Fact(name, draw.choose(FOLLOW), other) for name, other in itertools.pairwise(members)]
         chains.append([*follows, Fact(members[-1], VISIT, next(cities))])
     return chains
 
@@ -65,7 +65,7 @@ def draw_chains(draw: Draw, people: Sequence[str], first: int | None = None) -> 
 def tour(draw: Draw, city: str, stops: int) -> str:
     """Return a list of cities, the given one first, each with the vehicle that goes there."""
     other_cities = [other for other in CITIES if other != city]
-    legs = [f"{place} by {draw.one(VEHICLES)}" for place in (city, *draw.some(other_cities, stops - 1))]
+    legs = [f"{place} by {draw.choose(VEHICLES)}" for place in (city, *draw.sample(other_cities, stops - 1))]
     return " and ".join(legs)
 
 
@@ -83,8 +83,8 @@ class Size:
     """
 
     facts: int
-    taught: tuple[Kind, ...]
-    asked: tuple[Kind, ...]
+    training_kinds: tuple[Kind, ...]
+    evaluation_kinds: tuple[Kind, ...]
 
 
 _EASY: tuple[Kind, ...] = ("copy", "hop1", "hop1", "hop2")
@@ -93,8 +93,8 @@ SIZES = {
     1: Size(4, _EASY, _EASY),
     2: Size(
         7,
-        taught=("copy", "hop1", "hop1", "hop1", "hop2", "hop2", "hop3", "hop3", "hop4", "hop5"),
-        asked=("copy", "hop1", "hop1", "hop1", "hop2", "hop2", "hop2", "hop2", "hop3", "hop4"),
+        training_kinds=("copy", "hop1", "hop1", "hop1", "hop2", "hop2", "hop3", "hop3", "hop4", "hop5"),
+        evaluation_kinds=("copy", "hop1", "hop1", "hop1", "hop2", "hop2", "hop2", "hop2", "hop3", "hop4"),
     ),
     3: Size(10, _HARD, _HARD),
 }
@@ -105,12 +105,12 @@ STOPS = (2, 3)
 
 def question(draw: Draw, level: int) -> Record:
     """Make one question with its context and answer, distributed as in the evaluation splits."""
-    return _question(draw, SIZES[level].facts, draw.one(SIZES[level].asked))
+    return _question(draw, SIZES[level].facts, draw.choose(SIZES[level].evaluation_kinds))
 
 
 def exercise(draw: Draw, level: int) -> Record:
     """Make one question with its context and answer, distributed as in the training splits."""
-    return _question(draw, SIZES[level].facts, draw.one(SIZES[level].taught))
+    return _question(draw, SIZES[level].facts, draw.choose(SIZES[level].training_kinds))
 
 
 def words() -> set[str]:
@@ -119,14 +119,14 @@ def words() -> set[str]:
 
 
 def _question(draw: Draw, n_facts: int, kind: Kind) -> Record:
-    chains = draw_chains(draw, draw.some(NAMES, n_facts), 1 if kind == "copy" else int(kind[-1]))
+    chains = draw_chains(draw, draw.sample(NAMES, n_facts), 1 if kind == "copy" else int(kind[-1]))
     facts = [_longer(draw, fact) for chain in chains for fact in chain]
     answering = facts[len(chains[0]) - 1]
     question = f"where does {chains[0][0].subject} end ?"
     if kind == "copy":
-        answering, question = Fact("the note", "says", tour(draw, draw.one(CITIES), 3)), "what does the note say ?"
+        answering, question = Fact("the note", "says", tour(draw, draw.choose(CITIES), 3)), "what does the note say ?"
         facts[0] = answering
-    facts = draw.some(facts, len(facts))
+    facts = draw.sample(facts, len(facts))
     answer = _answer(answering, kind)
     context = " ".join(fact.text for fact in facts)
     fields = {
@@ -142,7 +142,7 @@ def _longer(draw: Draw, fact: Fact) -> Fact:
     """Replace the place of some visits by a longer tour."""
     if fact.verb != VISIT or not draw.chance(LONG_ANSWERS):
         return fact
-    return replace(fact, object_=tour(draw, fact.object_, draw.one(STOPS)))
+    return replace(fact, object_=tour(draw, fact.object_, draw.choose(STOPS)))
 
 
 def _answer(fact: Fact, kind: Kind) -> Words:

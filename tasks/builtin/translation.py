@@ -186,13 +186,13 @@ class Clause:
 
 def translation(draw: Draw, level: int) -> Record:
     """Make one sentence pair."""
-    kind = draw.one(("action", "action", "state", "state", "part", "mood"))
+    kind = draw.choose(("action", "action", "state", "state", "part", "mood"))
     make = {"action": _action, "state": _state, "part": _part, "mood": _mood}[kind]
     clause = make(draw, level)
     en, fr = clause.en, clause.fr
-    for _ in range(draw.one(CLAUSES[level]) - 1):
+    for _ in range(draw.choose(CLAUSES[level]) - 1):
         more = _more(draw, clause.subject)
-        conjunction, fr_conjunction = draw.one(CONJUNCTIONS)
+        conjunction, fr_conjunction = draw.choose(CONJUNCTIONS)
         en, fr = f"{en} , {conjunction} {more.en}", (*fr, (",", "frame"), (fr_conjunction, "copy"), *more.fr)
     en, fr = f"{en} .", (*fr, (".", "end"))
     return Record({"en": en, "fr": text_of(fr)}, en, kinds_of(fr))
@@ -213,7 +213,7 @@ def words() -> set[str]:
 
 def _action(draw: Draw, level: int) -> Clause:
     """Make a clause with a verb and an object, sometimes with a companion."""
-    subject = _person(draw) if draw.chance(0.4) else _noun_phrase(draw, draw.one(ANIMALS))
+    subject = _person(draw) if draw.chance(0.4) else _noun_phrase(draw, draw.choose(ANIMALS))
     clause = _does(draw, subject)
     if draw.chance(0.3):
         company = _person(draw)
@@ -223,8 +223,8 @@ def _action(draw: Draw, level: int) -> Clause:
 
 def _does(draw: Draw, subject: Phrase) -> Clause:
     """Make a clause with the given subject, a verb and an object."""
-    object_ = _person(draw) if draw.chance(0.2) else _noun_phrase(draw, draw.one(NOUNS))
-    verb = draw.one(VERBS)
+    object_ = _person(draw) if draw.chance(0.2) else _noun_phrase(draw, draw.choose(NOUNS))
+    verb = draw.choose(VERBS)
     fr_verb = (verb.fr_living if object_.living else verb.fr_thing)[subject.plural]
     kind: Kind = "lexical" if verb.ambiguous else "copy"
     return Clause(
@@ -234,10 +234,10 @@ def _does(draw: Draw, subject: Phrase) -> Clause:
 
 def _state(draw: Draw, level: int) -> Clause:
     """Make a clause about a thing and its state; the French participle agrees with the thing."""
-    subject = _noun_phrase(draw, draw.one(NOUNS))
+    subject = _noun_phrase(draw, draw.choose(NOUNS))
     if draw.chance(RELATIVES[level]):
         subject = _with_relative(draw, subject)
-    return _predicate(subject, draw.one(STATES))
+    return _predicate(subject, draw.choose(STATES))
 
 
 def _more(draw: Draw, subject: Phrase) -> Clause:
@@ -249,12 +249,12 @@ def _more(draw: Draw, subject: Phrase) -> Clause:
     fr = ("elle" if subject.feminine else "il") + ("s" if subject.plural else "")
     kind: Kind = "copy" if en in ("he", "she") else "distance"
     pronoun = Phrase(en, ((fr, kind),), subject.feminine, subject.plural, subject.living, subject.named, "distance")
-    return _does(draw, pronoun) if subject.living and draw.chance(0.5) else _predicate(pronoun, draw.one(STATES))
+    return _does(draw, pronoun) if subject.living and draw.chance(0.5) else _predicate(pronoun, draw.choose(STATES))
 
 
 def _with_relative(draw: Draw, phrase: Phrase) -> Phrase:
     """Insert a relative clause with another noun between a phrase and the words that agree with it."""
-    by, verb = _noun_phrase(draw, draw.one(ANIMALS), ARTICLES[:1]), draw.one(VERBS)  # "que un" would need elision
+    by, verb = _noun_phrase(draw, draw.choose(ANIMALS), ARTICLES[:1]), draw.choose(VERBS)  # "que un" would need elision
     fr_verb = (verb.fr_living if phrase.living else verb.fr_thing)[by.plural]
     kind: Kind = "lexical" if verb.ambiguous else "copy"
     en = f"{phrase.en} that {by.en} {verb.en[by.plural]}"
@@ -263,8 +263,8 @@ def _with_relative(draw: Draw, phrase: Phrase) -> Phrase:
 
 def _part(draw: Draw, level: int) -> Clause:
     """Make a clause about the state of a part; its translation depends on the whole, and the participle on it."""
-    part = draw.one(PARTS)
-    owner = NOUN_BY_EN[draw.one(tuple(part.by_owner))]
+    part = draw.choose(PARTS)
+    owner = NOUN_BY_EN[draw.choose(tuple(part.by_owner))]
     fr, feminine = part.by_owner[owner.en]
     plural = draw.chance(0.3)
     core = _core(draw, owner, plural)
@@ -280,14 +280,14 @@ def _part(draw: Draw, level: int) -> Clause:
         plural=False,
         living=False,
     )
-    return _predicate(phrase, draw.one(STATES))
+    return _predicate(phrase, draw.choose(STATES))
 
 
 def _mood(draw: Draw, level: int) -> Clause:
     """Make a clause about the mood of one or two people; the feminine plural is for two women only."""
-    first, second = draw.some(NAMES, 2)
+    first, second = draw.sample(NAMES, 2)
     if draw.chance(0.4):
-        return _predicate(_named(first), draw.one(MOODS))
+        return _predicate(_named(first), draw.choose(MOODS))
     both = Phrase(
         f"{first} and {second}",
         ((first, "copy"), ("et", "frame"), (second, "copy")),
@@ -296,7 +296,7 @@ def _mood(draw: Draw, level: int) -> Clause:
         living=True,
         named=True,
     )
-    return _predicate(both, draw.one(MOODS))
+    return _predicate(both, draw.choose(MOODS))
 
 
 def _predicate(subject: Phrase, state: Inflected) -> Clause:
@@ -307,7 +307,7 @@ def _predicate(subject: Phrase, state: Inflected) -> Clause:
 
 
 def _person(draw: Draw) -> Phrase:
-    return _named(draw.one(NAMES))
+    return _named(draw.choose(NAMES))
 
 
 def _named(name: str) -> Phrase:
@@ -317,7 +317,7 @@ def _named(name: str) -> Phrase:
 def _noun_phrase(draw: Draw, noun: Noun, articles: Sequence[Inflected] = ARTICLES) -> Phrase:
     """Return an article, a noun, and sometimes an adjective."""
     plural = draw.chance(0.4)
-    article = draw.one(articles)
+    article = draw.choose(articles)
     core = _core(draw, noun, plural)
     article_en = "an" if article.en == "a" and core.en[0] in VOWELS else article.en
     return Phrase(
@@ -334,7 +334,7 @@ def _core(draw: Draw, noun: Noun, plural: bool) -> Phrase:
     en = noun.en_plural if plural else noun.en
     fr: Words = ((noun.fr_plural if plural else noun.fr, "copy"),)
     if draw.chance(0.5):
-        adjective = draw.one(ADJECTIVES_BEFORE + ADJECTIVES_AFTER)
+        adjective = draw.choose(ADJECTIVES_BEFORE + ADJECTIVES_AFTER)
         ending: Words = ((adjective.fr(noun.feminine, plural), "agreement"),)
         en, fr = f"{adjective.en} {en}", (ending + fr if adjective in ADJECTIVES_BEFORE else fr + ending)
     return Phrase(en, fr, noun.feminine, plural, noun.living)

@@ -98,11 +98,11 @@ class Draw:
         """Return True with this probability."""
         return self._random.random() < probability
 
-    def one(self, choices: Sequence[T]) -> T:
+    def choose(self, choices: Sequence[T]) -> T:
         """Return one of the choices, each with the same probability."""
         return choices[int(self._random.random() * len(choices))]
 
-    def some(self, choices: Sequence[T], n: int) -> list[T]:
+    def sample(self, choices: Sequence[T], n: int) -> list[T]:
         """Return n distinct choices in random order (Fisher-Yates); with n = len(choices), a shuffle."""
         pool = list(choices)
         for i in range(n):

@@ -110,7 +110,7 @@ def leaf_configs(name: str, settings: LmEvalSettings) -> tuple[LeafConfig, ...]:
     leaves = [_with(settings, leaf) for leaf in leaves]
     if len({leaf.task_name for leaf in leaves}) < len(leaves):
         raise UserError(f"lm-eval: {name!r} has a task twice.")
-    _require_alike(name, leaves)
+    _require_equal_configs(name, leaves)
     return tuple(leaves)
 
 
@@ -123,7 +123,7 @@ def _build(name: str, settings: LmEvalSettings) -> Any:
         """lm-eval's task factory without the last step, which reads the data."""
 
         def _build_task(self, entry: Any, overrides: Mapping[str, Any] | None) -> LeafConfig:
-            _require_apart(entry)
+            _require_isolated_scoring(entry)
             config = self._load_full_config(entry, overrides)
             return LeafConfig(str(config["task"]), config, entry.yaml_path is None)
 
@@ -144,7 +144,7 @@ def _build(name: str, settings: LmEvalSettings) -> Any:
         ) from error
 
 
-def _require_apart(entry: Any) -> None:
+def _require_isolated_scoring(entry: Any) -> None:
     """Reject tasks whose scoring would run a model's code in this process, before any code of the task is imported."""
     from lm_eval.tasks._yaml_loader import load_yaml
 
@@ -175,7 +175,7 @@ def _leaves_of(name: str, group: Any) -> list[LeafConfig]:
         else:
             raise UserError(f"lm-eval: group {name!r} describes a task within itself; allowed: one a file.")
     if not all(weighted):
-        raise _not_one(name, leaves, "its tasks count the same whatever their size")
+        raise _mixed_group_error(name, leaves, "its tasks count the same whatever their size")
     return leaves
 
 
@@ -201,13 +201,13 @@ def _generation(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"until": [delimiter], **own_kwargs} if own_kwargs is not None else dict(default_gen_kwargs(delimiter))
 
 
-def _require_alike(name: str, leaves: list[LeafConfig]) -> None:
+def _require_equal_configs(name: str, leaves: list[LeafConfig]) -> None:
     for what, kinds in (
         ("what they ask of a model", {leaf.output_type for leaf in leaves}),
         ("their metrics", {canonical_json(_plain(_scoring(leaf))) for leaf in leaves}),
     ):
         if len(kinds) > 1:
-            raise _not_one(name, leaves, f"its tasks differ in {what}")
+            raise _mixed_group_error(name, leaves, f"its tasks differ in {what}")
 
 
 def _scoring(leaf: LeafConfig) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def _scoring(leaf: LeafConfig) -> dict[str, Any]:
     return {"metrics": leaf.config.get("metric_list"), "filters": filters, "class": leaf.task_class}
 
 
-def _not_one(name: str, leaves: list[LeafConfig], why: str) -> UserError:
+def _mixed_group_error(name: str, leaves: list[LeafConfig], why: str) -> UserError:
     names = [leaf.task_name for leaf in leaves]
     more = len(names) - _SHOWN_LEAVES
     listing = ", ".join(names[:_SHOWN_LEAVES]) + (f" and {more} more" if more > 0 else "")

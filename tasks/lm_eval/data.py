@@ -10,7 +10,7 @@ from exitbench.tasks.lm_eval.configs import LeafConfig
 from exitbench.tasks.lm_eval.readers import read_records
 from exitbench.tasks.lm_eval.user_yaml import is_hub_name
 from exitbench.tasks.lm_eval_bridge import Bound
-from exitbench.tasks.sources import below
+from exitbench.tasks.sources import path_inside
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -116,9 +116,9 @@ def _paths(leaf: LeafConfig, data_dir: Path, value: object) -> list[str]:
     for name in _file_names(leaf, value):
         if "://" in name or "::" in name:
             raise UserError(f"{leaf.task_name}: data_files: {name!r} is an address. Allowed: files below --data-dir.")
-        pattern = below(data_dir, name)
+        pattern = path_inside(data_dir, name)
         matches = [pattern] if not set("*?[") & set(name) else sorted(data_dir.glob(name))[:_MAX_MATCHES]
-        files = [below(data_dir, str(path.relative_to(data_dir))) for path in matches]
+        files = [path_inside(data_dir, str(path.relative_to(data_dir))) for path in matches]
         if not files or not all(path.is_file() for path in files):
             raise UserError(f"{leaf.task_name}: data_files: {name!r}: no such file below --data-dir {data_dir}.")
         paths += [str(path.resolve()) for path in files]
@@ -153,7 +153,7 @@ def _from_files(leaf: LeafConfig, source: "Source") -> dict[str, Any] | None:
     for role, path in source.files:
         if role not in known_splits:
             raise UserError(f"{leaf.task_name}: files: unknown split {role!r}.{suggestion(role, known_splits)}")
-        paths[role] = below(source.data_dir, path)
+        paths[role] = path_inside(source.data_dir, path)
     records = _records(leaf, paths)
     if not any(leaf.config.get(key) in records for key in ("test_split", "validation_split")):
         return None
@@ -168,16 +168,16 @@ def _from_files(leaf: LeafConfig, source: "Source") -> dict[str, Any] | None:
     if isinstance(fewshot, dict) and fewshot.get("split") not in (None, *records):
         changes["fewshot_config"] = {**fewshot, "split": None}
     dataset_files = tuple((role, str(path)) for role, path in paths.items())
-    return {**changes, "custom_dataset": Bound(_datasets, *_where(leaf), dataset_files), "dataset_kwargs": None}
+    return {**changes, "custom_dataset": Bound(_datasets, *_dataset_names(leaf), dataset_files), "dataset_kwargs": None}
 
 
-def _where(leaf: LeafConfig) -> tuple[str, str | None]:
+def _dataset_names(leaf: LeafConfig) -> tuple[str, str | None]:
     return str(leaf.config.get("dataset_path")), leaf.config.get("dataset_name")
 
 
 def _records(leaf: LeafConfig, paths: Mapping[str, Path]) -> dict[str, Sequence[Mapping[str, Any]]]:
     """Return the records per split, without empty splits."""
-    read = {split: read_records(*_where(leaf), split, path) for split, path in paths.items()}
+    read = {split: read_records(*_dataset_names(leaf), split, path) for split, path in paths.items()}
     return {split: rows for split, rows in read.items() if rows}
 
 

@@ -99,7 +99,7 @@ class Leaf:
         system, template = chat or (None, None)
         ordinal_of_doc = {id(docs[ordinal]): ordinal for ordinal in ordinals}
         if draws:
-            subset.sampler = sampler = _Drawn()
+            subset.sampler = sampler = _FixedSampler()
 
             def fewshot_context(doc: Any, *args: Any, **kwargs: Any) -> Any:
                 sampler.examples = draws[ordinal_of_doc[id(doc)]]
@@ -152,7 +152,7 @@ class Leaf:
         return self._draws[kind]
 
 
-class _Drawn:
+class _FixedSampler:
     """Sampler that returns examples drawn earlier."""
 
     examples: Sequence[Any] = ()
@@ -254,7 +254,7 @@ _BITS: Final = 1 << 20
 """Maximum size of an integer in bits: Python cannot be interrupted while it multiplies larger ones."""
 _ITEMS: Final = 1 << 24
 """Maximum length of a text or a list."""
-_MAX_SHOWN: Final = 80
+_MAX_SHOWN_CHARS: Final = 80
 
 
 class _Template(Template):
@@ -293,7 +293,7 @@ class _Sandbox(SandboxedEnvironment):
     def _with_source(self, source: str) -> Template:
         template = super().from_string(source)
         assert isinstance(template, _Template)
-        template.source = without_middle(source, _MAX_SHOWN)
+        template.source = without_middle(source, _MAX_SHOWN_CHARS)
         return template
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:

@@ -81,14 +81,14 @@ def _by_function() -> dict[Callable[..., Any], Aggregation]:
 def _detect_mean(function: Callable[..., Any]) -> Aggregation | None:
     """Return the aggregation of a task's own function if it behaves as a mean; None otherwise."""
     single, nested = [0.25, 0.5, 1.0], [[True, False, True], [False]]
-    if _gives(function, single, sum(single) / len(single)):
+    if _returns_value(function, single, sum(single) / len(single)):
         return MEAN
-    if _gives(function, nested, 0.5):
+    if _returns_value(function, nested, 0.5):
         return Aggregation(_sum_and_count, _ratio)
     return None
 
 
-def _gives(function: Callable[..., Any], items: Sequence[Any], expected: float) -> bool:
+def _returns_value(function: Callable[..., Any], items: Sequence[Any], expected: float) -> bool:
     try:
         return bool(abs(float(function(list(items))) - expected) < 1e-12)
     except Exception:  # any error of a task's code on unexpected input

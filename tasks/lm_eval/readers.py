@@ -104,25 +104,25 @@ def _mmlu_archive(path: Path) -> dict[str, tuple[str, str]]:
     return files
 
 
-def _mmlu_questions(where: str, text: str, subject: str) -> list[dict[str, Any]]:
+def _mmlu_questions(location: str, text: str, subject: str) -> list[dict[str, Any]]:
     try:
         rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     except csv.Error as error:
-        raise UserError(f"{where}: not CSV: {error}.") from None
+        raise UserError(f"{location}: not CSV: {error}.") from None
     header = bool(rows) and rows[0][-1] == "answer"
     return [
-        _mmlu_question(row, f"{where}, record {number}", subject)
+        _mmlu_question(row, f"{location}, record {number}", subject)
         for number, row in enumerate(rows[header:], start=1)
         if row
     ]
 
 
-def _mmlu_question(row: list[str], where: str, subject: str) -> dict[str, Any]:
+def _mmlu_question(row: list[str], location: str, subject: str) -> dict[str, Any]:
     if len(row) != _MMLU_COLUMNS:
-        raise UserError(f"{where}: {len(row)} columns. Needed: question, 4 choices, answer.")
+        raise UserError(f"{location}: {len(row)} columns. Needed: question, 4 choices, answer.")
     question, *choices, answer = row
     if answer not in (*_MMLU_LETTERS, *"0123"):
-        raise UserError(f"{where}: the answer is {answer!r}. Allowed: A to D, or 0 to 3.")
+        raise UserError(f"{location}: the answer is {answer!r}. Allowed: A to D, or 0 to 3.")
     index = _MMLU_LETTERS.index(answer) if answer in _MMLU_LETTERS else int(answer)
     return {"question": question, "subject": subject, "choices": choices, "answer": index}
 
@@ -137,13 +137,13 @@ def read_narrativeqa(path: Path, name: str | None, split: str) -> list[dict[str,
     """
     records: list[dict[str, Any]] = []
     for i, row in enumerate(read_table(path)):
-        where = f"{path}, [{i}]"
+        location = f"{path}, [{i}]"
         if "qas" not in row:
             records.append(dict(row))
             continue
-        summary = {"summary": {"text": member(row, "context", str, where).strip()}}
-        for q, value in enumerate(member(row, "qas", list, where)):
-            place = f"{where}.qas[{q}]"
+        summary = {"summary": {"text": member(row, "context", str, location).strip()}}
+        for q, value in enumerate(member(row, "qas", list, location)):
+            place = f"{location}.qas[{q}]"
             pair = require(value, dict, place)
             question = {"text": member(pair, "question", str, place)}
             answers = [{"text": member(pair, "answer", str, place)}]
@@ -162,9 +162,9 @@ def read_strategyqa(path: Path, name: str | None, split: str) -> list[dict[str, 
     """
     records = []
     for i, row in enumerate(read_table(path)):
-        where = f"{path}, [{i}]"
-        texts = {field: member(row, field, str, where) for field in _STRATEGYQA_TEXTS}
-        records.append({**texts, "answer": member(row, "answer", bool, where)})
+        location = f"{path}, [{i}]"
+        texts = {field: member(row, field, str, location) for field in _STRATEGYQA_TEXTS}
+        records.append({**texts, "answer": member(row, "answer", bool, location)})
     return records
 
 

@@ -22,7 +22,7 @@ MAX_FILES = 10_000
 _MAX_DEPTH = 50
 _MAX_COUNT = 10_000
 _MAX_BITS = 1_000
-_MAX_SHOWN = 80
+_MAX_SHOWN_CHARS = 80
 _MAX_NODES = 100_000
 """Maximum number of values per file with aliases expanded: a few lines of aliases can stand for billions of values."""
 
@@ -84,7 +84,7 @@ def read_folder(folder: Path) -> list[dict[str, Any]]:
     return configs
 
 
-def check_config(config: Mapping[str, Any], where: str, *, is_group: bool = False) -> None:
+def check_config(config: Mapping[str, Any], location: str, *, is_group: bool = False) -> None:
     """Check that a configuration is pure data, from which lm-eval imports and loads no code.
 
     Raises:
@@ -98,18 +98,18 @@ def check_config(config: Mapping[str, Any], where: str, *, is_group: bool = Fals
             if value in (None, False):
                 continue
             raise UserError(
-                f"{where}: {key} needs code, which YAML of an `include` folder may not bring. Allowed: templates, "
+                f"{location}: {key} needs code, which YAML of an `include` folder may not bring. Allowed: templates, "
                 "filters and metrics of lm-eval; code of your own goes into a plug-in (docs/tasks.md)."
             )
         if key not in known_keys:
-            raise UserError(f"{where}: unknown key {key!r}.{suggestion(str(key), known_keys)}")
-    _check_kinds(config, where)
-    _check_prompt(config, where)
-    _check_metrics(config.get("metric_list"), where)
-    _check_filters(config.get("filter_list"), where)
-    _check_fewshot(config.get("fewshot_config"), where)
+            raise UserError(f"{location}: unknown key {key!r}.{suggestion(str(key), known_keys)}")
+    _check_kinds(config, location)
+    _check_prompt(config, location)
+    _check_metrics(config.get("metric_list"), location)
+    _check_filters(config.get("filter_list"), location)
+    _check_fewshot(config.get("fewshot_config"), location)
     if is_group:
-        _check_members(config.get("task"), where)
+        _check_members(config.get("task"), location)
 
 
 def _yaml_files(folder: Path) -> Iterator[Path]:
@@ -220,11 +220,11 @@ def _place(error: Exception) -> str:
     return "" if mark is None else f", line {mark.line + 1}"
 
 
-def _check_kinds(config: Mapping[str, Any], where: str) -> None:
+def _check_kinds(config: Mapping[str, Any], location: str) -> None:
     """Check the types of values that lm-eval, or the code that reads them first, takes for granted."""
     for key, (fits, needed) in _KINDS.items():
         if config.get(key) is not None and not fits(config[key]):
-            raise UserError(f"{where}: {key} is {_abbreviated(config[key])}. Needed: {needed}.")
+            raise UserError(f"{location}: {key} is {_abbreviated(config[key])}. Needed: {needed}.")
 
 
 def _is_count(value: object) -> bool:
@@ -253,7 +253,7 @@ _KINDS: Final[Mapping[str, tuple[Callable[[object], bool], str]]] = {
 }
 
 
-def _check_prompt(config: Mapping[str, Any], where: str) -> None:
+def _check_prompt(config: Mapping[str, Any], location: str) -> None:
     prompt = config.get("use_prompt")
     if prompt is None:
         return
@@ -261,87 +261,89 @@ def _check_prompt(config: Mapping[str, Any], where: str) -> None:
 
     allowed = [f"{category}:{name}" for category, prompts in PROMPT_REGISTRY.items() for name in prompts]
     if prompt not in allowed:
-        raise UserError(f"{where}: use_prompt is {prompt!r}.{suggestion(str(prompt), allowed)}")
+        raise UserError(f"{location}: use_prompt is {prompt!r}.{suggestion(str(prompt), allowed)}")
 
 
-def _check_metrics(metrics: object, where: str) -> None:
+def _check_metrics(metrics: object, location: str) -> None:
     from lm_eval.api import metrics as _  # noqa: F401 - fills the registries
     from lm_eval.api.registry import AGGREGATION_REGISTRY, METRIC_REGISTRY, get_aggregation, get_metric_aggregation
 
-    for metric in _tables(metrics, f"{where}: metric_list"):
+    for metric in _tables(metrics, f"{location}: metric_list"):
         name, aggregation = metric.get("metric"), metric.get("aggregation", "mean")
         if metric.get("hf_evaluate"):
-            raise UserError(f"{where}: metric {name!r}: hf_evaluate loads code from the hub. Allowed: lm-eval's own.")
+            raise UserError(
+                f"{location}: metric {name!r}: hf_evaluate loads code from the hub. Allowed: lm-eval's own."
+            )
         if not isinstance(name, str) or name not in METRIC_REGISTRY:
             allowed = suggestion(str(name), METRIC_REGISTRY.keys())
-            raise UserError(f"{where}: metric_list: unknown metric {_abbreviated(name)}.{allowed}")
+            raise UserError(f"{location}: metric_list: unknown metric {_abbreviated(name)}.{allowed}")
         if not isinstance(aggregation, str) or aggregation not in AGGREGATION_REGISTRY:
             allowed = suggestion(str(aggregation), AGGREGATION_REGISTRY.keys())
-            raise UserError(f"{where}: metric {name!r}: unknown aggregation {_abbreviated(aggregation)}.{allowed}")
+            raise UserError(f"{location}: metric {name!r}: unknown aggregation {_abbreviated(aggregation)}.{allowed}")
         # The metric must be computable from its name alone, as results store nothing else.
         fitting = (get_aggregation("mean"), get_metric_aggregation(name))
         if get_aggregation(aggregation) not in fitting:
             allowed = ", ".join(key for key in AGGREGATION_REGISTRY if get_aggregation(key) in fitting)
-            raise UserError(f"{where}: metric {name!r}: aggregation is {aggregation!r}. Allowed: {allowed}.")
+            raise UserError(f"{location}: metric {name!r}: aggregation is {aggregation!r}. Allowed: {allowed}.")
 
 
-def _check_filters(filters: object, where: str) -> None:
+def _check_filters(filters: object, location: str) -> None:
     from lm_eval import filters as _  # noqa: F401 - fills the registry
     from lm_eval.api.registry import FILTER_REGISTRY, get_filter
 
     allowed = sorted(set(FILTER_REGISTRY.keys()) - {"custom"})
-    for pipeline in _tables(filters, f"{where}: filter_list"):
+    for pipeline in _tables(filters, f"{location}: filter_list"):
         if not isinstance(pipeline.get("name"), str):
-            raise UserError(f"{where}: filter_list: each needs a name and a list of filters.")
-        for step in _tables(pipeline.get("filter"), f"{where}: filter_list: filter"):
+            raise UserError(f"{location}: filter_list: each needs a name and a list of filters.")
+        for step in _tables(pipeline.get("filter"), f"{location}: filter_list: filter"):
             if (name := step.get("function")) not in allowed:
-                raise UserError(f"{where}: unknown filter {name!r}.{suggestion(str(name), allowed)}")
+                raise UserError(f"{location}: unknown filter {name!r}.{suggestion(str(name), allowed)}")
             kwargs = {str(key): value for key, value in step.items() if key != "function"}
             try:
                 get_filter(name)(**kwargs)
             except Exception as error:  # any error about its arguments, such as an invalid regular expression
-                raise UserError(f"{where}: filter_list: {name}: {told(error)}") from error
+                raise UserError(f"{location}: filter_list: {name}: {told(error)}") from error
 
 
-def _check_fewshot(fewshot: object, where: str) -> None:
+def _check_fewshot(fewshot: object, location: str) -> None:
     if fewshot is None:
         return
     from lm_eval.api.samplers import SAMPLER_REGISTRY
     from lm_eval.config.task import FewshotConfig
 
     if not isinstance(fewshot, dict):
-        raise UserError(f"{where}: fewshot_config is no table.")
+        raise UserError(f"{location}: fewshot_config is no table.")
     known_keys = {field.name for field in fields(FewshotConfig)} - {"process_docs"}
     for key in fewshot:
         if key not in known_keys:
-            raise UserError(f"{where}: fewshot_config: unknown key {key!r}.{suggestion(str(key), known_keys)}")
+            raise UserError(f"{location}: fewshot_config: unknown key {key!r}.{suggestion(str(key), known_keys)}")
     sampler = fewshot.get("sampler", "default")
     if not isinstance(sampler, str) or sampler not in SAMPLER_REGISTRY:
         allowed = suggestion(str(sampler), SAMPLER_REGISTRY)
-        raise UserError(f"{where}: fewshot_config: unknown sampler {_abbreviated(sampler)}.{allowed}")
+        raise UserError(f"{location}: fewshot_config: unknown sampler {_abbreviated(sampler)}.{allowed}")
 
 
-def _check_members(members: object, where: str) -> None:
+def _check_members(members: object, location: str) -> None:
     if not isinstance(members, list):
-        raise UserError(f"{where}: a group needs `task`, the list of its tasks.")
+        raise UserError(f"{location}: a group needs `task`, the list of its tasks.")
     for member in members:
         if isinstance(member, dict):
             check_config(
-                member, f"{where}: task {member.get('task', member.get('group'))!r}", is_group="group" in member
+                member, f"{location}: task {member.get('task', member.get('group'))!r}", is_group="group" in member
             )
         elif not isinstance(member, str):
-            raise UserError(f"{where}: task {member!r} is no name.")
+            raise UserError(f"{location}: task {member!r} is no name.")
 
 
 def _abbreviated(value: object) -> str:
-    return without_middle(repr(value), _MAX_SHOWN)
+    return without_middle(repr(value), _MAX_SHOWN_CHARS)
 
 
-def _tables(value: object, where: str) -> list[dict[str, Any]]:
+def _tables(value: object, location: str) -> list[dict[str, Any]]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise UserError(f"{where} is no list of tables.")
+        raise UserError(f"{location} is no list of tables.")
     return value
 
 

@@ -69,9 +69,9 @@ def make(spool: Path, layer_rows: int, *, probes: bool) -> None:
     models = tuple(make_spool.Model(f"made-up-{i}", "seq2seq", BLOCKS, BLOCKS) for i in range(MODELS))
     kinds = tuple(make_spool.KINDS[i % len(make_spool.KINDS)] for i in range(TOKENS))
     others = ("quality", "timing", "replay", "failures") if probes else ("probe",)
-    left_out = frozenset({"scores", "fit", "calibration", *others})
+    omitted_kinds = frozenset({"scores", "fit", "calibration", *others})
     sizes = {"documents": n, "tokens": TOKENS, "vocabulary": 32_000, "kinds": kinds}
-    make_spool.World(models=models, left_out=left_out, **sizes).write(spool)
+    make_spool.World(models=models, omitted_kinds=omitted_kinds, **sizes).write(spool)
 
 
 def build(spool: Path, path: Path, layer_rows: int) -> None:

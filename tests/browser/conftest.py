@@ -44,7 +44,7 @@ def database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> P
         kinds=example.KINDS * 8,
         models=(example.Model("deep", "causal", 24, 0),),
         swept=tuple(example.Method("calm-softmax", {"threshold": level, **usual}) for level in levels),
-        left_out=frozenset({"timing", "replay", "failures", "fit", "calibration"}),
+        omitted_kinds=frozenset({"timing", "replay", "failures", "fit", "calibration"}),
     )
     texts = [HOSTILE[n // 97 % 5] + str(n) if n % 97 == 0 else f"{' ' * (n % 3 > 0)}w{n}" for n in range(32_000)]
     full = large.cell(large.models[0], large.tasks[0], example.FULL, "quality")

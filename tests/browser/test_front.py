@@ -11,7 +11,7 @@ import pytest
 from exitbench.reports import figures, material, tables
 from exitbench.reports.frame import Frame
 from exitbench.reports.front.cards import Card, cards
-from exitbench.reports.front.words import shown
+from exitbench.reports.front.words import describe_card
 from exitbench.reports.labels import labels
 from exitbench.reports.registry import discover
 from exitbench.reports.render import write_report
@@ -47,8 +47,8 @@ def made(front_database: Path) -> tuple[Card, ...]:
 
 
 def names_at(made: tuple[Card, ...], percent: float) -> list[str]:
-    said = [shown(card, labels(card.rows), {}, ()) for card in made]
-    return [next(one.name for one in reversed(card.answers) if one.from_percent <= percent) for card in said]
+    said = [describe_card(card, labels(card.rows), {}, ()) for card in made]
+    return [next(one.name for one in reversed(card.recommendations) if one.from_percent <= percent) for card in said]
 
 
 def names(page: Any) -> list[str]:

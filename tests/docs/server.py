@@ -41,15 +41,15 @@ class Forked(subprocess.Popen[Any]):
         words = [str(word) for word in command] if not isinstance(command, str | bytes) else []
         if words[:1] == [sys.executable] and "-m" in words and words[words.index("-m") + 1].startswith("exitbench."):
             module, *arguments = words[words.index("-m") + 1 :]
-            kept, given = set(options.get("pass_fds", ())), options.get("env")
+            passed_fds, environment = set(options.get("pass_fds", ())), options.get("env")
 
             def run() -> None:
-                for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - kept - {0, 1, 2}:
+                for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - passed_fds - {0, 1, 2}:
                     with contextlib.suppress(OSError):  # that of the folder listed
                         os.close(descriptor)
-                if given is not None:
+                if environment is not None:
                     os.environ.clear()
-                    os.environ.update(given)
+                    os.environ.update(environment)
                 sys.argv = [module, *arguments]
                 end_with(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True))
 
@@ -86,9 +86,9 @@ def serve() -> None:
 
     subprocess.Popen = Forked  # type: ignore[misc]
     for line in sys.stdin:
-        words, folder, given, output = json.loads(line)
+        words, folder, input_text, output = json.loads(line)
         if not (child := os.fork()):
-            os.dup2(os.open(given, os.O_RDONLY), 0)
+            os.dup2(os.open(input_text, os.O_RDONLY), 0)
             os.dup2(os.open(output, os.O_WRONLY), 1)
             if words != ["python"]:
                 os.dup2(1, 2)

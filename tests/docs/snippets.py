@@ -77,18 +77,18 @@ class Block:
 
     @property
     def not_run(self) -> str | None:
-        """Why the block is only shown; None where it is run."""
+        """Reason why the block is not run; None if it is run."""
         return next((remark[9:].strip() for remark in self.remarks if remark.startswith("not run:")), None)
 
     @property
     def varies(self) -> bool:
-        """Whether its numbers are another machine's."""
+        """Whether its numbers vary by machine."""
         return "numbers vary" in self.remarks
 
 
 def blocks(page: Path) -> list[Block]:
     """The fenced blocks of a page, in order."""
-    found: list[Block] = []
+    blocks_read: list[Block] = []
     remarks: list[str] = []
     lines = enumerate(page.read_text(encoding="utf-8").splitlines(), 1)
     for number, line in lines:
@@ -105,17 +105,17 @@ def blocks(page: Path) -> list[Block]:
                 body.append(text)
             if text is None:
                 raise Wrong(f"{place}: the block does not end")
-            found.append(Block(place, fence[1], fence[2], "\n".join(body), tuple(remarks)))
+            blocks_read.append(Block(place, fence[1], fence[2], "\n".join(body), tuple(remarks)))
             remarks = []
         elif line.strip():
             remarks = []
-    return found
+    return blocks_read
 
 
 def begins_with(page: Path) -> list[str]:
-    """What the page's folder has in it at the beginning, as `<!-- begins with: A, B -->` says."""
-    said = re.search(r"^<!-- begins with: (.*?) -->$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return said[1].split(", ") if said else []
+    """Return the initial contents of the page's folder, from `<!-- begins with: A, B -->`."""
+    comment = re.search(r"^<!-- begins with: (.*?) -->$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return comment[1].split(", ") if comment else []
 
 
 @dataclass
@@ -143,7 +143,7 @@ class Page:
                     self._commands(block)
                 elif block.language == "python":
                     python = python or Python(self.folder)
-                    printed = python.said(block)
+                    printed = python.output_of(block)
                 elif block.language == "sql":
                     printed = self._rows(block)
                 elif block.language == "text" and before is not None:
@@ -162,16 +162,16 @@ class Page:
         path.write_text(block.text + "\n", encoding="utf-8")
 
     def _commands(self, block: Block) -> None:
-        start, *asked = re.split(r"(?m)^\$ ", block.text.replace("\\\n", " "))
-        if start.strip() or not asked:
+        start, *commands = re.split(r"(?m)^\$ ", block.text.replace("\\\n", " "))
+        if start.strip() or not commands:
             raise Wrong(f"{block.place}: a console block begins with `$ COMMAND`")
-        for one in asked:
-            command, *shown = one.rstrip().split("\n")
-            code = re.fullmatch(r"# exit code (\d+)", shown[0]) if shown else None
+        for command_text in commands:
+            command, *expected_lines = command_text.rstrip().split("\n")
+            code = re.fullmatch(r"# exit code (\d+)", expected_lines[0]) if expected_lines else None
             words = shlex.split(command, comments=True)
             output = output_of(self.folder, words, block.place, int(code[1]) if code else 0)
-            if shown[bool(code) :]:
-                _require(f"{block.place}: {command}", shown[bool(code) :], output, block.varies)
+            if expected_lines[bool(code) :]:
+                _require(f"{block.place}: {command}", expected_lines[bool(code) :], output, block.varies)
 
     def _rows(self, block: Block) -> str:
         output = output_of(self.folder, ["exitbench", "sql", block.text], block.place)
@@ -181,7 +181,7 @@ class Page:
 
 
 def output_of(folder: Path, words: list[str], place: str, code: int = 0) -> str:
-    """What a command says in a folder, stderr included; it ends with `code`, or `Wrong` is raised."""
+    """Return the output of a command in a folder, stderr included; raise `Wrong` if it does not end with `code`."""
     if shell := _SHELL.intersection(words):
         raise Wrong(f"{place}: {' '.join(sorted(shell))} needs a shell; commands run without one")
     if words[0] == "exitbench":
@@ -209,14 +209,14 @@ def output_of(folder: Path, words: list[str], place: str, code: int = 0) -> str:
 def _exitbench(words: list[str], folder: Path) -> tuple[int, str]:
     """Returns how a command ends, and what it said."""
     with tempfile.NamedTemporaryFile() as output:
-        return _asked(words, folder, os.devnull, output.name), Path(output.name).read_text(encoding="utf-8")
+        return _run_command(words, folder, os.devnull, output.name), Path(output.name).read_text(encoding="utf-8")
 
 
-def _asked(words: list[str], folder: Path, given: str, output: str) -> int:
+def _run_command(words: list[str], folder: Path, input_text: str, output: str) -> int:
     """The exit code of a command that the server runs in a folder, between two files."""
     server = _server()
     assert server.stdin is not None and server.stdout is not None
-    print(json.dumps([words, str(folder), given, output]), file=server.stdin, flush=True)
+    print(json.dumps([words, str(folder), input_text, output]), file=server.stdin, flush=True)
     return int(server.stdout.readline())
 
 
@@ -233,13 +233,13 @@ class Python:
 
     def __init__(self, folder: Path) -> None:
         self._pipes = tempfile.TemporaryDirectory()
-        told, said = (os.path.join(self._pipes.name, name) for name in ("told", "said"))
-        os.mkfifo(told), os.mkfifo(said)
-        _asked(["python"], folder, told, said)
-        self._told = open(told, "w", encoding="utf-8")  # noqa: SIM115 - until `end`
-        self._said = open(said, encoding="utf-8")  # noqa: SIM115
+        request_pipe, reply_pipe = (os.path.join(self._pipes.name, name) for name in ("told", "said"))
+        os.mkfifo(request_pipe), os.mkfifo(reply_pipe)
+        _run_command(["python"], folder, request_pipe, reply_pipe)
+        self._told = open(request_pipe, "w", encoding="utf-8")  # noqa: SIM115 - until `end`
+        self._said = open(reply_pipe, encoding="utf-8")  # noqa: SIM115
 
-    def said(self, block: Block) -> str:
+    def output_of(self, block: Block) -> str:
         """Have it run a block; returns what it printed."""
         print(json.dumps([block.text, block.place]), file=self._told, flush=True)
         answer = self._said.readline()
@@ -256,10 +256,10 @@ class Python:
         self._pipes.cleanup()
 
 
-def _require(place: str, shown: list[str], output: str, varies: bool) -> None:
+def _require(place: str, expected_lines: list[str], output: str, varies: bool) -> None:
     """Raise `Wrong` unless the lines shown are the output, where a line `...` stands for any number of lines."""
-    wanted = [_masked(line, varies) for line in shown]
-    there = [_masked(line, varies) for line in output.rstrip().splitlines()]
+    wanted = [_masked(line, varies) for line in expected_lines]
+    output_lines = [_masked(line, varies) for line in output.rstrip().splitlines()]
     parts: list[list[str]] = [[]]
     for line in wanted:
         if line == "...":
@@ -268,13 +268,20 @@ def _require(place: str, shown: list[str], output: str, varies: bool) -> None:
             parts[-1].append(line)
     at, last = 0, len(parts) - 1
     for number, part in enumerate(parts):
-        first, end = at, len(there) - len(part) + 1
-        places = [0] if number == 0 else [len(there) - len(part)] if number == last else range(first, end)
-        found = next((one for one in places if one >= first and there[one : one + len(part)] == part), None)
-        if found is None or (number == last and found + len(part) != len(there)):
+        first, end = at, len(output_lines) - len(part) + 1
+        places = [0] if number == 0 else [len(output_lines) - len(part)] if number == last else range(first, end)
+        match = next(
+            (
+                place_index
+                for place_index in places
+                if place_index >= first and output_lines[place_index : place_index + len(part)] == part
+            ),
+            None,
+        )
+        if match is None or (number == last and match + len(part) != len(output_lines)):
             lines = "\n".join(part)
             raise Wrong(f"{place}: shown, but not so:\n{lines}\n--- it is\n{output}")
-        at = found + len(part)
+        at = match + len(part)
 
 
 def _masked(line: str, varies: bool) -> str:

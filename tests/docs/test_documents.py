@@ -1,4 +1,4 @@
-"""What the documents tell people to do works."""
+"""Instructions of the documents work."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (source / title).write_text(guide_file(title), "utf-8")
     alone = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet")
     command = [sys.executable, "-m", "pip", "install", *alone, "--target", site, source]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if "No module named pip" in done.stderr:
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "No module named pip" in process.stderr:
         pytest.skip("pip is not installed here")
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     return site
 
 
@@ -59,9 +59,9 @@ def test_the_distribution_of_the_guide_has_a_method_that_conforms(installed: Pat
     run = "import sys; from exitbench.harness.cli.main import main; sys.exit(main(sys.argv[1:]))"
     environment = {**os.environ, "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", run, "list", "methods", "sharp-max-prob"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    lines = process.stdout.splitlines()
     assert lines[:2] == ["sharp-max-prob", "  Exit when the most probable token is probable enough."]
     assert "  conformance: conforms" in lines[:5]
     assert "  sharpness = 2.0  what logits are multiplied by [0.1 .. 10.0]" in lines
@@ -130,13 +130,13 @@ def test_every_kind_of_word_is_defined_where_sql_is_asked_and_where_measuring_is
 
 
 def test_the_readmes_table_and_picture_are_made_from_its_data() -> None:
-    shown = f"<!-- results -->\n{documentation.readme_table(ROOT)}\n<!-- /results -->"
-    assert shown in (ROOT / "README.md").read_text("utf-8"), "nox -s readme"
+    block = f"<!-- results -->\n{documentation.readme_table(ROOT)}\n<!-- /results -->"
+    assert block in (ROOT / "README.md").read_text("utf-8"), "nox -s readme"
     assert (ROOT / documentation.README_PICTURE).read_bytes() == documentation.readme_picture(ROOT), "nox -s readme"
 
 
 def test_the_readmes_results_are_of_cells_as_the_built_in_suite_has_them_today(tmp_path: Path) -> None:
     plan = make_plan(load_suite("builtin"), tmp_path / "spool", tmp_path / "models", None)
     today = {planned.item.cell.cell_id for group in plan.groups for planned in group.cells}
-    shown = {row["cell_id"] for row in json.loads((ROOT / documentation.README_DATA).read_text())["highlights"]}
-    assert shown and shown <= today, "run `nox -s bench`, then `nox -s readme`"
+    cell_ids = {row["cell_id"] for row in json.loads((ROOT / documentation.README_DATA).read_text())["highlights"]}
+    assert cell_ids and cell_ids <= today, "run `nox -s bench`, then `nox -s readme`"

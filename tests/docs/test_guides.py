@@ -64,8 +64,8 @@ def tracked_pages() -> list[str]:
 
 @pytest.mark.parametrize("page", tracked_pages())
 def test_no_sentence_of_a_page_is_longer_than_30_words(page: str) -> None:
-    counted = ((line, words_of(said), said) for line, said in sentences(ROOT / page))
-    assert not [f"{page}:{line}: {n} words: {said}" for line, n, said in counted if n > LONGEST]
+    counted = ((line, words_of(sentence), sentence) for line, sentence in sentences(ROOT / page))
+    assert not [f"{page}:{line}: {n} words: {sentence}" for line, n, sentence in counted if n > LONGEST]
 
 
 def test_generated_blocks_have_no_sentences(tmp_path: Path) -> None:

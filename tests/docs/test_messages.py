@@ -25,7 +25,7 @@ def texts(code: str) -> Iterator[str]:
 
 
 def is_of(message: str, text: str) -> bool:
-    """Whether a message as quoted, … standing for what differs, is a text or a part of it."""
+    """Return whether a quoted message, with … for varying parts, is a text or a part of it."""
     parts = [part.strip() for part in message.strip("… .").split("…") if part.strip()]
     return re.search(f" ?{ANYTHING}.*? ?".join(map(re.escape, parts)), text, re.DOTALL) is not None
 
@@ -34,10 +34,10 @@ def test_every_message_that_is_quoted_is_one() -> None:
     rooms = (
         path for room in ("harness", "methods", "tasks", "results", "reports") for path in (ROOT / room).rglob("*.py")
     )
-    known = {text for path in rooms for text in texts(path.read_text(encoding="utf-8"))}
+    all_texts = {text for path in rooms for text in texts(path.read_text(encoding="utf-8"))}
     quoted = [block for block in blocks(PAGE) if block.not_run == "a message"]
     assert len(quoted) > 30
-    assert [block for block in quoted if not any(is_of(block.text, text) for text in known)] == []
+    assert [block for block in quoted if not any(is_of(block.text, text) for text in all_texts)] == []
 
 
 def test_a_message_that_differs_in_a_word_is_none() -> None:

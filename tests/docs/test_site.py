@@ -43,14 +43,14 @@ def prose(path: Path) -> str:
 @cache
 def anchors(path: Path) -> frozenset[str]:
     """The anchors that GitHub and mkdocs both give a document's headings, and those that it sets itself."""
-    found: set[str] = set()
+    names: set[str] = set()
     text = prose(path)
     for heading in re.findall(r"^#+ +(.+?)\s*$", text, re.MULTILINE):
         name = (
             re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)).strip().lower().replace(" ", "-")
         )
-        found.add(name)
-    return frozenset(found | set(re.findall(r'(?:id|name)="([^"]+)"', text)))
+        names.add(name)
+    return frozenset(names | set(re.findall(r'(?:id|name)="([^"]+)"', text)))
 
 
 def test_every_page_of_the_navigation_is_there_and_no_document_is_left_out() -> None:
@@ -79,8 +79,8 @@ def test_every_link_and_anchor_of_a_document_leads_somewhere(document: Path) -> 
 
 
 def test_the_api_page_has_every_public_name_once() -> None:
-    shown = re.findall(r"^::: exitbench\.(\w+)$", (DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(shown) == sorted(set(exitbench.__all__) - {"__version__"})
+    documented = re.findall(r"^::: exitbench\.(\w+)$", (DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(documented) == sorted(set(exitbench.__all__) - {"__version__"})
 
 
 def test_the_site_is_strict_and_fetches_nothing() -> None:

@@ -12,9 +12,9 @@ from snippets import Page, Wrong, begins_with
 def run(folder: Path, text: str) -> Page:
     page = folder / "page.md"
     page.write_text(text, encoding="utf-8")
-    asked = Page(page, folder)
-    asked.run()
-    return asked
+    runner = Page(page, folder)
+    runner.run()
+    return runner
 
 
 def block(language: str, *lines: str, before: str = "") -> str:
@@ -25,21 +25,25 @@ def test_a_command_and_its_output_are_seen(tmp_path: Path) -> None:
     run(tmp_path, block("console", "$ python -c \"print('a'); print('b')\"", "a", "b"))
 
 
-@pytest.mark.parametrize("shown", [("a", "c"), ("a",), ("b",), ("a", "b", "c"), ("b", "a"), ("...", "a"), ("b", "...")])
-def test_a_wrong_line_of_output_fails(tmp_path: Path, shown: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "expected_lines", [("a", "c"), ("a",), ("b",), ("a", "b", "c"), ("b", "a"), ("...", "a"), ("b", "...")]
+)
+def test_a_wrong_line_of_output_fails(tmp_path: Path, expected_lines: tuple[str, ...]) -> None:
     with pytest.raises(Wrong, match=r"page\.md:2.*shown, but not so"):
-        run(tmp_path, block("console", "$ python -c \"print('a'); print('b')\"", *shown))
+        run(tmp_path, block("console", "$ python -c \"print('a'); print('b')\"", *expected_lines))
 
 
-@pytest.mark.parametrize("shown", [("1", "..."), ("...", "4"), ("...", "2", "..."), ("1", "...", "3", "4"), ("...",)])
-def test_dots_stand_for_any_lines(tmp_path: Path, shown: tuple[str, ...]) -> None:
-    run(tmp_path, block("console", "$ python -c \"print('1\\n2\\n3\\n4')\"", *shown))
+@pytest.mark.parametrize(
+    "expected_lines", [("1", "..."), ("...", "4"), ("...", "2", "..."), ("1", "...", "3", "4"), ("...",)]
+)
+def test_dots_stand_for_any_lines(tmp_path: Path, expected_lines: tuple[str, ...]) -> None:
+    run(tmp_path, block("console", "$ python -c \"print('1\\n2\\n3\\n4')\"", *expected_lines))
 
 
 def test_dots_keep_the_order_and_what_lies_together(tmp_path: Path) -> None:
-    for shown in (("...", "3", "...", "2", "..."), ("...", "2", "4")):
+    for expected_lines in (("...", "3", "...", "2", "..."), ("...", "2", "4")):
         with pytest.raises(Wrong, match="shown, but not so"):
-            run(tmp_path, block("console", "$ python -c \"print('1\\n2\\n3\\n4')\"", *shown))
+            run(tmp_path, block("console", "$ python -c \"print('1\\n2\\n3\\n4')\"", *expected_lines))
 
 
 def test_a_command_that_fails_fails(tmp_path: Path) -> None:
@@ -65,11 +69,11 @@ def test_what_needs_a_shell_or_is_no_program_fails(tmp_path: Path, command: str)
 
 
 def test_times_digests_and_dates_are_any_machines_and_other_numbers_are_not(tmp_path: Path) -> None:
-    said = "it took 3.5 s, 1.7x, deadbeef01, 2026-01-02 in /home/me, 5 documents"
-    (tmp_path / "said.txt").write_text(said + "\n")
+    text = "it took 3.5 s, 1.7x, deadbeef01, 2026-01-02 in /home/me, 5 documents"
+    (tmp_path / "said.txt").write_text(text + "\n")
     run(tmp_path, block("console", "$ cat said.txt", "it took 12 s, 2x, abcdef0123, 2025-12-31 in /a/b/c, 5 documents"))
     with pytest.raises(Wrong, match="shown, but not so"):
-        run(tmp_path, block("console", "$ cat said.txt", said.replace("5 documents", "6 documents")))
+        run(tmp_path, block("console", "$ cat said.txt", text.replace("5 documents", "6 documents")))
 
 
 def test_where_numbers_vary_words_do_not(tmp_path: Path) -> None:
@@ -89,8 +93,8 @@ def test_python_has_one_namespace_a_page_and_prints_what_is_shown(tmp_path: Path
 
 
 def test_python_that_raises_or_ends_fails(tmp_path: Path) -> None:
-    for code, said in (("1 / 0", "ZeroDivisionError"), ("import os; os._exit(0)", "the interpreter has ended")):
-        with pytest.raises(Wrong, match=rf"page\.md:2: (?s:.*){said}"):
+    for code, message in (("1 / 0", "ZeroDivisionError"), ("import os; os._exit(0)", "the interpreter has ended")):
+        with pytest.raises(Wrong, match=rf"page\.md:2: (?s:.*){message}"):
             run(tmp_path, block("python", code))
 
 
@@ -146,7 +150,7 @@ def test_sentences_are_prose_and_items_with_their_lines(tmp_path: Path) -> None:
         "# A heading. Not one.\n\nFirst sentence\nover two lines. Second, e.g. this one.\n\n| a table. | b |\n\n"
         "```text\ncode. Code.\n```\n\n1. An item.\n   It goes on\n2. Another [with a link](a/b.md) and `much code`\n"
     )
-    assert [(line, words_of(said), said.split()[0]) for line, said in sentences(page)] == [
+    assert [(line, words_of(sentence), sentence.split()[0]) for line, sentence in sentences(page)] == [
         (3, 5, "First"),
         (4, 4, "Second,"),
         (12, 2, "An"),

@@ -163,7 +163,7 @@ class _ToyClassification(ClassificationTask):
         return tuple(doc.fields["texts"])
 
     def gold(self, doc: Document) -> int | float:
-        return self.parsed(doc.fields["label"])
+        return self.parse_prediction(doc.fields["label"])
 
     def score_prediction(self, doc: Document, prediction: int | float) -> DocumentScore:
         return DocumentScore({"accuracy": 100.0 * (abs(prediction - self.gold(doc)) < 0.5)})

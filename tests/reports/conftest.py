@@ -67,10 +67,10 @@ def empty_database(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def drawn_report(small_database: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[ReportSummary, list[Figure]]:
     """Return the read-only report of `small_database`, and its figures after layout."""
-    kept, lay_out = [], style.lay_out
+    laid_out, lay_out = [], style.lay_out
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(style, "lay_out", lambda figure: (kept.append(figure), lay_out(figure)))
-        return write_report(small_database, tmp_path_factory.mktemp("report")), kept
+        patch.setattr(style, "lay_out", lambda figure: (laid_out.append(figure), lay_out(figure)))
+        return write_report(small_database, tmp_path_factory.mktemp("report")), laid_out
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""What a figure breaks of the rules for print: one of two widths, no taller than a page, texts that can be read."""
+"""Rules for print that a figure breaks: one of two widths, no taller than a page, legible texts."""
 
 from collections.abc import Iterator
 
@@ -30,15 +30,15 @@ def print_faults(figure: Figure) -> list[str]:
     outside = (x0 < figure.bbox.x0) | (y0 < figure.bbox.y0) | (x1 > figure.bbox.x1) | (y1 > figure.bbox.y1)
     faults += [f"outside: {texts[place].get_text()!r}" for place in np.flatnonzero(outside)]
     touch = (x0[:, None] < x1) & (x0 < x1[:, None]) & (y0[:, None] < y1) & (y0 < y1[:, None])
-    for one, other in zip(*np.nonzero(np.triu(touch, 1)), strict=True):
-        if not _beside_points(texts[one], texts[other]):
-            faults.append(f"overlap: {texts[one].get_text()!r}, {texts[other].get_text()!r}")
+    for first, other in zip(*np.nonzero(np.triu(touch, 1)), strict=True):
+        if not _beside_points(texts[first], texts[other]):
+            faults.append(f"overlap: {texts[first].get_text()!r}, {texts[other].get_text()!r}")
     return faults
 
 
-def _beside_points(one: Text, other: Text) -> bool:
-    panel = one.axes
-    return panel is not None and panel is other.axes and one in panel.texts and other in panel.texts
+def _beside_points(first: Text, other: Text) -> bool:
+    panel = first.axes
+    return panel is not None and panel is other.axes and first in panel.texts and other in panel.texts
 
 
 def _texts(figure: Figure) -> Iterator[Text]:

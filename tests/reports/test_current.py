@@ -11,7 +11,7 @@ import pytest
 from exitbench.reports import ReportSummary, current, render
 from exitbench.reports.current import NOTE, current_report
 
-Asked = Callable[..., tuple[bool, ReportSummary]]
+Rerun = Callable[..., tuple[bool, ReportSummary]]
 
 
 @pytest.fixture
@@ -20,9 +20,9 @@ def database(small_database: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def ask(database: Path, report: ReportSummary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
+def ask(database: Path, report: ReportSummary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rerun:
     """Ask for the report in a copy of its folder; returns whether it was written, and the summary. The first was."""
-    out = Path(shutil.copytree(report.index_html.parent, tmp_path / "report"))
+    output = Path(shutil.copytree(report.index_html.parent, tmp_path / "report"))
     written: list[Path] = []
 
     def write(path: Path, folder: Path, **_: object) -> ReportSummary:
@@ -34,16 +34,16 @@ def ask(database: Path, report: ReportSummary, tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(render, "write_report", write)
 
-    def asked(**options: object) -> tuple[bool, ReportSummary]:
+    def rerun(**options: object) -> tuple[bool, ReportSummary]:
         written.clear()
-        summary = current_report(database, out, **options)  # type: ignore[arg-type]
+        summary = current_report(database, output, **options)  # type: ignore[arg-type]
         return bool(written), summary
 
-    assert asked()[0]
-    return asked
+    assert rerun()[0]
+    return rerun
 
 
-def test_what_would_come_out_the_same_is_not_written(ask: Asked, report: ReportSummary) -> None:
+def test_what_would_come_out_the_same_is_not_written(ask: Rerun, report: ReportSummary) -> None:
     written, summary = ask()
     assert not written
     assert (summary.figures, summary.empty, summary.is_draft) == (report.figures, report.empty, report.is_draft)
@@ -52,12 +52,12 @@ def test_what_would_come_out_the_same_is_not_written(ask: Asked, report: ReportS
 
 
 @pytest.mark.parametrize("options", [{"paper": "mee"}, {"draft": True}, {"single_file": True}])
-def test_who_asks_otherwise_has_it_written(ask: Asked, options: dict[str, object]) -> None:
+def test_who_asks_otherwise_has_it_written(ask: Rerun, options: dict[str, object]) -> None:
     assert ask(**options)[0]
     assert not ask(**options)[0]
 
 
-def test_a_changed_row_has_it_written(ask: Asked, database: Path) -> None:
+def test_a_changed_row_has_it_written(ask: Rerun, database: Path) -> None:
     times = os.stat(database)
     with duckdb.connect(str(database)) as duck:
         duck.execute("UPDATE metric SET value = value / 2 WHERE metric = 'token_match'")
@@ -66,12 +66,12 @@ def test_a_changed_row_has_it_written(ask: Asked, database: Path) -> None:
     assert not ask()[0]
 
 
-def test_a_log_beside_the_database_has_it_written(ask: Asked, database: Path) -> None:
+def test_a_log_beside_the_database_has_it_written(ask: Rerun, database: Path) -> None:
     database.with_name(f"{database.name}.wal").write_bytes(b"what is not in the file yet")
     assert ask()[0] and ask()[0]
 
 
-def test_a_file_that_is_not_as_it_was_has_it_written(ask: Asked) -> None:
+def test_a_file_that_is_not_as_it_was_has_it_written(ask: Rerun) -> None:
     folder = ask()[1].index_html.parent
     for name in ("index.html", "tables/summary.csv", "figures/frontier.csv"):
         (folder / name).write_text("mine")
@@ -82,7 +82,7 @@ def test_a_file_that_is_not_as_it_was_has_it_written(ask: Asked) -> None:
     assert ask()[0]
 
 
-def test_changed_code_has_it_written(ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_code_has_it_written(ask: Rerun, monkeypatch: pytest.MonkeyPatch) -> None:
     names = {path.name for path in current._sources()}
     assert {"page.html", "summary.sql", "mee.toml", "terminal.py", "views.sql", "documents.js"} <= names
     monkeypatch.setattr(current, "_code", lambda: "other")
@@ -90,7 +90,7 @@ def test_changed_code_has_it_written(ask: Asked, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_database_that_changes_meanwhile_is_not_taken_for_the_reports(
-    ask: Asked, database: Path, monkeypatch: pytest.MonkeyPatch
+    ask: Rerun, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = render.write_report
 
@@ -102,12 +102,19 @@ def test_a_database_that_changes_meanwhile_is_not_taken_for_the_reports(
     assert ask(draft=True)[0] and ask(draft=True)[0]
 
 
-def test_what_could_not_be_drawn_is_tried_again(ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_could_not_be_drawn_is_tried_again(ask: Rerun, monkeypatch: pytest.MonkeyPatch) -> None:
     write = render.write_report
 
     def broken(path: Path, folder: Path, **options: object) -> ReportSummary:
-        whole = write(path, folder, **options)  # type: ignore[arg-type]
-        return ReportSummary(whole.index_html, whole.files, whole.figures, whole.empty, {"frontier": "no room"}, False)
+        complete_write = write(path, folder, **options)  # type: ignore[arg-type]
+        return ReportSummary(
+            complete_write.index_html,
+            complete_write.files,
+            complete_write.figures,
+            complete_write.empty,
+            {"frontier": "no room"},
+            False,
+        )
 
     monkeypatch.setattr(render, "write_report", broken)
     assert ask(draft=True)[0] and ask(draft=True)[0]

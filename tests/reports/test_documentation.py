@@ -11,15 +11,15 @@ from exitbench.harness.planning.suite import load_suite
 from exitbench.reports import figures
 from exitbench.reports.documentation import drawn_pictures, gallery
 from exitbench.reports.drawing import Drawing, note_of, remember_drawn
-from exitbench.reports.registry import PAPERS, Source, discover
+from exitbench.reports.registry import PAPERS, ReportSource, discover
 
 SOURCES = discover(figures)
 
 
 def parts(page: str) -> dict[str, str]:
-    """What the page says of each figure, by the anchor of its heading."""
-    _, *found = re.split(r"^### .* \{ #(\w+) \}$", page, flags=re.MULTILINE)
-    return dict(zip(found[::2], found[1::2], strict=True))
+    """Return the page's section on each figure, by the anchor of its heading."""
+    _, *sections = re.split(r"^### .* \{ #(\w+) \}$", page, flags=re.MULTILINE)
+    return dict(zip(sections[::2], sections[1::2], strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +32,10 @@ def test_every_figure_is_there_once_and_in_the_order_of_the_report(without_pictu
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
-def test_a_figure_has_its_command_and_its_whole_query(source: Source, without_pictures: dict[str, str]) -> None:
-    said = without_pictures[source.name]
-    assert f"$ exitbench report --only {source.name}\n" in said
-    query = said.partition("    ```sql\n")[2].partition("\n    ```")[0]
+def test_a_figure_has_its_command_and_its_whole_query(source: ReportSource, without_pictures: dict[str, str]) -> None:
+    section = without_pictures[source.name]
+    assert f"$ exitbench report --only {source.name}\n" in section
+    query = section.partition("    ```sql\n")[2].partition("\n    ```")[0]
     assert [line.removeprefix("    ") for line in query.splitlines()] == source.sql.rstrip().splitlines()
 
 
@@ -49,17 +49,17 @@ def test_a_papers_section_names_the_paper_and_its_suite() -> None:
 
 
 def test_what_was_drawn_is_shown_with_its_finding_and_the_rest_says_what_fills_it(tmp_path: Path) -> None:
-    shown, other = SOURCES[0], SOURCES[1]
-    picture = tmp_path / f"{shown.name}.svg"
-    for file in (picture, *(tmp_path / f"{shown.name}.{kind}" for kind in ("pdf", "png"))):
+    first, other = SOURCES[0], SOURCES[1]
+    picture = tmp_path / f"{first.name}.svg"
+    for file in (picture, *(tmp_path / f"{first.name}.{kind}" for kind in ("pdf", "png"))):
         file.write_text("a picture")
     (tmp_path / "page").mkdir()
-    (tmp_path / "page" / f"{shown.name}.{'a' * 12}.svg").write_text("a picture")
-    remember_drawn(tmp_path, Drawing(shown.name, picture, "Exits at <b> save *most*."), "a" * 64, ())
-    assert note_of(tmp_path, shown.name).is_file()
+    (tmp_path / "page" / f"{first.name}.{'a' * 12}.svg").write_text("a picture")
+    remember_drawn(tmp_path, Drawing(first.name, picture, "Exits at <b> save *most*."), "a" * 64, ())
+    assert note_of(tmp_path, first.name).is_file()
     page = parts(gallery(tmp_path, "figures"))
-    assert drawn_pictures(tmp_path) == {shown.name: picture}
-    assert f"](figures/{shown.name}.svg)" in page[shown.name]
-    assert r"Exits at &lt;b&gt; save \*most\*." in page[shown.name]
+    assert drawn_pictures(tmp_path) == {first.name: picture}
+    assert f"](figures/{first.name}.svg)" in page[first.name]
+    assert r"Exits at &lt;b&gt; save \*most\*." in page[first.name]
     assert ".svg)" not in page[other.name]
     assert "*No picture here.*" in page[other.name]

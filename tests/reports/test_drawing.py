@@ -26,11 +26,11 @@ class BusyPool:
     def __init__(self, processes: int, *_: Any) -> None:
         self.processes, self.begun = processes, 0
 
-    def submit(self, draw: Callable[..., Drawing], *given: Any) -> "Future[Drawing]":
+    def submit(self, draw: Callable[..., Drawing], *arguments: Any) -> "Future[Drawing]":
         future: Future[Drawing] = Future()
         if not self.begun:
             future.set_running_or_notify_cancel()
-            future.set_result(draw(*given))
+            future.set_result(draw(*arguments))
         self.begun += 1
         return future
 

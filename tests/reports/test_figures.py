@@ -1,4 +1,4 @@
-"""What the figures draw: every point of their query, marked for what it is."""
+"""Figures draw every point of their query, with the right marker."""
 
 import csv
 import json
@@ -104,8 +104,8 @@ def test_an_axis_of_depth_says_which(name: str, small_database: Path, rows_of: R
     rows = rows_of(small_database, figures, name)
     if not rows.rows:
         pytest.skip("the example database has nothing for it")
-    shown = written(module.plot(rows))
-    assert any(name in shown for name in ("exit layer", "blocks run", "(blocks executed"))
+    labels = written(module.plot(rows))
+    assert any(name in labels for name in ("exit layer", "blocks run", "(blocks executed"))
 
 
 def test_the_frontier_draws_every_setting_by_depth_and_the_timed_ones_by_speed(
@@ -114,9 +114,9 @@ def test_the_frontier_draws_every_setting_by_depth_and_the_timed_ones_by_speed(
     rows = rows_of(small_database, figures, "frontier")
     drawn = frontier.plot(rows)
     for offset, column in ((0, "depth"), (1, "speedup")):
-        shown = [x for axes in drawn.axes[offset::3] for line in scattered(axes) for x in line.get_xdata()]
-        ours = [row[column] for row in rows.rows if row["origin"] == "ours"]
-        assert sorted(shown) == sorted(x for x in ours if x is not None)
+        plotted = [x for axes in drawn.axes[offset::3] for line in scattered(axes) for x in line.get_xdata()]
+        local_values = [row[column] for row in rows.rows if row["origin"] == "ours"]
+        assert sorted(plotted) == sorted(x for x in local_values if x is not None)
 
 
 def test_the_frontier_shows_intervals_noise_floor_and_n() -> None:
@@ -152,8 +152,8 @@ def test_blocks_run_are_drawn_where_depth_is_what_it_costs(small_database: Path,
     rows = rows_of(small_database, figures, "frontier")
     assert "mean blocks run, share of all blocks" in written(frontier.plot(rows))
     with open_database(small_database) as opened:
-        known = opened.query("SELECT cell_id, mean_blocks_run / blocks AS depth FROM frontier").to_pylist()
-    by_cell = {row["cell_id"]: row["depth"] for row in known}
+        depths = opened.query("SELECT cell_id, mean_blocks_run / blocks AS depth FROM frontier").to_pylist()
+    by_cell = {row["cell_id"]: row["depth"] for row in depths}
     for row in rows.rows:
         assert row["origin"] == "published" or row["depth"] == pytest.approx(by_cell[row["cell_id"]])
 
@@ -164,9 +164,11 @@ def test_published_points_are_relative_to_their_own_full_depth(small_database: P
         printed = [row for row in csv.DictReader(file) if row["source"] == "MEE repo SQUAD.log"]
     value = {(row["method"], row["metric"]): float(row["value"]) for row in printed}
     methods = {method for method, metric in value if metric == "avg_block"}
-    expected = {(value[one, "avg_block"] / 24, value[one, "f1"] / value["no early exit", "f1"]) for one in methods}
-    ours = {(row["depth"], row["quality"]) for row in rows if row["model"].startswith("MEE")}
-    assert sorted(ours) == [pytest.approx(pair) for pair in sorted(expected)]
+    expected = {
+        (value[label, "avg_block"] / 24, value[label, "f1"] / value["no early exit", "f1"]) for label in methods
+    }
+    local_points = {(row["depth"], row["quality"]) for row in rows if row["model"].startswith("MEE")}
+    assert sorted(local_points) == [pytest.approx(pair) for pair in sorted(expected)]
     crosses = [line for line in frontier.plot(rows_of(small_database, figures, "frontier")).axes[0].lines]
     assert sorted(x for line in crosses if line.get_marker() == "x" for x in line.get_xdata()) == sorted(
         row["depth"] for row in rows
@@ -214,10 +216,10 @@ def test_a_task_whose_speed_ups_are_not_measurable_says_so_and_has_no_axis() -> 
 
 
 def test_what_is_not_measurable_is_no_point_beside_what_is() -> None:
-    one, both = (
+    single, both = (
         frontier.plot(frame(*rows)).axes[1] for rows in ([{}], [{}, {**NO_SPEED, "speed_status": "not measurable"}])
     )
-    assert len(points(one)) == len(points(both)) and one.get_xlim() == both.get_xlim()
+    assert len(points(single)) == len(points(both)) and single.get_xlim() == both.get_xlim()
 
 
 def test_an_interval_that_was_not_computed_is_not_drawn() -> None:
@@ -227,7 +229,7 @@ def test_an_interval_that_was_not_computed_is_not_drawn() -> None:
 @pytest.mark.parametrize("plot", [frontier.plot, agreement.plot])
 def test_simulated_points_are_hollow(plot: Callable[[Frame], Figure]) -> None:
     sweep = [{"params": f'{{"threshold": {t}}}', "mean_exit_layer": 8 * t} for t in (0.5, 0.9)]
-    drawn = plot(frame(*sweep, *({**one, "execution": "simulated"} for one in sweep)))
+    drawn = plot(frame(*sweep, *({**point, "execution": "simulated"} for point in sweep)))
     faces = {line.get_markerfacecolor() for line in points(drawn.axes[0])}
     assert faces == {series_styles(["calm"])["calm"].colour, "none"}, "nothing hides behind a ring"
     assert "simulated (replay)" in written(drawn)
@@ -251,8 +253,8 @@ def test_settings_are_named_only_where_there_are_several() -> None:
 
 def test_the_histogram_shows_the_share_of_each_exit_layer(small_database: Path, rows_of: Rows) -> None:
     rows = rows_of(small_database, figures, "exit_histogram")
-    shown = sum(float(image.get_array().sum()) for axes in exit_histogram.plot(rows).axes for image in axes.images)
-    assert shown == pytest.approx(len({(r["model"], r["task"], r["method"], r["params"]) for r in rows.rows}))
+    total = sum(float(image.get_array().sum()) for axes in exit_histogram.plot(rows).axes for image in axes.images)
+    assert total == pytest.approx(len({(r["model"], r["task"], r["method"], r["params"]) for r in rows.rows}))
 
 
 def test_a_setting_run_again_or_in_other_batches_has_one_line_in_the_histogram(
@@ -274,16 +276,16 @@ def test_a_setting_run_again_or_in_other_batches_has_one_line_in_the_histogram(
 
     database = make_database(replace(world, also=write))
     rows = [row for row in rows_of(database, figures, "exit_histogram").rows if row["method"] == calm.name]
-    again = [row for row in rows if json.loads(row["params"]) == calm.params]
-    assert [(row["exit_layer"], row["share"], row["tokens"], row["n"]) for row in again] == [(1, 1, len(first), 8)]
+    repeated = [row for row in rows if json.loads(row["params"]) == calm.params]
+    assert [(row["exit_layer"], row["share"], row["tokens"], row["n"]) for row in repeated] == [(1, 1, len(first), 8)]
     assert {row["tokens"] for row in rows} != {len(first)}
 
 
 def test_no_change_has_one_line_a_model_and_ends_at_one(small_database: Path, rows_of: Rows) -> None:
     rows = rows_of(small_database, figures, "mee_fig1_no_change")
     for axes in mee_fig1_no_change.plot(rows).axes:
-        ours = [line for line in axes.lines if line.get_marker() != "x"]
-        assert [line.get_ydata()[-1] for line in ours] == [1, 1]
+        local_lines = [line for line in axes.lines if line.get_marker() != "x"]
+        assert [line.get_ydata()[-1] for line in local_lines] == [1, 1]
 
 
 def test_random_weights_are_not_drawn(world: Any, make_database: Callable[[Any], Path], rows_of: Rows) -> None:

@@ -1,4 +1,4 @@
-"""What says not to cite the results stands before them."""
+"""Findings that forbid citing the results precede them."""
 
 import shutil
 from pathlib import Path
@@ -10,16 +10,16 @@ from exitbench.harness.cli import main as cli
 from exitbench.reports import material, tables
 from exitbench.reports.frame import Frame
 from exitbench.reports.material import read_material, read_only
-from exitbench.reports.registry import Source
+from exitbench.reports.registry import ReportSource
 from exitbench.reports.render import write_report
 
 
 def test_no_final_report_is_written_and_a_draft_says_what_it_is(incomplete_database: Path, tmp_path: Path) -> None:
-    out = tmp_path / "report"
+    output = tmp_path / "report"
     with pytest.raises(UserError, match=r"(?s)findings say not to cite runs of .*--draft"):
-        write_report(incomplete_database, out, paper="heads")
-    assert not out.exists()
-    draft = write_report(incomplete_database, out, paper="heads", draft=True)
+        write_report(incomplete_database, output, paper="heads")
+    assert not output.exists()
+    draft = write_report(incomplete_database, output, paper="heads", draft=True)
     assert draft.is_draft
     assert '<p class="draft"><strong>Draft.</strong>' in draft.index_html.read_text("utf-8")
 
@@ -27,13 +27,13 @@ def test_no_final_report_is_written_and_a_draft_says_what_it_is(incomplete_datab
 def test_a_report_that_is_refused_asks_no_query_of_a_figure_or_table(
     incomplete_database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Source] = []
-    monkeypatch.setattr(material, "_ask", lambda database, source: asked.append(source) or Frame((), ()))
+    queried: list[ReportSource] = []
+    monkeypatch.setattr(material, "_ask", lambda database, source: queried.append(source) or Frame((), ()))
     with pytest.raises(UserError, match="say not to cite"):
         read_material(incomplete_database, paper="heads", draft=False)
-    assert asked == []
+    assert queried == []
     read_material(incomplete_database, paper="heads", draft=True)
-    assert {source.name for source in asked} > {"heads_fig1_training", "summary"}
+    assert {source.name for source in queried} > {"heads_fig1_training", "summary"}
 
 
 def test_a_final_report_is_no_draft(small_database: Path, tmp_path: Path) -> None:

@@ -70,8 +70,11 @@ def rows_of(database: Database, sql: str) -> list[Any]:
 
 
 def test_only_what_is_about_both_sees_tokens_of_given_texts(databases: Mapping[str, Database]) -> None:
-    asked = {name: sql for name, sql in sources() if READS_TOKENS.search(sql)}
-    assert len(asked) > 50
-    given, none = ({name: rows_of(databases[of], sql) for name, sql in asked.items()} for of in ("given", "none"))
-    assert {name for name in asked if given[name] != none[name]} == OF_BOTH
-    assert all(given[name] == rows_of(databases["answers"], asked[name]) for name in OF_BOTH)
+    queries = {name: sql for name, sql in sources() if READS_TOKENS.search(sql)}
+    assert len(queries) > 50
+    given_rows, rows_without = (
+        {name: rows_of(databases[name_of_database], sql) for name, sql in queries.items()}
+        for name_of_database in ("given", "none")
+    )
+    assert {name for name in queries if given_rows[name] != rows_without[name]} == OF_BOTH
+    assert all(given_rows[name] == rows_of(databases["answers"], queries[name]) for name in OF_BOTH)

@@ -25,9 +25,9 @@ def row(method: str, kv_policy: str | None = "state-copy", **params: Any) -> dic
 
 def test_a_number_format_is_told_by_how_far_it_is_from_float32() -> None:
     measured = {"format_logprob_gap": 0.1442, "format_choice_gap": 0.0411, "format_match": 0.98}
-    told = "0.14 nats, 0.041 between choices, 98.0 % of choices equal"
-    assert against_float32({"dtype": "bfloat16", **measured}) == told
-    assert number_format({"dtype": "bfloat16", **measured}) == f"bfloat16 against float32: {told}"
+    expected = "0.14 nats, 0.041 between choices, 98.0 % of choices equal"
+    assert against_float32({"dtype": "bfloat16", **measured}) == expected
+    assert number_format({"dtype": "bfloat16", **measured}) == f"bfloat16 against float32: {expected}"
     tokens = {"dtype": "int8", **measured, "format_choice_gap": None}
     assert against_float32(tokens) == "0.14 nats, 98.0 % of tokens equal"
     unknown = dict.fromkeys(measured)

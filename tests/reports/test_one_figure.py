@@ -16,8 +16,8 @@ def test_it_is_saved_and_shown_as_the_report_writes_it(small_database: Path, tmp
     (drawn,) = write_figures(small_database, tmp_path, "exit_histogram")
     assert figure.caption == drawn.caption
     written = (tmp_path / "figures" / "exit_histogram.png").read_bytes()
-    shown, size = figure._repr_png_()  # what IPython asks objects for
-    assert shown == written
+    picture, size = figure._repr_png_()  # what IPython asks objects for
+    assert picture == written
     assert size == {"width": round(110 * figure.get_figwidth())}
     figure.savefig(tmp_path / "figure.pdf")
     assert b"/Type3" not in (tmp_path / "figure.pdf").read_bytes()
@@ -30,8 +30,8 @@ def test_it_loads_no_torch(small_database: Path) -> None:
         "    results.figure('exit_histogram')\n"
         "print(sorted({'torch', 'transformers', 'matplotlib.pyplot'} & sys.modules.keys()))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout == "[]\n"
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,12 @@ def test_every_query_has_one_possible_order(package: ModuleType) -> None:
 def test_a_new_pair_is_found_and_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "new_figures"
     folder.mkdir()
-    ours, numbered = {"__init__": 0, "added": 2, "begun": 1, "helper": 0}, ("heads_fig1_a", "mee_fig10_b", "mee_fig9_c")
-    for name in (*ours, *numbered):
-        (folder / f"{name}.py").write_text(f"ORDER = {ours[name]}\n" if name in ours else "")
+    orders, numbered = (
+        {"__init__": 0, "added": 2, "begun": 1, "helper": 0},
+        ("heads_fig1_a", "mee_fig10_b", "mee_fig9_c"),
+    )
+    for name in (*orders, *numbered):
+        (folder / f"{name}.py").write_text(f"ORDER = {orders[name]}\n" if name in orders else "")
     for name in ("added", "begun", *numbered):
         (folder / f"{name}.sql").write_text(f"SELECT '{name}'")
     monkeypatch.syspath_prepend(tmp_path)

@@ -26,7 +26,7 @@ from exitbench.reports.figures.mee import mee_fig1_no_change
 from exitbench.reports.frame import Frame
 from exitbench.reports.material import Material, read_material
 from exitbench.reports.plotting.style import LETTERS, LIGHT
-from exitbench.reports.registry import Source, discover
+from exitbench.reports.registry import ReportSource, discover
 from exitbench.reports.render import write_figures, write_report
 
 Rows = Callable[[Path, ModuleType, str], Frame]
@@ -65,7 +65,7 @@ def read(summary: ReportSummary) -> str:
 
 
 def pictures_of(summary: ReportSummary) -> list[str]:
-    """What the page shows, in its order."""
+    """Return the page's pictures in their order."""
     return [
         (summary.index_html.parent / address).read_text("utf-8") for address in Page(read(summary)).all("img", "src")
     ]
@@ -87,7 +87,7 @@ def report_copy(report: ReportSummary, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def single_file(report: ReportSummary, small_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same report as one file."""
+    """Return the same report as one file."""
     folder = Path(shutil.copytree(report.index_html.parent, tmp_path_factory.mktemp("single") / "report"))
     return write_report(small_database, folder, single_file=True).index_html
 
@@ -109,8 +109,8 @@ def test_every_figure_is_drawn_for_the_page_and_written_with_its_data(
     folder = report.index_html.parent / "figures"
     for name in names:
         assert (folder / f"{name}.csv").read_text("utf-8") == small_rows(figures, name).csv()
-    shown = {path for path in report.index_html.parent.rglob("*.*") if not path.name.startswith(".")}
-    assert {*report.files, report.index_html} == shown
+    paths = {path for path in report.index_html.parent.rglob("*.*") if not path.name.startswith(".")}
+    assert {*report.files, report.index_html} == paths
     assert len(list((folder / PAGE).iterdir())) == len(names)
 
 
@@ -154,12 +154,14 @@ def test_the_finding_of_the_frontier_is_the_fastest_recommended_setting(small_ro
     timed = [row for row in rows.rows if row["speedup"] is not None and not row["is_full_depth"]]
     fast = {"speedup": 7.25, "speedup_low": 7.0, "speedup_high": 7.5}
 
-    def told(row: Mapping[str, Any], **change: Any) -> str:
-        changed = tuple({**one, **change} if one is row else one for one in rows.rows)
-        return str(next(one for one in FIGURES if one.name == "frontier").module.finding(Frame(rows.columns, changed)))
+    def finding_with(row: Mapping[str, Any], **change: Any) -> str:
+        changed = tuple({**source_row, **change} if source_row is row else source_row for source_row in rows.rows)
+        return str(
+            next(source for source in FIGURES if source.name == "frontier").module.finding(Frame(rows.columns, changed))
+        )
 
-    assert f"({timed[0]['model']}) at 7.25× [7.00, 7.50]" in told(timed[0], **fast, is_recommended=True)
-    assert "7.25×" not in told(timed[0], **fast, is_recommended=False)
+    assert f"({timed[0]['model']}) at 7.25× [7.00, 7.50]" in finding_with(timed[0], **fast, is_recommended=True)
+    assert "7.25×" not in finding_with(timed[0], **fast, is_recommended=False)
 
 
 def test_the_page_asks_the_network_for_nothing(report: ReportSummary) -> None:
@@ -201,15 +203,15 @@ def test_each_picture_is_light_or_dark_as_its_reader_prefers(report: ReportSumma
 
 def test_text_in_pictures_is_in_ink_or_in_what_its_cell_needs(report: ReportSummary) -> None:
     """Inks of a theme have the contrast that text needs, see `test_style`; colours of series and lines have not."""
-    seen = set()
+    fills = set()
     for picture in pictures_of(report):
         rules = dict(re.findall(r"\.(s\d+){([^}]*)}", picture))
         texts = re.findall(r"<text [^>]*>", picture)
         assert all("class='" in tag for tag in texts)
         styles = [rules[name] for tag in texts for name in re.findall(r"class='(s\d+)'", tag)]
         assert len(styles) == len(texts) > 0
-        seen |= {re.findall(r"fill:([^;}]+)", style)[0] for style in styles}
-    assert {"var(--ink)", "var(--quiet)"} <= seen <= {"var(--ink)", "var(--quiet)", *LETTERS}
+        fills |= {re.findall(r"fill:([^;}]+)", style)[0] for style in styles}
+    assert {"var(--ink)", "var(--quiet)"} <= fills <= {"var(--ink)", "var(--quiet)", *LETTERS}
 
 
 def test_columns_that_agree_in_all_rows_are_said_once(report: ReportSummary) -> None:
@@ -235,7 +237,7 @@ def test_names_are_text_and_never_markup(
     models = (example.Model(name, "causal", 4, 0),)
     swept = (example.Method("calm-softmax", {"threshold": 0.3, "note": long}),)
     page = Page(read(write_report(make_database(replace(world, models=models, swept=swept)), tmp_path / "report")))
-    scripts = [[tag for tag, _ in one.tags].count("script") for one in (page, Page(read(report)))]
+    scripts = [[tag for tag, _ in tree.tags].count("script") for tree in (page, Page(read(report)))]
     assert scripts[0] == scripts[1]
     assert name in page.texts
     assert f"threshold=0.3, note={long}" in page.texts or f"note={long}, threshold=0.3" in page.texts
@@ -253,11 +255,11 @@ sys.exit("torch" in sys.modules)
 def test_one_database_gives_the_same_bytes_in_any_process_and_needs_no_torch(
     report: ReportSummary, report_copy: Path, small_database: Path, tmp_path: Path
 ) -> None:
-    """The same whether a file is of the whole report or of a paper's."""
+    """Files are equal in the whole report and in a paper's."""
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
     subprocess.run([sys.executable, "-c", WRITE, str(small_database), str(tmp_path / "b")], check=True, env=environment)
     here = write_report(small_database, report_copy, paper="mee")  # of the pictures that this process drew
-    whole, first, second = (
+    complete, first, second = (
         {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.*") if ".answers" not in path.parts}
         for folder in (report.index_html.parent, report_copy, tmp_path / "b")
     )
@@ -266,7 +268,7 @@ def test_one_database_gives_the_same_bytes_in_any_process_and_needs_no_torch(
     notes = {note_of(Path("figures"), name) for name in here.figures}
     assert set(second) == names | notes
     assert [name for name in second if first[name] != second[name]] == []
-    assert [name for name in second if second[name] != whole[name]] == [Path("index.html")]
+    assert [name for name in second if second[name] != complete[name]] == [Path("index.html")]
 
 
 def test_without_data_the_page_names_the_command_and_old_pictures_go(tmp_path: Path, empty_database: Path) -> None:
@@ -315,42 +317,44 @@ def test_a_missing_database_is_the_users_error(tmp_path: Path) -> None:
 
 @dataclass
 class Read:
-    """What a report is made from, as a test may change it."""
+    """Input of a report, which a test may change."""
 
     material: Material
-    figures: list[tuple[Source, Frame]]
+    figures: list[tuple[ReportSource, Frame]]
 
 
 @pytest.fixture(scope="module")
 def read_once(small_database: Path) -> Read:
-    """What the report of `small_database` is made from, read once more."""
-    found: list[tuple[Source, Frame]] = []
-    return Read(read_material(small_database, None, True, lambda *one: found.append(one)), found)
+    """Return the input of the report of `small_database`, read again."""
+    figures_read: list[tuple[ReportSource, Frame]] = []
+    return Read(
+        read_material(small_database, None, True, lambda *figure_rows: figures_read.append(figure_rows)), figures_read
+    )
 
 
 @pytest.fixture
-def given(read_once: Read) -> Read:
-    """The same, for a test to change."""
+def rendered_input(read_once: Read) -> Read:
+    """Return a copy that a test may change."""
     return replace(read_once, figures=list(read_once.figures))
 
 
 @pytest.fixture
-def again(
-    small_database: Path, given: Read, report_copy: Path, monkeypatch: pytest.MonkeyPatch
+def render_again(
+    small_database: Path, rendered_input: Read, report_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], tuple[set[str], ReportSummary]]:
     """Write the report once more into the copy of its folder; returns which figures were drawn, and the summary."""
     draw, names = drawing.draw, set()
 
-    def noted(name: str, frame: Frame, where: Path, kinds: Collection[str]) -> drawing.Drawing:
+    def noted(name: str, frame: Frame, folder: Path, kinds: Collection[str]) -> drawing.Drawing:
         names.add(name)
-        return draw(name, frame, where, kinds)
+        return draw(name, frame, folder, kinds)
 
     def read(
-        database: Path, paper: str | None, draft: bool, on_figure: Callable[[Source, Frame], None], answers: Path
+        database: Path, paper: str | None, draft: bool, on_figure: Callable[[ReportSource, Frame], None], answers: Path
     ) -> Material:
-        for one in given.figures:
-            on_figure(*one)
-        return given.material
+        for figure_input in rendered_input.figures:
+            on_figure(*figure_input)
+        return rendered_input.material
 
     monkeypatch.setattr(drawing, "draw", noted)
     monkeypatch.setattr(render, "read_material", read)
@@ -363,77 +367,84 @@ def again(
     return write
 
 
-Again = Callable[[], tuple[set[str], ReportSummary]]
+RenderAgain = Callable[[], tuple[set[str], ReportSummary]]
 
 
-def test_nothing_is_drawn_twice_and_the_page_is_the_same(again: Again, report: ReportSummary) -> None:
-    drawn, summary = again()
+def test_nothing_is_drawn_twice_and_the_page_is_the_same(render_again: RenderAgain, report: ReportSummary) -> None:
+    drawn, summary = render_again()
     assert drawn == set() and summary.figures == report.figures
     assert summary.index_html.read_bytes() == report.index_html.read_bytes()
     assert {path.name for path in summary.files} == {path.name for path in report.files}
 
 
-def test_a_picture_that_was_changed_or_lost_is_drawn_anew(again: Again, report_copy: Path) -> None:
+def test_a_picture_that_was_changed_or_lost_is_drawn_anew(render_again: RenderAgain, report_copy: Path) -> None:
     folder = report_copy / "figures"
     next(folder.glob(f"{PAGE}/frontier.*")).unlink()
     next(folder.glob(f"{PAGE}/exit_histogram.*")).write_text("<svg/>")
     note_of(folder, "mee_fig1_no_change").write_text("{")
-    assert again()[0] == {"frontier", "exit_histogram", "mee_fig1_no_change"}
-    assert again()[0] == set()
+    assert render_again()[0] == {"frontier", "exit_histogram", "mee_fig1_no_change"}
+    assert render_again()[0] == set()
 
 
-def change_a_number(given: Read, name: str) -> Frame:
+def change_a_number(rendered_input: Read, name: str) -> Frame:
     """Halve a number of a figure's last row; returns its rows then."""
-    place = next(n for n, (source, _) in enumerate(given.figures) if source.name == name)
-    source, frame = given.figures[place]
+    place = next(n for n, (source, _) in enumerate(rendered_input.figures) if source.name == name)
+    source, frame = rendered_input.figures[place]
     last = frame.rows[-1]
     column = next(column for column, value in last.items() if isinstance(value, float))
-    given.figures[place] = (source, Frame(frame.columns, (*frame.rows[:-1], {**last, column: last[column] / 2})))
-    return given.figures[place][1]
+    rendered_input.figures[place] = (
+        source,
+        Frame(frame.columns, (*frame.rows[:-1], {**last, column: last[column] / 2})),
+    )
+    return rendered_input.figures[place][1]
 
 
-def test_a_changed_row_draws_what_shows_it_and_nothing_else(again: Again, given: Read, report_copy: Path) -> None:
-    frame = change_a_number(given, "mee_fig1_no_change")
+def test_a_changed_row_draws_what_shows_it_and_nothing_else(
+    render_again: RenderAgain, rendered_input: Read, report_copy: Path
+) -> None:
+    frame = change_a_number(rendered_input, "mee_fig1_no_change")
     before = {path: path.read_bytes() for path in report_copy.glob(f"figures/{PAGE}/*")}
-    assert again()[0] == {"mee_fig1_no_change"}
+    assert render_again()[0] == {"mee_fig1_no_change"}
     written = {path: path.read_bytes() for path in report_copy.glob(f"figures/{PAGE}/*")}
     assert {path.name.partition(".")[0] for path, _ in written.items() ^ before.items()} == {"mee_fig1_no_change"}
     assert (report_copy / "figures" / "mee_fig1_no_change.csv").read_text("utf-8") == frame.csv()
 
 
 def test_files_for_papers_are_drawn_where_asked_for_and_then_stay_those_of_the_page(
-    again: Again, given: Read, small_database: Path, report_copy: Path
+    render_again: RenderAgain, rendered_input: Read, small_database: Path, report_copy: Path
 ) -> None:
     folder, name = report_copy / "figures", "mee_fig1_no_change"
     assert not any(folder.glob("*.pdf"))
     (figure,) = write_figures(small_database, report_copy, name, kinds=("pdf",))
     pdf = folder / f"{name}.pdf"
     assert figure.files == (pdf, folder / f"{name}.csv") and pdf.read_bytes().startswith(b"%PDF")
-    assert again()[0] == set(), "the page's picture is as it was"
+    assert render_again()[0] == set(), "the page's picture is as it was"
     (figure,) = write_figures(small_database, report_copy, name)
     begins = {file.suffix: file.read_bytes()[:4] for file in figure.files}
     assert begins[".png"] == b"\x89PNG" and begins[".svg"].startswith(b"<?xm") and begins[".pdf"] == b"%PDF"
     before = pdf.read_bytes()
-    change_a_number(given, name)
-    drawn, summary = again()
+    change_a_number(rendered_input, name)
+    drawn, summary = render_again()
     assert drawn == {name} and pdf in summary.files and pdf.read_bytes() != before
     pdf.write_bytes(b"of other rows")
-    assert again()[0] == {name} and pdf.read_bytes().startswith(b"%PDF")
+    assert render_again()[0] == {name} and pdf.read_bytes().startswith(b"%PDF")
     pdf.unlink()
-    assert again()[0] == set() and not pdf.exists(), "what somebody took away is not missed"
+    assert render_again()[0] == set() and not pdf.exists(), "what somebody took away is not missed"
 
 
 def test_other_rows_or_other_code_is_another_figure(small_rows: SmallRows, monkeypatch: pytest.MonkeyPatch) -> None:
     frame = small_rows(figures, "frontier")
     fewer, renamed = Frame(frame.columns, frame.rows[:-1]), Frame((*frame.columns, "more"), frame.rows)
-    digests = {drawing.digest("frontier", one) for one in (frame, fewer, renamed)} | {drawing.digest("other", frame)}
+    digests = {drawing.digest("frontier", rows_drawn) for rows_drawn in (frame, fewer, renamed)} | {
+        drawing.digest("other", frame)
+    }
     assert len(digests) == 4 and drawing.digest("frontier", frame) in digests
     monkeypatch.setattr(drawing, "_code", lambda: "changed")
     assert drawing.digest("frontier", frame) not in digests
 
 
 def test_who_reads_a_page_while_another_is_written_finds_its_own_pictures(
-    again: Again, report_copy: Path, monkeypatch: pytest.MonkeyPatch
+    render_again: RenderAgain, report_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def pictures() -> set[Path]:
         html = (report_copy / "index.html").read_text("utf-8")
@@ -443,12 +454,12 @@ def test_who_reads_a_page_while_another_is_written_finds_its_own_pictures(
     for version in ("b" * 64, "c" * 64):
         of_rows = lambda name, frame, version=version: version if name == "frontier" else digest(name, frame)  # noqa: E731
         monkeypatch.setattr(drawing, "digest", of_rows)
-        assert again()[0] == {"frontier"}
+        assert render_again()[0] == {"frontier"}
         pages.append(pictures())
     (first,), (second,), (third,) = (page - pages[n - 1] for n, page in enumerate(pages))
     assert second.exists() and third.exists(), "the page before may still be read"
     assert not first.exists()
     other = report_copy / "figures" / PAGE / "mine.svg"
     other.write_text("mine")
-    again()
+    render_again()
     assert other.exists()

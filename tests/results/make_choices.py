@@ -19,7 +19,7 @@ CHOICES: Final = 3
 BLOCKS: Final = 4
 
 
-def write_choices(example: Any, root: Path, *, beside: bool = False, random_weights: bool = False) -> None:
+def write_choices(example: Any, root: Path, *, with_replays: bool = False, random_weights: bool = False) -> None:
     """Write full depth's cell and those of two thresholds to a spool.
 
     Args:
@@ -31,19 +31,19 @@ def write_choices(example: Any, root: Path, *, beside: bool = False, random_weig
     rng = np.random.default_rng(3)
     model, task = example.MODELS[1], example.Task("lm-eval:toy", "toy", ("acc",))
 
-    def cell_of(*asked: Any) -> dict[str, Any]:
-        return dict(example.cell_json(model, task, *asked, random_weights=random_weights))
+    def cell_of(*arguments: Any) -> dict[str, Any]:
+        return dict(example.cell_json(model, task, *arguments, random_weights=random_weights))
 
     full = cell_of(example.FULL, "quality")
     deep = _tokens(rng, dict.fromkeys(_places(), BLOCKS), None)
     _write(example, root, full, deep, deep)
     for method in example.CALM[:2]:
-        for kind in ("quality", "replay") if beside else ("quality",):
+        for kind in ("quality", "replay") if with_replays else ("quality",):
             layers = {place: int(rng.integers(1, BLOCKS + 1)) for place in _places()}
             probe = (full["cell_id"],) if kind == "replay" else ()
             cell = cell_of(method, kind, full["cell_id"], probe)
             _write(example, root, cell, _tokens(rng, layers, deep), deep)
-    if beside:
+    if with_replays:
         _write_timing(example, root, cell_of(example.CALM[0], "timing", full["cell_id"]))
 
 
@@ -69,10 +69,10 @@ Tokens = Mapping[tuple[int, int, int], dict[str, Any]]
 
 
 def _tokens(rng: np.random.Generator, layers: Mapping[tuple[int, int, int], int], full: Tokens | None) -> Tokens:
-    made = {}
+    tokens_by_place = {}
     for place in _places():
         logprob, layer = -float(np.float32(rng.exponential())), layers[place]
-        made[place] = {
+        tokens_by_place[place] = {
             "doc_key": f"k{place[0]:02}",
             "choice": place[1],
             "position": place[2],
@@ -87,13 +87,16 @@ def _tokens(rng: np.random.Generator, layers: Mapping[tuple[int, int, int], int]
             "is_greedy": logprob > -0.5,
             "full_is_greedy": (logprob if full is None else full[place]["logprob"]) > -0.5,
         }
-    return made
+    return tokens_by_place
 
 
 def _write(example: Any, root: Path, cell: dict[str, Any], tokens: Tokens, full: Tokens) -> None:
     rows, samples = [], []
     for doc in range(DOCUMENTS):
-        sums, full_sums = ([_sum(made, doc, choice) for choice in range(1, CHOICES + 1)] for made in (tokens, full))
+        sums, full_sums = (
+            [_sum(tokens_by_place, doc, choice) for choice in range(1, CHOICES + 1)]
+            for tokens_by_place in (tokens, full)
+        )
         chosen, full_chosen = int(np.argmax(sums)), int(np.argmax(full_sums))
         for choice in range(CHOICES):
             rows.append(

@@ -54,8 +54,8 @@ def gold(n: int, texts: Sequence[str], labels: Sequence[str] | None) -> int:
     return (n + (n == len(texts) - 1)) % (len(labels) if labels else 5)
 
 
-def said(n: int, block: int, labels: Sequence[str] | None) -> float:
-    """What a block says of document n."""
+def reported_value(n: int, block: int, labels: Sequence[str] | None) -> float:
+    """Return the output of a block for document n."""
     settled = block >= 1 + n % BLOCKS
     return (n if settled else n + 2) % len(labels) if labels else n % 5 + (BLOCKS - block) / 10
 
@@ -71,7 +71,7 @@ def _write(
     exit_layer = EXITS[threshold]
     samples, tokens, trace = [], [], []
     for n, text in enumerate(texts):
-        right, answer = gold(n, texts, labels), said(n, exit_layer, labels)
+        right, answer = gold(n, texts, labels), reported_value(n, exit_layer, labels)
         samples.append(
             {"doc_key": key(n), "output_text": labels[int(answer)] if labels else repr(float(answer))}
             | {"output_ids": [int(answer) if labels else 0], "n_prompt": 5, "n_output": 1, "stop_reason": "label"}
@@ -84,7 +84,7 @@ def _write(
             | {"blocks_run": exit_layer, "score": at_exit, "reason": "threshold" if threshold else "last"}
         )
         for block in range(1, exit_layer + 1) if threshold else (BLOCKS,):
-            here, confidence = said(n, block, labels), (block + 4) / 8
+            here, confidence = reported_value(n, block, labels), (block + 4) / 8
             trace.append(
                 {"doc_key": key(n), "block": block, "label_id": int(here) if labels else None, "prediction": here}
                 | {"probability": confidence if labels else None, "gold": float(right), "exited": block == exit_layer}

@@ -119,7 +119,7 @@ CALIBRATION = {
 
 @dataclass(frozen=True)
 class Beliefs:
-    """What a model believes about every token of a task: arrays [N] or [N, blocks], N = documents * tokens."""
+    """A model's predictions for every token of a task: arrays [N] or [N, blocks], N = documents * tokens."""
 
     stable_from: np.ndarray
     top1_id: np.ndarray
@@ -152,7 +152,7 @@ def cell_json(
     }
     # The first token leaves early too, of either model.
     first = {"first_token": "gated"} if model.kind == "causal" else {}
-    asked = {
+    request_params = {
         "generation": {"max_new_tokens": 16, "stop": [], **first},
         "dtype": "float32",
         "device": "cpu",
@@ -168,7 +168,7 @@ def cell_json(
         "kv_policy": method.kv_policy,
         "model": weights,
         "task": data,
-        **asked,
+        **request_params,
         **({"timing": {"documents": documents}} if kind == "timing" else {}),
         **({"probe_cell_id": depends_on[0]} if kind in ("replay", "scores") else {}),
         **({} if fit_id is None else {"fit_cell_id": fit_id}),
@@ -200,7 +200,7 @@ def cell_json(
             "source": None,
         },
         "task": {**data, "label": task.label, "split": "test", "source": "builtin", "documents": documents},
-        **asked,
+        **request_params,
         "data": {
             **{"task": data["name"], "source": "builtin", "split": "test", "limit": documents},
             **{"seed": 0, "level": 2, "files": []},
@@ -230,7 +230,7 @@ def exits_of(method: Method, beliefs: Beliefs) -> np.ndarray:
 
 @dataclass(frozen=True)
 class World:
-    """What a spool is made of.
+    """Contents of a generated spool.
 
     Attributes:
         models: Each is asked on each task.
@@ -243,7 +243,7 @@ class World:
         kinds: Of the tokens of an answer.
         n_boot: Draws of bootstrap intervals.
         random_weights: Whether the models were never trained.
-        left_out: Kinds of cells that are not written, and "failures".
+        omitted_kinds: Kinds of cells that are not written, and "failures".
         fixed_clock: Whether attempts have the same ids every time; not where two worlds are written into one spool.
         exit_rule: Where a method leaves: the exit layer of every token.
         head_rows: Rows of the head that a method with a parameter `head` multiplies for every token, by its part of
@@ -263,7 +263,7 @@ class World:
     kinds: tuple[str, ...] = KINDS
     n_boot: int = 200
     random_weights: bool = False
-    left_out: frozenset[str] = frozenset()
+    omitted_kinds: frozenset[str] = frozenset()
     fixed_clock: bool = True
     exit_rule: Callable[[Method, Beliefs], np.ndarray] = exits_of
     head_rows: Callable[[Mapping[str, Any], np.ndarray], np.ndarray] | None = None
@@ -300,39 +300,39 @@ class World:
         beliefs = self.beliefs(model, task)
         full = self.cell(model, task, FULL, "quality")
         probe = self.cell(model, task, FULL, "probe", full["cell_id"])
-        if "quality" not in self.left_out:
+        if "quality" not in self.omitted_kinds:
             self.write_quality(root, full, task, beliefs, self.exit_rule(FULL, beliefs))
-        if "probe" not in self.left_out:
+        if "probe" not in self.omitted_kinds:
             self.write_probe(root, probe, beliefs)
         for method in (*self.methods[1:], *self.swept):
             exits = self.exit_rule(method, beliefs)
-            if "quality" not in self.left_out:
+            if "quality" not in self.omitted_kinds:
                 quality = self.cell(model, task, method, "quality", full["cell_id"])
                 self.write_quality(root, quality, task, beliefs, exits)
-            if "timing" not in self.left_out:
+            if "timing" not in self.omitted_kinds:
                 self.write_timing(root, self.cell(model, task, method, "timing", full["cell_id"]), beliefs, exits)
-        for method in () if "replay" in self.left_out else self.swept:
+        for method in () if "replay" in self.omitted_kinds else self.swept:
             cell = self.cell(model, task, method, "replay", full["cell_id"], (probe["cell_id"],))
             self._write_replay(root, cell, beliefs, self.exit_rule(method, beliefs))
-        if (model, task) == (self.models[0], self.tasks[0]) and "failures" not in self.left_out:
+        if (model, task) == (self.models[0], self.tasks[0]) and "failures" not in self.omitted_kinds:
             failing = self.cell(model, task, Method("static", {"exit_layer": 1}), "quality", full["cell_id"])
             _write_failures(root, failing, full)
 
     def _write_preparations(self, root: Path, model: Model, task: Task) -> None:
-        """What methods need before they run well: scores for replays, fits, and calibrated thresholds."""
+        """Write what methods need before they run well: scores for replays, fits, and calibrated thresholds."""
         beliefs = self.beliefs(model, task)
         full = self.cell(model, task, FULL, "quality")
         probe = self.cell(model, task, FULL, "probe", full["cell_id"])
-        if "scores" not in self.left_out:
+        if "scores" not in self.omitted_kinds:
             scores = self.cell(model, task, self.swept[0], "scores", None, (probe["cell_id"],))
             self._write_scores(root, scores, beliefs)
-        if "fit" not in self.left_out:
+        if "fit" not in self.omitted_kinds:
             _write_fit(root, self.cell(model, task, FITTED, "fit"))
-        if "calibration" not in self.left_out:
+        if "calibration" not in self.omitted_kinds:
             self._write_calibration(root, self.cell(model, task, self.swept[0], "calibration"), beliefs)
 
     def beliefs(self, model: Model, task: Task) -> Beliefs:
-        """What a model believes of a task's tokens."""
+        """Return a model's predictions for a task's tokens."""
         rng = np.random.default_rng([self.models.index(model), self.tasks.index(task)])
         blocks = model.blocks
         hardness = np.tile(np.arange(self.tokens), self.documents) / self.tokens
@@ -440,7 +440,7 @@ class World:
         n, blocks = beliefs.margin.shape
         p1 = (1 + beliefs.margin) / 2
         first_match = 1 + (beliefs.top1_id == beliefs.final_id[:, None]).argmax(axis=1)
-        left = 1 - np.arange(1, blocks + 1) / blocks
+        remaining = 1 - np.arange(1, blocks + 1) / blocks
         signals: dict[str, np.ndarray] = {
             "top1_id": beliefs.top1_id,
             "top2_id": (beliefs.top1_id + 1) % self.vocabulary,
@@ -454,11 +454,11 @@ class World:
             else self.final_ranks(n),
             "entropy": -np.log(p1),
             "logsumexp": np.full((n, blocks), 9.0),
-            "cosine_previous": np.tile(1 - left / 2, (n, 1)),
-            "cosine_previous_normed": np.tile(1 - left / 2, (n, 1)),
-            "cosine_last": np.tile(1 - left, (n, 1)),
-            "jsd_previous": np.tile(left / 4, (n, 1)),
-            "jsd_last": np.tile(left / 2, (n, 1)),
+            "cosine_previous": np.tile(1 - remaining / 2, (n, 1)),
+            "cosine_previous_normed": np.tile(1 - remaining / 2, (n, 1)),
+            "cosine_last": np.tile(1 - remaining, (n, 1)),
+            "jsd_previous": np.tile(remaining / 4, (n, 1)),
+            "jsd_last": np.tile(remaining / 2, (n, 1)),
         }
         rows = {
             **self._token_columns(),
@@ -476,14 +476,14 @@ class World:
 
     def _write_scores(self, root: Path, cell: dict[str, Any], beliefs: Beliefs) -> None:
         """The gate is asked at every block but the first and the last."""
-        asked = np.zeros(beliefs.margin.shape, dtype=bool)
-        asked[:, 1:-1] = True
+        evaluated = np.zeros(beliefs.margin.shape, dtype=bool)
+        evaluated[:, 1:-1] = True
         columns = self._token_columns()
         rows = {
             "doc_key": columns["doc_key"],
             "position": columns["position"],
-            "score": lists(np.where(asked, beliefs.margin, np.nan)),
-            "emitted_id": lists(np.where(asked, beliefs.top1_id, -1)),
+            "score": lists(np.where(evaluated, beliefs.margin, np.nan)),
+            "emitted_id": lists(np.where(evaluated, beliefs.top1_id, -1)),
         }
         with AttemptWriter(root, cell, ENV) as writer:
             writer.write("scores", pa.table(rows))
@@ -630,10 +630,10 @@ def write_metrics(writer: AttemptWriter, metrics: Mapping[str, Interval], role: 
         }
         for name, interval in metrics.items()
     ]
-    own = [row for row in rows if row["role"] == "task"]
-    for row in own:
+    task_rows = [row for row in rows if row["role"] == "task"]
+    for row in task_rows:
         row |= {"lower_is_better": False, "scale_low": 0.0, "scale_high": 100.0}
-    for row in own[:1]:
+    for row in task_rows[:1]:
         row["role"] = "headline"
     writer.write("metrics", pa.Table.from_pylist(rows, schema=spool.TABLES["metrics"]))
 
@@ -681,6 +681,6 @@ FRONT = replace(
     methods=(*METHODS, Method("static", {"exit_layer": 5})),
     documents=300,
     n_boot=2,
-    left_out=frozenset({"probe", "scores", "fit", "replay", "failures"}),
+    omitted_kinds=frozenset({"probe", "scores", "fit", "replay", "failures"}),
 )
 """Enough documents that a loss is shown to be small, and little else."""

@@ -16,6 +16,6 @@ sys.exit("torch" in sys.modules)
 
 
 def test_nothing_in_results_imports_torch() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 50
+    process = subprocess.run([sys.executable, "-c", SCRIPT], check=False, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert int(process.stdout) > 50

@@ -14,14 +14,14 @@ Contents = dict[str, str]
 
 def contents(folder: Path) -> Contents:
     """Return the contents of a folder except lock files, by name: digests of files, targets of links."""
-    found = {}
+    digests = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.is_symlink():
-            found[name] = f"-> {os.readlink(path)}"
+            digests[name] = f"-> {os.readlink(path)}"
         elif path.is_file() and path.suffix not in (".lock", ".waiting"):
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return found
+            digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return digests
 
 
 @pytest.fixture
@@ -37,10 +37,10 @@ def ask(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
     def run(*arguments: str | Path) -> tuple[int, str, str]:
         capsys.readouterr()
         code = main([str(argument) for argument in arguments])
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        assert len(said.err) < 2000
-        return code, said.out, said.err
+        output = capsys.readouterr()
+        assert "Traceback" not in output.err
+        assert len(output.err) < 2000
+        return code, output.out, output.err
 
     return run
 

@@ -113,30 +113,30 @@ def tensors(edit: Callable[[dict[str, Tensor]], object]) -> Attack:
     """Change the weights."""
 
     def change(folder: Path) -> None:
-        own = load_file(folder / WEIGHTS)
-        edit(own)
-        save_file(own, folder / WEIGHTS, metadata={"format": "pt"})
+        weights = load_file(folder / WEIGHTS)
+        edit(weights)
+        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
 
     return change
 
 
 def stored(dtype: torch.dtype) -> Attack:
-    return tensors(lambda own: own.update({PROJECTION: own[PROJECTION].to(dtype)}))
+    return tensors(lambda weights: weights.update({PROJECTION: weights[PROJECTION].to(dtype)}))
 
 
 def with_tensor(name: str, *shape: int) -> Attack:
-    return tensors(lambda own: own.update({name: torch.ones(*shape)}))
+    return tensors(lambda weights: weights.update({name: torch.ones(*shape)}))
 
 
 def in_parts(places: Callable[[dict[str, str]], object], parts: int = 2) -> Attack:
     """Split the weights into several files with an index, and change the index."""
 
     def change(folder: Path) -> None:
-        own, index = load_file(folder / WEIGHTS), {}
+        weights, index = load_file(folder / WEIGHTS), {}
         (folder / WEIGHTS).unlink()
         for part in range(parts):
             name = f"model-{part + 1:05}-of-{parts:05}.safetensors"
-            some = {key: own[key] for key in sorted(own)[part::parts]}
+            some = {key: weights[key] for key in sorted(weights)[part::parts]}
             save_file(some, folder / name, metadata={"format": "pt"})
             index.update(dict.fromkeys(some, name))
         places(index)
@@ -176,8 +176,8 @@ def tokenizer_json(edit: Callable[[dict[str, Any]], object]) -> Attack:
 def as_qwen2(**values: Any) -> Attack:
     def change(folder: Path) -> None:
         shape = json.loads((folder / "config.json").read_text())
-        kept = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-        qwen2 = Qwen2Config(**{key: shape[key] for key in kept}, num_key_value_heads=2, eos_token_id=1)
+        kept_keys = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+        qwen2 = Qwen2Config(**{key: shape[key] for key in kept_keys}, num_key_value_heads=2, eos_token_id=1)
         Qwen2ForCausalLM(qwen2).save_pretrained(folder)
         config(**values)(folder)
 
@@ -223,7 +223,7 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
     ),
     "a bias": (with_tensor("model.layers.0.self_attn.q_proj.bias", 16), "1 tensor is not part of the model"),
     "many unread tensors": (
-        tensors(lambda own: own.update({f"adapter.{n}\x1b[2J": torch.ones(1) for n in range(4000)})),
+        tensors(lambda weights: weights.update({f"adapter.{n}\x1b[2J": torch.ones(1) for n in range(4000)})),
         "4000 tensors are not part of the model",
     ),
     "an adapter": (written("adapter_config.json", "{}"), "an adapter beside the weights"),
@@ -367,20 +367,20 @@ def listing(folder: Path) -> list[str]:
 def test_the_command_says_so_too(folder: Path, plan: Plan) -> None:
     assert plan(folder)[0] == 0
     config(quantization_config={"quant_method": "fp8"})(folder)
-    code, out, err = plan(folder)
-    assert (code, out) == (2, "")
+    code, output, err = plan(folder)
+    assert (code, output) == (2, "")
     assert err.startswith(f"exitbench: {folder / 'config.json'}: quantization_config ('fp8'): quantised weights")
     assert "model.dequantize().save_pretrained(folder)" in err and "Traceback" not in err
 
 
-@pytest.mark.parametrize("where", ["config.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("location", ["config.json", "tokenizer_config.json"])
 @pytest.mark.parametrize("named", ["../../evil", "os.system", "Evil"])
 def test_a_class_that_is_none_of_transformers_is_not_looked_for(
-    where: str, named: str, folder: Path, tmp_path: Path
+    location: str, named: str, folder: Path, tmp_path: Path
 ) -> None:
     for module in ("evil.py", "Evil.py", "tokenizer.py", "tokenization_evil.py"):
         (folder / module).write_text(f"open({str(tmp_path / 'RAN')!r}, 'w')\n")
-    edited(where, tokenizer_class=named)(folder)
+    edited(location, tokenizer_class=named)(folder)
     config(auto_map={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}, _name_or_path="../../evil")(folder)
     inspect_checkpoint("tiny", folder)
     assert not (tmp_path / "RAN").exists()
@@ -422,18 +422,18 @@ def test_a_pipe_in_place_of_the_description_is_not_waited_for(folder: Path) -> N
 
 def test_a_description_that_came_along_is_not_believed(folder: Path) -> None:
     honest = inspect_checkpoint("tiny", folder)
-    told = json.loads((folder / ".exitbench.json").read_text())
-    told["model"]["weights_sha256"] = "0" * 64
+    card = json.loads((folder / ".exitbench.json").read_text())
+    card["model"]["weights_sha256"] = "0" * 64
     (folder / ".exitbench.json").unlink()
     content, time_ns = (folder / WEIGHTS).read_bytes(), 1_600_000_000_123_456_789
     (folder / WEIGHTS).unlink()
     (folder / WEIGHTS).write_bytes(content)  # as an archive unpacks it: with a time of its choice
     os.utime(folder / WEIGHTS, ns=(time_ns, time_ns))
-    told["files"][WEIGHTS][1:] = [time_ns] * (len(told["files"][WEIGHTS]) - 1)
-    (folder / ".exitbench.json").write_text(json.dumps(told))
-    found = inspect_checkpoint("tiny", folder).model
-    assert found == honest.model
-    assert found.weights_sha256 == hashlib.sha256(content).hexdigest()
+    card["files"][WEIGHTS][1:] = [time_ns] * (len(card["files"][WEIGHTS]) - 1)
+    (folder / ".exitbench.json").write_text(json.dumps(card))
+    inspected = inspect_checkpoint("tiny", folder).model
+    assert inspected == honest.model
+    assert inspected.weights_sha256 == hashlib.sha256(content).hexdigest()
 
 
 def test_a_budget_beyond_the_positions_is_told_by_plan(folder: Path, plan: Plan, tmp_path: Path) -> None:
@@ -449,8 +449,8 @@ def test_what_is_not_wrong_but_odd_stands_below_the_models_name(folder: Path, pl
     config(eos_token_id=None)(folder)
     edited("generation_config.json", eos_token_id=None)(folder)
     for _ in range(2):  # found, and then remembered
-        code, out, _ = plan(folder)
-        name, strays, end, *_ = out.splitlines()
+        code, output, _ = plan(folder)
+        name, strays, end, *_ = output.splitlines()
         assert (code, name) == (0, f"tiny: checkpoint {folder}")
         assert strays == r"  not read: old\x1b[2J_run.safetensors (the weights are those of model.safetensors)"
         assert end.startswith("  no end-of-sequence token: every answer runs to its budget; the tokenizer's is 1")

@@ -22,7 +22,7 @@ Unchanged = Callable[[Path], dict[str, str]]
 QUESTION = "SELECT count(*) AS n, round(sum(value), 6) AS total, max(metric) AS last FROM metric_values"
 COPY = "COPY (SELECT content FROM read_text('/etc/hostname')) TO '{loot}/written'"
 STALE = "UPDATE view_source SET sha256 = 'other'"
-AGAIN = "CREATE TABLE again AS FROM metric; DROP TABLE metric; ALTER TABLE again RENAME TO metric"
+COPY_TABLE = "CREATE TABLE again AS FROM metric; DROP TABLE metric; ALTER TABLE again RENAME TO metric"
 
 NAME = f"attempt WHERE false; {COPY}; --"
 PTH = "COPY (SELECT 'import os' || chr(59) || ' os.system(''id'')') TO '{loot}/zzz.pth' (FORMAT csv, HEADER false)"
@@ -86,7 +86,7 @@ REFUSED = {
         "has no table cell",
     ),
     "a column that is computed": (
-        f"{AGAIN}; ALTER TABLE metric DROP COLUMN n; ALTER TABLE metric ADD COLUMN n BIGINT; {AGAIN}; "
+        f"{COPY_TABLE}; ALTER TABLE metric DROP COLUMN n; ALTER TABLE metric ADD COLUMN n BIGINT; {COPY_TABLE}; "
         "CREATE TABLE other (attempt_id VARCHAR, ordinal INTEGER, metric VARCHAR, metric_version VARCHAR, "
         "value DOUBLE GENERATED ALWAYS AS (ordinal * 42.0), ci_low DOUBLE, ci_high DOUBLE, ci_method VARCHAR, "
         "n BIGINT, scored_at TIMESTAMP); DROP TABLE metric; ALTER TABLE other RENAME TO metric",
@@ -141,18 +141,18 @@ def attacked(newest: Path, path: Path, sql: str) -> Path:
 
 
 def loot(path: Path) -> list[Path]:
-    """What an attack wrote."""
+    """Return what an attack wrote."""
     return list((path.parent / "loot").iterdir())
 
 
 @pytest.fixture(scope="module")
 def answer(few_database: Path) -> str:
-    """What the example says."""
+    """Return the answer of the example."""
     with open_database(few_database) as database:
         return str(database.query(QUESTION).to_pylist())
 
 
-def asked(path: Path) -> str:
+def answer_of(path: Path) -> str:
     with open_database(path) as database:
         return str(database.query(QUESTION).to_pylist())
 
@@ -164,7 +164,7 @@ def test_what_a_file_has_besides_rows_is_neither_run_nor_believed(
     path = attacked(newest, tmp_path / "theirs.duckdb", CARRIED[what])
     before = unchanged(tmp_path)
     if what in HARMLESS:
-        assert asked(path) == answer
+        assert answer_of(path) == answer
     else:
         with pytest.raises(UserError, match="has other views than this version of ExitBench makes"):
             open_database(path)
@@ -178,8 +178,8 @@ def test_a_database_that_has_no_tables_of_ours_is_refused(
     sql, says = REFUSED[what]
     path = attacked(newest, tmp_path / "theirs.duckdb", sql)
     before = unchanged(tmp_path)
-    code, said, complained = ask("sql", QUESTION, "--database", path)
-    assert (code, said) == (2, "")
+    code, output, complained = ask("sql", QUESTION, "--database", path)
+    assert (code, output) == (2, "")
     assert says in complained and str(path) in complained
     assert unchanged(tmp_path) == before
 
@@ -190,8 +190,8 @@ def test_no_database_is_imported(
 ) -> None:
     path = attacked(newest, tmp_path / "theirs.duckdb", sql)
     before = unchanged(tmp_path)
-    code, said, complained = ask("import", path, "--runs", runs)
-    assert (code, said) == (2, "")
+    code, output, complained = ask("import", path, "--runs", runs)
+    assert (code, output) == (2, "")
     assert f"{path} is a database" in complained and "exitbench export" in complained
     assert unchanged(tmp_path) == before
 
@@ -249,11 +249,11 @@ def test_no_connection_loads_extensions_or_changes_what_it_may(
 ) -> None:
     path = Path(shutil.copyfile(few_database, tmp_path / "exitbench.duckdb"))
     with open_database(path, read_only=read_only) as database:
-        told = database.query(
+        columns = database.query(
             "SELECT name, value FROM duckdb_settings() WHERE name IN "
             "('autoload_known_extensions', 'autoinstall_known_extensions', 'lock_configuration') ORDER BY name"
         )
-        assert told["value"].to_pylist() == ["false", "false", "true"]
+        assert columns["value"].to_pylist() == ["false", "false", "true"]
         with pytest.raises(UserError, match="configuration has been locked"):
             database.query("SET autoload_known_extensions = true")
 
@@ -272,9 +272,9 @@ def test_a_writer_makes_every_view_and_macro_anew(what: str, newest: Path, answe
     path = attacked(newest, tmp_path / "theirs.duckdb", CARRIED[what])
     open_database(path, read_only=False).close()
     macros = "SELECT DISTINCT function_name FROM duckdb_functions() WHERE NOT internal ORDER BY ALL"
-    with open_database(path) as database, open_database(newest) as ours:
+    with open_database(path) as database, open_database(newest) as local:
         assert str(database.query(QUESTION).to_pylist()) == answer
-        assert database.query(macros).to_pylist() == ours.query(macros).to_pylist() != []
+        assert database.query(macros).to_pylist() == local.query(macros).to_pylist() != []
     assert loot(path) == []
 
 
@@ -293,8 +293,8 @@ def test_a_question_cannot_write_over_the_database_that_it_is_asked_of(
 ) -> None:
     path = Path(shutil.copyfile(few_database, tmp_path / "exitbench.duckdb"))
     before = path.read_bytes()
-    code, said, _ = ask("sql", query.format(path=path), "--database", path)
-    assert (code, said) == (2, "")
+    code, output, _ = ask("sql", query.format(path=path), "--database", path)
+    assert (code, output) == (2, "")
     assert path.read_bytes() == before
     assert not os.path.exists(f"{path}.wal")
 

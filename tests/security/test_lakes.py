@@ -24,7 +24,7 @@ PART = "part-00000-00000000-0000-0000-0000-000000000000-c000.zstd.parquet"
 
 
 @pytest.fixture(scope="module")
-def whole(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def lake_copy(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A lake of the example."""
     from exitbench.results.lake.export import export_lake
 
@@ -35,10 +35,10 @@ def whole(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def lake(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def lake(lake_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it, to be attacked; commands run beside it."""
     monkeypatch.chdir(tmp_path)
-    return Path(shutil.copytree(whole, tmp_path / "lake"))
+    return Path(shutil.copytree(lake_copy, tmp_path / "lake"))
 
 
 def table_of(lake: Path, table: str = "token_exit") -> Path:
@@ -55,9 +55,9 @@ def change_log(lake: Path, action: str, change: Change, table: str = "token_exit
     """Change the first action of a kind in a table's log."""
     for path in sorted(table_of(lake, table).glob("_delta_log/*.json")):
         actions = [json.loads(line) for line in path.read_text().splitlines()]
-        for told in actions:
-            if action in told:
-                change(told[action])
+        for action_record in actions:
+            if action in action_record:
+                change(action_record[action])
                 path.write_text("\n".join(map(json.dumps, actions)))
                 return
     raise AssertionError(action)
@@ -77,9 +77,9 @@ def schema(change: Callable[[list[dict[str, Any]]], Any]) -> Change:
     """Return a function that changes the fields of a table's schema."""
 
     def changed(metadata: dict[str, Any]) -> None:
-        told = json.loads(metadata["schemaString"])
-        change(told["fields"])
-        metadata["schemaString"] = json.dumps(told)
+        fields_json = json.loads(metadata["schemaString"])
+        change(fields_json["fields"])
+        metadata["schemaString"] = json.dumps(fields_json)
 
     return changed
 
@@ -99,14 +99,14 @@ def schema(change: Callable[[list[dict[str, Any]]], Any]) -> Change:
     ],
 )
 def test_a_log_names_only_files_that_exitbench_writes(lake: Path, ask: Ask, path: str) -> None:
-    change_log(lake, "add", lambda told: told.update(path=path))
+    change_log(lake, "add", lambda entry: entry.update(path=path))
     code, _, error = ask("sql", COUNT, "--lake", lake)
     assert code == 2
     assert "has other files (" in error
 
 
 @pytest.mark.parametrize(
-    ("action", "change", "said"),
+    ("action", "change", "message"),
     [
         ("metaData", schema(lambda fields: fields.pop()), "other columns"),
         ("metaData", schema(lambda fields: fields[2].update(type="string")), "other columns"),
@@ -115,22 +115,22 @@ def test_a_log_names_only_files_that_exitbench_writes(lake: Path, ask: Ask, path
             schema(lambda fields: fields.append({**fields[1], "name": 'x" FROM read_text('})),
             "other columns",
         ),
-        ("metaData", lambda told: told.update(partitionColumns=[]), "other partitions|cannot be read"),
-        ("metaData", lambda told: told["configuration"].update({"delta.constraints.a": "1 = 1"}), "other properties"),
-        ("metaData", lambda told: told.update(schemaString="[" * 100_000), "cannot be read"),
+        ("metaData", lambda entry: entry.update(partitionColumns=[]), "other partitions|cannot be read"),
+        ("metaData", lambda entry: entry["configuration"].update({"delta.constraints.a": "1 = 1"}), "other properties"),
+        ("metaData", lambda entry: entry.update(schemaString="[" * 100_000), "cannot be read"),
         (
             "protocol",
-            lambda told: told.update(readerFeatures=["deletionVectors"], minReaderVersion=3),
+            lambda entry: entry.update(readerFeatures=["deletionVectors"], minReaderVersion=3),
             "features|cannot",
         ),
-        ("protocol", lambda told: told.update(minReaderVersion=99), "cannot be read"),
+        ("protocol", lambda entry: entry.update(minReaderVersion=99), "cannot be read"),
     ],
 )
-def test_a_table_is_as_exitbench_writes_it(lake: Path, ask: Ask, action: str, change: Change, said: str) -> None:
+def test_a_table_is_as_exitbench_writes_it(lake: Path, ask: Ask, action: str, change: Change, message: str) -> None:
     change_log(lake, action, change)
     code, _, error = ask("sql", COUNT, "--lake", lake)
     assert code == 2
-    assert any(words in error for words in said.split("|")), error
+    assert any(words in error for words in message.split("|")), error
     assert "token_exit" in error
 
 
@@ -160,7 +160,7 @@ def test_a_log_has_no_checkpoints(lake: Path, ask: Ask, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "change", "said"),
+    ("table", "change", "message"),
     [
         ("attempt", set_column("cell_id", lambda table: pa.array(["0" * 64] * len(table))), "cell_id"),
         ("attempt", set_column("attempt_id", lambda table: pa.array(["x"] * len(table))), "do not fit|no id"),
@@ -170,12 +170,12 @@ def test_a_log_has_no_checkpoints(lake: Path, ask: Ask, name: str) -> None:
     ],
 )
 def test_rows_of_small_tables_fit(
-    lake: Path, ask: Ask, table: str, change: Callable[[pa.Table], pa.Table], said: str
+    lake: Path, ask: Ask, table: str, change: Callable[[pa.Table], pa.Table], message: str
 ) -> None:
     change_rows(files_of(lake, table)[0], change)
     code, _, error = ask("sql", COUNT, "--lake", lake)
     assert code == 2
-    assert any(words in error for words in said.split("|")), error
+    assert any(words in error for words in message.split("|")), error
 
 
 @pytest.mark.parametrize(
@@ -201,8 +201,8 @@ def test_a_torn_file_is_named(lake: Path, ask: Ask, table: str, keep: int) -> No
 
 
 @pytest.mark.parametrize("which", ["file", "folder", "log", "pipe"])
-def test_links_and_special_files_are_refused(lake: Path, ask: Ask, whole: Path, which: str) -> None:
-    path, same = files_of(lake)[0], files_of(whole)[0]
+def test_links_and_special_files_are_refused(lake: Path, ask: Ask, lake_copy: Path, which: str) -> None:
+    path, same = files_of(lake)[0], files_of(lake_copy)[0]
     if which == "file":
         path.unlink()
         path.symlink_to(same)
@@ -211,7 +211,7 @@ def test_links_and_special_files_are_refused(lake: Path, ask: Ask, whole: Path, 
         path.parent.symlink_to(same.parent)
     elif which == "log":
         shutil.rmtree(table_of(lake) / "_delta_log")
-        (table_of(lake) / "_delta_log").symlink_to(table_of(whole) / "_delta_log")
+        (table_of(lake) / "_delta_log").symlink_to(table_of(lake_copy) / "_delta_log")
     else:
         os.mkfifo(table_of(lake) / "_delta_log" / f"{999:020}.json")
     code, _, error = ask("sql", COUNT, "--lake", lake)

@@ -50,7 +50,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def theirs(place: Path, config: dict[str, Any] | str | bytes, name: str = "theirs.yaml") -> LmEvalTask:
+def third_party_task(place: Path, config: dict[str, Any] | str | bytes, name: str = "theirs.yaml") -> LmEvalTask:
     """The task of a file of theirs."""
     content = yaml.safe_dump(config) if isinstance(config, dict) else config
     (place / "yaml" / name).write_bytes(content.encode() if isinstance(content, str) else content)
@@ -61,17 +61,17 @@ def theirs(place: Path, config: dict[str, Any] | str | bytes, name: str = "their
 
 def refused(place: Path, config: dict[str, Any] | str | bytes, says: str, source: Source | None = None) -> None:
     """A task of theirs is refused in one message, and nothing ran."""
-    with pytest.raises(UserError, match=says) as told:
-        task = theirs(place, config)
+    with pytest.raises(UserError, match=says) as error:
+        task = third_party_task(place, config)
         documents = task.load(source or Source("local", place / "data"), "test", None)
         task.instances(documents)
-    assert SECRET not in str(told.value)
-    assert len(str(told.value)) < 1500
+    assert SECRET not in str(error.value)
+    assert len(str(error.value)) < 1500
     assert not (place / "ran").exists()
 
 
 def test_a_task_that_is_data_is_read(place: Path) -> None:
-    documents = (task := theirs(place, TASK)).load(Source("local", place / "data"), "test", None)
+    documents = (task := third_party_task(place, TASK)).load(Source("local", place / "data"), "test", None)
     assert [task.prompt(document) for document in documents] == ["Is it?", "Was it?"]
 
 
@@ -155,7 +155,7 @@ def test_links_are_not_followed(place: Path) -> None:
     refused(place, {**TASK, "include": "linked"}, "leads out of .*/yaml or over a link")
     refused(place, {**TASK, "include": "folder/secret.yaml"}, "leads out of .*/yaml or over a link")
     os.symlink("../elsewhere/secret.yaml", place / "yaml" / "a.yaml")
-    task = theirs(place, TASK)
+    task = third_party_task(place, TASK)
     assert "description" not in task._configs["theirs"].config
 
 
@@ -182,8 +182,8 @@ def test_a_loop_of_includes_ends(place: Path) -> None:
 def test_data_files_stay_below_the_data_folder(place: Path, files: Any, says: str) -> None:
     os.symlink("../elsewhere/secret.jsonl", place / "data" / "link.jsonl")
     named = files.format(place=place) if isinstance(files, str) else files
-    whole = named if isinstance(named, dict) else {"test": named}
-    refused(place, {**TASK, "dataset_kwargs": {"data_files": whole}}, says)
+    data_files = named if isinstance(named, dict) else {"test": named}
+    refused(place, {**TASK, "dataset_kwargs": {"data_files": data_files}}, says)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_a_value_of_another_kind_is_refused_by_file_and_key(place: Path, key: st
 def test_a_metric_that_cannot_take_answers_names_the_task(place: Path) -> None:
     config = {**TASK, "output_type": "generate_until", "doc_to_target": "yes"}
     del config["doc_to_choice"]
-    task = theirs(place, config)
+    task = third_party_task(place, config)
     (document, _) = task.load(Source("local", place / "data"), "test", None)
     with pytest.raises(UserError, match="lm-eval: task 'theirs': TypeError"):
         task.score(document, "x")
@@ -282,7 +282,7 @@ def test_merged_tables_that_multiply_are_refused(place: Path) -> None:
     refused(place, "\n".join(lines), r"theirs\.yaml: its merged tables \(`<<`\) stand for more than 100000 values")
     refused(place, "a: &a {<<: *a}", "refers to itself")
     merged = yaml.safe_dump({**TASK, "dataset_kwargs": {"<<": TASK["dataset_kwargs"]}}).replace("'<<'", "<<")
-    assert theirs(place, merged).load(Source("local", place / "data"), "test", None)
+    assert third_party_task(place, merged).load(Source("local", place / "data"), "test", None)
 
 
 LOOPS = {
@@ -317,7 +317,7 @@ def test_a_filter_that_takes_too_long_is_ended(place: Path, monkeypatch: pytest.
     config["metric_list"] = [{"metric": "exact_match"}]
     config["filter_list"] = [{"name": "n", "filter": [{"function": "regex", "regex_pattern": "(a+)+$"}]}]
     del config["doc_to_choice"]
-    task = theirs(place, config)
+    task = third_party_task(place, config)
     (document, _) = task.load(Source("local", place / "data"), "test", None)
     with pytest.raises(UserError, match="filter_list of task 'theirs' takes too long"):
         task.score(document, "a" * 40 + "b")

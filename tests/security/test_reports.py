@@ -53,8 +53,8 @@ class Page(HTMLParser):
         self.tags.append((tag, dict(attrs)))
 
 
-def _policy(found: Page) -> dict[str, list[str]]:
-    (policy,) = (a["content"] or "" for _, a in found.tags if a.get("http-equiv") == "Content-Security-Policy")
+def _policy(page: Page) -> dict[str, list[str]]:
+    (policy,) = (a["content"] or "" for _, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
     return {rule.split()[0]: rule.split()[1:] for rule in policy.split("; ")}
 
 
@@ -75,11 +75,11 @@ def html(database: Path) -> str:
 
 
 def test_nothing_of_the_data_becomes_a_tag_or_a_handler(html: str) -> None:
-    found = Page(html)
-    scripts = [attributes for tag, attributes in found.tags if tag == "script" and "type" not in attributes]
-    assert len(scripts) == len(_policy(found)["script-src"]) and not any("src" in one for one in scripts)
-    assert not [tag for tag, _ in found.tags if tag in ("base", "iframe", "object", "embed", "link")]
-    assert not [name for _, attributes in found.tags for name in attributes if name.startswith("on")]
+    page = Page(html)
+    scripts = [attributes for tag, attributes in page.tags if tag == "script" and "type" not in attributes]
+    assert len(scripts) == len(_policy(page)["script-src"]) and not any("src" in script for script in scripts)
+    assert not [tag for tag, _ in page.tags if tag in ("base", "iframe", "object", "embed", "link")]
+    assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
     assert "49{% raw" not in html and "{{ 7 * 7 }}" in html
 
 

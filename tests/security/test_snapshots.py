@@ -27,7 +27,7 @@ NAME = f"attempt BY NAME SELECT * FROM attempt WHERE false; {COPY}; --"
 
 
 @pytest.fixture(scope="module")
-def whole(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def complete_snapshot(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A snapshot of the example."""
     folder = tmp_path_factory.mktemp("whole") / "taken"
     with open_database(few_database) as database:
@@ -36,24 +36,24 @@ def whole(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def taken(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def snapshot(complete_snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it, to be attacked; commands run beside it."""
     monkeypatch.chdir(tmp_path)
-    return Path(shutil.copytree(whole, tmp_path / "taken"))
+    return Path(shutil.copytree(complete_snapshot, tmp_path / "taken"))
 
 
 def tell(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     """Change what the manifest says."""
-    told = json.loads((folder / MANIFEST).read_text())
-    replaced = change(told)
-    (folder / MANIFEST).write_text(json.dumps(told if replaced is None else replaced))
+    manifest = json.loads((folder / MANIFEST).read_text())
+    replaced = change(manifest)
+    (folder / MANIFEST).write_text(json.dumps(manifest if replaced is None else replaced))
 
 
 def reseal(folder: Path, table: str, rows: int | None = None) -> None:
     """Let the manifest say what a changed file is."""
     path = folder / f"{table}.parquet"
     about = {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-    tell(folder, lambda told: told["tables"][table].update(about if rows is None else {**about, "rows": rows}))
+    tell(folder, lambda manifest: manifest["tables"][table].update(about if rows is None else {**about, "rows": rows}))
 
 
 def rewrite(folder: Path, table: str, change: Callable[[pa.Table], pa.Table], **options: Any) -> None:
@@ -67,10 +67,10 @@ def add_table(folder: Path, name: str) -> None:
     path = folder / f"{name}.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(folder / "attempt.parquet", path)
-    tell(folder, lambda told: told["tables"].update({name: told["tables"]["attempt"]}))
+    tell(folder, lambda manifest: manifest["tables"].update({name: manifest["tables"]["attempt"]}))
 
 
-def put(folder: Path, table: str, content: bytes) -> None:
+def write_table(folder: Path, table: str, content: bytes) -> None:
     (folder / f"{table}.parquet").write_bytes(content)
     reseal(folder, table)
 
@@ -100,27 +100,33 @@ MANIFESTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "a table outside": (lambda folder: add_table(folder, "../outside"), "has a table '../outside'"),
     "a table at an absolute place": (
-        lambda folder: tell(folder, lambda told: told["tables"].update({"/etc/hostname": {}})),
+        lambda folder: tell(folder, lambda manifest: manifest["tables"].update({"/etc/hostname": {}})),
         "has a table '/etc/hostname', which no result database has",
     ),
     "a table that is called like a keyword": (lambda folder: add_table(folder, "select"), "has a table 'select'"),
     "a table with control characters in its name": (
-        lambda folder: tell(folder, lambda told: told["tables"].update({"\x1b[31m\u202e": {}})),
+        lambda folder: tell(folder, lambda manifest: manifest["tables"].update({"\x1b[31m\u202e": {}})),
         r"has a table '\x1b[31m\u202e'",
     ),
-    "no tables": (lambda folder: tell(folder, lambda told: told.pop("tables") and None), "tables is not an object"),
-    "a list of tables": (lambda folder: tell(folder, lambda told: told.update(tables=["attempt"])), "is not an object"),
+    "no tables": (
+        lambda folder: tell(folder, lambda manifest: manifest.pop("tables") and None),
+        "tables is not an object",
+    ),
+    "a list of tables": (
+        lambda folder: tell(folder, lambda manifest: manifest.update(tables=["attempt"])),
+        "is not an object",
+    ),
     "no attempts": (
-        lambda folder: tell(folder, lambda told: told["tables"].pop("attempt") and None),
+        lambda folder: tell(folder, lambda manifest: manifest["tables"].pop("attempt") and None),
         "lacks attempt, which every snapshot has",
     ),
     "a table that is a list": (
-        lambda folder: tell(folder, lambda told: told["tables"].update(attempt=[1])),
+        lambda folder: tell(folder, lambda manifest: manifest["tables"].update(attempt=[1])),
         "tables.attempt is not an object with rows and sha256",
     ),
     **{
         f"rows {rows!r}": (
-            lambda folder, rows=rows: tell(folder, lambda told: told["tables"]["attempt"].update(rows=rows)),
+            lambda folder, rows=rows: tell(folder, lambda manifest: manifest["tables"]["attempt"].update(rows=rows)),
             says,
         )
         for rows, says in (
@@ -134,34 +140,36 @@ MANIFESTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     },
     **{
         f"digest {digest!r}": (
-            lambda folder, digest=digest: tell(folder, lambda told: told["tables"]["attempt"].update(sha256=digest)),
+            lambda folder, digest=digest: tell(
+                folder, lambda manifest: manifest["tables"]["attempt"].update(sha256=digest)
+            ),
             "tables.attempt.sha256 is",
         )
         for digest in (None, 7, "0" * 63, "A" * 64, ["0" * 64])
     },
     **{
         f"schema {version!r}": (
-            lambda folder, version=version: tell(folder, lambda told: told.update(schema_version=version)),
+            lambda folder, version=version: tell(folder, lambda manifest: manifest.update(schema_version=version)),
             f"this version of ExitBench reads {SCHEMA_VERSION} only",
         )
         for version in (None, 0, -1, True, False, "4", [1], 1.0, {})
     },
     "a schema of the far future": (
-        lambda folder: tell(folder, lambda told: told.update(schema_version=10**300)),
+        lambda folder: tell(folder, lambda manifest: manifest.update(schema_version=10**300)),
         f"this version of ExitBench reads {SCHEMA_VERSION} only",
     ),
-    "no format": (lambda folder: tell(folder, lambda told: told.pop("format") and None), "format is 'None'"),
+    "no format": (lambda folder: tell(folder, lambda manifest: manifest.pop("format") and None), "format is 'None'"),
     "a format with control characters": (
-        lambda folder: tell(folder, lambda told: told.update(format="\x1b]0;title\x07")),
+        lambda folder: tell(folder, lambda manifest: manifest.update(format="\x1b]0;title\x07")),
         r"format is '\x1b]0;title\x07'",
     ),
     "labels that are none": (
-        lambda folder: tell(folder, lambda told: told.update(texts_left_out_of=[1])),
+        lambda folder: tell(folder, lambda manifest: manifest.update(texts_left_out_of=[1])),
         "texts_left_out_of is not a list of labels",
     ),
-    "a manifest that is a list": (lambda folder: tell(folder, lambda told: [told]), "is not a JSON object"),
+    "a manifest that is a list": (lambda folder: tell(folder, lambda manifest: [manifest]), "is not a JSON object"),
     "a manifest that is large": (
-        lambda folder: tell(folder, lambda told: told.update(more="x" * 2_000_000)),
+        lambda folder: tell(folder, lambda manifest: manifest.update(more="x" * 2_000_000)),
         "is larger than 1000000 bytes, which no manifest is",
     ),
 }
@@ -178,14 +186,17 @@ FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
         "hardware.parquet: is a link",
     ),
     "a file less": (lambda folder: (folder / "hardware.parquet").unlink(), "hardware.parquet: is missing"),
-    "no Parquet": (lambda folder: put(folder, "hardware", b"x"), "hardware.parquet: cannot be read as Parquet"),
-    "an empty file": (lambda folder: put(folder, "hardware", b""), "hardware.parquet: cannot be read as Parquet"),
+    "no Parquet": (lambda folder: write_table(folder, "hardware", b"x"), "hardware.parquet: cannot be read as Parquet"),
+    "an empty file": (
+        lambda folder: write_table(folder, "hardware", b""),
+        "hardware.parquet: cannot be read as Parquet",
+    ),
     "half a file": (
-        lambda folder: put(folder, "cell", (folder / "cell.parquet").read_bytes()[: 1 << 10]),
+        lambda folder: write_table(folder, "cell", (folder / "cell.parquet").read_bytes()[: 1 << 10]),
         "cell.parquet: cannot be read as Parquet",
     ),
     "a footer of any length": (
-        lambda folder: put(folder, "hardware", b"PAR1" + b"\xff" * 4 + b"PAR1"),
+        lambda folder: write_table(folder, "hardware", b"PAR1" + b"\xff" * 4 + b"PAR1"),
         "hardware.parquet: cannot be read as Parquet",
     ),
     "more rows than told": (
@@ -289,16 +300,16 @@ FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 @pytest.mark.parametrize("what", [*MANIFESTS, *FILES])
 def test_a_snapshot_that_is_not_as_ours_are_is_not_imported(
-    what: str, taken: Path, runs: Path, ask: Ask, unchanged: Unchanged
+    what: str, snapshot: Path, runs: Path, ask: Ask, unchanged: Unchanged
 ) -> None:
     attack, says = {**MANIFESTS, **FILES}[what]
-    attack(taken)
-    before = unchanged(taken.parent)
-    code, said, complained = ask("import", taken, "--runs", runs)
-    assert (code, said) == (2, "")
+    attack(snapshot)
+    before = unchanged(snapshot.parent)
+    code, output, complained = ask("import", snapshot, "--runs", runs)
+    assert (code, output) == (2, "")
     assert says in complained and "taken" in complained
-    made = {name for name in unchanged(taken.parent).keys() - before.keys() if not name.startswith("runs/")}
-    assert made == set()
+    new_files = {name for name in unchanged(snapshot.parent).keys() - before.keys() if not name.startswith("runs/")}
+    assert new_files == set()
     assert not list((runs / "spool").rglob("*"))
     with open_database(runs / "exitbench.duckdb") as database:
         assert database.query("SELECT count(*) AS n FROM attempt")["n"].to_pylist() == [0]
@@ -318,18 +329,18 @@ def test_a_snapshot_that_is_not_as_ours_are_is_not_imported(
 )
 @pytest.mark.parametrize("command", [("db", "rebuild", "--force"), ("db", "check")], ids=lambda command: command[1])
 def test_one_that_lies_in_a_spool_is_left_out_by_name(
-    command: tuple[str, ...], what: str, taken: Path, runs: Path, ask: Ask, unchanged: Unchanged
+    command: tuple[str, ...], what: str, snapshot: Path, runs: Path, ask: Ask, unchanged: Unchanged
 ) -> None:
     attack, says = {**MANIFESTS, **FILES}[what]
-    attack(taken)
+    attack(snapshot)
     open_database(runs / "exitbench.duckdb", read_only=False).close()
     place = runs / "spool" / "imports" / "0123456789abcdef"
     place.parent.mkdir(parents=True)
-    taken.rename(place)
+    snapshot.rename(place)
     before = unchanged(runs / "spool")
-    code, said, complained = ask(*command, "--runs", runs)
+    code, output, complained = ask(*command, "--runs", runs)
     if command[1] == "rebuild" or what in MANIFESTS or what == "a pipe":  # `check` reads no rows
-        assert code == 1 and says in said + complained and place.name in said + complained
+        assert code == 1 and says in output + complained and place.name in output + complained
     assert unchanged(runs / "spool") == before
     assert not (Path.cwd() / "written.csv").exists()
     with open_database(runs / "exitbench.duckdb") as database:
@@ -337,7 +348,7 @@ def test_one_that_lies_in_a_spool_is_left_out_by_name(
 
 
 def test_what_parquet_files_say_besides_rows_is_not_looked_at(
-    taken: Path, runs: Path, ask: Ask, few_database: Path
+    snapshot: Path, runs: Path, ask: Ask, few_database: Path
 ) -> None:
     hostile = {
         b"ARROW:schema": base64.b64encode(b"\xff" * 64),
@@ -345,32 +356,32 @@ def test_what_parquet_files_say_besides_rows_is_not_looked_at(
         b"geo": b'{"version": "1.1.0", "primary_column": "x", "columns": {"x": {"encoding": "WKB"}}}',
         b"exitbench": b"\x1b[31m\xff",
     }
-    rewrite(taken, "hardware", lambda rows: rows.replace_schema_metadata(hostile), store_schema=False)
-    code, said, _ = ask("import", taken, "--runs", runs)
-    assert (code, "attempts are new" in said) == (0, True)
-    with open_database(runs / "exitbench.duckdb") as ours, open_database(few_database) as theirs:
+    rewrite(snapshot, "hardware", lambda rows: rows.replace_schema_metadata(hostile), store_schema=False)
+    code, output, _ = ask("import", snapshot, "--runs", runs)
+    assert (code, "attempts are new" in output) == (0, True)
+    with open_database(runs / "exitbench.duckdb") as local, open_database(few_database) as source_database:
         query = "FROM hardware ORDER BY ALL"
-        assert ours.query(query).to_pylist() == theirs.query(query).to_pylist()
+        assert local.query(query).to_pylist() == source_database.query(query).to_pylist()
 
 
-def test_a_row_group_a_row_is_slow_at_most(taken: Path, runs: Path, ask: Ask) -> None:
-    rewrite(taken, "token_exit", lambda rows: rows, row_group_size=1)
-    assert ask("import", taken, "--runs", runs)[0] == 0
+def test_a_row_group_a_row_is_slow_at_most(snapshot: Path, runs: Path, ask: Ask) -> None:
+    rewrite(snapshot, "token_exit", lambda rows: rows, row_group_size=1)
+    assert ask("import", snapshot, "--runs", runs)[0] == 0
 
 
-def test_folders_that_look_like_columns_are_none(taken: Path, runs: Path, ask: Ask) -> None:
-    folder = taken.parent / "attempt_id=wrong" / "r[1]*?"
+def test_folders_that_look_like_columns_are_none(snapshot: Path, runs: Path, ask: Ask) -> None:
+    folder = snapshot.parent / "attempt_id=wrong" / "r[1]*?"
     folder.parent.mkdir()
-    taken.rename(folder)
+    snapshot.rename(folder)
     assert ask("import", folder, "--runs", runs)[0] == 0
     with open_database(runs / "exitbench.duckdb") as database:
         assert database.query("SELECT count(*) AS n FROM attempt WHERE attempt_id = 'wrong'")["n"].to_pylist() == [0]
 
 
-def test_files_that_no_manifest_lists_stay_behind(taken: Path, runs: Path, ask: Ask) -> None:
-    (taken / "more.txt").write_text("secret")
-    (taken / "link").symlink_to("/etc/hostname")
-    assert ask("import", taken, "--runs", runs)[0] == 0
+def test_files_that_no_manifest_lists_stay_behind(snapshot: Path, runs: Path, ask: Ask) -> None:
+    (snapshot / "more.txt").write_text("secret")
+    (snapshot / "link").symlink_to("/etc/hostname")
+    assert ask("import", snapshot, "--runs", runs)[0] == 0
     names = {path.name for path in (runs / "spool").rglob("*")}
     assert "attempt.parquet" in names and not {"more.txt", "link"} & names
 

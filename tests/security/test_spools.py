@@ -46,13 +46,13 @@ def small(example_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     for attempt in scan_spool(example_spool):
         if attempt.finished and read_status(attempt).status == "ok":
             of_kind[read_attempt(attempt.path).cell["kind"]].append(attempt)
-    for attempt in (one for attempts in of_kind.values() for one in attempts[:2]):
+    for attempt in (entry for attempts in of_kind.values() for entry in attempts[:2]):
         shutil.copytree(attempt.path, root / attempt.path.relative_to(example_spool))
     return root
 
 
 @pytest.fixture
-def theirs(small: Path, tmp_path: Path) -> Path:
+def third_party(small: Path, tmp_path: Path) -> Path:
     """A copy of it, to become hostile."""
     return Path(shutil.copytree(small, tmp_path / "theirs"))
 
@@ -68,7 +68,7 @@ def secrets(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def ours(tmp_path: Path) -> Path:
+def local(tmp_path: Path) -> Path:
     return tmp_path / "ours" / "spool"
 
 
@@ -78,8 +78,8 @@ def database(spool: Path) -> Path:
 
 def first(spool: Path) -> Path:
     """The folder of an attempt that ended well and has tokens."""
-    found = (one.path for one in scan_spool(spool) if (one.path / "tokens.parquet").exists())
-    return next(path for path in found if json.loads((path / "status.json").read_text())["status"] == "ok")
+    paths = (entry.path for entry in scan_spool(spool) if (entry.path / "tokens.parquet").exists())
+    return next(path for path in paths if json.loads((path / "status.json").read_text())["status"] == "ok")
 
 
 def seal(folder: Path) -> None:
@@ -120,17 +120,17 @@ def no_secret_in(spool: Path) -> None:
 # What `attack` does to a spool, what must be said of it, and whether an attempt is lost by it.
 
 
-def link_among_files(theirs: Path, secrets: Path) -> None:
-    (first(theirs) / "leak.txt").symlink_to(secrets / "id_rsa")
+def link_among_files(third_party: Path, secrets: Path) -> None:
+    (first(third_party) / "leak.txt").symlink_to(secrets / "id_rsa")
 
 
-def unlisted_file(theirs: Path, _secrets: Path) -> None:
-    (first(theirs) / "more.bin").write_bytes(SECRET)
+def unlisted_file(third_party: Path, _secrets: Path) -> None:
+    (first(third_party) / "more.bin").write_bytes(SECRET)
 
 
-def link_for_a_file(theirs: Path, secrets: Path) -> str:
+def link_for_a_file(third_party: Path, secrets: Path) -> str:
     """Its content is what DONE says, so that only the link is wrong."""
-    path = first(theirs) / "log.txt"
+    path = first(third_party) / "log.txt"
     (secrets / "log").write_bytes(SECRET)
     path.unlink(missing_ok=True)
     path.symlink_to(secrets / "log")
@@ -138,114 +138,114 @@ def link_for_a_file(theirs: Path, secrets: Path) -> str:
     return r"log\.txt: is a link"
 
 
-def link_for_done(theirs: Path, secrets: Path) -> str:
-    (first(theirs) / "DONE").rename(secrets / "DONE")
-    (first_unsealed(theirs) / "DONE").symlink_to(secrets / "DONE")
+def link_for_done(third_party: Path, secrets: Path) -> str:
+    (first(third_party) / "DONE").rename(secrets / "DONE")
+    (first_unsealed(third_party) / "DONE").symlink_to(secrets / "DONE")
     return "DONE: is a link"
 
 
 def first_unsealed(spool: Path) -> Path:
-    return next(one.path for one in scan_spool(spool) if not (one.path / "DONE").exists())
+    return next(entry.path for entry in scan_spool(spool) if not (entry.path / "DONE").exists())
 
 
-def link_for_an_attempt(theirs: Path, secrets: Path) -> str:
-    path = first(theirs)
+def link_for_an_attempt(third_party: Path, secrets: Path) -> str:
+    path = first(third_party)
     path.rename(secrets / "attempt")
     path.symlink_to(secrets / "attempt")
     return f"{path.name}: is a link"
 
 
-def link_for_a_cell(theirs: Path, secrets: Path) -> str:
-    path = first(theirs).parent
+def link_for_a_cell(third_party: Path, secrets: Path) -> str:
+    path = first(third_party).parent
     path.rename(secrets / "cell")
     path.symlink_to(secrets / "cell")
     return f"{path.name}: is a link"
 
 
-def link_for_a_prefix(theirs: Path, secrets: Path) -> str:
-    path = first(theirs).parent.parent
+def link_for_a_prefix(third_party: Path, secrets: Path) -> str:
+    path = first(third_party).parent.parent
     path.rename(secrets / "prefix")
     path.symlink_to(secrets / "prefix")
     return f"{path.name}: is a link"
 
 
-def device_for_a_table(theirs: Path, _secrets: Path) -> str:
-    path = first(theirs) / "tokens.parquet"
+def device_for_a_table(third_party: Path, _secrets: Path) -> str:
+    path = first(third_party) / "tokens.parquet"
     path.unlink()
     path.symlink_to("/dev/zero")
     return r"tokens\.parquet: is a link"
 
 
-def socket_for_a_table(theirs: Path, _secrets: Path) -> str:
-    path = first(theirs) / "tokens.parquet"
+def socket_for_a_table(third_party: Path, _secrets: Path) -> str:
+    path = first(third_party) / "tokens.parquet"
     path.unlink()
-    with socket.socket(socket.AF_UNIX) as made, contextlib.chdir(path.parent):
-        made.bind(path.name)
+    with socket.socket(socket.AF_UNIX) as unix_socket, contextlib.chdir(path.parent):
+        unix_socket.bind(path.name)
     return r"tokens\.parquet: is a link, or something else than a regular file"
 
 
-def pipe_for_cell_json(theirs: Path, _secrets: Path) -> str:
-    path = first(theirs) / "cell.json"
+def pipe_for_cell_json(third_party: Path, _secrets: Path) -> str:
+    path = first(third_party) / "cell.json"
     path.unlink()
     os.mkfifo(path)
     return r"cell\.json: is a link, or something else than a regular file"
 
 
-def other_cells_id(theirs: Path, _secrets: Path) -> str:
-    path = first(theirs)
+def other_cells_id(third_party: Path, _secrets: Path) -> str:
+    path = first(third_party)
     rewrite(path / "cell.json", cell_id="../../../x")
     seal(path)
     return r"cell_id' is .*\.\./x\W, not 64 hexadecimal digits"
 
 
-def cell_that_is_not_its_identity(theirs: Path, _secrets: Path) -> str:
-    path = first(theirs)
+def cell_that_is_not_its_identity(third_party: Path, _secrets: Path) -> str:
+    path = first(third_party)
     rewrite(path / "cell.json", identity={"kind": "quality", "method": "a better one"})
     seal(path)
     return "cell_id is not the digest of its identity"
 
 
-def attempt_with_a_newline(theirs: Path, _secrets: Path) -> str:
-    path = first(theirs)
+def attempt_with_a_newline(third_party: Path, _secrets: Path) -> str:
+    path = first(third_party)
     path.rename(path.with_name(f"{path.name}\nno problem"))
     return "is not the name of an attempt"
 
 
-def done_that_leaves_its_folder(theirs: Path, _secrets: Path) -> str:
-    done = first(theirs) / "DONE"
-    done.write_text(json.dumps({**json.loads(done.read_text()), "../../x": "0" * 64}))
+def done_that_leaves_its_folder(third_party: Path, _secrets: Path) -> str:
+    done_file = first(third_party) / "DONE"
+    done_file.write_text(json.dumps({**json.loads(done_file.read_text()), "../../x": "0" * 64}))
     return r"lists '\.\./\.\./x'"
 
 
-def done_with_numbers(theirs: Path, _secrets: Path) -> str:
-    done = first(theirs) / "DONE"
-    done.write_text(json.dumps(dict.fromkeys(json.loads(done.read_text()), 7)))
+def done_with_numbers(third_party: Path, _secrets: Path) -> str:
+    done_file = first(third_party) / "DONE"
+    done_file.write_text(json.dumps(dict.fromkeys(json.loads(done_file.read_text()), 7)))
     return "is not text"
 
 
-def freed_that_leaves_its_folder(theirs: Path, _secrets: Path) -> str:
-    (first(theirs) / "FREED").write_text('{"../../victim": 3}')
+def freed_that_leaves_its_folder(third_party: Path, _secrets: Path) -> str:
+    (first(third_party) / "FREED").write_text('{"../../victim": 3}')
     return r"FREED: no table '\.\./\.\./victim'"
 
 
-def large_cell_json(theirs: Path, _secrets: Path) -> str:
-    path = first(theirs) / "cell.json"
+def large_cell_json(third_party: Path, _secrets: Path) -> str:
+    path = first(third_party) / "cell.json"
     with path.open("ab") as file:
         file.write(b" " * 100_000_000)
     seal(path.parent)
     return r"cell\.json: has more than \d+ bytes"
 
 
-def table_of_too_many_rows(theirs: Path, _secrets: Path) -> str:
-    path = first(theirs) / "tokens.parquet"
+def table_of_too_many_rows(third_party: Path, _secrets: Path) -> str:
+    path = first(third_party) / "tokens.parquet"
     pq.write_table(pa.table({"position": np.zeros(20_000_000, np.int8)}), path)
     seal(path.parent)
     return r"tokens\.parquet: claims \d+ rows or values; its size allows"
 
 
-def table_that_expands(theirs: Path, _secrets: Path) -> str:
+def table_that_expands(third_party: Path, _secrets: Path) -> str:
     """A megabyte of text, written once and meant in every row: 100 GB."""
-    path = first(theirs) / "samples.parquet"
+    path = first(third_party) / "samples.parquet"
     texts = pa.DictionaryArray.from_arrays(np.zeros(100_000, np.int32), pa.array(["x" * 1_000_000]))
     rows = {"doc_key": np.arange(100_000).astype(str), "output_text": texts, "output_ids": [[1]] * 100_000}
     numbers = {"n_prompt": np.arange(100_000), "n_output": np.arange(100_000)}
@@ -255,8 +255,8 @@ def table_that_expands(theirs: Path, _secrets: Path) -> str:
     return r"samples\.parquet: 4096 of its rows take more than"
 
 
-def table_of_nested_columns(theirs: Path, _secrets: Path) -> str:
-    path = first(theirs) / "tokens.parquet"
+def table_of_nested_columns(third_party: Path, _secrets: Path) -> str:
+    path = first(third_party) / "tokens.parquet"
     kind: pa.DataType = pa.int32()
     for _ in range(200):
         kind = pa.struct([("a", kind)])
@@ -265,149 +265,149 @@ def table_of_nested_columns(theirs: Path, _secrets: Path) -> str:
     return r"tokens\.parquet: "
 
 
-def table_with_a_column_of_ours(theirs: Path, _secrets: Path) -> str:
-    path = first(theirs) / "tokens.parquet"
+def table_with_a_column_of_ours(third_party: Path, _secrets: Path) -> str:
+    path = first(third_party) / "tokens.parquet"
     rows = pq.read_table(path)
     pq.write_table(rows.append_column("attempt_id", pa.array(["other"] * len(rows))), path)
     seal(path.parent)
     return "has a column 'attempt_id'"
 
 
-def trainings_linked(theirs: Path, secrets: Path) -> str:
-    (theirs / "trainings").mkdir()
-    (theirs / "trainings" / "0000").symlink_to(secrets)
-    (theirs / "trainings" / ID).symlink_to(secrets)
+def trainings_linked(third_party: Path, secrets: Path) -> str:
+    (third_party / "trainings").mkdir()
+    (third_party / "trainings" / "0000").symlink_to(secrets)
+    (third_party / "trainings" / ID).symlink_to(secrets)
     return "trainings/0000: is a link"
 
 
-def all_trainings_linked(theirs: Path, secrets: Path) -> str:
-    (theirs / "trainings").symlink_to(secrets)
+def all_trainings_linked(third_party: Path, secrets: Path) -> str:
+    (third_party / "trainings").symlink_to(secrets)
     return "trainings: is a link"
 
 
-def training_with_more_files(theirs: Path, _secrets: Path) -> None:
-    (training(theirs) / ".ssh").write_bytes(SECRET)
+def training_with_more_files(third_party: Path, _secrets: Path) -> None:
+    (training(third_party) / ".ssh").write_bytes(SECRET)
 
 
-def training_of_another_name(theirs: Path, _secrets: Path) -> str:
-    training(theirs, "evil")
+def training_of_another_name(third_party: Path, _secrets: Path) -> str:
+    training(third_party, "evil")
     return "trainings/evil: is no record by its name"
 
 
-def training_in_capitals(theirs: Path, _secrets: Path) -> str:
+def training_in_capitals(third_party: Path, _secrets: Path) -> str:
     """On some file systems the same name as the small letters'."""
-    training(theirs, ID.upper())
+    training(third_party, ID.upper())
     return "is no record by its name"
 
 
-def training_in_wide_digits(theirs: Path, _secrets: Path) -> str:
+def training_in_wide_digits(third_party: Path, _secrets: Path) -> str:
     """Equal to a digest once it is normalised."""
-    training(theirs, "\uff11" * 64)
+    training(third_party, "\uff11" * 64)
     return "is no record by its name"
 
 
-def training_with_a_pipe(theirs: Path, _secrets: Path) -> str:
-    log = training(theirs) / "training_log.csv"
+def training_with_a_pipe(third_party: Path, _secrets: Path) -> str:
+    log = training(third_party) / "training_log.csv"
     log.unlink()
     os.mkfifo(log)
     return r"training_log\.csv: is a link, or something else"
 
 
-def pipe_for_a_training(theirs: Path, _secrets: Path) -> str:
-    (theirs / "trainings").mkdir()
-    os.mkfifo(theirs / "trainings" / ID)
+def pipe_for_a_training(third_party: Path, _secrets: Path) -> str:
+    (third_party / "trainings").mkdir()
+    os.mkfifo(third_party / "trainings" / ID)
     return "is no folder"
 
 
-def card_of_wrong_types(theirs: Path, _secrets: Path) -> str:
-    training(theirs, card={"recipe": {"name": ["small"]}})
+def card_of_wrong_types(third_party: Path, _secrets: Path) -> str:
+    training(third_party, card={"recipe": {"name": ["small"]}})
     return r"card\.json: key 'recipe\.name' is \[.small.\], not text"
 
 
-def card_nested_deeply(theirs: Path, _secrets: Path) -> str:
-    training(theirs, card='{"recipe":' * 100_000)
+def card_nested_deeply(third_party: Path, _secrets: Path) -> str:
+    training(third_party, card='{"recipe":' * 100_000)
     return r"card\.json: is not JSON: nested too deeply"
 
 
-def log_of_wrong_types(theirs: Path, _secrets: Path) -> str:
-    training(theirs, log="step,block,metric,value\n=cmd|' /C calc'!A0,,m,1\n")
+def log_of_wrong_types(third_party: Path, _secrets: Path) -> str:
+    training(third_party, log="step,block,metric,value\n=cmd|' /C calc'!A0,,m,1\n")
     return r"training_log\.csv: cannot be read"
 
 
-def log_without_metric(theirs: Path, _secrets: Path) -> str:
-    training(theirs, log="step,block,metric,value\n,,,\n")
+def log_without_metric(third_party: Path, _secrets: Path) -> str:
+    training(third_party, log="step,block,metric,value\n,,,\n")
     return "has empty fields"
 
 
-def vocabulary_of_a_device(theirs: Path, _secrets: Path) -> str:
-    folder = theirs / "vocabularies" / ID
+def vocabulary_of_a_device(third_party: Path, _secrets: Path) -> str:
+    folder = third_party / "vocabularies" / ID
     folder.mkdir(parents=True)
     (folder / "token_text.parquet").symlink_to("/dev/zero")
     (folder / "DONE").write_text(json.dumps({"token_text.parquet": "0" * 64}))
     return r"token_text\.parquet: is a link"
 
 
-def vocabulary_of_another_name(theirs: Path, _secrets: Path) -> str:
-    folder = theirs / "vocabularies" / "abc"
+def vocabulary_of_another_name(third_party: Path, _secrets: Path) -> str:
+    folder = third_party / "vocabularies" / "abc"
     folder.mkdir(parents=True)
     (folder / "token_text.parquet").symlink_to("/dev/zero")
     return "vocabularies/abc: is no record by its name"
 
 
-def vocabulary_of_a_huge_token(theirs: Path, _secrets: Path) -> str:
-    vocabulary(theirs, pa.table({"token_id": [0], "text": ["x" * 10_000_000], "begins_word": [True]}))
+def vocabulary_of_a_huge_token(third_party: Path, _secrets: Path) -> str:
+    vocabulary(third_party, pa.table({"token_id": [0], "text": ["x" * 10_000_000], "begins_word": [True]}))
     return "a token has 10000000 bytes"
 
 
-def vocabulary_of_too_many_tokens(theirs: Path, _secrets: Path) -> str:
+def vocabulary_of_too_many_tokens(third_party: Path, _secrets: Path) -> str:
     zeros = pa.array(np.zeros(20_000_000, np.int8))
     texts = pa.DictionaryArray.from_arrays(zeros, pa.array(["x"]))
-    vocabulary(theirs, pa.table({"token_id": zeros, "text": texts}), compression="zstd")
+    vocabulary(third_party, pa.table({"token_id": zeros, "text": texts}), compression="zstd")
     return "rows or values; its size allows"
 
 
-def vocabulary_with_a_second_file(theirs: Path, _secrets: Path) -> str:
-    record_vocabulary(theirs, ID, ["a"], ())
-    (theirs / "vocabularies" / ID / "more").write_bytes(SECRET)
-    seal(theirs / "vocabularies" / ID)
+def vocabulary_with_a_second_file(third_party: Path, _secrets: Path) -> str:
+    record_vocabulary(third_party, ID, ["a"], ())
+    (third_party / "vocabularies" / ID / "more").write_bytes(SECRET)
+    seal(third_party / "vocabularies" / ID)
     return "lists 'more'"
 
 
-def rescores_of_dots(theirs: Path, _secrets: Path) -> str:
-    (theirs / "rescores" / "a..%2f.." / SHORT).mkdir(parents=True)
+def rescores_of_dots(third_party: Path, _secrets: Path) -> str:
+    (third_party / "rescores" / "a..%2f.." / SHORT).mkdir(parents=True)
     return "is no record by its name"
 
 
-def tags_under_another_digest(theirs: Path, _secrets: Path) -> str:
+def tags_under_another_digest(third_party: Path, _secrets: Path) -> str:
     """Would be added again by every ingest."""
     rows = pa.Table.from_pylist([{"doc_key": "a", "position": 1, "upos": "NOUN"}], schema=TAGS)
-    record_tags(theirs, first(theirs).name, "tagger", rows)
-    (folder,) = (theirs / "tags").glob("*/*")
+    record_tags(third_party, first(third_party).name, "tagger", rows)
+    (folder,) = (third_party / "tags").glob("*/*")
     folder.rename(folder.with_name(SHORT))
     return "its folder's name is not the digest of its tagger"
 
 
-def tags_of_another_attempt(theirs: Path, _secrets: Path) -> str:
+def tags_of_another_attempt(third_party: Path, _secrets: Path) -> str:
     rows = pa.Table.from_pylist([{"doc_key": "a", "position": 1, "upos": "NOUN"}], schema=TAGS)
-    record_tags(theirs, first(theirs).name, "tagger", rows)
-    (theirs / "tags" / first(theirs).name).rename(theirs / "tags" / "20260102T030405000000Z-ffffffff")
+    record_tags(third_party, first(third_party).name, "tagger", rows)
+    (third_party / "tags" / first(third_party).name).rename(third_party / "tags" / "20260102T030405000000Z-ffffffff")
     return "not of its folder's"
 
 
-def pipe_for_a_benchmark(theirs: Path, _secrets: Path) -> str:
-    (theirs / "perf").mkdir()
-    os.mkfifo(theirs / "perf" / f"{SHORT}.json")
+def pipe_for_a_benchmark(third_party: Path, _secrets: Path) -> str:
+    (third_party / "perf").mkdir()
+    os.mkfifo(third_party / "perf" / f"{SHORT}.json")
     return "is no regular file"
 
 
-def link_for_a_benchmark(theirs: Path, secrets: Path) -> str:
-    (theirs / "perf").mkdir()
-    (theirs / "perf" / f"{SHORT}.json").symlink_to(secrets / "id_rsa")
+def link_for_a_benchmark(third_party: Path, secrets: Path) -> str:
+    (third_party / "perf").mkdir()
+    (third_party / "perf" / f"{SHORT}.json").symlink_to(secrets / "id_rsa")
     return "json: is a link"
 
 
-def import_that_leaves_its_folder(theirs: Path, secrets: Path) -> str:
-    folder = theirs / "imports" / SHORT
+def import_that_leaves_its_folder(third_party: Path, secrets: Path) -> str:
+    folder = third_party / "imports" / SHORT
     folder.mkdir(parents=True)
     tables = {"../../../home/token_text": {"sha256": hashlib.sha256(SECRET).hexdigest(), "rows": 1}}
     manifest = {"format": "exitbench-snapshot-1", "schema_version": 8, "tables": tables, "texts_left_out_of": []}
@@ -415,8 +415,8 @@ def import_that_leaves_its_folder(theirs: Path, secrets: Path) -> str:
     return r"lists '\.\./\.\./\.\./home/token_text\.parquet'"
 
 
-def import_with_a_linked_table(theirs: Path, secrets: Path) -> str:
-    folder = theirs / "imports" / SHORT
+def import_with_a_linked_table(third_party: Path, secrets: Path) -> str:
+    folder = third_party / "imports" / SHORT
     folder.mkdir(parents=True)
     (folder / "token_text.parquet").symlink_to(secrets / "token_text.parquet")
     tables = {"token_text": {"sha256": hashlib.sha256(SECRET).hexdigest(), "rows": 1}}
@@ -477,25 +477,29 @@ Attack = Callable[[Path, Path], str | None]
 
 @pytest.mark.parametrize("attack", [*ON_ATTEMPTS, *ON_RECORDS, *UNSEEN], ids=lambda attack: attack.__name__)
 def test_a_hostile_spool_brings_what_is_good_of_it_and_nothing_else(
-    attack: Attack, theirs: Path, ours: Path, secrets: Path
+    attack: Attack, third_party: Path, local: Path, secrets: Path
 ) -> None:
-    n = len(list(scan_spool(theirs)))
+    n = len(list(scan_spool(third_party)))
     # behind a linked prefix lie all attempts of it
-    lost = len(list(first(theirs).parent.parent.glob("*/*"))) if attack is link_for_a_prefix else attack in ON_ATTEMPTS
-    says = attack(theirs, secrets)
-    ours.mkdir(parents=True)
-    report = import_spool(theirs, ours, {})
+    lost = (
+        len(list(first(third_party).parent.parent.glob("*/*")))
+        if attack is link_for_a_prefix
+        else attack in ON_ATTEMPTS
+    )
+    says = attack(third_party, secrets)
+    local.mkdir(parents=True)
+    report = import_spool(third_party, local, {})
     assert report.added == n - lost
-    no_secret_in(ours)
+    no_secret_in(local)
     if says is None:
         assert report.problems == ()
     else:
         assert len([problem for problem in report.problems if _matches(says, problem)]) == 1, report.problems
     assert not any("None" in problem for problem in report.problems)
-    assert [read_attempt(one.path).status["schema_version"] for one in scan_spool(ours)] == [
+    assert [read_attempt(entry.path).status["schema_version"] for entry in scan_spool(local)] == [
         SCHEMA_VERSION
     ] * report.added
-    assert not list(ours.glob(".import*"))
+    assert not list(local.glob(".import*"))
 
 
 def _matches(says: str, problem: str) -> bool:
@@ -513,39 +517,39 @@ def _matches(says: str, problem: str) -> bool:
     ],
 )
 def test_a_value_that_no_token_has_is_named_and_its_attempt_left_out(
-    theirs: Path, ours: Path, column: str, value: int, allowed: str
+    third_party: Path, local: Path, column: str, value: int, allowed: str
 ) -> None:
-    path = first(theirs) / "tokens.parquet"
+    path = first(third_party) / "tokens.parquet"
     rows = pq.read_table(path).to_pylist()
     schema = pq.read_schema(path)
     pq.write_table(pa.Table.from_pylist([*rows[:-1], {**rows[-1], column: value}], schema=schema), path)
     seal(path.parent)
-    ours.mkdir(parents=True)
-    (problem,) = import_spool(theirs, ours, {}).problems
+    local.mkdir(parents=True)
+    (problem,) = import_spool(third_party, local, {}).problems
     assert re.search(rf"tokens\.parquet: column '{column}' has {value}; allowed: {allowed}", problem)
 
 
-def test_a_good_spool_with_records_of_every_kind_is_taken_whole(theirs: Path, ours: Path) -> None:
-    training(theirs, log=LOG + "20,,=1+1\x00,3\n")
-    record_vocabulary(theirs, ID, ["a", "\x1b[31m", "\u202e", "</script>", "\x00"], ())
+def test_a_good_spool_with_records_of_every_kind_is_taken_whole(third_party: Path, local: Path) -> None:
+    training(third_party, log=LOG + "20,,=1+1\x00,3\n")
+    record_vocabulary(third_party, ID, ["a", "\x1b[31m", "\u202e", "</script>", "\x00"], ())
     rows = pa.Table.from_pylist([{"doc_key": "a", "position": 1, "upos": "NOUN"}], schema=TAGS)
-    record_tags(theirs, first(theirs).name, "tagger", rows)
-    linked = theirs.with_name("linked")
-    linked.symlink_to(theirs)  # of the source itself, by whoever imports it
-    assert merge(linked, ours, database(ours)).problems == ()
-    with open_database(database(ours)) as opened:
+    record_tags(third_party, first(third_party).name, "tagger", rows)
+    linked = third_party.with_name("linked")
+    linked.symlink_to(third_party)  # of the source itself, by whoever imports it
+    assert merge(linked, local, database(local)).problems == ()
+    with open_database(database(local)) as opened:
         texts = opened.query("SELECT text FROM token_text ORDER BY token_id")["text"].to_pylist()
         metrics = opened.query("SELECT metric FROM training_log ORDER BY step")["metric"].to_pylist()
         tags = opened.query("FROM token_tag").num_rows
     assert (texts, metrics, tags) == (["a", "\x1b[31m", "\u202e", "</script>", "\x00"], ["loss_nats", "=1+1\x00"], 1)
-    assert check(ours, database(ours)).problems == ()
+    assert check(local, database(local)).problems == ()
 
 
 def test_a_link_swapped_in_after_the_spool_was_listed_is_not_followed(
-    theirs: Path, ours: Path, secrets: Path, monkeypatch: pytest.MonkeyPatch
+    third_party: Path, local: Path, secrets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The folder of the attempt becomes a link when its files are about to be copied."""
-    path = first(theirs)
+    path = first(third_party)
     shutil.copytree(path, secrets / "attempt")
     (secrets / "attempt" / "log.txt").write_bytes(SECRET)
     seal(secrets / "attempt")
@@ -558,16 +562,16 @@ def test_a_link_swapped_in_after_the_spool_was_listed_is_not_followed(
         copy(folder, name, target, limit)
 
     monkeypatch.setattr(Folder, "copy", swap)
-    merge(theirs, ours, database(ours))
+    merge(third_party, local, database(local))
     assert path.is_symlink()
-    no_secret_in(ours)
-    assert check(ours, database(ours)).problems == ()
+    no_secret_in(local)
+    assert check(local, database(local)).problems == ()
 
 
 def test_what_is_changed_after_it_was_copied_is_not_what_is_checked(
-    theirs: Path, ours: Path, monkeypatch: pytest.MonkeyPatch
+    third_party: Path, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = first(theirs)
+    path = first(third_party)
     read = read_attempt
 
     def change(copy: Path) -> Any:
@@ -576,8 +580,8 @@ def test_what_is_changed_after_it_was_copied_is_not_what_is_checked(
         return read(copy)
 
     monkeypatch.setattr(importing, "read_attempt", change)
-    assert merge(theirs, ours, database(ours)).problems == ()
-    assert read_attempt(ours / path.relative_to(theirs)).status["status"] == "ok"
+    assert merge(third_party, local, database(local)).problems == ()
+    assert read_attempt(local / path.relative_to(third_party)).status["status"] == "ok"
 
 
 FAULTS = {
@@ -617,15 +621,15 @@ def filled(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def own(filled: Path, tmp_path: Path) -> Path:
+def own_spool(filled: Path, tmp_path: Path) -> Path:
     """A spool of one's own, with its database."""
     return Path(shutil.copytree(filled, tmp_path / "runs")) / "spool"
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_resealed_attempt_with_a_value_that_none_has_is_named(theirs: Path, fault: str) -> None:
+def test_a_resealed_attempt_with_a_value_that_none_has_is_named(third_party: Path, fault: str) -> None:
     name, changes = FAULTS[fault]
-    bad = first(theirs)
+    bad = first(third_party)
     rewrite(bad / name, **changes)
     seal(bad)
     with pytest.raises(SpoolError, match=rf"{name}: key '{next(iter(changes))}' is ") as raised:
@@ -634,8 +638,8 @@ def test_a_resealed_attempt_with_a_value_that_none_has_is_named(theirs: Path, fa
 
 
 @pytest.mark.parametrize("key", ["schema_version", "status", "reason", "started_at", "ended_at"])
-def test_a_resealed_status_without_a_key_is_named(theirs: Path, key: str) -> None:
-    path = first(theirs) / "status.json"
+def test_a_resealed_status_without_a_key_is_named(third_party: Path, key: str) -> None:
+    path = first(third_party) / "status.json"
     path.write_text(json.dumps({name: value for name, value in json.loads(path.read_text()).items() if name != key}))
     seal(path.parent)
     with pytest.raises(SpoolError, match=rf"status\.json: key '{key}' is missing"):
@@ -643,40 +647,40 @@ def test_a_resealed_status_without_a_key_is_named(theirs: Path, key: str) -> Non
 
 
 @pytest.mark.parametrize("note", FREED)
-def test_a_note_of_freed_tables_that_none_wrote_is_named(theirs: Path, note: str) -> None:
-    (first(theirs) / "FREED").write_text(note)
+def test_a_note_of_freed_tables_that_none_wrote_is_named(third_party: Path, note: str) -> None:
+    (first(third_party) / "FREED").write_text(note)
     with pytest.raises(DamagedFile, match="FREED: "):
-        read_attempt(first(theirs))
+        read_attempt(first(third_party))
 
 
-def test_damaged_attempts_stop_neither_check_nor_rebuild_for_the_others(own: Path, tmp_path: Path) -> None:
+def test_damaged_attempts_stop_neither_check_nor_rebuild_for_the_others(own_spool: Path, tmp_path: Path) -> None:
     victim = tmp_path / "victim.parquet"
     victim.write_bytes(SECRET)
-    whole = [one.path for one in scan_spool(own) if one.finished]
-    no_version, kind, listed, leaving = whole[:4]
+    intact = [entry.path for entry in scan_spool(own_spool) if entry.finished]
+    no_version, kind, listed, leaving = intact[:4]
     rewrite(no_version / "status.json", schema_version=None)
     rewrite(kind / "cell.json", kind="evil")
     for path in (no_version, kind):
         seal(path)
     (listed / "FREED").write_text('["tokens"]')
     (leaving / "FREED").write_text('{"../../victim": 1}')
-    problems = check(own, database(own)).problems
-    assert [[str(bad) in problem for problem in problems].count(True) for bad in whole[:4]] == [1] * 4
+    problems = check(own_spool, database(own_spool)).problems
+    assert [[str(bad) in problem for problem in problems].count(True) for bad in intact[:4]] == [1] * 4
     assert len(problems) == 4 and not any("None" in problem for problem in problems)
-    require_whole_spool(own, database(own))
+    require_whole_spool(own_spool, database(own_spool))
     with pytest.raises(UserError, match="is kept: it has 4 attempts"):
-        rebuild(own, database(own))
-    report = rebuild(own, database(own), forget=True)
-    assert report.added == len(whole) - 4
-    assert spool_status(own).attempts == len(whole) - 2  # two are in the quarantine
+        rebuild(own_spool, database(own_spool))
+    report = rebuild(own_spool, database(own_spool), forget=True)
+    assert report.added == len(intact) - 4
+    assert spool_status(own_spool).attempts == len(intact) - 2  # two are in the quarantine
     assert victim.read_bytes() == SECRET
 
 
-def test_a_cell_whose_status_is_no_status_is_run_again(own: Path) -> None:
-    bad = first(own)
+def test_a_cell_whose_status_is_no_status_is_run_again(own_spool: Path) -> None:
+    bad = first(own_spool)
     rewrite(bad / "status.json", status="great")
     seal(bad)
-    attempt = next(one for one in scan_spool(own) if one.path == bad)
+    attempt = next(entry for entry in scan_spool(own_spool) if entry.path == bad)
     assert read_status(attempt).status == "damaged"
 
 
@@ -697,52 +701,52 @@ def test_a_table_that_ends_early_is_not_taken_for_a_damaged_database(small: Path
     assert check(spool, database(spool)).problems == ()
 
 
-def test_links_in_ones_own_spool_are_named_and_the_spool_itself_may_be_one(own: Path, tmp_path: Path) -> None:
-    bad = first(own)
+def test_links_in_ones_own_spool_are_named_and_the_spool_itself_may_be_one(own_spool: Path, tmp_path: Path) -> None:
+    bad = first(own_spool)
     bad.rename(tmp_path / "elsewhere")
     bad.symlink_to(tmp_path / "elsewhere")
-    (named,) = ingest(own, database(own)).quarantined
+    (named,) = ingest(own_spool, database(own_spool)).quarantined
     assert f"{bad}: is a link" in named
-    assert any(f"{bad}: is a link" in problem for problem in check(own, database(own)).problems)
+    assert any(f"{bad}: is a link" in problem for problem in check(own_spool, database(own_spool)).problems)
     bad.unlink()
     (tmp_path / "elsewhere").rename(bad)
-    own.rename(tmp_path / "large disk")
-    own.symlink_to(tmp_path / "large disk")
-    assert ingest(own, database(own)).quarantined == ()
-    assert check(own, database(own)).problems == ()
+    own_spool.rename(tmp_path / "large disk")
+    own_spool.symlink_to(tmp_path / "large disk")
+    assert ingest(own_spool, database(own_spool)).quarantined == ()
+    assert check(own_spool, database(own_spool)).problems == ()
 
 
-def test_an_attempt_is_not_begun_behind_a_link(own: Path, tmp_path: Path) -> None:
-    record = read_attempt(first(own))
-    prefix = first(own).parent.parent
+def test_an_attempt_is_not_begun_behind_a_link(own_spool: Path, tmp_path: Path) -> None:
+    record = read_attempt(first(own_spool))
+    prefix = first(own_spool).parent.parent
     prefix.rename(tmp_path / "elsewhere")
     prefix.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UserError, match=f"{prefix}: is a link"):
-        AttemptWriter(own, record.cell, record.env)
+        AttemptWriter(own_spool, record.cell, record.env)
 
 
 @pytest.mark.parametrize("name", ["WHY.txt", "FREED.partial"])
-def test_what_is_written_into_an_attempt_goes_through_no_link(own: Path, tmp_path: Path, name: str) -> None:
+def test_what_is_written_into_an_attempt_goes_through_no_link(own_spool: Path, tmp_path: Path, name: str) -> None:
     """The note of why it was moved away, and that of what was freed."""
     victim = tmp_path / "victim"
     victim.write_bytes(SECRET)
-    bad = first(own)
+    bad = first(own_spool)
     (bad / name).symlink_to(victim)
     if name == "FREED.partial":
         free_tables(bad, {"tokens": 3})
     else:
-        database(own).unlink()
+        database(own_spool).unlink()
         (bad / "tokens.parquet").write_bytes(b"")
-        (told,) = ingest(own, database(own)).quarantined
-        assert "quarantine" in told
+        (message,) = ingest(own_spool, database(own_spool)).quarantined
+        assert "quarantine" in message
     assert victim.read_bytes() == SECRET
 
 
-def test_pipes_in_a_spool_keep_nobody_waiting(own: Path) -> None:
-    bad = first(own)
+def test_pipes_in_a_spool_keep_nobody_waiting(own_spool: Path) -> None:
+    bad = first(own_spool)
     for name in ("status.json", "DONE", "RUNNING", "FREED"):
         (bad / name).unlink(missing_ok=True)
         os.mkfifo(bad / name)
-    assert any(str(bad) in problem for problem in check(own, database(own)).problems)
-    assert bad.parent.name in {one.cell_id for one in scan_spool(own)}
-    assert len(spool_status(own).damaged) == 1
+    assert any(str(bad) in problem for problem in check(own_spool, database(own_spool)).problems)
+    assert bad.parent.name in {entry.cell_id for entry in scan_spool(own_spool)}
+    assert len(spool_status(own_spool).damaged) == 1

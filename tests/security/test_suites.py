@@ -31,11 +31,11 @@ files = { en = "text.en", fr = "text.fr" }
 SWEEP = '[[sweep]]\nmethod = "static"\nkinds = ["quality"]\n'
 SECRET = "the secret of this machine"
 
-Told = Callable[..., str]
+Message = Callable[..., str]
 
 
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Told:
+def message_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Message:
     """Plan a suite with this text and return what is printed: one screen, exit code 2, and nothing is written."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
@@ -78,21 +78,21 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         *("hexadecimal digits", "digits within"),
     ],
 )
-def test_a_file_that_no_parser_likes_is_one_message(told: Told, text: str | bytes, says: str) -> None:
-    assert says in told(text)
+def test_a_file_that_no_parser_likes_is_one_message(message_of: Message, text: str | bytes, says: str) -> None:
+    assert says in message_of(text)
 
 
-def test_a_grid_that_no_memory_holds_is_refused_before_it_is_made(told: Told) -> None:
+def test_a_grid_that_no_memory_holds_is_refused_before_it_is_made(message_of: Message) -> None:
     values = ", ".join(f"{n / 1000}" for n in range(1, 400))
     thresholds = f"grid = {{ threshold = [{values}], every = [{', '.join(map(str, range(1, 400)))}] }}"
     text = HEAD + '[[sweep]]\nmethod = "calm-softmax"\n' + thresholds
-    assert "points: fewer values, or several suites" in told(text)
+    assert "points: fewer values, or several suites" in message_of(text)
 
 
-def test_sweeps_that_are_too_many_together_are_refused(told: Told) -> None:
+def test_sweeps_that_are_too_many_together_are_refused(message_of: Message) -> None:
     values = ", ".join(f"{n / 1000}" for n in range(1, 200))
     grid = f"{{ threshold = [{values}], every = [{', '.join(map(str, range(1, 200)))}] }}"
-    assert "settings, with all sweeps before it" in told(
+    assert "settings, with all sweeps before it" in message_of(
         HEAD + f'[[sweep]]\nmethod = "calm-softmax"\ngrid = {grid}\n' * 3
     )
 
@@ -128,13 +128,13 @@ def test_documents_that_no_parser_likes_are_one_message(tmp_path: Path, text: st
     assert str(caught.value).startswith(str(path)) and says in str(caught.value)
 
 
-def test_numbers_of_documents_fit_into_64_bits(told: Told, tmp_path: Path) -> None:
+def test_numbers_of_documents_fit_into_64_bits(message_of: Message, tmp_path: Path) -> None:
     answer = {"text": "a", "answer_start": 1 << 70}
     paragraph = {"context": "a", "qas": [{"id": "1", "question": "?", "answers": [answer]}]}
     (tmp_path / "data" / "dev.json").write_text(json.dumps({"data": [{"title": "t", "paragraphs": [paragraph]}]}))
     files = 'task = "squad"\nsource = "local"\nfiles = { data = "dev.json" }\n'
     text = HEAD.replace('[models.m]\nrecipe = "builtin-vanilla"', '[models.m]\nrecipe = "builtin-vanilla"')
-    message = told(text[: text.index("[tasks")] + "[tasks.t]\n" + files + SWEEP)
+    message = message_of(text[: text.index("[tasks")] + "[tasks.t]\n" + files + SWEEP)
     assert "Needed: a whole number between -2^63 and 2^63 - 1" in message
 
 
@@ -153,14 +153,16 @@ def secret(tmp_path: Path) -> Path:
     "path",
     ["../elsewhere/secret", "{folder}/secret", "link", "linked/secret", "inside/../../elsewhere/secret", "loop"],
 )
-def test_a_suite_reads_nothing_outside_the_data_folder(told: Told, secret: Path, tmp_path: Path, path: str) -> None:
+def test_a_suite_reads_nothing_outside_the_data_folder(
+    message_of: Message, secret: Path, tmp_path: Path, path: str
+) -> None:
     data = tmp_path / "data"
     (data / "text.fr").write_text("un\n")
     (data / "inside").mkdir()
     (data / "link").symlink_to(secret / "secret")
     (data / "linked").symlink_to(secret)
     (data / "loop").symlink_to(data / "loop")
-    message = told(HEAD.replace("text.en", path.format(folder=secret)) + SWEEP)
+    message = message_of(HEAD.replace("text.en", path.format(folder=secret)) + SWEEP)
     assert "leads out of --data-dir data" in message or "is no path" in message
     assert SECRET not in message and "Allowed: " not in message
 
@@ -168,17 +170,17 @@ def test_a_suite_reads_nothing_outside_the_data_folder(told: Told, secret: Path,
 def test_links_that_stay_inside_are_followed(tmp_path: Path) -> None:
     (tmp_path / "real").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    assert sources.read_text(sources.below(tmp_path, "link")) == "x"
+    assert sources.read_text(sources.path_inside(tmp_path, "link")) == "x"
 
 
-def test_a_pipe_in_the_data_folder_is_not_waited_for(told: Told, tmp_path: Path) -> None:
+def test_a_pipe_in_the_data_folder_is_not_waited_for(message_of: Message, tmp_path: Path) -> None:
     (tmp_path / "data" / "text.fr").write_text("un\n")
     os.mkfifo(tmp_path / "data" / "text.en")
-    assert "is a device or a pipe" in told(HEAD + SWEEP)
+    assert "is a device or a pipe" in message_of(HEAD + SWEEP)
 
 
-def test_a_path_with_nul_is_one_message(told: Told) -> None:
-    assert "is no path" in told(HEAD.replace('"text.en"', r'"te\u0000xt"') + SWEEP)
+def test_a_path_with_nul_is_one_message(message_of: Message) -> None:
+    assert "is no path" in message_of(HEAD.replace('"text.en"', r'"te\u0000xt"') + SWEEP)
 
 
 # ------------------------------------------------------------------------------------------ names
@@ -209,11 +211,11 @@ HOSTILE_NAMES = {
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES.values(), ids=HOSTILE_NAMES.keys())
-@pytest.mark.parametrize("of", ["suite", "model", "task"])
-def test_a_name_is_of_few_characters(told: Told, of: str, name: str) -> None:
-    before = {"suite": 'name = "foreign"', "model": "[models.m]", "task": "[tasks.lines]"}[of]
-    after = {"suite": f'name = "{name}"', "model": f'[models."{name}"]', "task": f'[tasks."{name}"]'}[of]
-    message = told(HEAD.replace(before, after) + SWEEP)
+@pytest.mark.parametrize("owner", ["suite", "model", "task"])
+def test_a_name_is_of_few_characters(message_of: Message, owner: str, name: str) -> None:
+    before = {"suite": 'name = "foreign"', "model": "[models.m]", "task": "[tasks.lines]"}[owner]
+    after = {"suite": f'name = "{name}"', "model": f'[models."{name}"]', "task": f'[tasks."{name}"]'}[owner]
+    message = message_of(HEAD.replace(before, after) + SWEEP)
     assert "cannot be a name. Allowed: 1 to 100 of the letters a to z and A to Z, digits, '_', '-' and '.'" in message
 
 
@@ -236,7 +238,7 @@ def test_a_recipe_names_no_folder_outside_that_of_models(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("place", ["top", "model", "sweep", "grid", "files"])
-def test_a_key_with_controls_is_spelled_out(told: Told, place: str) -> None:
+def test_a_key_with_controls_is_spelled_out(message_of: Message, place: str) -> None:
     key = r'"\u001b]0;owned\u0007\u009b2J\u202e"'
     texts = {
         "top": f"{key} = 1\n" + HEAD + SWEEP,
@@ -245,4 +247,4 @@ def test_a_key_with_controls_is_spelled_out(told: Told, place: str) -> None:
         "grid": HEAD + SWEEP + f"grid = {{ {key} = [1] }}\n",
         "files": HEAD.replace("{ en =", f"{{ {key} =") + SWEEP,
     }
-    assert r"\x1b]0;owned\x07\x9b2J\u202e" in told(texts[place])
+    assert r"\x1b]0;owned\x07\x9b2J\u202e" in message_of(texts[place])

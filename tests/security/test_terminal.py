@@ -1,4 +1,4 @@
-"""What others wrote does nothing to a terminal: messages, progress, rows."""
+"""Third-party text has no effect on a terminal: messages, progress, rows."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ ATTACKS = {
 EVERY = pytest.mark.parametrize("text", ATTACKS.values(), ids=ATTACKS.keys())
 
 
-def harmless(shown: str) -> bool:
+def harmless(text: str) -> bool:
     """Every character is seen, and stands where it is."""
-    return all(c == "\n" or c.isprintable() for c in shown)
+    return all(c == "\n" or c.isprintable() for c in text)
 
 
 class Terminal(io.StringIO):
@@ -91,9 +91,9 @@ def test_an_error_raised_anywhere_is_spelled_out(
 @pytest.mark.parametrize("bars", [progress.Lines, progress.Bars])
 def test_progress_spells_out_labels(text: str, bars: Callable[..., progress.Progress]) -> None:
     stream = io.StringIO()
-    with bars({f"m/{text}/quality": progress.Expected()}, stream) as shown:
-        shown.start(f"m/{text}/quality", 3)
-        shown.end(f"m/{text}/quality", "failed")
+    with bars({f"m/{text}/quality": progress.Expected()}, stream) as bar:
+        bar.start(f"m/{text}/quality", 3)
+        bar.end(f"m/{text}/quality", "failed")
     assert text not in stream.getvalue()
     assert f"m/{text.encode('unicode_escape').decode()}/quality" in stream.getvalue()
 

@@ -65,8 +65,8 @@ def test_a_limit_does_not_take_the_first_documents():
 
 
 def test_the_digest_sees_fields_and_order():
-    one, two = numbered(2)
-    digests = {documents_sha256(documents) for documents in ([one, two], [two, one], [one], [two], [])}
+    first, second = numbered(2)
+    digests = {documents_sha256(documents) for documents in ([first, second], [second, first], [first], [second], [])}
     assert len(digests) == 5
 
 
@@ -110,7 +110,7 @@ def test_a_plain_mean_is_the_mean_over_any_leading_dimensions():
 
 
 class Edits(Summarisation):
-    """Of 2 edits, how many are needed; and a similarity from -1 to 1."""
+    """Summands: the number of edits needed, at most 2, and a similarity from -1 to 1."""
 
     metrics = ("edits", "likeness")
     lower_is_better = frozenset({"edits"})
@@ -165,10 +165,10 @@ def test_a_document_with_another_reference_is_judged_by_that_alone(name):
     task = get_task(name)
     assert task.consistency_metric in task.metrics
     for document in task.load(Source("builtin"), "validation", 5):
-        given = "something else was said here"
-        other = task.with_reference(document, given)
-        assert task.target(other) == given
-        assert task.score(other, given).values[task.consistency_metric] == pytest.approx(100)
+        given_answer = "something else was said here"
+        other = task.with_reference(document, given_answer)
+        assert task.target(other) == given_answer
+        assert task.score(other, given_answer).values[task.consistency_metric] == pytest.approx(100)
         assert task.score(other, task.target(document)).values[task.consistency_metric] < 100
         assert (other.key, task.prompt(other)) == (document.key, task.prompt(document))
         assert task.score(document, task.target(document)).values[task.consistency_metric] == pytest.approx(100)

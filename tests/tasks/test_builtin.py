@@ -83,12 +83,12 @@ def test_a_task_loads_the_builtin_source_with_the_fields_of_the_real_set(task: s
 
 
 def test_every_target_token_has_a_kind_and_every_kind_occurs() -> None:
-    seen: set[str] = set()
+    kinds: set[str] = set()
     for task in TASKS:
         for doc, tokens in zip(training_documents(task), tokens_of(task, "target"), strict=True):
             assert len(tokens) == len(doc.token_kinds) + 1
-            seen |= set(doc.token_kinds)
-    assert seen == set(KINDS)
+            kinds |= set(doc.token_kinds)
+    assert kinds == set(KINDS)
 
 
 def test_the_vocabulary_holds_every_word_and_no_other() -> None:
@@ -153,8 +153,8 @@ def told_cities(text: str) -> list[str]:
 
 
 def asked_person(question: str) -> str | None:
-    asked = re.fullmatch(r"where does (\w+) end \?", question)
-    return asked[1] if asked else None
+    question_match = re.fullmatch(r"where does (\w+) end \?", question)
+    return question_match[1] if question_match else None
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -183,9 +183,9 @@ def test_a_careful_reader_finds_every_answer_with_as_many_facts_as_its_hops(leve
         cue = f"{stops[-2]} visits" if stops else "the note says"
         (answer,) = re.finditer(rf"{cue} ({TOUR}) \.", context)
         assert doc.fields["answers"] == {"text": [answer[1]], "answer_start": [answer.start(1)]}
-        first, *others = doc.token_kinds
+        first, *other_kinds = doc.token_kinds
         assert first == (f"hop{len(stops) - 1}" if stops else "copy")
-        assert set(others) <= {"copy"}
+        assert set(other_kinds) <= {"copy"}
 
 
 @pytest.mark.parametrize(
@@ -197,9 +197,9 @@ def test_a_careful_reader_finds_every_answer_with_as_many_facts_as_its_hops(leve
     ],
 )
 def test_every_kind_of_question_of_a_level_is_asked_often(level: int, kinds: set[str]) -> None:
-    asked = Counter(doc.token_kinds[0] for doc in training_documents("squad", level))
-    assert set(asked) == kinds
-    assert min(asked.values()) > 0.08 * asked.total()
+    counts = Counter(doc.token_kinds[0] for doc in training_documents("squad", level))
+    assert set(counts) == kinds
+    assert min(counts.values()) > 0.08 * counts.total()
 
 
 def test_deep_questions_are_taught_more_often_than_they_are_asked() -> None:
@@ -244,31 +244,31 @@ def turns(doc: Document) -> list[tuple[str, str]]:
     return re.findall(r"^(\w+) : (.+)$", doc.fields["dialogue"], re.MULTILINE)
 
 
-def said_of_oneself(speaker: str, said: str) -> list[tuple[str, str]]:
-    """What a summary says of somebody who brings something or counts what is left, with kinds."""
-    for item in re.findall(r"^I bring my (\w+) \.$", said):
+def said_of_oneself(speaker: str, utterance: str) -> list[tuple[str, str]]:
+    """Return a summary of a speaker who brings something or counts what is left, with kinds of word."""
+    for item in re.findall(r"^I bring my (\w+) \.$", utterance):
         her = "her" if speaker in WOMEN else "his"
         return [(speaker, "copy"), ("brings", "frame"), (her, "agreement"), (item, "copy")]
-    ((had, fruit, changes),) = re.findall(r"^I have (\w+) (\w+) \.((?: I (?:ate|found) one \.)*)$", said)
-    left = NUMBERS[NUMBERS.index(had) + changes.count("found") - changes.count("ate")]
-    return [(speaker, "copy"), ("has", "frame"), (left, f"state{1 + changes.count('.')}"), (fruit, "copy")]
+    ((had, fruit, changes),) = re.findall(r"^I have (\w+) (\w+) \.((?: I (?:ate|found) one \.)*)$", utterance)
+    remaining = NUMBERS[NUMBERS.index(had) + changes.count("found") - changes.count("ate")]
+    return [(speaker, "copy"), ("has", "frame"), (remaining, f"state{1 + changes.count('.')}"), (fruit, "copy")]
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_two_people_take_turns_and_tell_facts_between_a_statement_and_a_question(level: int) -> None:
     for doc in training_documents("samsum", level):
-        first, *told, last = turns(doc)
-        speakers = [speaker for speaker, _ in (first, *told, last)]
+        first, *statements, last = turns(doc)
+        speakers = [speaker for speaker, _ in (first, *statements, last)]
         assert len(set(speakers)) == 2
         assert all(speaker != other for speaker, other in pairwise(speakers))
-        assert re.fullmatch(rf"({FACT} ?)+", " ".join(facts for _, facts in told))
+        assert re.fullmatch(rf"({FACT} ?)+", " ".join(facts for _, facts in statements))
         assert re.fullmatch(r"where do \w+( , \w+)+ end \?", last[1])
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_summary_says_where_everybody_asked_ends_and_what_the_first_speaker_has(level: int) -> None:
     for doc in training_documents("samsum", level):
-        (speaker, said), *_, (_, question) = turns(doc)
+        (speaker, utterance), *_, (_, question) = turns(doc)
         facts = facts_of(doc.fields["dialogue"])
         expected: list[tuple[str, str]] = []
         for person in re.findall(r"[A-Z]\w+", question):
@@ -276,7 +276,7 @@ def test_a_summary_says_where_everybody_asked_ends_and_what_the_first_speaker_ha
             expected += [(person, "copy"), (stops[0], "hop1")]
             expected += [(stops[-1], f"hop{len(stops)}")] if len(stops) > 1 else []
             expected += [(",", "frame")]
-        expected += [*said_of_oneself(speaker, said), (".", "end")]
+        expected += [*said_of_oneself(speaker, utterance), (".", "end")]
         assert list(zip(doc.fields["summary"].split(), doc.token_kinds, strict=True)) == expected
 
 
@@ -348,17 +348,17 @@ def test_no_french_word_loses_its_vowel_before_another() -> None:
     ("en", "fr"), [("white cars", "voitures blanches"), ("small car", "petite voiture"), ("old boat", "vieux bateau")]
 )
 def test_word_order_follows_the_adjective(en: str, fr: str) -> None:
-    seen = 0
+    total = 0
     for doc in training_documents("wmt-en-fr"):
-        said = len(re.findall(rf"\b{en}\b", doc.fields["en"]))
-        assert len(re.findall(rf"\b{fr}\b", doc.fields["fr"])) == said
-        seen += said
-    assert seen > 5
+        count = len(re.findall(rf"\b{en}\b", doc.fields["en"]))
+        assert len(re.findall(rf"\b{fr}\b", doc.fields["fr"])) == count
+        total += count
+    assert total > 5
 
 
 def test_the_object_decides_the_translation_of_some_verbs() -> None:
     stems = {"t": ("pren", "emmèn"), "l": ("laiss", "quitt"), "m": ("rat", "regrett")}
-    seen = set()
+    words = set()
     for doc in training_documents("wmt-en-fr"):
         for en, fr in clauses(doc):
             for before, verb, after in re.findall(r"(.+) (takes?|leaves?|misses|miss) ?(.*)", en):
@@ -367,8 +367,8 @@ def test_the_object_decides_the_translation_of_some_verbs() -> None:
                 lives = object_.istitle() or singular(object_) in LIVING
                 (translated,) = (word for word, kind in fr if kind == "lexical")
                 assert translated.startswith(stems[verb[0]][lives]), en
-                seen.add((verb[0], lives, bool(relative)))
-    assert len(seen) == 3 * 2 * 2
+                words.add((verb[0], lives, bool(relative)))
+    assert len(words) == 3 * 2 * 2
 
 
 def test_the_whole_decides_the_translation_of_a_part_and_all_agree_with_it() -> None:
@@ -382,18 +382,18 @@ def test_the_whole_decides_the_translation_of_a_part_and_all_agree_with_it() -> 
         ("skin", "cow"): ("le cuir de la", "sold", "vendu"),
         ("skin", "lemon"): ("la pelure du", "sold", "vendue"),
     }
-    seen = set()
+    words = set()
     for doc in training_documents("wmt-en-fr"):
         en, fr = clauses(doc)[0]
         part = re.fullmatch(rf"the (\w+) of the (?:{ADJECTIVE} )?(\w+) is (\w+)", en)
         if part and (part[1], part[2]) in expected and part[3] == expected[part[1], part[2]][1]:
             opening, _, state = expected[part[1], part[2]]
-            said = " ".join(word for word, _ in fr)
-            assert said.startswith(f"{opening} ")
-            assert said.endswith(f" est {state}")
+            spoken_words = " ".join(word for word, _ in fr)
+            assert spoken_words.startswith(f"{opening} ")
+            assert spoken_words.endswith(f" est {state}")
             assert fr[1][1] == "lexical"
-            seen.add((part[1], part[2]))
-    assert seen == set(expected)
+            words.add((part[1], part[2]))
+    assert words == set(expected)
 
 
 def test_two_people_are_feminine_only_when_both_are_women() -> None:
@@ -410,15 +410,15 @@ def test_two_people_are_feminine_only_when_both_are_women() -> None:
 
 @pytest.mark.parametrize("level", [2, 3])
 def test_a_pronoun_has_the_french_gender_of_what_it_stands_for(level: int) -> None:
-    seen: Counter[tuple[str, bool]] = Counter()
+    counts: Counter[tuple[str, bool]] = Counter()
     for doc in training_documents("wmt-en-fr", level):
         pronoun, feminine = pronoun_of(doc.fields["en"])
         for en, fr in clauses(doc)[1:]:
             assert en.split()[1] == pronoun
             assert fr[1] == (PRONOUNS[pronoun, feminine], "copy" if pronoun in ("he", "she") else "distance"), en
-            seen[pronoun, feminine] += 1
-    assert set(seen) == set(PRONOUNS)
-    assert min(seen.values()) > 30
+            counts[pronoun, feminine] += 1
+    assert set(counts) == set(PRONOUNS)
+    assert min(counts.values()) > 30
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -456,9 +456,9 @@ def test_a_higher_level_has_more(measure: str) -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_each_level_has_documents_of_its_own(task: str) -> None:
     for level, other in combinations(LEVELS, 2):
-        some, others = training_documents(task, level), training_documents(task, other)
-        assert {doc.key for doc in some}.isdisjoint(doc.key for doc in others)
-        assert len(texts(some) & texts(others)) < 0.15 * len(some)
+        some, other_documents = training_documents(task, level), training_documents(task, other)
+        assert {doc.key for doc in some}.isdisjoint(doc.key for doc in other_documents)
+        assert len(texts(some) & texts(other_documents)) < 0.15 * len(some)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -491,6 +491,6 @@ def test_a_source_of_an_unknown_level_is_named_with_what_is_allowed() -> None:
 
 
 def test_more_documents_than_there_are_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MAKERS, "squad", lambda draw, level: Record({}, str(draw.one(range(30))), ()))
+    monkeypatch.setitem(MAKERS, "squad", lambda draw, level: Record({}, str(draw.choose(range(30))), ()))
     with pytest.raises(UserError, match=r"squad at level 2 has no more than \d documents in split 'test'\."):
         documents("squad", "test", 31)

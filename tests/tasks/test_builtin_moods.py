@@ -29,13 +29,13 @@ def moods_of(doc: Document) -> list[int]:
 
 
 def looks(doc: Document) -> tuple[int, int]:
-    """How many words a careful reader looks at, and the mood that the last of them tells."""
+    """Return the number of words that a careful reader looks at, and the mood that the last of them tells."""
     number, _, *words, _ = doc.fields["sentence"].split()
     assert len(words) == len(NUMBERS)
-    looked = 0
+    n_looks = 0
     while number not in MOODS:
-        number, looked = words[NUMBERS.index(number)], looked + 1
-    return looked, MOODS[number]
+        number, n_looks = words[NUMBERS.index(number)], n_looks + 1
+    return n_looks, MOODS[number]
 
 
 def test_the_sentences_are_the_same_for_ever() -> None:
@@ -45,9 +45,9 @@ def test_the_sentences_are_the_same_for_ever() -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_careful_reader_finds_every_label_with_as_many_looks_as_its_hops(level: int) -> None:
     for doc in sentences(level):
-        looked, mood = looks(doc)
+        n_looks, mood = looks(doc)
         assert mood == doc.fields["label"]
-        assert doc.token_kinds in {("copy",), (f"hop{looked}",)}
+        assert doc.token_kinds in {("copy",), (f"hop{n_looks}",)}
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -65,9 +65,9 @@ def test_the_mood_told_first_or_last_tells_nothing_where_moods_differ(place: int
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_kind_of_a_level_occurs_often_with_either_label(level: int) -> None:
-    seen = Counter((doc.token_kinds[0], doc.fields["label"]) for doc in sentences(level))
-    assert {kind for kind, _ in seen} == KINDS[level]
-    assert min(seen.values()) > 0.08 * seen.total()
+    counts = Counter((doc.token_kinds[0], doc.fields["label"]) for doc in sentences(level))
+    assert {kind for kind, _ in counts} == KINDS[level]
+    assert min(counts.values()) > 0.08 * counts.total()
 
 
 def test_no_sentence_is_in_two_splits_or_twice_in_one() -> None:
@@ -79,8 +79,8 @@ def test_no_sentence_is_in_two_splits_or_twice_in_one() -> None:
 
 def test_the_tokenizer_of_the_other_tasks_knows_every_word() -> None:
     encoded = build_tokenizer().encode_batch([doc.fields["sentence"] for doc in sentences(3)])
-    assert {len(one) for one in encoded} == {len(NUMBERS) + 4}
-    assert not any("<unk>" in one.tokens for one in encoded)
+    assert {len(encoding) for encoding in encoded} == {len(NUMBERS) + 4}
+    assert not any("<unk>" in encoding.tokens for encoding in encoded)
 
 
 def test_the_task_loads_them_with_the_fields_of_the_real_set() -> None:

@@ -76,9 +76,9 @@ def test_without_a_template_of_its_own_a_decoder_only_model_reads_the_other(writ
 )
 def test_a_template_names_fields_and_nothing_else(write: Write, template: str) -> None:
     text = TOML.replace("reply to {who}: {{{text}}}", template)
-    with pytest.raises(UserError, match=r"bad\.toml:3: prompt: ") as told:
+    with pytest.raises(UserError, match=r"bad\.toml:3: prompt: ") as error:
         read_declaration(write("bad.toml", text))
-    assert "llowed: " in str(told.value)
+    assert "llowed: " in str(error.value)
 
 
 # ------------------------------------------------------------------------------------------------------------- records
@@ -97,9 +97,9 @@ def test_a_template_names_fields_and_nothing_else(write: Write, template: str) -
 def test_records_are_read_by_the_ending_of_the_file(write: Write, tmp_path: Path, name: str, content: str) -> None:
     task = DeclaredTask(Declaration("t", (("a", "a"), ("b", "b")), "{a}", "b", ("exact_match",)))
     write(name, content)
-    found = documents(task, tmp_path, name)
-    assert [(one.fields["a"], one.fields["b"]) for one in found] == [("x, y", "1"), ('say "no"', "2")]
-    assert [one.fields["id"] for one in found] == ["1", "2"]
+    result = documents(task, tmp_path, name)
+    assert [(document.fields["a"], document.fields["b"]) for document in result] == [("x, y", "1"), ('say "no"', "2")]
+    assert [document.fields["id"] for document in result] == ["1", "2"]
 
 
 def test_a_csv_field_may_have_several_lines(write: Write, tmp_path: Path) -> None:
@@ -129,9 +129,9 @@ def test_a_csv_field_may_have_several_lines(write: Write, tmp_path: Path) -> Non
 def test_a_wrong_record_is_named(write: Write, tmp_path: Path, name: str, content: str, message: str) -> None:
     task = DeclaredTask(Declaration("t", (("a", "a"), ("b", "b")), "{a}", "b", ("exact_match", "bleu")))
     write(name, content)
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         documents(task, tmp_path, name)
-    assert message in str(told.value)
+    assert message in str(error.value)
 
 
 def test_a_list_of_references_is_no_text_of_a_prompt(write: Write, tmp_path: Path) -> None:
@@ -152,28 +152,31 @@ def test_files_are_local_ones_below_the_data_folder(replies: Declaration, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("ours", "fields", "target"),
+    ("builtin_name", "fields", "target"),
     [("squad", {"id", "answers"}, None), ("samsum", {"id", "summary"}, "summary"), ("wmt-en-fr", {"id", "fr"}, "fr")],
 )
-def test_metrics_are_those_of_our_own_tasks(ours: str, fields: set[str], target: str | None) -> None:
+def test_metrics_are_those_of_our_own_tasks(builtin_name: str, fields: set[str], target: str | None) -> None:
     from exitbench.tasks import builtin
 
-    own = get_task(ours)
-    declared = DeclaredTask(Declaration("t", (("x", "x"), ("y", "y")), "{x}", "y", own.metrics))
-    found = builtin.documents(ours, "test", 6)
-    outputs = [own.target(found[(number + 1) % 6]) + " " + own.target(one) for number, one in enumerate(found)]
+    builtin_task = get_task(builtin_name)
+    declared = DeclaredTask(Declaration("t", (("x", "x"), ("y", "y")), "{x}", "y", builtin_task.metrics))
+    builtin_documents = builtin.documents(builtin_name, "test", 6)
+    outputs = [
+        builtin_task.target(builtin_documents[(number + 1) % 6]) + " " + builtin_task.target(reference)
+        for number, reference in enumerate(builtin_documents)
+    ]
     pairs = []
-    for document, output in zip(found, outputs, strict=True):
-        references = document.fields["answers"]["text"] if target is None else [own.target(document)]
+    for document, output in zip(builtin_documents, outputs, strict=True):
+        references = document.fields["answers"]["text"] if target is None else [builtin_task.target(document)]
         scored = declared.score(Document.from_fields({"x": "", "y": references}), output)
-        assert scored == own.score(document, output)
+        assert scored == builtin_task.score(document, output)
         pairs.append(scored)
     assert len({tuple(scored.values.values()) for scored in pairs}) > 1
-    for metric in own.metrics:
+    for metric in builtin_task.metrics:
         total = np.array([scored.summands(metric) for scored in pairs]).sum(axis=0)
         n = np.asarray(6.0)
-        assert declared.aggregate(metric, total, n) == own.aggregate(metric, total, n)
-        assert aggregation("toml:t", metric)(total, n) == own.aggregate(metric, total, n)
+        assert declared.aggregate(metric, total, n) == builtin_task.aggregate(metric, total, n)
+        assert aggregation("toml:t", metric)(total, n) == builtin_task.aggregate(metric, total, n)
 
 
 @pytest.mark.parametrize("metric", ["f1", "em", "rouge1", "rouge2", "rougeL"])
@@ -215,9 +218,9 @@ def test_exact_match_is_of_the_text_as_it_is(output: str, value: float) -> None:
 )
 def test_a_wrong_file_is_told_with_its_line(write: Write, old: str, new: str, message: str) -> None:
     assert old in TOML
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         read_declaration(write("bad.toml", TOML.replace(old, new, 1)))
-    assert message in str(told.value)
+    assert message in str(error.value)
 
 
 def test_a_request_carries_what_the_file_says(replies: Declaration, write: Write, tmp_path: Path) -> None:
@@ -226,7 +229,9 @@ def test_a_request_carries_what_the_file_says(replies: Declaration, write: Write
     copy: dict[str, Any] = json.loads(json.dumps({**vars(request), "declaration": replies.to_json()}))
     rebuilt = DataRequest.from_json(copy)
     assert rebuilt == request and hash(rebuilt) == hash(request)
-    assert [one.key for one in rebuilt.load(tmp_path)] == [one.key for one in request.load(tmp_path)]
+    assert [document.key for document in rebuilt.load(tmp_path)] == [
+        document.key for document in request.load(tmp_path)
+    ]
 
 
 def test_another_target_or_metric_is_another_version(replies: Declaration) -> None:
@@ -243,7 +248,7 @@ def test_bleu_cuts_texts_into_words_as_the_file_says(write: Write) -> None:
     task, default = DeclaredTask(declaration), DeclaredTask(Declaration(**{**vars(declaration), "bleu_tokenize": None}))
     answer = "東京は日本の首都です。"
     document = Document.from_fields({"who": "", "text": "", "answer": answer})
-    scores = [one.score(document, answer).summands("bleu") for one in (task, default)]
+    scores = [metric_task.score(document, answer).summands("bleu") for metric_task in (task, default)]
     of_char, of_13a = (float(task.aggregate("bleu", np.array(score), np.ones(()))) for score in scores)
     assert (round(of_char), of_13a) == (100, 0)
     assert "tok:char" in task.metric_version and "tok:13a" in default.metric_version

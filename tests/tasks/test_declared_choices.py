@@ -45,17 +45,17 @@ def task_of(declaration: Declaration) -> LmEvalTask:
     return task
 
 
-def asked(task: LmEvalTask, folder: Path, name: str = "data.json") -> list[list[tuple[Any, ...]]]:
+def requests_of(task: LmEvalTask, folder: Path, name: str = "data.json") -> list[list[tuple[Any, ...]]]:
     documents = task.load(Source("local", folder, (("data", name),)), "test", None)
-    found = task.instances(documents)
-    return [[tuple(one.args) for one in found[document.key]] for document in documents]
+    instances = task.instances(documents)
+    return [[tuple(instance.args) for instance in instances[document.key]] for document in documents]
 
 
 def test_each_choice_is_scored_behind_the_prompt(write: Write, tmp_path: Path) -> None:
     write("data.json", RECORDS)
     task = task_of(read_declaration(write("colours.toml", TOML)))
     assert (task.name, task.metrics, task.output_type) == ("toml:colours", ("acc", "acc_norm"), "multiple_choice")
-    assert asked(task, tmp_path) == [
+    assert requests_of(task, tmp_path) == [
         [("the sky is", " red"), ("the sky is", " light blue")],
         [("the {sun} is", " yellow"), ("the {sun} is", " green"), ("the {sun} is", " grey")],
     ]
@@ -80,7 +80,9 @@ def test_choices_may_be_columns_and_texts(write: Write, tmp_path: Path) -> None:
     )
     write("data.csv", "thing,first,answer\nsky,blue,B\n")
     task = task_of(read_declaration(write("colours.toml", text)))
-    assert asked(task, tmp_path, "data.csv") == [[("the sky is", f" {one}") for one in ("blue", "not blue", "none")]]
+    assert requests_of(task, tmp_path, "data.csv") == [
+        [("the sky is", f" {choice}") for choice in ("blue", "not blue", "none")]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -119,9 +121,9 @@ def test_what_is_no_choice_is_told(target: object) -> None:
     ],
 )
 def test_a_wrong_file_is_told(write: Write, old: str, new: str, message: str) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         read_declaration(write("bad.toml", TOML.replace(old, new)))
-    assert message in str(told.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -137,9 +139,9 @@ def test_a_wrong_file_is_told(write: Write, old: str, new: str, message: str) ->
 )
 def test_a_wrong_record_is_named(write: Write, tmp_path: Path, record: dict[str, Any], message: str) -> None:
     write("data.json", [record])
-    with pytest.raises(UserError) as told:
-        asked(task_of(read_declaration(write("colours.toml", TOML))), tmp_path)
-    assert message in str(told.value)
+    with pytest.raises(UserError) as error:
+        requests_of(task_of(read_declaration(write("colours.toml", TOML))), tmp_path)
+    assert message in str(error.value)
 
 
 SUITE = """
@@ -182,9 +184,9 @@ def _json(data: Any) -> dict[str, Any]:
 )
 def test_what_does_not_go_with_it_is_refused(write: Write, more: str, message: str) -> None:
     write("colours.toml", TOML)
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         load_suite(write("s.toml", SUITE.format(more=more)))
-    assert message in str(told.value)
+    assert message in str(error.value)
 
 
 def test_another_file_is_another_version(write: Write) -> None:

@@ -99,7 +99,7 @@ def test_a_test_split_has_no_labels_and_is_refused(name, content, write, load):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "message"),
     [
         (
             "sst2",
@@ -127,9 +127,9 @@ def test_a_test_split_has_no_labels_and_is_refused(name, content, write, load):
         ),
     ],
 )
-def test_a_malformed_file_is_refused_by_its_line(name, content, told, write, load):
+def test_a_malformed_file_is_refused_by_its_line(name, content, message, write, load):
     path = write("dev.tsv", content)
-    with pytest.raises(UserError, match=f"^{re.escape(str(path))}, .*{re.escape(told)}"):
+    with pytest.raises(UserError, match=f"^{re.escape(str(path))}, .*{re.escape(message)}"):
         load(get_task(name), data="dev.tsv")
 
 
@@ -173,8 +173,10 @@ def scored(name, gold, predicted):
     task = get_task(name)
     texts = dict.fromkeys(DATA_SETS[name].texts, "a")
     documents = [Document.from_fields({"id": str(i), **texts, "label": label}) for i, label in enumerate(gold)]
-    scores = [task.score_prediction(document, one) for document, one in zip(documents, predicted, strict=True)]
-    return {metric: found.interval for metric, found in task_metrics(task, scores).items()}
+    scores = [
+        task.score_prediction(document, prediction) for document, prediction in zip(documents, predicted, strict=True)
+    ]
+    return {metric: result.interval for metric, result in task_metrics(task, scores).items()}
 
 
 CLASSES = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=2, max_size=40)
@@ -196,10 +198,12 @@ def test_f1_accuracy_and_matthews_are_scikit_learns(pairs):
 @settings(max_examples=60, deadline=None)
 def test_pearson_and_spearman_are_scipys_and_zero_where_a_side_is_constant(pairs):
     gold, predicted = np.array(pairs).T / 3
-    found = scored("stsb", gold.tolist(), predicted.tolist())
+    metrics = scored("stsb", gold.tolist(), predicted.tolist())
     constant = len(set(gold)) == 1 or len(set(predicted)) == 1
     wanted = (0, 0) if constant else (pearsonr(gold, predicted)[0], spearmanr(gold, predicted)[0])
-    assert (found["pearson"].value, found["spearman"].value) == pytest.approx([100 * one for one in wanted], abs=1e-9)
+    assert (metrics["pearson"].value, metrics["spearman"].value) == pytest.approx(
+        [100 * value for value in wanted], abs=1e-9
+    )
 
 
 @pytest.mark.parametrize(("metric", "reference"), [("pearson", pearsonr), ("spearman", spearmanr)])

@@ -65,8 +65,10 @@ class Answering(TemplateLM):
         raise AssertionError("nothing is scored by likelihood")
 
 
-def run(name: str, answer: Callable[[dict], str], given: list[Document] | None = None) -> tuple[dict, Answering]:
-    config = get_task(name).lm_eval_config(given or documents(name), "seq2seq")
+def run(
+    name: str, answer: Callable[[dict], str], chosen_documents: list[Document] | None = None
+) -> tuple[dict, Answering]:
+    config = get_task(name).lm_eval_config(chosen_documents or documents(name), "seq2seq")
     tasks = TaskManager(include_defaults=False).load([config])
     model = Answering(answer)
     return evaluate(lm=model, task_dict=tasks, bootstrap_iters=0, log_samples=True), model
@@ -148,7 +150,7 @@ def test_lm_eval_is_told_which_way_is_better(monkeypatch):
     task = get_task("squad")
     monkeypatch.setattr(type(task), "lower_is_better", frozenset({"em"}))
     listed = task.lm_eval_config(documents("squad"), "seq2seq")["metric_list"]
-    assert {one["metric"]: one["higher_is_better"] for one in listed} == {"f1": True, "em": False}
+    assert {entry["metric"]: entry["higher_is_better"] for entry in listed} == {"f1": True, "em": False}
 
 
 def test_copying_a_configuration_shares_its_documents():

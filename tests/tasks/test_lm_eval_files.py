@@ -60,15 +60,15 @@ def mbpp(count: int) -> str:
 def mmlu(
     subjects: int, each: int, mark: str, header: str = "question,choice0,choice1,choice2,choice3,answer\n"
 ) -> bytes:
-    made = io.BytesIO()
+    buffer = io.BytesIO()
     names = ["abstract_algebra", "astronomy", *(f"subject_{i}" for i in range(2, subjects))]
-    with tarfile.open(fileobj=made, mode="w:gz") as archive:
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for name in names[:subjects]:
             data = (header + (QUESTION + ("2\n" if header else "C\n")) * each).encode()
             entry = tarfile.TarInfo(f"{mark}/{name}_{mark}.csv")
             entry.size = len(data)
             archive.addfile(entry, io.BytesIO(data))
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -97,10 +97,10 @@ def test_every_record_is_a_document_with_requests(
     documents = task.load(Source("local", data_dir, tuple(files.items())), "test", None)
     assert len(documents) == len({document.key for document in documents}) == count
     some = documents[:20]
-    asked = task.instances(some)
+    instances = task.instances(some)
     if task.output_type == "multiple_choice":
         assert all(len(task.right_choices(document)) == 1 for document in some)
-        assert all(len(asked[document.key]) == len(task.choices(document)) for document in some)
+        assert all(len(instances[document.key]) == len(task.choices(document)) for document in some)
     elif name != "mbpp":  # whose references are tests, not programs
         scores = [task.score(document, task.target(document)) for document in some]
         assert all(score.values[task.headline] == 100 for score in scores)
@@ -130,7 +130,7 @@ def test_the_second_part_of_a_context_gets_its_capital(write: Callable[[str, obj
     task = lm_eval("hellaswag")
     (document,) = task.load(Source("local", tmp_path, (("validation", "v.txt"),)), "test", None)
     assert task.prompt(document) == "Roofs: A man sits on a roof. He"
-    assert [one.args[1] for one in task.instances([document])[document.key]][3] == " starts to pull."
+    assert [instance.args[1] for instance in task.instances([document])[document.key]][3] == " starts to pull."
 
 
 @pytest.mark.parametrize(
@@ -199,9 +199,9 @@ def test_code_of_metrics_is_not_downloaded():
 def test_one_file_serves_two_uses_by_its_halves(tmp_path: Path) -> None:
     (tmp_path / "dev.jsonl").write_text(winogrande(8))
     task, source = lm_eval("winogrande"), Source("local", tmp_path, (("validation", "dev.jsonl"),))
-    whole, first, second = (
+    everything, first, second = (
         [document.fields["doc_id"] for document in task.load(source, split, None)]
         for split in ("train", "test[:50%]", "test[50%:]")
     )
-    assert sorted(whole) == list(range(8)), "a file is the split that it is given for"
+    assert sorted(everything) == list(range(8)), "a file is the split that it is given for"
     assert (sorted(first), sorted(second)) == ([0, 1, 2, 3], [4, 5, 6, 7])

@@ -105,7 +105,7 @@ class Numbers(TemplateLM):
 
     def loglikelihood(self, requests, disable_tqdm=False):
         self.asked += [request.args for request in requests]
-        return [(-10 * number("".join(one.args)), number("".join(one.args)) > 0.5) for one in requests]
+        return [(-10 * number("".join(item.args)), number("".join(item.args)) > 0.5) for item in requests]
 
     def loglikelihood_rolling(self, requests, disable_tqdm=False):
         self.asked += [request.args for request in requests]
@@ -115,10 +115,13 @@ class Numbers(TemplateLM):
         self.asked += [copy.deepcopy(request.args) for request in requests]
         words = ["yes", "no", "maybe so we say"]
         # Repeats are asked with the same request; their texts differ by their place.
-        return [words[int(3 * number(f"{one.args[0]}{i % 3}"))] for i, one in enumerate(requests)]
+        return [words[int(3 * number(f"{item.args[0]}{i % 3}"))] for i, item in enumerate(requests)]
 
     def apply_chat_template(self, messages, add_generation_prompt=True):
-        return "".join(f"<{one['role']}>{one['content']}" for one in messages) + "<end>" * add_generation_prompt
+        return (
+            "".join(f"<{message['role']}>{message['content']}" for message in messages)
+            + "<end>" * add_generation_prompt
+        )
 
     def tok_encode(self, string, add_special_tokens=None, **kwargs):
         raise AssertionError("texts are all that is asked")
@@ -144,11 +147,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for i in range(count)
         ]
         (root / "data" / FILES[split]).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    whole = {split: str(root / "data" / name) for split, name in FILES.items()}
+    data_files = {split: str(root / "data" / name) for split, name in FILES.items()}
     for config in TASKS:
         (root / "yaml" / f"{config['task']}.yaml").write_text(yaml.safe_dump(config))
-        own = {**config, "dataset_kwargs": {"data_files": whole}}
-        (root / "whole" / f"{config['task']}.yaml").write_text(yaml.safe_dump(own))
+        local_config = {**config, "dataset_kwargs": {"data_files": data_files}}
+        (root / "whole" / f"{config['task']}.yaml").write_text(yaml.safe_dump(local_config))
     for name in ("yaml", "whole"):
         (root / name / "pair.yaml").write_text(yaml.safe_dump(GROUP))
     return root
@@ -157,9 +160,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def task(folder: Path) -> Callable[..., LmEvalTask]:
     def get(name: str, **settings: Any) -> LmEvalTask:
-        found = get_task(f"lm-eval:{name}", LmEvalSettings(include=str(folder / "yaml"), **settings))
-        assert isinstance(found, LmEvalTask)
-        return found
+        local_task = get_task(f"lm-eval:{name}", LmEvalSettings(include=str(folder / "yaml"), **settings))
+        assert isinstance(local_task, LmEvalTask)
+        return local_task
 
     return get
 
@@ -169,18 +172,18 @@ def source(folder: Path) -> Source:
     return Source("local", folder / "data")
 
 
-def lm_evals(folder: Path, name: str, **asked: Any) -> tuple[dict[str, Any], Numbers]:
-    """What lm-eval's own run gives, and what it asked."""
+def lm_evals(folder: Path, name: str, **options: Any) -> tuple[dict[str, Any], Numbers]:
+    """Return the results of lm-eval's own run, and its requests."""
     manager, model = TaskManager(include_path=str(folder / "whole"), include_defaults=False), Numbers()
-    asked = {"fewshot_as_multiturn": False, **asked}
-    return simple_evaluate(model, tasks=[name], task_manager=manager, bootstrap_iters=0, **asked), model
+    options = {"fewshot_as_multiturn": False, **options}
+    return simple_evaluate(model, tasks=[name], task_manager=manager, bootstrap_iters=0, **options), model
 
 
 @pytest.mark.parametrize("name", [*(config["task"] for config in TASKS), "pair"])
 def test_requests_and_metrics_are_those_of_lm_evals_own_run(name, folder, task, source):
-    ours, model = task(name), Numbers()
-    documents = ours.load(source, "test", None)
-    _, values = ours.evaluate(model, documents)
+    local, model = task(name), Numbers()
+    documents = local.load(source, "test", None)
+    _, values = local.evaluate(model, documents)
     results, reference = lm_evals(folder, name)
     assert model.asked == reference.asked
     expected = (results["groups"] if name == "pair" else results["results"])[name]
@@ -188,39 +191,44 @@ def test_requests_and_metrics_are_those_of_lm_evals_own_run(name, folder, task, 
         base, _, kind = metric.partition(",")
         scale = 100 if base in ("acc", "acc_norm", "exact_match") else 1
         assert value == scale * expected[f"{base},{kind or 'none'}"]
-    assert set(ours.metrics) - set(values) <= {"loglikelihood_per_byte"}
+    assert set(local.metrics) - set(values) <= {"loglikelihood_per_byte"}
 
 
 @pytest.mark.parametrize("name", [*(config["task"] for config in TASKS), "pair"])
 def test_summed_statistics_give_lm_evals_aggregation(name, task, source):
-    ours = task(name)
-    scores, values = ours.evaluate(Numbers(), ours.load(source, "test", None))
+    local = task(name)
+    scores, values = local.evaluate(Numbers(), local.load(source, "test", None))
     for metric, value in values.items():
         rows = np.array([score.summands(metric) for score in scores.values()])
-        total = ours.aggregate(metric, rows.sum(axis=0), np.asarray(float(len(rows))))
+        total = local.aggregate(metric, rows.sum(axis=0), np.asarray(float(len(rows))))
         assert float(total) == pytest.approx(value, rel=1e-12)
 
 
 def test_a_rolling_tasks_headline_is_nats_a_byte(task, source):
-    ours = task("rolling")
-    scores, values = ours.evaluate(Numbers(), ours.load(source, "test", None))
+    local = task("rolling")
+    scores, values = local.evaluate(Numbers(), local.load(source, "test", None))
     rows = np.array([score.summands("loglikelihood_per_byte") for score in scores.values()])
-    per_byte = ours.aggregate("loglikelihood_per_byte", rows.sum(axis=0), np.asarray(float(len(rows))))
-    assert ours.headline == "loglikelihood_per_byte"
+    per_byte = local.aggregate("loglikelihood_per_byte", rows.sum(axis=0), np.asarray(float(len(rows))))
+    assert local.headline == "loglikelihood_per_byte"
     assert float(per_byte) == pytest.approx(-values["bits_per_byte"] * np.log(2), rel=1e-12)
-    assert ours.lower_is_better == {"word_perplexity", "byte_perplexity", "bits_per_byte"}
+    assert local.lower_is_better == {"word_perplexity", "byte_perplexity", "bits_per_byte"}
 
 
 @pytest.mark.parametrize("name", [config["task"] for config in TASKS])
 def test_responses_that_are_there_score_the_same(name, task, source):
-    ours, model = task(name), Numbers()
-    documents = ours.load(source, "test", None)
-    scores, _ = ours.evaluate(model, documents)
-    asked = ours.instances(documents)
+    local, model = task(name), Numbers()
+    documents = local.load(source, "test", None)
+    scores, _ = local.evaluate(model, documents)
+    by_key = local.instances(documents)
     ways = {"generate_until": model.generate_until, "loglikelihood_rolling": model.loglikelihood_rolling}
     responses: dict[str, list[Any]] = {document.key: [] for document in documents}
-    repeated = [(key, one) for key, instances in asked.items() for one in instances for _ in range(one.repeats)]
-    answers = ways.get(ours.output_type, model.loglikelihood)([one for _, one in repeated])
+    repeated = [
+        (key, repeated_instance)
+        for key, instances in by_key.items()
+        for repeated_instance in instances
+        for _ in range(repeated_instance.repeats)
+    ]
+    answers = ways.get(local.output_type, model.loglikelihood)([repeated_instance for _, repeated_instance in repeated])
     for (key, instance), answer in zip(repeated, answers, strict=True):
         if instance.repeats > 1:
             if len(responses[key]) <= instance.idx:
@@ -228,38 +236,38 @@ def test_responses_that_are_there_score_the_same(name, task, source):
             responses[key][instance.idx].append(answer)
         else:
             responses[key].append(answer)
-    assert ours.score_responses(documents, responses) == scores
+    assert local.score_responses(documents, responses) == scores
 
 
 @pytest.mark.parametrize("name", ["choice", "generate"])
 def test_a_prompt_does_not_depend_on_which_other_documents_are_asked(name, task, source):
-    ours = task(name)
-    documents = ours.load(source, "test", None)
-    whole = ours.instances(documents)
-    some = ours.load(source, "test", 4)
+    local = task(name)
+    documents = local.load(source, "test", None)
+    all_instances = local.instances(documents)
+    some = local.load(source, "test", 4)
     assert len(some) == 4
-    assert {key: [one.args for one in asked] for key, asked in ours.instances(some).items()} == {
-        document.key: [one.args for one in whole[document.key]] for document in some
+    assert {key: [instance.args for instance in requests] for key, requests in local.instances(some).items()} == {
+        document.key: [instance.args for instance in all_instances[document.key]] for document in some
     }
-    assert ours.prompt(some[0]) == whole[some[0].key][0].args[0]
+    assert local.prompt(some[0]) == all_instances[some[0].key][0].args[0]
 
 
 def test_settings_are_those_of_lm_evals_command_line(folder, task, source):
-    given = {"num_fewshot": 3, "fewshot_seed": 7, "gen_kwargs": (("until", ("?",)), ("max_gen_toks", 3))}
-    ours, model = task("generate", **given), Numbers()
-    ours.evaluate(model, ours.load(source, "test", None))
+    settings = {"num_fewshot": 3, "fewshot_seed": 7, "gen_kwargs": (("until", ("?",)), ("max_gen_toks", 3))}
+    local, model = task("generate", **settings), Numbers()
+    local.evaluate(model, local.load(source, "test", None))
     wanted = {"num_fewshot": 3, "fewshot_random_seed": 7, "gen_kwargs": {"until": ["?"], "max_gen_toks": 3}}
     _, reference = lm_evals(folder, "generate", **wanted)
     assert model.asked == reference.asked
-    assert (ours.default_max_new_tokens, task("generate").default_max_new_tokens) == (3, 7)
-    assert ours.metric_version != task("generate").metric_version
+    assert (local.default_max_new_tokens, task("generate").default_max_new_tokens) == (3, 7)
+    assert local.metric_version != task("generate").metric_version
 
 
 @pytest.mark.parametrize("multiturn", [True, False])
 @pytest.mark.parametrize("name", ["choice", "generate"])
 def test_prompts_go_through_a_chat_template_as_lm_evals_do(name, multiturn, folder, task, source):
-    ours, model = task(name, fewshot_as_multiturn=multiturn), Numbers()
-    ours.evaluate(model, ours.load(source, "test", None), ("Be brief.", model.apply_chat_template))
+    local, model = task(name, fewshot_as_multiturn=multiturn), Numbers()
+    local.evaluate(model, local.load(source, "test", None), ("Be brief.", model.apply_chat_template))
     chat = {"system_instruction": "Be brief.", "apply_chat_template": True, "fewshot_as_multiturn": multiturn}
     _, reference = lm_evals(folder, name, **chat)
     assert model.asked == reference.asked
@@ -270,45 +278,51 @@ def test_a_task_that_says_no_examples_keeps_none(task):
 
 
 def test_choices_and_which_is_right(task, source):
-    ours = task("choice")
-    documents = ours.load(source, "test", None)
-    assert [ours.choices(document) for document in documents[:2]] == [["yes", "no"], ["yes", "no", "maybe so"]]
-    assert [ours.right_choices(document) for document in documents[:2]] == [{0}, {1}]
-    assert ours.target(documents[1]) == "no"
+    local = task("choice")
+    documents = local.load(source, "test", None)
+    assert [local.choices(document) for document in documents[:2]] == [["yes", "no"], ["yes", "no", "maybe so"]]
+    assert [local.right_choices(document) for document in documents[:2]] == [{0}, {1}]
+    assert local.target(documents[1]) == "no"
 
 
 def test_documents_say_their_task_and_number_and_train_is_another_split(task, source):
-    ours = task("pair")
-    documents = ours.load(source, "test", None)
-    assert [(one.fields["task"], one.fields["doc_id"]) for one in documents[11:13]] == [("choice", 11), ("other", 0)]
+    local = task("pair")
+    documents = local.load(source, "test", None)
+    assert [(document.fields["task"], document.fields["doc_id"]) for document in documents[11:13]] == [
+        ("choice", 11),
+        ("other", 0),
+    ]
     train = task("choice").load(source, "train", None)
-    assert [one.fields["doc"]["question"] for one in train] == [f"train {i}?" for i in range(7)]
+    assert [document.fields["doc"]["question"] for document in train] == [f"train {i}?" for i in range(7)]
     half = task("choice").load(source, "train[50%:]", None)
     assert half == train[4:]
 
 
 def test_a_training_document_is_not_its_own_example(task, source):
-    ours = task("choice", num_fewshot=6)
-    for document, asked in ours.instances(train := ours.load(source, "train", None)).items():
-        (question,) = (one.fields["doc"]["question"] for one in train if one.key == document)
-        assert asked[0].args[0].count(question) == 1
+    local = task("choice", num_fewshot=6)
+    for document, requests in local.instances(train := local.load(source, "train", None)).items():
+        (question,) = (candidate.fields["doc"]["question"] for candidate in train if candidate.key == document)
+        assert requests[0].args[0].count(question) == 1
 
 
 def test_a_given_reference_is_judged_by_what_the_filters_make_of_it(task, source):
-    ours = task("generate")
-    document = ours.with_reference(ours.load(source, "test", 1)[0], "maybe")
-    assert ours.score(document, "maybe").values == {"exact_match,first": 100.0, "exact_match,vote": 100.0}
-    assert ours.score(document, "Maybe").values == {"exact_match,first": 0.0, "exact_match,vote": 100.0}
-    assert ours.score(document, "yes").values == {"exact_match,first": 0.0, "exact_match,vote": 0.0}
+    local = task("generate")
+    document = local.with_reference(local.load(source, "test", 1)[0], "maybe")
+    assert local.score(document, "maybe").values == {"exact_match,first": 100.0, "exact_match,vote": 100.0}
+    assert local.score(document, "Maybe").values == {"exact_match,first": 0.0, "exact_match,vote": 100.0}
+    assert local.score(document, "yes").values == {"exact_match,first": 0.0, "exact_match,vote": 0.0}
 
 
 def test_a_given_reference_is_0_errors_away_from_itself(tmp_path, source):
     edits = {**TRANSLATE, "task": "edits", "metric_list": [{"metric": "ter"}]}
     (tmp_path / "edits.yaml").write_text(yaml.safe_dump(edits))
-    ours = get_task("lm-eval:edits", LmEvalSettings(include=str(tmp_path)))
-    document = ours.with_reference(ours.load(source, "test", 1)[0], "maybe")
-    assert ours.lower_is_better == {"ter"}
-    assert (ours.score(document, "maybe").values, ours.score(document, "yes").values) == ({"ter": 0.0}, {"ter": 100.0})
+    local = get_task("lm-eval:edits", LmEvalSettings(include=str(tmp_path)))
+    document = local.with_reference(local.load(source, "test", 1)[0], "maybe")
+    assert local.lower_is_better == {"ter"}
+    assert (local.score(document, "maybe").values, local.score(document, "yes").values) == (
+        {"ter": 0.0},
+        {"ter": 100.0},
+    )
 
 
 def test_a_tag_of_unlike_tasks_is_refused_with_their_names(folder, tmp_path):
@@ -337,10 +351,10 @@ def test_names_of_lm_evals_tasks_are_kept_until_its_files_change(tmp_path, monke
     built = read()
     with monkeypatch.context() as patch:
         patch.setattr(TaskIndex, "build", lambda paths: pytest.fail("read again"))
-        kept = read()
-    assert built.keys() == kept.keys() == {"one", "ones"}
-    assert [(one.kind, one.yaml_path, one.tags) for one in kept.values()] == [
-        (one.kind, one.yaml_path, one.tags) for one in built.values()
+        stored = read()
+    assert built.keys() == stored.keys() == {"one", "ones"}
+    assert [(entry.kind, entry.yaml_path, entry.tags) for entry in stored.values()] == [
+        (entry.kind, entry.yaml_path, entry.tags) for entry in built.values()
     ]
     (tmp_path / "tasks" / "two.yaml").write_text("task: two\n")
     assert read().keys() == {"one", "ones", "two"}

@@ -13,7 +13,7 @@ import pytest
 from exitbench import plugins, provenance
 from exitbench.errors import UserError
 from exitbench.tasks import registry
-from exitbench.tasks.registry import brought_by, get_task, register, task_names, unusable_tasks
+from exitbench.tasks.registry import get_task, register, task_names, task_origin, unusable_tasks
 from exitbench.tasks.squad import Squad
 
 SHOUTED = '''
@@ -34,17 +34,17 @@ ALONE = SHOUTED.format(helper="", shout="super().prompt(doc).upper()")
 
 
 @pytest.fixture
-def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+def forget_tasks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """Let the registry look for tasks as a fresh process would; call it after a change."""
     monkeypatch.setattr(registry, "_TASKS", dict(registry._TASKS))
     monkeypatch.setattr(registry, "_unusable", {})
     monkeypatch.delenv(plugins._VARIABLE, raising=False)
-    ours = set(registry._TASKS)
+    builtin_names = set(registry._TASKS)
 
     def clear() -> None:
         for name in [name for name in sys.modules if name.partition(".")[0] in ("shouting", plugins.PACKAGE)]:
             del sys.modules[name]
-        for name in set(registry._TASKS) - ours:
+        for name in set(registry._TASKS) - builtin_names:
             del registry._TASKS[name]
         importlib.invalidate_caches()
         for cached in (registry._discover, registry._revision, plugins._load, provenance._imported):
@@ -57,34 +57,34 @@ def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: Callable[[], None]) -> Callable[..., None]:
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forget_tasks: Callable[[], None]) -> Callable[..., None]:
     """Leave behind what installing a distribution with one task does."""
 
-    def put(source: str, version: str = "1.0") -> None:
+    def write_module(source: str, version: str = "1.0") -> None:
         (tmp_path / "shouting.py").write_text(source)
         info = tmp_path / "shouting-1.0.dist-info"
         info.mkdir(exist_ok=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: shouting\nVersion: {version}\n")
         (info / "entry_points.txt").write_text("[exitbench.tasks]\nshouted = shouting:Shouted\n")
         monkeypatch.syspath_prepend(tmp_path)
-        anew()
+        forget_tasks()
 
-    return put
+    return write_module
 
 
 @pytest.fixture
-def trust(tmp_path: Path, anew: Callable[[], None]) -> Callable[..., None]:
+def trust(tmp_path: Path, forget_tasks: Callable[[], None]) -> Callable[..., None]:
     """Write files into a folder and name it with --plugins."""
 
-    def put(**files: str) -> None:
+    def write_files(**files: str) -> None:
         folder = tmp_path / "plugins"
         folder.mkdir(exist_ok=True)
         for name, text in files.items():
             (folder / f"{name}.py").write_text(text)
         plugins.use_plugins(folder)
-        anew()
+        forget_tasks()
 
-    return put
+    return write_files
 
 
 REGISTERED = "\nimport exitbench\nexitbench.register_task(Shouted)\n"
@@ -98,7 +98,7 @@ def test_a_task_of_another_distribution_is_found_with_its_source(install: Callab
     install(ALONE)
     assert "shouted" in task_names()
     task = get_task("shouted")
-    assert brought_by(type(task)) == "shouting 1.0" and brought_by(Squad) is None
+    assert task_origin(type(task)) == "shouting 1.0" and task_origin(Squad) is None
     assert task.metric_version.startswith("7 shouting 1.0 ")
 
 
@@ -152,7 +152,7 @@ def test_our_own_tasks_have_the_version_that_they_declare() -> None:
     assert get_task("squad").metric_version == Squad.metric_version
 
 
-def test_a_task_is_registered_once(anew: Callable[[], None]) -> None:
+def test_a_task_is_registered_once(forget_tasks: Callable[[], None]) -> None:
     assert register(Squad) is Squad
     with pytest.raises(TypeError, match="no subclass"):
         register(int)  # type: ignore[arg-type]
@@ -163,7 +163,7 @@ def test_a_task_is_registered_once(anew: Callable[[], None]) -> None:
 
 def test_files_of_a_folder_register_what_they_bring(trust: Callable[..., None]) -> None:
     trust(mine=ALONE + REGISTERED)
-    assert brought_by(type(get_task("shouted"))) == "exitbench_plugins.mine"
+    assert task_origin(type(get_task("shouted"))) == "exitbench_plugins.mine"
 
 
 def test_a_file_that_another_imports_is_a_part_of_its_version(trust: Callable[..., None]) -> None:
@@ -179,7 +179,7 @@ def test_a_file_that_another_imports_is_a_part_of_its_version(trust: Callable[..
 
 
 def test_nothing_is_run_of_a_folder_that_was_not_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: Callable[[], None]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forget_tasks: Callable[[], None]
 ) -> None:
     (tmp_path / "plugins").mkdir()
     (tmp_path / "plugins" / "mine.py").write_text("raise AssertionError('run')")
@@ -197,7 +197,7 @@ def test_a_file_that_fails_is_named(trust: Callable[..., None]) -> None:
     ("make", "message"), [(lambda folder: None, "is no folder"), (Path.mkdir, r"holds no \.py file and no \.toml file")]
 )
 def test_a_folder_without_plug_ins_is_told(
-    tmp_path: Path, anew: Callable[[], None], make: Callable[[Path], None], message: str
+    tmp_path: Path, forget_tasks: Callable[[], None], make: Callable[[Path], None], message: str
 ) -> None:
     make(tmp_path / "none")
     with pytest.raises(UserError, match=message):

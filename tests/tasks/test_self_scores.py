@@ -18,7 +18,7 @@ SCRIPTS = ("Москва — столица России.", "東京は日本の�
 
 
 def remarks(metric: str, *references: str | list[str], bleu_tokenize: str | None = None) -> tuple[str, ...]:
-    """Of a declared task with one metric."""
+    """Return the remarks on a declared task with one metric."""
     names = (("x", "x"), ("y", "y"))
     task = DeclaredTask(Declaration("t", names, "{x}", "y", (metric,), bleu_tokenize=bleu_tokenize))
     documents = [Document.from_fields({"x": str(number), "y": text}) for number, text in enumerate(references)]
@@ -68,8 +68,8 @@ def test_the_first_documents_are_looked_at() -> None:
 def test_built_in_references_are_best(name: str) -> None:
     """Plans do not ask."""
     task = get_task(name)
-    known = "wmt-en-fr" if name.startswith("wmt") else name
-    documents = builtin.documents(known, "test", 60)
+    source_task = "wmt-en-fr" if name.startswith("wmt") else name
+    documents = builtin.documents(source_task, "test", 60)
     if name == "wmt17-en-zh":
         documents = [task.with_reference(document, SCRIPTS[1] + document.key) for document in documents]
     assert self_score_remarks(task, documents) == ()

@@ -52,12 +52,12 @@ def test_scores_follow_the_official_script(output, answers, em, f1):
 
 
 @given(texts, texts)
-def test_f1_is_symmetric_within_0_and_1_and_no_less_than_a_non_empty_exact_match(one, other):
-    f1 = token_f1(one, [other])
-    assert f1 == pytest.approx(token_f1(other, [one]))
+def test_f1_is_symmetric_within_0_and_1_and_no_less_than_a_non_empty_exact_match(prediction, other):
+    f1 = token_f1(prediction, [other])
+    assert f1 == pytest.approx(token_f1(other, [prediction]))
     assert 0 <= f1 <= 1
-    if normalise(one):
-        assert f1 >= exact_match(one, [other])
+    if normalise(prediction):
+        assert f1 >= exact_match(prediction, [other])
 
 
 @given(texts, st.lists(texts, min_size=1, max_size=3), texts)

@@ -67,13 +67,13 @@ PATENTS = '{"publication_number": "US1", "abstract": "Wheel.", "application_numb
 
 def packed(**members: bytes) -> bytes:
     """A tar archive, compressed."""
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w:gz") as archive:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for name, data in members.items():
             entry = tarfile.TarInfo(name.replace("__", "."))
             entry.size = len(data)
             archive.addfile(entry, io.BytesIO(data))
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,13 @@ def test_original_files_become_documents_with_the_hubs_fields(task, file, conten
         (write("x", "").parent / file).write_bytes(content)
     else:
         write(file, content)
-    found = get_task(task)
-    (document,) = load(found, data=file)
-    assert tuple(document.fields[name] for name in found.corpus.fields) == fields
-    assert (found.prompt(document), found.target(document)) == (f"summarize: {fields[1]}", fields[2])
+    registered_task = get_task(task)
+    (document,) = load(registered_task, data=file)
+    assert tuple(document.fields[name] for name in registered_task.corpus.fields) == fields
+    assert (registered_task.prompt(document), registered_task.target(document)) == (
+        f"summarize: {fields[1]}",
+        fields[2],
+    )
 
 
 def test_a_record_without_a_summary_is_named(load, write):

@@ -124,8 +124,8 @@ def test_a_pair_in_either_direction(load, write):
 
 def test_pairs_in_columns_have_english_first(load, write):
     write("pairs.txt", "One.\tEins.\n")
-    (there,), (back,) = (load(get_task(name), pairs="pairs.txt") for name in ("wmt-en-de", "wmt-de-en"))
-    assert there.fields == back.fields == {"id": "1", "en": "One.", "de": "Eins."}
+    (forward,), (backward,) = (load(get_task(name), pairs="pairs.txt") for name in ("wmt-en-de", "wmt-de-en"))
+    assert forward.fields == backward.fields == {"id": "1", "en": "One.", "de": "Eins."}
 
 
 def test_bleu_cuts_chinese_into_characters():

@@ -13,7 +13,7 @@ from exitbench.progress import counting
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.importing import merge
 from exitbench.results.ingest.ingest import rebuild
-from exitbench.results.ingest.snapshot import left_out, write_snapshot
+from exitbench.results.ingest.snapshot import omission_note, write_snapshot
 from exitbench.results.maintenance.every_eval_ever import write_every_eval_ever
 from exitbench.results.maintenance.gc import find_garbage, free
 from exitbench.results.maintenance.integrity import check, require_whole_spool
@@ -111,7 +111,7 @@ def export(arguments: Namespace) -> int:
             rows = number_of(sum(tables.rows.values()), "row")
             print(f"{arguments.folder}: {rows} in {number_of(len(tables.rows), 'table')}.")
             if tables.texts_left_out_of:
-                print(f"{left_out(tables.texts_left_out_of)} --with-texts keeps all of it.")
+                print(f"{omission_note(tables.texts_left_out_of)} --with-texts keeps all of it.")
     return 0
 
 
@@ -125,9 +125,11 @@ def _export_lake(arguments: Namespace) -> int:
         raise UserError(f"export {LAKE}: takes --with-texts and no other format's options.")
     with open_database(existing_database(arguments)) as database:
         export_report = export_lake(database.duck, arguments.lake, _redistributable(arguments))
-    print(f"{arguments.lake}: {number_of(export_report.added, 'attempt')} added, {export_report.there} there already.")
+    print(
+        f"{arguments.lake}: {number_of(export_report.added, 'attempt')} added, {export_report.existing} there already."
+    )
     if export_report.texts_left_out_of:
-        print(f"{left_out(export_report.texts_left_out_of)} --with-texts keeps all of it.")
+        print(f"{omission_note(export_report.texts_left_out_of)} --with-texts keeps all of it.")
     return 0
 
 
@@ -159,7 +161,9 @@ def import_results(arguments: Namespace) -> int:
         tell(f"left out: {problem}")
     added = number_of(report.added, "file" if report.kind == "benchmarks" else "attempt")
     known_text = (
-        "" if report.kind == "benchmarks" else f", {report.known} {'was' if report.known == 1 else 'were'} here already"
+        ""
+        if report.kind == "benchmarks"
+        else f", {report.existing} {'was' if report.existing == 1 else 'were'} here already"
     )
     scores = (
         f"; {number_of(report.rescored, 'rescore')} of those {_are(report.rescored)} new" if report.rescored else ""

@@ -162,11 +162,11 @@ def _tasks() -> Iterator[Entry]:
 def _tasks_of_python() -> Iterator[Entry]:
     """Yield an entry per bundled, third-party and declared task, without lm-eval's."""
     from exitbench.harness.planning.entries.declared_task import plugged_in
-    from exitbench.tasks.registry import brought_by, get_task, task_names
+    from exitbench.tasks.registry import get_task, task_names, task_origin
 
     for name in task_names():
         task = get_task(name)
-        source = brought_by(type(task))
+        source = task_origin(type(task))
         origin = "" if source is None else f" From {source}."
         yield name, f"{_first_line(type(task))} Metrics: {', '.join(task.metrics)}.{origin}"
     for name, declaration in plugged_in().items():

@@ -13,7 +13,17 @@ from exitbench.harness.cli.commands.rows import FORMATS
 from exitbench.harness.running.environment import available_cores
 from exitbench.harness.service.folders import existing_runs
 from exitbench.harness.service.outcome import print_broken
-from exitbench.reports.claims import COLUMNS, VERDICTS, Verdict, as_row, check_claims, counted, in_full, markdown, table
+from exitbench.reports.claims import (
+    COLUMNS,
+    VERDICTS,
+    Verdict,
+    as_row,
+    check_claims,
+    counted,
+    full_entry,
+    markdown,
+    table,
+)
 from exitbench.reports.claims.claim import KINDS, LEDGERS, Claim, read_claims
 from exitbench.results.database.connection import open_database
 from exitbench.terminal import tell
@@ -202,6 +212,6 @@ def _print(verdicts: list[Verdict], arguments: Namespace) -> None:
     elif arguments.format == "md":
         print(markdown(verdicts))
     elif arguments.claim is not None:
-        print(in_full(verdicts[0], width))
+        print(full_entry(verdicts[0], width))
     else:
         print(f"{table(verdicts, width)}\n\n{counted(verdicts)}")

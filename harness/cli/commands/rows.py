@@ -15,7 +15,7 @@ from exitbench.results.files.formats import csv_writer
 from exitbench.terminal import told_apart, visible
 
 if TYPE_CHECKING:
-    from exitbench.results.database.answers import Answer
+    from exitbench.results.database.answers import QueryResult
 
 Row = Sequence[Any]
 
@@ -23,7 +23,7 @@ _CUT: Final = 40
 """Characters per cell if a table is too wide for the terminal."""
 
 
-def save(answer: "Answer", path: Path, form: str, force: bool = False) -> int:
+def save(answer: "QueryResult", path: Path, form: str, force: bool = False) -> int:
     """Write an answer to a file atomically; return the number of rows.
 
     Args:
@@ -52,7 +52,7 @@ def save(answer: "Answer", path: Path, form: str, force: bool = False) -> int:
         raise UserError(f"{path} cannot be written as {form}: {error}. A cast in the query helps, or csv.") from error
 
 
-def _save_parquet(answer: "Answer", path: Path) -> int:
+def _save_parquet(answer: "QueryResult", path: Path) -> int:
     from pyarrow import parquet
 
     written = 0
@@ -63,7 +63,7 @@ def _save_parquet(answer: "Answer", path: Path) -> int:
     return written
 
 
-def _save_text(answer: "Answer", path: Path, form: str) -> int:
+def _save_text(answer: "QueryResult", path: Path, form: str) -> int:
     written = 0
 
     def counted() -> Iterator[Row]:

@@ -13,7 +13,7 @@ from exitbench.errors import UserError, suggestion
 from exitbench.harness.cli.commands.common import existing_database
 from exitbench.harness.cli.commands.rows import FORMATS, save
 from exitbench.results.database.access import DatabaseInUse
-from exitbench.results.database.answers import Answer, answer
+from exitbench.results.database.answers import QueryResult, answer
 from exitbench.results.database.connection import WAIT_S, Database, open_database
 from exitbench.results.database.schema_doc import described_views, schema_markdown
 from exitbench.results.queries import SavedQuery, parameter_text, parameter_value, query_names, saved_query
@@ -113,7 +113,7 @@ def _opened(path: Path) -> Database:
         return open_database(path)
 
 
-def _print_beginning(result: Answer) -> None:
+def _print_beginning(result: QueryResult) -> None:
     rows = list(islice(result.rows(), SHOWN_ROWS + 1))
     FORMATS["table"](result.schema.names, rows[:SHOWN_ROWS])
     if len(rows) > SHOWN_ROWS:

@@ -10,7 +10,7 @@ from exitbench.errors import UserError
 from exitbench.harness.cli.commands.common import data_size, duration
 from exitbench.harness.service.folders import Runs, existing_runs
 from exitbench.reports.labels import describe, shorten
-from exitbench.results.analysis.status import Running, SpoolStatus, spool_status
+from exitbench.results.analysis.status import RunningAttempt, SpoolStatus, spool_status
 from exitbench.terminal import number_of, tell
 
 REFRESH_S = 2.0
@@ -124,7 +124,7 @@ def _lines(spool_state: SpoolStatus, cell_ids: Set[str] | tuple[()]) -> Iterator
     yield from (f"damaged: {message}" for message in spool_state.damaged)
 
 
-def _running_line(running: Running, now_s: float) -> str:
+def _running_line(running: RunningAttempt, now_s: float) -> str:
     owner, left_s = running.owner, running.left_s(now_s)
     progress = "" if owner.total is None else f", {owner.done} of {owner.total} done"
     remaining = "" if left_s is None else f", about {duration(left_s)} left"

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 from exitbench.errors import UserError
 from exitbench.harness.cli.commands.common import existing_database
 from exitbench.harness.service.folders import Runs, existing_runs
-from exitbench.results.analysis.repeats import Compared, Described, Difference, differences, find
+from exitbench.results.analysis.repeats import (
+    EnvironmentDescription,
+    FieldDifference,
+    FileComparison,
+    differences,
+    find,
+)
 from exitbench.terminal import number_of, tell
 
 if TYPE_CHECKING:
@@ -43,7 +49,7 @@ def env(arguments: Namespace) -> int:
     return 1 if changed else 0
 
 
-def difference_lines(changed: Sequence[Difference]) -> list[str]:
+def difference_lines(changed: Sequence[FieldDifference]) -> list[str]:
     """Return one line per field: ``name: value in A -> value in B``."""
     return [f"  {change.field}: {said(change.a)} -> {said(change.b)}" for change in changed]
 
@@ -53,14 +59,14 @@ def said(value: Any) -> str:
     return "absent" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
-def this_machine(threads: int) -> Described:
+def this_machine(threads: int) -> EnvironmentDescription:
     """Return software and hardware of this machine, as an attempt would record them now."""
     from exitbench.harness.running.environment import environment_and_hardware
 
-    return Described("this machine, now", environment_and_hardware(threads))
+    return EnvironmentDescription("this machine, now", environment_and_hardware(threads))
 
 
-def _described(name: str, arguments: Namespace) -> Described:
+def _described(name: str, arguments: Namespace) -> EnvironmentDescription:
     if name != NOW:
         return find(name, Runs(arguments.runs).spool, existing_database(arguments))
     from exitbench.harness.running.environment import available_cores
@@ -110,7 +116,7 @@ def verify_run(arguments: Namespace) -> int:
     )
     for line in _lines(verdict):
         tell(line, sys.stdout)
-    then = Described(f"attempt {stored.attempt.attempt_id}", stored.env)
+    then = EnvironmentDescription(f"attempt {stored.attempt.attempt_id}", stored.env)
     changed = difference_lines(differences(then, this_machine(threads)))
     print("software and machine: " + ("the same" if not changed else "they differ, then -> now"))
     for line in changed:
@@ -126,7 +132,7 @@ def _lines(verdict: "Verdict") -> list[str]:
     return lines
 
 
-def _line(compared: Compared) -> str:
+def _line(compared: FileComparison) -> str:
     if compared.first is None:
         return f"{compared.file}: equal" + ("" if compared.rows is None else f", {number_of(compared.rows, 'row')}")
     if compared.rows is None:

@@ -64,7 +64,7 @@ def plot(frame: Frame) -> Figure:
         axes.set_ylabel("gate's score")
         chance = chance_right_is_higher(rows)
         note = count(rows.values("n"), "").strip() + ("" if chance is None else f" · P = {chance:.2f}")
-        title_panel(axes, " · ".join(shorten(part, 30) for part in key), note, below=True)
+        title_panel(axes, " · ".join(shorten(part, 30) for part in key), note, note_below=True)
     legend_above(figure, [_entry("label right", _RIGHT, "o"), _entry("label wrong", _WRONG, "s")])
     return figure
 

@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 
 from exitbench.reports.figures.explain import FULL_DEPTH, draw_by_block, label_quality, pairs_of_panels
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import of_which
+from exitbench.reports.labels import row_label
 from exitbench.reports.plotting.panels import draw_intervals, legend_above
 from exitbench.reports.plotting.style import MUTED, SMALL_POINTS, SeriesStyle, series_styles
 
@@ -35,7 +35,7 @@ def finding(frame: Frame) -> str:
     """Return a sentence on the first model and task: mean gain over all settings, and over those that keep quality."""
     row = frame.rows[0]
     gain = "none keeps the quality" if row["mean_kept"] is None else f"{row['mean_kept']:.2f} where quality is kept"
-    scope = of_which(row, ("model", "task"))
+    scope = row_label(row, ("model", "task"))
     return f"The contrastive gate saves {row['mean_all']:.2f} blocks over all settings of {scope}, and {gain}."
 
 

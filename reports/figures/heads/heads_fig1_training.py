@@ -29,7 +29,7 @@ ACCURACY, ENTROPY = "exit_head_accuracy", "exit_head_entropy_nats"
 
 def finding(frame: Frame) -> str:
     """Return a sentence on how often trained heads agree with the model."""
-    groups = frame.where(lambda row: row["metric"] == ACCURACY).groups("training", "block")
+    groups = frame.filter(lambda row: row["metric"] == ACCURACY).groups("training", "block")
     last = [{**max(rows.rows, key=lambda row: row["step"]), "head": _name(block)} for (_, block), rows in groups]
     if not last:
         return "Entropy of exit heads while they learn."

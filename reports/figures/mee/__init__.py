@@ -47,14 +47,14 @@ def block_axis(axes: Axes, blocks: int) -> None:
     axes.set_xlabel("layer (blocks executed)")
 
 
-def halfway(frame: Frame) -> list[Row]:
+def middle_block_rows(frame: Frame) -> list[Row]:
     """Return the local rows of each model's middle block."""
-    return [row for row in of_origin(frame, "ours").rows if row["block"] == max(1, row["blocks"] // 2)]
+    return [row for row in filter_origin(frame, "ours").rows if row["block"] == max(1, row["blocks"] // 2)]
 
 
-def of_origin(frame: Frame, origin: str) -> Frame:
+def filter_origin(frame: Frame, origin: str) -> Frame:
     """Return the rows of one origin, ``'ours'`` or ``'published'``."""
-    return frame.where(lambda row: row["origin"] == origin)
+    return frame.filter(lambda row: row["origin"] == origin)
 
 
 def share_by_block(frame: Frame, label: str, dashed: str | None = None) -> Figure:
@@ -66,7 +66,7 @@ def share_by_block(frame: Frame, label: str, dashed: str | None = None) -> Figur
         label: Label of the y axis.
         dashed: Column that distinguishes the lines of a model; a line is dashed if it is not 0.
     """
-    local, published = of_origin(frame, "ours"), of_origin(frame, "published")
+    local, published = filter_origin(frame, "ours"), filter_origin(frame, "published")
     styles = series_styles(local.distinct("model"))
     tasks = list(local.groups("task"))
     figure, panels = grid_of_panels(len(tasks))
@@ -112,12 +112,12 @@ def published_curves(axes: Axes, frame: Frame, column: str, blocks: int) -> Curv
 def name_curves(figure: Figure, axes: Axes, curves: Curves) -> None:
     """Write each curve's name above or below it, off all lines; call it when everything is drawn and scaled."""
     to_panel = axes.transData + axes.transAxes.inverted()
-    points = [_along(to_panel.transform(line.get_xydata())) for line in axes.lines]
+    points = [_interpolate(to_panel.transform(line.get_xydata())) for line in axes.lines]
     panel = axes.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
     height = _LINE * SMALL_POINTS / _POINTS_AN_INCH / panel.height
     for name, curve in curves.items():
         width = SMALL_POINTS * (_LETTER * len(name) + 1) / _POINTS_AN_INCH / panel.width
-        drawn, samples = np.concatenate(points), _along(to_panel.transform(curve))
+        drawn, samples = np.concatenate(points), _interpolate(to_panel.transform(curve))
         spots = np.concatenate([samples + np.array([0, away * height]) for away in _AWAY])
         inside = (np.abs(spots - 0.5) < (0.5 - width / 2, 0.5 - height / 2)).all(axis=1)
         distance = (np.abs(spots[:, None] - drawn) / (width / 2, height / 2)).max(axis=2).min(axis=1)
@@ -128,7 +128,7 @@ def name_curves(figure: Figure, axes: Axes, curves: Curves) -> None:
         points.append(spot + np.array([(-width / 2, 0), (0, 0), (width / 2, 0)]))
 
 
-def _along(points: ArrayLike) -> NDArray[np.float64]:
+def _interpolate(points: ArrayLike) -> NDArray[np.float64]:
     """Return the points of a line, with more points interpolated between them."""
     vertices = np.asarray(points, dtype=np.float64)
     places = np.linspace(0, len(vertices) - 1, _BETWEEN * len(vertices))

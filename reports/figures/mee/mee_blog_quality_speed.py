@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
 
-from exitbench.reports.figures.mee import of_origin
+from exitbench.reports.figures.mee import filter_origin
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import called, count, is_sweep, listed, times
 from exitbench.reports.plotting.panels import (
@@ -52,7 +52,7 @@ _KEPT = 0.99  # share of full depth's quality
 def finding(frame: Frame) -> str:
     """Return a sentence on each task's fastest measure that keeps quality, its interval beyond the noise floor."""
     parts = []
-    local = frame.where(lambda row: row["origin"] == "ours")
+    local = frame.filter(lambda row: row["origin"] == "ours")
     for (task,), rows in local.groups("task_label"):
         candidates = [row for row in rows.rows if row["quality"] >= _KEPT and not row["is_full_depth"]]
         best = max(
@@ -74,9 +74,9 @@ def _interval(row: Row) -> str:
 
 def plot(frame: Frame) -> Figure:
     """Draw one panel per task and model; frame: quality and speedup, shares of full depth's, by origin and method."""
-    local, published = of_origin(frame, "ours"), of_origin(frame, "published")
+    local, published = filter_origin(frame, "ours"), filter_origin(frame, "published")
     tasks = local.distinct("task")
-    published = published.where(lambda row: row["task"] in tasks)
+    published = published.filter(lambda row: row["task"] in tasks)
     styles = series_styles([*local.values("method"), *published.values("method")])
     named = Frame(local.columns, tuple({**row, "task": row["task_label"], "kind": row["task"]} for row in local.rows))
     titles = panel_titles(named)

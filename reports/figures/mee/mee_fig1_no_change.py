@@ -2,7 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.mee import PUBLISHED_MODELS, halfway, share_by_block
+from exitbench.reports.figures.mee import PUBLISHED_MODELS, middle_block_rows, share_by_block
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import between, percent
 
@@ -19,7 +19,7 @@ CAPTION = (
 
 def finding(frame: Frame) -> str:
     """Return a sentence on the share of tokens settled halfway through the blocks."""
-    half = halfway(frame)
+    half = middle_block_rows(frame)
     return (
         f"Halfway through the blocks {between(half, 'share', percent, ('model', 'task'))} of tokens no longer change."
     )

@@ -8,10 +8,10 @@ from matplotlib.patches import Patch
 from exitbench.reports.figures.mee import (
     PUBLISHED_MODELS,
     block_axis,
-    halfway,
+    filter_origin,
     intervals,
+    middle_block_rows,
     name_curves,
-    of_origin,
     published_curves,
 )
 from exitbench.reports.frame import Frame
@@ -41,13 +41,13 @@ _SPREAD_ALPHA = 0.22
 
 def finding(frame: Frame) -> str:
     """Return a sentence on the final token's probability halfway through the blocks."""
-    span = between(halfway(frame), "mean", "{:.2f}".format, ("model", "task"))
+    span = between(middle_block_rows(frame), "mean", "{:.2f}".format, ("model", "task"))
     return f"Halfway through the blocks the final token has a mean probability of {span}."
 
 
 def plot(frame: Frame) -> Figure:
     """Draw one panel per task and model; frame: mean and std of a probability by origin and block."""
-    local, published = of_origin(frame, "ours"), of_origin(frame, "published")
+    local, published = filter_origin(frame, "ours"), filter_origin(frame, "published")
     styles = series_styles(local.distinct("model"))
     groups = list(local.groups("task", "model"))
     figure, panels = grid_of_panels(len(groups), columns=min(_ACROSS, len(styles)))

@@ -39,7 +39,7 @@ def plot(frame: Frame) -> Figure:
     figure, panels = grid_of_panels(len(models), columns=2)
     for axes, ((model,), rows) in zip(panels, models, strict=False):
         _panel(axes, rows)
-        title_panel(axes, model, _token(rows), below=True)
+        title_panel(axes, model, _token(rows), note_below=True)
     return figure
 
 

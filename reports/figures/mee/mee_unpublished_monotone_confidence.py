@@ -2,7 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.mee import PUBLISHED_MODELS, halfway, share_by_block
+from exitbench.reports.figures.mee import PUBLISHED_MODELS, middle_block_rows, share_by_block
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import between, percent
 
@@ -20,7 +20,7 @@ CAPTION = (
 
 def finding(frame: Frame) -> str:
     """Return a sentence on the share of tokens whose confidence only grows from the middle block on."""
-    half = [row for row in halfway(frame) if not row["tolerance"]]
+    half = [row for row in middle_block_rows(frame) if not row["tolerance"]]
     span = between(half, "share", percent, ("model", "task"))
     return f"From halfway through the blocks on {span} of tokens only become surer."
 

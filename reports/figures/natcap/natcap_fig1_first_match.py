@@ -34,7 +34,7 @@ def finding(frame: Frame) -> str:
 
 def plot(frame: Frame) -> Figure:
     """Draw one panel per task and one line per model; frame: share (0..1) by block, ideal_exit in blocks."""
-    local = frame.where(lambda row: row["origin"] == "ours")
+    local = frame.filter(lambda row: row["origin"] == "ours")
     published = [row for row in frame.rows if row["origin"] == "published"]
 
     def panel(axes: Axes, rows: Frame, styles: Mapping[str, SeriesStyle]) -> None:

@@ -47,7 +47,7 @@ def plot(frame: Frame) -> Figure:
         _panel(axes, rows)
         row = rows.rows[0]
         place = f"{shorten(row['task'], 16)}, {shorten(row['doc_key'], 18)}, token {row['position']}"
-        title_panel(axes, model, place, below=True)
+        title_panel(axes, model, place, note_below=True)
     for spare in panels[len(models) :]:
         spare.remove()
     return figure

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from exitbench.reports.figures.natcap import intervals_around
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import called, count, of_which, shorten, times
+from exitbench.reports.labels import called, count, row_label, shorten, times
 from exitbench.reports.plotting.panels import (
     FLOOR_NOTE,
     LENGTH_NOTE,
@@ -66,7 +66,7 @@ def finding(frame: Frame) -> str:
     fast = times(best["speedup"], best["speedup_low"], best["speedup_high"])
     return (
         f"Fastest gate that keeps 98 % of full depth's score: {called(best['method'])}{threshold} "
-        f"({of_which(best, ('model', 'task'))}), {fast}."
+        f"({row_label(best, ('model', 'task'))}), {fast}."
     )
 
 

@@ -5,7 +5,7 @@ from matplotlib.ticker import MaxNLocator
 
 from exitbench.reports.figures.natcap import TRAINED, draw_means
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count, of_which
+from exitbench.reports.labels import count, row_label
 from exitbench.reports.plotting.panels import grid_of_panels, label_y, legend_of_series, title_panel
 from exitbench.reports.plotting.style import series_styles
 
@@ -33,7 +33,7 @@ def finding(frame: Frame) -> str:
         return "Mean ideal exit by the length of the answer."
     _, first, last = max(changes, key=lambda change: abs(change[0]))
     return (
-        f"Along answers the mean ideal exit changes most for {of_which(first, ('model', 'task'))}: from "
+        f"Along answers the mean ideal exit changes most for {row_label(first, ('model', 'task'))}: from "
         f"{first['ideal_exit']:.1f} to {last['ideal_exit']:.1f} blocks."
     )
 

@@ -28,7 +28,7 @@ _COLUMNS = {"probability": "largest probability", "share": "is the final token"}
 def finding(frame: Frame) -> str:
     """Return a sentence on the sublayer that gives the final token most often before the last block."""
     last = {series: max(rows.values("block")) for (series,), rows in frame.groups("series")}
-    before = frame.where(lambda row: row["block"] < last[row["series"]])
+    before = frame.filter(lambda row: row["block"] < last[row["series"]])
     shares = [(fmean(rows.values("share")), read_out) for (read_out,), rows in before.groups("read_out")]
     if not shares:
         return "Models of one block have no earlier read-outs."

@@ -21,5 +21,5 @@ def envelope(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 
 def recommended(frame: Frame) -> dict[str, Row]:
     """Return by model the setting that the cards recommend at an allowed loss of 1 %, if it is a method."""
-    chosen = frame.where(lambda row: row["is_recommended"])
+    chosen = frame.filter(lambda row: row["is_recommended"])
     return {model: max(rows.rows, key=lambda row: row["speedup"]) for (model,), rows in chosen.groups("model")}

@@ -85,7 +85,7 @@ def plot(frame: Frame) -> Figure:
 
 
 def _panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str) -> None:
-    _join_what_is_one_setting(axes, frame, styles, by)
+    _connect_equal_settings(axes, frame, styles, by)
     for (series, _, execution), rows in frame.groups(by, "method", "execution"):
         x, y, style = rows.values("depth"), rows.values("match"), styles[series]
         intervals = list(zip(rows.values("match_low"), rows.values("match_high"), strict=True))
@@ -97,7 +97,7 @@ def _panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str)
     label_y(axes, f"{_compared(frame)} equal to full depth's")
 
 
-def _join_what_is_one_setting(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str) -> None:
+def _connect_equal_settings(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str) -> None:
     replays = {(row["model"], *setting(row)): row for row in frame.rows if row["execution"] == "simulated"}
     for row in frame.rows:
         replay = replays.get((row["model"], *setting(row)))

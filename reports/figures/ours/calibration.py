@@ -77,15 +77,15 @@ def _series(row: Row) -> str:
 
 
 def _losses(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> None:
-    _walks(axes, frame, styles, lambda row: row["value"])
+    _draw_walks(axes, frame, styles, lambda row: row["value"])
     for delta in frame.distinct("delta"):
         axes.axhline(delta, color=MUTED, linestyle="--", linewidth=0.9)
     axes.set_ylabel("mean loss (0 to 1)")
 
 
 def _p_values(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> None:
-    tested = frame.where(lambda row: row["p_value"] is not None)
-    _walks(axes, tested, styles, lambda row: max(_SMALLEST, row["p_value"]))
+    tested = frame.filter(lambda row: row["p_value"] is not None)
+    _draw_walks(axes, tested, styles, lambda row: max(_SMALLEST, row["p_value"]))
     for epsilon in tested.distinct("epsilon"):
         axes.axhline(epsilon, color=MUTED, linestyle="--", linewidth=0.9)
     axes.set_yscale("log")
@@ -94,7 +94,7 @@ def _p_values(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> No
     axes.set_ylabel("p-value of a loss above δ")
 
 
-def _walks(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], height: Callable[[Row], float]) -> None:
+def _draw_walks(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], height: Callable[[Row], float]) -> None:
     """Draw one line per calibration, with a ring around the chosen threshold."""
     for (series, _), rows in frame.groups("series", "attempt_id"):
         style = styles[series]

@@ -8,7 +8,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count, label_of, labels, of_which, percent, setting
+from exitbench.reports.labels import count, label_of, labels, percent, row_label, setting
 from exitbench.reports.plotting.panels import draw_intervals, legend_above
 from exitbench.reports.plotting.setting_grid import ModelLines, setting_grid
 from exitbench.reports.plotting.style import MUTED, series_styles
@@ -38,7 +38,7 @@ def finding(frame: Frame) -> str:
     )
     return (
         f"Beside blocks, {_PARTS[part]} cost most: {percent(row[part])} of what full depth reads, with "
-        f"{label_of(names, row)} ({of_which(row, ('model', 'task'))})."
+        f"{label_of(names, row)} ({row_label(row, ('model', 'task'))})."
     )
 
 

@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count, extremes, label_of, labels, of_which, percent
+from exitbench.reports.labels import count, extremes, label_of, labels, percent, row_label
 from exitbench.reports.plotting.panels import legend_of_series
 from exitbench.reports.plotting.setting_grid import Measure, draw_measures, setting_grid
 from exitbench.reports.plotting.style import series_styles
@@ -39,7 +39,7 @@ def finding(frame: Frame) -> str:
     worst, _ = extremes(frame.rows, "match")
     return (
         f"{n_faithful} of {len(frame.rows)} settings (each task counts) have at least {percent(_FAITHFUL)} of full "
-        f"depth's tokens; the least faithful, {label_of(names, worst)} ({of_which(worst, ('model', 'task'))}), has "
+        f"depth's tokens; the least faithful, {label_of(names, worst)} ({row_label(worst, ('model', 'task'))}), has "
         f"{percent(worst['match'])}."
     )
 

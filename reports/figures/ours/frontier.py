@@ -93,7 +93,7 @@ def finding(frame: Frame) -> str:
 
 def plot(frame: Frame) -> Figure:
     """Draw one row of panels per task; frame: quality (1 is full depth's), depth (share of blocks), speedup (ratio)."""
-    local = frame.where(lambda row: row["origin"] == "ours")
+    local = frame.filter(lambda row: row["origin"] == "ours")
     by = series_of(local)
     styles = series_styles(local.distinct(by))
     names = labels(local.rows, brief=True)
@@ -117,7 +117,7 @@ def plot(frame: Frame) -> Figure:
 def _depth_panel(axes: Axes, frame: Frame, published: Frame | None, styles: Mapping[str, SeriesStyle], by: str) -> None:
     if published is not None:
         draw_published(axes, published.values("depth"), published.values("quality"))
-    points = frame.where(lambda row: row["depth"] is not None)
+    points = frame.filter(lambda row: row["depth"] is not None)
     for (series, execution), rows in points.groups(by, "execution"):
         style = styles[series]
         x, y = rows.values("depth"), rows.values("quality")
@@ -133,7 +133,7 @@ def _depth_panel(axes: Axes, frame: Frame, published: Frame | None, styles: Mapp
 
 
 def _speed_panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str) -> None:
-    timed = frame.where(lambda row: row["speedup"] is not None)
+    timed = frame.filter(lambda row: row["speedup"] is not None)
     if all(row["is_full_depth"] for row in timed.rows):
         axes.axis("off")
         text = f"{NOT_MEASURABLE}: {TOO_WIDE}" if _is_too_wide(frame) else _NOT_TIMED
@@ -172,7 +172,7 @@ def _fastest(
 ) -> None:
     """Label the ringed points: each model's recommended setting."""
     axes.axis("off")
-    timed = frame.where(lambda row: row["speedup"] is not None)
+    timed = frame.filter(lambda row: row["speedup"] is not None)
     if all(row["is_full_depth"] for row in timed.rows):
         return
     fastest = recommended(timed)

@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from exitbench.reports.figures.explain import FIRST_ASKED, FULL_DEPTH, draw_by_block
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import NOT_MEASURABLE, count, of_which, shorten
+from exitbench.reports.labels import NOT_MEASURABLE, count, row_label, shorten
 from exitbench.reports.plotting.panels import (
     draw_intervals,
     draw_lengths,
@@ -62,7 +62,7 @@ def trained_as(row: Row) -> str:
 
 def split_published(frame: Frame) -> tuple[Frame, Frame]:
     """Return the local and the published rows."""
-    return frame.where(lambda row: row["origin"] == "ours"), frame.where(lambda row: row["origin"] != "ours")
+    return frame.filter(lambda row: row["origin"] == "ours"), frame.filter(lambda row: row["origin"] != "ours")
 
 
 def series_of(frame: Frame, names: Series) -> dict[str, list[Row]]:
@@ -146,7 +146,7 @@ _SHIFT = 0.22  # share of a row, between the kinds of FLOPs
 
 
 @dataclass(frozen=True)
-class _Place:
+class _ModelLayout:
     """Layout of one model on the y axis: y of its heading, its title, and the frame's row at each y."""
 
     heading: float
@@ -167,7 +167,7 @@ def cheapest_head(frame: Frame, names: Series) -> str:
     if scores and scores[0]["full_value"] is not None:
         score += f", full depth's {scores[0]['full_value']:.1f}"
     label = names[least["method"], least["head"]]
-    scope = of_which(least, ("model", "task"))
+    scope = row_label(least, ("model", "task"))
     return f"Least work of the LM head: {label} ({scope}), {least['value']:.2f}× full depth's{score}."
 
 
@@ -203,7 +203,7 @@ def costs(frame: Frame, names: Series, *, timed: bool) -> Figure:
     return figure
 
 
-def _places(frame: Frame, names: Series) -> Iterator[_Place]:
+def _places(frame: Frame, names: Series) -> Iterator[_ModelLayout]:
     top = 0.0
     for _, rows in frame.groups("model", "setting"):
         first = rows.rows[0]
@@ -216,11 +216,11 @@ def _places(frame: Frame, names: Series) -> Iterator[_Place]:
             top + 1 + i: [row for row in rows.rows if (row["method"], row["head"]) == key]
             for i, key in enumerate(present)
         }
-        yield _Place(top, title, at)
+        yield _ModelLayout(top, title, at)
         top += 1.3 + len(present)
 
 
-def _rows_axis(axes: Axes, places: Sequence[_Place], names: Series, *, named: bool) -> None:
+def _rows_axis(axes: Axes, places: Sequence[_ModelLayout], names: Series, *, named: bool) -> None:
     at = {y: names[rows[0]["method"], rows[0]["head"]] for place in places for y, rows in place.rows.items()}
     axes.set_yticks(list(at), list(at.values()) if named else [""] * len(at))
     axes.set_ylim(max(at) + 0.6, -0.6)
@@ -237,7 +237,7 @@ def _local_rows(rows: Sequence[Row], quantity: str) -> list[Row]:
     return [row for row in rows if row["origin"] == "ours" and row["quantity"] == quantity]
 
 
-def _score(axes: Axes, places: Sequence[_Place]) -> None:
+def _score(axes: Axes, places: Sequence[_ModelLayout]) -> None:
     colour = mpl.rcParams["text.color"]
     for place in places:
         for y, rows in place.rows.items():
@@ -251,7 +251,7 @@ def _score(axes: Axes, places: Sequence[_Place]) -> None:
     axes.set_xlim(left=0)
 
 
-def _flops(axes: Axes, places: Sequence[_Place], styles: Mapping[str, SeriesStyle]) -> None:
+def _flops(axes: Axes, places: Sequence[_ModelLayout], styles: Mapping[str, SeriesStyle]) -> None:
     axes.set_xscale("log", nonpositive="clip")  # an interval that begins at 0 is drawn to the edge
     axes.axvline(1, color=MUTED, linestyle=":", linewidth=1)
     for group in places:
@@ -264,7 +264,7 @@ def _flops(axes: Axes, places: Sequence[_Place], styles: Mapping[str, SeriesStyl
                         edge.set(va="center", fontsize=SMALL_POINTS)
                         continue
                     draw_intervals(axes, [at], [(row["ci_low"], row["ci_high"])], style.colour, along="x")
-                    axes.plot(row["value"], at, **_look(style, quantity))
+                    axes.plot(row["value"], at, **_marker_style(style, quantity))
             _published(axes, rows, "rule", y + _SHIFT)
     low, high = axes.get_xlim()
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0) if high < _DECADES * low else (1.0,)))
@@ -273,13 +273,13 @@ def _flops(axes: Axes, places: Sequence[_Place], styles: Mapping[str, SeriesStyl
     axes.set_xlabel("FLOPs of an answer, full depth = 1×")
 
 
-def _look(style: SeriesStyle, quantity: str) -> dict[str, Any]:
+def _marker_style(style: SeriesStyle, quantity: str) -> dict[str, Any]:
     hollow = mpl.rcParams["axes.facecolor"] if quantity == "rule" else style.colour
     look = {"color": style.colour, "marker": style.marker, "markerfacecolor": hollow}
     return {**look, "markersize": 4.5, "linestyle": "none", "zorder": 3}
 
 
-def _speed(axes: Axes, places: Sequence[_Place]) -> None:
+def _speed(axes: Axes, places: Sequence[_ModelLayout]) -> None:
     times = [row for place in places for rows in place.rows.values() for row in _local_rows(rows, "speedup")]
     if not times:
         axes.text(
@@ -315,6 +315,6 @@ def _published(axes: Axes, rows: Sequence[Row], quantity: str, y: float) -> None
 
 
 def _legend(styles: Mapping[str, SeriesStyle], *, timed: bool) -> list[Line2D | Patch]:
-    kinds = [Line2D([], [], label=name, **_look(styles[name], quantity)) for quantity, name in FLOPS.items()]
+    kinds = [Line2D([], [], label=name, **_marker_style(styles[name], quantity)) for quantity, name in FLOPS.items()]
     floor = [Patch(facecolor=MUTED, alpha=0.25, label=_FLOOR)] if timed else []
     return [*kinds, FULL_DEPTH, published_entry(), *floor]

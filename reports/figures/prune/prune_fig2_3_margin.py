@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from exitbench.reports.figures.mee import block_axis
 from exitbench.reports.figures.prune import STAND_INS, panel_title
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count, of_which, percent
+from exitbench.reports.labels import count, percent, row_label
 from exitbench.reports.plotting.panels import (
     draw_intervals,
     draw_published,
@@ -34,7 +34,7 @@ _FEW_GROUPS = 2  # pairs of model and task that get a row of the page each
 def finding(frame: Frame) -> str:
     """Return a sentence on the block where margin and score are furthest apart: a confident, wrong block."""
     worst = None
-    for _, rows in frame.where(lambda r: r["origin"] == "ours").groups("task", "model", "setting"):
+    for _, rows in frame.filter(lambda r: r["origin"] == "ours").groups("task", "model", "setting"):
         margins = {row["block"]: row for row in rows.rows if row["quantity"] == MARGIN}
         scores = {row["block"]: row["value"] for row in rows.rows if row["quantity"] == SCORE}
         full = scores.get(rows.rows[0]["blocks"])
@@ -47,7 +47,7 @@ def finding(frame: Frame) -> str:
         return "No block is surer than its score warrants, by more than 10 points."
     _, row, share = worst
     return (
-        f"Surest without reason: block {row['block']:.0f} of {of_which(row, ('model', 'task'))} has a mean margin of "
+        f"Surest without reason: block {row['block']:.0f} of {row_label(row, ('model', 'task'))} has a mean margin of "
         f"{row['value']:.2f}, and leaving there scores {percent(share)} of full depth."
     )
 

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from exitbench.harness.cli.main import main
-from exitbench.reports.answers.answer import Answer, HeatMap, find_answers
+from exitbench.reports.answers.answer import HeatMap, TracedAnswer, find_answers
 from exitbench.reports.plotting.exit_colours import shades
 from exitbench.results.analysis.traces import readable
 from exitbench.results.database.connection import Database, open_database
@@ -149,12 +149,12 @@ def _read(descriptor: int) -> bytes:
 
 
 @pytest.fixture
-def answer(example_database: Path) -> Answer:
+def answer(example_database: Path) -> TracedAnswer:
     with open_database(example_database) as database:
         return find_answers(database, [CALM], "1")[0]
 
 
-def printed(answer: Answer, texts: dict[int, str], *, colour: bool) -> str:
+def printed(answer: TracedAnswer, texts: dict[int, str], *, colour: bool) -> str:
     file = io.StringIO()
     console = Console(file=file, force_terminal=colour, color_system="truecolor" if colour else None, width=80)
     heat_map, spelled = HeatMap(console), replace(answer, texts=texts)
@@ -164,7 +164,7 @@ def printed(answer: Answer, texts: dict[int, str], *, colour: bool) -> str:
 
 
 @pytest.mark.parametrize("colour", [True, False])
-def test_what_a_model_wrote_does_nothing_to_the_terminal(answer: Answer, colour: bool) -> None:
+def test_what_a_model_wrote_does_nothing_to_the_terminal(answer: TracedAnswer, colour: bool) -> None:
     hostile = (" [bold red]x[/]", "\x1b]0;title\x07\x1b[2J", "\u202eevil\u2066", " \n", "w" * 10_000, ":fire:")
     texts = {token_id: hostile[n % len(hostile)] for n, token_id in enumerate(sorted(answer.texts))}
     first = next(iter(answer.tokens))["token_id"]

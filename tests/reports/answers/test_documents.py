@@ -41,27 +41,27 @@ def opened(payload: bytes) -> tuple[list[dict[str, Any]], list[tuple[dict[str, A
     end = 4 + int.from_bytes(payload[:4], "little")
     groups = json.loads(gzip.decompress(payload[4:end]))["groups"]
     packs = [payload[end + group["offset"] : end + group["offset"] + group["length"]] for group in groups]
-    return groups, [unpack(one) for one in packs]
+    return groups, [unpack(pack) for pack in packs]
 
 
 @pytest.fixture(scope="module")
 def payload(small_database: Path) -> bytes:
     with open_database(small_database) as database:
-        found = documents_payload(database)
-        assert found is not None
-        assert documents_payload(database) == found
-    return found
+        built_payload = documents_payload(database)
+        assert built_payload is not None
+        assert documents_payload(database) == built_payload
+    return built_payload
 
 
 def test_tokens_that_are_read_once_are_those_that_are_asked_for_and_no_more(small_database: Path) -> None:
     with open_database(small_database) as database:
-        run, *others = traced_runs(database)
+        run, *other_runs = traced_runs(database)
         documents = database.rows("SELECT DISTINCT doc_key FROM token_exit ORDER BY 1")[1]
         (first,), (second,) = documents[:2]
         expected = tokens(database, [run.attempt_id], [first])
         with read_once(database, [run.attempt_id], [first]):
             assert tokens(database, [run.attempt_id], [first]).equals(expected)
-            assert not tokens(database, [others[0].attempt_id], [first]).num_rows
+            assert not tokens(database, [other_runs[0].attempt_id], [first]).num_rows
             assert not tokens(database, [run.attempt_id], [second]).num_rows
         assert tokens(database, [run.attempt_id], [second]).num_rows
 
@@ -71,13 +71,13 @@ def test_every_token_of_every_run_is_what_the_database_has(payload: bytes, small
         groups, packs = opened(payload)
         assert [(group["model"], group["task"]) for group in groups] == [("world-gpt", "squad"), ("world-t5", "squad")]
         for group, (header, columns) in zip(groups, packs, strict=True):
-            found, stored = _packed_tokens(group, header, columns), _stored_tokens(database, group)
-            assert [row[:-1] for row in found] == [row[:-1] for row in stored]
-            assert [row[-1] for row in found] == pytest.approx([row[-1] for row in stored], abs=1e-5, nan_ok=True)
+            packed, stored = _packed_tokens(group, header, columns), _stored_tokens(database, group)
+            assert [row[:-1] for row in packed] == [row[:-1] for row in stored]
+            assert [row[-1] for row in packed] == pytest.approx([row[-1] for row in stored], abs=1e-5, nan_ok=True)
 
 
 def _packed_tokens(group: dict[str, Any], header: dict[str, Any], columns: dict[str, np.ndarray]) -> list[tuple]:
-    place, found = iter(range(len(columns["token"]))), []
+    place, token_rows = iter(range(len(columns["token"]))), []
     lengths = columns["length"].reshape(len(group["runs"]), len(group["documents"]))
     for run, named in enumerate(group["runs"]):
         for document, (_, key) in enumerate(group["documents"]):
@@ -85,8 +85,8 @@ def _packed_tokens(group: dict[str, Any], header: dict[str, Any], columns: dict[
                 n = next(place)
                 text, reason = header["texts"][columns["token"][n]], header["reasons"][columns["reason"][n]]
                 score = _unscaled(columns["score"][n], 2, header["score_range"][run])
-                found.append((named["cell"], key, position, text, int(columns["exit"][n]), reason, score))
-    return sorted(found, key=lambda row: row[:3])
+                token_rows.append((named["cell"], key, position, text, int(columns["exit"][n]), reason, score))
+    return sorted(token_rows, key=lambda row: row[:3])
 
 
 def _unscaled(step: int, planes: int, ends: list[float]) -> float:
@@ -120,7 +120,7 @@ def test_what_each_block_read_out_is_what_the_probe_has(payload: bytes, small_da
     with open_database(small_database) as database:
         rows = database.query(sql).to_pylist()
     groups, packs = opened(payload)
-    header, columns = next(one for group, one in zip(groups, packs, strict=True) if group["model"] == "world-t5")
+    header, columns = next(pack for group, pack in zip(groups, packs, strict=True) if group["model"] == "world-t5")
     blocks = groups[1]["blocks"]
     assert columns["first_match"].tolist() == [row["first_match"] for row in rows]
     for name in ("top1_id", "top2_id", "top3_id"):
@@ -137,8 +137,10 @@ def test_a_gates_own_scores_come_along_where_it_was_asked(payload: bytes, small_
         rows = database.query("SELECT score FROM score_trace WHERE model = 'world-t5' ORDER BY doc_key, position")
     stored = np.array(rows["score"].to_pylist())
     groups, packs = opened(payload)
-    asked = [run["label"] for run, gate in zip(groups[1]["runs"], packs[1][0]["gate"], strict=True) if gate is not None]
-    assert asked == ["calm-softmax threshold=0.3"]
+    labels_with_gate = [
+        run["label"] for run, gate in zip(groups[1]["runs"], packs[1][0]["gate"], strict=True) if gate is not None
+    ]
+    assert labels_with_gate == ["calm-softmax threshold=0.3"]
     (low, high), steps = packs[1][0]["gate_range"][0], packs[1][1]["gate0"].reshape(stored.shape)
     assert ((steps == 255) == np.isnan(stored)).all()
     error = np.where(steps == 255, 0, low + steps / 254 * (high - low) - np.nan_to_num(stored))
@@ -161,8 +163,8 @@ def test_documents_have_the_score_of_the_tasks_first_metric(payload: bytes, smal
 @pytest.fixture
 def answers(world: Any) -> Any:
     """Answers and probes, and nothing else."""
-    left_out = {"timing", "replay", "failures", "scores", "fit", "calibration"}
-    return replace(world, n_boot=2, left_out=frozenset(left_out))
+    omitted = {"timing", "replay", "failures", "scores", "fit", "calibration"}
+    return replace(world, n_boot=2, omitted_kinds=frozenset(omitted))
 
 
 def large(answers: Any, example: ModuleType) -> Any:
@@ -216,9 +218,9 @@ def test_documents_are_spread_over_the_depths_of_their_own_group(small_database:
         groups, ends = choose(database, budget_bytes=4_000), []
         for group in groups:
             ranked = database.query(sql, {"attempts": [run.attempt_id for run in group.runs]})["doc_key"].to_pylist()
-            assert 2 <= len(group.shown) < len(group.keys) == len(ranked)
+            assert 2 <= len(group.bundled) < len(group.keys) == len(ranked)
             ends.append((ranked[0], ranked[-1]))
-            assert set(ends[-1]) <= set(group.shown_keys)
+            assert set(ends[-1]) <= set(group.bundled_keys)
     assert len(set(ends)) == len(groups) == 2
 
 
@@ -238,11 +240,11 @@ def test_runs_that_stay_are_the_best_whichever_way_is_better(
     example_database: Path, errors_database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(document_choice, "recommended", lambda _: [])
-    kept = []
+    retained = []
     for path in (example_database, errors_database):
         with open_database(path) as database:
-            kept.append([[run.cell_id for run in group.runs] for group in choose(database)])
-    assert kept[0] == kept[1]
+            retained.append([[run.cell_id for run in group.runs] for group in choose(database)])
+    assert retained[0] == retained[1]
 
 
 def test_texts_of_tokens_are_kept_as_they_are_and_inert(
@@ -277,9 +279,9 @@ def test_every_exit_layer_can_be_read_and_told_from_the_next(blocks: int) -> Non
 
 def test_a_pack_holds_what_was_put_into_it() -> None:
     columns = {"a": ([[0, 255], [256, 70_000]], 3), "none": ([], 2)}
-    header, found = unpack(pack({"text": "\ud800</script>"}, columns))
+    header, columns_read = unpack(pack({"text": "\ud800</script>"}, columns))
     assert header == {"text": "\ud800</script>"}
-    assert found["a"].tolist() == [0, 255, 256, 70_000] and found["none"].tolist() == []
+    assert columns_read["a"].tolist() == [0, 255, 256, 70_000] and columns_read["none"].tolist() == []
     assert [planes_for(n) for n in (0, 253, 254, 255, 65_534, 65_535)] == [1, 1, 1, 2, 2, 3]
 
 

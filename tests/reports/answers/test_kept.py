@@ -1,4 +1,4 @@
-"""What is kept of packed answers is never older than the database, and no more than a page holds."""
+"""Cached packs of answers are never older than the database, and no more than the page needs."""
 
 import shutil
 from collections.abc import Callable
@@ -29,20 +29,20 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def write(database: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
     """Return the payload, and how many groups were packed for it."""
-    packed, made = documents._packed, []
+    packed, packed_groups = documents._packed, []
 
-    def noted(*given: Any) -> bytes:
-        made.append(given)
-        return packed(*given)
+    def noted(*arguments: Any) -> bytes:
+        packed_groups.append(arguments)
+        return packed(*arguments)
 
     monkeypatch.setattr(documents, "_packed", noted)
 
     def payload() -> tuple[bytes, int]:
-        made.clear()
+        packed_groups.clear()
         with open_database(database) as opened:
-            found = documents_payload(opened, kept_in=folder)
-        assert found is not None
-        return found, len(made)
+            built_payload = documents_payload(opened, kept_in=folder)
+        assert built_payload is not None
+        return built_payload, len(packed_groups)
 
     return payload
 
@@ -52,14 +52,14 @@ def change(database: Path, sql: str) -> None:
         duck.execute(sql)
 
 
-def of_one(table: str) -> str:
+def content_of_table(table: str) -> str:
     """Only rows of a table of one attempt, whose answers are on the page."""
     return f"attempt_id = (SELECT min(attempt_id) FROM {table})"
 
 
 def test_answers_that_did_not_change_are_not_packed_again(write: Written, database: Path, folder: Path) -> None:
-    first, made = write()
-    assert made == 2 and write() == (first, 0)
+    first, n_packed = write()
+    assert n_packed == 2 and write() == (first, 0)
     with open_database(database) as opened:
         assert documents_payload(opened) == first, "the same as with nothing kept"
 
@@ -75,25 +75,25 @@ def test_answers_that_did_not_change_are_not_packed_again(write: Written, databa
 )
 def test_a_row_that_changed_is_on_the_page(write: Written, database: Path, table: str, change_of: str) -> None:
     first, _ = write()
-    change(database, f"UPDATE {table} SET {change_of} WHERE {of_one(table)}")
-    second, made = write()
+    change(database, f"UPDATE {table} SET {change_of} WHERE {content_of_table(table)}")
+    second, packed_groups = write()
     with open_database(database) as opened:
         assert documents_payload(opened) == second != first
-    assert made >= 1
+    assert packed_groups >= 1
 
 
 def test_a_row_that_came_or_went_is_on_the_page(write: Written, database: Path) -> None:
     first, _ = write()
     rescored = "attempt_id, doc_key, '9', '{\"f1\": 99.0}', statistics, now()::TIMESTAMP"
-    change(database, f"INSERT INTO sample_rescore SELECT {rescored} FROM sample WHERE {of_one('sample')}")
+    change(database, f"INSERT INTO sample_rescore SELECT {rescored} FROM sample WHERE {content_of_table('sample')}")
     second, _ = write()
     change(database, "DELETE FROM sample_rescore")
     assert write()[0] == first != second
     tokenizer = "(SELECT min(tokenizer_sha256) FROM model_artifact)"
     change(database, f"INSERT INTO token_text SELECT {tokenizer}, range, 'word', true FROM range(100)")
-    third, made = write()
+    third, packed_groups = write()
     with open_database(database) as opened:
-        assert made >= 1 and documents_payload(opened) == third != first
+        assert packed_groups >= 1 and documents_payload(opened) == third != first
 
 
 def test_other_code_packs_everything_anew(write: Written, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,12 +104,12 @@ def test_other_code_packs_everything_anew(write: Written, monkeypatch: pytest.Mo
 
 def test_a_damaged_pack_is_made_again_and_what_a_page_has_not_is_forgotten(write: Written, folder: Path) -> None:
     first, _ = write()
-    one, other = sorted(folder.iterdir())
-    one.write_bytes(other.read_bytes()[:-1])
+    first_path, other = sorted(folder.iterdir())
+    first_path.write_bytes(other.read_bytes()[:-1])
     (folder / ("0" * 64)).write_bytes(b"of a page before")
     (folder / "mine").write_text("mine")
     assert write() == (first, 1)
-    assert {path.name for path in folder.iterdir()} == {one.name, other.name, "mine"}
+    assert {path.name for path in folder.iterdir()} == {first_path.name, other.name, "mine"}
     shutil.rmtree(folder)
     folder.write_text("a file where the folder should be")
     assert write() == (first, 2)

@@ -40,40 +40,40 @@ def unpacked(path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, np.n
 
 
 @pytest.fixture(scope="module")
-def found(classified_example: ModuleType, example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def payload(classified_example: ModuleType, example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return unpacked(classified_example.classified_database(example, tmp_path_factory.mktemp("classified")))
 
 
-def test_texts_and_true_labels_are_packed_by_document(found: Any, classified_example: ModuleType) -> None:
-    entry, header, _ = found
+def test_texts_and_true_labels_are_packed_by_document(payload: Any, classified_example: ModuleType) -> None:
+    entry, header, _ = payload
     texts, labels = classified_example.TEXTS, classified_example.LABELS
     assert entry["classifies"] and [key for _, key in entry["documents"]] == list(map(classified_example.key, range(8)))
     assert header["inputs"] == list(texts) and header["texts"] == list(labels) and not header["is_number"]
     assert header["golds"] == [labels[classified_example.gold(n, texts, labels)] for n in range(8)]
 
 
-def test_blocks_that_any_run_asked_are_known(found: Any, classified_example: ModuleType) -> None:
+def test_blocks_that_any_run_asked_are_known(payload: Any, classified_example: ModuleType) -> None:
     """Thresholds asked blocks 1 and 2, full depth the last; nobody asked the third."""
-    entry, header, columns = found
+    entry, header, columns = payload
     labels, values = (columns[name].reshape(8, 4) for name in ("label", "value"))
     low, high = header["value_range"]
     for n in range(8):
         for block in (1, 2, 4):
-            assert labels[n, block - 1] == classified_example.said(n, block, classified_example.LABELS)
+            assert labels[n, block - 1] == classified_example.reported_value(n, block, classified_example.LABELS)
             step = values[n, block - 1] / (none_of(2) - 1)
             assert low + step * (high - low) == pytest.approx((block + 4) / 8, abs=1e-5)
         assert labels[n, 2] == none_of(1) and values[n, 2] == none_of(2)
-    asked = columns["asked"].reshape(len(entry["runs"]), 8, 4)
+    evaluated = columns["asked"].reshape(len(entry["runs"]), 8, 4)
     for run, named in enumerate(entry["runs"]):
         level = None if named["full"] else named["threshold"][0]
         wanted = {None: [0, 0, 0, 2], 0.6: [2, 0, 0, 0], 0.7: [1, 2, 0, 0]}[level]
-        assert asked[run].tolist() == [wanted] * 8
+        assert evaluated[run].tolist() == [wanted] * 8
         scores = columns["score"].reshape(len(entry["runs"]), 8, 4)[run] != none_of(2)
         assert scores.tolist() == [[block > 0 and level is not None for block in wanted]] * 8
         answers = columns["token"].reshape(len(entry["runs"]), 8)[run]
         exit_layer = classified_example.EXITS[level]
         assert columns["exit"].reshape(-1, 8)[run].tolist() == [exit_layer] * 8
-        assert answers.tolist() == [classified_example.said(n, exit_layer, header["texts"]) for n in range(8)]
+        assert answers.tolist() == [classified_example.reported_value(n, exit_layer, header["texts"]) for n in range(8)]
 
 
 def test_numbers_of_a_regression_are_spelled_and_have_no_labels(
@@ -82,8 +82,8 @@ def test_numbers_of_a_regression_are_spelled_and_have_no_labels(
     entry, header, columns = unpacked(classified_example.classified_database(example, tmp_path, labels=None))
     assert header["is_number"] and (columns["label"] == none_of(1)).all()
     full = next(n for n, run in enumerate(entry["runs"]) if run["full"])
-    said = [header["texts"][place] for place in columns["token"].reshape(-1, 8)[full]]
-    assert said == [str(n % 5) for n in range(8)] and header["golds"][0] == "0"
+    texts = [header["texts"][place] for place in columns["token"].reshape(-1, 8)[full]]
+    assert texts == [str(n % 5) for n in range(8)] and header["golds"][0] == "0"
     low, high = header["value_range"]
     first = low + columns["value"].reshape(8, 4)[0, 0] / (none_of(2) - 1) * (high - low)
     assert first == pytest.approx(0.3, abs=1e-4)

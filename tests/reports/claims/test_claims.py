@@ -21,7 +21,7 @@ from exitbench.reports.claims import (
     check_claim,
     check_claims,
     counted,
-    in_full,
+    full_entry,
     markdown,
     table,
 )
@@ -119,11 +119,11 @@ def test_rows_that_are_all_equal_decide_by_the_exact_interval_of_their_number(
     interval = "value - mean_half_width(share) AS low, value + mean_half_width(share) AS high"
     query = f"SELECT avg(share) AS value, {interval}, 638 AS n, count(*) AS rows, {NO_RUNS} {equal}"
     claim = replace(MADE_UP, bound=bound, tolerance=0.0, limits=(0.0, 1.0), evidence_sql=query)
-    found = check_claim(database, claim)
-    assert (found.verdict, found.low, found.high) == (verdict, pytest.approx(low), pytest.approx(high))
+    checked = check_claim(database, claim)
+    assert (checked.verdict, checked.low, checked.high) == (verdict, pytest.approx(low), pytest.approx(high))
     # of no limits nothing follows
-    without = check_claim(database, replace(claim, limits=None))
-    assert without.verdict == "undecided"
+    without_limits = check_claim(database, replace(claim, limits=None))
+    assert without_limits.verdict == "undecided"
 
 
 def test_each_kind_of_verdict_comes_from_real_queries_and_says_its_evidence(database: Database) -> None:
@@ -138,7 +138,7 @@ def test_each_kind_of_verdict_comes_from_real_queries_and_says_its_evidence(data
     """
     deep = replace(MADE_UP, evidence_sql=query.format(", attempts", "calm-softmax"))
     printed = replace(PRINTED, evidence_sql=query.format("", "calm-softmax"))
-    found = [
+    verdicts = [
         check_claim(database, claim)
         for claim in (
             replace(deep, bound=0.0),
@@ -150,21 +150,21 @@ def test_each_kind_of_verdict_comes_from_real_queries_and_says_its_evidence(data
             replace(deep, evidence_sql=query.format(", attempts", "nothing")),
         )
     ]
-    assert tuple(it.verdict for it in found) == VERDICTS
+    assert tuple(it.verdict for it in verdicts) == VERDICTS
     # Exits of 1.6, 2.45 and 3.7 blocks: Student's interval of three runs reaches from below 0 to above 5.
     interval = "2.583 [-0.04095, 5.208] points, n = 3 runs"
     (model,) = database.query("SELECT DISTINCT parameters, blocks FROM runs WHERE model = 'world-gpt'").to_pylist()
-    assert found[4].scope == Scope(*[model["parameters"]] * 2, *[model["blocks"]] * 2, data="generated")
-    assert found[4].evidence == f"{interval}; {found[4].scope}" and found[2].evidence == interval
-    assert found[5].evidence == "It cannot be." and "exitbench run builtin" in found[6].evidence
-    assert "(simulated)" in replace(found[0], claim=replace(deep, simulated=True)).evidence
-    row = dict(zip(COLUMNS, as_row(found[4]), strict=True))
+    assert verdicts[4].scope == Scope(*[model["parameters"]] * 2, *[model["blocks"]] * 2, data="generated")
+    assert verdicts[4].evidence == f"{interval}; {verdicts[4].scope}" and verdicts[2].evidence == interval
+    assert verdicts[5].evidence == "It cannot be." and "exitbench run builtin" in verdicts[6].evidence
+    assert "(simulated)" in replace(verdicts[0], claim=replace(deep, simulated=True)).evidence
+    row = dict(zip(COLUMNS, as_row(verdicts[4]), strict=True))
     assert (row["parameters_high"], row["blocks_low"], row["data"]) == (
         model["parameters"],
         model["blocks"],
         "generated",
     )
-    assert dict(zip(COLUMNS, as_row(found[2]), strict=True))["data"] is None
+    assert dict(zip(COLUMNS, as_row(verdicts[2]), strict=True))["data"] is None
 
 
 @pytest.mark.parametrize(
@@ -196,14 +196,14 @@ def test_real_and_generated_data_are_told_apart(example: Any, tmp_path: Path) ->
         attempts.append(writer.attempt_id)
     ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb")
     with open_database(tmp_path / "exitbench.duckdb") as opened:
-        found = [scope_of(opened, some) for some in (attempts[:1], attempts[1:], attempts, ())]
-    assert [it and it.data for it in found] == ["generated", "real", "generated and real", None]
+        scopes = [scope_of(opened, some) for some in (attempts[:1], attempts[1:], attempts, ())]
+    assert [it and it.data for it in scopes] == ["generated", "real", "generated and real", None]
 
 
 def test_evidence_of_nothing_is_not_measured(database: Database) -> None:
     query = f"SELECT 1.0 AS value, 0.9 AS low, 1.1 AS high, 0 AS n, {NO_RUNS}"
-    found = check_claim(database, replace(MADE_UP, evidence_sql=query))
-    assert (found.verdict, found.value, found.n) == ("not measured", None, 0)
+    verdict = check_claim(database, replace(MADE_UP, evidence_sql=query))
+    assert (verdict.verdict, verdict.value, verdict.n) == ("not measured", None, 0)
 
 
 @pytest.mark.parametrize(
@@ -228,14 +228,16 @@ def test_a_claim_whose_query_does_not_answer_is_named(database: Database, query:
 
 def test_without_runs_only_the_printed_numbers_decide(empty_database: Path) -> None:
     with open_database(empty_database) as opened:
-        for found in check_claims(opened):
-            measured = "not comparable" if found.claim.reason else "not measured"
+        for verdict in check_claims(opened):
+            measured = "not comparable" if verdict.claim.reason else "not measured"
             printed = {"consistent", "inconsistent", "undecided"}
-            assert found.verdict in (printed if found.claim.kind == CONSISTENCY else {measured}), found.claim.claim_id
+            assert verdict.verdict in (printed if verdict.claim.kind == CONSISTENCY else {measured}), (
+                verdict.claim.claim_id
+            )
 
 
 def test_what_the_papers_print_contradicts_them_where_it_is_known_to(verdicts: tuple[Verdict, ...]) -> None:
-    known = {
+    expected = {
         "mee-weighted-most-monotone-in-their-figure": -0.16,
         "prune-table-1-is-the-mean-of-its-figure": 1.24,
         "natcap-few-tokens-need-the-last-block-in-table-1": 35.55,
@@ -245,21 +247,25 @@ def test_what_the_papers_print_contradicts_them_where_it_is_known_to(verdicts: t
         "heads-thresholds-grow-with-epsilon": 3.1871 - 3.3787,
         "calm-largest-threshold-is-full-depth": 14.876,
     }
-    found = {it.claim.claim_id: it for it in verdicts if it.claim.claim_id in known}
-    assert {name: it.value for name, it in found.items()} == {n: pytest.approx(v, abs=0.006) for n, v in known.items()}
-    assert {it.verdict for it in found.values()} == {"inconsistent"}
+    by_claim = {it.claim.claim_id: it for it in verdicts if it.claim.claim_id in expected}
+    assert {name: it.value for name, it in by_claim.items()} == {
+        n: pytest.approx(v, abs=0.006) for n, v in expected.items()
+    }
+    assert {it.verdict for it in by_claim.values()} == {"inconsistent"}
 
 
 def test_what_the_papers_print_agrees_with_them_where_it_is_known_to(verdicts: tuple[Verdict, ...]) -> None:
-    known = {
+    expected = {
         "prune-squad-gain-is-the-average-of-its-figure": 2.46,
         "prune-samsum-gain-is-the-average-of-its-figure": 2.89,
         "mee-measures-are-slower-in-their-logs": 0.742,
         "natcap-joint-optimisation-speeds-up-in-table-4": 1.305,
     }
-    found = {it.claim.claim_id: it for it in verdicts if it.claim.claim_id in known}
-    assert {name: it.value for name, it in found.items()} == {n: pytest.approx(v, abs=0.006) for n, v in known.items()}
-    assert {it.verdict for it in found.values()} == {"consistent"}
+    by_claim = {it.claim.claim_id: it for it in verdicts if it.claim.claim_id in expected}
+    assert {name: it.value for name, it in by_claim.items()} == {
+        n: pytest.approx(v, abs=0.006) for n, v in expected.items()
+    }
+    assert {it.verdict for it in by_claim.values()} == {"consistent"}
 
 
 def test_what_was_not_measured_names_the_commands_that_measure_it() -> None:
@@ -296,11 +302,11 @@ def test_exchanging_the_models_trainings_turns_the_evidence_round(small_database
                 connection.exec_driver_sql(f"INSERT INTO training_run {trained}", (card, model))
         with open_database(path) as opened:
             either.append(check_claims(opened, compared))
-    for one, other in zip(*either, strict=True):
-        assert one.value is not None and one.n == other.n == 8
+    for before, other in zip(*either, strict=True):
+        assert before.value is not None and before.n == other.n == 8
         assert other.value is not None and other.low is not None and other.high is not None
-        assert (one.value, one.low, one.high) == pytest.approx((-other.value, -other.high, -other.low))
-    assert any(one.value for one in either[0])
+        assert (before.value, before.low, before.high) == pytest.approx((-other.value, -other.high, -other.low))
+    assert any(before.value for before in either[0])
 
 
 HEADS = (
@@ -353,9 +359,9 @@ def test_claims_about_scores_leave_out_what_is_scored_by_errors(
     values = []
     for path in (pairs_database, as_errors(pairs_database)):
         with open_database(path) as opened:
-            values.append([found.value for found in check_claims(opened)])
-    left_out = [errors for scores, errors in zip(*values, strict=True) if errors != scores]
-    assert left_out and set(left_out) == {None}
+            values.append([verdict.value for verdict in check_claims(opened)])
+    changed_scores = [errors for scores, errors in zip(*values, strict=True) if errors != scores]
+    assert changed_scores and set(changed_scores) == {None}
 
 
 @pytest.mark.parametrize(
@@ -386,9 +392,9 @@ def test_a_second_batch_size_changes_no_verdict(pairs_database: Path, tmp_path: 
         _copy_runs(opened, "-batch-2", runs, other, shift)
     with open_database(path) as opened:
         after = check_claims(opened, claims)
-    for one, two in zip(before, after, strict=True):
-        assert (one.verdict, one.n) == (two.verdict, two.n), one.claim.claim_id
-        assert (one.value, one.low, one.high) == pytest.approx((two.value, two.low, two.high)), one.claim.claim_id
+    for old, new in zip(before, after, strict=True):
+        assert (old.verdict, old.n) == (new.verdict, new.n), old.claim.claim_id
+        assert (old.value, old.low, old.high) == pytest.approx((new.value, new.low, new.high)), old.claim.claim_id
 
 
 @pytest.mark.parametrize(
@@ -426,9 +432,9 @@ def test_kinds_are_counted_apart_and_printed_numbers_never_with_what_was_measure
     verdicts: tuple[Verdict, ...],
 ) -> None:
     lines = counted(verdicts).split("\n")
-    apart = by_kind(verdicts)
-    assert list(apart) == list(KINDS) and counted(()) == "no claims"
-    for line, (kind, some) in zip(lines, apart.items(), strict=True):
+    by_verdict = by_kind(verdicts)
+    assert list(by_verdict) == list(KINDS) and counted(()) == "no claims"
+    for line, (kind, some) in zip(lines, by_verdict.items(), strict=True):
         assert line.startswith(f"{len(some)} {HEADINGS[kind]}: ")
         total = sum(int(part.split()[0]) for part in line.split(": ")[1].split(", "))
         assert total == len(some)
@@ -448,8 +454,8 @@ def test_markdown_and_rows_have_every_claim(verdicts: tuple[Verdict, ...]) -> No
 
 
 def test_one_claim_in_full_has_source_caveat_and_query(verdicts: tuple[Verdict, ...]) -> None:
-    (one,) = [it for it in verdicts if it.claim.claim_id == "mee-measures-are-slower-than-full-depth"]
-    text = in_full(one, 100)
+    (verdict,) = [it for it in verdicts if it.claim.claim_id == "mee-measures-are-slower-than-full-depth"]
+    text = full_entry(verdict, 100)
     assert "MEEBLOG, section 3" in text and "exitbench run mee" in text and "at most 1 speed-up" in text
     assert "“they also exhibit high latency" in text
-    assert text.endswith((one.claim.evidence_sql or "").strip())
+    assert text.endswith((verdict.claim.evidence_sql or "").strip())

@@ -50,11 +50,11 @@ def judge(database: Database, losses: np.ndarray, n: int, rule: str = "binomial"
     """The verdict on calibrations with these mean losses on `n` documents that they did not see."""
     ids = [f"a{number}" for number in range(len(losses))]
     same = {"delta": DELTA, "epsilon": EPSILON, "chosen": chosen, "rule": rule, "random_weights": False}
-    held_out = {"metric": "held_out_loss", "n": n, "is_current": True}
+    metric_row = {"metric": "held_out_loss", "n": n, "is_current": True}
     tables = {
         "calibrations": [{"attempt_id": it, **same} for it in ids],
         "metric_values": [
-            {"attempt_id": it, "value": float(loss), **held_out} for it, loss in zip(ids, losses, strict=True)
+            {"attempt_id": it, "value": float(loss), **metric_row} for it, loss in zip(ids, losses, strict=True)
         ],
     }
     with shadowed(database, tables):
@@ -81,8 +81,12 @@ def test_an_invalid_calibration_is_told_to_fail(database: Database) -> None:
 
 
 def test_calibrations_that_chose_nothing_kept_it_and_rules_without_the_promise_do_not_count(database: Database) -> None:
-    kept = judge(database, np.zeros(CALIBRATIONS), 16, chosen=False)
-    assert (kept.verdict, kept.value, kept.n) == ("holds here", pytest.approx(-EPSILON - 0.05), CALIBRATIONS)
+    kept_verdict = judge(database, np.zeros(CALIBRATIONS), 16, chosen=False)
+    assert (kept_verdict.verdict, kept_verdict.value, kept_verdict.n) == (
+        "holds here",
+        pytest.approx(-EPSILON - 0.05),
+        CALIBRATIONS,
+    )
     assert judge(database, np.ones(CALIBRATIONS), 16, rule="naive").verdict == "not measured"
 
 
@@ -93,8 +97,8 @@ def test_one_calibration_breaks_it_where_its_losses_reject_delta(
     database: Database, loss: float, n: int, breaks: int
 ) -> None:
     # Of 16 documents P[Bin(16, 0.1) >= 4] is 0.068 and P[Bin(16, 0.1) >= 8] is 0.00006; e times that is the bound.
-    found = judge(database, np.array([loss]), n)
-    assert found.value == pytest.approx(breaks - EPSILON - 0.05)
+    verdict = judge(database, np.array([loss]), n)
+    assert verdict.value == pytest.approx(breaks - EPSILON - 0.05)
 
 
 # ------------------------------------------------------------------------------------------ exits and blocks
@@ -117,15 +121,15 @@ def test_exits_are_held_against_epsilon_up_to_where_the_answer_differs(database:
     # behind the first that differs, and those of full depth, say nothing of the heads.
     answers = {"d": [(8, 1, 1), (2, 5, 5), (2, 6, 7), (2, 9, 9)], "e": [(2, 4, 4), (8, 3, 3)]}
     tokens = [
-        {"attempt_id": it["attempt_id"], "doc_key": key, "position": place, "exit_layer": layer, "token_id": said,
+        {"attempt_id": it["attempt_id"], "doc_key": key, "position": place, "exit_layer": layer, "token_id": token,
          "full_token_id": full}
         for it in frontier
         for key, answer in answers.items()
-        for place, (layer, said, full) in enumerate(answer, 1)
+        for place, (layer, token, full) in enumerate(answer, 1)
     ]  # fmt: skip
     with shadowed(database, {"frontier": frontier, "token_exit": tokens}):
-        found = check_claim(database, CLAIMS["heads-epsilon-is-kept"])
-    assert (found.value, found.n) == (pytest.approx(2 / 3 - 0.7), 1)
+        verdict = check_claim(database, CLAIMS["heads-epsilon-is-kept"])
+    assert (verdict.value, verdict.n) == (pytest.approx(2 / 3 - 0.7), 1)
 
 
 def test_what_mmlu_keeps_is_held_against_what_hellaswag_and_winogrande_lose(database: Database) -> None:
@@ -153,14 +157,14 @@ def test_what_mmlu_keeps_is_held_against_what_hellaswag_and_winogrande_lose(data
                 for chosen in (True, False)
             ]
     with shadowed(database, {"frontier": frontier, "choice_answers": answers}):
-        found = check_claim(database, CLAIMS["heads-keep-mmlu-and-lose-hellaswag-and-winogrande"])
+        checked = check_claim(database, CLAIMS["heads-keep-mmlu-and-lose-hellaswag-and-winogrande"])
         alone = [row for row in frontier if row["task"] != "lm-eval:mmlu"]
     # 3 and 2 of 8 others lost, 1 of 4 of MMLU's.
-    assert (found.value, found.n) == (pytest.approx(100 * (5 / 8 - 1 / 4)), 12)
+    assert (checked.value, checked.n) == (pytest.approx(100 * (5 / 8 - 1 / 4)), 12)
     lost = [np.array([100.0, 100, 100, 0, 0, 0, 100, 100]), np.array([0, 0, 0, 100.0])]
     t = (2.3646, 3.1824)
     half = np.sqrt(sum((q * each.std(ddof=1) / np.sqrt(len(each))) ** 2 for q, each in zip(t, lost, strict=True)))
-    assert (found.low, found.high) == pytest.approx((found.value - half, found.value + half), rel=1e-3)
+    assert (checked.low, checked.high) == pytest.approx((checked.value - half, checked.value + half), rel=1e-3)
     with shadowed(database, {"frontier": alone, "choice_answers": answers}):
         verdict = check_claim(database, CLAIMS["heads-keep-mmlu-and-lose-hellaswag-and-winogrande"]).verdict
     assert verdict == "not measured", "nothing to hold it against"

@@ -59,8 +59,8 @@ def test_nobody_is_said_to_claim_what_they_deny_or_never_said() -> None:
 
 def test_what_the_authors_say_is_their_claim_and_quotations_are_theirs_to_the_letter() -> None:
     claims = {claim.claim_id: claim for claim in read_claims()}
-    told = {name for name, claim in claims.items() if claim.unquoted}
-    assert told == {
+    unquoted = {name for name, claim in claims.items() if claim.unquoted}
+    assert unquoted == {
         "natcap-few-tokens-need-the-last-block",
         "natcap-suffixes-exit-earlier",
         "natcap-nouns-exit-before-punctuation",
@@ -94,8 +94,8 @@ def test_every_claim_says_what_it_is_of_and_how_ours_differs() -> None:
 
 def test_what_shows_a_claim_is_a_figure_or_table_of_the_report() -> None:
     names = {source.name for package in (figures, tables) for source in discover(package)}
-    shown = {claim.claim_id: claim.shown_in for claim in read_claims() if claim.shown_in}
-    assert set(shown.values()) <= names and len(shown) > 60
+    shown_in = {claim.claim_id: claim.shown_in for claim in read_claims() if claim.shown_in}
+    assert set(shown_in.values()) <= names and len(shown_in) > 60
 
 
 def test_random_weights_are_never_evidence_and_what_was_not_decoded_is_called_simulated() -> None:

@@ -51,8 +51,8 @@ def exits_of(method: str, params: dict[str, Any]) -> np.ndarray:
 
 def trace_of(method: str, exits: np.ndarray) -> Iterator[dict[str, Any]]:
     for document, block in product(range(DOCUMENTS), range(1, BLOCKS + 1)):
-        asked = block == exits[document] if method in ("static", "full") else block <= exits[document]
-        if asked:
+        evaluated = block == exits[document] if method in ("static", "full") else block <= exits[document]
+        if evaluated:
             label = int(RIGHT_DB[document, block - 1])
             yield {
                 "doc_key": f"{document:016x}", "block": block, "label_id": label, "prediction": float(label),
@@ -74,10 +74,10 @@ def database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> P
     for batch_size in (1, 32):
         full_id = None
         for name, params in settings if batch_size == 1 else settings[:1] + settings[-2:-1]:
-            asked = _cell(example, name, params, "quality", batch_size, full_id)
-            full_id = full_id or asked["cell_id"]
+            cell = _cell(example, name, params, "quality", batch_size, full_id)
+            full_id = full_id or cell["cell_id"]
             exits = exits_of(name, params)
-            _write_quality(example, folder / "spool", asked, name, exits)
+            _write_quality(example, folder / "spool", cell, name, exits)
             if params.get("threshold") == 0.6:
                 timed = _cell(example, name, params, "timing", batch_size, full_id)
                 _write_timing(example, folder / "spool", timed, 2.0 if batch_size == 1 else 1.0)
@@ -162,7 +162,7 @@ def test_ordinary_figures_have_the_settings_of_encoders(database: Path, rows_of:
     scores = rows_of(database, figures, "frontier")
     gated = [row for row in scores.rows if row["method"] == "max-prob"]
     exits = {threshold: exits_of("max-prob", {"threshold": threshold}) for threshold in (0.3, 0.6, 1.0)}
-    right = {threshold: RIGHT_DB[np.arange(DOCUMENTS), own - 1].mean() for threshold, own in exits.items()}
+    right = {threshold: RIGHT_DB[np.arange(DOCUMENTS), layers - 1].mean() for threshold, layers in exits.items()}
     assert sorted({(row["depth"], row["quality"]) for row in gated}) == [
         (pytest.approx(exits[threshold].mean() / BLOCKS), pytest.approx(right[threshold]))
         for threshold in sorted(exits)
@@ -175,9 +175,9 @@ def test_ordinary_figures_have_the_settings_of_encoders(database: Path, rows_of:
         ("float32, cpu, batch 32", 1.0, True),
     ]
     leaving = rows_of(database, figures, "exit_histogram")
-    for threshold, own in exits.items():
-        found = {row["exit_layer"]: row["tokens"] for row in leaving.rows if f":{threshold}" in row["params"]}
-        assert found == {int(block): int((own == block).sum()) for block in np.unique(own)}
+    for threshold, layers in exits.items():
+        tokens_by_layer = {row["exit_layer"]: row["tokens"] for row in leaving.rows if f":{threshold}" in row["params"]}
+        assert tokens_by_layer == {int(block): int((layers == block).sum()) for block in np.unique(layers)}
 
 
 def test_a_right_label_is_compared_with_each_wrong_one_of_its_block(database: Path, rows_of: Rows) -> None:
@@ -189,8 +189,8 @@ def test_a_right_label_is_compared_with_each_wrong_one_of_its_block(database: Pa
             (row,) = (r for r in frame.rows if (r["block"], r["is_right"]) == (block + 1, is_right))
             assert row["texts"] == (right == is_right).sum()
             assert row["mean"] == pytest.approx(score[right == is_right].mean())
-        for one, other in product(score[right], score[~right]):
-            wins, pairs = wins + (one > other) + (one == other) / 2, pairs + 1
+        for right_score, other in product(score[right], score[~right]):
+            wins, pairs = wins + (right_score > other) + (right_score == other) / 2, pairs + 1
     assert len(frame.rows) == 2 * (BLOCKS - 1), "of the run that asked most, where nobody leaves"
     assert encoder_confidence.chance_right_is_higher(frame) == pytest.approx(wins / pairs)
     (axes,) = encoder_confidence.plot(frame).axes
@@ -201,16 +201,16 @@ def test_an_oracles_exits_stand_beside_the_published_ones_of_the_task(database: 
     rows = rows_of(database, tables, "natcap_tables1_2_3_7_8_10_ideal_exit").rows
     encoders = [row for row in rows if row["kind"] == "classification (encoders)"]
     exits = exits_of("oracle", {})
-    ours = encoders[0]
-    assert (ours["printed_in"], ours["data"], ours["n"], ours["blocks"]) == ("here", "sst2", DOCUMENTS, BLOCKS)
-    assert (ours["ideal_exit"], ours["can_exit"]) == (
+    local = encoders[0]
+    assert (local["printed_in"], local["data"], local["n"], local["blocks"]) == ("here", "sst2", DOCUMENTS, BLOCKS)
+    assert (local["ideal_exit"], local["can_exit"]) == (
         pytest.approx(exits.mean()),
         pytest.approx(100 * (exits < BLOCKS).mean(), abs=1e-5),
     )
     spread = 2.0227 * exits.std(ddof=1) / np.sqrt(DOCUMENTS)  # Student's t of 39 degrees of freedom
-    assert ours["ideal_half_width"] == pytest.approx(spread, rel=1e-3)
-    beside = [row["data"] for row in encoders[1:7]]
-    assert beside == ["GLUE SST-2"] * 6 and "GLUE SST-2" not in [row["data"] for row in encoders[7:]]
+    assert local["ideal_half_width"] == pytest.approx(spread, rel=1e-3)
+    images = [row["data"] for row in encoders[1:7]]
+    assert images == ["GLUE SST-2"] * 6 and "GLUE SST-2" not in [row["data"] for row in encoders[7:]]
 
 
 def test_the_ideal_gate_stands_beside_the_published_one_of_the_task(database: Path, rows_of: Rows) -> None:
@@ -222,8 +222,8 @@ def test_the_ideal_gate_stands_beside_the_published_one_of_the_task(database: Pa
 def test_printed_speed_ups_are_told_under_each_definition(database: Path) -> None:
     claims = {claim.claim_id: claim for claim in read_claims() if claim.ledger == "encoders"}
     with open_database(database) as opened:
-        found = {name: check_claim(opened, claim) for name, claim in claims.items() if claim.suite is None}
-    assert {name: (verdict.value, verdict.verdict) for name, verdict in found.items()} == {
+        verdict_by_claim = {name: check_claim(opened, claim) for name, claim in claims.items() if claim.suite is None}
+    assert {name: (verdict.value, verdict.verdict) for name, verdict in verdict_by_claim.items()} == {
         "pabee-speed-up-by-its-own-code": (1.62, "inconsistent"),
         "pabee-speed-up-as-a-saving": (pytest.approx(1 - 1 / 1.62), "consistent"),
         "pabee-speed-up-by-elasticberts-ratio": (pytest.approx(12 / 1.57), "consistent"),

@@ -14,7 +14,7 @@ import pytest
 from exitbench.harness.planning.suite import load_suite
 from exitbench.reports import figures
 from exitbench.reports.frame import Frame
-from exitbench.reports.registry import Source, discover
+from exitbench.reports.registry import ReportSource, discover
 
 Rows = Callable[[Path, ModuleType, str], Frame]
 
@@ -93,7 +93,7 @@ def test_queries_run_on_the_example_and_on_an_empty_database(
 
 
 @pytest.mark.parametrize("source", EXPLAINED, ids=lambda source: source.name)
-def test_without_data_the_suite_is_named(source: Source) -> None:
+def test_without_data_the_suite_is_named(source: ReportSource) -> None:
     assert "exitbench run explain-published" in source.empty
 
 
@@ -139,7 +139,7 @@ def test_means_of_gains_over_three_choices_of_settings(lower_is_better: bool) ->
     runs = [FULL, *pair(1, (8, 2), (98, 49)), *pair(2, (7, 4), (98, 70)), *pair(3, (6, 5), (98, 97))]
     runs += pair(4, (4, 4), (40, 40))
     if lower_is_better:  # of errors, as much above full depth's 100 as the scores are below
-        runs = [{**one, "value": 200 - one["value"], "lower_is_better": True} for one in runs]
+        runs = [{**baseline, "value": 200 - baseline["value"], "lower_is_better": True} for baseline in runs]
     rows = query(BY_NAME["explain_jsd_average"].sql, runs)
     assert [row["gain"] for row in rows] == [6, 3, 1, 0]
     assert [row["collapsed"] for row in rows] == [True, False, False, True]
@@ -178,6 +178,6 @@ def test_rows_of_any_suite_are_drawn_and_other_settings_left_out() -> None:
         rows = query(source.sql, runs)
         assert {row.get("token_match", 0.9) for row in rows} == {0.9}, "an older version of a metric is no row"
         source.module.plot(Frame(tuple(rows[0]), tuple(rows))).draw_without_rendering()
-        assert query(source.sql, [{**one, "suite": "other"} for one in runs]) == rows
-        decayed = [{**one, "params": {**one["params"], "decay": "code"}} for one in runs]
+        assert query(source.sql, [{**other_run, "suite": "other"} for other_run in runs]) == rows
+        decayed = [{**other_run, "params": {**other_run["params"], "decay": "code"}} for other_run in runs]
         assert query(source.sql, decayed) == []

@@ -35,15 +35,18 @@ def params(**changes: Any) -> dict[str, Any]:
 
 def exits(margin: np.ndarray, epsilon: float) -> np.ndarray:
     """Exit layer of every token: heads after blocks 1 and 2, the first never used at the larger epsilon."""
-    taken = np.stack([(margin[:, 0] > 0.5) & (epsilon < 0.8), margin[:, 1] > epsilon], axis=1)
-    return np.where(taken.any(axis=1), taken.argmax(axis=1) + 1, BLOCKS)
+    exits_here = np.stack([(margin[:, 0] > 0.5) & (epsilon < 0.8), margin[:, 1] > epsilon], axis=1)
+    return np.where(exits_here.any(axis=1), exits_here.argmax(axis=1) + 1, BLOCKS)
 
 
 @pytest.fixture
 def database(example: ModuleType, world: Any, make_database: Callable[[Any], Path]) -> Path:
     """One model; heads at two epsilons, and once each with another confidence, drawn tokens and a constant rule."""
-    others = (params(confidence="entropy"), params(temperature=1.0), params(rule="constant"))
-    swept = tuple(example.Method("heads", one) for one in (*(params(epsilon=e) for e in EPSILONS), *others))
+    other_params = (params(confidence="entropy"), params(temperature=1.0), params(rule="constant"))
+    swept = tuple(
+        example.Method("heads", setting_params)
+        for setting_params in (*(params(epsilon=e) for e in EPSILONS), *other_params)
+    )
 
     def exit_rule(method: Any, beliefs: Any) -> np.ndarray:
         if method.name == "heads":
@@ -68,7 +71,8 @@ def test_a_share_of_an_error_is_kept_where_it_is_no_larger(
     database: Path, as_errors: Callable[[Path], Path], rows_of: Rows
 ) -> None:
     scores, errors = (
-        rows_of(one, figures, "heads_fig2_quality_by_epsilon").rows for one in (database, as_errors(database))
+        rows_of(source_database, figures, "heads_fig2_quality_by_epsilon").rows
+        for source_database in (database, as_errors(database))
     )
     assert [row["kept"] for row in scores] == pytest.approx([row["value"] / row["full_value"] for row in scores])
     assert [row["kept"] for row in errors] == pytest.approx([2 - row["value"] / row["full_value"] for row in errors])
@@ -79,7 +83,7 @@ def test_each_epsilon_is_a_point_with_its_interval(database: Path, rows_of: Rows
     quality = rows_of(database, figures, "heads_fig2_quality_by_epsilon")
     speed = rows_of(database, figures, "heads_fig3_speedup_by_epsilon")
     with open_database(database) as opened:
-        known = opened.query("FROM metric_values WHERE method = 'heads' AND execution = 'real'").to_pylist()
+        metric_rows = opened.query("FROM metric_values WHERE method = 'heads' AND execution = 'real'").to_pylist()
     for rows, metric in ((quality, "f1"), (speed, "speedup")):
         assert [(row["series"], row["epsilon"]) for row in rows.rows] == [
             ("entropy", 0.9),
@@ -87,9 +91,9 @@ def test_each_epsilon_is_a_point_with_its_interval(database: Path, rows_of: Rows
             ("margin", 0.9),
         ], "neither drawn tokens nor constant thresholds"
         for row in rows.rows:
-            (one,) = [
+            (full_row,) = [
                 other
-                for other in known
+                for other in metric_rows
                 if other["metric"] == metric
                 and f'"epsilon":{row["epsilon"]}' in other["params"].replace(" ", "")
                 and row["series"] in other["params"]
@@ -97,7 +101,7 @@ def test_each_epsilon_is_a_point_with_its_interval(database: Path, rows_of: Rows
                 and "constant" not in other["params"]
             ]
             assert [row[name] for name in ("value", "ci_low", "ci_high", "n")] == pytest.approx(
-                [one[name] for name in ("value", "ci_low", "ci_high", "n")]
+                [full_row[name] for name in ("value", "ci_low", "ci_high", "n")]
             )
     for module, rows in ((heads_fig2_quality_by_epsilon, quality), (heads_fig3_speedup_by_epsilon, speed)):
         (axes,) = drawn(module, rows).axes
@@ -106,8 +110,8 @@ def test_each_epsilon_is_a_point_with_its_interval(database: Path, rows_of: Rows
             [row["value"] for row in rows.rows if row["series"] == name] for name in ("entropy", "margin")
         )
     (floors,) = (bars for bars in axes.collections if bars.get_linewidth()[0] == 5)
-    shown = sorted(tuple(segment[:, 1]) for segment in floors.get_segments())
-    assert shown == sorted(zip(speed.values("aa_low"), speed.values("aa_high"), strict=True))
+    segments = sorted(tuple(segment[:, 1]) for segment in floors.get_segments())
+    assert segments == sorted(zip(speed.values("aa_low"), speed.values("aa_high"), strict=True))
 
 
 def test_shares_of_exits_are_told_of_every_head_with_intervals_by_document(
@@ -142,19 +146,22 @@ def test_shares_of_exits_are_told_of_every_head_with_intervals_by_document(
 
 def test_tokens_of_choices_leave_at_heads_too(choice_database: Path, tmp_path: Path, rows_of: Rows) -> None:
     path = Path(shutil.copy(choice_database, tmp_path / "heads.duckdb"))
-    asked = """json_object('rule', 'epsilon', 'epsilon', (params ->> 'threshold')::DOUBLE, 'confidence', 'margin',
+    params_sql = """json_object('rule', 'epsilon', 'epsilon', (params ->> 'threshold')::DOUBLE, 'confidence', 'margin',
                            'exit_blocks', [])"""
     with duckdb.connect(path) as connection:
-        connection.execute(f"UPDATE cell SET method = 'heads', params = {asked} WHERE method <> 'full'")
+        connection.execute(f"UPDATE cell SET method = 'heads', params = {params_sql} WHERE method <> 'full'")
     with open_database(path) as opened:
-        told = opened.query(
+        calibrations = opened.query(
             "SELECT params ->> 'epsilon' AS epsilon, exit_layer FROM token_trace WHERE method = 'heads'"
         )
     layers: dict[float, list[int]] = {}
-    for row in told.to_pylist():
+    for row in calibrations.to_pylist():
         layers.setdefault(float(row["epsilon"]), []).append(row["exit_layer"])
     rows = rows_of(path, figures, "heads_fig4_exit_distribution").rows
     assert len(layers) == 2 and {row["epsilon"] for row in rows} == layers.keys()
     for row in rows:
-        own = layers[row["epsilon"]]
-        assert (row["share"], row["n"]) == (pytest.approx(own.count(row["exit_layer"]) / len(own)), len(own))
+        expected_layers = layers[row["epsilon"]]
+        assert (row["share"], row["n"]) == (
+            pytest.approx(expected_layers.count(row["exit_layer"]) / len(expected_layers)),
+            len(expected_layers),
+        )

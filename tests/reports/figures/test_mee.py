@@ -17,12 +17,12 @@ from print_rules import print_faults
 
 from exitbench.reports import figures, tables
 from exitbench.reports.figures.mee import (
+    filter_origin,
     mee_appendix_similarity,
     mee_fig1_no_change,
     mee_fig2_final_confidence,
     mee_fig3_trajectories,
     mee_unpublished_monotone_confidence,
-    of_origin,
 )
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import shorten
@@ -81,7 +81,7 @@ class Probed:
         )
 
 
-def probed(blocks: int, seed: int) -> Probed:
+def make_probed(blocks: int, seed: int) -> Probed:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 6, DOCUMENTS)
     n = int(lengths.sum())
@@ -106,7 +106,7 @@ def probed(blocks: int, seed: int) -> Probed:
     )
 
 
-MODELS = {name: probed(blocks, seed) for seed, (name, blocks) in enumerate(DEPTHS.items())}
+MODELS = {name: make_probed(blocks, seed) for seed, (name, blocks) in enumerate(DEPTHS.items())}
 
 
 @pytest.fixture
@@ -123,37 +123,37 @@ def database(tmp_path_factory: pytest.TempPathFactory, example: ModuleType) -> P
 
 def database_of(folder: Path, example: ModuleType, *runs: Mapping[str, Probed]) -> Path:
     for place, run in enumerate(runs):
-        for name, one in run.items():
-            model = example.Model(name, "causal", one.agrees.shape[1], 0)
+        for name, probed in run.items():
+            model = example.Model(name, "causal", probed.agrees.shape[1], 0)
             full = example.cell_json(model, example.TASKS[0], example.FULL, "quality")
             cell = example.cell_json(model, example.TASKS[0], example.FULL, "probe", full["cell_id"], source=str(place))
             with example.AttemptWriter(folder / "spool", cell, example.ENV) as writer:
-                writer.write("probe", one.table())
+                writer.write("probe", probed.table())
                 writer.finish("ok")
     ingest(folder / "spool", folder / "exitbench.duckdb")
     return folder / "exitbench.duckdb"
 
 
 def by_model_and_block(frame: Frame, name: str, tolerance: float = 0) -> dict[tuple[str, int], float]:
-    rows = of_origin(frame, "ours").rows
+    rows = filter_origin(frame, "ours").rows
     return {(row["model"], row["block"]): row[name] for row in rows if row.get("tolerance", 0) == tolerance}
 
 
 def reach(share: float, half: float, documents: int) -> float:
-    """How far the interval of a share goes whose own t interval has this half width: the farther end on the logit."""
+    """Return the distance to the farther end of a share's logit interval, given the half width of its t interval."""
     if half < 1e-6:
         return max(share, 1 - share) * (1 - 0.025 ** (1 / documents))
     logit, steps = np.log(share / (1 - share)), half / (share * (1 - share))
     return float(max(share - 1 / (1 + np.exp(steps - logit)), 1 / (1 + np.exp(-steps - logit)) - share))
 
 
-def half_width(one: Probed, values: np.ndarray) -> np.ndarray:
+def half_width(probed: Probed, values: np.ndarray) -> np.ndarray:
     """Half the 95 % interval of the mean of `values` [N, ..] over tokens, where tokens of a document come together."""
-    keys = sorted(set(one.doc_key))
-    inside = np.array([[key == other for other in one.doc_key] for key in keys], float)
-    rest = inside @ (values.astype(float) - values.astype(float).mean(axis=0))
+    keys = sorted(set(probed.doc_key))
+    inside = np.array([[key == other for other in probed.doc_key] for key in keys], float)
+    deviation = inside @ (values.astype(float) - values.astype(float).mean(axis=0))
     n = len(keys)
-    halves = T[n] * np.sqrt(n / (n - 1) * (rest**2).sum(axis=0)) / len(values)
+    halves = T[n] * np.sqrt(n / (n - 1) * (deviation**2).sum(axis=0)) / len(values)
     sums, means = inside @ values, values.mean(axis=0)
     shares = ((sums >= 0) & (sums <= inside.sum(axis=1).reshape(-1, *[1] * (values.ndim - 1)))).all(axis=0)
     parts = zip(np.ravel(means), np.ravel(halves), np.ravel(shares), strict=True)
@@ -161,41 +161,41 @@ def half_width(one: Probed, values: np.ndarray) -> np.ndarray:
 
 
 def expected_by_block(values: Callable[[Probed], np.ndarray]) -> dict[tuple[str, int], float]:
-    """What `values` gives for each block [L], by model and block."""
-    return {(name, i + 1): value for name, one in MODELS.items() for i, value in enumerate(values(one))}
+    """Return the result of `values` for each block [L], by model and block."""
+    return {(name, i + 1): value for name, probed in MODELS.items() for i, value in enumerate(values(probed))}
 
 
-def unchanged(one: Probed) -> np.ndarray:
-    """Whether a token's prediction stays from a block on [N, L]."""
-    return np.array([one.agrees[:, block:].all(axis=1) for block in range(one.agrees.shape[1])]).T
+def unchanged(probed: Probed) -> np.ndarray:
+    """Return whether a token's prediction stays from a block on [N, L]."""
+    return np.array([probed.agrees[:, block:].all(axis=1) for block in range(probed.agrees.shape[1])]).T
 
 
-def monotone(one: Probed) -> np.ndarray:
-    """Whether a token's probability falls at no block after one [N, L]."""
-    rises = np.diff(one.signals["p_final"], axis=1) >= 0
+def monotone(probed: Probed) -> np.ndarray:
+    """Return whether a token's probability falls at no later block [N, L]."""
+    rises = np.diff(probed.signals["p_final"], axis=1) >= 0
     return np.array([rises[:, block:].all(axis=1) for block in range(rises.shape[1] + 1)]).T
 
 
-def nearly_monotone(one: Probed) -> np.ndarray:
-    """Whether a token's probability falls by no more than 0.01 in all after a block [N, L]."""
-    p_NL = one.signals["p_final"].astype(float)
+def nearly_monotone(probed: Probed) -> np.ndarray:
+    """Return whether a token's probability falls by at most 0.01 in total after a block [N, L]."""
+    p_NL = probed.signals["p_final"].astype(float)
     fall_NL = p_NL - np.minimum.accumulate(p_NL[:, ::-1], axis=1)[:, ::-1]
     return np.array([(fall_NL[:, block:] <= 0.01).all(axis=1) for block in range(p_NL.shape[1])]).T
 
 
 def test_no_change_and_monotone_shares_with_intervals_by_document(database: Path, rows_of: Rows) -> None:
-    for name, held, tolerance in (
+    for name, holds, tolerance in (
         ("mee_fig1_no_change", unchanged, 0),
         ("mee_unpublished_monotone_confidence", monotone, 0),
         ("mee_unpublished_monotone_confidence", nearly_monotone, 0.01),
     ):
         rows = rows_of(database, figures, name)
-        shares = expected_by_block(lambda one, held=held: held(one).mean(axis=0))  # type: ignore[misc]
-        halves = expected_by_block(lambda one, held=held: half_width(one, held(one)))  # type: ignore[misc]
+        shares = expected_by_block(lambda probed, holds=holds: holds(probed).mean(axis=0))  # type: ignore[misc]
+        halves = expected_by_block(lambda probed, holds=holds: half_width(probed, holds(probed)))  # type: ignore[misc]
         assert by_model_and_block(rows, "share", tolerance) == pytest.approx(shares)
         assert by_model_and_block(rows, "half_width", tolerance) == pytest.approx(halves, abs=1e-9)
-        assert {row["model"]: row["n"] for row in of_origin(rows, "ours").rows} == {
-            model: len(one.position) for model, one in MODELS.items()
+        assert {row["model"]: row["n"] for row in filter_origin(rows, "ours").rows} == {
+            model: len(probed.position) for model, probed in MODELS.items()
         }
 
 
@@ -203,7 +203,9 @@ def test_the_run_with_the_most_documents_counts(make_database: Callable[..., Pat
     deep = {"deep": MODELS["deep"]}
     database = make_database(deep, {"deep": of_documents(MODELS["deep"], ["doc0", "doc1"])})
     for name in ("mee_fig1_no_change", "mee_fig2_final_confidence", "mee_unpublished_monotone_confidence"):
-        assert set(of_origin(rows_of(database, figures, name), "ours").values("n")) == {len(MODELS["deep"].position)}
+        assert set(filter_origin(rows_of(database, figures, name), "ours").values("n")) == {
+            len(MODELS["deep"].position)
+        }
     similarity = rows_of(database, figures, "mee_appendix_similarity")
     assert similarity.distinct("documents") == [DOCUMENTS // 4]
     assert rows_of(database, tables, "mee_table1_easy_difficult").rows[0]["n"] == DOCUMENTS // 4
@@ -212,7 +214,7 @@ def test_the_run_with_the_most_documents_counts(make_database: Callable[..., Pat
 def test_published_curves_are_those_of_twelve_blocks(database: Path, rows_of: Rows) -> None:
     tick = {"mee_fig1_no_change": ("share", 0.75), "mee_fig2_final_confidence": ("mean", 0.48)}
     for name, (column, value) in {**tick, "mee_unpublished_monotone_confidence": ("share", 0.23)}.items():
-        printed = of_origin(rows_of(database, figures, name), "published")
+        printed = filter_origin(rows_of(database, figures, name), "published")
         assert printed.distinct("model") == ["CALM", "FREE", "vanilla"]
         assert {row[column] for row in printed.rows if (row["model"], row["block"]) == ("CALM", 2)} == {value}
         assert printed.distinct("blocks") == [12]
@@ -228,31 +230,35 @@ def test_a_probability_that_stays_is_no_fall(make_database: Callable[..., Path],
 
 def test_mean_and_spread_of_the_final_probability(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, figures, "mee_fig2_final_confidence")
-    for column, of in (("mean", np.mean), ("std", np.std)):
-        expected = expected_by_block(lambda one, of=of: of(one.signals["p_final"].astype(float), axis=0))  # type: ignore[misc]
+    for column, statistic in (("mean", np.mean), ("std", np.std)):
+        expected = expected_by_block(
+            lambda probed, statistic=statistic: statistic(probed.signals["p_final"].astype(float), axis=0)
+        )  # type: ignore[misc]
         assert by_model_and_block(rows, column) == pytest.approx(expected, abs=1e-6)
-    halves = expected_by_block(lambda one: half_width(one, one.signals["p_final"]))
+    halves = expected_by_block(lambda probed: half_width(probed, probed.signals["p_final"]))
     assert by_model_and_block(rows, "half_width") == pytest.approx(halves, abs=1e-6)
 
 
-def latest(one: Probed) -> int:
+def latest(probed: Probed) -> int:
     """Index of the token whose final prediction matches latest, then the surest."""
-    first_match = one.agrees.argmax(1)
-    return max(range(len(first_match)), key=lambda i: (first_match[i], one.signals["p_final"][i, -1]))
+    first_match = probed.agrees.argmax(1)
+    return max(range(len(first_match)), key=lambda i: (first_match[i], probed.signals["p_final"][i, -1]))
 
 
 def test_the_trajectory_is_of_the_surest_of_the_latest_tokens(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, figures, "mee_fig3_trajectories")
     for (model,), part in rows.groups("model"):
-        one = MODELS[model]
-        token = latest(one)
-        assert {(row["doc_key"], row["position"]) for row in part.rows} == {(one.doc_key[token], one.position[token])}
-        blocks = one.agrees.shape[1]
-        final = one.signals["top1_id"][token, -1]
-        expected = {(final, block + 1): one.signals["p_final"][token, block] for block in range(blocks)}
+        probed = MODELS[model]
+        token = latest(probed)
+        assert {(row["doc_key"], row["position"]) for row in part.rows} == {
+            (probed.doc_key[token], probed.position[token])
+        }
+        blocks = probed.agrees.shape[1]
+        final = probed.signals["top1_id"][token, -1]
+        expected = {(final, block + 1): probed.signals["p_final"][token, block] for block in range(blocks)}
         for block in range(blocks):
             for place in (1, 2, 3):
-                candidate, p = one.signals[f"top{place}_id"][token, block], one.signals[f"p{place}"][token, block]
+                candidate, p = probed.signals[f"top{place}_id"][token, block], probed.signals[f"p{place}"][token, block]
                 if candidate != final and p > 0.1:
                     expected[candidate, block + 1] = p
         assert {(row["candidate_id"], row["block"]): row["probability"] for row in part.rows} == expected
@@ -262,45 +268,47 @@ def test_the_trajectory_is_of_the_surest_of_the_latest_tokens(database: Path, ro
 def test_candidates_are_spelled_as_the_tokenizer_does(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, figures, "mee_fig3_trajectories")
     assert rows.distinct("candidate") == [None], "no tokenizer is recorded"
-    spelled = Frame(rows.columns, tuple({**row, "candidate": f"_{row['candidate_id']}" * 9} for row in rows.rows))
-    final = spelled.rows[0]["candidate_id"]
-    legend = drawn(mee_fig3_trajectories.plot, spelled).axes[0].get_legend()
+    with_long_texts = Frame(
+        rows.columns, tuple({**row, "candidate": f"_{row['candidate_id']}" * 9} for row in rows.rows)
+    )
+    final = with_long_texts.rows[0]["candidate_id"]
+    legend = drawn(mee_fig3_trajectories.plot, with_long_texts).axes[0].get_legend()
     assert legend is not None
     assert legend.get_texts()[0].get_text().strip() == f"{shorten(f'_{final}' * 9, 12)}, final"
     assert legend.get_title().get_text() == "token"
 
 
-def quarters(one: Probed) -> dict[str, list[str]]:
+def quarters(probed: Probed) -> dict[str, list[str]]:
     """Documents of the two classes, by the mean of s over tokens and blocks."""
-    s, keys = one.signals["cosine_last"][:, :-1], np.array(one.doc_key)
-    order = sorted(set(one.doc_key), key=lambda key: -s[keys == key].astype(float).mean())
+    s, keys = probed.signals["cosine_last"][:, :-1], np.array(probed.doc_key)
+    order = sorted(set(probed.doc_key), key=lambda key: -s[keys == key].astype(float).mean())
     quarter = len(order) // 4
     return {"easy": order[:quarter], "difficult": order[-quarter:]}
 
 
-def of_documents(one: Probed, documents: list[str]) -> Probed:
+def of_documents(probed: Probed, documents: list[str]) -> Probed:
     """The probes of some documents alone."""
-    kept = np.isin(one.doc_key, documents)
+    selected = np.isin(probed.doc_key, documents)
     return Probed(
-        list(np.array(one.doc_key)[kept]),
-        list(np.array(one.position)[kept]),
-        {name: values[kept] for name, values in one.signals.items()},
+        list(np.array(probed.doc_key)[selected]),
+        list(np.array(probed.position)[selected]),
+        {name: values[selected] for name, values in probed.signals.items()},
     )
 
 
 def test_similarity_of_easy_and_difficult_documents(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, figures, "mee_appendix_similarity")
     for (model, name), part in rows.groups("model", "class"):
-        within = of_documents(MODELS[model], quarters(MODELS[model])[name])
-        cosine = within.signals["cosine_last"].astype(float)
+        of_class = of_documents(MODELS[model], quarters(MODELS[model])[name])
+        cosine = of_class.signals["cosine_last"].astype(float)
         assert part.values("block") == list(range(1, DEPTHS[model] + 1))
         assert part.values("cosine") == pytest.approx(cosine.mean(axis=0), abs=1e-6)
-        assert part.values("half_width") == pytest.approx(half_width(within, cosine), abs=1e-6)
+        assert part.values("half_width") == pytest.approx(half_width(of_class, cosine), abs=1e-6)
         assert part.distinct("documents") == [DOCUMENTS // 4]
     panels = drawn(mee_appendix_similarity.plot, rows).axes
     for axes, ((_,), part) in zip(panels, rows.groups("model"), strict=True):
-        shown = {line.get_color(): list(line.get_ydata()) for line in axes.lines if len(line.get_ydata()) > 2}
-        assert shown == {
+        curves = {line.get_color(): list(line.get_ydata()) for line in axes.lines if len(line.get_ydata()) > 2}
+        assert curves == {
             colour: [row["cosine"] for row in part.rows if row["class"] == name]
             for name, colour in (("easy", "#009E73"), ("difficult", "#0072B2"))
         }
@@ -316,21 +324,21 @@ def test_easy_and_difficult_documents(database: Path, rows_of: Rows) -> None:
         (model, name) for model in DEPTHS for name in ("easy", "difficult")
     ]
     for row in rows:
-        one, blocks = MODELS[row["model"]], DEPTHS[row["model"]]
-        documents = quarters(one)[row["class"]]
-        s = one.signals["cosine_last"][np.isin(one.doc_key, documents)][:, :-1]
+        probed, blocks = MODELS[row["model"]], DEPTHS[row["model"]]
+        documents = quarters(probed)[row["class"]]
+        s = probed.signals["cosine_last"][np.isin(probed.doc_key, documents)][:, :-1]
         similar = s >= 0.9
         first = np.where(similar.any(axis=1), similar.argmax(axis=1) + 1, blocks)
-        lengths = [one.doc_key.count(key) for key in documents]
+        lengths = [probed.doc_key.count(key) for key in documents]
         for name, values in (("first_similar", first), ("similar", similar.sum(axis=1)), ("length", lengths)):
-            found = (row[f"{name}_mean"], row[f"{name}_std"])
-            assert found == pytest.approx((np.mean(values), np.std(values)), abs=1e-6)
+            stored = (row[f"{name}_mean"], row[f"{name}_std"])
+            assert stored == pytest.approx((np.mean(values), np.std(values)), abs=1e-6)
         after = {"grows": 0, "grows_after_sixth": round(blocks / 6), "grows_after_third": round(blocks / 3)}
-        for name, left_out in after.items():
-            assert row[name] == pytest.approx(np.mean((np.diff(s[:, left_out:], axis=1) > 0).all(axis=1)))
-            within = of_documents(one, documents)
-            grown = (np.diff(within.signals["cosine_last"][:, left_out:-1], axis=1) > 0).all(axis=1)
-            assert row[f"{name}_half"] == pytest.approx(half_width(within, grown), abs=1e-9)
+        for name, omitted in after.items():
+            assert row[name] == pytest.approx(np.mean((np.diff(s[:, omitted:], axis=1) > 0).all(axis=1)))
+            selected_probes = of_documents(probed, documents)
+            grown = (np.diff(selected_probes.signals["cosine_last"][:, omitted:-1], axis=1) > 0).all(axis=1)
+            assert row[f"{name}_half"] == pytest.approx(half_width(selected_probes, grown), abs=1e-9)
         assert (row["sixth"], row["third"]) == tuple(after.values())[1:]
         assert (row["n"], row["tokens"]) == (len(documents), len(s))
 
@@ -346,7 +354,7 @@ def test_growth_is_judged_after_a_sixth_and_a_third_of_the_blocks(
     s[:, -1] = 1
     top1 = np.ones((len(grows_from), blocks), int)
     probes = {"m": Probed(list("abcdefgh"), [1] * 8, {"top1_id": top1, "cosine_last": s})}
-    easy, difficult = of_origin(rows_of(make_database(probes), tables, "mee_table1_easy_difficult"), "ours").rows
+    easy, difficult = filter_origin(rows_of(make_database(probes), tables, "mee_table1_easy_difficult"), "ours").rows
     names = ("grows", "grows_after_sixth", "grows_after_third")
     assert [easy[name] for name in names] == [0, 0.5, 1]
     assert [difficult[name] for name in names] == [0, 0, 0.5]
@@ -378,7 +386,7 @@ def test_nothing_is_told_of_an_interval_of_documents_that_all_agree(database: Pa
 def _no_warnings(recwarn: pytest.WarningsRecorder) -> Iterator[None]:
     """matplotlib warns where the parts of a figure do not fit."""
     yield
-    assert [str(one.message) for one in recwarn] == []
+    assert [str(warning.message) for warning in recwarn] == []
 
 
 def drawn(plot: Callable[[Frame], Figure], frame: Frame) -> Figure:
@@ -404,11 +412,13 @@ def test_each_model_is_one_line_in_its_colour(
     rows = rows_of(database, figures, name)
     panels = drawn(plot, rows).axes
     styles = series_styles(DEPTHS)
-    ours = [line for axes in panels for line in axes.lines if line.get_marker() != "x"]
-    lines = {(line.get_color(), line.get_marker(), line.get_linestyle()): list(line.get_ydata()) for line in ours}
+    local_lines = [line for axes in panels for line in axes.lines if line.get_marker() != "x"]
+    lines = {
+        (line.get_color(), line.get_marker(), line.get_linestyle()): list(line.get_ydata()) for line in local_lines
+    }
     drawn_as = {None: "-", 0: "-", 0.01: "--"}
     expected: dict[tuple[str, str, str], list[float]] = {}
-    for row in of_origin(rows, "ours").rows:
+    for row in filter_origin(rows, "ours").rows:
         style = styles[row["model"]]
         expected.setdefault((style.colour, style.marker, drawn_as[row.get("tolerance")]), []).append(row[column])
     assert lines == expected
@@ -442,13 +452,13 @@ def test_the_name_of_a_published_curve_covers_no_line(database: Path, rows_of: R
 
 def test_ribbons_of_spread_and_bars_end_at_zero_and_one(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, figures, "mee_fig2_final_confidence")
-    for axes, (_, ours) in zip(
-        drawn(mee_fig2_final_confidence.plot, rows).axes, of_origin(rows, "ours").groups("model"), strict=True
+    for axes, (_, local_lines) in zip(
+        drawn(mee_fig2_final_confidence.plot, rows).axes, filter_origin(rows, "ours").groups("model"), strict=True
     ):
         (ribbon,) = (bundle for bundle in axes.collections if isinstance(bundle, PolyCollection))
         (bars,) = (bundle for bundle in axes.collections if isinstance(bundle, LineCollection))
         for ends, column in ((ribbon.get_paths()[0].vertices, "std"), (np.vstack(bars.get_segments()), "half_width")):
-            signed = ((row, sign) for row in ours.rows for sign in (-1, 1))
+            signed = ((row, sign) for row in local_lines.rows for sign in (-1, 1))
             expected = [np.clip(row["mean"] + sign * row[column], 0, 1) for row, sign in signed]
             assert {round(float(y), 6) for y in ends[:, 1]} == {round(float(y), 6) for y in expected}
 
@@ -471,8 +481,8 @@ def test_trajectories_have_a_panel_a_model_and_gaps_where_a_candidate_was_unlike
         lines = labelled(axes)
         final = f"{part.rows[0]['candidate_id']}, final"
         assert len(lines[final]) == DEPTHS[model]
-        shown = sorted(y for line in candidates(axes) for y in line.get_ydata() if not np.isnan(y))
-        assert shown == sorted(part.values("probability"))
+        values = sorted(y for line in candidates(axes) for y in line.get_ydata() if not np.isnan(y))
+        assert values == sorted(part.values("probability"))
 
 
 def test_only_the_likeliest_candidates_are_named(database: Path, rows_of: Rows) -> None:
@@ -486,6 +496,6 @@ def test_only_the_likeliest_candidates_are_named(database: Path, rows_of: Rows) 
     named = [str(candidate) for candidate, _ in likeliest.most_common(7)]
     legend = deep.get_legend()
     assert legend is not None
-    final, *others, rest = [text.get_text() for text in legend.get_texts()]
-    assert (sorted(others), rest) == (sorted(named), "others")
+    final, *other_labels, last_label = [text.get_text() for text in legend.get_texts()]
+    assert (sorted(other_labels), last_label) == (sorted(named), "others")
     assert final.endswith(", final")

@@ -63,12 +63,12 @@ def swept(example: ModuleType) -> Any:
         methods=(example.FULL, example.Method("oracle", {"match": "first"})),
         swept=tuple(example.Method("max-prob", {"threshold": threshold}) for threshold in (0.4, 0.9, 0.999)),
         exit_rule=exits,
-        left_out=frozenset({"scores", "fit", "calibration"}),
+        omitted_kinds=frozenset({"scores", "fit", "calibration"}),
     )
 
 
 def probed_again(example: ModuleType) -> Any:
-    """The same; then newer code probes the same documents, and a probe looks inside blocks of them."""
+    """Return the world of `swept` in which newer code probes the documents again, once with sublayers."""
 
     def write(world: Any, root: Path, model: Any, task: Any) -> None:
         full = world.cell(model, task, example.FULL, "quality")
@@ -90,17 +90,17 @@ def database(example: ModuleType, database_of: Callable[[Any], Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def database_again(example: ModuleType, database_of: Callable[[Any], Path]) -> Path:
-    """The same of `probed_again`."""
+    """The database of `probed_again`."""
     return completed(database_of(probed_again(example)))
 
 
 def completed(path: Path) -> Path:
-    models = asked(
+    models = query_rows(
         path,
         "SELECT model AS name, attempt_id, tokenizer_sha256, blocks, full_depth_attempt_id FROM runs "
         "WHERE kind = 'probe' AND record IS NULL ORDER BY model, attempt_id",
     )
-    documents = [row["doc_key"] for row in asked(path, "SELECT DISTINCT doc_key FROM probe_trace ORDER BY 1")]
+    documents = [row["doc_key"] for row in query_rows(path, "SELECT DISTINCT doc_key FROM probe_trace ORDER BY 1")]
     with duckdb.connect(path) as connection:
 
         def insert(table: str, rows: list[dict[str, Any]]) -> None:
@@ -124,14 +124,14 @@ def spellings(tokenizer: str) -> list[dict[str, Any]]:
         {
             "tokenizer_sha256": tokenizer,
             "token_id": i,
-            "text": spelled(i),
+            "text": token_text(i),
             "begins_word": None if i == NO_TEXT else i % 3 > 0,
         }
         for i in range(100)
     ]
 
 
-def spelled(token_id: int) -> str:
+def token_text(token_id: int) -> str:
     return "\U0001f980" if token_id == UNDRAWABLE else f"w{token_id}"
 
 
@@ -186,20 +186,20 @@ def tags(attempt: str, documents: list[str]) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def probed(database: Path) -> list[Row]:
     """Every probed token."""
-    return asked(
+    return query_rows(
         database,
         "SELECT model, attempt_id, doc_key, position, token_id, first_match, p1, top1_id, top2_id, top3_id, p_final, "
         "full_token_id FROM probe_trace ORDER BY ALL",
     )
 
 
-def asked(database: Path, sql: str) -> list[Row]:
+def query_rows(database: Path, sql: str) -> list[Row]:
     with open_database(database) as opened:
         return list(Frame.query(opened, sql).rows)
 
 
 def reach(share: float, half: float, documents: int) -> float:
-    """How far the interval of a share goes whose own t interval has this half width: the farther end on the logit."""
+    """Return the distance to the farther end of a share's logit interval, given the half width of its t interval."""
     if half < 1e-6:
         return max(share, 1 - share) * (1 - 0.025 ** (1 / documents))
     logit, steps = np.log(share / (1 - share)), half / (share * (1 - share))
@@ -231,7 +231,7 @@ def by_document(rows: Iterable[Row], value: Callable[[Row], float]) -> list[tupl
 def _no_warnings(recwarn: pytest.WarningsRecorder) -> Iterator[None]:
     """matplotlib warns where the parts of a figure do not fit, and where its font lacks a letter."""
     yield
-    assert [str(one.message) for one in recwarn] == []
+    assert [str(warning.message) for warning in recwarn] == []
 
 
 def drawn(name: str, frame: Frame) -> Figure:
@@ -247,7 +247,9 @@ def drawn(name: str, frame: Frame) -> Figure:
 
 def heights(axes: Iterable[Axes]) -> list[float]:
     """y of every marker."""
-    return [y for one in axes for line in one.lines if line.get_marker() not in ("None", "") for y in line.get_ydata()]
+    return [
+        y for panel in axes for line in panel.lines if line.get_marker() not in ("None", "") for y in line.get_ydata()
+    ]
 
 
 def texts(figure: Figure) -> list[str]:
@@ -261,12 +263,14 @@ def cells(name: str, row: Row) -> dict[str, str]:
 
 def test_first_matches_and_their_mean(database: Path, rows_of: Rows, probed: list[Row]) -> None:
     rows = rows_of(database, figures, "natcap_fig1_first_match")
-    ours = [row for row in rows.rows if row["origin"] == "ours"]
-    assert {(row["model"], row["series"]) for row in ours} == set(SERIES.items())
-    for row in ours:
+    local_rows = [row for row in rows.rows if row["origin"] == "ours"]
+    assert {(row["model"], row["series"]) for row in local_rows} == set(SERIES.items())
+    for row in local_rows:
         tokens = of_model(probed, row["model"])
-        share = mean_and_half(by_document(tokens, lambda one, block=row["block"]: float(one["first_match"] == block)))
-        ideal = mean_and_half(by_document(tokens, lambda one: one["first_match"]))
+        share = mean_and_half(
+            by_document(tokens, lambda token, block=row["block"]: float(token["first_match"] == block))
+        )
+        ideal = mean_and_half(by_document(tokens, lambda token: token["first_match"]))
         assert (row["share"], row["half_width"]) == pytest.approx(share, abs=1e-6)
         assert (row["ideal_exit"], row["ideal_half_width"]) == pytest.approx(ideal, abs=1e-6)
         assert (row["blocks"], row["n"]) == (len(tokens[0]["p1"]), len(tokens))
@@ -276,11 +280,11 @@ def test_first_matches_and_their_mean(database: Path, rows_of: Rows, probed: lis
     (axes,) = drawn("natcap_fig1_first_match", rows).axes
     crosses = [x for line in axes.lines if line.get_marker() == "x" for x in line.get_xdata()]
     assert crosses == pytest.approx([23.47 / 40 * 6, 20.67 / 32 * 6])
-    ideals = {row["ideal_exit"] for row in ours}
-    above = [x for line in axes.lines for x, y in zip(*line.get_data(), strict=True) if y > 1.02]
-    assert sorted(set(above) - set(crosses)) == sorted(ideals)
+    ideals = {row["ideal_exit"] for row in local_rows}
+    labelled_x = [x for line in axes.lines for x, y in zip(*line.get_data(), strict=True) if y > 1.02]
+    assert sorted(set(labelled_x) - set(crosses)) == sorted(ideals)
     assert [y for y in heights([axes]) if y <= 1.02] == [
-        row["share"] for series in sorted(SERIES.values()) for row in ours if row["series"] == series
+        row["share"] for series in sorted(SERIES.values()) for row in local_rows if row["series"] == series
     ]
 
 
@@ -291,12 +295,14 @@ def test_the_example_is_the_surest_of_the_latest_tokens(database: Path, rows_of:
         tokens = of_model(probed, model)
         latest = max(token["first_match"] for token in tokens)
         late = [token for token in tokens if token["first_match"] == latest]
-        token = min(late, key=lambda one: (-one["p_final"][-1], one["doc_key"], one["position"]))
+        token = min(
+            late, key=lambda candidate: (-candidate["p_final"][-1], candidate["doc_key"], candidate["position"])
+        )
         for row in part.rows:
             assert (row["doc_key"], row["position"]) == (token["doc_key"], token["position"])
             token_id = token[f"top{row['rank']}_id"][row["block"] - 1]
             assert (row["token_id"], row["is_final"]) == (token_id, token_id == token["full_token_id"])
-            assert row["text"] == spelled(token_id)
+            assert row["text"] == token_text(token_id)
         bold = [text for text in axes.texts if text.get_fontweight() == "bold"]
         assert len(bold) == sum(row["is_final"] for row in part.rows)
         assert len([text for text in axes.texts if text.get_text()[-5:-2] in (" 0.", " 1.")]) == len(part.rows)
@@ -304,20 +310,22 @@ def test_the_example_is_the_surest_of_the_latest_tokens(database: Path, rows_of:
 
 def test_a_letter_that_the_font_lacks_is_a_box(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, figures, "natcap_fig2_hypotheses")
-    shown = ({**row, "text": text} for row, text in zip(rows.rows, ["\U0001f980", "a\nb", "Ġc", None], strict=False))
-    words = " ".join(texts(drawn("natcap_fig2_hypotheses", Frame(rows.columns, tuple(shown)))))
+    printable_rows = (
+        {**row, "text": text} for row, text in zip(rows.rows, ["\U0001f980", "a\nb", "Ġc", None], strict=False)
+    )
+    words = " ".join(texts(drawn("natcap_fig2_hypotheses", Frame(rows.columns, tuple(printable_rows)))))
     assert all(word in words for word in ("□ ", "a\\nb ", "▁c ", f"{rows.rows[3]['token_id']} "))
 
 
 def gates(database: Path) -> dict[str, Row]:
     """The least careful threshold of each model that keeps 98 % of the score."""
-    kept = asked(
+    exits = query_rows(
         database,
         "SELECT * FROM frontier WHERE method = 'max-prob' AND execution = 'real' AND value >= 0.98 * full_value",
     )
     return {
-        model: min(of_model(kept, model), key=lambda row: row["mean_exit_layer"])
-        for model in {r["model"] for r in kept}
+        model: min(of_model(exits, model), key=lambda row: row["mean_exit_layer"])
+        for model in {r["model"] for r in exits}
     }
 
 
@@ -332,16 +340,19 @@ def test_a_gate_is_shown_at_the_least_careful_threshold_that_keeps_the_score(
     assert {r["model"] for r in rows.rows if r["method"] == "oracle"} == set(LOSSES)
     ideal = {(token["model"], token["doc_key"], token["position"]): token["first_match"] for token in probed}
     for row in (row for row in rows.rows if row["method"] == "max-prob"):
-        exits = asked(
+        exits = query_rows(
             database,
             "SELECT model, doc_key, position, exit_layer FROM token_trace WHERE execution = 'simulated' "
             f"AND model = '{row['model']}' AND params = '{row['params']}'",
         )
-        apart = by_document(
-            exits, lambda one: abs(one["exit_layer"] - ideal[one["model"], one["doc_key"], one["position"]])
+        distance = by_document(
+            exits,
+            lambda exit_row: abs(
+                exit_row["exit_layer"] - ideal[exit_row["model"], exit_row["doc_key"], exit_row["position"]]
+            ),
         )
-        assert (row["distance"], row["distance_half_width"]) == pytest.approx(mean_and_half(apart), abs=1e-6)
-        mean_exit = np.mean([one["exit_layer"] for one in exits])
+        assert (row["distance"], row["distance_half_width"]) == pytest.approx(mean_and_half(distance), abs=1e-6)
+        mean_exit = np.mean([exit_row["exit_layer"] for exit_row in exits])
         assert row["simulated_speedup"] == pytest.approx(row["blocks"] / mean_exit, abs=1e-6)
         assert row["speedup"] == chosen[row["model"]]["speedup"]
 
@@ -382,7 +393,7 @@ def test_models_whose_gates_keep_too_little_say_so(database: Path, rows_of: Rows
 def test_confidence_by_block(database: Path, rows_of: Rows, probed: list[Row]) -> None:
     rows = rows_of(database, figures, "natcap_fig4_confidence")
     for row in rows.rows:
-        tokens = by_document(of_model(probed, row["model"]), lambda one, block=row["block"]: one["p1"][block - 1])
+        tokens = by_document(of_model(probed, row["model"]), lambda token, block=row["block"]: token["p1"][block - 1])
         assert (row["mean"], row["half_width"]) == pytest.approx(mean_and_half(tokens), abs=1e-6)
     assert sorted(heights(drawn("natcap_fig4_confidence", rows).axes)) == sorted(rows.values("mean"))
 
@@ -396,8 +407,8 @@ def test_ideal_exits_along_an_answer_are_of_classes_of_positions(
     for row in rows.rows:
         tokens = of_model(probed, row["model"])
         if row["measure"] == "position":
-            tokens = [one for one in tokens if abs(one["position"] - row["x"]) < 1]
-        expected = mean_and_half(by_document(tokens, lambda one: one["first_match"]))
+            tokens = [token for token in tokens if abs(token["position"] - row["x"]) < 1]
+        expected = mean_and_half(by_document(tokens, lambda token: token["first_match"]))
         assert (row["ideal_exit"], row["half_width"]) == pytest.approx(expected, abs=1e-6)
         assert row["n"] == len(tokens)
     assert {row["x"] for row in rows.rows if row["measure"] == "length"} == {15.5}  # all answers are 15 long
@@ -409,9 +420,9 @@ def test_pieces_of_words(database: Path, rows_of: Rows, probed: list[Row]) -> No
     assert len(rows.rows) == 4
     for row in rows.rows:
         later = row["part"] == "later piece"
-        worded = [one for one in of_model(probed, row["model"]) if one["token_id"] != NO_TEXT]
-        tokens = [one for one in worded if (one["token_id"] % 3 == 0) == later]
-        expected = mean_and_half(by_document(tokens, lambda one: one["first_match"]))
+        worded = [token for token in of_model(probed, row["model"]) if token["token_id"] != NO_TEXT]
+        tokens = [token for token in worded if (token["token_id"] % 3 == 0) == later]
+        expected = mean_and_half(by_document(tokens, lambda token: token["first_match"]))
         assert (row["ideal_exit"], row["half_width"]) == pytest.approx(expected, abs=1e-6)
         assert row["share"] == pytest.approx(len(tokens) / len(worded))
     exits, shares = drawn("natcap_fig11_subwords", rows).axes
@@ -422,7 +433,7 @@ def test_pieces_of_words(database: Path, rows_of: Rows, probed: list[Row]) -> No
 
 def test_sub_layers(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, figures, "natcap_fig6_sublayers")
-    read = asked(database, "SELECT * FROM sublayer_trace")
+    read = query_rows(database, "SELECT * FROM sublayer_trace")
     final = {
         (r["model"], r["doc_key"], r["position"]): r["top_ids"][0]
         for r in sorted(read, key=lambda r: r["block"])
@@ -432,9 +443,11 @@ def test_sub_layers(database: Path, rows_of: Rows) -> None:
         part = [
             r for r in of_model(read, row["model"]) if (r["block"], r["read_out"]) == (row["block"], row["read_out"])
         ]
-        p1 = mean_and_half(by_document(part, lambda one: one["top_p"][0]))
+        p1 = mean_and_half(by_document(part, lambda token: token["top_p"][0]))
         equal = mean_and_half(
-            by_document(part, lambda one: one["top_ids"][0] == final[one["model"], one["doc_key"], one["position"]])
+            by_document(
+                part, lambda token: token["top_ids"][0] == final[token["model"], token["doc_key"], token["position"]]
+            )
         )
         assert (row["probability"], row["probability_half_width"]) == pytest.approx(p1, abs=1e-6)
         assert (row["share"], row["share_half_width"]) == pytest.approx(equal, abs=1e-6)
@@ -446,21 +459,21 @@ def test_sub_layers(database: Path, rows_of: Rows) -> None:
 
 def test_the_table_of_sub_layers_is_of_one_late_token(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, tables, "natcap_table12_sublayers")
-    read = asked(database, "SELECT * FROM sublayer_trace")
+    read = query_rows(database, "SELECT * FROM sublayer_trace")
     for (model, key, position), part in rows.groups("model", "doc_key", "position"):
-        own = {
+        shares_by_block = {
             (r["block"], r["read_out"]): r
             for r in of_model(read, model)
             if r["position"] == position and r["doc_key"] == key
         }
-        assert len(part.rows) == len(own)
-        final = own[max(own)[0], "block"]["top_ids"][0]
+        assert len(part.rows) == len(shares_by_block)
+        final = shares_by_block[max(shares_by_block)[0], "block"]["top_ids"][0]
         for row in part.rows:
-            one = own[row["block"], row["read_out"]]
-            assert row["tokens"] == " ".join(map(spelled, one["top_ids"]))
-            assert row["ids"] == " ".join(map(str, one["top_ids"]))
-            assert row["final_rank"] == (one["top_ids"].index(final) + 1 if final in one["top_ids"] else None)
-            assert row["probability"] == pytest.approx(one["top_p"][0])
+            share = shares_by_block[row["block"], row["read_out"]]
+            assert row["tokens"] == " ".join(map(token_text, share["top_ids"]))
+            assert row["ids"] == " ".join(map(str, share["top_ids"]))
+            assert row["final_rank"] == (share["top_ids"].index(final) + 1 if final in share["top_ids"] else None)
+            assert row["probability"] == pytest.approx(share["top_p"][0])
     assert [row["read_out"] for row in rows.rows[:4]] == ["self-attention", "after-attention", "feed-forward", "block"]
     assert len({(row["model"], row["doc_key"], row["position"]) for row in rows.rows}) == 2
 
@@ -469,15 +482,15 @@ def test_pairs_of_blocks(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, figures, "natcap_fig10_layer_pairs")
     places = np.arange(4)
     for row in rows.rows:
-        apart = abs(row["block_a"] - row["block_b"])
-        cosine = np.average(1 - apart / 10 - places / 50, weights=5 + places)
-        assert (row["cosine"], row["jsd"], row["n"]) == pytest.approx((cosine, apart / 20, 26), abs=1e-6)
+        block_distance = abs(row["block_a"] - row["block_b"])
+        cosine = np.average(1 - block_distance / 10 - places / 50, weights=5 + places)
+        assert (row["cosine"], row["jsd"], row["n"]) == pytest.approx((cosine, block_distance / 20, 26), abs=1e-6)
     panels = [
         axes for axes in drawn("natcap_fig10_layer_pairs", rows).axes if axes.images and axes.get_xlim()[0] == 0.5
     ]
-    shown = [np.asarray(axes.images[0].get_array()) for axes in panels]
-    assert [image.shape[0] for image in shown] == [4, 6, 4, 6]
-    assert sum(image.sum() for image in shown) == pytest.approx(sum(rows.values("cosine")) + sum(rows.values("jsd")))
+    images = [np.asarray(axes.images[0].get_array()) for axes in panels]
+    assert [image.shape[0] for image in images] == [4, 6, 4, 6]
+    assert sum(image.sum() for image in images) == pytest.approx(sum(rows.values("cosine")) + sum(rows.values("jsd")))
 
 
 def test_the_table_of_ideal_exits_has_ours_beside_what_was_printed(
@@ -485,16 +498,16 @@ def test_the_table_of_ideal_exits_has_ours_beside_what_was_printed(
 ) -> None:
     name = "natcap_tables1_2_3_7_8_10_ideal_exit"
     rows = rows_of(database, tables, name).rows
-    ours = [row for row in rows if row["printed_in"] == "here" and row["model"]]
-    assert [(row["model"], row["training"]) for row in ours] == [
+    local_rows = [row for row in rows if row["printed_in"] == "here" and row["model"]]
+    assert [(row["model"], row["training"]) for row in local_rows] == [
         ("world-gpt", "every block"),
         ("world-t5", "last block"),
     ]
-    for row in ours:
+    for row in local_rows:
         tokens = of_model(probed, row["model"])
-        can, half = mean_and_half(by_document(tokens, lambda one: float(one["first_match"] < len(one["p1"]))))
+        can, half = mean_and_half(by_document(tokens, lambda token: float(token["first_match"] < len(token["p1"]))))
         assert (row["can_exit"], row["can_exit_half_width"]) == pytest.approx((100 * can, 100 * half), abs=1e-5)
-        ideal = mean_and_half(by_document(tokens, lambda one: one["first_match"]))
+        ideal = mean_and_half(by_document(tokens, lambda token: token["first_match"]))
         assert (row["ideal_exit"], row["ideal_half_width"]) == pytest.approx(ideal, abs=1e-6)
         low, high = ideal[0] - ideal[1], ideal[0] + ideal[1]
         assert cells(name, row)["Ideal exit"] == f"{ideal[0]:.2f} [{low:.2f}, {high:.2f}]"
@@ -514,12 +527,12 @@ def test_the_table_of_ideal_exits_has_ours_beside_what_was_printed(
         "classification (encoders)",
         "code and reasoning",
     ]
-    assert all(row["parameters"] > 0 for row in ours)
-    assert all(row["parameters"] is None for row in rows if row not in ours)
+    assert all(row["parameters"] > 0 for row in local_rows)
+    assert all(row["parameters"] is None for row in rows if row not in local_rows)
 
 
 @pytest.mark.parametrize(
-    ("task", "kind", "beside"),
+    ("task", "kind", "companion"),
     [
         ("lm-eval:gsm8k", "code and reasoning", "StrategyQA"),
         ("lm-eval:strategyqa_generate", "code and reasoning", "GSM8K"),
@@ -529,14 +542,14 @@ def test_the_table_of_ideal_exits_has_ours_beside_what_was_printed(
     ],
 )
 def test_tasks_of_the_paper_stand_with_their_kind(
-    database: Path, rows_of: Rows, tmp_path: Path, task: str, kind: str, beside: str
+    database: Path, rows_of: Rows, tmp_path: Path, task: str, kind: str, companion: str
 ) -> None:
     copy = Path(shutil.copy(database, tmp_path / "copy.duckdb"))
     with duckdb.connect(copy) as connection:
         connection.execute("UPDATE dataset_artifact SET task = ?", [task])
     rows = rows_of(copy, tables, "natcap_tables1_2_3_7_8_10_ideal_exit").rows
     assert {row["kind"] for row in rows if row["parameters"]} == {kind}
-    assert beside in {row["data"] for row in rows if row["kind"] == kind and row["printed_in"] != "here"}
+    assert companion in {row["data"] for row in rows if row["kind"] == kind and row["printed_in"] != "here"}
     missing = {row["kind"] for row in rows if row["data"] == "not measured here"}
     assert missing == {"classification (encoders)", "code and reasoning"} - {kind}
 
@@ -544,12 +557,14 @@ def test_tasks_of_the_paper_stand_with_their_kind(
 def test_the_table_of_the_ideal_gate(database: Path, rows_of: Rows) -> None:
     name = "natcap_table4_ideal_gate"
     rows = rows_of(database, tables, name).rows
-    ours = [row for row in rows if row["printed_in"] == "here"]
-    frontier = asked(database, "SELECT * FROM frontier WHERE method = 'oracle' ORDER BY model")
-    assert [(row["speedup"], row["value"]) for row in ours] == [(row["speedup"], row["value"]) for row in frontier]
-    assert cells(name, ours[0])["Trained on"] == "every block"
-    assert len(rows) - len(ours) == 28  # seven data sets, two encoders, two ways of training
-    assert cells(name, {**ours[0], "inside_noise_floor": True})["Speed-up"].startswith("≈ ")
+    local_rows = [row for row in rows if row["printed_in"] == "here"]
+    frontier = query_rows(database, "SELECT * FROM frontier WHERE method = 'oracle' ORDER BY model")
+    assert [(row["speedup"], row["value"]) for row in local_rows] == [
+        (row["speedup"], row["value"]) for row in frontier
+    ]
+    assert cells(name, local_rows[0])["Trained on"] == "every block"
+    assert len(rows) - len(local_rows) == 28  # seven data sets, two encoders, two ways of training
+    assert cells(name, {**local_rows[0], "inside_noise_floor": True})["Speed-up"].startswith("≈ ")
     assert cells(name, rows[-1]) | {"Speed-up": "2.94", "Score": "acc 94.04", "Δ": "–"} == cells(name, rows[-1])
 
 
@@ -560,8 +575,10 @@ def test_examples_are_one_document_with_the_exit_of_every_token(
     (key,) = {row["doc_key"] for row in rows}
     assert key == min(token["doc_key"] for token in probed)
     ideal = next(row for row in rows if row["model"] == "world-t5" and row["run"].startswith("ideal"))
-    tokens = [one for one in of_model(probed, "world-t5") if one["doc_key"] == key]
-    assert ideal["answer"] == " ".join(f"{spelled(one['token_id'])}/{one['first_match']}" for one in tokens)
+    tokens = [exit_token for exit_token in of_model(probed, "world-t5") if exit_token["doc_key"] == key]
+    assert ideal["answer"] == " ".join(
+        f"{token_text(exit_token['token_id'])}/{exit_token['first_match']}" for exit_token in tokens
+    )
     assert [row["run"] for row in rows] == 2 * ["ideal exits of full depth", "real early exit, state-copy"]
 
 
@@ -569,9 +586,9 @@ def test_word_classes_beside_the_published_ones(database: Path, rows_of: Rows, p
     rows = rows_of(database, tables, "natcap_tables6_11_word_classes").rows
     assert {row["upos"] for row in rows} == set(TAGS)
     for row in rows:
-        tagged = [one for one in of_model(probed, row["model"]) if one["position"] <= TAGGED]
-        tokens = [one for one in tagged if TAGS[one["position"] % 3] == row["upos"]]
-        expected = mean_and_half(by_document(tokens, lambda one: one["first_match"]))
+        tagged = [token for token in of_model(probed, row["model"]) if token["position"] <= TAGGED]
+        tokens = [token for token in tagged if TAGS[token["position"] % 3] == row["upos"]]
+        expected = mean_and_half(by_document(tokens, lambda token: token["first_match"]))
         assert (row["ideal_exit"], row["half_width"]) == pytest.approx(expected, abs=1e-6)
         assert row["frequency"] == pytest.approx(100 * len(tokens) / len(tagged), abs=1e-6)
     punctuation = next(row for row in rows if row["upos"] == "PUNCT")
@@ -596,9 +613,9 @@ def test_without_probes_nothing_published_is_shown_alone(empty_database: Path, r
 def test_documents_probed_again_or_recorded_count_once(
     package: ModuleType, name: str, database: Path, database_again: Path, rows_of: Rows
 ) -> None:
-    once, again = (rows_of(path, package, name) for path in (database, database_again))
-    assert once.rows
-    assert again.rows == once.rows
+    first_rows, second_rows = (rows_of(path, package, name) for path in (database, database_again))
+    assert first_rows.rows
+    assert second_rows.rows == first_rows.rows
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,14 @@ FLOOR = (0.98, 1.02)
 
 
 @pytest.fixture(scope="module")
-def beside(small_database: Path) -> dict[str, pa.Table]:
-    """What the queries read: one row of the frontier, and whole tables beside it."""
+def views(small_database: Path) -> dict[str, pa.Table]:
+    """Return the tables that the queries read: one row of the frontier, and other tables whole."""
     names = ("runs", "cell", "dataset_artifact", "paired", "pareto", "calibrations", "qc")
     with open_database(small_database) as database:
-        found = {name: database.query(f"SELECT * FROM {name}") for name in names}
-        found["published"] = database.query("SELECT * FROM published LIMIT 0")
-        found["view"] = database.query("SELECT * FROM frontier WHERE execution = 'real' LIMIT 1")
-    return found
+        views_by_name = {name: database.query(f"SELECT * FROM {name}") for name in names}
+        views_by_name["published"] = database.query("SELECT * FROM published LIMIT 0")
+        views_by_name["view"] = database.query("SELECT * FROM frontier WHERE execution = 'real' LIMIT 1")
+    return views_by_name
 
 
 @pytest.mark.parametrize(("package", "name"), [(figures, "frontier"), (tables, "summary")])
@@ -45,12 +45,12 @@ def test_inside_means_that_the_intervals_overlap(
     floor: tuple[float | None, float | None],
     is_full_depth: bool,
     inside: bool,
-    beside: dict[str, pa.Table],
+    views: dict[str, pa.Table],
 ) -> None:
     sql = next(source.sql for source in discover(package) if source.name == name)
     connection = duckdb.connect()
     connection.execute("CREATE MACRO share_kept(value, full_value, lower_is_better) AS value / full_value")
-    for table, rows in beside.items():
+    for table, rows in views.items():
         connection.register(table, rows)
     connection.execute(
         """CREATE TABLE frontier AS SELECT * REPLACE (

@@ -34,12 +34,12 @@ from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest
 
 Rows = Callable[[Path, ModuleType, str], Frame]
-Found = list[dict[str, Any]]
+Rows = list[dict[str, Any]]
 
 KEY = ("model", "task", "method", "params", "kv_policy")
 
 
-def asked(database: Path, sql: str) -> Found:
+def query_rows(database: Path, sql: str) -> Rows:
     with open_database(database) as opened:
         return opened.query(sql).to_pylist()
 
@@ -53,9 +53,9 @@ def drawn_x(axes: Axes) -> list[float]:
     return [float(x) for line in axes.lines if line.get_marker() not in ("None", "|", ">") for x in line.get_xdata()]
 
 
-def answers(database: Path) -> dict[tuple[Any, ...], Found]:
+def answers(database: Path) -> dict[tuple[Any, ...], Rows]:
     """Answers of real runs with those of full depth, by setting."""
-    rows = asked(
+    rows = query_rows(
         database,
         "SELECT r.model, r.task_label AS task, r.method, r.params, r.kv_policy, a.doc_key, a.output_ids, "
         "f.output_ids AS full_ids, r.full_depth_cell_id "
@@ -63,14 +63,14 @@ def answers(database: Path) -> dict[tuple[Any, ...], Found]:
         "JOIN answers AS f ON f.attempt_id = r.full_depth_attempt_id AND f.doc_key = a.doc_key "
         "WHERE NOT r.is_full_depth",
     )
-    by_setting: dict[tuple[Any, ...], Found] = defaultdict(list)
+    by_setting: dict[tuple[Any, ...], Rows] = defaultdict(list)
     for row in rows:
         by_setting[tuple(row[name] for name in KEY)].append(row)
     return by_setting
 
 
 def test_choices_have_no_tokens_that_could_be_faithful(choice_database: Path, rows_of: Rows) -> None:
-    assert asked(choice_database, "SELECT * FROM answers JOIN runs USING (attempt_id) WHERE NOT is_full_depth")
+    assert query_rows(choice_database, "SELECT * FROM answers JOIN runs USING (attempt_id) WHERE NOT is_full_depth")
     assert rows_of(choice_database, figures, "faithfulness").rows == ()
 
 
@@ -78,7 +78,7 @@ def test_faithfulness_finds_the_first_difference_and_whether_it_is_a_near_tie(
     small_database: Path, rows_of: Rows
 ) -> None:
     frame = rows_of(small_database, figures, "faithfulness")
-    probed = asked(
+    probed = query_rows(
         small_database,
         "SELECT r.full_depth_cell_id AS full, p.doc_key, p.position, p.p1[-1] AS p1, p.p2[-1] AS p2 "
         "FROM probe_trace AS p JOIN runs AS r USING (attempt_id)",
@@ -88,14 +88,14 @@ def test_faithfulness_finds_the_first_difference_and_whether_it_is_a_near_tie(
     assert keyed(frame).keys() == expected.keys()
     for key, row in keyed(frame).items():
         before, ties = [], []
-        for one in expected[key]:
-            pairs = list(zip(one["output_ids"], one["full_ids"], strict=True))
+        for answer_row in expected[key]:
+            pairs = list(zip(answer_row["output_ids"], answer_row["full_ids"], strict=True))
             first = next((place for place, (a, b) in enumerate(pairs) if a != b), None)
             before.append(len(pairs) if first is None else first)
             if first is not None:
-                ties.append(margins[one["full_depth_cell_id"], one["doc_key"], first + 1] < 0.1)
+                ties.append(margins[answer_row["full_depth_cell_id"], answer_row["doc_key"], first + 1] < 0.1)
         assert row["before"] == pytest.approx(
-            sum(before) / sum(len(one["full_ids"]) for one in expected[key]), abs=1e-6
+            sum(before) / sum(len(answer_row["full_ids"]) for answer_row in expected[key]), abs=1e-6
         )
         assert row["divergences"] == len(ties)
         assert row["near_tie"] == (pytest.approx(np.mean(ties), abs=1e-6) if ties else None)
@@ -105,17 +105,20 @@ def test_faithfulness_finds_the_first_difference_and_whether_it_is_a_near_tie(
 
 def test_random_is_interpolated_at_the_depth_of_the_setting(small_database: Path, rows_of: Rows) -> None:
     frame = rows_of(small_database, figures, "between_random_and_oracle")
-    points = asked(small_database, "SELECT * FROM frontier WHERE execution = 'real'")
+    points = query_rows(small_database, "SELECT * FROM frontier WHERE execution = 'real'")
     assert {row["method"] for row in frame.rows} == {"static", "calm-softmax"}
     for row in frame.rows:
-        own = {one["method"]: one for one in points if one["model"] == row["model"]}
+        by_method = {point["method"]: point for point in points if point["model"] == row["model"]}
         budgets = sorted(
-            [(own["random"]["mean_exit_layer"], own["random"]["token_match"]), (own["full"]["mean_exit_layer"], 1.0)]
+            [
+                (by_method["random"]["mean_exit_layer"], by_method["random"]["token_match"]),
+                (by_method["full"]["mean_exit_layer"], 1.0),
+            ]
         )
         x, y = zip(*budgets, strict=True)
         assert row["random_match"] == pytest.approx(np.interp(row["mean_exit_layer"], x, y))
         assert row["shallower"] == (row["mean_exit_layer"] < x[0])
-        assert row["oracle_match"] == own["oracle"]["token_match"]
+        assert row["oracle_match"] == by_method["oracle"]["token_match"]
         gap = row["oracle_match"] - row["random_match"]
         share = (row["token_match"] - row["random_match"]) / gap if gap >= 0.05 else None
         assert row["share"] == (None if share is None else pytest.approx(share))
@@ -135,15 +138,19 @@ def test_a_realised_speedup_that_is_not_measurable_is_no_row(
 
 def test_the_realised_speedup_is_of_the_tokens_that_were_timed(small_database: Path, rows_of: Rows) -> None:
     frame = rows_of(small_database, figures, "realised_speedup")
-    timed = asked(small_database, "SELECT count(*) AS n FROM frontier WHERE speedup IS NOT NULL AND NOT is_full_depth")
+    timed = query_rows(
+        small_database, "SELECT count(*) AS n FROM frontier WHERE speedup IS NOT NULL AND NOT is_full_depth"
+    )
     assert len(frame.rows) == timed[0]["n"] > 0
     for row in frame.rows:
         assert row["speedup"] / row["ideal"] == pytest.approx(row["realised"])
         assert row["realised_low"] < row["realised"] < row["realised_high"]
     plane, strip = realised_speedup.plot(frame).axes
     assert not strip.patches  # full depth was timed against itself over whole requests, and this is about decoding
-    shown = [pair for line in plane.lines if line.get_marker() != "None" for pair in zip(*line.get_data(), strict=True)]
-    assert sorted(shown) == sorted(zip(frame.values("ideal"), frame.values("speedup"), strict=True))
+    plotted = [
+        pair for line in plane.lines if line.get_marker() != "None" for pair in zip(*line.get_data(), strict=True)
+    ]
+    assert sorted(plotted) == sorted(zip(frame.values("ideal"), frame.values("speedup"), strict=True))
     assert len(drawn_x(strip)) == len(frame.rows)
 
 
@@ -157,7 +164,7 @@ def policies(world: Any, make_database: Callable[[Any], Path]) -> Path:
 def test_one_gate_is_shown_under_each_of_its_kv_policies(policies: Path, rows_of: Rows) -> None:
     frame = rows_of(policies, figures, "error_by_kv_policy")
     assert frame.distinct("policy") == ["exact", "simulated", "state-copy"]
-    tokens = asked(policies, "SELECT * FROM token_trace WHERE method = 'calm-softmax' AND kv_policy = 'exact'")
+    tokens = query_rows(policies, "SELECT * FROM token_trace WHERE method = 'calm-softmax' AND kv_policy = 'exact'")
     by_position = {row["position"]: row for row in frame.rows if row["policy"] == "exact" and row["position"]}
     assert set(by_position) == {token["position"] for token in tokens}
     for position, row in by_position.items():
@@ -179,14 +186,14 @@ def test_one_gate_is_shown_under_each_of_its_kv_policies(policies: Path, rows_of
 
 def test_calibration_shows_each_level_and_the_choice(example_database: Path, rows_of: Rows) -> None:
     frame = rows_of(example_database, figures, "calibration")
-    (known,) = asked(example_database, "SELECT count(*) AS n, count_if(chosen) AS chosen FROM calibrations")
+    (expected,) = query_rows(example_database, "SELECT count(*) AS n, count_if(chosen) AS chosen FROM calibrations")
     whats = frame.values("what")
-    assert (whats.count("step"), whats.count("held")) == (known["n"], known["chosen"])
-    losses, p_values, held = calibration.plot(frame).axes
+    assert (whats.count("step"), whats.count("held")) == (expected["n"], expected["chosen"])
+    losses, p_values, held_out_panel = calibration.plot(frame).axes
     rings = [line for line in losses.lines if line.get_markersize() == 10]
-    assert len(rings) == known["chosen"]
-    assert len(drawn_x(held)) == known["chosen"]
-    assert len(drawn_x(losses)) == len(drawn_x(p_values)) == known["n"] + known["chosen"]
+    assert len(rings) == expected["chosen"]
+    assert len(drawn_x(held_out_panel)) == expected["chosen"]
+    assert len(drawn_x(losses)) == len(drawn_x(p_values)) == expected["n"] + expected["chosen"]
 
 
 @pytest.fixture
@@ -216,15 +223,15 @@ def test_runs_that_do_not_tell_their_parts_are_not_measured(small_database: Path
 
 def test_depth_by_kind_is_what_the_view_says_with_intervals_by_document(small_database: Path, rows_of: Rows) -> None:
     frame = rows_of(small_database, tables, "exit_by_kind")
-    view = asked(small_database, "SELECT * FROM exit_by_kind WHERE NOT random_weights AND execution = 'real'")
+    view = query_rows(small_database, "SELECT * FROM exit_by_kind WHERE NOT random_weights AND execution = 'real'")
     names = ("n", "mean_first_match", "mean_stable_from", "mean_exit_layer", "share_equal_full")
-    known = {
+    expected = {
         (*(row[name] for name in ("model", "task_label", "kind", "params", "token_kind")),): [row[n] for n in names]
         for row in view
     }
-    assert len(known) == len(frame.rows)
+    assert len(expected) == len(frame.rows)
     for row in frame.rows:
-        values = known[row["model"], row["task"], row["kind"], row["params"], row["token_kind"]]
+        values = expected[row["model"], row["task"], row["kind"], row["params"], row["token_kind"]]
         share = values.pop() if row["kind"] == "quality" else (values.pop(), None)[1]
         assert [row[name] for name in names[:-1]] == [v if v is None else pytest.approx(v, abs=1e-6) for v in values]
         assert row["share_equal_full"] == (share if share is None else pytest.approx(share, abs=1e-6))
@@ -237,22 +244,22 @@ def kinds(example: ModuleType, database_of: Callable[[Any], Path]) -> Path:
     def probe_again(world: Any, root: Path, model: Any, task: Any) -> None:
         full = world.cell(model, task, example.FULL, "quality")["cell_id"]
         was = world.beliefs(model, task)
-        others = [np.roll(one, 1, axis=0) for one in (was.stable_from, was.top1_id, was.margin)]
+        rolled = [np.roll(array, 1, axis=0) for array in (was.stable_from, was.top1_id, was.margin)]
         newer = world.cell(model, task, example.FULL, "probe", full, source="newer")
-        world.write_probe(root, newer, example.Beliefs(*others))
+        world.write_probe(root, newer, example.Beliefs(*rolled))
 
     words = ("frame", "copy", "copy", "hop2", "hop1")
-    left_out = frozenset(("timing", "scores", "fit", "calibration", "failures"))
+    omitted = frozenset(("timing", "scores", "fit", "calibration", "failures"))
     return database_of(
-        replace(example.WORLD, tasks=example.TASKS[:1], kinds=words, left_out=left_out, also=probe_again)
+        replace(example.WORLD, tasks=example.TASKS[:1], kinds=words, omitted_kinds=omitted, also=probe_again)
     )
 
 
-def newest_tokens(database: Path) -> dict[tuple[str, ...], Found]:
+def newest_tokens(database: Path) -> dict[tuple[str, ...], Rows]:
     """Tokens of the newest probe of each model on each task, by task, model and kind."""
-    rows = asked(database, "SELECT *, task_label AS task, len(p1) AS blocks FROM probe_trace ORDER BY attempt_id")
+    rows = query_rows(database, "SELECT *, task_label AS task, len(p1) AS blocks FROM probe_trace ORDER BY attempt_id")
     newest = {(row["task"], row["model"]): row["attempt_id"] for row in rows}
-    tokens: dict[tuple[str, ...], Found] = defaultdict(list)
+    tokens: dict[tuple[str, ...], Rows] = defaultdict(list)
     for row in rows:
         if row["attempt_id"] == newest[row["task"], row["model"]]:
             tokens[row["task"], row["model"], row["token_kind"]].append(row)
@@ -282,14 +289,14 @@ def test_words_are_settled_where_a_slow_count_finds_them(kinds: Path, rows_of: R
 def test_the_figure_of_kinds_says_what_their_table_says(small_database: Path, rows_of: Rows) -> None:
     keys = ("task", "model", "token_kind")
     names = ("n", "mean_first_match", "first_match_half", "mean_stable_from", "stable_from_half")
-    drawn, told = (
+    drawn, note = (
         {tuple(row[key] for key in keys): [row[name] for name in names] for row in rows}
         for rows in (
             rows_of(small_database, figures, "depth_by_kind").rows,
             [row for row in rows_of(small_database, tables, "exit_by_kind").rows if row["kind"] == "probe"],
         )
     )
-    assert len(drawn) == 10 and drawn == told
+    assert len(drawn) == 10 and drawn == note
 
 
 def test_every_kind_has_its_marks_intervals_and_columns(kinds: Path, rows_of: Rows) -> None:
@@ -322,7 +329,7 @@ def test_every_kind_has_its_marks_intervals_and_columns(kinds: Path, rows_of: Ro
             }
 
 
-def of_kinds(*known: tuple[str, str, str, float], blocks: int = 8) -> Frame:
+def of_kinds(*kinds: tuple[str, str, str, float], blocks: int = 8) -> Frame:
     """Rows of (task, model, kind, mean first match), without intervals."""
     rows = [
         {
@@ -330,7 +337,7 @@ def of_kinds(*known: tuple[str, str, str, float], blocks: int = 8) -> Frame:
             "mean_first_match": mean, "first_match_half": None,
             "mean_stable_from": mean, "stable_from_half": None, "n": len(model),
         }
-        for task, model, kind, mean in known
+        for task, model, kind, mean in kinds
     ]  # fmt: skip
     return Frame(tuple(rows[0]), tuple(rows))
 
@@ -356,14 +363,19 @@ def test_a_sixth_model_begins_another_row_of_panels_and_what_was_not_probed_is_e
 
 def test_findings_come_worst_first_and_a_row_tells_how_many_runs_have_it() -> None:
     sql = next(source.sql for source in discover(tables) if source.name == "qc")
-    found = [(1, "limited", "part", "b"), (3, "throttled", "hot", "a"), (1, "limited", "part", "a"), (2, "x", "y", "a")]
+    findings = [
+        (1, "limited", "part", "b"),
+        (3, "throttled", "hot", "a"),
+        (1, "limited", "part", "a"),
+        (2, "x", "y", "a"),
+    ]
     with duckdb.connect() as connection:
         connection.execute(
             "CREATE TABLE qc (severity INTEGER, rule VARCHAR, message VARCHAR, model VARCHAR, kind VARCHAR, "
             "task_label VARCHAR, method VARCHAR, cell_id VARCHAR)"
         )
-        for one in found:
-            connection.execute("INSERT INTO qc VALUES (?, ?, ?, ?, 'timing', 't', 'm', 'c')", list(one))
+        for finding in findings:
+            connection.execute("INSERT INTO qc VALUES (?, ?, ?, ?, 'timing', 't', 'm', 'c')", list(finding))
         rows = connection.sql(sql).to_arrow_table().to_pylist()
     assert [(row["severity"], row["rule"], row["runs"], row["model"]) for row in rows] == [
         (3, "throttled", 1, "a"), (2, "x", 1, "a"), (1, "limited", 2, "a, b")
@@ -392,14 +404,14 @@ def test_one_wide_interval_does_not_make_one_point_of_all_others(small_database:
         row if row["speedup"] is None else {**row, "speedup_low": 0.01, "speedup_high": 500.0} for row in frame.rows
     ]
     drawn = frontier.plot(replace(frame, rows=tuple(wide)))
-    (axes,) = (one for one in drawn.axes if one.get_xlabel() == "measured speed-up over full depth")
+    (axes,) = (panel for panel in drawn.axes if panel.get_xlabel() == "measured speed-up over full depth")
     low, high = axes.get_xlim()
-    shown = [row["speedup"] for row in frame.rows if row["speedup"] is not None]
-    assert low < min(shown) and max(shown) < high < 2 * max(shown)
+    plotted = [row["speedup"] for row in frame.rows if row["speedup"] is not None]
+    assert low < min(plotted) and max(plotted) < high < 2 * max(plotted)
 
 
-def choices_of(folder: Path, example: ModuleType, choice_example: ModuleType, **asked: bool) -> Path:
-    choice_example.write_choices(example, folder / "spool", beside=True, **asked)
+def choices_of(folder: Path, example: ModuleType, choice_example: ModuleType, **options: bool) -> Path:
+    choice_example.write_choices(example, folder / "spool", with_replays=True, **options)
     assert ingest(folder / "spool", folder / "exitbench.duckdb").quarantined == ()
     return folder / "exitbench.duckdb"
 
@@ -410,22 +422,25 @@ def choices(example: ModuleType, choice_example: ModuleType, tmp_path_factory: p
     return choices_of(tmp_path_factory.mktemp("choices"), example, choice_example)
 
 
-def chosen_by_run(database: Path) -> dict[tuple[str, str], dict[str, Found]]:
+def chosen_by_run(database: Path) -> dict[tuple[str, str], dict[str, Rows]]:
     """The choices of each document, by parameters and execution of the run."""
-    found: dict[tuple[str, str], dict[str, Found]] = defaultdict(lambda: defaultdict(list))
-    for row in asked(database, "SELECT * FROM choice_answers ORDER BY doc_key, choice"):
-        found[row["params"], row["execution"]][row["doc_key"]].append(row)
-    return found
+    by_setting: dict[tuple[str, str], dict[str, Rows]] = defaultdict(lambda: defaultdict(list))
+    for row in query_rows(database, "SELECT * FROM choice_answers ORDER BY doc_key, choice"):
+        by_setting[row["params"], row["execution"]][row["doc_key"]].append(row)
+    return by_setting
 
 
 def test_agreement_of_given_texts_is_that_of_their_choices(choices: Path, rows_of: Rows) -> None:
     frame = rows_of(choices, figures, "agreement")
     expected = chosen_by_run(choices)
     assert {(row["params"], row["execution"]) for row in frame.rows} == expected.keys()
-    tokens = asked(choices, "SELECT * FROM token_trace")
+    tokens = query_rows(choices, "SELECT * FROM token_trace")
     for row in frame.rows:
         key = row["params"], row["execution"]
-        same = [any(one["is_chosen"] and one["full_is_chosen"] for one in own) for own in expected[key].values()]
+        same = [
+            any(choice["is_chosen"] and choice["full_is_chosen"] for choice in answer_choices)
+            for answer_choices in expected[key].values()
+        ]
         layers = [token["exit_layer"] for token in tokens if (token["params"], token["execution"]) == key]
         assert (row["match"], row["of_choices"]) == (pytest.approx(np.mean(same)), True)
         assert row["depth"] == pytest.approx(np.mean(layers) / 4)
@@ -437,7 +452,7 @@ def test_agreement_of_given_texts_is_that_of_their_choices(choices: Path, rows_o
 
 def test_scored_tokens_are_in_the_histogram_of_exits(choices: Path, rows_of: Rows) -> None:
     expected: dict[tuple[str, int], int] = defaultdict(int)
-    for token in asked(choices, "SELECT * FROM token_trace WHERE execution = 'real'"):
+    for token in query_rows(choices, "SELECT * FROM token_trace WHERE execution = 'real'"):
         expected[token["params"], token["exit_layer"]] += 1
     frame = rows_of(choices, figures, "exit_histogram")
     assert {(row["params"], row["exit_layer"]): row["tokens"] for row in frame.rows} == expected
@@ -447,6 +462,6 @@ def test_figures_leave_choices_of_random_weights_out(
     example: ModuleType, choice_example: ModuleType, rows_of: Rows, tmp_path: Path
 ) -> None:
     database = choices_of(tmp_path, example, choice_example, random_weights=True)
-    assert asked(database, "SELECT count(*) AS n FROM choice_answers")[0]["n"] == 5 * 27
+    assert query_rows(database, "SELECT count(*) AS n FROM choice_answers")[0]["n"] == 5 * 27
     for name in ("agreement", "exit_histogram", "frontier"):
         assert rows_of(database, figures, name).rows == ()

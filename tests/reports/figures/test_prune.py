@@ -39,13 +39,13 @@ Cell = Mapping[str, Any]
 
 BLOCKS = 8
 T = {8: 2.365}  # 97.5% quantile of Student's t by documents
-ASKED_FROM = (1, 2, 6)
+FIRST_GATE_BLOCKS = (1, 2, 6)
 K_FIRST, K_MIN = 60, 5
 VOCABULARY = 100
 LOSSES = {"vanilla": "last", "weighted": "weighted"}
 SWEEPS = {"prune_fig6_7_gates", "prune_fig10_11_pruned_jsd", "prune_fig12_13_baselines"}
 COSTS = {"prune_fig4_5_pruning", "prune_fig8_9_late_exit"}
-SHOWN = (
+CHECKED_FIGURES = (
     ("calm-softmax", "full"),
     ("calm-softmax", "pruned-fixed"),
     ("calm-softmax", "pruned-decaying-idsorted"),
@@ -99,8 +99,8 @@ def world(example: ModuleType) -> Any:
         methods=(example.FULL, *(example.Method("static", {"exit_layer": block}) for block in range(1, BLOCKS))),
         swept=tuple(
             example.Method(method, {**usual, "head": head, "min_exit": block})
-            for method, head in SHOWN
-            for block in ASKED_FROM
+            for method, head in CHECKED_FIGURES
+            for block in FIRST_GATE_BLOCKS
         ),
         exit_rule=exits,
         head_rows=head_rows,
@@ -133,8 +133,8 @@ def _write_beside_the_sweep(world: Any, root: Path, model: Any, task: Any) -> No
 def head_rows(method: Mapping[str, Any], exit_layers: np.ndarray) -> np.ndarray:
     """Rows multiplied for every token."""
     params = method["params"]
-    asked = (method["name"], params["head"], params["min_exit"])
-    return np.array([multiplied(*asked, exit_layer) for exit_layer in exit_layers])
+    key = (method["name"], params["head"], params["min_exit"])
+    return np.array([multiplied(*key, exit_layer) for exit_layer in exit_layers])
 
 
 def ranks(tokens: int) -> np.ndarray:
@@ -143,7 +143,7 @@ def ranks(tokens: int) -> np.ndarray:
 
 
 def beliefs_of(world: Any, model: str) -> Any:
-    return world.beliefs(next(one for one in world.models if one.name == model), world.tasks[0])
+    return world.beliefs(next(spec for spec in world.models if spec.name == model), world.tasks[0])
 
 
 def exits_of(world: Any, row: Mapping[str, Any]) -> np.ndarray:
@@ -153,7 +153,7 @@ def exits_of(world: Any, row: Mapping[str, Any]) -> np.ndarray:
 
 
 def reach(share: float, half: float, documents: int) -> float:
-    """How far the interval of a share goes whose own t interval has this half width: the farther end on the logit."""
+    """Return the distance to the farther end of a share's logit interval, given the half width of its t interval."""
     if half < 1e-6:
         return max(share, 1 - share) * (1 - 0.025 ** (1 / documents))
     logit, steps = np.log(share / (1 - share)), half / (share * (1 - share))
@@ -162,13 +162,13 @@ def reach(share: float, half: float, documents: int) -> float:
 
 def half_width(world: Any, values: np.ndarray, counts: np.ndarray) -> float:
     """Half of the 95 % interval of a ratio of sums over documents."""
-    s, c = (one.reshape(world.documents, -1).sum(1) for one in (values, counts))
-    left = s - s.sum() / c.sum() * c
-    half = float(T[len(s)] * np.sqrt(len(s) / (len(s) - 1) * (left**2).sum()) / c.sum())
+    s, c = (column.reshape(world.documents, -1).sum(1) for column in (values, counts))
+    residual = s - s.sum() / c.sum() * c
+    half = float(T[len(s)] * np.sqrt(len(s) / (len(s) - 1) * (residual**2).sum()) / c.sum())
     return reach(s.sum() / c.sum(), half, len(s)) if ((s >= 0) & (s <= c)).all() else half
 
 
-def ours(frame: Frame, **values: Any) -> list[Mapping[str, Any]]:
+def local_rows(frame: Frame, **values: Any) -> list[Mapping[str, Any]]:
     return [
         row
         for row in frame.rows
@@ -204,17 +204,17 @@ def texts(figure: Figure) -> str:
 def _no_warnings(recwarn: pytest.WarningsRecorder) -> Iterator[None]:
     """matplotlib warns where the parts of a figure do not fit."""
     yield
-    assert [str(one.message) for one in recwarn] == []
+    assert [str(warning.message) for warning in recwarn] == []
 
 
 def test_gates_by_first_block_asked(world: Any, database: Path, rows_of: Rows) -> None:
     frame = rows_of(database, figures, "prune_fig6_7_gates")
-    depths = ours(frame, is_depth=True)
-    assert len(depths) == len(LOSSES) * len(ASKED_FROM) * 2  # the reweighted contrast was not run
+    depths = local_rows(frame, is_depth=True)
+    assert len(depths) == len(LOSSES) * len(FIRST_GATE_BLOCKS) * 2  # the reweighted contrast was not run
     for row in depths:
         assert row["value"] == pytest.approx(exits_of(world, row).mean())
         assert row["loss"] == LOSSES[row["model"]]
-    assert len(ours(frame, is_depth=False, metric="f1")) == len(depths)
+    assert len(local_rows(frame, is_depth=False, metric="f1")) == len(depths)
     # Published: three gates from eight blocks on, beside the model trained for its last block alone.
     published = [row for row in frame.rows if row["origin"] == "published"]
     assert {row["model"] for row in published} == {"vanilla"}
@@ -227,9 +227,9 @@ def test_gates_by_first_block_asked(world: Any, database: Path, rows_of: Rows) -
     figure = drawn(prune_fig6_7_gates, frame)
     assert "first block asked, min_exit (blocks executed)" in texts(figure)
     for place, (model, is_depth) in enumerate((name, depth) for name in LOSSES for depth in (True, False)):
-        shown = points(figure.axes[place])
-        expected = ours(frame, model=model, is_depth=is_depth)
-        assert sorted(y for _, y in shown) == pytest.approx(sorted(row["value"] for row in expected))
+        plotted = points(figure.axes[place])
+        expected = local_rows(frame, model=model, is_depth=is_depth)
+        assert sorted(y for _, y in plotted) == pytest.approx(sorted(row["value"] for row in expected))
         crosses = points(figure.axes[place], published=True)
         printed = [row for row in published if (row["model"], row["is_depth"]) == (model, is_depth)]
         assert crosses == sorted((row["min_exit"], row["value"]) for row in printed)
@@ -251,8 +251,8 @@ def test_two_points_of_a_published_list_that_looks_shifted_are_left_out(
         for is_depth in (True, False)
     }
     assert asked_from == {True: [15, 17, 18, 19, 20], False: [3, 6, 15, 17, 18, 19, 20]}
-    theirs = [row for row in rows_of(path, figures, "frontier").rows if "PRUNE Fig 11" in row["model"]]
-    by_fixed = {round(24 * row["depth"], 3) for row in theirs if row["method"] == "JSD + fixed pruning"}
+    published = [row for row in rows_of(path, figures, "frontier").rows if "PRUNE Fig 11" in row["model"]]
+    by_fixed = {round(24 * row["depth"], 3) for row in published if row["method"] == "JSD + fixed pruning"}
     assert by_fixed == {21.009, 20.384, 19.876, 19.403, 18.215}
     for module in (prune_fig10_11_pruned_jsd, frontier):
         assert "fixed pruning from blocks 6 and 3 on" in module.CAPTION
@@ -262,12 +262,12 @@ def test_work_of_heads_is_that_of_the_tokens(world: Any, database: Path, rows_of
     for name, depth in (("prune_fig4_5_pruning", 2), ("prune_fig8_9_late_exit", 6)):
         frame = rows_of(database, figures, name)
         # 7 of 24 is 2.3 of 8; 2 of 24, of the model trained for every block, is 0.7.
-        asked = {model: depth if depth == 6 or model == "vanilla" else 1 for model in LOSSES}
-        assert {(row["model"], row["min_exit"]) for row in frame.rows} == set(asked.items())
+        first_block = {model: depth if depth == 6 or model == "vanilla" else 1 for model in LOSSES}
+        assert {(row["model"], row["min_exit"]) for row in frame.rows} == set(first_block.items())
         full = np.full(world.documents * world.tokens, VOCABULARY)
-        assert len(ours(frame, quantity="head")) == len(LOSSES) * (3 if depth == 2 else 4)
+        assert len(local_rows(frame, quantity="head")) == len(LOSSES) * (3 if depth == 2 else 4)
         for quantity in ("head", "rule"):
-            for row in ours(frame, quantity=quantity):
+            for row in local_rows(frame, quantity=quantity):
                 layers = exits_of(world, row)
                 if quantity == "rule":
                     rows = [counted_by_rule(row["head"], row["min_exit"], layer) for layer in layers]
@@ -276,7 +276,7 @@ def test_work_of_heads_is_that_of_the_tokens(world: Any, database: Path, rows_of
                 work = np.array(rows)
                 assert row["value"] == pytest.approx(work.sum() / full.sum())
                 assert row["ci_high"] - row["value"] == pytest.approx(half_width(world, work, full), abs=1e-9)
-        for row in ours(frame, quantity="model"):
+        for row in local_rows(frame, quantity="model"):
             depths = exits_of(world, row)  # the world's models cost a block a block, and a head like one block
             assert row["value"] == pytest.approx((depths.sum() + len(depths)) / (9 * len(depths)))
             assert row["ci_low"] <= row["value"] <= row["ci_high"]
@@ -307,7 +307,7 @@ def test_costs_have_a_row_a_read_out(database: Path, rows_of: Rows) -> None:
         figure = drawn(module, frame)
         assert len(figure.axes) == columns
         score, flops, *speed = figure.axes
-        scores, kinds = ours(frame, quantity="score"), ("model", "head", "rule")
+        scores, kinds = local_rows(frame, quantity="score"), ("model", "head", "rule")
         assert sorted(bar.get_width() for bar in score.patches) == pytest.approx(sorted(r["value"] for r in scores))
         work = [row["value"] for row in frame.rows if row["origin"] == "ours" and row["quantity"] in kinds]
         assert sorted(x for x, _ in points(flops)) == pytest.approx(sorted(work))
@@ -316,7 +316,7 @@ def test_costs_have_a_row_a_read_out(database: Path, rows_of: Rows) -> None:
         assert len(score.get_yticklabels()) == len(scores)
         assert "(blocks executed)" in texts(figure)
         for axes in speed:
-            times = ours(frame, quantity="speedup")
+            times = local_rows(frame, quantity="speedup")
             assert sorted(x for x, _ in points(axes)) == pytest.approx(sorted(row["value"] for row in times))
             assert len(axes.patches) == len(times)  # the noise floor of each
 
@@ -337,12 +337,12 @@ def test_ranks_are_the_quantiles_of_the_tokens(database: Path, world: Any, rows_
 
 def test_margins_and_static_exits_share_a_panel(database: Path, world: Any, rows_of: Rows) -> None:
     frame = rows_of(database, figures, "prune_fig2_3_margin")
-    for row in ours(frame, quantity="margin"):
+    for row in local_rows(frame, quantity="margin"):
         margin = beliefs_of(world, row["model"]).margin[:, int(row["block"]) - 1].astype(np.float32).astype(float)
         assert row["value"] == pytest.approx(margin.mean(), abs=1e-6)
         half = half_width(world, margin, np.ones_like(margin))
         assert row["ci_high"] - row["value"] == pytest.approx(half, abs=1e-6)
-    scores = ours(frame, quantity="score", model="vanilla")
+    scores = local_rows(frame, quantity="score", model="vanilla")
     assert [row["block"] for row in scores] == list(range(1, BLOCKS + 1))
     assert scores[-1]["value"] == max(row["value"] for row in scores)  # full depth
     read = [row for row in frame.rows if row["origin"] == "published"]
@@ -355,10 +355,14 @@ def test_margins_and_static_exits_share_a_panel(database: Path, world: Any, rows
 
 def test_table_averages_over_the_late_blocks_and_over_all(database: Path, world: Any, rows_of: Rows) -> None:
     frame = rows_of(database, tables, "prune_table1_pruned_jsd")
-    row = next(one for one in frame.rows if (one["model"], one["head"]) == ("vanilla", "pruned-adaptive-code"))
+    row = next(
+        candidate
+        for candidate in frame.rows
+        if (candidate["model"], candidate["head"]) == ("vanilla", "pruned-adaptive-code")
+    )
     depths = [
         exits_of(world, {"method": "contrastive-jsd", "model": "vanilla", "min_exit": block}).mean() / BLOCKS
-        for block in ASKED_FROM
+        for block in FIRST_GATE_BLOCKS
     ]
     assert (row["late"], row["settings"]) == ("6", 3)
     assert (row["depth"], row["depth_std"]) == pytest.approx((depths[-1], 0))
@@ -372,28 +376,28 @@ def test_table_averages_over_the_late_blocks_and_over_all(database: Path, world:
     assert (row["score_worst"], row["score_all"]) == pytest.approx((np.min(scores), np.mean(scores)))
     assert (row["published_depth"], row["published_score"]) == pytest.approx((19.31 / 24, 94.19))
     module = next(source.module for source in discover(tables) if source.name == "prune_table1_pruned_jsd")
-    shown = {column.heading: column.cell(row).text for column in module.COLUMNS}
-    assert shown["Published score"] == "94.2 ± 4.6"
-    assert (shown["Trained"], shown["Pruning"]) == ("last block trained", "adaptive")
+    texts = {column.heading: column.cell(row).text for column in module.COLUMNS}
+    assert texts["Published score"] == "94.2 ± 4.6"
+    assert (texts["Trained"], texts["Pruning"]) == ("last block trained", "adaptive")
 
 
 @pytest.mark.parametrize("names", [SWEEPS, COSTS])
 def test_figures_of_one_kind_ask_one_query(names: set[str]) -> None:
-    """Which settings are shown, and from which block, is all that differs."""
+    """The queries differ only in the settings and the first block shown."""
     assert len({SQL[name].split("\nasked AS (", 1)[1] for name in names}) == 1
 
 
 @pytest.mark.parametrize("name", sorted(SWEEPS | COSTS))
 def test_what_is_asked_for_has_a_name(name: str) -> None:
     module = next(source.module for source in discover(figures) if source.name == name)
-    shown = module.GATES if hasattr(module, "GATES") else module.HEADS
+    names = module.GATES if hasattr(module, "GATES") else module.HEADS
     values = SQL[name].split("VALUES", 1)[1].split("\n),", 1)[0]
-    assert values.count("('") == len(shown)
-    assert all(f"('{method}', '{head}'" in values for method, head in shown)
+    assert values.count("('") == len(names)
+    assert all(f"('{method}', '{head}'" in values for method, head in names)
 
 
 def test_the_suite_runs_what_the_figures_show() -> None:
-    asked = {
+    settings = {
         (sweep.method, dict(point.params).get("head", "full"))
         for sweep in load_suite("prune").sweeps
         for point in sweep.points
@@ -405,4 +409,4 @@ def test_the_suite_runs_what_the_figures_show() -> None:
         for name in getattr(source.module, "GATES", getattr(source.module, "HEADS", ()))
     )
     as_meant = {("contrastive-jsd", "pruned-decaying"), ("contrastive-jsd", "pruned-adaptive")}
-    assert set(named) - as_meant <= asked
+    assert set(named) - as_meant <= settings

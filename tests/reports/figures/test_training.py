@@ -30,7 +30,7 @@ LOSSES: list[Log] = [("m", "heads", "aaaaaaaa", step, None, "loss_nats", 300 / s
 
 
 def rows(name: str, log: Iterable[Log], folder: Path) -> Frame:
-    """What the figure's query gives on a database with this log, in a file."""
+    """Return the rows of the figure's query on a database file with this log."""
     path = folder / "trainings.duckdb"
     path.unlink(missing_ok=True)
     with duckdb.connect(path) as connection:
@@ -38,8 +38,8 @@ def rows(name: str, log: Iterable[Log], folder: Path) -> Frame:
             "CREATE TABLE training_curves (model VARCHAR, recipe VARCHAR, weights_sha256 VARCHAR, step INTEGER, "
             "block SMALLINT, metric VARCHAR, value DOUBLE)"
         )
-        for one in log:
-            connection.execute("INSERT INTO training_curves VALUES (?, ?, ?, ?, ?, ?, ?)", list(one))
+        for entry in log:
+            connection.execute("INSERT INTO training_curves VALUES (?, ?, ?, ?, ?, ?, ?)", list(entry))
         # what each minimised: weights whose digest begins with c something else than the others
         connection.execute(
             "CREATE TABLE trainings AS "
@@ -66,15 +66,15 @@ def drawn(axes: Axes) -> list[list[tuple[float, float]]]:
 
 def test_heads_learn_accuracy_on_the_left_and_entropy_on_the_right(tmp_path: Path) -> None:
     frame = rows("heads_fig1_training", [*HEADS, *LOSSES], tmp_path)
-    left, right = panels(heads_fig1_training, frame)
-    assert drawn(left) == [
+    left_panel, right = panels(heads_fig1_training, frame)
+    assert drawn(left_panel) == [
         [(100, pytest.approx(scale * 0.5)), (200, pytest.approx(scale * 0.75))] for scale in (0.5, 0.8, 1.0)
     ]
     assert drawn(right) == [
         [(100, pytest.approx(2 / scale)), (200, pytest.approx(1.5 / scale))] for scale in (0.5, 0.8, 1.0)
     ]
     assert "entropy" in right.get_ylabel()
-    (legend,) = left.figure.legends
+    (legend,) = left_panel.figure.legends
     assert [text.get_text() for text in legend.get_texts()] == [f"after block {block}" for block in (2, 9, 12)]
 
 
@@ -110,8 +110,8 @@ def test_each_loss_has_a_panel_and_may_be_negative(tmp_path: Path) -> None:
     ],
 )
 def test_trainings_of_one_name_are_told_apart(recipe: str, weights: str, names: list[str], tmp_path: Path) -> None:
-    again: list[Log] = [("m", recipe, weights, 400, None, "loss_nats", 0.5)]
-    assert rows("training_loss", [*LOSSES, *again], tmp_path).distinct("training") == names
+    repeated: list[Log] = [("m", recipe, weights, 400, None, "loss_nats", 0.5)]
+    assert rows("training_loss", [*LOSSES, *repeated], tmp_path).distinct("training") == names
 
 
 @pytest.mark.parametrize("name", ["heads_fig1_training", "training_loss"])

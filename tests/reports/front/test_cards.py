@@ -13,24 +13,24 @@ from exitbench.reports.frame import Row
 from exitbench.reports.front import read_front
 from exitbench.reports.front.cards import BASELINES, Card, cards, findings_line, is_confirmed
 from exitbench.reports.front.suite_toml import suite_toml
-from exitbench.reports.front.words import ShownCard, data_warning, facts, shown, size
+from exitbench.reports.front.words import CardText, data_warning, describe_card, facts, size
 from exitbench.reports.labels import labels
 from exitbench.results.database.connection import open_database
 
 
 @pytest.fixture(scope="module")
-def made(results: tuple[Row, ...]) -> tuple[Card, ...]:
+def built_cards(results: tuple[Row, ...]) -> tuple[Card, ...]:
     return cards(results)
 
 
-def worded(card: Card, calibrations: tuple[Row, ...] = ()) -> ShownCard:
-    return shown(card, labels(card.rows), {}, calibrations)
+def worded(card: Card, calibrations: tuple[Row, ...] = ()) -> CardText:
+    return describe_card(card, labels(card.rows), {}, calibrations)
 
 
-def changed(results: tuple[Row, ...], where: dict[str, Any], **values: Any) -> Card:
+def changed(results: tuple[Row, ...], condition: dict[str, Any], **values: Any) -> Card:
     """The first card of results of which some rows are otherwise."""
     rows = [
-        {**row, **values} if all(row[name] == value for name, value in where.items()) else row
+        {**row, **values} if all(row[name] == value for name, value in condition.items()) else row
         for row in results
         if row["task"] == results[0]["task"]
     ]
@@ -42,13 +42,13 @@ def changed(results: tuple[Row, ...], where: dict[str, Any], **values: Any) -> C
 def test_a_card_has_for_every_loss_the_chosen_run_and_shows_it_if_other_documents_confirm_it(
     results: tuple[Row, ...], step: int
 ) -> None:
-    made = cards(results[::step])[::step]
-    assert [card.full["task"] for card in made] == ["samsum", "squad"]
-    found = set()
-    for card in made:
-        untils = [answer.until_percent for answer in card.answers]
-        assert card.answers[0].from_percent == 0
-        assert untils == [*(answer.from_percent for answer in card.answers[1:]), None]
+    built_cards = cards(results[::step])[::step]
+    assert [card.full["task"] for card in built_cards] == ["samsum", "squad"]
+    headline_ids = set()
+    for card in built_cards:
+        untils = [answer.until_percent for answer in card.recommendations]
+        assert card.recommendations[0].from_percent == 0
+        assert untils == [*(answer.from_percent for answer in card.recommendations[1:]), None]
         for percent in np.arange(0, 20, 0.1).tolist():
             answer = card.at(percent)
             confirmed = []
@@ -68,9 +68,9 @@ def test_a_card_has_for_every_loss_the_chosen_run_and_shows_it_if_other_document
                     and chosen["confirming_speedup_low"] > max(1, chosen["aa_high"] or 1)
                 ):
                     confirmed.append(chosen)
-            assert answer.shown is max(confirmed, key=lambda row: row["choosing_speedup"], default=None)
-            found.add(answer.shown and answer.shown["cell_id"])
-    assert len(found) > 3
+            assert answer.headline is max(confirmed, key=lambda row: row["choosing_speedup"], default=None)
+            headline_ids.add(answer.headline and answer.headline["cell_id"])
+    assert len(headline_ids) > 3
 
 
 def test_where_nothing_was_timed_what_runs_fewest_blocks_is_told_and_not_recommended(results: tuple[Row, ...]) -> None:
@@ -90,11 +90,11 @@ def test_where_nothing_was_timed_what_runs_fewest_blocks_is_told_and_not_recomme
             and row["choosing_loss_high_percent"] <= percent
         ]
         best = min(allowed, key=lambda row: row["mean_blocks_run"], default=None)
-        assert (card.at(percent).shown, card.at(percent).untimed) == (best, best)
-    said = worded(card).answers
-    assert said[-1].verdict == "No method was timed: add --kinds timing. So nothing is recommended."
-    assert said[-1].about == "blocks run; not timed"
-    assert said[0].verdict == "No method was timed: add --kinds timing."
+        assert (card.at(percent).headline, card.at(percent).untimed) == (best, best)
+    recommendations = worded(card).recommendations
+    assert recommendations[-1].verdict == "No method was timed: add --kinds timing. So nothing is recommended."
+    assert recommendations[-1].about == "blocks run; not timed"
+    assert recommendations[0].verdict == "No method was timed: add --kinds timing."
 
 
 def test_of_several_ways_to_run_a_task_the_one_of_most_documents_has_the_card(results: tuple[Row, ...]) -> None:
@@ -106,119 +106,132 @@ def test_of_several_ways_to_run_a_task_the_one_of_most_documents_has_the_card(re
     assert cards([{**row, "random_weights": True} for row in results]) == ()
 
 
-def beside(results: tuple[Row, ...], low: float, high: float) -> str:
-    """What is said of the fastest method next to a static depth that is chosen and confirmed, of such a speed."""
+def static_comparison(results: tuple[Row, ...], low: float, high: float) -> str:
+    """Return the verdict on the fastest method against a confirmed static depth with this interval of its speed."""
     speeds = {"confirming_speedup_low": low, "confirming_speedup": (low + high) / 2, "confirming_speedup_high": high}
     card = changed(results, {"is_static_step": True}, **speeds)
-    answer = card.answers[-1]
-    assert answer.method is not None and answer.shown is answer.method and answer.static is not None
+    answer = card.recommendations[-1]
+    assert answer.method is not None and answer.headline is answer.method and answer.static is not None
     assert 1.4 < answer.method["confirming_speedup_low"] < answer.method["confirming_speedup_high"] < 1.6
-    return worded(card).answers[-1].verdict
+    return worded(card).recommendations[-1].verdict
 
 
 def test_only_a_method_whose_interval_lies_above_the_static_depths_is_called_faster(results: tuple[Row, ...]) -> None:
-    assert beside(results, 1.1, 1.2) == "It is faster than the best static depth (static exit_layer=5, 1.15×)."
-    overlapping = beside(results, 1.1, 1.9)
+    assert (
+        static_comparison(results, 1.1, 1.2) == "It is faster than the best static depth (static exit_layer=5, 1.15×)."
+    )
+    overlapping = static_comparison(results, 1.1, 1.9)
     assert overlapping.startswith(
         "It is not shown to be faster than the best static depth (static exit_layer=5, 1.50×)"
     )
-    assert beside(results, 1.8, 1.9).startswith("It is slower than the best static depth")
+    assert static_comparison(results, 1.8, 1.9).startswith("It is slower than the best static depth")
 
 
 def test_without_a_static_depth_none_is_compared(results: tuple[Row, ...]) -> None:
-    without = [row for row in results if row["method"] != "static" and row["task"] == "squad"]
-    (card,) = cards(without)
-    assert worded(card).answers[-1].verdict == "No static depth was run to compare it with."
+    without_static = [row for row in results if row["method"] != "static" and row["task"] == "squad"]
+    (card,) = cards(without_static)
+    assert worded(card).recommendations[-1].verdict == "No static depth was run to compare it with."
 
 
-def test_the_static_depth_of_the_card_is_the_one_of_all_that_may_lose_least(made: tuple[Card, ...]) -> None:
-    for card in made:
+def test_the_static_depth_of_the_card_is_the_one_of_all_that_may_lose_least(built_cards: tuple[Card, ...]) -> None:
+    for card in built_cards:
         depths = [row for row in card.rows if row["method"] == "static"]
         assert card.next_static is min(depths, key=lambda row: row["loss_high_percent"])
-        for answer in worded(card).answers:
+        for answer in worded(card).recommendations:
             if "No static depth is chosen" in answer.verdict:
                 assert f"exit_layer={card.next_static['blocks'] - 1}" in answer.verdict
 
 
 def test_a_chosen_setting_that_other_documents_do_not_confirm_is_not_recommended(results: tuple[Row, ...]) -> None:
     card = changed(results, {"is_static_step": False}, confirming_loss_high_percent=30.0, confirmed_percent=30.0)
-    answers = [answer for answer in worded(card).answers if "was chosen, but may lose 30.0 %" in answer.verdict]
-    assert answers and all(answer.name in ("full depth", "static exit_layer=5") for answer in worded(card).answers)
+    answers = [answer for answer in worded(card).recommendations if "was chosen, but may lose 30.0 %" in answer.verdict]
+    assert answers and all(
+        answer.name in ("full depth", "static exit_layer=5") for answer in worded(card).recommendations
+    )
     card = changed(results, {"is_static_step": False}, confirmed_percent=None)
-    assert any("not shown to be faster on the other timed documents" in one.verdict for one in worded(card).answers)
+    assert any(
+        "not shown to be faster on the other timed documents" in recommendation.verdict
+        for recommendation in worded(card).recommendations
+    )
 
 
 def test_a_score_near_its_floor_is_told_before_anything_else(results: tuple[Row, ...]) -> None:
     card = changed(results, {"is_full_depth": True}, caution="full depth scores 0.0 f1, near the floor")
-    for answer in worded(card).answers:
+    for answer in worded(card).recommendations:
         assert answer.verdict.startswith("Caution: full depth scores 0.0 f1, near the floor. ")
 
 
 def test_a_card_says_how_small_a_loss_its_documents_can_show_and_what_is_confirmed_for_more(
-    made: tuple[Card, ...],
+    built_cards: tuple[Card, ...],
 ) -> None:
-    first = worded(made[0]).answers[0]
+    first = worded(built_cards[0]).recommendations[0]
     assert (first.name, first.number, first.cell_id) == ("full depth", "1×", None)
     assert first.verdict.startswith("No timed setting is shown to lose so little. 206 confirming documents cannot")
-    full = made[0].full["value"]
+    full = built_cards[0].full["value"]
     least = 100 * 100 * (1 - 0.025 ** (1 / 206)) / full
     assert f"show a loss below {least:.1f} %" in first.verdict
     assert first.later is not None
     percent, text = first.later
-    now, later = made[0].at(percent - 0.1), made[0].at(percent)
-    assert now.shown is None and later.shown is not None
-    assert text == f"calm-softmax at 0.9, {later.shown['confirming_speedup']:.2f}×"
+    now, later = built_cards[0].at(percent - 0.1), built_cards[0].at(percent)
+    assert now.headline is None and later.headline is not None
+    assert text == f"calm-softmax at 0.9, {later.headline['confirming_speedup']:.2f}×"
 
 
 def test_a_card_of_another_number_format_says_what_that_changes(results: tuple[Row, ...]) -> None:
-    told = {"dtype": "int8", "format_logprob_gap": 0.25, "format_choice_gap": 0.16, "format_match": 0.9}
+    expected = {"dtype": "int8", "format_logprob_gap": 0.25, "format_choice_gap": 0.16, "format_match": 0.9}
 
     def facts(card: Card) -> set[str | None]:
-        return {dict(answer.facts).get("Number format") for answer in worded(card).answers if answer.cell_id}
+        return {dict(answer.facts).get("Number format") for answer in worded(card).recommendations if answer.cell_id}
 
     for card in cards(results):
         assert facts(card) <= {None}
-    (card,) = cards([{**row, **told} for row in results if row["task"] == "squad"])
+    (card,) = cards([{**row, **expected} for row in results if row["task"] == "squad"])
     assert facts(card) == {"int8 against float32: 0.25 nats, 0.16 between choices, 90.0 % of choices equal"}
 
 
 def test_a_choice_says_whether_a_calibration_made_it(
-    made: tuple[Card, ...], results: tuple[Row, ...], calibrations: tuple[Row, ...]
+    built_cards: tuple[Card, ...], results: tuple[Row, ...], calibrations: tuple[Row, ...]
 ) -> None:
     promised = {row["params"] for row in results if row["promised_delta"] is not None}
     passed = {row["threshold"] for row in calibrations if row["verdict"] != "failed"}
     assert {f'"threshold":{threshold:g}' in " ".join(promised) for threshold in passed} == {True}
-    said = [answer for answer in worded(made[0]).answers if answer.name.startswith("calm-softmax")]
-    guaranteed = [dict(answer.facts)["Guaranteed"] for answer in said]
+    recommendations = [
+        answer for answer in worded(built_cards[0]).recommendations if answer.name.startswith("calm-softmax")
+    ]
+    guaranteed = [dict(answer.facts)["Guaranteed"] for answer in recommendations]
     assert guaranteed and all(
         text.startswith("yes: calibrated for an expected loss (textual) of at most 0.35") for text in guaranteed
     )
     card = changed(results, {}, promised_delta=None)
-    (told,) = {dict(answer.facts)["Guaranteed"] for answer in worded(card).answers if answer.cell_id}
-    assert told.startswith("no calibration: chosen among 3 timed settings on a third of the documents, confirmed")
-    told = dict(worded(card, calibrations).answers[-1].facts)["Guaranteed"]
-    assert "A calibration chose calm-softmax at " in told and "confidence 0.7" in told
+    (guarantee,) = {dict(answer.facts)["Guaranteed"] for answer in worded(card).recommendations if answer.cell_id}
+    assert guarantee.startswith("no calibration: chosen among 3 timed settings on a third of the documents, confirmed")
+    guarantee = dict(worded(card, calibrations).recommendations[-1].facts)["Guaranteed"]
+    assert "A calibration chose calm-softmax at " in guarantee and "confidence 0.7" in guarantee
 
 
 def test_a_card_stands_beside_random_exits_and_the_oracle_and_says_what_its_numbers_are_of(
-    made: tuple[Card, ...],
+    built_cards: tuple[Card, ...],
 ) -> None:
-    card = worded(made[0])
-    beside = {line.what: line for line in card.answers[-1].beside}
-    assert set(beside) == {"Best static", "Random, about as deep", "Oracle, the bound"}
-    assert beside["Oracle, the bound"].blocks.startswith("exits at ")
-    assert beside["Random, about as deep"].name == "mean_exit=2.5"
+    card = worded(built_cards[0])
+    alternatives = {line.what: line for line in card.recommendations[-1].alternatives}
+    assert set(alternatives) == {"Best static", "Random, about as deep", "Oracle, the bound"}
+    assert alternatives["Oracle, the bound"].blocks.startswith("exits at ")
+    assert alternatives["Random, about as deep"].name == "mean_exit=2.5"
     assert card.footer.startswith("generated data · 6 M parameters · float32, cpu, batch 1 · 300 documents")
 
 
 def test_what_ran_is_told_in_a_few_words(front_database: Path, results: tuple[Row, ...]) -> None:
     with open_database(front_database) as database:
         front = read_front(database)
-    told = dict(facts(front.runs, results))
-    assert told["Models"] == "world-t5 (6 blocks, 6 M parameters)"
-    assert told["Data"] == "samsum, squad (generated)"
-    assert told["Documents"].startswith("300 a task")
-    assert (told["Machine"], told["Commit"], told["Date"]) == ("Test CPU, 2 threads", "0123456789ab", "2026-01-02")
+    fact_texts = dict(facts(front.runs, results))
+    assert fact_texts["Models"] == "world-t5 (6 blocks, 6 M parameters)"
+    assert fact_texts["Data"] == "samsum, squad (generated)"
+    assert fact_texts["Documents"].startswith("300 a task")
+    assert (fact_texts["Machine"], fact_texts["Commit"], fact_texts["Date"]) == (
+        "Test CPU, 2 threads",
+        "0123456789ab",
+        "2026-01-02",
+    )
     assert data_warning(front.runs).startswith("All data are generated, for models of at most 6 M parameters")
     real = [{**row, "is_generated": False} for row in front.runs]
     assert data_warning(real) == "" and data_warning([*real, *front.runs]).startswith("Part of the data is")
@@ -255,22 +268,24 @@ def test_names_that_mean_harm_stay_text_in_a_suite(front_database: Path) -> None
     assert suite_toml({**row, "data_asked": None}, "x") is None
 
 
-def test_baselines_are_never_called_methods(made: tuple[Card, ...]) -> None:
-    for card in made:
-        without = replace(card, answers=())
-        assert without.timed == sum(
+def test_baselines_are_never_called_methods(built_cards: tuple[Card, ...]) -> None:
+    for card in built_cards:
+        without_recommendations = replace(card, recommendations=())
+        assert without_recommendations.timed == sum(
             row["speedup"] is not None and row["method"] not in (*BASELINES, "full") for row in card.rows
         )
 
 
 @pytest.mark.parametrize("percent", [0, 5, 10, 20])
 def test_the_answers_open_on_what_the_cards_recommend(
-    front_database: Path, made: tuple[Card, ...], percent: int
+    front_database: Path, built_cards: tuple[Card, ...], percent: int
 ) -> None:
     with open_database(front_database) as database:
         attempts = database.query("SELECT attempt_id, cell_id FROM frontier").to_pylist()
         cells = {row["attempt_id"]: row["cell_id"] for row in attempts}
         best = [cells[attempt_id] for attempt_id in recommended(database, percent)]
-    told = [row for card in made if (row := card.at(percent).method) is not None and is_confirmed(row, percent)]
-    assert any(told) or percent < 20
-    assert sorted(best) == sorted(row["cell_id"] for row in told)
+    methods = [
+        row for card in built_cards if (row := card.at(percent).method) is not None and is_confirmed(row, percent)
+    ]
+    assert any(methods) or percent < 20
+    assert sorted(best) == sorted(row["cell_id"] for row in methods)

@@ -11,8 +11,8 @@ from exitbench.reports import figures, tables
 from exitbench.reports.answers.document_choice import recommended
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.front.cards import DEFAULT_PERCENT, cards, is_confirmed
-from exitbench.reports.front.words import shown
-from exitbench.reports.labels import labels, setting, spoken
+from exitbench.reports.front.words import describe_card
+from exitbench.reports.labels import label_in_sentence, labels, setting
 from exitbench.reports.registry import discover
 from exitbench.reports.tables.text import best_so_far, conclusion, gist_lines
 from exitbench.results.database.connection import open_database
@@ -35,8 +35,10 @@ def database(many_documents_database: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def of_cards(database: Path, rows_of: Rows) -> Choice:
-    """What the cards name where the usual loss is allowed."""
-    answers = [(card.full, card.at(DEFAULT_PERCENT).shown) for card in cards(rows_of(database, tables, "summary").rows)]
+    """Return the settings that the cards name at the default loss."""
+    answers = [
+        (card.full, card.at(DEFAULT_PERCENT).headline) for card in cards(rows_of(database, tables, "summary").rows)
+    ]
     choice = {(full["model"], full["task"]): chosen(row) for full, row in answers if row is not None}
     assert len(choice) == len(answers) == 2
     return choice
@@ -61,9 +63,9 @@ def test_the_end_of_a_run_names_it_for_each_task(database: Path, rows_of: Rows, 
         short = {line.partition(" ")[0]: line for line in best_so_far(opened)}
     assert {(row["model"], row["task_label"]): chosen(row) for row in rows if row["is_confirmed"]} == of_cards
     for row in rows:
-        name = f"{spoken(names[setting(row)])} is {row['confirming_speedup']:.2f}x"
+        name = f"{label_in_sentence(names[setting(row)])} is {row['confirming_speedup']:.2f}x"
         assert name in lines[row["task_label"]]
-        assert spoken(names[setting(row)]) in short[row["task_label"]]
+        assert label_in_sentence(names[setting(row)]) in short[row["task_label"]]
 
 
 EXAMPLES = (
@@ -83,10 +85,10 @@ def test_the_end_of_a_run_says_what_the_page_says(name: str, rows_of: Rows, requ
         ]
     for card, line in conclusions:
         (page,) = (
-            one
-            for one in shown(card, labels(rows), {}, ()).answers
-            if one.from_percent <= DEFAULT_PERCENT
-            and (one.until_percent is None or one.until_percent > DEFAULT_PERCENT)
+            recommendation
+            for recommendation in describe_card(card, labels(rows), {}, ()).recommendations
+            if recommendation.from_percent <= DEFAULT_PERCENT
+            and (recommendation.until_percent is None or recommendation.until_percent > DEFAULT_PERCENT)
         )
         assert page.name in line and page.verdict in line
         assert "real" not in line
@@ -111,8 +113,8 @@ def test_the_saved_query_and_the_cards_agree_at_every_loss(database: Path, rows_
 def test_the_readmes_table_shows_the_method_at_that_setting(database: Path, rows_of: Rows, of_cards: Choice) -> None:
     rows = rows_of(database, tables, "highlights").rows
     best = of_cards[rows[0]["model"], rows[0]["task"]]
-    (own,) = (row for row in rows if row["method"] == best[0])
-    assert chosen(own) == best
+    (chosen_row,) = (row for row in rows if row["method"] == best[0])
+    assert chosen(chosen_row) == best
 
 
 def test_the_document_browser_opens_on_it(database: Path, of_cards: Choice) -> None:

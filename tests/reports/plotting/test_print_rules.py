@@ -32,7 +32,7 @@ def test_every_figure_of_the_report_can_be_printed_and_no_label_is_cut(
 
 
 def faults_of(change: Callable[[Figure, Axes], object]) -> list[str]:
-    """What is wrong with a small figure after a change."""
+    """Return the faults of a small figure after a change."""
     with theme(LIGHT):
         figure = Figure(figsize=(SINGLE_INCHES, 2))
         axes = figure.subplots()
@@ -57,7 +57,7 @@ def faults_of(change: Callable[[Figure, Axes], object]) -> list[str]:
     ],
 )
 def test_what_cannot_be_printed_is_told(change: Callable[[Figure, Axes], object], fault: str) -> None:
-    assert any(one.startswith(fault) for one in faults_of(change))
+    assert any(found_fault.startswith(fault) for found_fault in faults_of(change))
 
 
 def test_texts_beside_points_may_touch_and_ticks_out_of_sight_are_not_drawn() -> None:
@@ -80,5 +80,5 @@ def test_any_number_of_panels_fits_a_page_with_the_names_of_many_series(count: i
     assert len(panels) == min(count, MOST_PANELS)
     assert figure.get_figwidth() == (SINGLE_INCHES if count == 1 else DOUBLE_INCHES)
     assert figure.get_figheight() <= TALLEST_INCHES
-    told = any("of 54 panels" in text.get_text() for text in figure.texts)
-    assert told == (count > MOST_PANELS), "what is left out is said"
+    noted = any("of 54 panels" in text.get_text() for text in figure.texts)
+    assert noted == (count > MOST_PANELS), "what is left out is said"

@@ -43,7 +43,7 @@ OKLAB = (
 )
 
 
-def seen(colour: str, sight: str) -> np.ndarray:
+def perceived(colour: str, sight: str) -> np.ndarray:
     """`colour` as such eyes see it, in Oklab [3]."""
     rgb = np.array([int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)])
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
@@ -63,9 +63,14 @@ def test_a_theme_sets_everything_whatever_its_user_has_set() -> None:
     """But for the backend, which draws nothing here."""
     with theme(DARK):
         expected = {name: value for name, value in mpl.rcParams.items() if name != "backend"}
-    theirs = {name: not value for name, value in expected.items() if isinstance(value, bool)}
-    theirs |= {"lines.linewidth": 9, "axes.titlesize": 20, "font.sans-serif": ["Comic Sans"], "savefig.bbox": "tight"}
-    with mpl.rc_context(theirs):
+    other_settings = {name: not value for name, value in expected.items() if isinstance(value, bool)}
+    other_settings |= {
+        "lines.linewidth": 9,
+        "axes.titlesize": 20,
+        "font.sans-serif": ["Comic Sans"],
+        "savefig.bbox": "tight",
+    }
+    with mpl.rc_context(other_settings):
         with theme(DARK):
             assert {name: mpl.rcParams[name] for name in expected} == expected
         assert mpl.rcParams["text.usetex"], "what its user has set comes back"
@@ -73,7 +78,9 @@ def test_a_theme_sets_everything_whatever_its_user_has_set() -> None:
 
 @pytest.mark.parametrize("sight", SIGHT)
 def test_series_are_told_apart_by_all_eyes(sight: str) -> None:
-    distances = [np.linalg.norm(seen(one, sight) - seen(other, sight)) for one, other in combinations(COLOURS, 2)]
+    distances = [
+        np.linalg.norm(perceived(colour, sight) - perceived(other, sight)) for colour, other in combinations(COLOURS, 2)
+    ]
     assert min(distances) >= 0.065
 
 

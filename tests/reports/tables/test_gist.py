@@ -1,4 +1,4 @@
-"""What a run says at its end: a sentence per model and task that can be understood without the table."""
+"""Last lines of a run: one sentence per model and task that can be understood without the table."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def rows(example: ModuleType, database_of: Callable[[Any], Path]) -> tuple[Row, 
 
 
 @pytest.fixture
-def said(rows: tuple[Row, ...], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def conclusion_of(rows: tuple[Row, ...], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """The only line of the results of some methods, of which some columns are otherwise."""
 
     def say(*methods: str, **changed: Any) -> str:
-        kept = [
+        selected = [
             {**row, **({} if row["is_full_depth"] and not {"model", "random_weights"} & {*changed} else changed)}
             for row in rows
             if row["method"] in methods
         ]
-        monkeypatch.setattr(text, "_result_rows", lambda database, cell_ids: tuple(kept))
+        monkeypatch.setattr(text, "_result_rows", lambda database, cell_ids: tuple(selected))
         (line,) = gist_lines(None)  # type: ignore[arg-type]
         return line
 
@@ -41,31 +41,31 @@ def said(rows: tuple[Row, ...], monkeypatch: pytest.MonkeyPatch) -> Callable[...
 
 
 def test_what_is_recommended_is_told_with_what_it_gains_and_costs_and_of_how_many_documents(
-    said: Callable[..., str],
+    conclusion_of: Callable[..., str],
 ) -> None:
-    line = said("full", "static", "calm-softmax")
+    line = conclusion_of("full", "static", "calm-softmax")
     assert line.startswith("squad (world-t5): full depth, at an allowed loss of 1 %. No timed setting is shown to lose")
     assert "206 confirming documents cannot show a loss below" in line
     assert " At 4.8 %: calm-softmax at 0.9 is 1.12x [" in line and line.endswith("at most 2.2 % worse.")
 
 
-def test_a_run_without_static_depths_or_times_says_so_and_calls_nothing_real(said: Callable[..., str]) -> None:
+def test_a_run_without_static_depths_or_times_says_so_and_calls_nothing_real(conclusion_of: Callable[..., str]) -> None:
     untimed: dict[str, Any] = dict.fromkeys(("speedup", "choosing_speedup", "confirmed_percent", "is_static_step"))
     untimed["speed_status"] = "not timed"
     loss = {"choosing_loss_high_percent": 0.5}
-    for line in (said("full", "calm-softmax"), said("full", "calm-softmax", **untimed, **loss)):
+    for line in (conclusion_of("full", "calm-softmax"), conclusion_of("full", "calm-softmax", **untimed, **loss)):
         assert "real" not in line and "no static depth is shown" not in line
     assert "No method was timed: add --kinds timing. So nothing is recommended." in line
-    assert "No method was timed: add --kinds timing." in said("full", "calm-softmax", **untimed)
+    assert "No method was timed: add --kinds timing." in conclusion_of("full", "calm-softmax", **untimed)
     chosen = {"choosing_loss_high_percent": 0.5, "confirmed_percent": 0.5, "is_static_step": False}
-    assert "No static depth was run to compare it with." in said("full", "calm-softmax", **chosen)
+    assert "No static depth was run to compare it with." in conclusion_of("full", "calm-softmax", **chosen)
 
 
-def test_times_that_could_not_be_measured_are_not_called_missing(said: Callable[..., str]) -> None:
+def test_times_that_could_not_be_measured_are_not_called_missing(conclusion_of: Callable[..., str]) -> None:
     unsteady: dict[str, Any] = dict.fromkeys(("speedup", "choosing_speedup", "confirmed_percent", "is_static_step"))
     unsteady["speed_status"] = "not measurable"
     for loss in (0.5, 50.0):
-        line = said("full", "calm-softmax", **unsteady, choosing_loss_high_percent=loss)
+        line = conclusion_of("full", "calm-softmax", **unsteady, choosing_loss_high_percent=loss)
         assert "Times vary too much to be measured now: the machine was busy." in line
         assert "timed" not in line.partition("Times")[0] and "--kinds timing" not in line
 
@@ -78,24 +78,26 @@ def test_runs_that_another_suite_asked_for_first_are_told_of_too(small_database:
         assert line in gist_lines(database)
 
 
-def test_what_cannot_be_compared_says_why(said: Callable[..., str]) -> None:
-    assert "Only full depth and baselines were run: nothing to recommend." in said(
+def test_what_cannot_be_compared_says_why(conclusion_of: Callable[..., str]) -> None:
+    assert "Only full depth and baselines were run: nothing to recommend." in conclusion_of(
         "full", "static", is_static_step=None
     )
-    assert said("calm-softmax").endswith("full depth was not run, so nothing is compared with it.")
+    assert conclusion_of("calm-softmax").endswith("full depth was not run, so nothing is compared with it.")
     unscaled = dict.fromkeys(("loss_high_percent", "choosing_loss_high_percent"))
-    assert said("full", "calm-softmax", random_weights=True).endswith("weights are random, so nothing is recommended.")
-    assert "f1 has no scale or no scores of full depth" in said("full", "calm-softmax", **unscaled)
+    assert conclusion_of("full", "calm-softmax", random_weights=True).endswith(
+        "weights are random, so nothing is recommended."
+    )
+    assert "f1 has no scale or no scores of full depth" in conclusion_of("full", "calm-softmax", **unscaled)
 
 
-def test_another_number_format_is_told_with_what_it_changes(said: Callable[..., str]) -> None:
-    told = {"dtype": "int8", "format_logprob_gap": 0.25, "format_choice_gap": None, "format_match": 0.9}
-    line = said("full", "calm-softmax", **told, model="m")
+def test_another_number_format_is_told_with_what_it_changes(conclusion_of: Callable[..., str]) -> None:
+    format_values = {"dtype": "int8", "format_logprob_gap": 0.25, "format_choice_gap": None, "format_match": 0.9}
+    line = conclusion_of("full", "calm-softmax", **format_values, model="m")
     assert line.startswith("squad (m; int8 against float32: 0.25 nats")
 
 
-def test_names_are_told_without_control_characters(said: Callable[..., str]) -> None:
-    assert "(a\\x1b[2J)" in said("full", "calm-softmax", model="a\x1b[2J")
+def test_names_are_told_without_control_characters(conclusion_of: Callable[..., str]) -> None:
+    assert "(a\\x1b[2J)" in conclusion_of("full", "calm-softmax", model="a\x1b[2J")
 
 
 def test_a_run_has_a_line_for_each_model_and_task(small_database: Path) -> None:

@@ -19,7 +19,7 @@ from exitbench.results.database.connection import Database, open_database
 ALLOWED_PERCENT = 5.0
 
 
-def made(database: Database) -> tuple[Frame, FilledTable]:
+def highlights(database: Database) -> tuple[Frame, FilledTable]:
     frame = Frame.query(database, HIGHLIGHTS.sql)
     return frame, fill(HIGHLIGHTS, frame)
 
@@ -33,15 +33,15 @@ def every_setting(database: Database, row: dict[str, Any]) -> list[dict[str, Any
         "LEFT JOIN metric AS m ON m.attempt_id = f.timing_attempt_id AND m.metric = 'speedup_choosing'",
     ).rows
     same = ("model", "dtype", "device", "batch_size")
-    (own,) = (other for other in rows if other["cell_id"] == row["cell_id"])
+    (same_cell,) = (other for other in rows if other["cell_id"] == row["cell_id"])
     return [
         other
         for other in rows
         if other["execution"] == "real"
         and other["speedup"] is not None
         and not other["random_weights"]
-        and other["task_label"] == own["task_label"]
-        and all(other[name] == own[name] for name in same)
+        and other["task_label"] == same_cell["task_label"]
+        and all(other[name] == same_cell[name] for name in same)
     ]
 
 
@@ -49,31 +49,36 @@ def test_each_method_has_the_setting_that_the_choosing_documents_choose(
     example: ModuleType, database_of: Callable[[Any], Path]
 ) -> None:
     with open_database(database_of(replace(example.FRONT, tasks=example.FRONT.tasks[:1]))) as database:
-        frame, _ = made(database)
-        known = every_setting(database, dict(frame.rows[0]))
+        frame, _ = highlights(database)
+        setting_rows = every_setting(database, dict(frame.rows[0]))
     assert frame.rows[0]["is_full_depth"] and len(frame.rows) <= 10
-    assert {row["method"] for row in frame.rows} <= {row["method"] for row in known}
+    assert {row["method"] for row in frame.rows} <= {row["method"] for row in setting_rows}
     assert len({row["method"] for row in frame.rows}) == len(frame.rows)
     for row in frame.rows[1:]:
-        others = [other for other in known if other["method"] == row["method"]]
-        (own,) = (other for other in others if other["cell_id"] == row["cell_id"])
-        close = [other for other in others if (other["choosing_loss_high_percent"] or 0) <= ALLOWED_PERCENT]
+        same_method = [other for other in setting_rows if other["method"] == row["method"]]
+        (same_cell,) = (other for other in same_method if other["cell_id"] == row["cell_id"])
+        close = [other for other in same_method if (other["choosing_loss_high_percent"] or 0) <= ALLOWED_PERCENT]
         if close:
-            assert own["choosing_speedup"] == max(other["choosing_speedup"] for other in close)
+            assert same_cell["choosing_speedup"] == max(other["choosing_speedup"] for other in close)
         else:
-            assert own["choosing_loss_high_percent"] == min(other["choosing_loss_high_percent"] for other in others)
+            assert same_cell["choosing_loss_high_percent"] == min(
+                other["choosing_loss_high_percent"] for other in same_method
+            )
 
 
 def test_difference_and_speed_are_those_of_the_confirming_documents(small_database: Path) -> None:
     with open_database(small_database) as database:
-        frame, _ = made(database)
+        frame, _ = highlights(database)
         paired = {row["cell_id"]: row for row in Frame.query(database, "FROM paired").rows}
         steps = {row["cell_id"]: row for row in Frame.query(database, "FROM pareto").rows}
     assert len(frame.rows) > 1
     for row in frame.rows[1:]:
-        own = paired[row["cell_id"]]
-        assert row["delta"] == own["confirming_delta"]
-        assert (row["delta_low"], row["delta_high"]) == (own["confirming_delta_low"], own["confirming_delta_high"])
+        paired_row = paired[row["cell_id"]]
+        assert row["delta"] == paired_row["confirming_delta"]
+        assert (row["delta_low"], row["delta_high"]) == (
+            paired_row["confirming_delta_low"],
+            paired_row["confirming_delta_high"],
+        )
         if row["cell_id"] in steps:
             assert row["speedup"] == steps[row["cell_id"]]["confirming_speedup"]
 
@@ -83,12 +88,12 @@ def test_a_limited_run_has_the_table_too_and_it_says_so(small_database: Path, tm
     with duckdb.connect(str(path)) as connection:
         connection.execute("UPDATE cell SET limited = true")
     with open_database(path) as database:
-        _, table = made(database)
+        _, table = highlights(database)
     assert "a part of the documents" in table.agreed
 
 
 def test_the_caption_says_of_which_data_and_how_large_a_model_it_is(small_database: Path) -> None:
     with open_database(small_database) as database:
-        _, table = made(database)
+        _, table = highlights(database)
     assert "Data: generated, a model of" in table.agreed and "million parameters" in table.agreed
     assert "Documents: " in table.agreed

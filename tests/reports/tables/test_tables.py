@@ -19,7 +19,16 @@ from exitbench.reports.labels import setting
 from exitbench.reports.material import read_only
 from exitbench.reports.registry import discover
 from exitbench.reports.tables.calibrations import needed
-from exitbench.reports.tables.columns import Cell, Column, FilledTable, fill, number, parameters, text, with_interval
+from exitbench.reports.tables.columns import (
+    FilledTable,
+    TableCell,
+    TableColumn,
+    fill,
+    number,
+    parameters,
+    text,
+    with_interval,
+)
 from exitbench.reports.tables.highlights import marked_speedup
 from exitbench.reports.tables.summary import (
     blocks_run,
@@ -115,7 +124,7 @@ HOSTILE = "<b>a|b*_`\x1b[31m%$"
 def hostile(example: ModuleType, world: Any, make_database: Callable[[Any], Path]) -> FilledTable:
     """The results of one model with a name that means harm, which stands in the caption."""
     database = make_database(replace(world, models=(example.Model(HOSTILE, "causal", 4, 0),)))
-    (table,) = (fill(*one) for one in read_only(database, tables, "highlights"))
+    (table,) = (fill(*queried) for queried in read_only(database, tables, "highlights"))
     return table
 
 
@@ -141,9 +150,9 @@ def test_latex_tables_survive_any_name(hostile: FilledTable) -> None:
 
 
 def test_a_latex_table_that_fits_no_page_goes_on_in_another(hostile: FilledTable) -> None:
-    cell = Column("x", lambda row: Cell("1.23 [1.00, 1.50]", 1.0), numeric=True)
-    key = Column("Method", lambda row: Cell(f"method {row['n']}", ""))
-    long = Column("Parameters", lambda row: Cell("a parameter, " * 9, ""))
+    cell = TableColumn("x", lambda row: TableCell("1.23 [1.00, 1.50]", 1.0), numeric=True)
+    key = TableColumn("Method", lambda row: TableCell(f"method {row['n']}", ""))
+    long = TableColumn("Parameters", lambda row: TableCell("a parameter, " * 9, ""))
     rows = [{"n": number} for number in range(70)]
     columns = (key, long, *(replace(cell, heading=f"Number {place}") for place in range(9)))
     filled = tuple(tuple(column.cell(row) for column in columns) for row in rows)
@@ -167,7 +176,7 @@ def _width(form: str) -> float:
 
 
 def test_a_minus_is_a_minus_and_a_hyphen_a_hyphen(hostile: FilledTable) -> None:
-    table = replace(hostile, columns=hostile.columns[:1], rows=((Cell("state-copy, -0.3 [-1.5, 2-3]", None),),))
+    table = replace(hostile, columns=hostile.columns[:1], rows=((TableCell("state-copy, -0.3 [-1.5, 2-3]", None),),))
     assert "state-copy, $-$0.3 [$-$1.5, 2-3]" in latex(table)
 
 
@@ -200,8 +209,8 @@ def test_a_speedup_inside_the_noise_floor_is_grey_and_marked() -> None:
 
 
 def test_a_speedup_that_is_not_measurable_is_called_that_and_sorts_last() -> None:
-    gone = dict.fromkeys(("speedup", "speedup_low", "speedup_high"))
-    cell = speedup({**ROW, **gone, "speed_status": "not measurable"})
+    untimed = dict.fromkeys(("speedup", "speedup_low", "speedup_high"))
+    cell = speedup({**ROW, **untimed, "speed_status": "not measurable"})
     assert (cell.text, cell.key, cell.muted) == ("not measurable now", None, True)
     assert speedup({**ROW, "is_full_depth": True, "speedup": 1.0, "speed_status": "not measurable"}).text == "1"
 
@@ -226,16 +235,16 @@ ENERGY = """
 def test_energy_has_columns_only_where_a_machine_told(small_database: Path, tmp_path: Path, rows_of: Rows) -> None:
     (source,) = (source for source in discover(tables) if source.name == "summary")
 
-    def told(database: Path) -> set[str]:
+    def energy_options(database: Path) -> set[str]:
         filled = fill(source, rows_of(database, tables, "summary"))
         return {column.heading for column in filled.columns} & {"Energy", "Joules a token", "Net joules"}
 
-    assert told(small_database) == set()
+    assert energy_options(small_database) == set()
     path = tmp_path / "measured.duckdb"
     shutil.copyfile(small_database, path)
     with duckdb.connect(path) as connection:
         connection.execute(ENERGY)
-    assert told(path) == {"Energy", "Joules a token"}  # idle power was not asked for in this one
+    assert energy_options(path) == {"Energy", "Joules a token"}  # idle power was not asked for in this one
 
 
 FORMAT = """
@@ -254,30 +263,30 @@ def test_scores_of_another_number_format_stand_beside_what_it_changes(
     (source,) = (source for source in discover(tables) if source.name == "summary")
     heading = "Against float32"
 
-    def told(database: Path) -> set[str] | None:
+    def energy_options(database: Path) -> set[str] | None:
         filled = fill(source, rows_of(database, tables, "summary"))
         places = [place for place, column in enumerate(filled.columns) if column.heading == heading]
         return {row[places[0]].text for row in filled.rows} if places else None
 
-    assert told(small_database) is None and "against float32" not in summary_text(small_database)
+    assert energy_options(small_database) is None and "against float32" not in summary_text(small_database)
     path = tmp_path / "formats.duckdb"
     shutil.copyfile(small_database, path)
     with duckdb.connect(path) as connection:
         connection.execute("UPDATE cell SET dtype = 'bfloat16'")
-    assert told(path) == {"not measured"}
+    assert energy_options(path) == {"not measured"}
     assert summary_text(path).splitlines()[1] == "bfloat16 against float32: not measured"
     with duckdb.connect(path) as connection:
         connection.execute(FORMAT)
-    assert told(path) == {"0.14 nats, 98.0 % of tokens equal"}
+    assert energy_options(path) == {"0.14 nats, 98.0 % of tokens equal"}
     assert summary_text(path).splitlines()[1] == "bfloat16 against float32: 0.14 nats, 98.0 % of tokens equal"
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_the_chart_offers_energy_only_where_a_machine_told(known: bool) -> None:
+@pytest.mark.parametrize("is_known", [False, True])
+def test_the_chart_offers_energy_only_where_a_machine_told(is_known: bool) -> None:
     environment = Environment(loader=PackageLoader("exitbench.reports", "page"), undefined=StrictUndefined)
-    points = {"styles": {}, "points": [{"row": 0}, {"row": 1, **({"energy_ratio": 1.2} if known else {})}]}
+    points = {"styles": {}, "points": [{"row": 0}, {"row": 1, **({"energy_ratio": 1.2} if is_known else {})}]}
     drawn = environment.get_template("chart.html").render(points=points)
-    assert ('<option value="energy">' in drawn) is known
+    assert ('<option value="energy">' in drawn) is is_known
 
 
 def test_full_depth_is_one_by_definition() -> None:
@@ -301,8 +310,8 @@ def test_a_sweep_over_two_parameters_shows_the_values_of_both(small_database: Pa
 
 def test_answers_of_another_length_are_marked_where_their_speed_up_is_told() -> None:
     assert (length(ROW).text, length(ROW).key, length_ratio(ROW)) == ("† 2.8 of 10.0", pytest.approx(0.28), "†0.28")
-    alike = {**ROW, "tokens_per_request": 10.2, "is_other_length": False}
-    assert (length(alike).text, length_ratio(alike)) == ("10.2 of 10.0", "1.02")
+    same_length = {**ROW, "tokens_per_request": 10.2, "is_other_length": False}
+    assert (length(same_length).text, length_ratio(same_length)) == ("10.2 of 10.0", "1.02")
     untimed = {**ROW, "tokens_per_request": None, "is_other_length": None, "timed_documents": None}
     assert (length(untimed).text, length_ratio(untimed), timed(untimed).text) == ("–", "–", "–")
     assert timed(ROW).text == "20 × 3"
@@ -310,9 +319,12 @@ def test_answers_of_another_length_are_marked_where_their_speed_up_is_told() -> 
 
 def test_exit_layer_and_blocks_run_are_two_columns() -> None:
     assert (exit_layer(ROW).text, blocks_run(ROW).text) == ("3.46 of 8", "8.00 of 8")
-    for name, others in (("summary", {"Per token", "Tokens", "Decoding", "Ideal"}), ("highlights", {"Tokens = full"})):
+    for name, hidden_columns in (
+        ("summary", {"Per token", "Tokens", "Decoding", "Ideal"}),
+        ("highlights", {"Tokens = full"}),
+    ):
         (source,) = (source for source in discover(tables) if source.name == name)
-        assert {"Exit layer", "Blocks run", *others} <= {column.heading for column in source.module.COLUMNS}
+        assert {"Exit layer", "Blocks run", *hidden_columns} <= {column.heading for column in source.module.COLUMNS}
 
 
 def test_the_readmes_speedups_are_marked_where_answers_have_another_length() -> None:
@@ -325,11 +337,11 @@ def test_the_path_of_every_calibration_is_told_in_the_terminal(example_database:
     assert lines[0] == "Calibrated thresholds"
     assert lines[1].split()[:4] == ["Model", "Task", "Method", "Consistency"]
     with open_database(example_database) as database:
-        (known,) = database.query(
+        (stored_row,) = database.query(
             "SELECT count(*) AS n, count_if(chosen) AS chosen FROM calibrations WHERE NOT random_weights"
         ).to_pylist()
-    assert len(lines) - 2 == known["n"] > 0
-    assert sum("  chosen  " in line for line in lines) == known["chosen"]
+    assert len(lines) - 2 == stored_row["n"] > 0
+    assert sum("  chosen  " in line for line in lines) == stored_row["chosen"]
 
 
 def test_a_level_that_failed_says_how_many_documents_show_its_loss() -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.results.analysis.comparison import Comparison, Contrast, compare
+from exitbench.results.analysis.comparison import Comparison, RunContrast, compare
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.files.formats import content_id
 from exitbench.results.ingest.ingest import ingest
@@ -31,7 +31,7 @@ def length_ratio(_task: str, metric: str) -> Aggregate:
     return lambda total, n: total[..., 0] / (total[..., 1] if metric == "corpus" else n)
 
 
-def by_quantity(comparison: Comparison) -> dict[str, Contrast]:
+def by_quantity(comparison: Comparison) -> dict[str, RunContrast]:
     return {contrast.quantity: contrast for contrast in comparison.contrasts}
 
 
@@ -44,13 +44,13 @@ def write(tmp_path: Path, example: ModuleType) -> Write:
     """Write a quality run of a static method into a spool; returns its attempt id."""
 
     def run(
-        exit_layer: int, answers: Mapping[str, Answer], statistics: Mapping[str, Any] | None = None, **asked: Any
+        exit_layer: int, answers: Mapping[str, Answer], statistics: Mapping[str, Any] | None = None, **options: Any
     ) -> str:
         method = example.Method("static", {"exit_layer": exit_layer})
         cell = example.cell_json(example.MODELS[0], example.TASKS[0], method, "quality", "full-depth")
-        cell |= {name: value for name, value in asked.items() if name != "metric_version"}
-        cell["task"] |= {"metric_version": asked.get("metric_version", "1")}
-        cell["identity"] |= asked
+        cell |= {name: value for name, value in options.items() if name != "metric_version"}
+        cell["task"] |= {"metric_version": options.get("metric_version", "1")}
+        cell["identity"] |= options
         cell["cell_id"] = content_id(cell["identity"])
         rows = [
             {
@@ -87,20 +87,20 @@ def opened(tmp_path: Path) -> Callable[[], Database]:
 
 def test_metrics_are_those_of_the_runs_and_the_delta_is_paired(example_database: Path) -> None:
     with open_database(example_database) as database:
-        found = by_quantity(compare(database, FULL, STATIC, mean))
+        contrasts = by_quantity(compare(database, FULL, STATIC, mean))
         stored = database.query(
             "SELECT method, metric, value FROM metric_values WHERE model = 'world-t5' AND task = 'squad' "
             "AND kind = 'quality' AND method IN ('full', 'static') AND metric IN ('f1', 'em', 'token_match')"
         ).to_pylist()
     values = {(row["method"], row["metric"]): row["value"] for row in stored}
     for metric in ("f1", "em"):
-        contrast = found[metric]
+        contrast = contrasts[metric]
         assert (contrast.a, contrast.b) == pytest.approx((values["full", metric], values["static", metric]))
         assert contrast.estimate == pytest.approx(contrast.b - contrast.a)
         assert contrast.low <= contrast.estimate <= contrast.high
         assert contrast.p == 2 / 2**8  # all of eight documents are worse: no other exchange lies as far
         assert contrast.n == 8
-    assert found["equal_tokens"].estimate == pytest.approx(values["static", "token_match"])
+    assert contrasts["equal_tokens"].estimate == pytest.approx(values["static", "token_match"])
 
 
 def test_a_run_is_worse_in_points_or_in_errors_only_if_the_family_says_so(
@@ -108,38 +108,46 @@ def test_a_run_is_worse_in_points_or_in_errors_only_if_the_family_says_so(
 ) -> None:
     shutil.copy(example_database, tmp_path / "exitbench.duckdb")
     with open_database(tmp_path / "exitbench.duckdb", read_only=False) as database:
-        found = by_quantity(compare(database, FULL, STATIC, mean))
+        contrasts = by_quantity(compare(database, FULL, STATIC, mean))
         with database.engine.begin() as connection:
             connection.exec_driver_sql("UPDATE metric SET lower_is_better = true WHERE metric = 'f1'")
         errors = by_quantity(compare(database, FULL, STATIC, mean))
         family = by_quantity(compare(database, FULL, "world-t5/squad/calm-softmax:threshold=0.[36]", mean))
-    assert found["f1"].estimate == errors["f1"].estimate < 0
-    assert (found["f1"].verdict, found["em"].verdict) == ("worse", "worse")
+    assert contrasts["f1"].estimate == errors["f1"].estimate < 0
+    assert (contrasts["f1"].verdict, contrasts["em"].verdict) == ("worse", "worse")
     assert (errors["f1"].verdict, errors["em"].verdict) == ("better", "worse")
-    assert {found[name].verdict for name in found if name not in ("f1", "em")} == {None}
-    assert {(one.p_holm <= 0.05, one.verdict) for one in family.values() if one.p is not None} == {(False, None)}
+    assert {contrasts[name].verdict for name in contrasts if name not in ("f1", "em")} == {None}
+    assert {(contrast.p_holm <= 0.05, contrast.verdict) for contrast in family.values() if contrast.p is not None} == {
+        (False, None)
+    }
 
 
 def test_a_run_compared_with_itself_differs_in_nothing(example_database: Path) -> None:
     with open_database(example_database) as database:
-        found = by_quantity(compare(database, STATIC, STATIC, mean))
-    assert (found["f1"].estimate, found["f1"].p) == (0, 1)
+        contrasts = by_quantity(compare(database, STATIC, STATIC, mean))
+    assert (contrasts["f1"].estimate, contrasts["f1"].p) == (0, 1)
     # Eight documents: with more than 37% others, one would have been among them.
-    assert (found["f1"].low, found["f1"].high) == pytest.approx((-36.94, 36.94), abs=0.01)
-    assert {(found[metric].detectable, found[metric].how) for metric in ("f1", "em")} == {(None, "no document differs")}
-    assert (found["equal_tokens"].estimate, found["equal_answers"].estimate, found["tokens_per_answer"].estimate) == (
+    assert (contrasts["f1"].low, contrasts["f1"].high) == pytest.approx((-36.94, 36.94), abs=0.01)
+    assert {(contrasts[metric].detectable, contrasts[metric].how) for metric in ("f1", "em")} == {
+        (None, "no document differs")
+    }
+    assert (
+        contrasts["equal_tokens"].estimate,
+        contrasts["equal_answers"].estimate,
+        contrasts["tokens_per_answer"].estimate,
+    ) == (
         1,
         1,
         1,
     )
-    assert (found["first_divergence"].estimate, found["first_divergence"].how) == (None, "no answer differs")
-    assert found["speedup"].estimate == 1
+    assert (contrasts["first_divergence"].estimate, contrasts["first_divergence"].how) == (None, "no answer differs")
+    assert contrasts["speedup"].estimate == 1
 
 
 def test_a_glob_of_several_runs_is_one_family(example_database: Path) -> None:
     with open_database(example_database) as database:
-        found = compare(database, FULL, "world-t5/squad/*", mean)
-    tested = [contrast for contrast in found.contrasts if contrast.p is not None]
+        comparison = compare(database, FULL, "world-t5/squad/*", mean)
+    tested = [contrast for contrast in comparison.contrasts if contrast.p is not None]
     assert {contrast.run_b for contrast in tested} == {
         "world-t5/squad/oracle",
         "world-t5/squad/random",
@@ -152,10 +160,10 @@ def test_a_glob_of_several_runs_is_one_family(example_database: Path) -> None:
 
 def test_exchanging_the_runs_flips_the_sign(example_database: Path) -> None:
     with open_database(example_database) as database:
-        there, back = (by_quantity(compare(database, *pair, mean)) for pair in ((FULL, STATIC), (STATIC, FULL)))
-    assert there["f1"].estimate == -back["f1"].estimate
-    assert there["f1"].p == back["f1"].p
-    assert there["speedup"].estimate == pytest.approx(1 / back["speedup"].estimate)
+        forward, backward = (by_quantity(compare(database, *pair, mean)) for pair in ((FULL, STATIC), (STATIC, FULL)))
+    assert forward["f1"].estimate == -backward["f1"].estimate
+    assert forward["f1"].p == backward["f1"].p
+    assert forward["speedup"].estimate == pytest.approx(1 / backward["speedup"].estimate)
 
 
 def test_speed_is_against_full_depth_of_each_ones_own_session(example_database: Path) -> None:
@@ -191,12 +199,12 @@ def test_answers_are_compared_token_by_token(write: Write, opened: Callable[[], 
     a = write(1, {"x": (0, [1, 2, 3]), "y": (0, [1, 2]), "z": (100, [5])})
     b = write(2, {"z": (100, [5]), "y": (0, [1, 2, 9]), "x": (100, [7, 2, 3])})
     with opened() as database:
-        found = by_quantity(compare(database, a, b, mean))
-    assert found["equal_tokens"].estimate == pytest.approx((2 + 2 + 1) / 6)
-    assert found["equal_answers"].estimate == pytest.approx(1 / 3)
-    assert (found["first_divergence"].estimate, found["first_divergence"].n) == ((1 + 3) / 2, 2)
-    assert (found["tokens_per_answer"].a, found["tokens_per_answer"].b) == (2, pytest.approx(7 / 3))
-    assert (found["em"].estimate, found["em"].how) == (pytest.approx(100 / 3), "McNemar, exact")
+        contrasts = by_quantity(compare(database, a, b, mean))
+    assert contrasts["equal_tokens"].estimate == pytest.approx((2 + 2 + 1) / 6)
+    assert contrasts["equal_answers"].estimate == pytest.approx(1 / 3)
+    assert (contrasts["first_divergence"].estimate, contrasts["first_divergence"].n) == ((1 + 3) / 2, 2)
+    assert (contrasts["tokens_per_answer"].a, contrasts["tokens_per_answer"].b) == (2, pytest.approx(7 / 3))
+    assert (contrasts["em"].estimate, contrasts["em"].how) == (pytest.approx(100 / 3), "McNemar, exact")
 
 
 def test_a_corpus_metric_is_made_of_its_statistics(write: Write, opened: Callable[[], Database]) -> None:
@@ -214,11 +222,11 @@ def test_a_corpus_metric_is_made_of_its_statistics(write: Write, opened: Callabl
 def test_other_documents_are_refused_and_listed(write: Write, opened: Callable[[], Database]) -> None:
     a = write(1, {f"k{i:02}": (0, [1]) for i in range(13)})
     b = write(2, {"k00": (0, [1]), "other": (0, [1])})
-    with opened() as database, pytest.raises(UserError, match="not of the same documents") as told:
+    with opened() as database, pytest.raises(UserError, match="not of the same documents") as error:
         compare(database, a, b, mean)
-    assert "only in world-t5/squad/static:exit_layer=1 (12): k01, k02" in str(told.value)
-    assert "k10, ..." in str(told.value)
-    assert "only in world-t5/squad/static:exit_layer=2 (1): other" in str(told.value)
+    assert "only in world-t5/squad/static:exit_layer=1 (12): k01, k02" in str(error.value)
+    assert "k10, ..." in str(error.value)
+    assert "only in world-t5/squad/static:exit_layer=2 (1): other" in str(error.value)
 
 
 def test_settings_that_differ_are_told(write: Write, opened: Callable[[], Database]) -> None:
@@ -249,9 +257,9 @@ def test_scores_of_one_version_are_compared_the_latest_that_both_have(
 ) -> None:
     a, b = write(1, {"x": (10, [1])}), write(2, {"x": (20, [1])}, metric_version="2")
     with opened() as database:
-        with pytest.raises(UserError, match="different versions of the metrics") as told:
+        with pytest.raises(UserError, match="different versions of the metrics") as error:
             compare(database, a, b, mean)
-        assert "exit_layer=1: 1\n" in str(told.value) and "exitbench rescore" in str(told.value)
+        assert "exit_layer=1: 1\n" in str(error.value) and "exitbench rescore" in str(error.value)
         rescored(database, a, "2", 30)
         contrast = by_quantity(compare(database, a, b, mean))["em"]
         assert (contrast.a, contrast.b) == (30, 20)
@@ -269,8 +277,8 @@ def test_answers_whose_ids_an_export_left_out_are_not_called_equal(
     with opened() as database:
         with database.engine.begin() as connection:
             connection.exec_driver_sql("UPDATE sample SET output_ids = []")
-        found = by_quantity(compare(database, a, b, mean))
-    assert found["equal_tokens"].estimate is None
-    assert found["equal_tokens"].how == "token ids were left out of an export"
-    assert "equal_answers" not in found
-    assert (found["tokens_per_answer"].a, found["tokens_per_answer"].b) == (2, 3)
+        contrasts = by_quantity(compare(database, a, b, mean))
+    assert contrasts["equal_tokens"].estimate is None
+    assert contrasts["equal_tokens"].how == "token ids were left out of an export"
+    assert "equal_answers" not in contrasts
+    assert (contrasts["tokens_per_answer"].a, contrasts["tokens_per_answer"].b) == (2, 3)

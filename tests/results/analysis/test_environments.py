@@ -1,4 +1,4 @@
-"""What differs between two stored attempts: software and machine, field by field."""
+"""Differences between two stored attempts: software and machine, field by field."""
 
 import copy
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.harness.cli.main import main
-from exitbench.results.analysis.repeats import Described, Difference, differences, find
+from exitbench.results.analysis.repeats import EnvironmentDescription, FieldDifference, differences, find
 from exitbench.results.files.formats import content_id
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.attempts import AttemptWriter
@@ -42,11 +42,11 @@ def attempts(example: ModuleType, env: Json, other_env: Json, tmp_path: Path) ->
 
 
 CHANGED = [
-    Difference("environment.git_dirty", False, True),
-    Difference("environment.packages.numpy", None, "2.3.0"),
-    Difference("environment.packages.torch", "2.13.0", "2.14.0"),
-    Difference("environment.packages.transformers", "5.23.0", None),
-    Difference("hardware.threads", 2, 8),
+    FieldDifference("environment.git_dirty", False, True),
+    FieldDifference("environment.packages.numpy", None, "2.3.0"),
+    FieldDifference("environment.packages.torch", "2.13.0", "2.14.0"),
+    FieldDifference("environment.packages.transformers", "5.23.0", None),
+    FieldDifference("hardware.threads", 2, 8),
 ]
 
 
@@ -60,7 +60,7 @@ def test_every_field_that_differs_is_told_and_no_other(
         spool = tmp_path / "gone"
     a, b = (find(attempt_id, spool, database) for attempt_id in attempts[:2])
     assert differences(a, b) == CHANGED
-    assert differences(b, a) == [Difference(each.field, each.b, each.a) for each in CHANGED]
+    assert differences(b, a) == [FieldDifference(each.field, each.b, each.a) for each in CHANGED]
     assert differences(a, a) == []
 
 
@@ -103,7 +103,7 @@ def test_what_is_not_one_thing_is_refused(attempts: tuple[str, str, Json, Json],
 
 
 def test_software_and_a_machine_are_not_compared(env: Json) -> None:
-    software, machine = (Described(name, {name: env[name]}) for name in ("environment", "hardware"))
+    software, machine = (EnvironmentDescription(name, {name: env[name]}) for name in ("environment", "hardware"))
     with pytest.raises(UserError, match="environment and hardware cannot be compared"):
         differences(software, machine)
 
@@ -113,17 +113,17 @@ def test_the_command_ends_as_diff_does(
 ) -> None:
     def run(*words: str) -> tuple[int, str]:
         code = main(["env", *words, "--runs", str(tmp_path)])
-        shown = capsys.readouterr()
-        return code, shown.out + shown.err
+        output = capsys.readouterr()
+        return code, output.out + output.err
 
-    code, shown = run("diff", *attempts[:2])
+    code, output = run("diff", *attempts[:2])
     assert code == 1
-    assert "  environment.packages.torch: 2.13.0 -> 2.14.0\n" in shown
-    assert "  environment.packages.numpy: absent -> 2.3.0\n" in shown
+    assert "  environment.packages.torch: 2.13.0 -> 2.14.0\n" in output
+    assert "  environment.packages.numpy: absent -> 2.3.0\n" in output
     assert run("diff", attempts[0], attempts[0])[0] == 0
     assert run("diff", attempts[0], "now")[0] == 1
     assert run("diff", "now", "now")[0] == 0
-    code, shown = run("show", attempts[1])
-    assert (code, "  hardware.threads: 8\n" in shown) == (0, True)
+    code, output = run("show", attempts[1])
+    assert (code, "  hardware.threads: 8\n" in output) == (0, True)
     assert run("diff", attempts[0])[0] == 2
     assert run("diff", attempts[0], "nothing-like-it")[0] == 2

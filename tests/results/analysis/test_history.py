@@ -1,4 +1,4 @@
-"""What a cell will take, by attempts that were nearest to it; nothing is made up where nothing is known."""
+"""Estimates of a cell's cost from the nearest attempts; without attempts there is no estimate."""
 
 import json
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from exitbench.results.analysis.status import UNKNOWN, Ask, Estimate, History, total
+from exitbench.results.analysis.status import UNKNOWN, CellWorkload, Estimate, History, total
 from exitbench.results.spool.attempts import AttemptWriter
 
 Json = dict[str, Any]
@@ -21,9 +21,9 @@ def ask(example: ModuleType) -> Callable[..., Json]:
     """cell.json of a static exit over 10 documents, with keys changed."""
 
     def make(kind: str = "quality", model: int = 0, task: int = 0, method: str = "static", **changed: Any) -> Json:
-        made = example.cell_json(example.MODELS[model], example.TASKS[task], example.Method(method, {}), kind)
-        made["task"]["documents"] = 10
-        return {**made, "timing": None, "calibration": None, **changed}
+        cell = example.cell_json(example.MODELS[model], example.TASKS[task], example.Method(method, {}), kind)
+        cell["task"]["documents"] = 10
+        return {**cell, "timing": None, "calibration": None, **changed}
 
     return make
 
@@ -39,23 +39,23 @@ def took(spool: Path, cell: Json, env: Json, seconds: float, outcome: str = "ok"
     return sum(each.stat().st_size for each in writer.path.iterdir())
 
 
-def known(spool: Path, cell: Json) -> Estimate:
-    return History(spool).estimate(Ask.from_json(cell))
+def stored_estimate(spool: Path, cell: Json) -> Estimate:
+    return History(spool).estimate(CellWorkload.from_json(cell))
 
 
 def units(cell: Json) -> int:
-    return Ask.from_json(cell).units
+    return CellWorkload.from_json(cell).units
 
 
 def test_nothing_is_known_of_an_empty_spool(tmp_path: Path, ask: Callable[..., Json]) -> None:
-    assert known(tmp_path / "spool", ask()) == UNKNOWN
+    assert stored_estimate(tmp_path / "spool", ask()) == UNKNOWN
 
 
 def test_time_and_size_grow_with_the_documents(tmp_path: Path, ask: Callable[..., Json], env: Json) -> None:
     size = took(tmp_path, ask(), env, 20.0)
     more = ask()
     more["task"]["documents"] = 30
-    estimate = known(tmp_path, more)
+    estimate = stored_estimate(tmp_path, more)
     assert estimate.seconds == pytest.approx(60.0)
     assert estimate.size_bytes == pytest.approx(3 * size)
 
@@ -63,41 +63,43 @@ def test_time_and_size_grow_with_the_documents(tmp_path: Path, ask: Callable[...
 def test_the_median_of_equal_cells_counts(tmp_path: Path, ask: Callable[..., Json], env: Json) -> None:
     for seconds in (10.0, 20.0, 900.0):
         took(tmp_path, ask(), env, seconds)
-    assert known(tmp_path, ask()).seconds == pytest.approx(20.0)
+    assert stored_estimate(tmp_path, ask()).seconds == pytest.approx(20.0)
 
 
 def test_the_nearest_attempts_count(tmp_path: Path, ask: Callable[..., Json], env: Json) -> None:
     took(tmp_path, ask(batch_size=8), env, 5.0)
     took(tmp_path, ask(model=1), env, 10.0)
     took(tmp_path, ask(model=0, task=1), env, 30.0)
-    found = {
+    estimates = {
         "same method, model and task": ask(task=1),
         "same method and model": ask(task=2),
         "same kind, model and task": ask(task=1, method="full"),
         "same kind and size of model": ask(task=2, method="full"),
         "same kind, other number format or batch size": ask(dtype="bfloat16"),
     }
-    assert {basis: known(tmp_path, cell).basis for basis, cell in found.items()} == {basis: basis for basis in found}
-    assert known(tmp_path, ask(task=2)).seconds == pytest.approx(30.0)
-    assert known(tmp_path, ask(model=1)).seconds == pytest.approx(10.0)
+    assert {basis: stored_estimate(tmp_path, cell).basis for basis, cell in estimates.items()} == {
+        basis: basis for basis in estimates
+    }
+    assert stored_estimate(tmp_path, ask(task=2)).seconds == pytest.approx(30.0)
+    assert stored_estimate(tmp_path, ask(model=1)).seconds == pytest.approx(10.0)
 
 
 def test_a_pass_is_the_sum_of_what_its_cells_took(tmp_path: Path, ask: Callable[..., Json], env: Json) -> None:
     """Its seconds are those of the cell that decoded for all."""
     for seconds in (21.0, 1.0, 2.0):
         took(tmp_path, ask(), env, seconds, pass_cells=3)
-    shared = History(tmp_path).estimate(replace(Ask.from_json(ask()), shares=True))
+    shared = History(tmp_path).estimate(replace(CellWorkload.from_json(ask()), shares=True))
     assert (shared.seconds, shared.at_most) == (pytest.approx(24.0 / 3), False)
 
 
 def test_what_had_passes_to_itself_bounds_what_shares_one(tmp_path: Path, ask: Callable[..., Json], env: Json) -> None:
     took(tmp_path, ask(method="full"), env, 10.0)
     took(tmp_path, ask(model=1), env, 1.0, pass_cells=3)
-    history, asked = History(tmp_path), Ask.from_json(ask())
-    alone, shared = (history.estimate(replace(asked, shares=shares)) for shares in (False, True))
+    history, request = History(tmp_path), CellWorkload.from_json(ask())
+    alone, shared = (history.estimate(replace(request, shares=shares)) for shares in (False, True))
     assert (alone.seconds, alone.at_most) == (pytest.approx(10.0), False)
     assert (shared.seconds, shared.at_most) == (pytest.approx(10.0), True), "not by a pass on another model"
-    elsewhere = history.estimate(Ask.from_json(ask(model=1)))
+    elsewhere = history.estimate(CellWorkload.from_json(ask(model=1)))
     assert elsewhere.seconds == pytest.approx(1.0), "rather than by another size of model"
 
 
@@ -109,13 +111,13 @@ def test_another_kind_or_device_tells_nothing(
     tmp_path: Path, ask: Callable[..., Json], env: Json, changed: Json
 ) -> None:
     took(tmp_path, ask(), env, 5.0)
-    assert known(tmp_path, ask(**changed)) == UNKNOWN
+    assert stored_estimate(tmp_path, ask(**changed)) == UNKNOWN
 
 
 def test_attempts_that_did_not_end_well_tell_nothing(tmp_path: Path, ask: Callable[..., Json], env: Json) -> None:
     took(tmp_path, ask(), env, 5.0, "failed")
     AttemptWriter(tmp_path, ask(), env)
-    assert known(tmp_path, ask()) == UNKNOWN
+    assert stored_estimate(tmp_path, ask()) == UNKNOWN
 
 
 def test_work_counts_documents_rounds_and_levels(ask: Callable[..., Json]) -> None:
@@ -128,5 +130,5 @@ def test_work_counts_documents_rounds_and_levels(ask: Callable[..., Json]) -> No
 
 def test_totals_say_how_much_is_not_known(tmp_path: Path, ask: Callable[..., Json], env: Json) -> None:
     size = took(tmp_path, ask(), env, 20.0)
-    seconds, size_bytes, unknown = total([known(tmp_path, ask()), UNKNOWN, known(tmp_path, ask())])
+    seconds, size_bytes, unknown = total([stored_estimate(tmp_path, ask()), UNKNOWN, stored_estimate(tmp_path, ask())])
     assert (seconds, size_bytes, unknown) == (pytest.approx(40.0), pytest.approx(2 * size), 1)

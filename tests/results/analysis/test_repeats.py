@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.results.analysis.repeats import Compared, compare_attempts
+from exitbench.results.analysis.repeats import FileComparison, compare_attempts
 from exitbench.results.files.atomic import SpoolError
 from exitbench.results.spool.attempts import AttemptWriter, free_tables
 from exitbench.results.spool.schema import FITTED_FILE, TABLES
@@ -24,8 +24,8 @@ def attempt(cell: Json, env: Json, tmp_path: Path) -> Callable[..., Path]:
 
     def write(rows: Rows, fitted: bytes | None = None) -> Path:
         with AttemptWriter(tmp_path / "spool", cell, env) as writer:
-            for table, own in rows.items():
-                writer.write(table, pa.Table.from_pylist(own, schema=TABLES[table]))
+            for table, table_rows in rows.items():
+                writer.write(table, pa.Table.from_pylist(table_rows, schema=TABLES[table]))
             if fitted is not None:
                 (writer.path / FITTED_FILE).write_bytes(fitted)
             writer.finish("ok")
@@ -52,26 +52,29 @@ THREE = [token(1), token(2), token(1, key="b")]
 def test_log_probabilities_of_given_tokens_may_differ_in_their_last_bits(
     attempt: Callable[..., Path], column: str, is_near: bool
 ) -> None:
-    given = token(1, choice=1, is_greedy=True, **{column: -2.0})
+    stored_token = token(1, choice=1, is_greedy=True, **{column: -2.0})
     for other, equal in ((-2.0 - 1e-5, is_near), (-2.1, False)):
-        (compared,) = compare_attempts(attempt({"tokens": [given]}), attempt({"tokens": [{**given, column: other}]}))
+        (compared,) = compare_attempts(
+            attempt({"tokens": [stored_token]}), attempt({"tokens": [{**stored_token, column: other}]})
+        )
         assert compared.equal is equal, other
 
 
 def test_equal_attempts_are_equal_in_any_order_of_rows(attempt: Callable[..., Path]) -> None:
     (compared,) = compare_attempts(attempt({"tokens": THREE}), attempt({"tokens": THREE[::-1]}))
-    assert compared == Compared("tokens.parquet", 3, 0, 0, None)
+    assert compared == FileComparison("tokens.parquet", 3, 0, 0, None)
     assert compared.equal
 
 
 def test_tokens_of_several_given_texts_are_told_apart_and_those_of_answers_have_none(
     attempt: Callable[..., Path],
 ) -> None:
-    given = [{**score(1, 0.1 * choice), "choice": choice} for choice in (1, 2, 3)]
-    (compared,) = compare_attempts(attempt({"scores": given}), attempt({"scores": given[::-1]}))
-    assert compared == Compared("scores.parquet", 3, 0, 0, None)
+    stored_scores = [{**score(1, 0.1 * choice), "choice": choice} for choice in (1, 2, 3)]
+    (compared,) = compare_attempts(attempt({"scores": stored_scores}), attempt({"scores": stored_scores[::-1]}))
+    assert compared == FileComparison("scores.parquet", 3, 0, 0, None)
     (compared,) = compare_attempts(
-        attempt({"scores": given}), attempt({"scores": [*given[:2], {**given[2], "score": [1.0]}]})
+        attempt({"scores": stored_scores}),
+        attempt({"scores": [*stored_scores[:2], {**stored_scores[2], "score": [1.0]}]}),
     )
     assert (compared.rows, compared.differing_rows) == (3, 1)
     assert (compared.first or "").startswith("document a, choice 3, position 1: score[1]")
@@ -107,7 +110,7 @@ def test_the_first_difference_is_told(
     attempt: Callable[..., Path], now: list[Json], expected: tuple[int, int, int, str]
 ) -> None:
     (compared,) = compare_attempts(attempt({"tokens": THREE}), attempt({"tokens": now}))
-    assert compared == Compared("tokens.parquet", *expected)
+    assert compared == FileComparison("tokens.parquet", *expected)
     assert not compared.equal
 
 
@@ -126,15 +129,15 @@ def test_of_a_row_only_the_columns_that_differ_are_told(attempt: Callable[..., P
 
 def test_fitted_tensors_are_equal_or_not(attempt: Callable[..., Path]) -> None:
     old, same, other = attempt({}, b"tensors"), attempt({}, b"tensors"), attempt({}, b"others!")
-    assert [one.first for one in compare_attempts(old, same)] == [None]
-    assert [one.first for one in compare_attempts(old, other)] == ["other tensors"]
+    assert [comparison.first for comparison in compare_attempts(old, same)] == [None]
+    assert [comparison.first for comparison in compare_attempts(old, other)] == ["other tensors"]
 
 
 def test_of_rows_that_were_freed_the_digest_is_compared(attempt: Callable[..., Path]) -> None:
     old, same, other = (attempt({"tokens": rows}) for rows in (THREE, THREE, THREE[:2]))
     free_tables(old, {"tokens": 3})
-    assert [one.first for one in compare_attempts(old, same)] == [None]
-    assert [one.first for one in compare_attempts(old, other)] == [
+    assert [comparison.first for comparison in compare_attempts(old, same)] == [None]
+    assert [comparison.first for comparison in compare_attempts(old, other)] == [
         "other bytes, and gc removed the rows that say where"
     ]
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exitbench.results.analysis.replay import Sweep, sweep, thresholds_by_position
+from exitbench.results.analysis.replay import ThresholdSweep, sweep, thresholds_by_position
 
 L = 6
 POSITIONS = 5
@@ -71,21 +71,23 @@ def _probe(n: int, seed: int = 0) -> list[Row]:
     ]
 
 
-def _exit(row: Row, rule: Rule, asked: Sequence[int], threshold: float) -> int:
-    for block in sorted(asked):
+def _exit(row: Row, rule: Rule, gate_blocks: Sequence[int], threshold: float) -> int:
+    for block in sorted(gate_blocks):
         if block < L and rule.python(row, block) > threshold:
             return block
     return L
 
 
-def _loop(rows: list[Row], rule: Rule, asked: Sequence[int], thresholds: np.ndarray) -> list[list[tuple[int, int]]]:
+def _loop(
+    rows: list[Row], rule: Rule, gate_blocks: Sequence[int], thresholds: np.ndarray
+) -> list[list[tuple[int, int]]]:
     """Exit layer and match, by token and threshold."""
-    found = []
+    expected_exits = []
     for row in rows:
         at = thresholds[row["position"] - 1] if thresholds.ndim == 2 else thresholds
-        exits = [_exit(row, rule, asked, threshold) for threshold in at.tolist()]
-        found.append([(e, int(row["top1_id"][e - 1] == row["full_token_id"])) for e in exits])
-    return found
+        exits = [_exit(row, rule, gate_blocks, threshold) for threshold in at.tolist()]
+        expected_exits.append([(e, int(row["top1_id"][e - 1] == row["full_token_id"])) for e in exits])
+    return expected_exits
 
 
 @pytest.fixture(scope="module")
@@ -98,12 +100,12 @@ def _sweep(
     connection: duckdb.DuckDBPyConnection,
     rows: list[Row],
     thresholds: Any,
-    asked: Sequence[int] = range(1, L),
+    gate_blocks: Sequence[int] = range(1, L),
     score_sql: str = RULES["margin"].sql,
     per_document: bool = False,
-) -> Sweep:
+) -> ThresholdSweep:
     connection.register("probe", pa.Table.from_pylist(rows, schema=PROBE))
-    return sweep(connection, "probe", score_sql, "top1_id[l]", asked, L, thresholds, per_document)
+    return sweep(connection, "probe", score_sql, "top1_id[l]", gate_blocks, L, thresholds, per_document)
 
 
 def _decayed(levels: Sequence[float]) -> np.ndarray:
@@ -125,12 +127,14 @@ THRESHOLDS = {
 @pytest.mark.parametrize("name", THRESHOLDS)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
-    "asked", [range(1, L), [3], [5, 2, 3], [L], [2, L], []], ids=["all", "one", "some", "last", "and last", "none"]
+    "gate_blocks",
+    [range(1, L), [3], [5, 2, 3], [L], [2, L], []],
+    ids=["all", "one", "some", "last", "and last", "none"],
 )
-def test_equals_a_loop(connection: duckdb.DuckDBPyConnection, name: str, rule: str, asked: Sequence[int]) -> None:
+def test_equals_a_loop(connection: duckdb.DuckDBPyConnection, name: str, rule: str, gate_blocks: Sequence[int]) -> None:
     rows, thresholds = _probe(60), THRESHOLDS[name]
-    looped = np.array(_loop(rows, RULES[rule], asked, thresholds)).sum(axis=0)
-    swept = _sweep(connection, rows, thresholds, asked, RULES[rule].sql)
+    looped = np.array(_loop(rows, RULES[rule], gate_blocks, thresholds)).sum(axis=0)
+    swept = _sweep(connection, rows, thresholds, gate_blocks, RULES[rule].sql)
     assert swept.exit_layers.tolist() == [looped[:, 0].tolist()]
     assert swept.matches.tolist() == [looped[:, 1].tolist()]
     assert swept.tokens.tolist() == [60]
@@ -142,12 +146,12 @@ def test_equals_a_loop(connection: duckdb.DuckDBPyConnection, name: str, rule: s
 def test_tokens_before_the_first_position_that_may_exit_stay_to_the_end(
     connection: duckdb.DuckDBPyConnection, name: str
 ) -> None:
-    rows, thresholds, asked = _probe(60), THRESHOLDS[name], range(1, L)
-    held = [(row, [] if row["position"] == 1 else asked) for row in rows]
-    looped = np.array([_loop([row], RULES["margin"], blocks, thresholds)[0] for row, blocks in held]).sum(axis=0)
+    rows, thresholds, gate_blocks = _probe(60), THRESHOLDS[name], range(1, L)
+    gated_rows = [(row, [] if row["position"] == 1 else gate_blocks) for row in rows]
+    looped = np.array([_loop([row], RULES["margin"], blocks, thresholds)[0] for row, blocks in gated_rows]).sum(axis=0)
     connection.register("probe", pa.Table.from_pylist(rows, schema=PROBE))
     score_sql = RULES["margin"].sql
-    swept = sweep(connection, "probe", score_sql, "top1_id[l]", asked, L, thresholds, first_position=2)
+    swept = sweep(connection, "probe", score_sql, "top1_id[l]", gate_blocks, L, thresholds, first_position=2)
     assert swept.exit_layers.tolist() == [looped[:, 0].tolist()]
     assert swept.matches.tolist() == [looped[:, 1].tolist()]
 
@@ -202,11 +206,11 @@ def test_depth_never_falls_as_the_threshold_rises(data: st.DataObject) -> None:
     scores = data.draw(st.lists(st.lists(score, min_size=L, max_size=L), min_size=1, max_size=8))
     tokens = st.lists(st.integers(1, 2), min_size=L, max_size=L)
     rows = [row | {"p1": p1, "top1_id": data.draw(tokens)} for row, p1 in zip(_probe(len(scores)), scores, strict=True)]
-    asked = data.draw(st.lists(st.integers(1, L), max_size=L))
+    gate_blocks = data.draw(st.lists(st.integers(1, L), max_size=L))
     thresholds = np.float32(data.draw(st.lists(score | st.floats(-2, 2, width=32), min_size=1, max_size=9)))
     with duckdb.connect() as connection:
-        swept = _sweep(connection, rows, thresholds, asked, RULES["top"].sql)
-    looped = np.array(_loop(rows, RULES["top"], asked, thresholds)).sum(axis=0)
+        swept = _sweep(connection, rows, thresholds, gate_blocks, RULES["top"].sql)
+    looped = np.array(_loop(rows, RULES["top"], gate_blocks, thresholds)).sum(axis=0)
     assert swept.exit_layers[0].tolist() == looped[:, 0].tolist()
     assert swept.matches[0].tolist() == looped[:, 1].tolist()
     assert (np.diff(swept.mean_exit_layer[np.argsort(thresholds)]) >= 0).all()
@@ -259,10 +263,10 @@ def test_thresholds_equal_at_one_position_are_ordered_by_the_others(connection: 
     assert _sweep(connection, rows, thresholds, score_sql="p1[l]").exit_layers[0].tolist() == looped[:, 0].tolist()
 
 
-@pytest.mark.parametrize("asked", [[0, 1], [1, L + 1]])
-def test_blocks_that_do_not_exist_are_refused(connection: duckdb.DuckDBPyConnection, asked: list[int]) -> None:
+@pytest.mark.parametrize("gate_blocks", [[0, 1], [1, L + 1]])
+def test_blocks_that_do_not_exist_are_refused(connection: duckdb.DuckDBPyConnection, gate_blocks: list[int]) -> None:
     with pytest.raises(ValueError, match="of 1 to 6"):
-        _sweep(connection, _probe(10), [0.5], asked)
+        _sweep(connection, _probe(10), [0.5], gate_blocks)
 
 
 def test_a_probe_without_tokens_is_refused(connection: duckdb.DuckDBPyConnection) -> None:

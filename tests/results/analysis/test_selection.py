@@ -24,7 +24,7 @@ RUNS = RunIndex(
 
 
 def attempts(text: str) -> list[str]:
-    return [found.attempt_id for found in RUNS.find(text)]
+    return [matched.attempt_id for matched in RUNS.find(text)]
 
 
 @pytest.mark.parametrize("text", [A, A[:8], "cell-one", "cell-o", "tiny/squad/full", "*/full"])
@@ -40,9 +40,9 @@ def test_a_name_tells_the_parameters_that_differ_and_a_glob_matches_all_of_them(
 
 
 def test_a_name_of_several_runs_lists_them() -> None:
-    with pytest.raises(UserError, match=r"names 2 runs") as told:
+    with pytest.raises(UserError, match=r"names 2 runs") as error:
         RUNS.find_one("*/calm")
-    assert f"{B}  tiny/squad/calm:threshold=0.3  batch 1" in str(told.value)
+    assert f"{B}  tiny/squad/calm:threshold=0.3  batch 1" in str(error.value)
     with pytest.raises(UserError, match="names 3 runs"):
         RUNS.find_one("2026")
 
@@ -58,6 +58,6 @@ def test_a_wrong_name_is_told_what_is_spelled_alike() -> None:
 
 def test_a_glob_sees_the_newest_and_an_id_also_what_it_replaced() -> None:
     runs = RunIndex([run(A, "cell-one", newest=False), run(B, "cell-one")])
-    assert [found.attempt_id for found in runs.find("*")] == [B]
+    assert [matched.attempt_id for matched in runs.find("*")] == [B]
     assert runs.find_one(A).attempt_id == A
     assert runs.find_one("cell-one").attempt_id == B

@@ -1,4 +1,4 @@
-"""What a spool says while it grows: outcomes, who is running, what failed, how large it is."""
+"""Status of a spool while it grows: outcomes, running and failed cells, size."""
 
 from pathlib import Path
 from types import ModuleType
@@ -35,8 +35,8 @@ def kill(spool: Path, cell: Json, env: Json) -> None:
 
 
 def test_a_spool_that_does_not_exist_is_empty(tmp_path: Path) -> None:
-    found = spool_status(tmp_path / "spool")
-    assert (found.counts, found.running, found.failures, found.size_bytes) == ({}, (), (), 0)
+    status = spool_status(tmp_path / "spool")
+    assert (status.counts, status.running, status.failures, status.size_bytes) == ({}, (), (), 0)
 
 
 def test_every_cell_has_the_state_of_its_latest_attempt_that_ended(
@@ -48,9 +48,9 @@ def test_every_cell_has_the_state_of_its_latest_attempt_that_ended(
     kill(tmp_path, cells[0], env)
     kill(tmp_path, cells[2], env)
     writing = AttemptWriter(tmp_path, cells[3], env)
-    found = spool_status(tmp_path)
-    assert [found.states[cell["cell_id"]] for cell in cells[:4]] == ["ok", "skipped", "lost", "running"]
-    assert (found.counts["lost"], found.attempts) == (1, 6)
+    status = spool_status(tmp_path)
+    assert [status.states[cell["cell_id"]] for cell in cells[:4]] == ["ok", "skipped", "lost", "running"]
+    assert (status.counts["lost"], status.attempts) == (1, 6)
     writing.finish("ok")
     assert spool_status(tmp_path).states[cells[3]["cell_id"]] == "ok"
 
@@ -58,9 +58,9 @@ def test_every_cell_has_the_state_of_its_latest_attempt_that_ended(
 def test_a_repeated_cell_is_running_and_has_its_old_state(tmp_path: Path, cells: list[Json], env: Json) -> None:
     end(tmp_path, cells[0], env, "ok")
     writing = AttemptWriter(tmp_path, cells[0], env)
-    found = spool_status(tmp_path)
-    assert [running.attempt.attempt_id for running in found.running] == [writing.attempt_id]
-    assert found.counts == {"ok": 1}
+    status = spool_status(tmp_path)
+    assert [running.attempt.attempt_id for running in status.running] == [writing.attempt_id]
+    assert status.counts == {"ok": 1}
     writing.finish("ok")
 
 
@@ -100,14 +100,14 @@ def test_a_damaged_attempt_is_named_and_the_others_are_told(tmp_path: Path, cell
     end(tmp_path, cells[1], env, "ok")
     (damaged,) = cell_attempts(tmp_path, cells[1]["cell_id"])
     (damaged.path / "status.json").write_text('{"status"')
-    found = spool_status(tmp_path)
-    assert found.states == {cells[0]["cell_id"]: "ok"}
-    (message,) = found.damaged
+    status = spool_status(tmp_path)
+    assert status.states == {cells[0]["cell_id"]: "ok"}
+    (message,) = status.damaged
     assert str(damaged.path / "status.json") in message
 
 
 def test_only_wanted_cells_are_looked_at(tmp_path: Path, cells: list[Json], env: Json) -> None:
     for cell in cells[:2]:
         end(tmp_path, cell, env, "ok")
-    found = spool_status(tmp_path, {cells[0]["cell_id"]}.__contains__)
-    assert (set(found.states), found.attempts) == ({cells[0]["cell_id"]}, 1)
+    status = spool_status(tmp_path, {cells[0]["cell_id"]}.__contains__)
+    assert (set(status.states), status.attempts) == ({cells[0]["cell_id"]}, 1)

@@ -56,8 +56,8 @@ def test_a_damaged_one_is_named_and_written_again_by_the_next_run(tmp_path: Path
     record_vocabulary(spool, ID, TEXTS, {0})
     with (spool / "vocabularies" / ID / "token_text.parquet").open("ab") as file:
         file.write(b"x")
-    (found,) = check_vocabularies(spool)
-    assert "token_text.parquet: is not what was written" in found
+    (message,) = check_vocabularies(spool)
+    assert "token_text.parquet: is not what was written" in message
     (problem,) = ingest(spool, path).quarantined
     assert "token_text.parquet: is not what was written" in problem and "quarantine" in problem
     assert ask(path) == []
@@ -68,7 +68,7 @@ def test_a_damaged_one_is_named_and_written_again_by_the_next_run(tmp_path: Path
 
 
 def test_a_merged_spool_brings_its_vocabularies(tmp_path: Path) -> None:
-    theirs, spool, path = tmp_path / "theirs", tmp_path / "spool", tmp_path / "exitbench.duckdb"
-    record_vocabulary(theirs, ID, TEXTS, {0})
-    merge(theirs, spool, path)
+    other_spool, spool, path = tmp_path / "theirs", tmp_path / "spool", tmp_path / "exitbench.duckdb"
+    record_vocabulary(other_spool, ID, TEXTS, {0})
+    merge(other_spool, spool, path)
     assert len(ask(path)) == 4

@@ -23,29 +23,29 @@ def _answer(path: Path, sql: str) -> Rows:
 
 def _cells(spool: Path) -> dict[str, tuple[Rows, Rows]]:
     """Choices and tokens of every cell, by the method's threshold as JSON has it (``null``: full depth)."""
-    found = {}
-    for done in spool.glob("??/*/*/DONE"):
-        params = json.loads((done.parent / "cell.json").read_text())["method"]["params"]
-        tables = (pq.read_table(done.parent / f"{name}.parquet").to_pylist() for name in ("choices", "tokens"))
-        found[json.dumps(params.get("threshold"))] = tuple(tables)
-    return found  # type: ignore[return-value]
+    accuracies = {}
+    for done_file in spool.glob("??/*/*/DONE"):
+        params = json.loads((done_file.parent / "cell.json").read_text())["method"]["params"]
+        tables = (pq.read_table(done_file.parent / f"{name}.parquet").to_pylist() for name in ("choices", "tokens"))
+        accuracies[json.dumps(params.get("threshold"))] = tuple(tables)
+    return accuracies  # type: ignore[return-value]
 
 
 def test_views_have_every_choice_and_token_and_what_is_right(choice_spool: Path, choice_database: Path) -> None:
     for threshold, (choices, tokens) in _cells(choice_spool).items():
-        where = f"coalesce(params ->> 'threshold', 'null') = '{threshold}' ORDER BY doc_key, choice"
-        answers = _answer(choice_database, f"FROM choice_answers WHERE {where}")
+        condition = f"coalesce(params ->> 'threshold', 'null') = '{threshold}' ORDER BY doc_key, choice"
+        answers = _answer(choice_database, f"FROM choice_answers WHERE {condition}")
         assert [{name: row[name] for name in choices[0]} for row in answers] == choices
         right = {(row["doc_key"], row["choice"]): row["is_right"] for row in choices}
-        trace = _answer(choice_database, f"FROM token_trace WHERE {where}, position")
+        trace = _answer(choice_database, f"FROM token_trace WHERE {condition}, position")
         assert [{name: row[name] for name in tokens[0]} for row in trace] == tokens
         assert [row["is_right"] for row in trace] == [right[row["doc_key"], row["choice"]] for row in tokens]
 
 
 def test_of_given_texts_no_document_says_how_far_an_answer_is_full_depths(choice_database: Path) -> None:
     assert _answer(choice_database, "FROM document_exit") == []
-    found = _answer(choice_database, "SELECT DISTINCT equal_full, diverged, full_text FROM token_trace")
-    assert found == [{"equal_full": None, "diverged": None, "full_text": None}]
+    result = _answer(choice_database, "SELECT DISTINCT equal_full, diverged, full_text FROM token_trace")
+    assert result == [{"equal_full": None, "diverged": None, "full_text": None}]
 
 
 def test_a_trace_of_the_chosen_choice_is_complete(choice_database: Path) -> None:
@@ -57,40 +57,40 @@ def test_exits_of_scored_tokens_are_counted(choice_spool: Path, choice_database:
     for threshold, (_, tokens) in _cells(choice_spool).items():
         for row in tokens:
             expected[threshold, row["exit_layer"]] += 1
-    found = _answer(
+    result = _answer(
         choice_database, "SELECT coalesce(params ->> 'threshold', 'null') AS t, exit_layer, tokens FROM exit_histogram"
     )
-    assert {(row["t"], row["exit_layer"]): row["tokens"] for row in found} == expected
+    assert {(row["t"], row["exit_layer"]): row["tokens"] for row in result} == expected
 
 
 def test_accuracy_depth_and_agreement_are_those_of_plain_loops(choice_spool: Path, choice_database: Path) -> None:
     cells = _cells(choice_spool)
-    found = {
+    shares = {
         "null" if row["label"] == "usual" else row["label"].removeprefix("threshold="): row
         for row in _answer(choice_database, saved_query("accuracy_against_depth").with_defaults())
     }
-    assert found.keys() == cells.keys()
+    assert shares.keys() == cells.keys()
     for threshold, (choices, tokens) in cells.items():
         chosen = [row for row in choices if row["is_chosen"]]
-        row = found[threshold]
-        assert row["accuracy"] == pytest.approx(mean(one["is_right"] for one in chosen))
-        assert row["same_choice"] == pytest.approx(mean(one["full_is_chosen"] for one in chosen))
-        assert row["mean_exit_layer"] == pytest.approx(mean(one["exit_layer"] for one in tokens))
-        gaps = [abs(one["logprob"] - one["full_logprob"]) for one in choices]
+        row = shares[threshold]
+        assert row["accuracy"] == pytest.approx(mean(choice_row["is_right"] for choice_row in chosen))
+        assert row["same_choice"] == pytest.approx(mean(choice_row["full_is_chosen"] for choice_row in chosen))
+        assert row["mean_exit_layer"] == pytest.approx(mean(choice_row["exit_layer"] for choice_row in tokens))
+        gaps = [abs(choice_row["logprob"] - choice_row["full_logprob"]) for choice_row in choices]
         assert row["logprob_gap"] == pytest.approx(mean(gaps))
         assert (json.dumps(row["threshold"]), row["chance"]) == (threshold, pytest.approx(1 / 3))
-    assert 0 < found["0.3"]["same_choice"] < 1
+    assert 0 < shares["0.3"]["same_choice"] < 1
 
 
 def test_exits_are_told_apart_by_what_is_right_and_chosen(choice_spool: Path, choice_database: Path) -> None:
     expected: dict[tuple[str, bool, bool], list[int]] = defaultdict(list)
     for threshold, (choices, tokens) in _cells(choice_spool).items():
-        told = {(row["doc_key"], row["choice"]): (row["is_right"], row["is_chosen"]) for row in choices}
+        flags = {(row["doc_key"], row["choice"]): (row["is_right"], row["is_chosen"]) for row in choices}
         for row in tokens:
             if threshold != "null":
-                expected[threshold, *told[row["doc_key"], row["choice"]]].append(row["exit_layer"])
+                expected[threshold, *flags[row["doc_key"], row["choice"]]].append(row["exit_layer"])
     rows = _answer(choice_database, saved_query("exits_of_choices").with_defaults())
-    found = {(row["label"].removeprefix("threshold="), row["is_right"], row["is_chosen"]): row for row in rows}
-    assert found.keys() == expected.keys()
+    by_group = {(row["label"].removeprefix("threshold="), row["is_right"], row["is_chosen"]): row for row in rows}
+    assert by_group.keys() == expected.keys()
     for key, layers in expected.items():
-        assert (found[key]["mean_exit_layer"], found[key]["n"]) == (pytest.approx(mean(layers)), len(layers))
+        assert (by_group[key]["mean_exit_layer"], by_group[key]["n"]) == (pytest.approx(mean(layers)), len(layers))

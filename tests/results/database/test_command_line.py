@@ -38,8 +38,8 @@ for statement in sys.stdin.read().split(";\\n"):
 
 
 @pytest.fixture(scope="module")
-def asked(example_database: Path) -> Mapping[str, str]:
-    """What is asked, by name: views as they are, saved queries with their defaults."""
+def queries(example_database: Path) -> Mapping[str, str]:
+    """Return queries by name: whole views, and saved queries with their defaults."""
     with open_database(example_database) as database:
         views = database.query("SELECT view_name FROM duckdb_views() WHERE NOT internal")["view_name"].to_pylist()
     assert len(views) > 30
@@ -48,37 +48,39 @@ def asked(example_database: Path) -> Mapping[str, str]:
 
 
 @pytest.fixture(scope="module")
-def expected(asked: Mapping[str, str], example_database: Path) -> Mapping[str, int]:
+def expected(queries: Mapping[str, str], example_database: Path) -> Mapping[str, int]:
     with open_database(example_database) as database:
-        return {name: len(database.duck.execute(text).fetchall()) for name, text in asked.items()}
+        return {name: len(database.duck.execute(text).fetchall()) for name, text in queries.items()}
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
 def test_every_view_and_saved_query_is_answered_alike_by_other_engines(
-    engine: Path, asked: Mapping[str, str], expected: Mapping[str, int], example_database: Path
+    engine: Path, queries: Mapping[str, str], expected: Mapping[str, int], example_database: Path
 ) -> None:
     # Every column is computed: counted alone, most would not be.
     script = "".join(
         f"SELECT '{name}' AS name, count(*) AS n FROM (SELECT * FROM (\n{text}\n) ORDER BY ALL);\n"
-        for name, text in asked.items()
+        for name, text in queries.items()
     )
-    told = _ask_library(engine, example_database, script) if engine.is_dir() else _ask(engine, example_database, script)
-    assert {name: int(n) for name, n in csv.reader(told.splitlines())} == expected
+    counts = (
+        _ask_library(engine, example_database, script) if engine.is_dir() else _ask(engine, example_database, script)
+    )
+    assert {name: int(n) for name, n in csv.reader(counts.splitlines())} == expected
 
 
 def _ask(engine: Path, path: Path, script: str) -> str:
     command = [engine, "-readonly", "-csv", "-noheader", "-bail", path]
-    done = subprocess.run(command, input=script, capture_output=True, text=True)
-    assert done.returncode == 0 and not done.stderr, done.stderr
-    return done.stdout
+    process = subprocess.run(command, input=script, capture_output=True, text=True)
+    assert process.returncode == 0 and not process.stderr, process.stderr
+    return process.stdout
 
 
 def _ask_library(folder: Path, path: Path, script: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     command = [sys.executable, "-c", ASK_ALL, path]
-    done = subprocess.run(command, input=script, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    process = subprocess.run(command, input=script, capture_output=True, text=True, env=environment)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 def test_every_column_of_every_view_is_explained_where_tools_look(example_database: Path) -> None:
@@ -97,12 +99,12 @@ def test_every_column_of_every_view_is_explained_where_tools_look(example_databa
 def test_no_name_of_a_column_is_a_word_of_sql(example_database: Path) -> None:
     with duckdb.connect(example_database, read_only=True) as database:
         reserved = "SELECT keyword_name FROM duckdb_keywords() WHERE keyword_category IN ('reserved', 'type_function')"
-        found = database.execute(
+        names = database.execute(
             "SELECT DISTINCT c.column_name FROM duckdb_columns() AS c "
             "JOIN duckdb_views() AS v ON v.view_oid = c.table_oid "
             f"WHERE NOT v.internal AND c.column_name IN ({reserved})"
         ).fetchall()
-    assert found == []
+    assert names == []
 
 
 def test_sqlalchemy_reflects_views_and_tables(example_database: Path) -> None:
@@ -117,12 +119,12 @@ def test_sqlalchemy_reflects_views_and_tables(example_database: Path) -> None:
     assert set(everything.tables) == {*inspector.get_view_names(), *inspector.get_table_names()}
     assert [column.name for column in everything.tables["sample"].primary_key] == ["attempt_id", "doc_key"]
     types = [column.type for table in everything.tables.values() for column in table.columns]
-    assert not [found for found in types if isinstance(found, sa.types.NullType)]
+    assert not [thresholds for thresholds in types if isinstance(thresholds, sa.types.NullType)]
     with engine.connect() as connection:
-        found = connection.execute(sa.select(frontier.c.label).where(frontier.c.threshold == 0.6)).scalars().all()
+        thresholds = connection.execute(sa.select(frontier.c.label).where(frontier.c.threshold == 0.6)).scalars().all()
         with pytest.raises(sa.exc.ProgrammingError, match="read-only"):
             connection.exec_driver_sql("DELETE FROM cell")
     engine.dispose()
-    assert set(found) == {"threshold=0.6"}
+    assert set(thresholds) == {"threshold=0.6"}
     with pytest.raises(sa.exc.NoSuchTableError):
         inspector.get_columns("fronteer")

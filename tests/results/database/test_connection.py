@@ -169,18 +169,18 @@ def test_changed_views_are_created_anew_and_old_ones_dropped(path: Path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("columns", "others"),
+    ("columns", "other_columns"),
     [
         ("* EXCLUDE (a, b)", "* EXCLUDE (b, a)"),
         ("* REPLACE (least(a, 2) AS a, (b || ',)') AS b)", "* REPLACE ((b || ',)') AS b, least(a, 2) AS a)"),
     ],
 )
-def test_the_order_in_which_duckdb_stores_sets_of_columns_says_nothing(columns: str, others: str) -> None:
+def test_the_order_in_which_duckdb_stores_sets_of_columns_says_nothing(columns: str, other_columns: str) -> None:
     views = []
-    for said in (columns, others):
+    for text in (columns, other_columns):
         with duckdb.connect() as connection:
             connection.execute("CREATE TABLE t (a INTEGER, b VARCHAR, c INTEGER)")
-            connection.execute(f"CREATE VIEW v AS SELECT {said}, c + 1 AS d FROM t")
+            connection.execute(f"CREATE VIEW v AS SELECT {text}, c + 1 AS d FROM t")
             views.append(read_catalogue(connection, "memory").views)
     assert views[0] == views[1]
 
@@ -319,9 +319,9 @@ def test_rebuilding_does_not_lose_what_the_spool_had_once(example_spool: Path, t
         shutil.copytree(prefix, spool / prefix.name)
     ingest(spool, path)
     before = _rows(path)
-    done = next(spool.glob("*/*/*/DONE"))
-    done.write_text("x")
-    with pytest.raises(UserError, match=rf"kept: it has 1 attempt .*{done.parent.name}(.|\n)*DONE"):
+    done_file = next(spool.glob("*/*/*/DONE"))
+    done_file.write_text("x")
+    with pytest.raises(UserError, match=rf"kept: it has 1 attempt .*{done_file.parent.name}(.|\n)*DONE"):
         rebuild(spool, path)
     assert _rows(path) == before
     rebuild(spool, path, forget=True)
@@ -367,8 +367,8 @@ from exitbench.results.files.duckdb_files import in_memory
 in_memory().close()
 open_database(pathlib.Path(sys.argv[1]), read_only=False).close()
 """
-    done = subprocess.run([sys.executable, "-c", code, tmp_path / "x.duckdb"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-c", code, tmp_path / "x.duckdb"], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
 
 
 def test_no_progress_bar_is_drawn_among_rows(tmp_path: Path) -> None:
@@ -386,8 +386,8 @@ for read_only in (False, True):
 print(in_memory().execute(drawn).fetchone()[0], sandbox([], path.parent).execute(drawn).fetchone()[0])
 """
     words = [sys.executable, "-c", script, str(tmp_path / "exitbench.duckdb")]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert done.stdout.lower().split() == ["true", *["false"] * 4]
+    process = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert process.stdout.lower().split() == ["true", *["false"] * 4]
 
 
 @pytest.mark.parametrize("read_only", [True, False])
@@ -436,5 +436,5 @@ def test_a_mark_that_is_torn_is_no_mark(marked: Path) -> None:
 def test_reading_needs_neither_sqlalchemy_nor_pandas(marked: Path) -> None:
     script = "import sys; from exitbench.harness.cli.main import main; main(['sql', 'SELECT 1', '--database', {!r}]); "
     script += "print(sorted({{'sqlalchemy', 'pandas', 'matplotlib', 'torch'}} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", script.format(str(marked))], capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+    process = subprocess.run([sys.executable, "-c", script.format(str(marked))], capture_output=True, text=True)
+    assert process.stdout.splitlines()[-1] == "[]", process.stderr

@@ -47,20 +47,25 @@ DRAFTS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """What the spool says of one finished attempt, read without the database."""
+    """One finished attempt as its files describe it, read without the database."""
 
-    told: Row
+    record: Row
     path: Path
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What answers are told apart by."""
-        told = self.told
-        return (told["model"]["name"], told["task"]["label"], told["method"]["name"], _text(told["method"]["params"]))
+        """Key of an answer."""
+        facts = self.record
+        return (
+            facts["model"]["name"],
+            facts["task"]["label"],
+            facts["method"]["name"],
+            _text(facts["method"]["params"]),
+        )
 
     @property
     def is_full_depth(self) -> bool:
-        return bool(self.told["full_depth_cell_id"] is None)
+        return bool(self.record["full_depth_cell_id"] is None)
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = pq.read_table(self.path / f"{table}.parquet").to_pylist()
@@ -104,10 +109,10 @@ def encoder_database(example: Any, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_documents_leave_block_by_block(encoder_database: Path) -> None:
-    with open_database(encoder_database) as asked:
-        rows = asked.query(saved_query("encoder_exits").with_defaults()).to_pylist()
-        (speedups,) = asked.query(saved_query("published_speedups").with_defaults()).to_pylist()
-        (rule,) = asked.query(saved_query("encoder_methods").with_defaults()).to_pylist()
+    with open_database(encoder_database) as connected:
+        rows = connected.query(saved_query("encoder_exits").with_defaults()).to_pylist()
+        (speedups,) = connected.query(saved_query("published_speedups").with_defaults()).to_pylist()
+        (rule,) = connected.query(saved_query("encoder_methods").with_defaults()).to_pylist()
     assert [(row["block"], row["still_in"], row["exited"]) for row in rows] == [
         (1, 4, 1),
         (2, 3, 1),
@@ -131,11 +136,13 @@ def database(spool: Path) -> Iterator[Database]:
 @pytest.fixture(scope="module")
 def cells(spool: Path) -> list[Cell]:
     """The latest good attempt at every cell."""
-    found = {}
-    for done in sorted(spool.glob("??/*/*/DONE"), key=lambda path: path.parent.name):
-        if json.loads((done.parent / "status.json").read_text())["status"] == "ok":
-            found[done.parent.parent.name] = Cell(json.loads((done.parent / "cell.json").read_text()), done.parent)
-    return list(found.values())
+    by_attempt = {}
+    for done_file in sorted(spool.glob("??/*/*/DONE"), key=lambda path: path.parent.name):
+        if json.loads((done_file.parent / "status.json").read_text())["status"] == "ok":
+            by_attempt[done_file.parent.parent.name] = Cell(
+                json.loads((done_file.parent / "cell.json").read_text()), done_file.parent
+            )
+    return list(by_attempt.values())
 
 
 def _extend(example: Any, root: Path) -> None:
@@ -239,13 +246,13 @@ def _write_benchmarks(example: Any, root: Path) -> None:
     (root / "perf").mkdir()
     for (day, commit, dirty, threads), median_s in MEDIANS_S:
         benchmark = {"fullname": "tests/benchmarks/test_ingest.py::test_rows[a/b]", "params": None}
-        told = {
+        artifact = {
             "machine_info": {**example.ENV, "hardware": {**example.ENV["hardware"], "threads": threads}},
             "commit_info": {"id": commit, "dirty": dirty},
             "datetime": f"2026-01-0{day}T00:00:00+00:00",
             "benchmarks": [benchmark | {"extra_info": {"measured": day}, "stats": {"median": median_s}}],
         }
-        (root / "perf" / f"{day:016x}.json").write_text(json.dumps(told))
+        (root / "perf" / f"{day:016x}.json").write_text(json.dumps(artifact))
 
 
 def _text(params: Row) -> str:
@@ -271,14 +278,14 @@ def _answer(database: Database, name: str, **parameters: Any) -> list[dict[str, 
 
 @cache
 def _params(database: Database) -> Mapping[tuple[str, str], str]:
-    """What labels are short for."""
+    """Return the parameters of every method and label."""
     rows = database.query("SELECT method, label, params FROM settings").to_pylist()
-    told = {(row["method"], row["label"]): row["params"] for row in rows}
-    assert len(told) == len(rows)
-    return told
+    params_by_key = {(row["method"], row["label"]): row["params"] for row in rows}
+    assert len(params_by_key) == len(rows)
+    return params_by_key
 
 
-def _told(row: Row) -> str:
+def _run_key(row: Row) -> str:
     """A row as text; sums of floats differ in their last digits with the order in which threads add."""
     return str([f"{value:.6g}" if isinstance(value, float) else value for value in row.values()])
 
@@ -288,12 +295,12 @@ def _key(row: Row) -> tuple[str, ...]:
 
 
 def _quality(cells: Iterable[Cell]) -> list[Cell]:
-    return [cell for cell in cells if cell.told["kind"] == "quality" and not cell.is_full_depth]
+    return [cell for cell in cells if cell.record["kind"] == "quality" and not cell.is_full_depth]
 
 
 def _probe_of(cell: Cell, cells: Iterable[Cell]) -> dict[tuple[str, int], Row]:
-    full = cell.told["full_depth_cell_id"]
-    (probe,) = [c for c in cells if c.told["kind"] == "probe" and c.told["full_depth_cell_id"] == full]
+    full = cell.record["full_depth_cell_id"]
+    (probe,) = [c for c in cells if c.record["kind"] == "probe" and c.record["full_depth_cell_id"] == full]
     return {(row["doc_key"], row["position"]): row for row in probe.rows("probe")}
 
 
@@ -303,7 +310,7 @@ def _differs_at(tokens: Iterable[Row]) -> float:
 
 
 def _is_whole(tokens: Sequence[Row]) -> bool:
-    """Whether no position is missing, as in what every version has written."""
+    """Return whether no position is missing; every version writes all positions."""
     return [row["position"] for row in tokens] == list(range(1, len(tokens) + 1))
 
 
@@ -323,14 +330,14 @@ def test_a_query_is_explained_and_answers_here_and_as_it_stands_in_the_document(
     assert query.question.endswith("?") and query.question.count("?") == 1
     assert query.reading.endswith(".")
     assert set(re.findall(r"\$(\w+)", query.sql)) == set(query.defaults)
-    others = {"Choices": choice_database, "Encoders": encoder_database}
-    other = many_documents_database if name == "what_to_use" else others.get(query.section)
-    with nullcontext(database) if other is None else open_database(other) as asked:
-        rows = _rows(asked, name)
+    databases = {"Choices": choice_database, "Encoders": encoder_database}
+    other = many_documents_database if name == "what_to_use" else databases.get(query.section)
+    with nullcontext(database) if other is None else open_database(other) as connected:
+        rows = _rows(connected, name)
         assert rows
-        told = [_told(row) for row in rows]
-        assert len(told) == len(set(told)), "a row that occurs twice"
-        assert told == [_told(row) for row in _planned_once(asked, query.with_defaults())]
+        keys = [_run_key(row) for row in rows]
+        assert len(keys) == len(set(keys)), "a row that occurs twice"
+        assert keys == [_run_key(row) for row in _planned_once(connected, query.with_defaults())]
 
 
 def test_the_document_has_every_query_below_its_section() -> None:
@@ -349,11 +356,11 @@ def test_tokens_are_spelled_out(database: Database) -> None:
         "SELECT token_id, text, full_token_id, full_text, tokenizer_sha256 FROM token_trace "
         "JOIN runs USING (attempt_id)"
     ).to_pylist()
-    spelled = [row for row in rows if row["text"] is not None]
-    assert {row["tokenizer_sha256"] for row in spelled} == {row["tokenizer_sha256"] for row in rows}
-    assert all(row["text"] == _spelling(row["token_id"]) for row in spelled) and len(spelled) == len(rows)
+    with_text = [row for row in rows if row["text"] is not None]
+    assert {row["tokenizer_sha256"] for row in with_text} == {row["tokenizer_sha256"] for row in rows}
+    assert all(row["text"] == _spelling(row["token_id"]) for row in with_text) and len(with_text) == len(rows)
     assert all(
-        row["full_text"] == _spelling(row["full_token_id"]) for row in spelled if row["full_token_id"] is not None
+        row["full_text"] == _spelling(row["full_token_id"]) for row in with_text if row["full_token_id"] is not None
     )
 
 
@@ -367,7 +374,7 @@ def test_pieces_of_words_are_told_by_their_spelling(database: Database, cells: l
         return "first piece" if token_id % 3 == 0 or row["position"] == 1 else "continuation"
 
     expected = _grouped(
-        ((cell.key, cell.told["seed"], cell.told["kv_policy"], piece(row)), row)
+        ((cell.key, cell.record["seed"], cell.record["kv_policy"], piece(row)), row)
         for cell in _quality(cells)
         for row in cell.rows("tokens")
     )
@@ -376,8 +383,8 @@ def test_pieces_of_words_are_told_by_their_spelling(database: Database, cells: l
     )
     answer = _answer(database, "exit_by_subword")
     assert {row["piece"] for row in answer} == {"no text", "punctuation", "first piece", "continuation"}
-    found = sorted((_key(row), row["piece"], row["mean_exit_layer"], row["n"]) for row in answer)
-    assert found == [(*key, pytest.approx(depth), n) for *key, depth, n in depths]
+    result = sorted((_key(row), row["piece"], row["mean_exit_layer"], row["n"]) for row in answer)
+    assert result == [(*key, pytest.approx(depth), n) for *key, depth, n in depths]
 
 
 def test_the_oracle_is_asked_only_where_both_read_the_same_text(database: Database, cells: list[Cell]) -> None:
@@ -392,8 +399,8 @@ def test_the_oracle_is_asked_only_where_both_read_the_same_text(database: Databa
                     if waste >= 2:
                         expected.append((*cell.key, doc_key, row["position"], waste, _spelling(row["token_id"])))
     answer = _answer(database, "oracle_far_below", rows=10_000)
-    found = [(*_key(row), row["doc_key"], row["position"], row["blocks_too_many"], row["text"]) for row in answer]
-    assert sorted(found) == sorted(expected)
+    result = [(*_key(row), row["doc_key"], row["position"], row["blocks_too_many"], row["text"]) for row in answer]
+    assert sorted(result) == sorted(expected)
     assert [row["blocks_too_many"] for row in answer] == sorted(
         (row["blocks_too_many"] for row in answer), reverse=True
     )
@@ -411,21 +418,23 @@ def test_near_ties_are_judged_at_the_first_difference_of_a_document(database: Da
             end = _differs_at(tokens)
             for row in tokens:
                 if row["position"] == end:
-                    seen = probe.get((doc_key, row["position"]))
-                    margins.append(math.nan if seen is None else math.log(seen["p1"][-1]) - math.log(seen["p2"][-1]))
-                    said_second += seen is not None and seen["top2_id"][-1] == row["token_id"]
+                    probed = probe.get((doc_key, row["position"]))
+                    margins.append(
+                        math.nan if probed is None else math.log(probed["p1"][-1]) - math.log(probed["p2"][-1])
+                    )
+                    said_second += probed is not None and probed["top2_id"][-1] == row["token_id"]
         if margins:
-            known = [value for value in margins if not math.isnan(value)]
-            shares = (sum(value < margin for value in known), said_second, len(margins) - len(known))
-            middle = median(known) if known else -1
-            expected[cell.told["cell_id"]] = (
-                *(cell.key, cell.told["seed"], cell.told["kv_policy"], len(margins)),
+            finite = [value for value in margins if not math.isnan(value)]
+            shares = (sum(value < margin for value in finite), said_second, len(margins) - len(finite))
+            middle = median(finite) if finite else -1
+            expected[cell.record["cell_id"]] = (
+                *(cell.key, cell.record["seed"], cell.record["kv_policy"], len(margins)),
                 *(share / len(margins) for share in shares),
                 middle,
             )
     answer = _answer(database, "near_ties", margin=margin)
     names = ("kv_policy", "divergences", "share_near_tie", "share_said_second", "share_behind_end")
-    found = sorted(
+    result = sorted(
         (
             _key(row),
             row["seed"],
@@ -434,7 +443,7 @@ def test_near_ties_are_judged_at_the_first_difference_of_a_document(database: Da
         )
         for row in answer
     )
-    assert found == [(*row[:3], *map(pytest.approx, row[3:])) for row in sorted(expected.values())]
+    assert result == [(*row[:3], *map(pytest.approx, row[3:])) for row in sorted(expected.values())]
     assert {row["share_behind_end"] for row in answer} == {0, 1}
     assert 0 < mean(row["share_near_tie"] for row in answer) < 1
 
@@ -444,16 +453,16 @@ def test_departures_are_counted_at_the_layer_of_the_first_token_that_differs(
 ) -> None:
     expected = []
     for cell in _quality(cells):
-        seen: dict[int, list[bool]] = defaultdict(list)
+        flags: dict[int, list[bool]] = defaultdict(list)
         for tokens in cell.outputs().values():
             end = _differs_at(tokens)
             for row in tokens if _is_whole(tokens) else ():
                 if row["position"] <= end:
-                    seen[row["exit_layer"]].append(row["position"] == end)
-        expected += [(cell.key, cell.told["seed"], layer, len(ends), sum(ends)) for layer, ends in seen.items()]
+                    flags[row["exit_layer"]].append(row["position"] == end)
+        expected += [(cell.key, cell.record["seed"], layer, len(ends), sum(ends)) for layer, ends in flags.items()]
     answer = _answer(database, "divergence_by_layer")
-    found = [(_key(row), row["seed"], row["exit_layer"], row["tokens"], row["departures"]) for row in answer]
-    assert sorted(found) == sorted(expected)
+    result = [(_key(row), row["seed"], row["exit_layer"], row["tokens"], row["departures"]) for row in answer]
+    assert sorted(result) == sorted(expected)
 
 
 def test_score_groups_of_exits_are_equal_and_go_up_to_the_first_difference(
@@ -461,47 +470,47 @@ def test_score_groups_of_exits_are_equal_and_go_up_to_the_first_difference(
 ) -> None:
     expected = {}
     for cell in _quality(cells):
-        kept = []
+        ordered = []
         for tokens in cell.outputs().values():
             end = _differs_at(tokens)
-            kept += [row for row in tokens if row["position"] <= end and row["reason"] == "threshold"]
-        scores = [row["score"] for row in kept]
+            ordered += [row for row in tokens if row["position"] <= end and row["reason"] == "threshold"]
+        scores = [row["score"] for row in ordered]
         if scores and None not in scores and min(scores) < max(scores):
-            expected[cell.key, cell.told["seed"]] = kept
+            expected[cell.key, cell.record["seed"]] = ordered
     groups = _grouped(((_key(row), row["seed"]), row) for row in _answer(database, "exit_reliability"))
     assert groups.keys() == expected.keys()
     for key, rows in groups.items():
-        kept = sorted(expected[key], key=lambda row: float(row["score"]))
-        assert [row["tenth"] for row in rows] == list(range(1, min(10, len(kept)) + 1))
+        ordered = sorted(expected[key], key=lambda row: float(row["score"]))
+        assert [row["tenth"] for row in rows] == list(range(1, min(10, len(ordered)) + 1))
         assert max(row["n"] for row in rows) - min(row["n"] for row in rows) <= 1
-        assert all(one["score_to"] <= other["score_from"] for one, other in pairwise(rows))
-        first = kept[: rows[0]["n"]]
+        assert all(lower["score_to"] <= other["score_from"] for lower, other in pairwise(rows))
+        first = ordered[: rows[0]["n"]]
         assert rows[0]["agreement"] == mean(row["token_id"] == row["full_token_id"] for row in first)
-        assert sum(row["n"] for row in rows) == len(kept)
+        assert sum(row["n"] for row in rows) == len(ordered)
 
 
 def _blocks(cells: Iterable[Cell]) -> dict[tuple[str, str], list[Row]]:
     """Tokens of each probe."""
-    return {cell.key[:2]: cell.rows("probe") for cell in cells if cell.told["kind"] == "probe"}
+    return {cell.key[:2]: cell.rows("probe") for cell in cells if cell.record["kind"] == "probe"}
 
 
 def test_gaps_of_all_blocks_but_the_last_are_put_beside_agreement(database: Database, cells: list[Cell]) -> None:
     answer = _answer(database, "gap_reliability")
-    found = {(row["model"], row["task_label"], round(10 * row["gap_from"])): row for row in answer}
-    seen = _grouped(
+    by_gap = {(row["model"], row["task_label"], round(10 * row["gap_from"])): row for row in answer}
+    grouped_rows = _grouped(
         ((*key, min(math.floor(10 * (p1 - p2)), 9)), (p1 - p2, top1 == row["full_token_id"]))
         for key, tokens in _blocks(cells).items()
         for row in tokens
         for p1, p2, top1 in list(zip(row["p1"], row["p2"], row["top1_id"], strict=True))[:-1]
     )
     # Gaps are computed in single precision there, so that one at the very edge of a step may fall beside it.
-    assert sum(row["n"] for row in answer) == sum(map(len, seen.values()))
-    assert sum(abs(len(pairs) - found[key]["n"]) for key, pairs in seen.items()) <= 4
-    close = [key for key, pairs in seen.items() if len(pairs) == found[key]["n"]]
-    assert len(close) > 0.9 * len(seen)
+    assert sum(row["n"] for row in answer) == sum(map(len, grouped_rows.values()))
+    assert sum(abs(len(pairs) - by_gap[key]["n"]) for key, pairs in grouped_rows.items()) <= 4
+    close = [key for key, pairs in grouped_rows.items() if len(pairs) == by_gap[key]["n"]]
+    assert len(close) > 0.9 * len(grouped_rows)
     for key in close:
-        assert found[key]["mean_gap"] == pytest.approx(mean(gap for gap, _ in seen[key]), abs=1e-3)
-        assert found[key]["agreement"] == pytest.approx(mean(agrees for _, agrees in seen[key]), abs=0.1)
+        assert by_gap[key]["mean_gap"] == pytest.approx(mean(gap for gap, _ in grouped_rows[key]), abs=1e-3)
+        assert by_gap[key]["agreement"] == pytest.approx(mean(agrees for _, agrees in grouped_rows[key]), abs=0.1)
 
 
 def test_the_calibration_error_is_weighted_by_the_tokens_of_each_step(database: Database, cells: list[Cell]) -> None:
@@ -568,11 +577,11 @@ def test_a_tokens_frequency_is_that_in_its_own_run(database: Database, cells: li
         by_frequency = _grouped(("1" if len(group) == 1 else "2..9", group) for group in groups.values())
         for frequency, members in by_frequency.items():
             layers = [layer for group in members for layer in group]
-            expected.append((cell.key, cell.told["seed"], frequency, len(members), len(layers), mean(layers)))
+            expected.append((cell.key, cell.record["seed"], frequency, len(members), len(layers), mean(layers)))
     answer = _answer(database, "exit_by_frequency")
     names = ("seed", "frequency", "different_tokens", "n", "mean_exit_layer")
-    found = sorted((_key(row), *(row[name] for name in names)) for row in answer)
-    assert found == [(*row[:-1], pytest.approx(row[-1])) for row in sorted(expected)]
+    result = sorted((_key(row), *(row[name] for name in names)) for row in answer)
+    assert result == [(*row[:-1], pytest.approx(row[-1])) for row in sorted(expected)]
 
 
 def test_the_earliest_tokens_come_first_and_are_spelled_out(database: Database, cells: list[Cell]) -> None:
@@ -582,7 +591,9 @@ def test_the_earliest_tokens_come_first_and_are_spelled_out(database: Database, 
         groups = _grouped((row["token_id"], row["exit_layer"]) for row in cell.rows("tokens"))
         depths = sorted(mean(group) for group in groups.values() if len(group) >= 2)[:3]
         mine = [
-            row for row in runs.get((cell.key, cell.told["seed"]), []) if len(runs[cell.key, cell.told["seed"]]) <= 3
+            row
+            for row in runs.get((cell.key, cell.record["seed"]), [])
+            if len(runs[cell.key, cell.record["seed"]]) <= 3
         ]
         if mine:
             assert [row["mean_exit_layer"] for row in mine] == pytest.approx(depths)
@@ -596,12 +607,14 @@ def test_depths_are_paired_with_the_token_before(database: Database, cells: list
     for cell in calm:
         layers = [[row["exit_layer"] for row in tokens] for tokens in cell.outputs().values()]
         pairs = [pair for document in layers for pair in pairwise(document)]
-        row = answer[cell.key, cell.told["seed"]]
-        left, right = zip(*pairs, strict=True)
-        product = mean((a - mean(left)) * (b - mean(right)) for a, b in pairs)
-        spread = math.sqrt(mean((a - mean(left)) ** 2 for a in left) * mean((b - mean(right)) ** 2 for b in right))
+        row = answer[cell.key, cell.record["seed"]]
+        left_values, right = zip(*pairs, strict=True)
+        product = mean((a - mean(left_values)) * (b - mean(right)) for a, b in pairs)
+        spread = math.sqrt(
+            mean((a - mean(left_values)) ** 2 for a in left_values) * mean((b - mean(right)) ** 2 for b in right)
+        )
         assert row["correlation"] == (pytest.approx(product / spread) if spread else None)
-        early = [b == cell.told["model"]["blocks"] for a, b in pairs if a < cell.told["model"]["blocks"]]
+        early = [b == cell.record["model"]["blocks"] for a, b in pairs if a < cell.record["model"]["blocks"]]
         assert row["full_after_early"] == (pytest.approx(mean(early)) if early else None)
         assert row["pairs"] == len(pairs)
 
@@ -610,14 +623,16 @@ def test_tokens_that_the_gate_never_lets_go(database: Database, cells: list[Cell
     answer = {(_key(row), row["seed"], row["n"]): row for row in _answer(database, "gate_never_opens")}
     for cell in _quality(cells):
         rows = cell.rows("tokens")
-        assert answer[cell.key, cell.told["seed"], len(rows)]["share_last"] == mean(r["reason"] == "last" for r in rows)
+        assert answer[cell.key, cell.record["seed"], len(rows)]["share_last"] == mean(
+            r["reason"] == "last" for r in rows
+        )
 
 
 def test_lost_documents_say_how_far_back_the_early_exit_was(database: Database, cells: list[Cell]) -> None:
     expected = []
-    full = {cell.told["cell_id"]: cell for cell in cells if cell.is_full_depth and cell.told["kind"] == "quality"}
+    full = {cell.record["cell_id"]: cell for cell in cells if cell.is_full_depth and cell.record["kind"] == "quality"}
     for cell in _quality(cells):
-        reference = {row["doc_key"]: row for row in full[cell.told["full_depth_cell_id"]].rows("samples")}
+        reference = {row["doc_key"]: row for row in full[cell.record["full_depth_cell_id"]].rows("samples")}
         outputs = cell.outputs()
         for row in cell.rows("samples"):
             best, score = (json.loads(sample["scores"]) for sample in (reference[row["doc_key"]], row))
@@ -625,16 +640,16 @@ def test_lost_documents_say_how_far_back_the_early_exit_was(database: Database, 
             if score[metric] < best[metric]:
                 tokens = outputs[row["doc_key"]]
                 end = _differs_at(tokens)
-                early = [t["position"] for t in tokens if t["exit_layer"] < cell.told["model"]["blocks"]]
+                early = [t["position"] for t in tokens if t["exit_layer"] < cell.record["model"]["blocks"]]
                 back = [end - position for position in early if position <= end < math.inf]
                 at = None if end == math.inf else end
                 expected.append((*cell.key, row["doc_key"], metric, at or 0, min(back, default=-1)))
     answer = _answer(database, "lost_documents", rows=10_000)
-    found = []
+    result = []
     for row in answer:
         back = -1 if row["tokens_since_exit"] is None else row["tokens_since_exit"]
-        found.append((*_key(row), row["doc_key"], row["metric"], row["differs_at"] or 0, back))
-    assert sorted(found) == sorted(expected)
+        result.append((*_key(row), row["doc_key"], row["metric"], row["differs_at"] or 0, back))
+    assert sorted(result) == sorted(expected)
     assert {row[-1] for row in expected} > {0, -1}
     assert [row["loss"] for row in answer] == sorted((row["loss"] for row in answer), reverse=True)
 
@@ -672,28 +687,32 @@ def test_random_exits_are_interpolated_to_each_methods_own_depth(database: Datab
     answer = _answer(database, "between_random_and_oracle")
     assert {row["method"] for row in answer} >= {"static", "calm-softmax"}
     for row in answer:
-        own = [p for p in points if all(p[name] == row[name] for name in ("model", "task_label", "method", "params"))]
-        (setting,) = {p["setting_id"] for p in own if (p["kv_policy"], p["seed"]) == (row["kv_policy"], row["seed"])}
-        known = [p for p in points if p["setting_id"] == setting]
-        budgets = sorted((p["mean_exit_layer"], p["token_match"]) for p in known if p["method"] == "random")
-        depths, matches = zip(*budgets, (own[0]["blocks"], 1), strict=True)
+        candidates = [
+            p for p in points if all(p[name] == row[name] for name in ("model", "task_label", "method", "params"))
+        ]
+        (setting,) = {
+            p["setting_id"] for p in candidates if (p["kv_policy"], p["seed"]) == (row["kv_policy"], row["seed"])
+        }
+        same_setting = [p for p in points if p["setting_id"] == setting]
+        budgets = sorted((p["mean_exit_layer"], p["token_match"]) for p in same_setting if p["method"] == "random")
+        depths, matches = zip(*budgets, (candidates[0]["blocks"], 1), strict=True)
         assert row["random_match"] == pytest.approx(np.interp(row["mean_exit_layer"], depths, matches))
         assert row["shallower"] == (row["mean_exit_layer"] < depths[0])
-        (oracle,) = (p["token_match"] for p in known if p["method"] == "oracle")
+        (oracle,) = (p["token_match"] for p in same_setting if p["method"] == "oracle")
         share = (row["token_match"] - row["random_match"]) / (oracle - row["random_match"])
         assert row["share_of_gap"] == pytest.approx(share)
 
 
 def test_speed_ups_per_request_and_token_differ_by_the_length_of_outputs(database: Database) -> None:
-    brief, *others = _answer(database, "tokens_per_request")
+    brief, *further_rows = _answer(database, "tokens_per_request")
     # A prompt costs 2 blocks; 5 tokens of 4 blocks and an overhead of 1 against 2 tokens of 3 blocks.
     assert (brief["tokens_per_request"], brief["full_tokens_per_request"]) == (2, 5)
     assert brief["length_ratio"] == pytest.approx(2 / 5)
     assert brief["speedup_per_request"] == pytest.approx((2 + 5 * 5) / (2 + 2 * 4), rel=0.02)
     assert brief["speedup_per_token"] == pytest.approx(5 / 4, rel=0.02)
     assert (brief["timed_documents"], brief["timed_rounds"]) == (8, 1)
-    assert len(others) == 36
-    for row in others:
+    assert len(further_rows) == 36
+    for row in further_rows:
         assert (row["tokens_per_request"], row["length_ratio"]) == (5, 1)
         assert row["speedup_per_token"] >= row["speedup_per_request"]
 
@@ -716,8 +735,8 @@ def test_the_fastest_of_those_that_lose_little_is_full_depth_where_all_lose_much
     frontier = database.query("SELECT * FROM frontier WHERE execution = 'real' AND speedup IS NOT NULL").to_pylist()
     for loss in (0.5, 1000):
         for row in _answer(database, "fastest_within_loss", loss=loss):
-            others = [o for o in frontier if (o["model"], o["task_label"]) == (row["model"], row["task_label"])]
-            assert row["speedup"] == max(o["speedup"] for o in others if o["delta"] >= -loss)
+            peers = [o for o in frontier if (o["model"], o["task_label"]) == (row["model"], row["task_label"])]
+            assert row["speedup"] == max(o["speedup"] for o in peers if o["delta"] >= -loss)
 
 
 def test_drafts_thrown_away_are_counted_where_something_is_verified(database: Database) -> None:
@@ -771,10 +790,10 @@ def test_failed_cells_end_with_the_last_line_of_their_log(database: Database) ->
 
 def test_hours_of_all_attempts_are_counted(database: Database, spool: Path) -> None:
     answer = _answer(database, "time_by_kind")
-    attempts = [json.loads((done.parent / "status.json").read_text()) for done in spool.glob("??/*/*/DONE")]
+    attempts = [json.loads((done_file.parent / "status.json").read_text()) for done_file in spool.glob("??/*/*/DONE")]
     took = [
-        (datetime.fromisoformat(told["ended_at"]) - datetime.fromisoformat(told["started_at"])).total_seconds()
-        for told in attempts
+        (datetime.fromisoformat(status["ended_at"]) - datetime.fromisoformat(status["started_at"])).total_seconds()
+        for status in attempts
     ]
     assert sum(row["attempts"] for row in answer) == len(attempts)
     assert 3600 * sum(row["hours"] for row in answer) == pytest.approx(sum(took))

@@ -135,10 +135,10 @@ def test_a_damaged_database_does_not_make_good_rescores_leave_the_spool(
     with open_database(path) as opened:
         (attempt,) = opened.query("SELECT attempt_id FROM sample LIMIT 1")["attempt_id"].to_pylist()
         samples = opened.query("SELECT doc_key, scores, statistics FROM sample WHERE attempt_id = ?", [attempt])
-        one = (
+        query = (
             "SELECT * EXCLUDE (attempt_id, ordinal, scored_at) REPLACE ('later' AS metric_version) FROM metric LIMIT 1"
         )
-        metrics = opened.query(one)
+        metrics = opened.query(query)
     record_rescore(tmp_path / "spool", Rescore(attempt, "later", samples, metrics))
     with monkeypatch.context() as patched:
         corrupt = "SELECT error('Corrupt database file')"

@@ -50,10 +50,10 @@ def test_the_fastest_within_a_loss_is_the_same_run(scores: Database, errors: Dat
 
 
 def rows(database: Database, name: str, **parameters: float) -> list[dict[str, Any]]:
-    """What a query answers, without its scores."""
+    """Return the rows of a query without their scores."""
     query = saved_query(name)
-    found = database.query(query.sql, {**query.defaults, **parameters} or None).to_pylist()
-    return [{column: rounded(value) for column, value in row.items() if column not in SCORES} for row in found]
+    answer = database.query(query.sql, {**query.defaults, **parameters} or None).to_pylist()
+    return [{column: rounded(value) for column, value in row.items() if column not in SCORES} for row in answer]
 
 
 def rounded(value: Any) -> Any:

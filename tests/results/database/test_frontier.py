@@ -1,4 +1,4 @@
-"""What stands beside a score and a speed-up: blocks run, lengths, what was timed, and parameters that had an effect."""
+"""Columns next to scores and speed-ups: blocks run, lengths, timed documents, and parameters that had an effect."""
 
 import json
 import shutil
@@ -21,12 +21,12 @@ def _make(example: ModuleType, root: Path) -> None:
     world, full = example.WORLD.beliefs(model, task), example.cell_json(model, task, example.FULL, "quality")
     example.WORLD.write_quality(root, full, task, world, example.exits_of(example.FULL, world))
 
-    def write(method: Any, tokens: int, batch_size: int = 1, **told: Any) -> None:
+    def write(method: Any, tokens: int, batch_size: int = 1, **overrides: Any) -> None:
         exits = example.exits_of(method, world)
         for kind in ("quality", "timing"):
             cell = example.cell_json(model, task, method, kind, full["cell_id"])
             identity = {**cell["identity"], "batch_size": batch_size}
-            cell |= {"method": {**cell["method"], **told}, "batch_size": batch_size}
+            cell |= {"method": {**cell["method"], **overrides}, "batch_size": batch_size}
             cell |= {"identity": identity, "cell_id": example.content_id(identity)}
             if kind == "quality":
                 example.WORLD.write_quality(root, cell, task, world, exits)
@@ -84,8 +84,8 @@ def test_the_realised_fraction_is_that_of_the_numbers_beside_it(database: Databa
 def test_a_parameter_without_effect_is_in_no_view(database: Database) -> None:
     params = database.query("SELECT params FROM runs WHERE method = 'gate'")["params"].to_pylist()
     assert [json.loads(text) for text in params] == [{"rule": "epsilon", "epsilon": 0.95}] * 2
-    (asked, *_) = database.query("SELECT params FROM cell WHERE method = 'gate'")["params"].to_pylist()
-    assert json.loads(asked)["threshold"] == 0.9
+    (requested_params, *_) = database.query("SELECT params FROM cell WHERE method = 'gate'")["params"].to_pylist()
+    assert json.loads(requested_params)["threshold"] == 0.9
 
 
 def test_more_time_saved_than_work_is_a_finding(database: Database, tmp_path: Path) -> None:
@@ -94,13 +94,13 @@ def test_more_time_saved_than_work_is_a_finding(database: Database, tmp_path: Pa
         connection.execute(f"ATTACH '{database.path}' AS here (READ_ONLY)")
         connection.execute("COPY FROM DATABASE here TO changed")
         connection.execute("UPDATE metric SET value = value / 1.5 WHERE metric = 'ideal_speedup_decode'")
-        found = connection.execute("SELECT kind, severity FROM qc WHERE rule = 'realised_above_ideal'").fetchall()
-    assert found and set(found) == {("timing", 1)}
+        findings = connection.execute("SELECT kind, severity FROM qc WHERE rule = 'realised_above_ideal'").fetchall()
+    assert findings and set(findings) == {("timing", 1)}
 
 
 @pytest.fixture(scope="module")
 def errors(database: Database, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    """The same, whose headline metric is an error."""
+    """Return the same database with an error as headline metric."""
     path = tmp_path_factory.mktemp("errors") / "exitbench.duckdb"
     shutil.copy(database.path, path)
     with duckdb.connect(str(path)) as connection:
@@ -182,7 +182,7 @@ def test_a_stalled_reading_is_in_no_time_of_the_view_and_sql_has_frontiers_speed
     """)
     rows = changed.execute("SELECT doc_key, arm, wall_ns FROM timing_sample WHERE NOT twin").fetchall()
     full, method = ([(doc, ns) for doc, arm, ns in rows if arm == name] for name in ("full", "method"))
-    (found,) = changed.execute("SELECT sum(full_ms) / sum(ms) FROM timings WHERE arm = 'method'").fetchall()[0]
-    assert found == pytest.approx(speedup_interval(full, method, seed=0).value, rel=1e-12)
-    assert found == pytest.approx(36 * 1000 / 36 / 400, rel=0.01)
+    (ratio,) = changed.execute("SELECT sum(full_ms) / sum(ms) FROM timings WHERE arm = 'method'").fetchall()[0]
+    assert ratio == pytest.approx(speedup_interval(full, method, seed=0).value, rel=1e-12)
+    assert ratio == pytest.approx(36 * 1000 / 36 / 400, rel=0.01)
     assert changed.execute("SELECT DISTINCT cpu_ms FROM timings WHERE doc_key = 'd8'").fetchall() == [(800 / 1e6,)]

@@ -42,7 +42,7 @@ def _write(
     answers: Mapping[str, tuple[float, Sequence[int]]],
     value: float,
     exit_layer: float,
-    asked: Mapping[str, Any],
+    overrides: Mapping[str, Any],
     *,
     version: str = "1",
     n_output: int | None = None,
@@ -52,7 +52,7 @@ def _write(
     cell = example.cell_json(example.MODELS[0], example.TASKS[0], example.CALM[0], "quality", "full-depth")
     cell["random_weights"] = random_weights
     for part in (cell, cell["identity"]):
-        part |= {name: {**part[name], **new} if isinstance(new, dict) else new for name, new in asked.items()}
+        part |= {name: {**part[name], **new} if isinstance(new, dict) else new for name, new in overrides.items()}
     cell["cell_id"] = content_id(cell["identity"])
     samples = [
         {"doc_key": key, "output_text": "", "output_ids": list(ids), "n_prompt": 1, "n_output": n_output or len(ids)}
@@ -85,9 +85,9 @@ def database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> I
     write(BF16, MEAN_BF16, 3.0, bf16 | {"seed": CORPUS})  # the mean of its documents by chance
     write(FP32, MEAN_FP32, 3.0, {"seed": VERSIONS})
     write(BF16, MEAN_BF16, 3.0, bf16 | {"seed": VERSIONS}, version="2")
-    for asked in ({}, bf16):
-        write({"a": (50.0, ())}, 50.0, 3.0, {"seed": WITHOUT_TOKENS, **asked}, n_output=2)
-        write(FP32, MEAN_FP32, 3.0, {"seed": RANDOM, **asked}, random_weights=True)
+    for overrides in ({}, bf16):
+        write({"a": (50.0, ())}, 50.0, 3.0, {"seed": WITHOUT_TOKENS, **overrides}, n_output=2)
+        write(FP32, MEAN_FP32, 3.0, {"seed": RANDOM, **overrides}, random_weights=True)
     write(FP32, MEAN_FP32, 3.0, {"seed": OTHER})
     for other in DIFFERENCES:
         write(BF16, MEAN_BF16, 3.5, {"seed": OTHER, **bf16, **other})
@@ -128,10 +128,10 @@ def test_either_number_format_can_be_the_reference(ask: Ask) -> None:
 
 
 def test_runs_that_differ_in_anything_else_are_no_pair(ask: Ask, database: Database) -> None:
-    asked = database.query(
+    overrides = database.query(
         "SELECT count(*) AS runs FROM runs WHERE dtype = 'bfloat16' AND seed >= $seed", {"seed": OTHER}
     )
-    assert asked.to_pylist() == [{"runs": len(DIFFERENCES)}]
+    assert overrides.to_pylist() == [{"runs": len(DIFFERENCES)}]
     assert ask(OTHER) == ask(100) == []
 
 

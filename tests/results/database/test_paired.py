@@ -1,4 +1,4 @@
-"""What a run loses to full depth, paired by document, and what to use for a loss allowed, beside slow references."""
+"""Losses against full depth, paired by document, and recommendations for an allowed loss, against slow references."""
 
 import json
 import random
@@ -29,11 +29,11 @@ def reference(moved: Floats) -> tuple[float, float]:
 
 
 def differences(database: Database, row: dict[str, Any]) -> Floats:
-    """What the documents of a run score more than with full depth, [n], in the order of their keys."""
+    """Return the differences of a run's document scores to full depth's, [n], in the order of their keys."""
     (full,) = database.query("SELECT full_depth_attempt_id AS id FROM runs WHERE attempt_id = ?", [row["attempt_id"]])[
         "id"
     ].to_pylist()
-    own, other = (
+    method_values, other = (
         [
             json.loads(scores)[row["metric"]]
             for scores in database.query("SELECT scores FROM sample WHERE attempt_id = ? ORDER BY doc_key", [attempt])[
@@ -42,7 +42,7 @@ def differences(database: Database, row: dict[str, Any]) -> Floats:
         ]
         for attempt in (row["attempt_id"], full)
     )
-    return np.array(own) - np.array(other)
+    return np.array(method_values) - np.array(other)
 
 
 def refilled(path: Path) -> None:
@@ -139,10 +139,10 @@ def test_bleu_is_paired_by_what_each_document_moves(example_database: Path, tmp_
                     ).fetchall()
                 ]
                 sums[attempt] = np.array([statistics() for _ in keys])
-                for key, own in zip(keys, sums[attempt], strict=True):
+                for key, method_sums in zip(keys, sums[attempt], strict=True):
                     connection.execute(
                         "UPDATE sample SET statistics = ? WHERE attempt_id = ? AND doc_key = ?",
-                        [json.dumps({"bleu": list(own)}), attempt, key],
+                        [json.dumps({"bleu": list(method_sums)}), attempt, key],
                     )
                 value = float(task.aggregate("bleu", sums[attempt].sum(axis=0), np.array(len(keys))))
                 connection.execute(
@@ -150,16 +150,16 @@ def test_bleu_is_paired_by_what_each_document_moves(example_database: Path, tmp_
                 )
     refilled(path)
     with open_database(path) as database:
-        found = {row["attempt_id"]: row for row in database.query("FROM paired WHERE metric = 'bleu'").to_pylist()}
+        by_attempt = {row["attempt_id"]: row for row in database.query("FROM paired WHERE metric = 'bleu'").to_pylist()}
     aggregate = partial(task.aggregate, "bleu")
     for row in rows:
-        own = found[row["attempt_id"]]
+        paired_row = by_attempt[row["attempt_id"]]
         both = np.concatenate([sums[row["full_id"]], sums[row["attempt_id"]]], axis=1)
-        moved = own["delta"] + jackknife(
+        moved = paired_row["delta"] + jackknife(
             both, lambda total, n: aggregate(total[..., 10:], n) - aggregate(total[..., :10], n)
         )
-        assert own["is_paired"]
-        assert (own["delta_low"], own["delta_high"]) == pytest.approx(reference(moved), rel=0.03, abs=0.5)
+        assert paired_row["is_paired"]
+        assert (paired_row["delta_low"], paired_row["delta_high"]) == pytest.approx(reference(moved), rel=0.03, abs=0.5)
 
 
 def test_a_metric_of_the_whole_text_has_the_intervals_of_both_runs_joined(
@@ -250,7 +250,7 @@ def test_what_to_use_is_the_fastest_run_of_one_part_and_is_confirmed_by_the_othe
     names = [column[0] for column in database.sql("FROM pareto LIMIT 0").description]
     rows = [dict(zip(names, step, strict=True)) for step in steps]
     by_cell = {row["cell_id"]: row for row in made_up}
-    told = confirmed = 0
+    recommended = confirmed = 0
     for setting in "xy":
         for is_static in (False, True):
             for allowed in np.arange(0, 21, 0.25).tolist():
@@ -272,26 +272,26 @@ def test_what_to_use_is_the_fastest_run_of_one_part_and_is_confirmed_by_the_othe
                     key=lambda row: (-row["speedup"], row["choosing_loss"], -row["delta"], row["cell_id"]),
                     default=None,
                 )
-                found = [
+                confirmed_rows = [
                     row
                     for row in rows
                     if (row["setting_id"], row["is_static"]) == (setting, is_static)
                     and row["choosing_loss_high_percent"] <= allowed
                     and (row["next_percent"] is None or allowed < row["next_percent"])
                 ]
-                assert [row["cell_id"] for row in found] == ([best["cell_id"]] if best else [])
-                told += best is not None
-                for row in found:
-                    own = by_cell[row["cell_id"]]
-                    low, high = own["confirming_low"], own["confirming_high"]
+                assert [row["cell_id"] for row in confirmed_rows] == ([best["cell_id"]] if best else [])
+                recommended += best is not None
+                for row in confirmed_rows:
+                    method_row = by_cell[row["cell_id"]]
+                    low, high = method_row["confirming_low"], method_row["confirming_high"]
                     is_measured = low is not None and high <= 10 * low
-                    is_faster = is_measured and low > max(1, own["aa_high"] or 1)
+                    is_faster = is_measured and low > max(1, method_row["aa_high"] or 1)
                     assert (row["confirmed_percent"] is not None) == is_faster
                     if is_faster:
                         is_confirmed = row["confirmed_percent"] <= allowed
-                        assert is_confirmed == (own["confirming_loss"] <= allowed)
+                        assert is_confirmed == (method_row["confirming_loss"] <= allowed)
                         confirmed += is_confirmed
-    assert told > 100 and confirmed > 20 and len(rows) > 10
+    assert recommended > 100 and confirmed > 20 and len(rows) > 10
 
 
 def test_where_lower_is_better_what_may_be_lost_is_what_may_be_added(mixed_database: Path, tmp_path: Path) -> None:

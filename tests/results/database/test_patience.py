@@ -53,17 +53,17 @@ def opening(path: Path, read_only: bool) -> Callable[[], Database]:
 
 @pytest.mark.parametrize("read_only", [True, False])
 def test_a_process_of_ours_that_writes_is_waited_for_and_named_once(path: Path, read_only: bool) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     with holding(path, OURS, 3.0) as process:
-        patiently(opening(path, read_only), said.append, patience_s=0.0).close()
-    assert said == [f"{path} is in use by process {process}; waiting for it."]
+        patiently(opening(path, read_only), messages.append, patience_s=0.0).close()
+    assert messages == [f"{path} is in use by process {process}; waiting for it."]
 
 
 def test_a_stranger_that_lets_go_in_time_is_waited_for(path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     with holding(path, STRANGER, 2.0) as process:
-        patiently(opening(path, False), said.append, patience_s=60.0).close()
-    assert said == [f"{path} is in use by process {process}; waiting for it."]
+        patiently(opening(path, False), messages.append, patience_s=60.0).close()
+    assert messages == [f"{path} is in use by process {process}; waiting for it."]
 
 
 def test_a_stranger_that_does_not_let_go_is_named(path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_stranger_that_does_not_let_go_is_named(path: Path) -> None:
 
 def test_ingest_waits_for_another_one(example_spool: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("exitbench.results.database.connection.open_database.__defaults__", (True, 0.1))
-    said: list[str] = []
+    messages: list[str] = []
     with holding(path, OURS, 3.0):
-        report = ingest(example_spool, path, say=said.append)
-    assert report.added > 0 and len(said) == 1
+        report = ingest(example_spool, path, say=messages.append)
+    assert report.added > 0 and len(messages) == 1

@@ -1,4 +1,4 @@
-"""What papers printed is in every database as printed, with what of ours compares with it, or why nothing does."""
+"""Published results are in every database as printed, with the comparable local result or the reason why none is."""
 
 import csv
 import tomllib
@@ -50,8 +50,8 @@ def test_a_value_that_is_not_a_number_is_refused_with_its_row() -> None:
 
 def test_known_values_are_found_by_what_they_are_of(database: Database) -> None:
     query = "SELECT value FROM published WHERE source = $s AND dataset = $d AND method = $m AND metric = $q"
-    asked = {"s": "MEE repo SQUAD.log", "d": "SQuAD v1.1", "m": "no early exit", "q": "f1"}
-    assert database.query(query, asked).to_pylist() == [{"value": 88.8409}]
+    params = {"s": "MEE repo SQUAD.log", "d": "SQuAD v1.1", "m": "no early exit", "q": "f1"}
+    assert database.query(query, params).to_pylist() == [{"value": 88.8409}]
     low = database.query("SELECT min(value) AS v FROM published_result WHERE metric = 'lm_head_flops_per_sample'")
     assert low.to_pylist() == [{"v": 7.27e07}]
 
@@ -77,11 +77,11 @@ def test_changed_publications_replace_those_of_an_older_version(tmp_path: Path) 
 def test_every_row_compares_with_a_run_of_ours_or_says_why_not(database: Database) -> None:
     rows = database.query("FROM published_result").to_pylist()
     for row in rows:
-        asked = [row[name] for name in ("our_task", "our_method", "our_params", "our_metric", "unit_factor")]
+        params = [row[name] for name in ("our_task", "our_method", "our_params", "our_metric", "unit_factor")]
         if row["not_comparable"] is None:
-            assert None not in asked
+            assert None not in params
         else:
-            assert asked == [None] * len(asked) and row["not_comparable"].endswith(".")
+            assert params == [None] * len(params) and row["not_comparable"].endswith(".")
     assert sum(row["not_comparable"] is None for row in rows) == 257
 
 
@@ -118,7 +118,7 @@ def test_what_was_measured_by_a_broken_clock_or_counter_compares_with_nothing(da
 # ------------------------------------------------------------------------------------------ beside runs of ours
 
 
-def _ours(example: Any, folder: Path, **changes: Any) -> Database:
+def _local_database(example: Any, folder: Path, **changes: Any) -> Database:
     """A database of one run of full depth that scored 80 points, on squad from `source`."""
     cell = example.cell_json(example.MODELS[0], example.TASKS[0], example.FULL, "quality")
     cell["task"] = {**cell["task"], "source": "huggingface"} | changes.pop("task", {})
@@ -138,7 +138,7 @@ def _published(opened: Database, method: str = "no early exit") -> dict[str, Any
 
 
 def test_a_run_of_another_model_is_never_the_same_setting_and_says_what_differs(example: Any, tmp_path: Path) -> None:
-    with _ours(example, tmp_path) as opened:
+    with _local_database(example, tmp_path) as opened:
         row = _published(opened)
     assert row["comparable"] == "same method and task, other model"
     assert (row["our_value"], row["our_ci_low"], row["our_ci_high"], row["our_n"]) == (80, 70, 90, 8)
@@ -154,14 +154,14 @@ def test_a_run_of_another_model_is_never_the_same_setting_and_says_what_differs(
 
 
 def test_generated_data_is_called_so_and_a_part_of_the_documents_too(example: Any, tmp_path: Path) -> None:
-    with _ours(example, tmp_path, task={"source": "builtin"}, limited=True) as opened:
+    with _local_database(example, tmp_path, task={"source": "builtin"}, limited=True) as opened:
         row = _published(opened)
     assert row["comparable"] == "same method, generated data, other model"
     assert "validation (10873 features) there, generated, only 8 documents of test here" in row["differences"]
 
 
 def test_what_was_not_run_is_not_measured_and_random_weights_do_not_count(example: Any, tmp_path: Path) -> None:
-    with _ours(example, tmp_path, random_weights=True) as opened:
+    with _local_database(example, tmp_path, random_weights=True) as opened:
         for method in ("no early exit", "softmax diff"):
             row = _published(opened, method)
             assert (row["comparable"], row["our_value"], row["differences"], row["attempt_id"]) == (None,) * 4
@@ -176,7 +176,7 @@ def test_the_same_setting_needs_the_same_weights_and_data_and_no_caveat(example:
         "model_blocks = 6, setting = 'batch 1'": "same method, task and model",
         "caveat = NULL": "same setting",
     }
-    with _ours(example, tmp_path) as opened:
+    with _local_database(example, tmp_path) as opened:
         for change, comparable in steps.items():
             with opened.engine.begin() as connection:
                 connection.exec_driver_sql(f"UPDATE published_result SET {change}")
@@ -188,26 +188,26 @@ def test_the_same_setting_needs_the_same_weights_and_data_and_no_caveat(example:
 
 
 def test_values_are_compared_in_the_unit_they_were_printed_in(example: Any, tmp_path: Path) -> None:
-    with _ours(example, tmp_path) as opened, opened.engine.begin() as connection:
+    with _local_database(example, tmp_path) as opened, opened.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE published_result SET unit_factor = 100")
     with open_database(tmp_path / "exitbench.duckdb") as opened:
         assert _published(opened)["our_value"] == 0.8
 
 
 def test_a_run_compares_only_with_every_parameter_that_matters(example: Any, tmp_path: Path) -> None:
-    asked = {"min_exit": 1, "head": "full", "rule": "constant", "threshold": 0.7, "decay": "code", "temperature": 4.0}
-    asked |= {"every": 1, "kv_policy": "state-copy", "levels": []}
+    params = {"min_exit": 1, "head": "full", "rule": "constant", "threshold": 0.7, "decay": "code", "temperature": 4.0}
+    params |= {"every": 1, "kv_policy": "state-copy", "levels": []}
     for number, (change, compares) in enumerate(
         [({}, True), ({"threshold": 0.9}, False), ({"head": "pruned-fixed"}, False), ({"kv_policy": "exact"}, False)]
     ):
-        method = example.Method("calm-softmax", {**asked, **change})
+        method = example.Method("calm-softmax", {**params, **change})
         cell = example.cell_json(example.MODELS[0], example.TASKS[0], method, "quality")
-        with _ours(example, tmp_path / str(number), method=cell["method"], cell_id=cell["cell_id"]) as opened:
+        with _local_database(example, tmp_path / str(number), method=cell["method"], cell_id=cell["cell_id"]) as opened:
             assert (_published(opened, "softmax diff")["our_value"] == 80) is compares, change
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours", "told"),
+    ("published_min_exit", "local_min_exit", "reason"),
     [
         (17, 4, "earliest exit: 17 of 24 blocks there, 4 of 6 here"),
         (19, 5, "earliest exit: 19 of 24 blocks there, 5 of 6 here"),
@@ -218,27 +218,36 @@ def test_a_run_compares_only_with_every_parameter_that_matters(example: Any, tmp
     ],
 )
 def test_earliest_exits_and_depths_compare_as_shares_of_the_blocks(
-    example: Any, tmp_path: Path, theirs: int, ours: int, told: str | None
+    example: Any, tmp_path: Path, published_min_exit: int, local_min_exit: int, reason: str | None
 ) -> None:
-    asked = {"min_exit": ours, "head": "full", "rule": "constant", "threshold": 0.9, "decay": "none", "every": 1}
-    asked |= {"k_first": 35000, "k_min": 250, "kv_policy": "state-copy", "levels": []}
-    cell = example.cell_json(example.MODELS[0], example.TASKS[0], example.Method("calm-softmax", asked), "quality")
+    params = {
+        "min_exit": local_min_exit,
+        "head": "full",
+        "rule": "constant",
+        "threshold": 0.9,
+        "decay": "none",
+        "every": 1,
+    }
+    params |= {"k_first": 35000, "k_min": 250, "kv_policy": "state-copy", "levels": []}
+    cell = example.cell_json(example.MODELS[0], example.TASKS[0], example.Method("calm-softmax", params), "quality")
     metric = {"metric": "mean_exit_layer", "metric_version": "1", "role": "depth", "value": 4.5, "n": 8}
     metrics = [{**metric, "ci_low": 4.0, "ci_high": 5.0}]
     with AttemptWriter(tmp_path / "spool", cell, example.ENV) as writer:
         writer.write("metrics", pa.Table.from_pylist(metrics, schema=TABLES["metrics"]))
         writer.finish("ok")
     ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb")
-    asked_of = (
+    setting_query = (
         "figure_or_table = 'PRUNE Fig 6a' AND method = 'softmax diff' AND setting = $s AND metric = 'avg_exit_block'"
     )
     with open_database(tmp_path / "exitbench.duckdb") as opened:
-        (row,) = opened.query(f"FROM published WHERE {asked_of}", {"s": f"min exit layer {theirs}"}).to_pylist()
-    assert (row["depth_share"], row["min_exit_share"]) == (pytest.approx(row["value"] / 24), theirs / 24)
-    if told == "not compared":
+        (row,) = opened.query(
+            f"FROM published WHERE {setting_query}", {"s": f"min exit layer {published_min_exit}"}
+        ).to_pylist()
+    assert (row["depth_share"], row["min_exit_share"]) == (pytest.approx(row["value"] / 24), published_min_exit / 24)
+    if reason == "not compared":
         assert (row["our_value"], row["our_depth_share"], row["reason"]) == (None, None, "Not measured here.")
         return
     assert (row["our_value"], row["our_ci_low"], row["our_ci_high"]) == (18, 16, 20)  # of 24 blocks
-    assert (row["our_depth_share"], row["our_min_exit_share"]) == (0.75, ours / 6)
+    assert (row["our_depth_share"], row["our_min_exit_share"]) == (0.75, local_min_exit / 6)
     assert "decoder blocks: 24 there, 6 here" in row["differences"]
-    assert (told in row["differences"]) if told else ("earliest exit" not in row["differences"])
+    assert (reason in row["differences"]) if reason else ("earliest exit" not in row["differences"])

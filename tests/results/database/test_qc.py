@@ -103,7 +103,7 @@ def count(metric: str, value: int) -> Json:
 
 
 @pytest.fixture
-def found(example: ModuleType, env: Json, tmp_path: Path) -> Callable[..., list[tuple[str, int, str]]]:
+def findings(example: ModuleType, env: Json, tmp_path: Path) -> Callable[..., list[tuple[str, int, str]]]:
     """Write attempts at one cell and return the findings about it: rule, severity, message."""
 
     def write(
@@ -116,16 +116,16 @@ def found(example: ModuleType, env: Json, tmp_path: Path) -> Callable[..., list[
     ) -> Any:
         def cell_of(number: int) -> Json:
             method = dataclasses.replace(example.FULL, params={"number": number})
-            made: Json = example.cell_json(example.MODELS[0], example.TASKS[0], method, kind)
-            return made
+            cell_json: Json = example.cell_json(example.MODELS[0], example.TASKS[0], method, kind)
+            return cell_json
 
         cell = {**example.cell_json(example.MODELS[0], example.TASKS[0], example.FULL, kind), **cell_keys}
         for number, (rows, each) in enumerate(zip(attempts, envs or [env] * len(attempts), strict=True)):
             # Attempts at one cell, or each at one of its own.
-            asked = {**cell, **cell_of(number)} if cells else cell
-            with AttemptWriter(tmp_path / "spool", asked, each) as writer:
-                for table, own in rows.items():
-                    writer.write(table, pa.Table.from_pylist(own, schema=TABLES[table]))
+            identity = {**cell, **cell_of(number)} if cells else cell
+            with AttemptWriter(tmp_path / "spool", identity, each) as writer:
+                for table, table_rows in rows.items():
+                    writer.write(table, pa.Table.from_pylist(table_rows, schema=TABLES[table]))
                 writer.finish("ok")
         ingest(tmp_path / "spool", tmp_path / "x.duckdb")
         with open_database(tmp_path / "x.duckdb") as database:
@@ -159,11 +159,11 @@ FINE: dict[str, tuple[str, Rows] | tuple[str, Rows, int]] = {
 
 
 @pytest.mark.parametrize("what", FINE)
-def test_a_run_that_is_fine_has_no_findings(what: str, found: Callable[..., Any], env: Json) -> None:
+def test_a_run_that_is_fine_has_no_findings(what: str, findings: Callable[..., Any], env: Json) -> None:
     kind, rows, *threads = FINE[what]
     other = copy.deepcopy(env)
     other["hardware"] |= {"threads": threads[0]} if threads else {}
-    assert found(rows, kind=kind, envs=[other]) == []
+    assert findings(rows, kind=kind, envs=[other]) == []
 
 
 BROKEN: dict[str, tuple[str, Rows, tuple[str, int, str]]] = {
@@ -280,43 +280,43 @@ BROKEN: dict[str, tuple[str, Rows, tuple[str, int, str]]] = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_what_is_wrong_is_found(what: str, found: Callable[..., Any]) -> None:
+def test_what_is_wrong_is_found(what: str, findings: Callable[..., Any]) -> None:
     kind, rows, finding = BROKEN[what]
-    assert found(rows, kind=kind) == [finding]
+    assert findings(rows, kind=kind) == [finding]
 
 
 def decoding(low: float, high: float, ideal: float) -> list[Json]:
     return [noise(low, high, "speedup_decode"), {**count("ideal_speedup_decode", 0), "value": ideal}]
 
 
-def test_more_time_saved_than_work_is_a_remark_where_the_whole_interval_says_so(found: Callable[..., Any]) -> None:
+def test_more_time_saved_than_work_is_a_remark_where_the_whole_interval_says_so(findings: Callable[..., Any]) -> None:
     message = (
         "decoding is 1.65 times as fast [1.60, 1.70], 110% of what its work allows (1.50): "
         "the cost model leaves something out here"
     )
-    assert found({"metrics": decoding(1.6, 1.7, 1.5)}, kind="timing") == [("realised_above_ideal", 1, message)]
+    assert findings({"metrics": decoding(1.6, 1.7, 1.5)}, kind="timing") == [("realised_above_ideal", 1, message)]
 
 
-def test_more_time_saved_than_work_is_none_where_the_interval_reaches_down_to_it(found: Callable[..., Any]) -> None:
-    assert found({"metrics": decoding(1.57, 5.0, 1.5)}, kind="timing") == []
+def test_more_time_saved_than_work_is_none_where_the_interval_reaches_down_to_it(findings: Callable[..., Any]) -> None:
+    assert findings({"metrics": decoding(1.57, 5.0, 1.5)}, kind="timing") == []
 
 
-def test_a_busy_machine_explains_what_else_would_be_told_of_times(found: Callable[..., Any]) -> None:
+def test_a_busy_machine_explains_what_else_would_be_told_of_times(findings: Callable[..., Any]) -> None:
     rows = {"metrics": [*decoding(4, 7, 1.5), noise(1.4, 1.6)], "device": [load(20)]}
-    assert [rule for rule, _, _ in found(rows, kind="timing")] == ["busy_machine"]
+    assert [rule for rule, _, _ in findings(rows, kind="timing")] == ["busy_machine"]
 
 
 def speed(documents: int) -> Json:
     return {**noise(1.4, 1.6), "metric": "speedup", "n": documents}
 
 
-def test_a_speed_up_of_few_documents_is_a_remark(found: Callable[..., Any]) -> None:
+def test_a_speed_up_of_few_documents_is_a_remark(findings: Callable[..., Any]) -> None:
     message = "the speed-up is of 19 documents (or batches of them), fewer than 20"
-    assert found({"metrics": [speed(19)]}, kind="timing") == [("few_timed_documents", 1, message)]
+    assert findings({"metrics": [speed(19)]}, kind="timing") == [("few_timed_documents", 1, message)]
 
 
-def test_a_speed_up_of_enough_documents_is_none(found: Callable[..., Any]) -> None:
-    assert found({"metrics": [speed(20)]}, kind="timing") == []
+def test_a_speed_up_of_enough_documents_is_none(findings: Callable[..., Any]) -> None:
+    assert findings({"metrics": [speed(20)]}, kind="timing") == []
 
 
 @pytest.mark.parametrize(
@@ -329,18 +329,18 @@ def test_a_speed_up_of_enough_documents_is_none(found: Callable[..., Any]) -> No
     ],
 )
 def test_noise_that_lacks_1_is_told_once_with_counts(
-    found: Callable[..., Any], sessions: int, missed: int, severity: int, why: str
+    findings: Callable[..., Any], sessions: int, missed: int, severity: int, why: str
 ) -> None:
     rows = [{"metrics": [noise(1.001, 1.03) if number < missed else noise(0.99, 1.01)]} for number in range(sessions)]
     message = (
         f"of {sessions} intervals of full depth against itself in suite example on this machine {missed} lack 1: {why}"
     )
-    assert found(*rows, kind="timing", cells=True) == [("noise_floor_coverage", severity, message)]
+    assert findings(*rows, kind="timing", cells=True) == [("noise_floor_coverage", severity, message)]
 
 
-def test_coverage_of_the_noise_floor_is_counted_with_its_exact_interval(found: Callable[..., Any]) -> None:
+def test_coverage_of_the_noise_floor_is_counted_with_its_exact_interval(findings: Callable[..., Any]) -> None:
     rows = [{"metrics": [noise(1.001, 1.03) if number < 5 else noise(0.99, 1.01)]} for number in range(20)]
-    (row,) = found(*rows, kind="timing", cells=True, query=saved_query("noise_floor_coverage").sql)
+    (row,) = findings(*rows, kind="timing", cells=True, query=saved_query("noise_floor_coverage").sql)
     assert (row["intervals"], row["missed"], row["share"], row["documents"]) == (20, 5, 0.25, "8 to 8")
     assert (row["low"], row["high"]) == pytest.approx(clopper_pearson(0.25, 20), abs=0.001)
     assert row["chance"] == pytest.approx(0.00257, abs=1e-5)
@@ -350,32 +350,32 @@ ONE: Rows = {"samples": [sample(1)], "tokens": [token(1)]}
 OTHER: Rows = {"samples": [sample(1)], "tokens": [token(1, token_id=8)]}
 
 
-def test_two_attempts_at_one_cell_give_the_same(found: Callable[..., Any]) -> None:
-    assert found(ONE, ONE) == []
+def test_two_attempts_at_one_cell_give_the_same(findings: Callable[..., Any]) -> None:
+    assert findings(ONE, ONE) == []
 
 
-def test_two_attempts_that_differ_are_found(found: Callable[..., Any]) -> None:
+def test_two_attempts_that_differ_are_found(findings: Callable[..., Any]) -> None:
     message = "tokens.parquet differs from that of 1 other attempt(s) at the same cell on the same machine"
-    assert found(ONE, OTHER) == [("not_repeatable", 3, message)]
+    assert findings(ONE, OTHER) == [("not_repeatable", 3, message)]
 
 
-def test_another_machine_may_differ(found: Callable[..., Any], env: Json) -> None:
+def test_another_machine_may_differ(findings: Callable[..., Any], env: Json) -> None:
     other = copy.deepcopy(env)
     other["hardware"]["cpu"] = "another"
     message = "tokens.parquet differs from that of 1 other attempt(s) at the same cell on another machine"
-    assert found(ONE, OTHER, envs=[env, other]) == [("not_repeatable", 1, message)]
+    assert findings(ONE, OTHER, envs=[env, other]) == [("not_repeatable", 1, message)]
 
 
-def test_files_of_another_writer_are_not_compared(found: Callable[..., Any], env: Json) -> None:
+def test_files_of_another_writer_are_not_compared(findings: Callable[..., Any], env: Json) -> None:
     other = copy.deepcopy(env)
     other["environment"]["packages"]["pyarrow"] = "99.0"
-    assert found(ONE, OTHER, envs=[env, other]) == []
+    assert findings(ONE, OTHER, envs=[env, other]) == []
 
 
-def test_remarks(found: Callable[..., Any], env: Json) -> None:
+def test_remarks(findings: Callable[..., Any], env: Json) -> None:
     dirty = copy.deepcopy(env)
     dirty["environment"]["git_dirty"] = True
-    rules = found(ONE, envs=[dirty], random_weights=True, limited=True)
+    rules = findings(ONE, envs=[dirty], random_weights=True, limited=True)
     assert [(rule, severity) for rule, severity, _ in rules] == [
         ("dirty_commit", 1),
         ("limited", 1),
@@ -384,11 +384,11 @@ def test_remarks(found: Callable[..., Any], env: Json) -> None:
     assert rules[0][2] == "tracked files differed from commit 0123456789ab"
 
 
-def test_what_the_suite_has_dropped_is_a_remark(found: Callable[..., Any]) -> None:
+def test_what_the_suite_has_dropped_is_a_remark(findings: Callable[..., Any]) -> None:
     generation = {"max_new_tokens": 4, "stop": [], "max_prompt_tokens": 9, "truncate": "drop"}
     rows = {**ONE, "metrics": [count("documents_dropped", 3)]}
     message = "3 of 20 documents are left out: their prompts are longer than max_prompt_tokens"
-    assert found(rows, generation=generation) == [("documents_dropped", 1, message)]
+    assert findings(rows, generation=generation) == [("documents_dropped", 1, message)]
 
 
 def scored(value: float, low: float, high: float, method: str | None = "Korn-Graubard") -> Json:
@@ -408,16 +408,16 @@ def generated(metric: Json) -> Rows:
     return {"samples": samples, "tokens": tokens, "metrics": [metric]}
 
 
-def test_full_depth_near_the_floor_is_found_and_what_to_try(found: Callable[..., Any]) -> None:
-    ((rule, severity, message),) = found(generated(scored(4.9, 0.1, 30.0)))
+def test_full_depth_near_the_floor_is_found_and_what_to_try(findings: Callable[..., Any]) -> None:
+    ((rule, severity, message),) = findings(generated(scored(4.9, 0.1, 30.0)))
     assert (rule, severity) == ("near_floor", 2)
     assert message.startswith("full depth scores 4.9 of 100 (own): this near the floor, no setting can be seen to lose")
     for word in ("exitbench show-prompts", "chat_template = true", "system", "num_fewshot", "max_new_tokens"):
         assert word in message
 
 
-def test_nothing_but_errors_is_the_floor_of_an_error(found: Callable[..., Any]) -> None:
-    ((rule, severity, message),) = found(generated({**scored(95.1, 70.0, 99.0), "lower_is_better": True}))
+def test_nothing_but_errors_is_the_floor_of_an_error(findings: Callable[..., Any]) -> None:
+    ((rule, severity, message),) = findings(generated({**scored(95.1, 70.0, 99.0), "lower_is_better": True}))
     assert (rule, severity) == ("near_floor", 2)
     assert message.startswith("full depth scores 95.1 of 100 (own)")
 
@@ -436,9 +436,9 @@ def test_nothing_but_errors_is_the_floor_of_an_error(found: Callable[..., Any]) 
     ],
 )
 def test_what_is_not_near_the_floor_of_a_scale_is_not_found(
-    found: Callable[..., Any], metric: Json, cell: Json
+    findings: Callable[..., Any], metric: Json, cell: Json
 ) -> None:
-    assert "near_floor" not in [rule for rule, *_ in found(generated(metric), **cell)]
+    assert "near_floor" not in [rule for rule, *_ in findings(generated(metric), **cell)]
 
 
 def choosing(scores: tuple[float, ...], low: float, right: int = 1) -> Rows:
@@ -455,15 +455,15 @@ def choosing(scores: tuple[float, ...], low: float, right: int = 1) -> Rows:
         "full_is_greedy": False,
     }
     choices = [
-        {**choice, "doc_key": own["doc_key"], "choice": number, "is_right": number <= right}
+        {**choice, "doc_key": sample["doc_key"], "choice": number, "is_right": number <= right}
         | {"is_chosen": number == 1, "full_is_chosen": number == 1}
-        for own in samples
+        for sample in samples
         for number in range(1, 5)
     ]
     tokens = [
-        {**token(1, key=own["doc_key"]), "choice": number, "logprob": -1.0, "full_logprob": -1.0}
+        {**token(1, key=sample["doc_key"]), "choice": number, "logprob": -1.0, "full_logprob": -1.0}
         | {"is_greedy": False, "full_is_greedy": False}
-        for own in samples
+        for sample in samples
         for number in range(1, 5)
     ]
     mean = sum(scores) / len(scores)
@@ -477,35 +477,35 @@ def choosing(scores: tuple[float, ...], low: float, right: int = 1) -> Rows:
 
 @pytest.mark.parametrize(("right", "chance", "low"), [(1, "25.0", 24.9), (1, "25.0", 2.0), (2, "50.0", 49.0)])
 def test_choices_that_are_no_better_than_chance_are_found(
-    found: Callable[..., Any], right: int, chance: str, low: float
+    findings: Callable[..., Any], right: int, chance: str, low: float
 ) -> None:
-    ((rule, severity, message),) = found(choosing((100, 0, 100, 0), low, right))
+    ((rule, severity, message),) = findings(choosing((100, 0, 100, 0), low, right))
     assert (rule, severity) == ("near_floor", 2)
     assert message.startswith(f"full depth scores 50.0 (own), 95% interval {low:.1f} to ")
     assert f"choosing at random scores {chance}: it is not shown to know the task" in message
     assert "num_fewshot" in message
 
 
-def test_last_bits_of_log_probabilities_of_given_texts_may_differ(found: Callable[..., Any]) -> None:
+def test_last_bits_of_log_probabilities_of_given_texts_may_differ(findings: Callable[..., Any]) -> None:
     rows = choosing((100, 0, 100, 0), 25.1)
-    other = {**rows, "tokens": [{**one, "logprob": -1.0000001} for one in rows["tokens"]]}
-    assert found(rows, other) == []
+    other = {**rows, "tokens": [{**token_row, "logprob": -1.0000001} for token_row in rows["tokens"]]}
+    assert findings(rows, other) == []
 
 
-def test_choices_that_are_better_than_chance_are_fine(found: Callable[..., Any]) -> None:
-    assert found(choosing((100, 0, 100, 0), 25.1)) == []
+def test_choices_that_are_better_than_chance_are_fine(findings: Callable[..., Any]) -> None:
+    assert findings(choosing((100, 0, 100, 0), 25.1)) == []
 
 
-def test_a_score_that_is_no_share_of_right_choices_is_not_held_against_chance(found: Callable[..., Any]) -> None:
-    assert found(choosing((90, 0, 90, 0), 1.0)) == []
+def test_a_score_that_is_no_share_of_right_choices_is_not_held_against_chance(findings: Callable[..., Any]) -> None:
+    assert findings(choosing((90, 0, 90, 0), 1.0)) == []
 
 
 @pytest.mark.parametrize(("low", "n"), [(66.0, 1), (67.0, 0)])
-def test_labels_are_held_against_the_most_frequent_one(found: Callable[..., Any], low: float, n: int) -> None:
+def test_labels_are_held_against_the_most_frequent_one(findings: Callable[..., Any], low: float, n: int) -> None:
     samples, tokens = answered(100, 0, 100)
     blocks = [
         {
-            "doc_key": own["doc_key"],
+            "doc_key": sample["doc_key"],
             "block": block,
             "label_id": 0,
             "prediction": 0.0,
@@ -514,21 +514,21 @@ def test_labels_are_held_against_the_most_frequent_one(found: Callable[..., Any]
             "score": None,
             "exited": block == 2,
         }
-        for own, gold in zip(samples, (0.0, 1.0, 0.0), strict=True)
+        for sample, gold in zip(samples, (0.0, 1.0, 0.0), strict=True)
         for block in (1, 2)
     ]
     metric = scored(200 / 3, low, 90.0)
-    rules = found({"samples": samples, "tokens": tokens, "sequence_trace": blocks, "metrics": [metric]})
+    rules = findings({"samples": samples, "tokens": tokens, "sequence_trace": blocks, "metrics": [metric]})
     assert [(rule, severity) for rule, severity, _ in rules] == [("near_floor", 2)] * n
     assert all("always giving the most frequent label scores 66.7" in message for *_, message in rules)
 
 
 @pytest.mark.parametrize(("cut", "n"), [(2, 1), (1, 0)])
-def test_answers_that_are_mostly_cut_by_length_are_found(found: Callable[..., Any], cut: int, n: int) -> None:
+def test_answers_that_are_mostly_cut_by_length_are_found(findings: Callable[..., Any], cut: int, n: int) -> None:
     keys = ["a", "b"] + ["c"] * (cut - 1)
     samples = [{**sample(1, key), "stop_reason": "eos" if key == "a" else "length"} for key in keys]
     rows: Rows = {"samples": samples, "tokens": [token(1, key=key) for key in keys]}
-    rules = found(rows)
+    rules = findings(rows)
     assert [(rule, severity) for rule, severity, _ in rules] == [("cut_by_length", 2)] * n
     for *_, message in rules:
         assert message.startswith("2 of 3 answers of full depth are cut at max_new_tokens = ")
@@ -536,23 +536,23 @@ def test_answers_that_are_mostly_cut_by_length_are_found(found: Callable[..., An
 
 
 @pytest.mark.parametrize("cell", [{"full_depth_cell_id": "f" * 64}, {"random_weights": True}])
-def test_of_other_runs_it_is_not_told_that_answers_are_cut(found: Callable[..., Any], cell: Json) -> None:
+def test_of_other_runs_it_is_not_told_that_answers_are_cut(findings: Callable[..., Any], cell: Json) -> None:
     rows: Rows = {"samples": [{**sample(1), "stop_reason": "length"}], "tokens": [token(1)]}
-    assert "cut_by_length" not in [rule for rule, *_ in found(rows, **cell)]
+    assert "cut_by_length" not in [rule for rule, *_ in findings(rows, **cell)]
 
 
-def test_what_cut_prompts_is_the_suite_where_it_says_so(found: Callable[..., Any]) -> None:
+def test_what_cut_prompts_is_the_suite_where_it_says_so(findings: Callable[..., Any]) -> None:
     generation = {"max_new_tokens": 4, "stop": [], "max_prompt_tokens": 9, "truncate": "left"}
     rows = {**ONE, "metrics": [count("prompts_truncated", 4)]}
     message = "4 of 20 prompts are cut to max_prompt_tokens"
-    assert found(rows, generation=generation) == [("prompts_truncated", 1, message)]
+    assert findings(rows, generation=generation) == [("prompts_truncated", 1, message)]
 
 
 @pytest.mark.parametrize(("kind", "n"), [("quality", 1), ("timing", 0)])
 def test_settings_of_the_checkpoint_that_are_not_applied_are_found_with_scores(
-    found: Callable[..., Any], kind: str, n: int
+    findings: Callable[..., Any], kind: str, n: int
 ) -> None:
     ignored = {"repetition_penalty": 1.3, "$.[weird": [1]}
-    rules = found(ONE if kind == "quality" else {}, kind=kind, not_applied=ignored)
+    rules = findings(ONE if kind == "quality" else {}, kind=kind, not_applied=ignored)
     assert [(rule, severity) for rule, severity, _ in rules] == [("generation_not_applied", 2)] * n
     assert all("repetition_penalty" in message and "1.3" in message for _, _, message in rules)

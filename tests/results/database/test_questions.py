@@ -48,8 +48,8 @@ OVER_VIEWS: Final = {
 """What saved queries ask of the tables of documents, which is faster and longer, in a few lines over the views."""
 
 
-class Told:
-    """What the spool says, read without the database: tables of rows, each with the names of its run."""
+class WorldRows:
+    """Tables of the spool, read without the database: rows, each with the names of its run."""
 
     def __init__(self, root: Path) -> None:
         latest: dict[str, AttemptRecord] = {}
@@ -85,21 +85,23 @@ class Told:
         return [row for row in self.tokens if row["kind"] == "quality"]
 
     def early(self) -> Rows:
-        """Of these, those of methods that exit."""
+        """Return the tokens of methods that exit."""
         return [row for row in self.real if row["method"] != "full"]
 
     def metric(self, name: str, kind: str = "quality") -> dict[str, float]:
         """Values of a metric by run."""
         return {row["attempt"]: row["value"] for row in self.metrics if (row["metric"], row["kind"]) == (name, kind)}
 
-    def of(self, kind: str) -> Rows:
+    def runs_of(self, kind: str) -> Rows:
         """Runs of a kind."""
         return [run for run in self.runs if run["kind"] == kind]
 
 
 def _named(record: AttemptRecord) -> Row:
     cell, params = record.cell, dict(record.cell["method"]["params"])
-    shown = {name: value for name, value in params.items() if name not in ("kv_policy", "seed", "min_exit", "decay")}
+    label_params = {
+        name: value for name, value in params.items() if name not in ("kv_policy", "seed", "min_exit", "decay")
+    }
     return {
         "attempt": record.attempt.attempt_id,
         "kind": cell["kind"],
@@ -108,7 +110,8 @@ def _named(record: AttemptRecord) -> Row:
         "task": cell["task"]["label"],
         "method": cell["method"]["name"],
         "label": ", ".join(
-            f"{name}={shown[name]}" for name in sorted(shown, key=lambda name: (name != "threshold", name))
+            f"{name}={label_params[name]}"
+            for name in sorted(label_params, key=lambda name: (name != "threshold", name))
         )
         or "usual",
         "threshold": params.get("threshold"),
@@ -136,23 +139,25 @@ def correlation(a: list[float], b: list[float]) -> float | None:
     return sum((x - mean(a)) * (y - mean(b)) for x, y in zip(a, b, strict=True)) / len(a) / pstdev(a) / pstdev(b)
 
 
-def before_and_at(told: Told) -> Rows:
+def before_and_at(world_rows: WorldRows) -> Rows:
     """Tokens up to the first that differs from full depth's, with what the probe says of their places."""
     return [
-        row | {"probe": told.probed[_place(row)]} for row in told.tokens if not row["diverged"] or row["first_error"]
+        row | {"probe": world_rows.probed[_place(row)]}
+        for row in world_rows.tokens
+        if not row["diverged"] or row["first_error"]
     ]
 
 
-def two_methods(told: Told) -> Iterator[tuple[Row, Row]]:
-    other = grouped(told.real, "model", "task", "doc_key", "position")
-    for row in told.real:
+def two_methods(world_rows: WorldRows) -> Iterator[tuple[Row, Row]]:
+    other = grouped(world_rows.real, "model", "task", "doc_key", "position")
+    for row in world_rows.real:
         if row["method"].startswith("calm-"):
             yield from ((row, at) for at in other[_place(row)] if at["method"] != row["method"])
 
 
-def overlap(told: Told) -> Iterator[tuple[Any, ...]]:
+def overlap(world_rows: WorldRows) -> Iterator[tuple[Any, ...]]:
     pairs = defaultdict(list)
-    for a, b in two_methods(told):
+    for a, b in two_methods(world_rows):
         names = (a["model"], a["task"], a["method"], a["label"], "state-copy", 7, b["method"], b["label"], "state-copy")
         pairs[names].append((a, b))
     for key, both in pairs.items():
@@ -161,12 +166,12 @@ def overlap(told: Told) -> Iterator[tuple[Any, ...]]:
         yield (*key, same, correlation(a, b), mean(x["equal"] and y["equal"] for x, y in both), len(both))
 
 
-def documents(told: Told) -> Rows:
+def documents(world_rows: WorldRows) -> Rows:
     """Answers beside full depth's: scores by the headline metric, equal tokens, the first that differs."""
     headline = {"squad": "f1", "samsum": "rougeL", "wmt-en-fr": "bleu"}
-    full = {(row["model"], row["task"], row["doc_key"]): row for row in told.samples if row["method"] == "full"}
+    full = {(row["model"], row["task"], row["doc_key"]): row for row in world_rows.samples if row["method"] == "full"}
     rows = []
-    for row in told.samples:
+    for row in world_rows.samples:
         other, metric = full[row["model"], row["task"], row["doc_key"]], headline[row["task"]]
         differs = [a != b for a, b in zip(row["output_ids"], other["output_ids"], strict=True)]
         score, full_score = row["scores"][metric], other["scores"][metric]
@@ -175,16 +180,19 @@ def documents(told: Told) -> Rows:
     return rows
 
 
-def spoken(told: Told, phase: str, arm: str = "method") -> dict[tuple[Any, ...], float]:
+def time_by_document(world_rows: WorldRows, phase: str, arm: str = "method") -> dict[tuple[Any, ...], float]:
     """Mean ms of a phase by run and document."""
-    rows = [row for row in told.timings if row["phase"] == phase and row["arm"] == arm]
-    return {key: mean(row["wall_ns"] for row in of) / 1e6 for key, of in grouped(rows, "attempt", "doc_key").items()}
+    rows = [row for row in world_rows.timings if row["phase"] == phase and row["arm"] == arm]
+    return {
+        key: mean(row["wall_ns"] for row in members) / 1e6
+        for key, members in grouped(rows, "attempt", "doc_key").items()
+    }
 
 
-def faster(told: Told) -> dict[str, float]:
+def faster(world_rows: WorldRows) -> dict[str, float]:
     """Speed-up of whole requests by run: sums over all readings."""
     arms = {
-        arm: grouped([r for r in told.timings if (r["phase"], r["arm"]) == ("total", arm)], "attempt")
+        arm: grouped([r for r in world_rows.timings if (r["phase"], r["arm"]) == ("total", arm)], "attempt")
         for arm in ("full", "method")
     }
     return {
@@ -197,31 +205,39 @@ def setting_of(run: Row) -> tuple[Any, ...]:
     return (run["model"], run["task"], run["method"], run["label"])
 
 
-def speed_of_setting(told: Told) -> dict[tuple[Any, ...], float]:
-    speed = faster(told)
-    return {setting_of(run): speed[run["attempt"]] for run in told.of("timing")}
+def speed_of_setting(world_rows: WorldRows) -> dict[tuple[Any, ...], float]:
+    speed = faster(world_rows)
+    return {setting_of(run): speed[run["attempt"]] for run in world_rows.runs_of("timing")}
 
 
-def that_agree(told: Told) -> Iterator[tuple[Any, ...]]:
-    match, depth, speed = told.metric("token_match"), told.metric("mean_blocks_run"), speed_of_setting(told)
-    runs = [run for run in told.of("quality") if run["method"] != "full" and match[run["attempt"]] >= 0.99]
-    for of in grouped(runs, "model", "task", "method").values():
-        run = min(of, key=lambda run: (depth[run["attempt"]], -match[run["attempt"]]))
+def that_agree(world_rows: WorldRows) -> Iterator[tuple[Any, ...]]:
+    match, depth, speed = (
+        world_rows.metric("token_match"),
+        world_rows.metric("mean_blocks_run"),
+        speed_of_setting(world_rows),
+    )
+    runs = [run for run in world_rows.runs_of("quality") if run["method"] != "full" and match[run["attempt"]] >= 0.99]
+    for members in grouped(runs, "model", "task", "method").values():
+        run = min(members, key=lambda run: (depth[run["attempt"]], -match[run["attempt"]]))
         at = run["attempt"]
         yield (*setting_of(run), "state-copy", 7, match[at], depth[at], run["blocks"], speed.get(setting_of(run)))
 
 
-def by_document_speed(told: Told) -> Iterator[tuple[Any, ...]]:
-    full, own, decode = spoken(told, "total", "full"), spoken(told, "total"), spoken(told, "decode")
-    for run in told.of("timing"):
-        docs = [doc for attempt, doc in own if attempt == run["attempt"]]
-        times = [[told_ms[run["attempt"], doc] for doc in docs] for told_ms in (full, own, decode)]
+def by_document_speed(world_rows: WorldRows) -> Iterator[tuple[Any, ...]]:
+    full, method_times, decode = (
+        time_by_document(world_rows, "total", "full"),
+        time_by_document(world_rows, "total"),
+        time_by_document(world_rows, "decode"),
+    )
+    for run in world_rows.runs_of("timing"):
+        docs = [doc for attempt, doc in method_times if attempt == run["attempt"]]
+        times = [[told_ms[run["attempt"], doc] for doc in docs] for told_ms in (full, method_times, decode)]
         yield (*setting_of(run), "state-copy", 7, 5, sum(times[0]) / sum(times[1]), mean(times[2]) / 5, len(docs))
 
 
-def kept(told: Told) -> Iterator[tuple[Any, ...]]:
-    loss, depth = (told.metric(f"held_out_{name}", "calibration") for name in ("loss", "mean_exit_layer"))
-    for (attempt,), steps in grouped(told.steps, "attempt").items():
+def retained_quality(world_rows: WorldRows) -> Iterator[tuple[Any, ...]]:
+    loss, depth = (world_rows.metric(f"held_out_{name}", "calibration") for name in ("loss", "mean_exit_layer"))
+    for (attempt,), steps in grouped(world_rows.steps, "attempt").items():
         chosen = [step for step in steps if step["passed"]][-1]
         name = (
             chosen["model"],
@@ -236,23 +252,27 @@ def kept(told: Told) -> Iterator[tuple[Any, ...]]:
         yield (*name, chosen["mean_loss"], loss[attempt], loss[attempt] <= 0.35, depth[attempt], 8)
 
 
-def whole_answers(told: Told) -> Iterator[tuple[Any, ...]]:
+def whole_answers(world_rows: WorldRows) -> Iterator[tuple[Any, ...]]:
     """Shares of answers that are full depth's to the last token."""
-    whole = {
-        key: all(row["equal"] for row in rows) for key, rows in grouped(told.early(), "attempt", "doc_key").items()
+    unchanged_answers = {
+        key: all(row["equal"] for row in rows)
+        for key, rows in grouped(world_rows.early(), "attempt", "doc_key").items()
     }
-    for run in told.of("quality"):
+    for run in world_rows.runs_of("quality"):
         if run["method"] != "full":
-            yield (*setting_of(run), mean(same for (attempt, _), same in whole.items() if attempt == run["attempt"]))
+            yield (
+                *setting_of(run),
+                mean(same for (attempt, _), same in unchanged_answers.items() if attempt == run["attempt"]),
+            )
 
 
 @dataclass(frozen=True)
 class Question:
     """A question, the SQL that answers it, and the answer by plain loops: rows in any order."""
 
-    asked: str
+    text: str
     sql: str
-    slow: Callable[[Told], Iterable[tuple[Any, ...]]]
+    slow: Callable[[WorldRows], Iterable[tuple[Any, ...]]]
 
 
 SETTING: Final = "model task method label"
@@ -263,7 +283,7 @@ AUDIT: Final = (
         SELECT token_kind, avg(exit_layer)
         FROM token_trace WHERE execution = 'real' AND method <> 'full' GROUP BY ALL
         """,
-        lambda told: means(told.early(), "token_kind", lambda row: row["exit_layer"]),
+        lambda world_rows: means(world_rows.early(), "token_kind", lambda row: row["exit_layer"]),
     ),
     Question(
         "Do tokens exit earlier as the answer goes on?",
@@ -271,22 +291,22 @@ AUDIT: Final = (
         SELECT method, label, position, avg(exit_layer) FROM token_trace
         WHERE execution = 'real' GROUP BY ALL
         """,
-        lambda told: means(told.real, "method label position", lambda row: row["exit_layer"]),
+        lambda world_rows: means(world_rows.real, "method label position", lambda row: row["exit_layer"]),
     ),
     Question(
         "Do errors cascade behind the first?",
         OVER_VIEWS["after_the_first_error"],
-        lambda told: [
+        lambda world_rows: [
             (
                 *key[:4],
                 "state-copy",
                 7,
                 key[4],
-                mean(r["equal"] for r in of),
-                mean(r["exit_layer"] for r in of),
-                len(of),
+                mean(r["equal"] for r in members),
+                mean(r["exit_layer"] for r in members),
+                len(members),
             )
-            for key, of in grouped(told.early(), *SETTING.split(), "diverged").items()
+            for key, members in grouped(world_rows.early(), *SETTING.split(), "diverged").items()
         ],
     ),
     Question("Which threshold agrees to 99 %?", "@settings_that_agree", that_agree),
@@ -295,12 +315,12 @@ AUDIT: Final = (
         """
         SELECT block, round(p1 - p2, 1) AS margin, avg((rank_final = 1)::INT), count(*) FROM layer_trace GROUP BY ALL
         """,
-        lambda told: [
-            (*key, mean(row["right"] for row in of), len(of))
-            for key, of in grouped(
+        lambda world_rows: [
+            (*key, mean(row["right"] for row in members), len(members))
+            for key, members in grouped(
                 (
                     {"block": k + 1, "margin": round(p1 - p2, 1), "right": rank == 1}
-                    for row in told.probed.values()
+                    for row in world_rows.probed.values()
                     for k, (p1, p2, rank) in enumerate(zip(row["p1"], row["p2"], row["rank_final"], strict=True))
                 ),
                 "block",
@@ -312,20 +332,20 @@ AUDIT: Final = (
     Question(
         "How many blocks are wasted beside an oracle?",
         OVER_VIEWS["wasted_blocks"],
-        lambda told: [
+        lambda world_rows: [
             (
                 *key,
                 "state-copy",
                 7,
-                mean(max(row["exit_layer"] - row["probe"]["first_match"], 0) for row in of),
-                mean(row["exit_layer"] < row["probe"]["first_match"] for row in of),
-                mean(row["exit_layer"] == row["probe"]["first_match"] for row in of),
-                len(of),
+                mean(max(row["exit_layer"] - row["probe"]["first_match"], 0) for row in members),
+                mean(row["exit_layer"] < row["probe"]["first_match"] for row in members),
+                mean(row["exit_layer"] == row["probe"]["first_match"] for row in members),
+                len(members),
             )
-            for key, of in grouped(
+            for key, members in grouped(
                 (
                     row
-                    for row in before_and_at(told)
+                    for row in before_and_at(world_rows)
                     if not row["diverged"] and row["kind"] == "quality" and row["method"] != "full"
                 ),
                 *SETTING.split(),
@@ -335,20 +355,20 @@ AUDIT: Final = (
     Question(
         "Wrong, but right some blocks deeper: how many?",
         OVER_VIEWS["deeper_was_right"],
-        lambda told: [
+        lambda world_rows: [
             (
                 *key,
                 "state-copy",
                 7,
-                mean(row["probe"]["first_match"] - row["exit_layer"] for row in of),
-                mean(row["probe"]["first_match"] - row["exit_layer"] == 1 for row in of),
-                mean(row["score"] for row in of) if of[0]["score"] is not None else None,
-                len(of),
+                mean(row["probe"]["first_match"] - row["exit_layer"] for row in members),
+                mean(row["probe"]["first_match"] - row["exit_layer"] == 1 for row in members),
+                mean(row["score"] for row in members) if members[0]["score"] is not None else None,
+                len(members),
             )
-            for key, of in grouped(
+            for key, members in grouped(
                 (
                     row
-                    for row in before_and_at(told)
+                    for row in before_and_at(world_rows)
                     if row["first_error"]
                     and row["exit_layer"] < row["probe"]["first_match"]
                     and row["kind"] == "quality"
@@ -366,16 +386,19 @@ AUDIT: Final = (
             FROM frontier AS b WHERE b.model = a.model AND b.task_label = a.task_label
                 AND b.execution = 'real' AND NOT b.is_full_depth AND b.value >= a.value AND b.speedup > a.speedup)
         """,
-        lambda told: [
+        lambda world_rows: [
             (*setting_of(run), speed)
             for value, speeds in [
-                (told.metric("f1") | told.metric("rougeL") | told.metric("bleu"), speed_of_setting(told))
+                (
+                    world_rows.metric("f1") | world_rows.metric("rougeL") | world_rows.metric("bleu"),
+                    speed_of_setting(world_rows),
+                )
             ]
-            for run in told.of("quality")
+            for run in world_rows.runs_of("quality")
             if (speed := speeds.get(setting_of(run))) is not None
             and not any(
                 value[other["attempt"]] >= value[run["attempt"]] and speeds[setting_of(other)] > speed
-                for other in told.of("quality")
+                for other in world_rows.runs_of("quality")
                 if other["method"] != "full" and (other["model"], other["task"]) == (run["model"], run["task"])
             )
         ],
@@ -383,10 +406,10 @@ AUDIT: Final = (
     Question(
         "How much does the seed matter?",
         "SELECT method, label, count(DISTINCT seed), avg(value) FROM frontier WHERE execution = 'real' GROUP BY ALL",
-        lambda told: [
-            (*key, 1, mean(value[run["attempt"]] for run in of))
-            for value in [told.metric("f1") | told.metric("rougeL") | told.metric("bleu")]
-            for key, of in grouped(told.of("quality"), "method", "label").items()
+        lambda world_rows: [
+            (*key, 1, mean(value[run["attempt"]] for run in members))
+            for value in [world_rows.metric("f1") | world_rows.metric("rougeL") | world_rows.metric("bleu")]
+            for key, members in grouped(world_rows.runs_of("quality"), "method", "label").items()
         ],
     ),
     Question(
@@ -395,10 +418,10 @@ AUDIT: Final = (
         SELECT model, task_label, method, label, avg(first_divergence), avg((first_divergence IS NULL)::INT)
         FROM answers GROUP BY ALL
         """,
-        lambda told: [
-            (*key, mean(found) if found else None, mean(row["at"] is None for row in of))
-            for key, of in grouped(documents(told), *SETTING.split()).items()
-            for found in [[row["at"] for row in of if row["at"]]]
+        lambda world_rows: [
+            (*key, mean(positions) if positions else None, mean(row["at"] is None for row in members))
+            for key, members in grouped(documents(world_rows), *SETTING.split()).items()
+            for positions in [[row["at"] for row in members if row["at"]]]
         ],
     ),
     Question(
@@ -407,10 +430,10 @@ AUDIT: Final = (
         SELECT method, label, avg((full_gap < 0.5)::INT), count(*) FROM token_probe
         WHERE diverged AND execution = 'real' GROUP BY ALL
         """,
-        lambda told: [
-            (*key, mean(row["probe"]["p1"][-1] - row["probe"]["p2"][-1] < 0.5 for row in of), len(of))
-            for key, of in grouped(
-                (row for row in before_and_at(told) if row["first_error"] and row["kind"] == "quality"),
+        lambda world_rows: [
+            (*key, mean(row["probe"]["p1"][-1] - row["probe"]["p2"][-1] < 0.5 for row in members), len(members))
+            for key, members in grouped(
+                (row for row in before_and_at(world_rows) if row["first_error"] and row["kind"] == "quality"),
                 "method",
                 "label",
             ).items()
@@ -419,9 +442,9 @@ AUDIT: Final = (
     Question(
         "What does a KV policy cost?",
         "SELECT method, label, kv_policy, avg(delta) FROM frontier WHERE execution = 'real' GROUP BY ALL",
-        lambda told: [
-            (*key, "state-copy", mean(row["score"] - row["full"] for row in of))
-            for key, of in grouped(documents(told), "method", "label").items()
+        lambda world_rows: [
+            (*key, "state-copy", mean(row["score"] - row["full"] for row in members))
+            for key, members in grouped(documents(world_rows), "method", "label").items()
         ],
     ),
     Question(
@@ -430,25 +453,33 @@ AUDIT: Final = (
         SELECT model, method, label, avg(exit_layer), count(*) FROM token_trace
         WHERE token_id = 67 AND execution = 'real' GROUP BY ALL
         """,
-        lambda told: [
-            (*key, mean(row["exit_layer"] for row in of), len(of))
-            for key, of in grouped((r for r in told.real if r["token_id"] == 67), "model", "method", "label").items()
+        lambda world_rows: [
+            (*key, mean(row["exit_layer"] for row in members), len(members))
+            for key, members in grouped(
+                (r for r in world_rows.real if r["token_id"] == 67), "model", "method", "label"
+            ).items()
         ],
     ),
     Question(
         "How many rows of the LM head does a token cost?",
         "SELECT method, label, avg(head_rows) FROM token_trace WHERE execution = 'real' GROUP BY ALL",
-        lambda told: means(told.real, "method label", lambda row: row["head_rows"]),
+        lambda world_rows: means(world_rows.real, "method label", lambda row: row["head_rows"]),
     ),
     Question(
         "Does the batch change answers?",
         "SELECT conditions, count(*), avg(token_match) FROM frontier WHERE execution = 'real' GROUP BY ALL",
-        lambda told: [("float32, cpu, batch 1", len(told.of("quality")), mean(told.metric("token_match").values()))],
+        lambda world_rows: [
+            (
+                "float32, cpu, batch 1",
+                len(world_rows.runs_of("quality")),
+                mean(world_rows.metric("token_match").values()),
+            )
+        ],
     ),
     Question(
         "Does confidence fall from block to block?",
         "SELECT model, avg((monotone_from = 1)::INT) FROM probe_trace GROUP BY ALL",
-        lambda told: means(told.probed.values(), "model", lambda row: row["monotone_from"] == 1),
+        lambda world_rows: means(world_rows.probed.values(), "model", lambda row: row["monotone_from"] == 1),
     ),
     Question(
         "Does time follow depth, document by document?",
@@ -458,10 +489,10 @@ AUDIT: Final = (
             WHERE execution = 'real' GROUP BY ALL) AS d USING (model, task_label, method, label, doc_key)
         WHERE t.arm = 'method' AND t.phase = 'decode' AND t.method IN ('oracle', 'calm-softmax') GROUP BY ALL
         """,
-        lambda told: [
-            (*key, slope(of))
-            for key, of in grouped(
-                (row for row in decoded(told) if row["method"] in ("oracle", "calm-softmax")),
+        lambda world_rows: [
+            (*key, slope(members))
+            for key, members in grouped(
+                (row for row in decoded(world_rows) if row["method"] in ("oracle", "calm-softmax")),
                 "method",
                 "label",
                 "threshold",
@@ -474,15 +505,15 @@ AUDIT: Final = (
         SELECT model, task_label, doc_key, count(*) FILTER (delta < 0), min(delta) FROM answers
         WHERE method <> 'full' GROUP BY ALL
         """,
-        lambda told: [
+        lambda world_rows: [
             (*key, sum(d < 0 for d in deltas), min(deltas))
-            for key, of in grouped(
-                (row for row in documents(told) if row["method"] != "full"), "model", "task", "doc_key"
+            for key, members in grouped(
+                (row for row in documents(world_rows) if row["method"] != "full"), "model", "task", "doc_key"
             ).items()
-            for deltas in [[row["score"] - row["full"] for row in of]]
+            for deltas in [[row["score"] - row["full"] for row in members]]
         ],
     ),
-    Question("Did calibrations keep their promise?", "@calibrations_kept", kept),
+    Question("Did calibrations keep their promise?", "@calibrations_kept", retained_quality),
     Question(
         "Where do methods leave that run equally many blocks?",
         """
@@ -490,13 +521,15 @@ AUDIT: Final = (
         WHERE f.model = 'world-t5' AND f.task_label = 'squad' AND f.execution = 'real'
             AND f.mean_blocks_run BETWEEN 2 AND 4
         """,
-        lambda told: [
-            (*key, len([row for row in of if row["exit_layer"] == layer]) / len(of))
-            for names, of in grouped(
-                (row for row in told.real if (row["model"], row["task"]) == ("world-t5", "squad")), "method", "label"
+        lambda world_rows: [
+            (*key, len([row for row in members if row["exit_layer"] == layer]) / len(members))
+            for names, members in grouped(
+                (row for row in world_rows.real if (row["model"], row["task"]) == ("world-t5", "squad")),
+                "method",
+                "label",
             ).items()
-            if 2 <= mean(row["exit_layer"] for row in of) <= 4
-            for layer in {row["exit_layer"] for row in of}
+            if 2 <= mean(row["exit_layer"] for row in members) <= 4
+            for layer in {row["exit_layer"] for row in members}
             for key in [(*names, layer)]
         ],
     ),
@@ -507,12 +540,12 @@ AUDIT: Final = (
             SELECT method, label, token_id, count(*) AS n, avg(exit_layer) AS depth
             FROM token_trace WHERE execution = 'real' AND method IN ('random', 'oracle') GROUP BY ALL) GROUP BY ALL
         """,
-        lambda told: [
+        lambda world_rows: [
             (*key, correlation([float(len(m)) for m in tokens], [mean(r["exit_layer"] for r in m) for m in tokens]))
-            for key, of in grouped(
-                (r for r in told.real if r["method"] in ("random", "oracle")), "method", "label"
+            for key, members in grouped(
+                (r for r in world_rows.real if r["method"] in ("random", "oracle")), "method", "label"
             ).items()
-            for tokens in [list(grouped(of, "token_id").values())]
+            for tokens in [list(grouped(members, "token_id").values())]
         ],
     ),
     Question(
@@ -521,14 +554,15 @@ AUDIT: Final = (
         SELECT timing_cpu, avg(realised_fraction), count(*)
         FROM frontier WHERE realised_fraction IS NOT NULL GROUP BY ALL
         """,
-        lambda told: [
-            ("Test CPU", mean(found.values()), len(found)) for found in [told.metric("realised_fraction", "timing")]
+        lambda world_rows: [
+            ("Test CPU", mean(fractions.values()), len(fractions))
+            for fractions in [world_rows.metric("realised_fraction", "timing")]
         ],
     ),
     Question(
         "What does every method say at one token?",
         "@methods_at_one_token",
-        lambda told: [
+        lambda world_rows: [
             (
                 row["model"],
                 row["task"],
@@ -547,22 +581,23 @@ AUDIT: Final = (
                 row["diverged"],
                 row["score"],
             )
-            for row in told.tokens
+            for row in world_rows.tokens
             if row["position"] == 1
             and row["doc_key"]
-            == min(r["doc_key"] for r in told.tokens if (r["model"], r["task"]) == (row["model"], row["task"]))
+            == min(r["doc_key"] for r in world_rows.tokens if (r["model"], r["task"]) == (row["model"], row["task"]))
         ],
     ),
 )
 
 
-def decoded(told: Told) -> Iterator[Row]:
+def decoded(world_rows: WorldRows) -> Iterator[Row]:
     """Blocks and ms of every timed answer."""
     blocks = {
-        key: sum(r["exit_layer"] for r in of) for key, of in grouped(told.real, *SETTING.split(), "doc_key").items()
+        key: sum(r["exit_layer"] for r in members)
+        for key, members in grouped(world_rows.real, *SETTING.split(), "doc_key").items()
     }
-    ms = spoken(told, "decode")
-    for run in told.of("timing"):
+    ms = time_by_document(world_rows, "decode")
+    for run in world_rows.runs_of("timing"):
         for attempt, doc in ms:
             if attempt == run["attempt"]:
                 yield run | {"ms": ms[attempt, doc], "work": float(blocks[(*setting_of(run), doc)])}
@@ -579,27 +614,30 @@ OURS: Final = (
     Question(
         "How many settings of each method were run?",
         "SELECT method, count(DISTINCT label) FROM frontier WHERE execution = 'real' GROUP BY ALL",
-        lambda told: [
-            (key[0], len({run["label"] for run in of})) for key, of in grouped(told.of("quality"), "method").items()
+        lambda world_rows: [
+            (key[0], len({run["label"] for run in members}))
+            for key, members in grouped(world_rows.runs_of("quality"), "method").items()
         ],
     ),
     Question(
         "Which thresholds were asked, and of which methods?",
         "SELECT DISTINCT method, threshold FROM frontier WHERE threshold IS NOT NULL",
-        lambda told: {(run["method"], run["threshold"]) for run in told.of("quality") if run["threshold"] is not None},
+        lambda world_rows: {
+            (run["method"], run["threshold"]) for run in world_rows.runs_of("quality") if run["threshold"] is not None
+        },
     ),
     Question(
         "Which values did a parameter take?",
         "SELECT DISTINCT method, name, number FROM parameters WHERE name = 'exit_layer'",
-        lambda told: [("static", "exit_layer", 2.0)],
+        lambda world_rows: [("static", "exit_layer", 2.0)],
     ),
     Question(
         "How does quality go with the threshold?",
         "SELECT model, task_label, threshold, value FROM frontier WHERE method = 'calm-softmax' AND execution = 'real'",
-        lambda told: [
+        lambda world_rows: [
             (run["model"], run["task"], run["threshold"], value[run["attempt"]])
-            for value in [told.metric("f1") | told.metric("rougeL") | told.metric("bleu")]
-            for run in told.of("quality")
+            for value in [world_rows.metric("f1") | world_rows.metric("rougeL") | world_rows.metric("bleu")]
+            for run in world_rows.runs_of("quality")
             if run["method"] == "calm-softmax"
         ],
     ),
@@ -609,7 +647,9 @@ OURS: Final = (
         SELECT model, method, label, avg((exit_layer <= blocks / 2)::INT) FROM token_trace JOIN (
             SELECT attempt_id, blocks FROM runs) USING (attempt_id) WHERE execution = 'real' GROUP BY ALL
         """,
-        lambda told: means(told.real, "model method label", lambda row: row["exit_layer"] <= row["blocks"] / 2),
+        lambda world_rows: means(
+            world_rows.real, "model method label", lambda row: row["exit_layer"] <= row["blocks"] / 2
+        ),
     ),
     Question(
         "How many answers are full depth's to the last token?",
@@ -622,7 +662,7 @@ OURS: Final = (
     Question(
         "How many tokens of an answer are full depth's?",
         "SELECT method, label, avg(equal_tokens / n_output) FROM answers GROUP BY ALL",
-        lambda told: means(documents(told), "method label", lambda row: row["equal"] / 5),
+        lambda world_rows: means(documents(world_rows), "method label", lambda row: row["equal"] / 5),
     ),
     Question(
         "Which documents lose most with one method?",
@@ -630,18 +670,20 @@ OURS: Final = (
         SELECT model, task_label, doc_key, delta FROM answers WHERE method = 'static'
         QUALIFY row_number() OVER (PARTITION BY model, task_label ORDER BY delta, doc_key) = 1
         """,
-        lambda told: [
+        lambda world_rows: [
             (*key, worst["doc_key"], worst["score"] - worst["full"])
-            for key, of in grouped((r for r in documents(told) if r["method"] == "static"), "model", "task").items()
-            for worst in [min(of, key=lambda row: (row["score"] - row["full"], row["doc_key"]))]
+            for key, members in grouped(
+                (r for r in documents(world_rows) if r["method"] == "static"), "model", "task"
+            ).items()
+            for worst in [min(members, key=lambda row: (row["score"] - row["full"], row["doc_key"]))]
         ],
     ),
     Question(
         "How early in answers are first errors?",
         "SELECT method, label, median(first_divergence) FROM answers WHERE first_divergence IS NOT NULL GROUP BY ALL",
-        lambda told: [
-            (*key, float(median(row["at"] for row in of)))
-            for key, of in grouped((r for r in documents(told) if r["at"]), "method", "label").items()
+        lambda world_rows: [
+            (*key, float(median(row["at"] for row in members)))
+            for key, members in grouped((r for r in documents(world_rows) if r["at"]), "method", "label").items()
         ],
     ),
     Question(
@@ -650,14 +692,16 @@ OURS: Final = (
         SELECT threshold, equal_full, avg(score) FROM token_trace
         WHERE method = 'calm-softmax' AND execution = 'real' GROUP BY ALL
         """,
-        lambda told: means(
-            (row for row in told.real if row["method"] == "calm-softmax"), "threshold equal", lambda row: row["score"]
+        lambda world_rows: means(
+            (row for row in world_rows.real if row["method"] == "calm-softmax"),
+            "threshold equal",
+            lambda row: row["score"],
         ),
     ),
     Question(
         "How many tokens does the gate never let go?",
         "SELECT method, label, avg((reason = 'last')::INT) FROM token_trace WHERE execution = 'real' GROUP BY ALL",
-        lambda told: means(told.real, "method label", lambda row: row["reason"] == "last"),
+        lambda world_rows: means(world_rows.real, "method label", lambda row: row["reason"] == "last"),
     ),
     Question(
         "What did full depth say where a method errs?",
@@ -665,12 +709,12 @@ OURS: Final = (
         SELECT method, label, full_token_id, token_id, count(*) FROM token_trace
         WHERE NOT equal_full AND execution = 'real' AND method = 'static' GROUP BY ALL
         """,
-        lambda told: [
-            (*key, len(of))
-            for key, of in grouped(
+        lambda world_rows: [
+            (*key, len(members))
+            for key, members in grouped(
                 (
-                    row | {"full": told.probed[_place(row)]["token_id"]}
-                    for row in told.real
+                    row | {"full": world_rows.probed[_place(row)]["token_id"]}
+                    for row in world_rows.real
                     if not row["equal"] and row["method"] == "static"
                 ),
                 "method",
@@ -683,9 +727,9 @@ OURS: Final = (
     Question(
         "How early could each kind of word leave?",
         "SELECT token_kind, avg(first_match), avg(stable_from) FROM probe_trace GROUP BY ALL",
-        lambda told: [
-            (*key, mean(r["first_match"] for r in of), mean(r["stable_from"] for r in of))
-            for key, of in grouped(told.probed.values(), "token_kind").items()
+        lambda world_rows: [
+            (*key, mean(r["first_match"] for r in members), mean(r["stable_from"] for r in members))
+            for key, members in grouped(world_rows.probed.values(), "token_kind").items()
         ],
     ),
     Question(
@@ -694,16 +738,16 @@ OURS: Final = (
         SELECT token_kind, decided_by, avg(exit_layer) FROM token_trace JOIN token_kinds USING (token_kind)
         WHERE token_kind = 'hop2' AND execution = 'real' GROUP BY ALL
         """,
-        lambda told: [
-            (*key, "two facts, one found by what the other says", mean(row["exit_layer"] for row in of))
-            for key, of in grouped((r for r in told.real if r["token_kind"] == "hop2"), "token_kind").items()
+        lambda world_rows: [
+            (*key, "two facts, one found by what the other says", mean(row["exit_layer"] for row in members))
+            for key, members in grouped((r for r in world_rows.real if r["token_kind"] == "hop2"), "token_kind").items()
         ],
     ),
     Question(
         "How probable was full depth's token where a method left?",
         "SELECT method, label, avg(p_final) FROM token_probe WHERE NOT diverged AND execution = 'real' GROUP BY ALL",
-        lambda told: means(
-            (r for r in before_and_at(told) if not r["diverged"] and r["kind"] == "quality"),
+        lambda world_rows: means(
+            (r for r in before_and_at(world_rows) if not r["diverged"] and r["kind"] == "quality"),
             "method label",
             lambda row: row["probe"]["p_final"][row["exit_layer"] - 1],
         ),
@@ -714,10 +758,10 @@ OURS: Final = (
         SELECT method, label, max(rank_final), count(*)
         FROM token_probe WHERE diverged AND execution = 'real' GROUP BY ALL
         """,
-        lambda told: [
-            (*key, max(r["probe"]["rank_final"][r["exit_layer"] - 1] for r in of), len(of))
-            for key, of in grouped(
-                (r for r in before_and_at(told) if r["first_error"] and r["kind"] == "quality"), "method", "label"
+        lambda world_rows: [
+            (*key, max(r["probe"]["rank_final"][r["exit_layer"] - 1] for r in members), len(members))
+            for key, members in grouped(
+                (r for r in before_and_at(world_rows) if r["first_error"] and r["kind"] == "quality"), "method", "label"
             ).items()
         ],
     ),
@@ -728,56 +772,68 @@ OURS: Final = (
         FROM frontier AS a JOIN frontier AS b USING (model, task_label, method, label)
         WHERE a.execution = 'simulated' AND b.execution = 'real'
         """,
-        lambda told: [
+        lambda world_rows: [
             (run["model"], run["task"], run["threshold"], simulated[run["attempt"]] - real[setting_of(run)])
-            for simulated in [told.metric("mean_exit_layer", "replay")]
-            for real in [{setting_of(r): told.metric("mean_exit_layer")[r["attempt"]] for r in told.of("quality")}]
-            for run in told.of("replay")
+            for simulated in [world_rows.metric("mean_exit_layer", "replay")]
+            for real in [
+                {
+                    setting_of(r): world_rows.metric("mean_exit_layer")[r["attempt"]]
+                    for r in world_rows.runs_of("quality")
+                }
+            ]
+            for run in world_rows.runs_of("replay")
         ],
     ),
     Question(
         "How much faster is each phase?",
         "SELECT method, label, phase, sum(full_ms) / sum(ms) FROM timings WHERE arm = 'method' GROUP BY ALL",
-        lambda told: [
+        lambda world_rows: [
             (
                 *key,
                 phase,
-                sum(full[run["attempt"], d] for run in of for a, d in own if a == run["attempt"])
-                / sum(own[run["attempt"], d] for run in of for a, d in own if a == run["attempt"]),
+                sum(full[run["attempt"], d] for run in members for a, d in decode_times if a == run["attempt"])
+                / sum(
+                    decode_times[run["attempt"], d] for run in members for a, d in decode_times if a == run["attempt"]
+                ),
             )
             for phase in ("prefill", "decode", "total")
-            for full, own in [(spoken(told, phase, "full"), spoken(told, phase))]
-            for key, of in grouped(told.of("timing"), "method", "label").items()
+            for full, decode_times in [
+                (time_by_document(world_rows, phase, "full"), time_by_document(world_rows, phase))
+            ]
+            for key, members in grouped(world_rows.runs_of("timing"), "method", "label").items()
         ],
     ),
     Question(
         "How many ms does a token of full depth take?",
         "SELECT model, avg(ms_per_token) FROM timings WHERE arm = 'full' AND phase = 'decode' GROUP BY ALL",
-        lambda told: [
-            (model, mean(own[key] / 5 for key in own if key[0] in {run["attempt"] for run in of}))
-            for own in [spoken(told, "decode", "full")]
-            for (model,), of in grouped(told.of("timing"), "model").items()
+        lambda world_rows: [
+            (
+                model,
+                mean(decode_times[key] / 5 for key in decode_times if key[0] in {run["attempt"] for run in members}),
+            )
+            for decode_times in [time_by_document(world_rows, "decode", "full")]
+            for (model,), members in grouped(world_rows.runs_of("timing"), "model").items()
         ],
     ),
     Question(
         "How often was each document timed?",
         "SELECT arm, phase, min(readings), count(*) FROM timings WHERE arm <> 'twin' GROUP BY ALL",
-        lambda told: [
+        lambda world_rows: [
             (
                 *key,
-                min(len(m) for m in grouped(of, "attempt", "doc_key").values()),
-                len(grouped(of, "attempt", "doc_key")),
+                min(len(m) for m in grouped(members, "attempt", "doc_key").values()),
+                len(grouped(members, "attempt", "doc_key")),
             )
-            for key, of in grouped(told.timings, "arm", "phase").items()
+            for key, members in grouped(world_rows.timings, "arm", "phase").items()
         ],
     ),
     Question(
         "Which speed-up has the fastest setting of each model?",
         "SELECT model, max(speedup) FROM frontier WHERE execution = 'real' GROUP BY ALL",
-        lambda told: [
-            (model, max(speed[run["attempt"]] for run in of))
-            for speed in [faster(told)]
-            for (model,), of in grouped(told.of("timing"), "model").items()
+        lambda world_rows: [
+            (model, max(speed[run["attempt"]] for run in members))
+            for speed in [faster(world_rows)]
+            for (model,), members in grouped(world_rows.runs_of("timing"), "model").items()
         ],
     ),
     Question(
@@ -786,43 +842,45 @@ OURS: Final = (
         SELECT model, task_label, count(*), count(*) FILTER (passed), max(held_out_documents)
         FROM calibrations GROUP BY ALL
         """,
-        lambda told: [
-            (*key, len(of), sum(step["passed"] for step in of), 8)
-            for key, of in grouped(told.steps, "model", "task").items()
+        lambda world_rows: [
+            (*key, len(members), sum(step["passed"] for step in members), 8)
+            for key, members in grouped(world_rows.steps, "model", "task").items()
         ],
     ),
     Question(
         "How long are answers and prompts?",
         "SELECT model, task_label, avg(n_prompt), avg(n_output) FROM answers WHERE method = 'full' GROUP BY ALL",
-        lambda told: [
-            (*key, mean(row["n_prompt"] for row in of), mean(row["n_output"] for row in of))
-            for key, of in grouped((r for r in told.samples if r["method"] == "full"), "model", "task").items()
+        lambda world_rows: [
+            (*key, mean(row["n_prompt"] for row in members), mean(row["n_output"] for row in members))
+            for key, members in grouped(
+                (r for r in world_rows.samples if r["method"] == "full"), "model", "task"
+            ).items()
         ],
     ),
     Question(
         "How settled are tokens after each block?",
         "SELECT model, task_label, block, share FROM no_change",
-        lambda told: [
-            (*key, block, mean(row["stable_from"] <= block for row in of))
-            for key, of in grouped(told.probed.values(), "model", "task").items()
-            for block in range(1, of[0]["blocks"] + 1)
+        lambda world_rows: [
+            (*key, block, mean(row["stable_from"] <= block for row in members))
+            for key, members in grouped(world_rows.probed.values(), "model", "task").items()
+            for block in range(1, members[0]["blocks"] + 1)
         ],
     ),
     Question(
         "How sure is each block?",
         "SELECT model, block, sum(p1) / sum(n) FROM probe_by_document GROUP BY ALL",
-        lambda told: [
-            (model, block, mean(row["p1"][block - 1] for row in of))
-            for (model,), of in grouped(told.probed.values(), "model").items()
-            for block in range(1, of[0]["blocks"] + 1)
+        lambda world_rows: [
+            (model, block, mean(row["p1"][block - 1] for row in members))
+            for (model,), members in grouped(world_rows.probed.values(), "model").items()
+            for block in range(1, members[0]["blocks"] + 1)
         ],
     ),
 )
 
 
 @pytest.fixture(scope="module")
-def told(example_spool: Path) -> Told:
-    return Told(example_spool)
+def world_rows(example_spool: Path) -> WorldRows:
+    return WorldRows(example_spool)
 
 
 @pytest.fixture(scope="module")
@@ -831,27 +889,27 @@ def database(example_database: Path) -> Iterator[Database]:
         yield opened
 
 
-@pytest.mark.parametrize("question", [*AUDIT, *OURS], ids=lambda question: question.asked)
-def test_a_few_lines_answer_what_plain_loops_do(question: Question, database: Database, told: Told) -> None:
+@pytest.mark.parametrize("question", [*AUDIT, *OURS], ids=lambda question: question.text)
+def test_a_few_lines_answer_what_plain_loops_do(question: Question, database: Database, world_rows: WorldRows) -> None:
     saved = question.sql.startswith("@")
     sql = saved_query(question.sql[1:]).with_defaults() if saved else question.sql
     assert len(sql.strip().splitlines()) <= MOST_LINES
     assert not [operator for operator in ("->", "json", "params") if operator in sql.lower()]
-    found = database.duck.execute(sql).fetchall()
-    assert found
-    expected = sorted(map(_rounded, question.slow(told)), key=_sortable)
-    assert sorted(map(_rounded, found), key=_sortable) == expected
+    answer = database.duck.execute(sql).fetchall()
+    assert answer
+    expected = sorted(map(_rounded, question.slow(world_rows)), key=_sortable)
+    assert sorted(map(_rounded, answer), key=_sortable) == expected
 
 
 @pytest.mark.parametrize("name", OVER_VIEWS)
 def test_a_saved_query_over_documents_answers_as_the_views_do(name: str, database: Database) -> None:
     answers = [database.duck.execute(sql).fetchall() for sql in (saved_query(name).with_defaults(), OVER_VIEWS[name])]
-    ours, plain = (sorted(map(_rounded, found), key=_sortable) for found in answers)
-    assert ours == plain
+    result, plain = (sorted(map(_rounded, answer), key=_sortable) for answer in answers)
+    assert result == plain
 
 
 def test_there_are_fifty() -> None:
-    assert len(AUDIT) == len(OURS) == 25 and len({question.asked for question in (*AUDIT, *OURS)}) == 50
+    assert len(AUDIT) == len(OURS) == 25 and len({question.text for question in (*AUDIT, *OURS)}) == 50
 
 
 def _rounded(row: tuple[Any, ...]) -> tuple[Any, ...]:

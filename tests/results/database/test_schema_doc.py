@@ -51,19 +51,24 @@ def test_every_macro_is_described(tmp_path: Path) -> None:
 
 def test_every_column_of_a_view_is_explained_and_nothing_else_is() -> None:
     views = {view.name: {column.name: column.comment for column in view.columns} for view in described_views()}
-    assert not [(name, column) for name, columns in views.items() for column, told in columns.items() if not told]
-    told = dict(sections())
-    shared, rows_of = told.pop(SHARED), told.pop(ROWS_OF)
+    assert not [(name, column) for name, columns in views.items() for column, comment in columns.items() if not comment]
+    by_section = dict(sections())
+    shared, rows_of = by_section.pop(SHARED), by_section.pop(ROWS_OF)
     everywhere = {column for columns in views.values() for column in columns}
     assert not shared.keys() - everywhere
     assert rows_of.keys() <= views.keys()
-    assert not [(view, column) for view, columns in told.items() for column in columns if column not in views[view]]
     assert not [
-        (view, column) for view, columns in told.items() for column in columns if columns[column] == shared.get(column)
+        (view, column) for view, columns in by_section.items() for column in columns if column not in views[view]
     ]
     assert not [
         (view, column)
-        for view, columns in told.items()
+        for view, columns in by_section.items()
+        for column in columns
+        if columns[column] == shared.get(column)
+    ]
+    assert not [
+        (view, column)
+        for view, columns in by_section.items()
         for column, text in columns.items()
         if column not in shared and text in _of_tables(view, column)
     ]
@@ -71,7 +76,12 @@ def test_every_column_of_a_view_is_explained_and_nothing_else_is() -> None:
 
 
 def _of_tables(view: str, column: str) -> list[str]:
-    return [one.about for table in shown_tables(view) for one in TABLES[table].columns if one.name == column]
+    return [
+        column_entry.about
+        for table in shown_tables(view)
+        for column_entry in TABLES[table].columns
+        if column_entry.name == column
+    ]
 
 
 def test_a_view_says_what_the_table_says_whose_rows_it_shows() -> None:

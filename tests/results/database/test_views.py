@@ -1,4 +1,4 @@
-"""What the views say of the example: each number is worked out here from the files of the spool."""
+"""Views of the example: each number is computed here from the files of the spool."""
 
 import json
 import math
@@ -79,8 +79,8 @@ def test_metric_values_are_those_written(database: Database, records: list[Attem
         if "metrics" in record.tables
         for row in _rows(record, "metrics")
     }
-    found = _query(database, "FROM metric_values")
-    assert {(row["attempt_id"], *(row[name] for name in columns)) for row in found} == written
+    result = _query(database, "FROM metric_values")
+    assert {(row["attempt_id"], *(row[name] for name in columns)) for row in result} == written
 
 
 def test_frontier_has_one_row_for_each_quality_and_replay_run(database: Database, records: list[AttemptRecord]) -> None:
@@ -154,13 +154,13 @@ def test_layer_trace_is_the_probe_one_block_a_row(database: Database, records: l
 
 def test_exit_histogram_counts_tokens_and_shares_sum_to_one(database: Database, records: list[AttemptRecord]) -> None:
     shares: dict[str, float] = defaultdict(float)
-    found: dict[str, dict[int, int]] = defaultdict(dict)
+    exits: dict[str, dict[int, int]] = defaultdict(dict)
     for row in _query(database, "FROM exit_histogram"):
         shares[row["attempt_id"]] += row["share"]
-        found[row["attempt_id"]][row["exit_layer"]] = row["tokens"]
+        exits[row["attempt_id"]][row["exit_layer"]] = row["tokens"]
     assert list(shares.values()) == pytest.approx([1] * len(shares))
     for record in (*_ok(records, "quality"), *_ok(records, "replay")):
-        assert found[record.attempt.attempt_id] == Counter(row["exit_layer"] for row in _rows(record, "tokens"))
+        assert exits[record.attempt.attempt_id] == Counter(row["exit_layer"] for row in _rows(record, "tokens"))
 
 
 def test_plain_probes_mark_the_latest_of_a_full_depth_and_the_one_of_most_documents(
@@ -207,9 +207,9 @@ def test_exit_by_kind_of_a_probe_is_where_its_tokens_settle(database: Database, 
     by_kind: dict[str, list[Json]] = defaultdict(list)
     for row in _rows(record, "probe"):
         by_kind[row["token_kind"]].append(row)
-    found = _query(database, "FROM exit_by_kind WHERE attempt_id = $id", id=record.attempt.attempt_id)
-    assert {row["token_kind"] for row in found} == set(by_kind)
-    for row in found:
+    result = _query(database, "FROM exit_by_kind WHERE attempt_id = $id", id=record.attempt.attempt_id)
+    assert {row["token_kind"] for row in result} == set(by_kind)
+    for row in result:
         tokens = by_kind[row["token_kind"]]
         assert row["n"] == len(tokens)
         assert row["mean_first_match"] == pytest.approx(sum(t["first_match"] for t in tokens) / len(tokens))
@@ -286,7 +286,7 @@ def test_frontier_keeps_the_newest_of_runs_that_differ_in_source_or_in_what_they
             writer.finish(status)
         return str(writer.attempt_id)
 
-    def kept() -> dict[str, float | None]:
+    def retained_quality() -> dict[str, float | None]:
         ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb")
         with open_database(tmp_path / "exitbench.duckdb") as opened:
             rows = _query(opened, "FROM frontier")
@@ -301,18 +301,18 @@ def test_frontier_keeps_the_newest_of_runs_that_differ_in_source_or_in_what_they
     }
     first = write(gated, "quality", 40.0, source="1", fit_id="a")
     write(gated, "timing", 2.0, source="1", fit_id="a")
-    assert kept() == {**always, first: 2.0}
+    assert retained_quality() == {**always, first: 2.0}
     second = write(gated, "quality", 41.0, source="2", fit_id="a")
-    assert kept() == {**always, second: None}, "the speed is that of the older source"
+    assert retained_quality() == {**always, second: None}, "the speed is that of the older source"
     refitted = write(gated, "quality", 42.0, source="2", fit_id="b")
     write(gated, "timing", 3.0, source="2", fit_id="b")
     write(gated, "timing", 4.0, source="2", fit_id="a")
     write(gated, "quality", 43.0, "failed", source="3", fit_id="b")
-    assert kept() == {**always, refitted: 3.0}
-    again = write(gated, "quality", 40.0, source="1", fit_id="a")
-    assert kept() == {**always, again: 2.0}
+    assert retained_quality() == {**always, refitted: 3.0}
+    repeated = write(gated, "quality", 40.0, source="1", fit_id="a")
+    assert retained_quality() == {**always, repeated: 2.0}
     replayed = write(gated, "replay", 50.0, depends_on=("another probe",))
-    assert set(kept()) == {*list(always)[:-1], again, replayed}
+    assert set(retained_quality()) == {*list(always)[:-1], repeated, replayed}
 
 
 def test_a_failure_is_over_once_the_same_cell_of_another_source_ended_well(
@@ -343,8 +343,8 @@ def test_a_failure_is_over_once_the_same_cell_of_another_source_ended_well(
 def test_token_trace_has_the_head_rows_of_real_tokens_only(database: Database) -> None:
     rows = _query(database, "SELECT DISTINCT execution, method, head_rows, exit_layer FROM token_trace")
     for row in rows:
-        asked = row["exit_layer"] if row["method"] == "calm-softmax" else 1
-        assert row["head_rows"] == (100 * asked if row["execution"] == "real" else None)
+        n_evaluated = row["exit_layer"] if row["method"] == "calm-softmax" else 1
+        assert row["head_rows"] == (100 * n_evaluated if row["execution"] == "real" else None)
 
 
 def test_score_trace_is_what_was_written(database: Database, records: list[AttemptRecord]) -> None:
@@ -430,7 +430,7 @@ def test_frontier_compares_values_of_one_version_of_a_metric(example_database: P
     shutil.copyfile(example_database, path)
     with open_database(path) as database:
         before = {row["attempt_id"]: row for row in _query(database, "FROM frontier WHERE value IS NOT NULL")}
-    (one, full) = next(
+    (fitted, full) = next(
         (row["attempt_id"], r["full_depth_attempt_id"])
         for row in before.values()
         if not row["is_full_depth"]
@@ -439,12 +439,12 @@ def test_frontier_compares_values_of_one_version_of_a_metric(example_database: P
     later = """
         INSERT INTO metric BY NAME SELECT * REPLACE ('later' AS metric_version, value * 2 AS value,
             scored_at + INTERVAL 1 DAY AS scored_at) FROM metric WHERE attempt_id = ? AND metric = ?"""
-    for rescored, delta in ((one, None), (full, 2 * before[one]["delta"])):
+    for rescored, delta in ((fitted, None), (full, 2 * before[fitted]["delta"])):
         with duckdb.connect(path) as connection:
-            connection.execute(later, [rescored, before[one]["metric"]])
+            connection.execute(later, [rescored, before[fitted]["metric"]])
         with open_database(path) as database:
-            (row,) = _query(database, "FROM frontier WHERE attempt_id = $id", id=one)
-        assert row["value"] == 2 * before[one]["value"]
+            (row,) = _query(database, "FROM frontier WHERE attempt_id = $id", id=fitted)
+        assert row["value"] == 2 * before[fitted]["value"]
         assert row["delta"] == (delta if delta is None else pytest.approx(delta))
 
 
@@ -529,7 +529,7 @@ def test_where_no_document_differs_half_width_is_what_others_could_make_or_nothi
 
 @pytest.mark.parametrize(("documents", "t"), [(2, 12.706), (5, 2.776), (11, 2.228), (12, 2.201), (31, 2.042)])
 def test_half_width_of_few_documents_is_as_wide_as_students_t(database: Database, documents: int, t: float) -> None:
-    """Of documents equally long the ratio is a mean, so that t is exact: 95 of 100 intervals hold the truth."""
+    """For equally long documents the ratio is a mean, so that t is exact: 95 of 100 intervals contain the truth."""
     trials, tokens = 1000, 10
     sums = np.random.default_rng(documents).normal(4 * tokens, tokens, (trials, documents))
     rows = _query(
@@ -589,8 +589,8 @@ def test_a_label_has_what_tells_a_setting_from_others(settings: list[Json], labe
             row["unused_params"] = ["threshold"] if params.get("rule") == "epsilon" else []
             names = ", ".join(row)
             opened.duck.execute(f"INSERT INTO cell ({names}) VALUES ({', '.join('?' * len(row))})", list(row.values()))
-        found = opened.query("SELECT label FROM settings")["label"].to_pylist()
-    assert sorted(found) == sorted(labels)
+        stored_labels = opened.query("SELECT label FROM settings")["label"].to_pylist()
+    assert sorted(stored_labels) == sorted(labels)
 
 
 def _anything(data_type: str) -> Any:

@@ -21,7 +21,7 @@ def _link(path: Path) -> None:
     path.symlink_to("target")
 
 
-OTHERS: dict[str, Callable[[Path], object]] = {
+OTHER_KINDS: dict[str, Callable[[Path], object]] = {
     "a link": _link,
     "a folder": Path.mkdir,
     "a pipe": os.mkfifo,
@@ -29,10 +29,10 @@ OTHERS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("kind", OTHER_KINDS)
 def test_what_is_no_regular_file_is_refused_before_anything_is_written(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "out"
-    OTHERS[kind](path)
+    OTHER_KINDS[kind](path)
     before = {file: file.lstat() for file in tmp_path.iterdir()}
     with pytest.raises(OSError, match=f"it is {kind}; only a regular file is replaced"), whole_file(path):
         pytest.fail("there was something to write to")
@@ -41,8 +41,8 @@ def test_what_is_no_regular_file_is_refused_before_anything_is_written(kind: str
 
 def test_what_takes_the_place_of_the_file_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "out"
-    with pytest.raises(OSError, match="it is a pipe"), whole_file(path) as beside:
-        beside.write_text("new")
+    with pytest.raises(OSError, match="it is a pipe"), whole_file(path) as file:
+        file.write_text("new")
         os.mkfifo(path)
     assert list(tmp_path.iterdir()) == [path]
 
@@ -62,8 +62,8 @@ def test_a_device_is_refused(tmp_path: Path) -> None:
 def test_a_regular_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "out"
     write_whole_file(path, "old\r\n")
-    with pytest.raises(RuntimeError), whole_file(path) as beside:
-        beside.write_text("half")
+    with pytest.raises(RuntimeError), whole_file(path) as file:
+        file.write_text("half")
         raise RuntimeError
     assert path.read_bytes() == b"old\r\n"
     write_whole_file(path, b"new")

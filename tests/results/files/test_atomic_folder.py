@@ -44,13 +44,13 @@ def test_several_may_write_it_at_once(tmp_path: Path) -> None:
         write("same")(folder)
         together.wait()  # all of them found nothing there
 
-    def one() -> None:
+    def write_one() -> None:
         try:
             write_digested_folder(place, fill)
         except UserError as error:
             failed.append(error)
 
-    writers = [threading.Thread(target=one) for _ in range(4)]
+    writers = [threading.Thread(target=write_one) for _ in range(4)]
     for writer in writers:
         writer.start()
     for writer in writers:
@@ -69,10 +69,10 @@ def test_a_folder_without_a_seal_in_its_place_is_told(tmp_path: Path) -> None:
 
 def test_what_others_have_begun_is_not_touched(tmp_path: Path) -> None:
     """Process numbers are the same on two machines that share a folder."""
-    begun = tmp_path / f".one-{os.getpid()}"
-    begun.mkdir()
+    unfinished = tmp_path / f".one-{os.getpid()}"
+    unfinished.mkdir()
     write_digested_folder(tmp_path / "one", write("first"))
-    assert begun.is_dir()
+    assert unfinished.is_dir()
     assert unique_name("x") != unique_name("x")
 
 
@@ -91,8 +91,8 @@ def _make(path: Path, kind: str) -> None:
     elif kind == "pipe":
         os.mkfifo(path)
     elif kind == "socket":
-        with socket.socket(socket.AF_UNIX) as made, contextlib.chdir(path.parent):  # its path has few characters
-            made.bind(path.name)
+        with socket.socket(socket.AF_UNIX) as unix_socket, contextlib.chdir(path.parent):  # its path has few characters
+            unix_socket.bind(path.name)
     elif kind == "folder":
         path.mkdir()
     else:
@@ -109,7 +109,7 @@ def test_only_regular_files_are_read(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"[" * 200_000, "nested too deeply"),
         (b'{"a":' * 200_000, "nested too deeply"),
@@ -120,9 +120,9 @@ def test_only_regular_files_are_read(tmp_path: Path, kind: str) -> None:
     ],
     ids=["lists", "objects", "digits", "not UTF-8", "half a pair", "list"],
 )
-def test_json_of_any_kind_is_an_object_or_named(tmp_path: Path, content: bytes, told: str) -> None:
+def test_json_of_any_kind_is_an_object_or_named(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "a.json").write_bytes(content)
-    with pytest.raises(DamagedFile, match=rf"a\.json: .*{told}"):
+    with pytest.raises(DamagedFile, match=rf"a\.json: .*{message}"):
         read_json(tmp_path / "a.json")
 
 

@@ -1,11 +1,11 @@
-"""What is stored of paths says neither whose machine it was nor where its packages lie."""
+"""Stored paths name neither the machine's user nor the location of its packages."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from exitbench.results.files.formats import without_home
+from exitbench.results.files.formats import abbreviate_home
 from exitbench.results.spool.attempts import AttemptWriter, read_attempt
 
 
@@ -18,7 +18,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ('File "{home}/run.py", line 3', 'File "~/run.py", line 3'),
         ("{home}: no such file", "~: no such file"),
@@ -32,14 +32,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("a/b and https://example.org/lib", "a/b and https://example.org/lib"),
     ],
 )
-def test_paths_below_home_and_of_packages_are_shortened(home: Path, text: str, told: str) -> None:
-    assert without_home(text.format(home=home)) == told.format(home=home)
+def test_paths_below_home_and_of_packages_are_shortened(home: Path, text: str, expected: str) -> None:
+    assert abbreviate_home(text.format(home=home)) == expected.format(home=home)
 
 
 @pytest.mark.parametrize("nowhere", ["", "/"])
 def test_without_a_home_nothing_is(nowhere: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", nowhere)
-    assert without_home("/data/run.py") == "/data/run.py"
+    assert abbreviate_home("/data/run.py") == "/data/run.py"
 
 
 def test_an_attempt_says_why_it_failed_without_them(

@@ -1,4 +1,4 @@
-"""What is written is what tomllib reads."""
+"""Written TOML is read back equal by tomllib."""
 
 import tomllib
 

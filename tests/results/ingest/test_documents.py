@@ -105,8 +105,8 @@ def edited(example_database: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         duck.execute(f"UPDATE token_exit SET full_token_id = NULL WHERE attempt_id = ({runs} LIMIT 1)")
         duck.execute(f"DELETE FROM token_exit WHERE position = 5 AND attempt_id = ({runs} LIMIT 1 OFFSET 1)")
         duck.execute("""UPDATE cell SET generation = json_merge_patch(generation, '{"first_token": "full"}')""")
-        for table, made in (("token_exit", "document_exit"), ("probe_token", "document_probe")):
-            duck.execute(f"DELETE FROM {made}")
+        for table, derived in (("token_exit", "document_exit"), ("probe_token", "document_probe")):
+            duck.execute(f"DELETE FROM {derived}")
             duck.execute(fill(table))
     with open_database(path) as opened:
         yield opened
@@ -140,13 +140,13 @@ def test_lists_of_a_document_are_its_tokens_in_order(edited: Database) -> None:
     matches = """
         SELECT attempt_id, doc_key, unnest(range(1, len(first_match) + 1)), unnest(first_match) FROM document_probe
     """
-    for stored, made in ((tokens, unnested), (probes, matches)):
-        assert edited.rows(f"{stored} ORDER BY ALL")[1] == edited.rows(f"{made} ORDER BY ALL")[1]
+    for stored, derived in ((tokens, unnested), (probes, matches)):
+        assert edited.rows(f"{stored} ORDER BY ALL")[1] == edited.rows(f"{derived} ORDER BY ALL")[1]
 
 
 def test_a_trace_that_does_not_say_full_depths_tokens_is_not_known_to_differ(edited: Database) -> None:
-    found = edited.rows("SELECT DISTINCT diverged, equal_full FROM token_trace WHERE full_token_id IS NULL")[1]
-    assert found == [(None, None)]
+    rows = edited.rows("SELECT DISTINCT diverged, equal_full FROM token_trace WHERE full_token_id IS NULL")[1]
+    assert rows == [(None, None)]
 
 
 def test_positions_with_a_gap_have_no_lists(tmp_path: Path) -> None:
@@ -199,9 +199,9 @@ def test_replays_of_some_documents_leave_as_token_by_token(edited: Database, nam
         QUALIFY row_number() OVER (PARTITION BY model, task_label ORDER BY threshold) = 1
     """
     chosen = plain if name == "threshold_replay" else smallest
-    asked = {**query.defaults, "documents": 4} | ({"agreement": 0.9} if "agreement" in query.defaults else {})
+    params = {**query.defaults, "documents": 4} | ({"agreement": 0.9} if "agreement" in query.defaults else {})
     columns = "model, task_label, threshold, mean_exit_layer, token_match, n"
-    answer = edited.rows(f"SELECT {columns} FROM ({query.sql.rstrip().rstrip(';')})", asked)[1]
+    answer = edited.rows(f"SELECT {columns} FROM ({query.sql.rstrip().rstrip(';')})", params)[1]
     expected = edited.rows(f"SELECT model, task_label, threshold, depth, matched, n FROM ({chosen})")[1]
     assert answer
     assert _by_key(answer) == _close(_by_key(expected))

@@ -64,7 +64,7 @@ def source(request: pytest.FixtureRequest, few_spool: Path, exported: Path) -> P
 
 
 def test_a_source_is_known_by_its_content(few_spool: Path, exported: Path, benchmarks: Path) -> None:
-    assert [kind_of(one) for one in (few_spool, exported, benchmarks)] == ["spool", "snapshot", "benchmarks"]
+    assert [kind_of(folder) for folder in (few_spool, exported, benchmarks)] == ["spool", "snapshot", "benchmarks"]
 
 
 @pytest.mark.parametrize("content", ["ours", "another program's", "another schema"])
@@ -109,10 +109,10 @@ def test_everything_arrives_once_and_a_rebuilt_database_has_it(
 ) -> None:
     expected = rows(few_database)
     report = merge(source, spool, path)
-    assert (report.added, report.known, report.problems) == (len(expected["attempt"]), 0, ())
+    assert (report.added, report.existing, report.problems) == (len(expected["attempt"]), 0, ())
     assert rows(path) == expected
     report = merge(source, spool, path)
-    assert (report.added, report.known, report.problems) == (0, len(expected["attempt"]), ())
+    assert (report.added, report.existing, report.problems) == (0, len(expected["attempt"]), ())
     rebuild(spool, path)
     assert rows(path) == expected
     assert [entry.name for entry in spool.iterdir() if entry.name.startswith(".")] == []
@@ -144,13 +144,13 @@ def test_new_metric_versions_of_known_attempts_are_taken(
     expected, source = rows(other), snapshot_of(other, tmp_path / "rescored")
     merge(exported, spool, path)
     report = merge(source, spool, path)
-    assert (report.added, report.known, report.rescored) == (0, len(expected["attempt"]), 2)
+    assert (report.added, report.existing, report.rescored) == (0, len(expected["attempt"]), 2)
     assert rows(path) == expected
     assert merge(source, spool, path).rescored == 0
-    kept = sorted((spool / "imports").iterdir(), key=lambda folder: Manifest.read(folder).rows["attempt"])
-    assert [Manifest.read(folder).rows["attempt"] for folder in kept] == [0, len(expected["attempt"])]
+    imports = sorted((spool / "imports").iterdir(), key=lambda folder: Manifest.read(folder).rows["attempt"])
+    assert [Manifest.read(folder).rows["attempt"] for folder in imports] == [0, len(expected["attempt"])]
     for name, folder in zip(
-        ("0" * 16, "1" * 16), kept, strict=True
+        ("0" * 16, "1" * 16), imports, strict=True
     ):  # read in this order: scores before their attempts
         folder.rename(folder.with_name(name))
     rebuild(spool, path)
@@ -161,7 +161,7 @@ def test_new_metric_versions_come_along_with_a_spool(few_spool: Path, tmp_path: 
     copy_some(few_spool, spool, every=2)
     other = tmp_path / "other"
     shutil.copytree(spool, other)
-    attempt = next(one for one in scan_spool(other) if (one.path / "samples.parquet").exists())
+    attempt = next(entry for entry in scan_spool(other) if (entry.path / "samples.parquet").exists())
     samples, metrics = (pq.read_table(attempt.path / f"{name}.parquet") for name in ("samples", "metrics"))
     column = metrics.schema.get_field_index("metric_version")
     metrics = metrics.set_column(column, metrics.schema.field(column), [[VERSION] * len(metrics)])
@@ -182,13 +182,13 @@ def test_scores_of_attempts_that_are_not_here_any_more_stay_out(
     other = rescored(few_database, tmp_path / "rescored.duckdb")
     merge(snapshot_of(other, tmp_path / "rescored"), spool, path)
     with open_database(path) as database:
-        (gone, _kept) = database.query(
+        (removed, _stored) = database.query(
             f"SELECT DISTINCT attempt_id AS a FROM metric WHERE metric_version = '{VERSION}'"
         )["a"].to_pylist()
-    shutil.rmtree(next(attempt.path for attempt in scan_spool(spool) if attempt.attempt_id == gone))
+    shutil.rmtree(next(attempt.path for attempt in scan_spool(spool) if attempt.attempt_id == removed))
     rebuild(spool, path, forget=True)
     tables = ("metric", "sample_rescore", "token_tag", "attempt")
-    assert not any(gone in row for name in tables for row in rows(path)[name])
+    assert not any(removed in row for name in tables for row in rows(path)[name])
     assert len({row for row in rows(path)["metric"] if VERSION in row}) > 0
 
 
@@ -205,11 +205,11 @@ def test_what_is_here_already_is_not_brought_again(
     here = copy_some(few_spool, spool, every=3)  # not yet in a database
     expected = rows(few_database)
     report = merge(source, spool, path)
-    assert (report.added, report.known) == (len(expected["attempt"]) - here, here)
+    assert (report.added, report.existing) == (len(expected["attempt"]) - here, here)
     assert rows(path) == expected
-    for kept in (spool / "imports").glob("*"):
+    for imported in (spool / "imports").glob("*"):
         with duckdb.connect() as connection:
-            (count,) = connection.execute(f"SELECT count(*) FROM '{kept}/attempt.parquet'").fetchone() or (None,)
+            (count,) = connection.execute(f"SELECT count(*) FROM '{imported}/attempt.parquet'").fetchone() or (None,)
         assert count == report.added
     rebuild(spool, path)
     assert rows(path) == expected
@@ -218,8 +218,8 @@ def test_what_is_here_already_is_not_brought_again(
 def test_an_attempt_with_other_files_stops_everything(source: Path, spool: Path, path: Path, few_spool: Path) -> None:
     copy_some(few_spool, spool, every=4)
     attempt = next(scan_spool(spool))
-    done = attempt.path / "DONE"
-    done.write_text(json.dumps(json.loads(done.read_text()), indent=4))  # as valid, and not the same
+    done_file = attempt.path / "DONE"
+    done_file.write_text(json.dumps(json.loads(done_file.read_text()), indent=4))  # as valid, and not the same
     ingest(spool, path)
     before = rows(path)
     with pytest.raises(UserError, match=f"here already with other files: 1 attempt, such as {attempt.attempt_id}"):
@@ -232,11 +232,11 @@ def test_an_attempt_of_a_spool_that_is_damaged_or_unfinished_stays_where_it_is(
 ) -> None:
     other = tmp_path / "other"
     shutil.copytree(few_spool, other)
-    damaged, unfinished, *rest = scan_spool(other)
+    damaged, unfinished, *intact = scan_spool(other)
     (damaged.path / "cell.json").write_text("{}")
     (unfinished.path / "DONE").unlink()
     report = merge(other, spool, path)
-    assert report.added == len(rest)
+    assert report.added == len(intact)
     (problem,) = report.problems
     assert str(damaged.path) in problem
     assert not (spool / damaged.path.relative_to(other)).exists()
@@ -247,7 +247,7 @@ def test_an_attempt_whose_traces_were_freed_is_told_where_they_are(
 ) -> None:
     other = tmp_path / "other"
     copy_some(few_spool, other, every=2)
-    attempt = next(one for one in scan_spool(other) if (one.path / "tokens.parquet").exists())
+    attempt = next(entry for entry in scan_spool(other) if (entry.path / "tokens.parquet").exists())
     free_tables(attempt.path, {"tokens": 40})
     (problem,) = merge(other, spool, path).problems
     assert "its tokens were removed by `exitbench gc`. Import a snapshot of the database that has them" in problem
@@ -285,7 +285,7 @@ def test_the_latest_attempt_names_a_cell_wherever_it_is_from(
         (row,) = connection.execute(sa.select(ATTEMPT).where(ATTEMPT.c.attempt_id == attempt.attempt_id)).mappings()
         connection.execute(ATTEMPT.insert().values({**row, "attempt_id": renamed["described_by"]}))
     shutil.copytree(attempt.path, spool / attempt.path.relative_to(few_spool))
-    assert merge(snapshot_of(other, tmp_path / "renamed"), spool, path).known == 1
+    assert merge(snapshot_of(other, tmp_path / "renamed"), spool, path).existing == 1
     rebuild(spool, path)
     with open_database(path) as database:
         suites = database.query("SELECT suite FROM cell WHERE cell_id = ?", [attempt.cell_id])["suite"].to_pylist()
@@ -294,8 +294,8 @@ def test_the_latest_attempt_names_a_cell_wherever_it_is_from(
 
 def test_a_damaged_import_is_left_out_of_a_rebuild_with_a_message(exported: Path, spool: Path, path: Path) -> None:
     merge(exported, spool, path)
-    (kept,) = (spool / "imports").iterdir()
-    (kept / "metric.parquet").write_bytes(b"torn")
+    (imported,) = (spool / "imports").iterdir()
+    (imported / "metric.parquet").write_bytes(b"torn")
     (problem,) = rebuild(spool, path, forget=True).quarantined
     assert "metric.parquet: is not what was written" in problem
     assert rows(path)["attempt"] == []
@@ -336,13 +336,13 @@ def test_several_runs_of_a_benchmark_stay_apart(benchmarks: Path, spool: Path, p
     assert merge(benchmarks, spool, path).added == 1
     rebuild(spool, path)
     with open_database(path) as database:
-        found = database.query(
+        rows = database.query(
             "SELECT benchmark, median_s, data, git_commit, params ->> 'n' AS n, extra ->> 'rows' AS r, "
             "measured_at::VARCHAR AS at FROM perf_sample ORDER BY measured_at"
         ).to_pylist()
         runs = database.query("SELECT count(DISTINCT perf_run_id) AS n FROM perf_sample")["n"].to_pylist()
     name = "tests/benchmarks/test_ingest.py::test_ingest[5]"
-    assert [tuple(row.values()) for row in found] == [
+    assert [tuple(row.values()) for row in rows] == [
         (name, 0.5, [0.4, 0.5, 0.6], "0123", "5", "10", "2026-01-02 03:04:05.000006"),
         (name, 0.25, [], "0123", "5", "10", "2026-01-03 03:04:05"),
     ]
@@ -361,6 +361,6 @@ def test_benchmarks_of_another_form_are_refused(
 
 def test_benchmarks_of_another_database_come_along(benchmarks: Path, spool: Path, path: Path, tmp_path: Path) -> None:
     merge(benchmarks, spool, path)
-    there = tmp_path / "there"
-    merge(snapshot_of(path, tmp_path / "exported"), there / "spool", there / "exitbench.duckdb")
-    assert rows(there / "exitbench.duckdb") == rows(path)
+    target = tmp_path / "there"
+    merge(snapshot_of(path, tmp_path / "exported"), target / "spool", target / "exitbench.duckdb")
+    assert rows(target / "exitbench.duckdb") == rows(path)

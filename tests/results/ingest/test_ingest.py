@@ -137,10 +137,10 @@ def test_a_torn_attempt_is_named_and_moved_away_and_the_others_are_added(
     (message,) = report.quarantined
     assert str(torn.path / name) in message
     assert _query(path, "SELECT attempt_id FROM attempt") == [{"attempt_id": good.attempt_id}]
-    kept = spool / "quarantine" / torn.cell_id / torn.attempt_id
-    assert (kept / name).read_bytes() == content
-    assert str(kept) in message
-    assert (kept / "WHY.txt").read_text(encoding="utf-8").strip() in message
+    quarantined = spool / "quarantine" / torn.cell_id / torn.attempt_id
+    assert (quarantined / name).read_bytes() == content
+    assert str(quarantined) in message
+    assert (quarantined / "WHY.txt").read_text(encoding="utf-8").strip() in message
     assert [attempt.attempt_id for attempt in scan_spool(spool)] == [good.attempt_id]
     assert ingest(spool, path).quarantined == ()
 
@@ -148,10 +148,10 @@ def test_a_torn_attempt_is_named_and_moved_away_and_the_others_are_added(
 def test_what_comes_back_damaged_from_a_copy_is_moved_away_again(write: Write, spool: Path, path: Path) -> None:
     torn = write()
     (torn.path / "DONE").write_text("x")
-    kept = spool.parent / "copy"
-    shutil.copytree(torn.path, kept)
+    backup = spool.parent / "copy"
+    shutil.copytree(torn.path, backup)
     ingest(spool, path)
-    shutil.copytree(kept, torn.path)
+    shutil.copytree(backup, torn.path)
     assert len(ingest(spool, path).quarantined) == 1
     assert len(list((spool / "quarantine" / torn.cell_id).iterdir())) == 2
 
@@ -163,9 +163,9 @@ def test_a_spool_may_lie_anywhere(write: Write, spool: Path, path: Path, name: s
     place = spool.parent / name
     shutil.copytree(spool, place / "spool")
     # What the pattern would match besides has twice the tokens.
-    beside = spool.parent / {"r[1]": "r1", "star*": "starfish", "what?": "whats"}.get(name, "other")
+    sibling = spool.parent / {"r[1]": "r1", "star*": "starfish", "what?": "whats"}.get(name, "other")
     write(tables={"tokens": pa.concat_tables([tokens, tokens])})
-    shutil.copytree(spool, beside / "spool")
+    shutil.copytree(spool, sibling / "spool")
     assert ingest(place / "spool", path).quarantined == ()
     assert _query(path, "SELECT count(*) AS n FROM token_exit") == [{"n": 3}]
 
@@ -176,11 +176,14 @@ def test_an_attempt_of_another_version_stays_where_it_is(
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr("exitbench.results.spool.attempts.SCHEMA_VERSION", version)
-        theirs = write()
+        other_attempt = write()
     (message,) = ingest(spool, path).quarantined
     assert f"another version of ExitBench (spool schema {version}); this one reads {SCHEMA_VERSION} only" in message
-    assert theirs.path.exists()
-    assert read_status(Attempt(theirs.cell_id, theirs.attempt_id, theirs.path, finished=True)).status == "ok"
+    assert other_attempt.path.exists()
+    assert (
+        read_status(Attempt(other_attempt.cell_id, other_attempt.attempt_id, other_attempt.path, finished=True)).status
+        == "ok"
+    )
 
 
 def _sample(**changes: Any) -> pa.Table:
@@ -249,9 +252,9 @@ def test_two_processes_are_comparable_only_on_the_same_machine(spool: Path, path
 def test_progress_counts_every_attempt(write: Write, spool: Path, path: Path) -> None:
     for _ in range(101):
         write("failed", tables={})
-    seen: list[tuple[int, int]] = []
-    ingest(spool, path, lambda done, total: seen.append((done, total)))
-    assert seen == [(100, 101), (101, 101)]
+    calls: list[tuple[int, int]] = []
+    ingest(spool, path, lambda count, total: calls.append((count, total)))
+    assert calls == [(100, 101), (101, 101)]
 
 
 def test_metrics_keep_the_order_they_were_written_in(write: Write, spool: Path, path: Path) -> None:
@@ -266,8 +269,8 @@ def test_metrics_keep_the_order_they_were_written_in(write: Write, spool: Path, 
 def test_cells_of_one_setting_are_known_whatever_they_compute_from(
     spool: Path, path: Path, cell: Json, env: Json
 ) -> None:
-    own = ("probe_cell_id", "scores_cell_id", "fit_cell_id", "calibration", "timing")
-    for index, added in enumerate(({}, {name: "x" for name in own}, {"dtype": "bfloat16"})):
+    local_columns = ("probe_cell_id", "scores_cell_id", "fit_cell_id", "calibration", "timing")
+    for index, added in enumerate(({}, {name: "x" for name in local_columns}, {"dtype": "bfloat16"})):
         changed = {**cell, "cell_id": f"{index:064}", "identity": {**cell["identity"], **added}}
         with AttemptWriter(spool, changed, env) as writer:
             writer.finish("ok")
@@ -310,7 +313,7 @@ def test_a_check_that_was_begun_in_one_turn_serves_the_next(
     monkeypatch.setattr("exitbench.results.ingest.load.read_attempt", counting)
     loader = SpoolLoader(spool)
     turns = 0
-    while not loader.done:
+    while not loader.finished:
         with open_database(path, read_only=False) as database:
             loader.load(database.engine, until=lambda: True)
         turns += 1
@@ -328,7 +331,7 @@ def test_who_waits_waits_for_one_large_attempt_and_nothing_before_it(
     monkeypatch.setattr("exitbench.results.ingest.load._GROUP_BYTES", 2 * small)
     loader = SpoolLoader(spool)
     added = []
-    while not loader.done:
+    while not loader.finished:
         with open_database(path, read_only=False) as database:
             loader.load(database.engine, until=lambda: True)
         added.append(loader.report.added)

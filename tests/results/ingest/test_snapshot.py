@@ -37,7 +37,7 @@ def rows(database: Database) -> dict[str, list[str]]:
 
 
 @pytest.fixture
-def taken(few_database: Path, tmp_path: Path) -> Path:
+def snapshot_folder(few_database: Path, tmp_path: Path) -> Path:
     """A snapshot of the example."""
     with open_database(few_database) as database:
         write_snapshot(database.engine, tmp_path / "taken")
@@ -51,13 +51,13 @@ def empty(tmp_path: Path) -> Database:
 
 @pytest.mark.parametrize("name", ["a=1", "r[1]", "star*", "it's one"])
 def test_a_snapshot_is_read_from_any_folder_and_from_no_other(
-    name: str, taken: Path, empty: Database, tmp_path: Path
+    name: str, snapshot_folder: Path, empty: Database, tmp_path: Path
 ) -> None:
     for other in ("r1", "starring"):
-        shutil.copytree(taken, tmp_path / other)
+        shutil.copytree(snapshot_folder, tmp_path / other)
         damage(tmp_path / other / "attempt.parquet")
     with empty:
-        added = load_snapshot(empty.engine, taken.rename(tmp_path / name))
+        added = load_snapshot(empty.engine, snapshot_folder.rename(tmp_path / name))
         assert len(rows(empty)["attempt"]) == len(set(rows(empty)["attempt"])) == added
 
 
@@ -72,24 +72,26 @@ def test_what_is_handed_on_does_not_name_a_home_folder(few_database: Path, tmp_p
     assert set(written["reason"].to_pylist()) == {None}
 
 
-def test_the_manifest_counts_and_digests_every_table(taken: Path) -> None:
-    told = json.loads((taken / MANIFEST).read_text())
-    assert told["schema_version"] == SCHEMA_VERSION
-    assert {path.stem for path in taken.glob("*.parquet")} == set(told["tables"])
-    for name, table in told["tables"].items():
-        path = taken / f"{name}.parquet"
+def test_the_manifest_counts_and_digests_every_table(snapshot_folder: Path) -> None:
+    manifest = json.loads((snapshot_folder / MANIFEST).read_text())
+    assert manifest["schema_version"] == SCHEMA_VERSION
+    assert {path.stem for path in snapshot_folder.glob("*.parquet")} == set(manifest["tables"])
+    for name, table in manifest["tables"].items():
+        path = snapshot_folder / f"{name}.parquet"
         assert table["rows"] == pq.read_metadata(path).num_rows
         assert table["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert told["tables"]["attempt"]["rows"] > 0
+    assert manifest["tables"]["attempt"]["rows"] > 0
 
 
-def test_a_database_filled_from_a_snapshot_has_the_same_rows(taken: Path, empty: Database, few_database: Path) -> None:
+def test_a_database_filled_from_a_snapshot_has_the_same_rows(
+    snapshot_folder: Path, empty: Database, few_database: Path
+) -> None:
     with open_database(few_database) as database:
         expected = rows(database)
     with empty:
-        assert load_snapshot(empty.engine, taken) == len(expected["attempt"])
+        assert load_snapshot(empty.engine, snapshot_folder) == len(expected["attempt"])
         assert rows(empty) == expected
-        assert load_snapshot(empty.engine, taken) == 0
+        assert load_snapshot(empty.engine, snapshot_folder) == 0
         assert rows(empty) == expected
 
 
@@ -114,22 +116,26 @@ def test_answers_whose_ids_were_left_out_are_not_called_identical(
 ) -> None:
     query = saved_query("first_divergence").sql
     with licensed:
-        told = set(licensed.query(query)["task_label"].to_pylist())
+        task_labels = set(licensed.query(query)["task_label"].to_pylist())
         write_snapshot(licensed.engine, tmp_path / "taken", ())
     with empty:
         load_snapshot(empty.engine, tmp_path / "taken")
-        assert set(empty.query(query)["task_label"].to_pylist()) == told - {"squad", "samsum"} != told
+        assert set(empty.query(query)["task_label"].to_pylist()) == task_labels - {"squad", "samsum"} != task_labels
 
 
 @pytest.mark.parametrize(
-    ("redistributable", "without"), [((), {"samsum", "squad"}), (("squad",), {"samsum"}), (None, set())]
+    ("redistributable", "expected_omissions"), [((), {"samsum", "squad"}), (("squad",), {"samsum"}), (None, set())]
 )
 def test_texts_of_data_that_may_be_licensed_are_left_out(
-    redistributable: tuple[str, ...] | None, without: set[str], licensed: Database, empty: Database, tmp_path: Path
+    redistributable: tuple[str, ...] | None,
+    expected_omissions: set[str],
+    licensed: Database,
+    empty: Database,
+    tmp_path: Path,
 ) -> None:
     with licensed:
-        told = write_snapshot(licensed.engine, tmp_path / "taken", redistributable)
-    assert set(told.texts_left_out_of) == without
+        report = write_snapshot(licensed.engine, tmp_path / "taken", redistributable)
+    assert set(report.texts_left_out_of) == expected_omissions
     of_task = "JOIN attempt USING (attempt_id) JOIN cell USING (cell_id) JOIN dataset_artifact USING (data_id)"
     with empty:
         load_snapshot(empty.engine, tmp_path / "taken")
@@ -141,21 +147,23 @@ def test_texts_of_data_that_may_be_licensed_are_left_out(
         prompts = empty.query(f"SELECT DISTINCT task FROM prompt_token {of_task} WHERE token_id IS NULL")
         logs = empty.query("SELECT count(*) AS n FROM attempt WHERE log_tail IS NOT NULL")
         ids = empty.query(f"SELECT DISTINCT task FROM sample {of_task} WHERE len(output_ids) < n_output")
-        spelled = empty.query("SELECT count(*) AS n FROM token_text WHERE tokenizer_sha256 = '0123'")
+        token_texts = empty.query("SELECT count(*) AS n FROM token_text WHERE tokenizer_sha256 = '0123'")
         traced = empty.query(f"SELECT DISTINCT task FROM token_exit {of_task} WHERE token_id IS NOT NULL")
-    assert set(texts) == set(golds["task"].to_pylist()) == set(ids["task"].to_pylist()) == without
-    assert set(inputs["task"].to_pylist()) == without
-    assert set(prompts["task"].to_pylist()) == without
-    assert spelled["n"].to_pylist() == [0 if without else 1]
-    assert set(traced["task"].to_pylist()) >= without
-    assert logs["n"].to_pylist() == [0 if "squad" in without else 1]  # the failing cell of the example is SQuAD's
+    assert set(texts) == set(golds["task"].to_pylist()) == set(ids["task"].to_pylist()) == expected_omissions
+    assert set(inputs["task"].to_pylist()) == expected_omissions
+    assert set(prompts["task"].to_pylist()) == expected_omissions
+    assert token_texts["n"].to_pylist() == [0 if expected_omissions else 1]
+    assert set(traced["task"].to_pylist()) >= expected_omissions
+    assert logs["n"].to_pylist() == [
+        0 if "squad" in expected_omissions else 1
+    ]  # the failing cell of the example is SQuAD's
 
 
 @pytest.mark.parametrize("redistributable", [(), None])
 def test_of_texts_that_are_left_out_no_given_token_is_told(
     redistributable: tuple[str, ...] | None, licensed: Database, empty: Database, tmp_path: Path
 ) -> None:
-    kept = redistributable is None
+    keeps_all = redistributable is None
     with licensed:
         with licensed.engine.begin() as connection:  # as of texts that a task gives
             connection.exec_driver_sql("UPDATE token_exit SET choice = 1 WHERE position > 1")
@@ -173,13 +181,13 @@ def test_of_texts_that_are_left_out_no_given_token_is_told(
                 (False, False, True, True),
                 (False, True, True, True),
                 (True, False, True, True),
-                (True, True, kept, True),
+                (True, True, keeps_all, True),
             ], table
 
 
-def test_a_folder_that_exists_is_not_written_over(taken: Path, few_database: Path) -> None:
+def test_a_folder_that_exists_is_not_written_over(snapshot_folder: Path, few_database: Path) -> None:
     with open_database(few_database) as database, pytest.raises(UserError, match="exists already"):
-        write_snapshot(database.engine, taken)
+        write_snapshot(database.engine, snapshot_folder)
 
 
 def test_a_full_disk_leaves_no_folder(few_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,30 +222,32 @@ def damage(path: Path) -> None:
     ],
 )
 def test_a_damaged_snapshot_is_refused_whole(
-    change: Callable[[Path], None], says: str, taken: Path, empty: Database
+    change: Callable[[Path], None], says: str, snapshot_folder: Path, empty: Database
 ) -> None:
-    change(taken)
+    change(snapshot_folder)
     with empty:
         with pytest.raises(UserError, match=says):
-            load_snapshot(empty.engine, taken)
+            load_snapshot(empty.engine, snapshot_folder)
         assert not any(rows(empty).values())
 
 
-def test_an_attempt_that_is_here_with_other_files_is_refused_and_nothing_is_added(taken: Path, empty: Database) -> None:
+def test_an_attempt_that_is_here_with_other_files_is_refused_and_nothing_is_added(
+    snapshot_folder: Path, empty: Database
+) -> None:
     with empty:
-        load_snapshot(empty.engine, taken)
+        load_snapshot(empty.engine, snapshot_folder)
         with empty.engine.begin() as connection:
             (attempt_id,) = connection.exec_driver_sql("SELECT min(attempt_id) FROM attempt").one()
             connection.exec_driver_sql("DELETE FROM attempt WHERE attempt_id > (SELECT min(attempt_id) FROM attempt)")
             connection.execute(ATTEMPT.update().values(spool_sha256="0" * 64))
         with pytest.raises(UserError, match=f"here already with other files: 1 attempt, such as {attempt_id}"):
-            load_snapshot(empty.engine, taken)
+            load_snapshot(empty.engine, snapshot_folder)
         assert len(rows(empty)["attempt"]) == 1
 
 
 @pytest.mark.parametrize("version", [SCHEMA_VERSION + 1, 22, "1", None])
-def test_a_snapshot_of_another_schema_is_refused(taken: Path, version: object) -> None:
-    told = json.loads((taken / MANIFEST).read_text())
-    (taken / MANIFEST).write_text(json.dumps({**told, "schema_version": version}))
+def test_a_snapshot_of_another_schema_is_refused(snapshot_folder: Path, version: object) -> None:
+    manifest = json.loads((snapshot_folder / MANIFEST).read_text())
+    (snapshot_folder / MANIFEST).write_text(json.dumps({**manifest, "schema_version": version}))
     with pytest.raises(UserError, match=f"schema_version is '{version}'; .* reads {SCHEMA_VERSION} only"):
-        Manifest.read(taken)
+        Manifest.read(snapshot_folder)

@@ -58,10 +58,10 @@ def test_a_bucket_has_what_the_database_has(
     rows_by_table: Callable[[Database], dict[str, list[str]]],
 ) -> None:
     with open_database(few_database) as database:
-        done = export_lake(database.duck, bucket)
-        again = export_lake(database.duck, bucket)
-    assert done.added > 0
-    assert (again.added, again.there) == (0, done.added)
+        first = export_lake(database.duck, bucket)
+        second = export_lake(database.duck, bucket)
+    assert first.added > 0
+    assert (second.added, second.existing) == (0, first.added)
     with open_lake(bucket) as lake:
         assert rows_by_table(lake) == few_rows
     with eb.open_results(bucket) as results:
@@ -82,7 +82,7 @@ def test_exporters_at_once_lose_nothing(
 
 
 @pytest.mark.parametrize(
-    ("url", "forgotten", "said"),
+    ("url", "forgotten", "message"),
     [
         ("{bucket}/elsewhere", "", "no lake of schema"),
         ("s3://no-such-bucket/x", "", "NoSuchBucket"),
@@ -95,7 +95,7 @@ def test_what_cannot_be_opened_is_told_on_a_screen(
     bucket: str,
     url: str,
     forgotten: str,
-    said: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -106,7 +106,7 @@ def test_what_cannot_be_opened_is_told_on_a_screen(
         capsys.readouterr()
         assert main([*command, "--lake", url.format(bucket=bucket)]) == 2
         error = capsys.readouterr().err
-        assert said in error
+        assert message in error
         assert SECRET not in error
         assert len(error.splitlines()) <= 3
 

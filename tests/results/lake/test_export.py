@@ -33,11 +33,11 @@ def files(lake: Path) -> dict[str, int]:
 
 
 def exported(how: str, database: Path, lake: Path, count: int) -> list[int]:
-    """How processes ended."""
+    """Return how processes ended."""
     command = [sys.executable, str(EXPORTERS), how, str(database), str(lake), str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "Traceback" not in done.stderr, done.stderr
-    return [int(code) for code in done.stdout.split()]
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "Traceback" not in process.stderr, process.stderr
+    return [int(code) for code in process.stdout.split()]
 
 
 def test_a_lake_has_every_row_of_the_database(
@@ -52,8 +52,11 @@ def test_saved_queries_answer_as_in_the_database(few_lake: Path, few_database: P
     wrong = []
     with open_lake(str(few_lake)) as lake, open_database(few_database) as database:
         for query in map(saved_query, QUERIES):
-            ours, its = (list(map(repr, one.query(query.sql, query.defaults).to_pylist())) for one in (database, lake))
-            if rounded(ours) != rounded(its):
+            local_rows, its = (
+                list(map(repr, database_rows.query(query.sql, query.defaults).to_pylist()))
+                for database_rows in (database, lake)
+            )
+            if rounded(local_rows) != rounded(its):
                 wrong.append(query.name)
     assert not wrong
 
@@ -66,9 +69,9 @@ def rounded(rows: list[str]) -> list[str]:
 def test_exporting_again_writes_nothing(few_lake: Path, few_database: Path) -> None:
     before = files(few_lake)
     with open_database(few_database) as database:
-        done = export_lake(database.duck, str(few_lake))
-    assert done.added == 0
-    assert done.there > 0
+        exported = export_lake(database.duck, str(few_lake))
+    assert exported.added == 0
+    assert exported.existing > 0
     assert files(few_lake) == before
 
 
@@ -104,12 +107,12 @@ def test_killed_at_any_moment_a_lake_is_whole(
 ) -> None:
     assert exported("killed", few_database, tmp_path / "lake", 10) == [SIGKILL] * 10
     with open_lake(str(tmp_path / "lake")) as lake:
-        found = rows_by_table(lake)
-    attempts = {row.split("'")[1] for row in found["attempt"]}
+        lake_rows = rows_by_table(lake)
+    attempts = {row.split("'")[1] for row in lake_rows["attempt"]}
     assert 0 < len(attempts) < len(few_rows["attempt"])
     for table in ("token_exit", "sample", "probe_token", "metric"):
-        ours = [row for row in few_rows[table] if row.split("'")[1] in attempts]
-        assert found[table] == ours, table
+        local_rows = [row for row in few_rows[table] if row.split("'")[1] in attempts]
+        assert lake_rows[table] == local_rows, table
     with open_database(few_database) as database:
         export_lake(database.duck, str(tmp_path / "lake"))
     with open_lake(str(tmp_path / "lake")) as lake:
@@ -133,16 +136,16 @@ def test_only_files_of_the_runs_asked_for_are_opened(
     with open_database(few_database) as database:
         names = f"FROM run_names WHERE attempt_id = '{Path(first).parent.name.partition('=')[2]}'"
         model, task = database.duck.execute(f"SELECT model, task_label {names}").fetchall()[0]
-        where = f"model = '{model}' AND task_label = '{task}'"
-        expected = database.duck.execute(query.format(where)).fetchall()
-        runs = f"SELECT attempt_id FROM run_names WHERE {where}"
+        condition = f"model = '{model}' AND task_label = '{task}'"
+        expected = database.duck.execute(query.format(condition)).fetchall()
+        runs = f"SELECT attempt_id FROM run_names WHERE {condition}"
         needed = {attempt for (attempt,) in database.duck.execute(runs).fetchall()}
     with open_lake(str(lake)) as opened:
-        others = [file for file in files if not any(f"attempt_id={attempt}/" in file for attempt in needed)]
-        for file in others:
+        other_files = [file for file in files if not any(f"attempt_id={attempt}/" in file for attempt in needed)]
+        for file in other_files:
             Path(file.removeprefix("file://")).write_bytes(b"no Parquet")
-        assert opened.duck.execute(query.format(where)).fetchall() == expected
-    assert others
+        assert opened.duck.execute(query.format(condition)).fetchall() == expected
+    assert other_files
 
 
 def test_texts_of_others_stay_at_home(few_database: Path, tmp_path: Path) -> None:
@@ -152,9 +155,9 @@ def test_texts_of_others_stay_at_home(few_database: Path, tmp_path: Path) -> Non
         duck.execute("UPDATE dataset_artifact SET source = 'hub'")
     with open_database(licensed) as database:
         tasks = {task for (task,) in database.duck.execute("SELECT DISTINCT task FROM dataset_artifact").fetchall()}
-        done = export_lake(database.duck, str(tmp_path / "none"), redistributable=())
+        exported = export_lake(database.duck, str(tmp_path / "none"), redistributable=())
         export_lake(database.duck, str(tmp_path / "all"), redistributable=tasks)
-    assert done.texts_left_out_of
+    assert exported.texts_left_out_of
     with open_lake(str(tmp_path / "none")) as none, open_lake(str(tmp_path / "all")) as every:
         texts = "SELECT count(*) FROM sample WHERE output_text <> ''"
         assert none.duck.execute(texts).fetchall() < every.duck.execute(texts).fetchall()

@@ -21,7 +21,7 @@ def answers(path: Path) -> dict[str, object] | None:
                 "SELECT table_name FROM duckdb_tables() "
                 "UNION ALL SELECT view_name FROM duckdb_views() WHERE NOT internal"
             ).fetchall()
-            told: dict[str, object] = {
+            messages: dict[str, object] = {
                 name: connection.execute(f'SELECT count(*), bit_xor(hash(t)) FROM "{name}" AS t').fetchone()
                 for (name,) in names
             }
@@ -31,10 +31,10 @@ def answers(path: Path) -> dict[str, object] | None:
             ).fetchall()
             for table, key in keys:
                 first = connection.execute(f"SELECT min({key}) FROM {table}").fetchone()
-                for asked in ("=", ">"):
-                    query = f"SELECT count(*) FROM {table} WHERE {key} {asked} $1"
-                    told[f"{table} by its key, {asked}"] = connection.execute(query, first).fetchone()
-            return told
+                for operator in ("=", ">"):
+                    query = f"SELECT count(*) FROM {table} WHERE {key} {operator} $1"
+                    messages[f"{table} by its key, {operator}"] = connection.execute(query, first).fetchone()
+            return messages
     except duckdb.Error:
         return None
 
@@ -46,8 +46,8 @@ def blocks(path: Path) -> int:
 def test_no_block_that_changes_an_answer_is_called_good(few_spool: Path, few_database: Path, tmp_path: Path) -> None:
     path = tmp_path / "exitbench.duckdb"
     shutil.copyfile(few_database, path)
-    whole, content = answers(path), path.read_bytes()
-    assert whole is not None
+    intact, content = answers(path), path.read_bytes()
+    assert intact is not None
     assert check(few_spool, path).problems == ()
     named = 0
     for block in range(blocks(path)):
@@ -56,6 +56,6 @@ def test_no_block_that_changes_an_answer_is_called_good(few_spool: Path, few_dat
         path.write_bytes(changed)
         problems = check(few_spool, path).problems
         named += bool(problems)
-        assert problems or answers(path) == whole, block
+        assert problems or answers(path) == intact, block
         assert all("exitbench db rebuild" in problem for problem in problems), problems
     assert named > blocks(path) / 2

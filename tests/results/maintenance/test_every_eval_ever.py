@@ -31,9 +31,9 @@ def records(example_database: Path, tmp_path_factory: pytest.TempPathFactory) ->
     folder = tmp_path_factory.mktemp("records") / "out"
     with open_database(example_database) as database:
         count = write_every_eval_ever(database, folder, "Example University", "third_party")
-    found = {path.relative_to(folder): json.loads(path.read_text()) for path in folder.rglob("*.json")}
-    assert len(found) == count
-    return found
+    records_by_path = {path.relative_to(folder): json.loads(path.read_text()) for path in folder.rglob("*.json")}
+    assert len(records_by_path) == count
+    return records_by_path
 
 
 def test_a_record_has_what_the_schema_requires_and_no_other_key(records: dict[Path, dict[str, Any]]) -> None:
@@ -71,13 +71,15 @@ def test_a_metric_has_its_own_direction_and_the_ends_of_its_own_scale(
         connection.execute(turned, [lower_is_better, low, high])
     with open_database(tmp_path / "exitbench.duckdb") as database:
         write_every_eval_ever(database, tmp_path / "out", "Example University", "third_party")
-    results = [one for path in (tmp_path / "out").rglob("*.json") for one in json.loads(path.read_text())[RESULTS]]
-    told = {
-        tuple(one["metric_config"][name] for name in ("metric_name", "lower_is_better", "min_score", "max_score"))
-        for one in results
+    results = [
+        result for path in (tmp_path / "out").rglob("*.json") for result in json.loads(path.read_text())[RESULTS]
+    ]
+    details = {
+        tuple(result["metric_config"][name] for name in ("metric_name", "lower_is_better", "min_score", "max_score"))
+        for result in results
     }
-    assert told > {("f1", lower_is_better, low, high), ("em", False, 0.0, 100.0), ("rougeL", False, 0.0, 100.0)}
-    assert not any("metric_unit" in one["metric_config"] for one in results)  # whose unit nothing says
+    assert details > {("f1", lower_is_better, low, high), ("em", False, 0.0, 100.0), ("rougeL", False, 0.0, 100.0)}
+    assert not any("metric_unit" in result["metric_config"] for result in results)  # whose unit nothing says
 
 
 def free_fields(value: Any) -> list[Any]:
@@ -85,8 +87,8 @@ def free_fields(value: Any) -> list[Any]:
         return [field for item in value for field in free_fields(item)]
     if not isinstance(value, dict):
         return []
-    own = [field for name in DETAILS for field in value.get(name, {}).values()]
-    return own + [field for name, item in value.items() if name not in DETAILS for field in free_fields(item)]
+    nested_fields = [field for name in DETAILS for field in value.get(name, {}).values()]
+    return nested_fields + [field for name, item in value.items() if name not in DETAILS for field in free_fields(item)]
 
 
 def test_free_fields_are_texts_as_the_schema_has_it(records: dict[Path, dict[str, Any]]) -> None:
@@ -103,7 +105,7 @@ def test_every_quality_run_is_a_record_with_its_tasks_metrics(
             "SELECT attempt_id, metric, value, ci_low, model, task_label FROM metric_values WHERE kind = 'quality' "
             "AND metric IN ('f1', 'em', 'rougeL', 'rouge1', 'bleu', 'chrf')"
         ).to_pylist()
-    told = {
+    details = {
         result["evaluation_result_id"]: (
             result["score_details"]["score"],
             result["score_details"]["uncertainty"]["confidence_interval"]["lower"],
@@ -113,7 +115,7 @@ def test_every_quality_run_is_a_record_with_its_tasks_metrics(
         for record in records.values()
         for result in record["evaluation_results"]
     }
-    assert told == {
+    assert details == {
         f"{row['attempt_id']}/{row['metric']}": (row["value"], row["ci_low"], row["model"], row["task_label"])
         for row in stored
     }
@@ -145,9 +147,9 @@ def test_method_speed_and_depth_are_told(records: dict[Path, dict[str, Any]]) ->
 def test_no_answer_and_no_token_is_in_a_record(records: dict[Path, dict[str, Any]], example_database: Path) -> None:
     with open_database(example_database) as database:
         answers = database.query("SELECT DISTINCT output_text AS t, output_ids AS ids FROM sample").to_pylist()
-    told = json.dumps(list(records.values()))
+    text = json.dumps(list(records.values()))
     assert len(answers) > 10
-    assert not any(json.dumps(row["t"]) in told or json.dumps(row["ids"]) in told for row in answers if row["t"])
+    assert not any(json.dumps(row["t"]) in text or json.dumps(row["ids"]) in text for row in answers if row["t"])
 
 
 def test_a_folder_that_exists_is_not_written_over(example_database: Path, tmp_path: Path) -> None:

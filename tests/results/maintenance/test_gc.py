@@ -60,7 +60,7 @@ def running(runs: Path, cell: Json, env: Json) -> AttemptWriter:
 
 
 @pytest.fixture
-def gone() -> int:
+def dead_pid() -> int:
     """The id of a process that has ended."""
     with subprocess.Popen(["true"]) as process:
         pass
@@ -149,29 +149,29 @@ def test_what_supersedes_is_only_known_with_a_database(runs: Path) -> None:
 
 
 def test_attempts_that_an_import_would_bring_back_stay(runs: Path, tmp_path: Path) -> None:
-    there = tmp_path / "there"
+    target = tmp_path / "there"
     with open_database(runs / "exitbench.duckdb") as database:
         write_snapshot(database.engine, tmp_path / "exported")
-    merge(tmp_path / "exported", there / "spool", there / "exitbench.duckdb")
-    merge(runs / "spool", there / "spool", there / "exitbench.duckdb")
+    merge(tmp_path / "exported", target / "spool", target / "exitbench.duckdb")
+    merge(runs / "spool", target / "spool", target / "exitbench.duckdb")
     assert len(superseded(runs)) == 2
-    assert superseded(there) == []
+    assert superseded(target) == []
 
 
 @pytest.mark.parametrize(
     "name", [".importing-{pid}", ".import-abc", "vocabularies/.0123-{pid}", "imports/.new-{pid}", "trainings/.x-{pid}"]
 )
 def test_what_is_half_written_is_freed_when_its_process_is_gone_and_nothing_in_it_is_young(
-    name: str, runs: Path, gone: int
+    name: str, runs: Path, dead_pid: int
 ) -> None:
-    def left(pid: int) -> Path:
+    def unfinished_file(pid: int) -> Path:
         folder = runs / "spool" / name.format(pid=pid)
         folder.mkdir(parents=True)
         (folder / "source.duckdb").write_bytes(bytes(1000))
         old(folder)
         return folder
 
-    folder = left(gone)
+    folder = unfinished_file(dead_pid)
     before = len(find(runs))
     os.utime(folder / "source.duckdb")
     assert len(find(runs)) == before - 1
@@ -181,12 +181,12 @@ def test_what_is_half_written_is_freed_when_its_process_is_gone_and_nothing_in_i
     free([item], runs / "exitbench.duckdb")
     assert not folder.exists()
     if "{pid}" in name:
-        running = left(os.getpid())
+        running = unfinished_file(os.getpid())
         assert running not in [item.path for item in find(runs)]
 
 
-def test_a_half_copied_file_is_freed(runs: Path, gone: int) -> None:
-    file = runs / "spool" / f".importing-{gone}"
+def test_a_half_copied_file_is_freed(runs: Path, dead_pid: int) -> None:
+    file = runs / "spool" / f".importing-{dead_pid}"
     file.write_bytes(bytes(10))
     old(file)
     (item,) = [item for item in find(runs) if item.path == file]
@@ -240,6 +240,6 @@ def test_every_kind_of_cell_can_lose_its_traces(example_spool: Path, tmp_path: P
         shutil.copytree(prefix, spool / prefix.name)
     ingest(spool, path)
     free(find_garbage(spool, path, superseded=False, traces=True), path)
-    left = {file.stem for file in spool.glob("??/*/*/*.parquet")}
-    assert left & {"samples", "metrics"} and not left & set(TRACES)
+    remaining = {file.stem for file in spool.glob("??/*/*/*.parquet")}
+    assert remaining & {"samples", "metrics"} and not remaining & set(TRACES)
     assert check(spool, path).problems == ()

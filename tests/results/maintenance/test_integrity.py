@@ -16,7 +16,7 @@ from exitbench.results.spool.attempts import free_tables, read_attempt, read_sta
 
 
 @pytest.fixture(scope="session")
-def whole(example_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def intact(example_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A runs folder with a spool of some cells, one rescored, and its database."""
     runs = tmp_path_factory.mktemp("whole")
     for prefix in sorted(example_spool.iterdir())[:20]:
@@ -32,9 +32,9 @@ def whole(example_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture
-def runs(whole: Path, tmp_path: Path) -> Path:
+def runs(intact: Path, tmp_path: Path) -> Path:
     """A copy to damage."""
-    return Path(shutil.copytree(whole, tmp_path / "runs"))
+    return Path(shutil.copytree(intact, tmp_path / "runs"))
 
 
 def problems(runs: Path) -> tuple[str, ...]:
@@ -53,12 +53,12 @@ def change(runs: Path, sql: str) -> None:
 
 
 def test_nothing_is_wrong_with_what_was_written(runs: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    report = check(runs / "spool", runs / "exitbench.duckdb", lambda *counts: seen.append(counts))
+    calls: list[tuple[int, int]] = []
+    report = check(runs / "spool", runs / "exitbench.duckdb", lambda *counts: calls.append(counts))
     assert report.problems == ()
     finished = [attempt for attempt in scan_spool(runs / "spool") if attempt.finished]
     assert report.attempts == len(finished)
-    assert seen[-1] == (len(finished), len(finished))
+    assert calls[-1] == (len(finished), len(finished))
     assert report.files == sum(len(read_attempt(attempt.path).digests) for attempt in finished)
     with open_database(runs / "exitbench.duckdb") as opened:
         names = opened.query("SELECT table_name AS t FROM duckdb_tables()")["t"].to_pylist()
@@ -74,10 +74,10 @@ def test_a_file_that_was_changed(runs: Path, name: str) -> None:
 
 
 def test_a_file_that_was_changed_together_with_its_digest(runs: Path) -> None:
-    done = traced(runs) / "DONE"
-    digests = json.loads(done.read_text())
+    done_file = traced(runs) / "DONE"
+    digests = json.loads(done_file.read_text())
     del digests["tokens.parquet"]
-    done.write_text(json.dumps(digests))
+    done_file.write_text(json.dumps(digests))
     named = problems(runs)
     assert all("exitbench db rebuild" in problem for problem in named)
     assert ["DONE: is not what" in named[0], "other digests of tokens.parquet" in named[1], len(named)] == [
@@ -88,7 +88,7 @@ def test_a_file_that_was_changed_together_with_its_digest(runs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sql", "told"),
+    ("sql", "message"),
     [
         ("DELETE FROM token_exit WHERE attempt_id = '{id}' AND position = 1", "token_exit has "),
         ("DELETE FROM metric WHERE attempt_id = '{id}' AND ordinal = 0", "metric has "),
@@ -102,10 +102,10 @@ def test_a_file_that_was_changed_together_with_its_digest(runs: Path) -> None:
         ("UPDATE attempt SET env_id = 'nobody'", "of a env_id that environment does not have"),
     ],
 )
-def test_rows_that_are_not_what_the_files_say(runs: Path, sql: str, told: str) -> None:
+def test_rows_that_are_not_what_the_files_say(runs: Path, sql: str, message: str) -> None:
     change(runs, sql)
     (problem,) = problems(runs)
-    assert told in problem
+    assert message in problem
     assert "exitbench db rebuild" in problem
     rebuild(runs / "spool", runs / "exitbench.duckdb")
     assert problems(runs) == ()

@@ -100,10 +100,10 @@ def test_an_exception_ends_the_attempt_with_what_it_means(
     with pytest.raises(type(error)), AttemptWriter(tmp_path, cell, env) as writer:
         writer.write("tokens", tokens)
         raise error
-    found = read_attempt(writer.path)
-    assert found.status["status"] == status
-    assert found.status["reason"].startswith(type(error).__name__)
-    assert found.tables == ("tokens",)
+    record = read_attempt(writer.path)
+    assert record.status["status"] == status
+    assert record.status["reason"].startswith(type(error).__name__)
+    assert record.tables == ("tokens",)
 
 
 def test_leaving_without_finish_is_a_failure(tmp_path: Path, cell: Json, env: Json) -> None:

@@ -28,9 +28,9 @@ def test_a_process_owns_the_attempt_until_it_is_killed(tmp_path: Path) -> None:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "locked\n"
-            found = owner_of(tmp_path)
-            assert found is not None
-            assert (found.pid, found.host, found.total) == (process.pid, socket.gethostname(), None)
+            owner = owner_of(tmp_path)
+            assert owner is not None
+            assert (owner.pid, owner.host, owner.total) == (process.pid, socket.gethostname(), None)
         finally:
             process.send_signal(signal.SIGKILL)
     assert (tmp_path / OWNER_FILE).exists()
@@ -76,9 +76,9 @@ def test_a_file_that_was_cut_short_is_nobodys(tmp_path: Path) -> None:
 
 
 def _owner(folder: Path) -> Owner:
-    found = owner_of(folder)
-    assert found is not None
-    return found
+    owner = owner_of(folder)
+    assert owner is not None
+    return owner
 
 
 def _left_behind(folder: Path, host: str) -> Path:

@@ -49,7 +49,7 @@ def gaffke(losses: np.ndarray) -> float:
 
 
 def students_t(losses: np.ndarray) -> float:
-    """What goes by the spread of the sample alone, to compare with."""
+    """Return an upper bound from the sample's spread alone, for comparison."""
     return float(losses.mean() + t_quantile(len(losses)) * standard_error(losses))
 
 
@@ -96,9 +96,9 @@ def test_more_loss_never_tightens_the_bound(values: list[float], data: st.DataOb
 
 def test_what_was_told_of_one_small_loss_of_a_hundred_is_not_below_what_is_told_of_none() -> None:
     """At n = 100 the interval of before told 3.62 points of no loss, 0.06 of one document that lost one point."""
-    none, one, three, large = np.zeros((4, 100))
-    one[0], three[:3], large[0] = 1.0, 1.0, 100.0
-    bounds = [upper_bound(losses, 100.0) for losses in (none, one, three, large)]
+    none, ones, three, large = np.zeros((4, 100))
+    ones[0], three[:3], large[0] = 1.0, 1.0, 100.0
+    bounds = [upper_bound(losses, 100.0) for losses in (none, ones, three, large)]
     assert bounds == sorted(bounds)
     assert bounds[0] == pytest.approx(100 * (1 - 0.025 ** (1 / 100)), abs=0.01)
 

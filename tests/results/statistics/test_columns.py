@@ -17,7 +17,7 @@ def of_sums(total, n):
 
 
 def of_columns(rows, counts):
-    """The same ratio of rows that each count so many times."""
+    """Return the ratio of rows that are repeated by weights."""
     return of_sums(counts @ rows, counts.sum(-1))
 
 
@@ -30,17 +30,17 @@ def test_a_metric_of_sums_is_left_alone():
 
 
 def test_the_interval_is_that_of_the_same_metric_as_sums():
-    wanted, found = aggregate_interval(RUN_A, of_sums), aggregate_interval(*as_sums(RUN_A, of_columns))
-    assert (found.value, found.low, found.high) == pytest.approx((wanted.value, wanted.low, wanted.high))
-    assert (found.method, found.n) == (wanted.method, 30)
+    wanted, interval = aggregate_interval(RUN_A, of_sums), aggregate_interval(*as_sums(RUN_A, of_columns))
+    assert (interval.value, interval.low, interval.high) == pytest.approx((wanted.value, wanted.low, wanted.high))
+    assert (interval.method, interval.n) == (wanted.method, 30)
 
 
 def test_the_paired_test_is_that_of_the_same_metric_as_sums():
     wanted = difference(RUN_A, RUN_B, of_sums, seed=0)
-    found = difference(*paired_as_sums(RUN_A, RUN_B, of_columns), seed=0)
-    assert (found.a, found.b, found.p) == pytest.approx((wanted.a, wanted.b, wanted.p))
-    assert (found.delta.low, found.delta.high) == pytest.approx((wanted.delta.low, wanted.delta.high))
-    assert (found.test, found.detectable) == (wanted.test, pytest.approx(wanted.detectable))
+    result = difference(*paired_as_sums(RUN_A, RUN_B, of_columns), seed=0)
+    assert (result.a, result.b, result.p) == pytest.approx((wanted.a, wanted.b, wanted.p))
+    assert (result.delta.low, result.delta.high) == pytest.approx((wanted.delta.low, wanted.delta.high))
+    assert (result.test, result.detectable) == (wanted.test, pytest.approx(wanted.detectable))
 
 
 def test_runs_that_are_equal_do_not_differ():

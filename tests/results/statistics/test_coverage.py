@@ -1,4 +1,4 @@
-"""How often intervals hold the truth, by simulation, from 5 to 200 documents. 95% is what they promise.
+"""Coverage of the intervals by simulation, from 5 to 200 documents; they promise 95 %.
 
 What is asserted is a band of three standard errors around what 4,000 samples a size gave, in percent, in the order of
 `SIZES`: 93 to 97 but for a few. More: full depth against itself, scores, losses and equal tokens of 5 documents, equal
@@ -65,7 +65,7 @@ def lognormal(rng: Rng, shape: tuple[int, int]) -> Sample:
 
 
 def scores(rng: Rng, shape: tuple[int, int]) -> Sample:
-    """Of answers seven tenths right, one tenth wrong, the others something between."""
+    """Draw scores: seven tenths right, one tenth wrong, the others between."""
     which = rng.random(shape)
     return (100 * np.where(which < 0.7, 1, np.where(which < 0.8, 0, rng.beta(2, 1.5, shape))),)
 
@@ -95,16 +95,16 @@ def n_grams(rng: Rng, shape: tuple[int, int]) -> Sample:
     for word in words[1:]:
         right[..., word] = np.where(as_before[..., word], right[..., word - 1], right[..., word])
     right &= words < length[..., None]
-    run, found = right, []
+    run, intervals = right, []
     for order in range(4):
         run = run if order == 0 else run[..., :-1] & right[..., order:]
-        found.append(run.sum(axis=-1))
+        intervals.append(run.sum(axis=-1))
     totals = [length - order for order in range(4)]
-    return (np.stack([length, length + rng.integers(-1, 2, shape), *found, *totals], axis=-1).astype(float),)
+    return (np.stack([length, length + rng.integers(-1, 2, shape), *intervals, *totals], axis=-1).astype(float),)
 
 
-def of_ratio(above: np.ndarray, below: np.ndarray) -> Interval:
-    return ratio_interval(above, below, seed=0, n_boot=N_BOOT)
+def of_ratio(numerator: np.ndarray, denominator: np.ndarray) -> Interval:
+    return ratio_interval(numerator, denominator, seed=0, n_boot=N_BOOT)
 
 
 def of_bleu(rows: np.ndarray) -> Interval:
@@ -134,8 +134,8 @@ def coverage(what: str, size: int, samples: int) -> float:
     """The share of intervals that hold the truth; none counts as all there is."""
     make, interval_of, truth, _ = SIMULATED[what]
     parts = make(np.random.default_rng(size), (samples, size))
-    found = [interval_of(*(part[i] for part in parts)) for i in range(samples)]
-    return float(np.mean([it.low is None or it.low <= truth <= it.high for it in found]))
+    intervals = [interval_of(*(part[i] for part in parts)) for i in range(samples)]
+    return float(np.mean([it.low is None or it.low <= truth <= it.high for it in intervals]))
 
 
 @pytest.mark.parametrize("what", SIMULATED)
@@ -149,16 +149,16 @@ def test_intervals_hold_the_truth_as_often_as_they_say(what: str) -> None:
 @pytest.mark.parametrize("right", [0.5, 0.9, 0.95])
 @pytest.mark.parametrize("size", SIZES)
 def test_all_or_nothing_is_held_by_at_least_95_of_100_exact_intervals(right: float, size: int) -> None:
-    held = 0.0
+    covered = 0.0
     for hits in range(size + 1):
         interval = mean_interval([100.0] * hits + [0.0] * (size - hits), PERCENT)
-        held += (
+        covered += (
             math.comb(size, hits)
             * right**hits
             * (1 - right) ** (size - hits)
             * (interval.low <= 100 * right <= interval.high)
         )
-    assert 0.95 <= held <= (1 if size < 40 else 0.99)
+    assert 0.95 <= covered <= (1 if size < 40 else 0.99)
 
 
 if __name__ == "__main__":

@@ -77,10 +77,10 @@ def test_a_ratio_in_which_no_document_differs_has_no_interval(sample: list[int],
 @settings(max_examples=20)
 def test_exchanging_the_two_sides_of_a_ratio_turns_its_interval_over(sample: list[int], seed: int) -> None:
     other = sample[::-1]
-    there = ratio_interval(sample, other, seed=seed, n_boot=N_BOOT)
-    back = ratio_interval(other, sample, seed=seed, n_boot=N_BOOT)
-    if there.low is not None:
-        assert (1 / there.high, 1 / there.low) == pytest.approx((back.low, back.high), rel=1e-6)
+    forward = ratio_interval(sample, other, seed=seed, n_boot=N_BOOT)
+    backward = ratio_interval(other, sample, seed=seed, n_boot=N_BOOT)
+    if forward.low is not None:
+        assert (1 / forward.high, 1 / forward.low) == pytest.approx((backward.low, backward.high), rel=1e-6)
 
 
 @given(times, seeds)
@@ -106,8 +106,8 @@ def test_every_resample_draws_as_many_documents_as_there_are() -> None:
 
 
 def test_few_resamples_are_drawn_once_and_cannot_be_changed() -> None:
-    (drawn,), (again,) = bootstrap_weights(7, 1000, seed=0), bootstrap_weights(7, 1000, seed=0)
-    assert again is drawn and not drawn.flags.writeable
+    (drawn,), (redrawn,) = bootstrap_weights(7, 1000, seed=0), bootstrap_weights(7, 1000, seed=0)
+    assert redrawn is drawn and not drawn.flags.writeable
     (other,) = bootstrap_weights(7, 1000, seed=1)
     assert (other != drawn).any()
 
@@ -171,9 +171,9 @@ def test_one_document_unlike_the_others_widens_a_ratio_and_not_without_end() -> 
     full = np.array([2.6 + 0.44 * number for number in range(20)])
     method = full / 1.2 * (1 + 0.01 * (np.arange(20) % 3))
     full[3] += 64
-    found = ratio_interval(full, method, seed=0)
-    assert found.low is not None and found.high is not None
-    assert found.low < 1.2 < found.high < 5
+    interval = ratio_interval(full, method, seed=0)
+    assert interval.low is not None and interval.high is not None
+    assert interval.low < 1.2 < interval.high < 5
 
 
 def test_pairing_removes_what_documents_share() -> None:
@@ -192,12 +192,12 @@ def test_a_corpus_metric_is_computed_anew_without_each_document() -> None:
     outputs = [" ".join(w if rng.random() < 0.9 else "oh" for w in reference.split()) for reference in references]
     statistics = np.array([Bleu().statistics(a, b) for a, b in zip(outputs, references, strict=True)])
 
-    def corpus(kept: list[int]) -> float:
-        return BLEU().corpus_score([outputs[i] for i in kept], [[references[i] for i in kept]]).score
+    def corpus(documents: list[int]) -> float:
+        return BLEU().corpus_score([outputs[i] for i in documents], [[references[i] for i in documents]]).score
 
-    without = np.array([corpus([i for i in range(8) if i != left_out]) for left_out in range(8)])
+    jackknife_scores = np.array([corpus([i for i in range(8) if i != omitted]) for omitted in range(8)])
     moved = jackknife(statistics, lambda total, _n: corpus_bleu(total))
-    assert moved == pytest.approx(7 * (without.mean() - without))
+    assert moved == pytest.approx(7 * (jackknife_scores.mean() - jackknife_scores))
     interval = aggregate_interval(statistics, lambda total, _n: corpus_bleu(total))
     assert interval.value == pytest.approx(corpus(list(range(8))))
     assert 0 <= interval.low < interval.value < interval.high <= 100
@@ -218,8 +218,8 @@ def test_a_ratio_of_ratios_is_that_of_their_quotient() -> None:
 
 
 def test_one_document_has_an_estimate_and_no_interval() -> None:
-    found = (mean_of_percent([4.0]), ratio_interval([8], [2], seed=0), bounded_ratio_interval([8], [2], (1, 9)))
-    for interval in found:
+    intervals = (mean_of_percent([4.0]), ratio_interval([8], [2], seed=0), bounded_ratio_interval([8], [2], (1, 9)))
+    for interval in intervals:
         assert (interval.value, interval.low, interval.high, interval.method, interval.n) == (4.0, None, None, None, 1)
 
 
@@ -248,8 +248,8 @@ def test_one_document_that_is_all_there_is_leaves_no_interval() -> None:
     [
         ([1, 2], [1], "same documents: 2 against 1"),
         ([1, 2], [1, -1], "negative"),
-        ([1, math.inf], [1, 1], "above has entries that are not finite"),
-        ([[1], [2]], [1, 1], "above has 2 dimensions"),
+        ([1, math.inf], [1, 1], "numerator has entries that are not finite"),
+        ([[1], [2]], [1, 1], "numerator has 2 dimensions"),
     ],
 )
 def test_a_ratio_of_what_does_not_pair_is_refused(full: list[float], method: list[float], message: str) -> None:

@@ -76,9 +76,9 @@ def test_the_test_of_a_corpus_metric_aggregates_every_exchange_anew(rows: list[t
 @given(rights)
 def test_mcnemar_is_the_sign_flip_test_of_all_or_nothing(pairs: list[tuple[bool, bool]]) -> None:
     a, b = (100.0 * np.array(column) for column in zip(*pairs, strict=True))
-    found = binary_difference(a, b)
-    assert found.test == ("no document differs" if (a == b).all() else "McNemar, exact")
-    assert found.p == pytest.approx(permutation_test(a[:, None], b[:, None], mean, seed=0)[0])
+    result = binary_difference(a, b)
+    assert result.test == ("no document differs" if (a == b).all() else "McNemar, exact")
+    assert result.p == pytest.approx(permutation_test(a[:, None], b[:, None], mean, seed=0)[0])
 
 
 @given(st.integers(0, 30), st.integers(0, 30))
@@ -96,32 +96,39 @@ def test_mcnemar_of_very_many_documents_is_still_a_number() -> None:
 @settings(max_examples=30)
 def test_exchanging_the_runs_flips_the_sign_and_nothing_else(pairs: list[tuple[int, int]], seed: int) -> None:
     rows_a, rows_b = columns(pairs)
-    there = difference(rows_a, rows_b, mean, seed=seed)
-    back = difference(rows_b, rows_a, mean, seed=seed)
-    assert (there.delta.value, there.p, there.a, there.b) == (-back.delta.value, back.p, back.b, back.a)
-    assert [there.detectable] == pytest.approx([back.detectable])
+    forward = difference(rows_a, rows_b, mean, seed=seed)
+    backward = difference(rows_b, rows_a, mean, seed=seed)
+    assert (forward.delta.value, forward.p, forward.a, forward.b) == (
+        -backward.delta.value,
+        backward.p,
+        backward.b,
+        backward.a,
+    )
+    assert [forward.detectable] == pytest.approx([backward.detectable])
     if len(pairs) > 1:
-        assert (there.delta.low, there.delta.high) == pytest.approx((-back.delta.high, -back.delta.low), abs=1e-9)
-        assert there.delta.low <= there.delta.value <= there.delta.high
+        assert (forward.delta.low, forward.delta.high) == pytest.approx(
+            (-backward.delta.high, -backward.delta.low), abs=1e-9
+        )
+        assert forward.delta.low <= forward.delta.value <= forward.delta.high
 
 
 @given(scores)
 @settings(max_examples=30)
 def test_a_run_does_not_differ_from_itself(pairs: list[tuple[int, int]]) -> None:
     rows, _ = columns(pairs)
-    found = difference(rows, rows, mean, seed=0)
-    assert (found.delta.value, found.p) == (0, 1)
-    assert (found.test, found.detectable) == ("no document differs", None)
+    result = difference(rows, rows, mean, seed=0)
+    assert (result.delta.value, result.p) == (0, 1)
+    assert (result.test, result.detectable) == ("no document differs", None)
     if len(pairs) > 1:
         # As many documents may differ, by all there is, as could have stayed unseen.
         unseen = 100 * (1 - 0.025 ** (1 / len(pairs)))
-        assert (found.delta.low, found.delta.high) == pytest.approx((-unseen, unseen), abs=1e-3)
+        assert (result.delta.low, result.delta.high) == pytest.approx((-unseen, unseen), abs=1e-3)
 
 
 def test_all_or_nothing_that_does_not_differ_says_so() -> None:
     right = np.array([0.0, 100.0, 100.0])
-    found = binary_difference(right, right)
-    assert (found.p, found.test, found.detectable) == (1, "no document differs", None)
+    result = binary_difference(right, right)
+    assert (result.p, result.test, result.detectable) == (1, "no document differs", None)
 
 
 def test_many_documents_are_tested_by_draws_and_say_how_finely() -> None:
@@ -143,8 +150,8 @@ def test_draws_agree_with_all_exchanges(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_p_values_are_uniform_where_nothing_differs() -> None:
     rng = np.random.default_rng(2)
-    found = [permutation_test(*rng.normal(size=(2, 10, 1)), mean, seed=0)[0] for _ in range(400)]
-    assert np.mean(np.array(found) <= 0.05) == pytest.approx(0.05, abs=0.03)
+    result = [permutation_test(*rng.normal(size=(2, 10, 1)), mean, seed=0)[0] for _ in range(400)]
+    assert np.mean(np.array(result) <= 0.05) == pytest.approx(0.05, abs=0.03)
 
 
 @pytest.mark.parametrize(("n", "tolerance"), [(8, 0.06), (10, 0.04), (12, 0.04)])
@@ -166,8 +173,8 @@ def test_a_difference_of_the_detectable_size_is_found_four_times_in_five(n: int,
 def test_mcnemar_finds_a_difference_of_the_detectable_size_four_times_in_five(n: int, discordant: float) -> None:
     share = detectable_share(n, discordant)
     rng = np.random.default_rng(n)
-    apart = max(share, discordant)
-    chances = [(apart + share) / 2, (apart - share) / 2, max(0.0, 1 - apart)]
+    lower_bound = max(share, discordant)
+    chances = [(lower_bound + share) / 2, (lower_bound - share) / 2, max(0.0, 1 - lower_bound)]
     drawn = rng.multinomial(n, chances, size=2000)
     p = np.array([mcnemar(int(gained), int(lost)) for gained, lost, _ in drawn])
     assert (p <= 0.05).mean() == pytest.approx(0.8, abs=0.03)
@@ -194,9 +201,9 @@ def test_the_detectable_effect_of_a_mean_is_that_of_its_standard_error() -> None
 def test_an_effect_of_few_documents_is_promised_only_where_six_could_show_it() -> None:
     rows_b = np.zeros((40, 1))
     rows_b[:2] = 50.0
-    found = difference(np.zeros((40, 1)), rows_b, mean, seed=0)
+    result = difference(np.zeros((40, 1)), rows_b, mean, seed=0)
     # Two documents of 40 that differ by 50 points; to see six such at least, a fifth of them must do so.
-    assert found.detectable > 6 / 40 * 50
+    assert result.detectable > 6 / 40 * 50
 
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=20))
@@ -208,8 +215,14 @@ def test_an_interval_of_a_difference_holds_it_stays_on_the_scale_and_has_a_width
 
 
 def test_one_document_has_a_difference_and_no_interval() -> None:
-    found = difference(np.array([[1.0]]), np.array([[3.0]]), mean, seed=0)
-    assert (found.delta.value, found.delta.low, found.delta.high, found.detectable, found.p) == (2, None, None, None, 1)
+    result = difference(np.array([[1.0]]), np.array([[3.0]]), mean, seed=0)
+    assert (result.delta.value, result.delta.low, result.delta.high, result.detectable, result.p) == (
+        2,
+        None,
+        None,
+        None,
+        1,
+    )
 
 
 def test_holm_by_hand() -> None:

@@ -13,7 +13,7 @@ Rng = np.random.Generator
 
 @dataclass
 class Outcome:
-    """What came of the recommendations of many simulated tasks.
+    """Outcomes of the recommendations of many simulated tasks.
 
     Attributes:
         tasks: Simulated.
@@ -34,8 +34,8 @@ class Outcome:
 
 def losses(rng: Rng, n: int, shares: np.ndarray) -> np.ndarray:
     """Losses [n, settings] in points: of documents that change, 7 of 10 lose; settings agree on half of them."""
-    common, own = rng.random((n, 1)), rng.random((n, len(shares)))
-    which = np.where(rng.random((n, 1)) < 0.5, common, own)
+    common, method_noise = rng.random((n, 1)), rng.random((n, len(shares)))
+    which = np.where(rng.random((n, 1)) < 0.5, common, method_noise)
     size = 100 * rng.random((n, len(shares))) * np.where(rng.random((n, len(shares))) < 0.7, 1, -1)
     return np.where(which < shares, size, 0.0)
 

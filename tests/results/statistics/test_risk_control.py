@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from exitbench.results.statistics.risk_control import (
     RULES,
     Calibration,
+    LevelTest,
     Rule,
-    Step,
     binomial_p,
     calibrate,
     documents_needed,
@@ -43,8 +43,10 @@ fractional = st.lists(st.floats(0, 1), min_size=1, max_size=60)
 
 def binomial_cdf(k: int, n: int, delta: float) -> Fraction:
     """P[Bin(n, delta) <= k] without rounding."""
-    yes, out_of = Fraction(delta).as_integer_ratio()
-    return Fraction(sum(math.comb(n, i) * yes**i * (out_of - yes) ** (n - i) for i in range(k + 1)), out_of**n)
+    yes, denominator = Fraction(delta).as_integer_ratio()
+    return Fraction(
+        sum(math.comb(n, i) * yes**i * (denominator - yes) ** (n - i) for i in range(k + 1)), denominator**n
+    )
 
 
 def h1(a: float, b: float) -> float:
@@ -233,31 +235,31 @@ def errors(count: int, n: int = 100) -> list[float]:
 @every_rule
 def test_nothing_is_decoded_after_the_first_failure(rule: Rule) -> None:
     decodes = Decodes({0.9: errors(0), 0.7: errors(1), 0.5: errors(60), 0.3: errors(0)})
-    found = calibrate(rule, [0.9, 0.7, 0.5, 0.3], decodes, 0.2, EPSILON)
+    result = calibrate(rule, [0.9, 0.7, 0.5, 0.3], decodes, 0.2, EPSILON)
     assert decodes.asked == [0.9, 0.7, 0.5]
-    assert found.chosen == 0.7
-    assert [(step.level, step.mean_loss, step.passed) for step in found.steps] == [
+    assert result.chosen == 0.7
+    assert [(step.level, step.mean_loss, step.passed) for step in result.steps] == [
         (0.9, 0.0, True),
         (0.7, 0.01, True),
         (0.5, 0.6, False),
     ]
-    assert (found.rule, found.delta, found.epsilon, found.n) == (rule, 0.2, EPSILON, 100)
+    assert (result.rule, result.delta, result.epsilon, result.n) == (rule, 0.2, EPSILON, 100)
 
 
 @every_rule
 def test_where_the_first_level_fails_the_full_model_is_left(rule: Rule) -> None:
     decodes = Decodes({0.9: errors(60), 0.7: errors(0)})
-    found = calibrate(rule, [0.9, 0.7], decodes, 0.2, EPSILON)
+    result = calibrate(rule, [0.9, 0.7], decodes, 0.2, EPSILON)
     assert decodes.asked == [0.9]
-    assert found.chosen is None
-    assert [step.passed for step in found.steps] == [False]
+    assert result.chosen is None
+    assert [step.passed for step in result.steps] == [False]
 
 
 @every_rule
 def test_where_all_pass_the_last_is_chosen_whichever_way_levels_go(rule: Rule) -> None:
-    found = calibrate(rule, [1, 2, 3], Decodes({1: errors(0), 2: errors(2), 3: errors(1)}), 0.2, EPSILON)
-    assert found.chosen == 3
-    assert all(step.passed for step in found.steps)
+    result = calibrate(rule, [1, 2, 3], Decodes({1: errors(0), 2: errors(2), 3: errors(1)}), 0.2, EPSILON)
+    assert result.chosen == 3
+    assert all(step.passed for step in result.steps)
 
 
 @every_bound
@@ -265,11 +267,11 @@ def test_where_all_pass_the_last_is_chosen_whichever_way_levels_go(rule: Rule) -
 @settings(max_examples=30)
 def test_the_path_is_the_p_values_up_to_the_first_above_epsilon(bound: Rule, counts: list[int]) -> None:
     losses = {float(i): errors(count) for i, count in enumerate(counts)}
-    found = calibrate(bound, list(losses), Decodes(losses), 0.2, EPSILON)
+    result = calibrate(bound, list(losses), Decodes(losses), 0.2, EPSILON)
     p_values = [P_VALUES[bound](losses[level], 0.2) for level in losses]
     passing = list(itertools.takewhile(lambda p: p <= EPSILON, p_values))
-    assert [step.p_value for step in found.steps] == p_values[: len(passing) + 1]
-    assert found.chosen == (len(passing) - 1 if passing else None)
+    assert [step.p_value for step in result.steps] == p_values[: len(passing) + 1]
+    assert result.chosen == (len(passing) - 1 if passing else None)
 
 
 def test_a_p_value_of_epsilon_itself_passes() -> None:
@@ -286,8 +288,8 @@ def test_conformal_risk_control_counts_one_more_document_of_full_loss(n: int, mo
 
 
 def test_rules_without_a_test_have_no_p_value() -> None:
-    assert calibrate("crc", [0.5], lambda _: errors(0), 0.1, EPSILON).steps == (Step(0.5, 0.0, None, True),)
-    assert calibrate("naive", [0.5], lambda _: errors(10), 0.1, EPSILON).steps == (Step(0.5, 0.1, None, False),)
+    assert calibrate("crc", [0.5], lambda _: errors(0), 0.1, EPSILON).steps == (LevelTest(0.5, 0.0, None, True),)
+    assert calibrate("naive", [0.5], lambda _: errors(10), 0.1, EPSILON).steps == (LevelTest(0.5, 0.1, None, False),)
 
 
 @pytest.mark.parametrize(
@@ -359,12 +361,12 @@ def violations(chosen: list[float | None]) -> int:
     [(rule, world) for rule in P_VALUES for world in WORLDS if (rule, world) != ("binomial", "fractional")],
 )
 def test_too_much_risk_is_chosen_in_at_most_epsilon_of_calibrations(rule: Rule, world: str) -> None:
-    found = calibrations(rule, world)
-    assert violations([calibration.chosen for calibration in found]) <= ALLOWED
+    result = calibrations(rule, world)
+    assert violations([calibration.chosen for calibration in result]) <= ALLOWED
     # The same check finds the off-by-one of a published implementation: to return the first level that fails.
-    assert violations([calibration.steps[-1].level for calibration in found]) > ALLOWED
+    assert violations([calibration.steps[-1].level for calibration in result]) > ALLOWED
     # And the guarantee is not kept by choosing nothing.
-    assert sum(calibration.chosen is not None for calibration in found) > 0.95 * DRAWS
+    assert sum(calibration.chosen is not None for calibration in result) > 0.95 * DRAWS
 
 
 def test_the_exact_test_spends_most_of_epsilon() -> None:
@@ -386,8 +388,8 @@ def test_conformal_risk_control_keeps_the_risk_on_average_and_the_naive_rule_doe
     draws = np.random.default_rng(3).random((DRAWS, 15))
 
     def mean_risk(rule: Rule) -> float:
-        found = (calibrate(rule, levels, lambda r, draw=draw: draw < r, 0.1, EPSILON).chosen for draw in draws)
-        return float(np.mean([level or 0.0 for level in found]))
+        result = (calibrate(rule, levels, lambda r, draw=draw: draw < r, 0.1, EPSILON).chosen for draw in draws)
+        return float(np.mean([level or 0.0 for level in result]))
 
     slack = 4 * 0.1 / math.sqrt(DRAWS)  # the chosen risk spreads by less than 0.1
     assert mean_risk("crc") <= 0.1

@@ -59,21 +59,23 @@ SIMULATED = {
 
 @dataclass(frozen=True)
 class Coverage:
-    """Of one number of documents: the share of intervals that hold the truth, and how far estimates are off."""
+    """Share of intervals that contain the truth, and bias of the estimates, for one number of documents."""
 
-    held: float
+    coverage: float
     bias: float
     not_measurable: float
 
 
 def simulate(what: str, size: int, stalled: float, samples: int) -> Coverage:
     """Estimate a speed-up from many samples of `size` documents, of which this share of the readings stalls."""
-    rng, one = np.random.default_rng(size), SIMULATED[what]
-    full, method = (readings(rng, times, stalled) for times in one.times(rng, (samples, size)))
-    found = [speedup_interval(pairs(a), pairs(b), seed=0, n_boot=N_BOOT) for a, b in zip(full, method, strict=True)]
-    held = np.mean([it.low is None or it.low <= one.truth <= it.high for it in found])
-    bias = np.mean([it.value for it in found]) / one.truth - 1
-    return Coverage(float(held), float(bias), float(np.mean([not is_measurable(it.low, it.high) for it in found])))
+    rng, simulation = np.random.default_rng(size), SIMULATED[what]
+    full, method = (readings(rng, times, stalled) for times in simulation.times(rng, (samples, size)))
+    intervals = [speedup_interval(pairs(a), pairs(b), seed=0, n_boot=N_BOOT) for a, b in zip(full, method, strict=True)]
+    coverage = np.mean([it.low is None or it.low <= simulation.truth <= it.high for it in intervals])
+    bias = np.mean([it.value for it in intervals]) / simulation.truth - 1
+    return Coverage(
+        float(coverage), float(bias), float(np.mean([not is_measurable(it.low, it.high) for it in intervals]))
+    )
 
 
 def readings(rng: Rng, times: np.ndarray, stalled: float) -> np.ndarray:
@@ -84,18 +86,18 @@ def readings(rng: Rng, times: np.ndarray, stalled: float) -> np.ndarray:
 
 
 def pairs(of_documents: np.ndarray) -> list[tuple[str, float]]:
-    return [(str(number), ns) for number, own in enumerate(of_documents.tolist()) for ns in own]
+    return [(str(number), ns) for number, document_ns in enumerate(of_documents.tolist()) for ns in document_ns]
 
 
 @pytest.mark.parametrize("stalled", [0, STALLED])
 @pytest.mark.parametrize("what", SIMULATED)
 def test_intervals_hold_the_truth_and_estimates_are_right_with_and_without_stalls(what: str, stalled: float) -> None:
-    found = {size: simulate(what, size, stalled, SAMPLES) for size in SIZES}
+    coverages = {size: simulate(what, size, stalled, SAMPLES) for size in SIZES}
     chance = 3 * math.sqrt(0.95 * 0.05 / SAMPLES)
-    for size, coverage in found.items():
-        assert 0.93 - chance <= coverage.held <= 0.97 + chance, size
+    for size, coverage in coverages.items():
+        assert 0.93 - chance <= coverage.coverage <= 0.97 + chance, size
         assert abs(coverage.bias) <= 0.02, size
-    assert 0.93 <= np.mean([coverage.held for coverage in found.values()]) <= 0.97
+    assert 0.93 <= np.mean([coverage.coverage for coverage in coverages.values()]) <= 0.97
 
 
 def test_a_stall_of_one_document_leaves_a_speed_up_alone() -> None:

@@ -68,7 +68,7 @@ def test_a_new_column_and_a_new_table_are_declared_at_one_place(
     Table(
         "coin",
         "One row per coin.",
-        (ATTEMPT_ID, DOC_KEY, _POSITION, Column("text", "VARCHAR", "what the coin says", left_out="''")),
+        (ATTEMPT_ID, DOC_KEY, _POSITION, Column("text", "VARCHAR", "what the coin says", redacted_sql="''")),
         file="coins",
         indexed=False,
     ),
@@ -77,10 +77,10 @@ def test_a_new_column_and_a_new_table_are_declared_at_one_place(
     traces.write_text(text.replace("TRACES: Final = (\n", table))
     cell["task"]["source"] = "local"
     words = [sys.executable, "-c", BEYOND, str(tmp_path / "more"), str(tmp_path), json.dumps([cell, env])]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(words, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
     attempt_id = next((tmp_path / "spool").glob("*/*/*")).name
-    assert done.stdout.splitlines() == [
+    assert process.stdout.splitlines() == [
         "[(0.5,)] [(1, 'x'), (2, 'x')]",
         "0",
         "[(0.5,)] [(1, ''), (2, '')]",
@@ -118,8 +118,8 @@ def test_rows_that_come_from_elsewhere_come_with_an_attempt_or_say_by_what() -> 
         of_attempts = (
             "SELECT table_name FROM duckdb_columns() WHERE column_name = 'attempt_id' AND table_name <> 'attempt'"
         )
-        found = {name for (name,) in connection.execute(of_attempts).fetchall()}
-    assert found == {name for name, table in TABLES.items() if table.is_of_attempts}
+        ids = {name for (name,) in connection.execute(of_attempts).fetchall()}
+    assert ids == {name for name, table in TABLES.items() if table.is_of_attempts}
 
 
 def test_a_file_has_what_its_table_has_but_for_what_ingest_adds() -> None:
@@ -142,7 +142,7 @@ def test_tables_of_sqlalchemy_are_those_of_the_database(tmp_path: Path) -> None:
     engine = sa.create_engine(f"duckdb:///{tmp_path / 'described.duckdb'}")
     METADATA.create_all(engine)
     open_database(tmp_path / "x.duckdb", read_only=False).close()
-    with engine.connect() as described, duckdb.connect(tmp_path / "x.duckdb", read_only=True) as made:
+    with engine.connect() as described, duckdb.connect(tmp_path / "x.duckdb", read_only=True) as written:
         for table in METADATA.tables:
-            expected = made.execute(COLUMNS, [table]).fetchall()
+            expected = written.execute(COLUMNS, [table]).fetchall()
             assert expected and described.exec_driver_sql(COLUMNS, (table,)).all() == expected, table
