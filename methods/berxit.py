@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from exitbench.errors import UserError
-from exitbench.methods.base import BlockView, Cost, FitData, Fitted, Gate, Head, Model, argmax_token, param
-from exitbench.methods.gated import Asking, Thresholded
+from exitbench.methods.base import BlockView, Cost, FitData, Fitted, Gate, Head, ModelInterface, argmax_token, param
+from exitbench.methods.gated import PeriodicGating, Thresholded
 from exitbench.methods.heads import TrainedHead
 from exitbench.methods.registry import register
 
@@ -36,14 +36,14 @@ class LearnedCorrectness(Gate):
         state_AD = view.model.final_normed(view.hidden_AD).float()
         return torch.sigmoid(state_AD @ self.fitted["weight"] + self.fitted["bias"])
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, asked: Sequence[int]) -> Cost:
         """A dot product."""
         return Cost(matmul_flops=2 * model.d_model * len(asked), read_numel=model.d_model * len(asked))
 
 
 @register
 @dataclass(frozen=True)
-class Berxit(Thresholded, Asking):
+class Berxit(Thresholded, PeriodicGating):
     """Exit when a linear module, shared by all blocks, holds the off-ramp's prediction to be right.
 
     It is trained by squared error on whether the off-ramp of a block is right, on the frozen model's states.

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Cost, Gate, Model, param
+from exitbench.methods.base import BlockView, Cost, Gate, ModelInterface, param
 from exitbench.methods.gated import Gated
 from exitbench.methods.registry import register
 
@@ -36,7 +36,7 @@ class Saturation(Gate):
         cosine = "cosine_previous_normed[l]" if self.normed else "cosine_previous[l]"
         return f"CASE WHEN l = {asked[0]} THEN 0 ELSE {cosine} END" if self.zero_first and asked else cosine
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, asked: Sequence[int]) -> Cost:
         """Three dot products, and two norms if asked for."""
         return Cost(elementwise_flops=(14 if self.normed else 6) * model.d_model * len(asked))
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Cost, Gate, Model, param
+from exitbench.methods.base import BlockView, Cost, Gate, ModelInterface, param
 from exitbench.methods.gated import SoftmaxGated
 from exitbench.methods.gates import margin, softmax_cost
 from exitbench.methods.registry import register
@@ -72,7 +72,7 @@ class Contrast(Gate):
             return "emit_score = 'dcd' with mass = 'one' sums to more than 1; mass = 'head' is a distribution"
         return None
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, asked: Sequence[int]) -> Cost:
         """Softmaxes of both blocks, and a divergence for each candidate."""
         return softmax_cost(model, sum(3 + 3 * len(self._candidates(block, model.n_blocks)) for block in asked))
 

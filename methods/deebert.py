@@ -10,9 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Cost, Gate, Head, Model, param
+from exitbench.methods.base import BlockView, Cost, Gate, Head, ModelInterface, param
 from exitbench.methods.entropy import InversePerplexity
-from exitbench.methods.gated import Asking, Thresholded
+from exitbench.methods.gated import PeriodicGating, Thresholded
 from exitbench.methods.gates import softmax_cost
 from exitbench.methods.heads import TrainedHead
 from exitbench.methods.registry import register
@@ -26,14 +26,14 @@ class PublishedEntropy(Gate):
         p_AK = torch.softmax(view.logits_AK.float(), dim=-1)
         return (p_AK * p_AK.log()).sum(-1).exp()
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, asked: Sequence[int]) -> Cost:
         """A softmax and a sum."""
         return softmax_cost(model, len(asked))
 
 
 @register
 @dataclass(frozen=True)
-class DeeBert(Thresholded, Asking):
+class DeeBert(Thresholded, PeriodicGating):
     """Exit when the entropy of an off-ramp's prediction is below the threshold.
 
     The score is exp(-H), as that of the entropy gate; off-ramps are read where the checkpoint has them.

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Cost, Gate, Model, param
+from exitbench.methods.base import BlockView, Cost, Gate, ModelInterface, param
 from exitbench.methods.gated import SoftmaxGated
 from exitbench.methods.gates import softmax_cost, softmax_rounding
 from exitbench.methods.registry import register
@@ -43,7 +43,7 @@ class InversePerplexity(Gate):
         """From the recorded entropy."""
         return "exp(-entropy[l])"
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, asked: Sequence[int]) -> Cost:
         """A softmax and a sum."""
         return softmax_cost(model, len(asked))
 

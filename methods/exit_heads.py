@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from exitbench.errors import UserError
-from exitbench.methods.base import BlockView, Cost, FitData, Fitted, Head, Model, param
+from exitbench.methods.base import BlockView, Cost, FitData, Fitted, Head, ModelInterface, param
 from exitbench.methods.entropy import InversePerplexity
 from exitbench.methods.gated import Thresholded
 from exitbench.methods.gates import SoftmaxMargin, margin, softmax_cost
@@ -39,14 +39,14 @@ class HeadConfidence(Sampling):
         """Return the confidence [A]."""
         return CONFIDENCES[self.confidence](view)
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, asked: Sequence[int]) -> Cost:
         """A softmax a block."""
         return softmax_cost(model, len(asked))
 
 
 @register
 @dataclass(frozen=True)
-class ExitHeads(Thresholded):
+class TrainedExitHeads(Thresholded):
     """Exit at a trained head whose confidence is above the threshold; emit that head's token.
 
     The confidence is a margin p_(1) - p_(2) (breaking ties), exp(-H) of the entropy H in nats, or p_(1); published code
@@ -105,4 +105,4 @@ class ExitHeads(Thresholded):
 
     def fit(self, data: FitData, on_progress: Callable[[float], None]) -> Fitted:
         """Thresholds from the agreement of most probable tokens, however tokens are drawn later."""
-        return super(ExitHeads, replace(self, temperature=0.0)).fit(data, on_progress)
+        return super(TrainedExitHeads, replace(self, temperature=0.0)).fit(data, on_progress)

@@ -69,7 +69,7 @@ class Gating(Skipping):
 
 
 @dataclass(frozen=True)
-class Asking(Gating):
+class PeriodicGating(Gating):
     """A method that asks a gate at blocks in regular distance."""
 
     min_exit: int = param(1, "first block at which the gate is asked", low=1)
@@ -160,7 +160,7 @@ class Thresholded(Gating):
 
 
 @dataclass(frozen=True)
-class Gated(Thresholded, Asking):
+class Gated(Thresholded, PeriodicGating):
     """A method with threshold rules that may decay with the position, asked at blocks in regular distance."""
 
     decay: str = param(
@@ -190,7 +190,7 @@ class Gated(Thresholded, Asking):
 
 
 @dataclass(frozen=True)
-class SoftmaxAsking(Asking):
+class SoftmaxAsking(PeriodicGating):
     """A method whose gate reads the logits of a head, which may be pruned."""
 
     head: str = param(

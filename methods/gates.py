@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Cost, Gate, Model
+from exitbench.methods.base import BlockView, Cost, Gate, ModelInterface
 from exitbench.methods.sampling import Sampling
 
 
@@ -45,7 +45,7 @@ class SoftmaxMargin(Gate):
         """The margin of the recorded probabilities."""
         return "p1[l] - p2[l]"
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, asked: Sequence[int]) -> Cost:
         """Softmax and top two over the vocabulary."""
         return softmax_cost(model, len(asked))
 
@@ -114,7 +114,7 @@ def margin(p_AK: Tensor) -> Tensor:
     return top_A2[:, 0] - top_A2[:, 1]
 
 
-def softmax_cost(model: Model, times: float) -> Cost:
+def softmax_cost(model: ModelInterface, times: float) -> Cost:
     """A softmax over the vocabulary and the search for its best."""
     return Cost(elementwise_flops=7 * model.vocab_size * times)
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Cost, Head, LogitBounds, Model, Reading
+from exitbench.methods.base import BlockView, Cost, Head, LogitBounds, ModelInterface, Reading
 
 Keeping = Literal["fixed", "decaying", "decaying-idsorted", "adaptive", "adaptive-code"]
 Schedule = Literal["inverse", "constant"]
@@ -24,7 +24,7 @@ class LMHead(Head):
         view.head_rows += view.model.vocab_size
         return Reading(self.logits_after(view.model, view.block, view.hidden_AD))
 
-    def logits_after(self, model: Model, block: int, hidden_AD: Tensor) -> Tensor:
+    def logits_after(self, model: ModelInterface, block: int, hidden_AD: Tensor) -> Tensor:
         """Return logits [A, V] of states [A, D] after a block."""
         return model.logits(hidden_AD)
 
@@ -55,17 +55,17 @@ class TrainedHead(LMHead):
 
     reads_vocabulary: ClassVar[bool] = False
 
-    def logits_after(self, model: Model, block: int, hidden_AD: Tensor) -> Tensor:
+    def logits_after(self, model: ModelInterface, block: int, hidden_AD: Tensor) -> Tensor:
         """Return logits [A, V] of the block's own head."""
         return model.exit_logits(block, hidden_AD) if block in model.exit_blocks else model.logits(hidden_AD)
 
-    def cost_beyond_rows(self, model: Model, blocks: Sequence[int]) -> Cost:
+    def cost_beyond_rows(self, model: ModelInterface, blocks: Sequence[int]) -> Cost:
         """Return the cost of trained heads beyond the vocabulary's rows of the LM head."""
         trained = [block for block in blocks if block in model.exit_blocks]
         more = sum(model.exit_head_numel(block) - model.vocab_size * model.d_model for block in trained)
         return Cost(matmul_flops=2 * more, read_numel=more)
 
-    def logits_ahead(self, model: Model, ahead_LAD: Tensor) -> Tensor:
+    def logits_ahead(self, model: ModelInterface, ahead_LAD: Tensor) -> Tensor:
         """Return logits [L, A, V], each block's of its own head."""
         states = enumerate(ahead_LAD.unbind(), start=1)
         return torch.stack([self.logits_after(model, block, state_AD) for block, state_AD in states])

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Cost, Gate, Model
+from exitbench.methods.base import BlockView, Cost, Gate, ModelInterface
 from exitbench.methods.gated import SoftmaxGated
 from exitbench.methods.gates import Masses, softmax_cost
 from exitbench.methods.registry import register
@@ -30,7 +30,7 @@ class LargestProbability(Gate):
         """The recorded probability."""
         return "p1[l]"
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, asked: Sequence[int]) -> Cost:
         """A softmax and its best."""
         return softmax_cost(model, len(asked))
 

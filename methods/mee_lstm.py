@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from exitbench.methods.base import BlockView, Cost, Gate, Model, param
+from exitbench.methods.base import BlockView, Cost, Gate, ModelInterface, param
 from exitbench.methods.exit_networks import TrainedGate, exit_probability
 from exitbench.methods.registry import register
 
@@ -72,7 +72,7 @@ class Recurrent(Gate):
             cs.append(c)
         return torch.stack(hs, dim=1), torch.stack(cs, dim=1)
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, asked: Sequence[int]) -> Cost:
         """Return the cost: an LSTM step per block up to the last gated one, an output layer per gated block."""
         inputs = [model.d_model] + [self.hidden] * (self.layers - 1)
         step = sum(4 * self.hidden * (width + self.hidden) for width in inputs)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from exitbench.methods.base import BlockView, Cost, Gate, Model, param
+from exitbench.methods.base import BlockView, Cost, Gate, ModelInterface, param
 from exitbench.methods.exit_networks import Perceptron, TrainedGate, exit_probability
 from exitbench.methods.registry import register
 
@@ -33,7 +33,7 @@ class LastThree(Gate):
         states_AF = torch.cat([view.normed_state(view.block - back) for back in (2, 1, 0)], dim=1)
         return exit_probability(self.network(states_AF.float()))
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, asked: Sequence[int]) -> Cost:
         """Return the cost of one network per block, from block 2 on."""
         d, times = model.d_model, sum(block >= 2 for block in asked)
         numel = (3 * d * d + 2 * d) * times

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from exitbench.errors import UserError
-from exitbench.methods.base import BlockView, Cost, Gate, Model, Threshold, param
+from exitbench.methods.base import BlockView, Cost, Gate, ModelInterface, Threshold, param
 from exitbench.methods.gated import Gated
 from exitbench.methods.gates import softmax_cost
 from exitbench.methods.registry import register
@@ -61,7 +61,7 @@ class Growing(Gate):
             return f"CASE WHEN {grows} THEN {third} ELSE 0 END"
         return f"CASE WHEN {grows} AND {third} > ({self.inner.sql(1)})::FLOAT THEN 1 ELSE 0 END"
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, asked: Sequence[int]) -> Cost:
         """A softmax at each block asked and at the two before it."""
         read = {block - back for block in asked if block >= 3 for back in (0, 1, 2)} | set(asked)
         return softmax_cost(model, len(read))

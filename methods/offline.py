@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from exitbench.methods.base import ActiveRows, BlockView, Model, Parts, argmax_token
+from exitbench.methods.base import ActiveRows, BlockView, ModelInterface, Parts, argmax_token
 
 CHUNK_BYTES = 64 * 2**20
 """Most memory for one block's logits of the tokens scored together."""
@@ -18,7 +18,7 @@ CHUNK_BYTES = 64 * 2**20
 
 @torch.no_grad()
 def score_states(
-    parts: Parts, model: Model, states_LND: Tensor, *, position: int = 1, seeds_N: Sequence[int] | None = None
+    parts: Parts, model: ModelInterface, states_LND: Tensor, *, position: int = 1, seeds_N: Sequence[int] | None = None
 ) -> tuple[Tensor, Tensor]:
     """Ask the gate at every block.
 
@@ -46,7 +46,7 @@ def score_states(
 @torch.no_grad()
 def score_given(
     parts: Parts,
-    model: Model,
+    model: ModelInterface,
     states_LND: Tensor,
     given_N: Tensor,
     *,
@@ -81,7 +81,7 @@ def score_given(
 
 
 def _views(
-    parts: Parts, model: Model, states_LND: Tensor, position: int, seeds_N: Sequence[int] | None
+    parts: Parts, model: ModelInterface, states_LND: Tensor, position: int, seeds_N: Sequence[int] | None
 ) -> Iterator[tuple[slice, BlockView, Tensor | None]]:
     """Yield which tokens, their view at each block asked and at the last, and their score (None there)."""
     n_tokens, n_blocks = states_LND.shape[1], model.n_blocks

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from exitbench.methods.base import BlockView, Head, param
-from exitbench.methods.gated import Asking
+from exitbench.methods.gated import PeriodicGating
 from exitbench.methods.heads import TrainedHead
 from exitbench.methods.patience import Streak
 from exitbench.methods.registry import register
@@ -51,7 +51,7 @@ class SteadyPrediction(Streak):
 
 @register
 @dataclass(frozen=True)
-class Pabee(Asking):
+class Pabee(PeriodicGating):
     """Exit when `patience` consecutive off-ramps confirmed the prediction before theirs.
 
     A prediction confirmed so often has been made once more; counting starts at the first block asked.

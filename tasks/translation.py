@@ -72,7 +72,7 @@ _LOCAL_ONLY: Final = ("wmt20", "wmt21", "wmt22", "wmt23", "iwslt14", "iwslt17")
 _NAME: Final = re.compile(r"(?P<of>[a-z]+\d*)-(?P<source>[a-z]{2,3})-(?P<target>[a-z]{2,3})")
 
 
-class Pair(NamedTuple):
+class LanguagePair(NamedTuple):
     """Data set, source language and target language.
 
     Attributes:
@@ -91,7 +91,7 @@ def is_pair(name: str) -> bool:
     return match is not None and match["of"] in (*_HUB, *_LOCAL_ONLY)
 
 
-def pair_of(name: str) -> Pair:
+def pair_of(name: str) -> LanguagePair:
     """Return the pair that a translation task's name stands for.
 
     Raises:
@@ -107,7 +107,7 @@ def pair_of(name: str) -> Pair:
             raise UserError(f"unknown task {name!r}.{hint} Languages: {', '.join(LANGUAGES)}.")
     if source == target:
         raise UserError(f"unknown task {name!r}: it translates from {source} to itself.")
-    return Pair(corpus, source, target, _HUB.get(corpus))
+    return LanguagePair(corpus, source, target, _HUB.get(corpus))
 
 
 _CHRF = CHRF()

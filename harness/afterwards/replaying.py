@@ -16,7 +16,7 @@ import pyarrow as pa
 from exitbench.errors import UserError
 from exitbench.methods.base import Method
 from exitbench.methods.registry import get_method
-from exitbench.results.analysis.replay import Sweep, sweep, thresholds_by_position
+from exitbench.results.analysis.replay import ThresholdSweep, sweep, thresholds_by_position
 from exitbench.results.database.connection import Database
 from exitbench.results.files.duckdb_files import in_memory
 
@@ -172,7 +172,7 @@ def _swept(
     score_and_emitted: tuple[str, str],
     exit_blocks: Sequence[int],
     rules: Sequence[str],
-) -> Sweep:
+) -> ThresholdSweep:
     longest = max(probe.table.column("position").to_pylist())
     first = 2 if probe.is_causal else 1
     try:

@@ -33,7 +33,7 @@ from exitbench.harness.engine.products.choosing import use_fastest
 from exitbench.harness.planning.plan import resolve_device, resolve_dtype
 from exitbench.harness.planning.suite import DTYPES
 from exitbench.harness.work.encoding import Encoding, reads_up_to
-from exitbench.harness.work.lm import Answer, EarlyExitLM
+from exitbench.harness.work.lm import DocumentAnswer, EarlyExitLM
 from exitbench.harness.work.scored_texts import ScoredText
 from exitbench.methods.base import Method
 from exitbench.methods.registry import get_method
@@ -259,7 +259,7 @@ class ExitBenchLM(EarlyExitLM):
         self._keep(requests, scored)
         return scored
 
-    def _keep(self, requests: Sequence[Instance], answers: Sequence[Answer | ScoredText]) -> None:
+    def _keep(self, requests: Sequence[Instance], answers: Sequence[DocumentAnswer | ScoredText]) -> None:
         if self.traces:
             for request, answer in zip(requests, answers, strict=True):
                 self.told[request.task_name, request.doc_id, request.idx] = (request.args, answer)

@@ -28,7 +28,7 @@ from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
 from exitbench.harness.training.recipe import recipe_names
 from exitbench.harness.work.kinds import work_of
-from exitbench.harness.work.lm import Answer, EarlyExitLM
+from exitbench.harness.work.lm import DocumentAnswer, EarlyExitLM
 from exitbench.harness.work.lm_eval_work import LmEvalWork
 from exitbench.harness.work.loaded import LoadedModel
 from exitbench.harness.work.scored_texts import ScoredText
@@ -49,12 +49,12 @@ SEED: Final = 0
 """Seed of decoding and of the trace's suite; random methods have a seed parameter of their own."""
 SUITE: Final = "lm-eval"
 
-Told = dict[tuple[str, int, int], tuple[tuple[Any, ...], Answer | ScoredText]]
+Told = dict[tuple[str, int, int], tuple[tuple[Any, ...], DocumentAnswer | ScoredText]]
 """Request arguments and answer by (task name, document id, request index)."""
 
 
 @dataclass(frozen=True)
-class Trace:
+class PlannedTrace:
     """A planned trace.
 
     Attributes:
@@ -142,7 +142,7 @@ def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
     return evaluate
 
 
-def plan_trace(lm: ExitBenchLM, asked: Mapping[str, Any]) -> Trace:
+def plan_trace(lm: ExitBenchLM, asked: Mapping[str, Any]) -> PlannedTrace:
     """Write lm-eval's upcoming evaluation as a suite, and plan it.
 
     Args:
@@ -164,7 +164,7 @@ def plan_trace(lm: ExitBenchLM, asked: Mapping[str, Any]) -> Trace:
     data_dir = Path(arguments.data_dir or ".")
     plan = make_plan(load_suite(folder / "suite.toml"), folder / "spool", folder / "models", data_dir)
     plan = with_verdicts(plan, "failed", folder, lambda number: None)
-    return Trace(folder, plan, data_dir, bool(asked["confirm_run_unsafe_code"]))
+    return PlannedTrace(folder, plan, data_dir, bool(asked["confirm_run_unsafe_code"]))
 
 
 def _tasks(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -293,7 +293,7 @@ class _Repeating(EarlyExitLM):
         texts = []
         for request in requests:
             answer = _stored_answer(self._told, request)
-            assert isinstance(answer, Answer), "asked before"
+            assert isinstance(answer, DocumentAnswer), "asked before"
             self.answers[self.key_of(request)] = answer
             texts.append(answer.text)
         self.on_answers(len(self.answers))
@@ -310,7 +310,7 @@ class _Repeating(EarlyExitLM):
         return [texts_by_key[self.key_of(request)][request.idx] for request in requests]
 
 
-def _stored_answer(answers: Told, request: Instance) -> Answer | ScoredText | None:
+def _stored_answer(answers: Told, request: Instance) -> DocumentAnswer | ScoredText | None:
     """Return the stored answer to the same request, or None."""
     args, answer = answers.get((request.task_name, request.doc_id, request.idx), (None, None))
     return answer if args == request.args else None

@@ -33,7 +33,7 @@ from exitbench.methods.base import Method
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ConformanceResult:
     """Result of a method's conformance checks.
 
     Attributes:
@@ -58,7 +58,7 @@ class Verdict:
         return {"verdict": word, "problems": list(self.problems), "checked": self.checked}
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Verdict:
+    def from_json(cls, record: Mapping[str, Any]) -> ConformanceResult:
         """Parse a record written by `to_json`.
 
         Raises:
@@ -82,7 +82,7 @@ def checks_version() -> str:
     return f"{__version__}-{digest.hexdigest()[:12]}"
 
 
-__all__ = ["USUAL", "Shape", "Verdict", "examine"]
+__all__ = ["USUAL", "ConformanceResult", "Shape", "examine"]
 
 _CHECKS: Final[tuple[Callable[[Trial], Iterator[str]], ...]] = (
     thresholds,
@@ -96,7 +96,7 @@ _CHECKS: Final[tuple[Callable[[Trial], Iterator[str]], ...]] = (
 )
 
 
-def examine(method: Method, shape: Shape = USUAL) -> Verdict:
+def examine(method: Method, shape: Shape = USUAL) -> ConformanceResult:
     """Check every contract; an error ends the trial, since later checks would not be meaningful.
 
     Args:
@@ -113,7 +113,7 @@ def examine(method: Method, shape: Shape = USUAL) -> Verdict:
         problems.append(str(breach))
     except Exception as error:
         problems.append(f"{type(error).__name__}: {' '.join(str(error).split())}{_where(error, method)}")
-    return Verdict(tuple(problems), checks_version())
+    return ConformanceResult(tuple(problems), checks_version())
 
 
 def _where(error: Exception, method: Method) -> str:

@@ -24,7 +24,18 @@ from exitbench.harness.engine.decoding.probe import states_of
 from exitbench.harness.engine.model.exit_heads import ExitHeads
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.engine.model.weights import Architecture, BlockWeights, Linear, Weights
-from exitbench.methods.base import BlockView, Cost, FitData, Gate, Head, Method, Model, Parts, Reading, argmax_token
+from exitbench.methods.base import (
+    BlockView,
+    Cost,
+    FitData,
+    Gate,
+    Head,
+    Method,
+    ModelInterface,
+    Parts,
+    Reading,
+    argmax_token,
+)
 from exitbench.methods.offline import score_states
 
 Kept = list[tuple[str, Tensor, Tensor]]
@@ -42,7 +53,7 @@ def watched(parts: Parts) -> Parts:
 
 
 def _watched_gate(gate: Gate, read: Kept) -> Gate:
-    class Watched(Gate):
+    class MonitoredGate(Gate):
         needs_history = gate.needs_history
         looks_ahead = gate.looks_ahead
 
@@ -68,16 +79,16 @@ def _watched_gate(gate: Gate, read: Kept) -> Gate:
         def score_sql(self, asked: Sequence[int]) -> str | None:
             return gate.score_sql(asked)
 
-        def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+        def cost(self, model: ModelInterface, asked: Sequence[int]) -> Cost:
             return gate.cost(model, asked)
 
-    return Watched()
+    return MonitoredGate()
 
 
 def _watched_head(head: Head, read: Kept) -> Head:
     """Return a head that records its logits, which the gate receives while it scores."""
 
-    class Watched(Head):
+    class MonitoredHead(Head):
         reads_vocabulary = head.reads_vocabulary
 
         def read(self, view: BlockView) -> Reading:
@@ -90,10 +101,10 @@ def _watched_head(head: Head, read: Kept) -> Head:
             read.append((f"view.earlier_logits({block})", logits_AK, logits_AK.clone()))
             return logits_AK
 
-        def cost(self, model: Model, rows: float) -> Cost:
+        def cost(self, model: ModelInterface, rows: float) -> Cost:
             return head.cost(model, rows)
 
-    return Watched()
+    return MonitoredHead()
 
 
 def _check_score(score_A: object, view: BlockView) -> None:

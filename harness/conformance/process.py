@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
-from exitbench.harness.conformance import Verdict, checks_version
+from exitbench.harness.conformance import ConformanceResult, checks_version
 from exitbench.harness.processes.lifeline import end_with, end_with_starting_thread
 
 TIMEOUT_S = 120.0
@@ -25,7 +25,7 @@ TIMEOUT_S = 120.0
 _READY = "ready"
 
 
-def examine_apart(settings: Sequence[Mapping[str, Any]], timeout_s: float = TIMEOUT_S) -> list[Verdict]:
+def examine_apart(settings: Sequence[Mapping[str, Any]], timeout_s: float = TIMEOUT_S) -> list[ConformanceResult]:
     """Return a verdict for every setting.
 
     A setting that hangs or ends its process fails, and so do all later settings of that method, without being checked.
@@ -34,12 +34,12 @@ def examine_apart(settings: Sequence[Mapping[str, Any]], timeout_s: float = TIME
         settings: Each with ``name`` and ``params`` of the method, ``n_blocks`` and ``exit_blocks`` of the model.
         timeout_s: Seconds allowed per setting.
     """
-    verdicts: list[Verdict] = []
+    verdicts: list[ConformanceResult] = []
     ended: dict[str, str] = {}  # methods that ended their process, and how
     while len(verdicts) < len(settings):
         rest = settings[len(verdicts) :]
         if why := ended.get(rest[0]["name"]):
-            verdicts.append(Verdict((why,), checks_version()))
+            verdicts.append(ConformanceResult((why,), checks_version()))
             continue
         child = _Child(rest, timeout_s)
         try:
@@ -76,7 +76,7 @@ class _Child:
         except BrokenPipeError:  # died already; the exit code gives the reason
             pass
 
-    def verdicts(self) -> Iterator[Verdict]:
+    def verdicts(self) -> Iterator[ConformanceResult]:
         """Yield verdicts as they arrive; if they end too early, `why` has the reason."""
         lines = _lines(self._read_end, self._timeout_s)
         try:
@@ -84,7 +84,7 @@ class _Child:
                 self.why = f"importing the methods {self._ended()}"
                 return
             for line in lines:
-                yield Verdict.from_json(json.loads(line))
+                yield ConformanceResult.from_json(json.loads(line))
         except TimeoutError:
             self.why = f"hangs: no answer within {self._timeout_s:g} s"
             return
@@ -143,7 +143,7 @@ def _main(settings: IO[str], verdicts: IO[str], lifeline: int) -> None:
             method = get_method(one["name"]).from_params(one["params"])
             found = examine(method, Shape(one["n_blocks"], tuple(one["exit_blocks"])))
         except Exception as error:  # the method cannot even be built
-            found = Verdict((f"{type(error).__name__}: {error}",), checks_version())
+            found = ConformanceResult((f"{type(error).__name__}: {error}",), checks_version())
         print(json.dumps(found.to_json()), file=verdicts, flush=True)
 
 

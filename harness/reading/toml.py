@@ -45,7 +45,7 @@ _KIND_NAMES: Mapping[type, str] = {
 
 
 @dataclass(frozen=True)
-class Table:
+class TomlTable:
     """One table of a TOML file, with its position for error messages.
 
     Attributes:
@@ -61,7 +61,7 @@ class Table:
     values: Mapping[str, Any]
 
     @classmethod
-    def read(cls, path: Path) -> "Table":
+    def read(cls, path: Path) -> "TomlTable":
         """Read a file and return its top-level table.
 
         Raises:
@@ -196,11 +196,11 @@ class Table:
             raise self.error(key, f"names something twice: {_short(', '.join(words))}.")
         return words
 
-    def table(self, key: str) -> "Table":
+    def table(self, key: str) -> "TomlTable":
         """Return a sub-table, empty if the key is absent."""
-        return Table(self.path, self.text, (*self.keys, key), self.get(key, dict, {}))
+        return TomlTable(self.path, self.text, (*self.keys, key), self.get(key, dict, {}))
 
-    def tables(self, key: str) -> list["Table"]:
+    def tables(self, key: str) -> list["TomlTable"]:
         """Return the tables of an array of tables (``[[key]]``), at least one.
 
         Raises:
@@ -210,7 +210,7 @@ class Table:
         if not elements:
             raise self.error(None, f"no [[{key}]]: at least one is needed.")
         return [
-            Table(self.path, self.text, (*self.keys, key, index), self.typed(key, element, dict))
+            TomlTable(self.path, self.text, (*self.keys, key, index), self.typed(key, element, dict))
             for index, element in enumerate(elements)
         ]
 

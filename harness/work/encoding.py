@@ -22,7 +22,7 @@ class Unscorable(UserError):
 
 
 @dataclass(frozen=True)
-class Pair:
+class EncodedPair:
     """Tokens of a context and its continuation.
 
     Attributes:
@@ -96,7 +96,7 @@ class Encoding:
             )
         return Prompt(ids[-room:], max(0, len(ids) - room))
 
-    def pair(self, context: str, continuation: str, where: str) -> Pair:
+    def pair(self, context: str, continuation: str, where: str) -> EncodedPair:
         """Return the tokens of a context and its continuation.
 
         White space at the context's end is moved to the continuation. A decoder-only model tokenizes both as one text,
@@ -125,7 +125,7 @@ class Encoding:
             ids = self.ids(continuation, add_special_tokens=False)
         return self._cut(before, ids, where, continuation)
 
-    def windows(self, text: str, where: str) -> list[Pair]:
+    def windows(self, text: str, where: str) -> list[EncodedPair]:
         """Return the tokens of a whole text, in windows that together score each token once.
 
         Raises:
@@ -140,9 +140,9 @@ class Encoding:
         pairs = [make_disjoint_window(window) for window in windows]
         if not pairs:
             raise Unscorable(f"{where}: there is nothing to score: the text is empty.")
-        return [Pair(tuple(before), tuple(scored)) for before, scored in pairs]
+        return [EncodedPair(tuple(before), tuple(scored)) for before, scored in pairs]
 
-    def _cut(self, before: list[int], ids: list[int], where: str, continuation: str) -> Pair:
+    def _cut(self, before: list[int], ids: list[int], where: str, continuation: str) -> EncodedPair:
         if not ids:
             raise Unscorable(
                 f"{where}: no token is left to score of {continuation[:40]!r}; the tokenizer may have merged it with "
@@ -154,4 +154,4 @@ class Encoding:
             )
         # Decoder-only: the last scored token is not read itself, so one more token fits.
         room = self.max_length + 1 - len(ids) if self.kind == "causal" else self.max_length
-        return Pair(tuple(before[-room:]), tuple(ids), max(0, len(before) - room))
+        return EncodedPair(tuple(before[-room:]), tuple(ids), max(0, len(before) - room))

@@ -57,7 +57,7 @@ from exitbench.harness.work.scored_texts import (
     scored_contexts,
     token_rows,
 )
-from exitbench.harness.work.sharing import Recorded, exits, rows_of
+from exitbench.harness.work.sharing import ReplaySource, exits, rows_of
 from exitbench.harness.work.timed import Clock, Unit
 from exitbench.methods.base import Cost, FitData, Parts
 from exitbench.results.files.arrow import lists
@@ -374,7 +374,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
         assert cell.scores_cell_id is not None, "the planner gives every replay of choices its scores"
         texts = self.texts(self.documents)
         first_position = 1 if cell.first_token == "gated" else 2
-        recorded = Recorded(
+        recorded = ReplaySource(
             source=rows_of("scores"),
             files={"scores": self.model.file_of(cell.scores_cell_id, "scores.parquet")},
             order=("doc_key", "choice", "position"),

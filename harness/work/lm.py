@@ -26,7 +26,7 @@ from exitbench.methods.base import Parts, Threshold
 
 
 @dataclass(frozen=True)
-class Answer:
+class DocumentAnswer:
     """Answer to one document: prompt length in tokens, traced generation, text, and prompt tokens cut off.
 
     ``n_cut`` is None if prompts may not be cut.
@@ -48,7 +48,7 @@ class RequestKey:
     stop: tuple[str, ...]
 
 
-AnswerCache = dict[RequestKey, Answer]
+AnswerCache = dict[RequestKey, DocumentAnswer]
 """Answers by cache key."""
 
 
@@ -101,7 +101,7 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         self.checkpoint, self.prompts, self.tokenizer, self.parts = checkpoint, prompts, prompts.tokenizer, parts
         self.rows, self.seed_of, self.on_answers = rows, seed_of, on_answers
         self.encoding, self.key_of = encoding, key_of
-        self.answers: dict[str, Answer] = {}
+        self.answers: dict[str, DocumentAnswer] = {}
         self.scored: dict[str, list[ScoredText]] = {}
         self.cached_answers: AnswerCache = {}
         self.shared_cells: Sequence[SharedCell] = ()
@@ -250,9 +250,11 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         )
         stream.run()
 
-    def _answer(self, prompt: Prompt, generation: Generation, stop: tuple[str, ...]) -> Answer:
+    def _answer(self, prompt: Prompt, generation: Generation, stop: tuple[str, ...]) -> DocumentAnswer:
         text = self.tokenizer.decode(generation.token_ids, skip_special_tokens=True)
-        return Answer(len(prompt.ids), generation, postprocess_generated_text(text, list(stop), None), prompt.n_cut)
+        return DocumentAnswer(
+            len(prompt.ids), generation, postprocess_generated_text(text, list(stop), None), prompt.n_cut
+        )
 
     def _loglikelihood_tokens(self, requests: Any, disable_tqdm: bool = False, **kwargs: Any) -> list[Any]:
         raise NotImplementedError("texts are scored by document: loglikelihood")

@@ -18,7 +18,7 @@ from exitbench.harness.engine.decoding.branches import Context
 from exitbench.harness.engine.decoding.likelihood import Scored
 from exitbench.harness.engine.decoding.likelihood import score as score_contexts
 from exitbench.harness.engine.model.batches import in_batches
-from exitbench.harness.work.encoding import Encoding, Pair
+from exitbench.harness.work.encoding import EncodedPair, Encoding
 from exitbench.methods.base import Parts
 from exitbench.tasks.document import Document
 from exitbench.tasks.lm_eval.task import LmEvalTask
@@ -36,7 +36,7 @@ class TextRequest:
 
     doc_key: str
     text: str
-    pairs: tuple[Pair, ...]
+    pairs: tuple[EncodedPair, ...]
 
     @classmethod
     def of(cls, encoding: Encoding, doc_key: str, *texts: str) -> TextRequest:

@@ -112,7 +112,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class ReplaySource:
     """Recorded values of each token at every block, and the columns to read.
 
     Attributes:
@@ -163,8 +163,8 @@ def rows_of(parameter: str) -> str:
     return f"read_parquet(${parameter}, hive_partitioning=false)"
 
 
-def exits(work: Work[Any], recorded: Recorded, rule_of: Callable[[Parts], str]) -> pa.Table:
-    """Return `Recorded.exits` of a cell's rule; the first cell of a pass computes it for all its cells.
+def exits(work: Work[Any], recorded: ReplaySource, rule_of: Callable[[Parts], str]) -> pa.Table:
+    """Return `ReplaySource.exits` of a cell's rule; the first cell of a pass computes it for all its cells.
 
     Args:
         work: Work of the cell.

@@ -17,7 +17,7 @@ from torch import Tensor
 from exitbench.errors import UserError
 from exitbench.methods.base.params import checked_params
 from exitbench.methods.base.parts import Parts
-from exitbench.methods.base.protocols import Model
+from exitbench.methods.base.protocols import ModelInterface
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class FitData:
         document_N: Which document the token belongs to, 0 upwards; documents are in no particular order.
     """
 
-    model: Model
+    model: ModelInterface
     states_LND: Tensor
     final_token_N: Tensor
     gold_token_N: Tensor

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from exitbench.methods.base.cost import Cost, Drafting
-from exitbench.methods.base.protocols import DecoderCache, LogitBounds, Model
+from exitbench.methods.base.protocols import DecoderCache, LogitBounds, ModelInterface
 from exitbench.methods.base.view import BlockView, Reading
 
 
@@ -84,7 +84,7 @@ class Gate(ABC):
         """
         return None
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, asked: Sequence[int]) -> Cost:
         """Work of one token whose gate was asked at these blocks (ascending), rows of the LM head apart."""
         return Cost()
 
@@ -130,17 +130,17 @@ class Head(ABC):
         """Return the same head with `bounds`; None where the model cannot bound what it reads."""
         return None
 
-    def logits_ahead(self, model: Model, ahead_LAD: Tensor) -> Tensor:
+    def logits_ahead(self, model: ModelInterface, ahead_LAD: Tensor) -> Tensor:
         """Return logits [L, A, V] of the states after every block: by default with the model's own head."""
         n_blocks, n_rows, width = ahead_LAD.shape
         return model.logits(ahead_LAD.reshape(n_blocks * n_rows, width)).view(n_blocks, n_rows, -1)
 
-    def cost(self, model: Model, rows: float) -> Cost:
+    def cost(self, model: ModelInterface, rows: float) -> Cost:
         """Return the work of multiplying n rows of the head."""
         numel = rows * model.d_model
         return Cost(matmul_flops=2 * numel, read_numel=numel)
 
-    def cost_beyond_rows(self, model: Model, blocks: Sequence[int]) -> Cost:
+    def cost_beyond_rows(self, model: ModelInterface, blocks: Sequence[int]) -> Cost:
         """Work of reading blocks beyond as many rows of the LM head; less than 0 if it is less."""
         return Cost()
 
@@ -168,7 +168,7 @@ class KVPolicy(ABC):
         """
 
     @abstractmethod
-    def cost(self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
+    def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
         """Work of one answer beside its tokens' own blocks up to their exits.
 
         Args:
@@ -187,7 +187,7 @@ class KVPolicy(ABC):
         raise NotImplementedError(f"KV policy {self.name!r} verifies nothing")
 
     def verification_cost(
-        self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost], drafting: Drafting
+        self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost], drafting: Drafting
     ) -> Cost:
         """Work of one answer that verifying adds to `cost`, the LM head's products apart."""
         return Cost()
@@ -242,7 +242,7 @@ class Parts:
 
     def cost(
         self,
-        model: Model,
+        model: ModelInterface,
         exit_layers: Sequence[int],
         head_rows: Sequence[float],
         block_costs: Sequence[Cost],
@@ -271,13 +271,13 @@ class Parts:
         drafting = Drafting(rejected, wasted, min(self.asked(model.n_blocks), default=model.n_blocks))
         return total + in_vain + self.kv_policy.verification_cost(model, exit_layers, block_costs, drafting)
 
-    def kv_cost(self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
+    def kv_cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
         """Return the work of the KV policy; none where its writes are never read."""
         if self.kv_policy.deferred is None and not self.reads_skipped:
             return Cost()
         return self.kv_policy.cost(model, exit_layers, block_costs)
 
-    def asking_cost(self, model: Model, exit_layer: int) -> Cost:
+    def asking_cost(self, model: ModelInterface, exit_layer: int) -> Cost:
         """Work of the gate on the way to an exit layer, beyond the rows of the LM head that are read for it."""
         asked = [block for block in self.asked(model.n_blocks) if block <= exit_layer]
         read = asked if self.gate.reads_logits else [exit_layer]

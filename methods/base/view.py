@@ -15,7 +15,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from exitbench.methods.base.parts import Head, Threshold
-    from exitbench.methods.base.protocols import LogitBounds, Model
+    from exitbench.methods.base.protocols import LogitBounds, ModelInterface
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class BlockView:
         max_new_tokens: int,
         hidden_AD: Tensor,
         memory: dict[str, Tensor],
-        model: Model,
+        model: ModelInterface,
         head: Head,
         earlier: Sequence[Tensor] = (),
         previous_score_A: Tensor | None = None,

@@ -26,7 +26,7 @@ _DOCUMENTS: Final = "replay_documents"
 
 
 @dataclass(frozen=True)
-class Sweep:
+class ThresholdSweep:
     """Sums over the tokens of each of D documents, or of all documents together (D = 1), for each of K thresholds.
 
     Attributes:
@@ -75,7 +75,7 @@ def sweep(
     thresholds: ArrayLike,
     per_document: bool = False,
     first_position: int = 1,
-) -> Sweep:
+) -> ThresholdSweep:
     """Replay a gate over a probe at every threshold.
 
     Scores and thresholds are compared as FLOAT. At a NULL score no token exits.
@@ -124,7 +124,7 @@ def sweep(
         for name in ("exit_layer", "matches")
     )
     keys = tuple(documents["doc_key"].to_pylist()) if per_document else None
-    return Sweep(keys, documents["tokens"].to_numpy(), exit_layers, matches)
+    return ThresholdSweep(keys, documents["tokens"].to_numpy(), exit_layers, matches)
 
 
 def _sorted(thresholds: ArrayLike) -> tuple[Thresholds, NDArray[np.intp]]:

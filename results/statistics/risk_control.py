@@ -34,7 +34,7 @@ _MOST_TRIED: Final = 1_000_000
 
 
 @dataclass(frozen=True)
-class Step:
+class LevelTest:
     """One tested level.
 
     Attributes:
@@ -64,7 +64,7 @@ class Calibration:
     """
 
     chosen: float | None
-    steps: tuple[Step, ...]
+    steps: tuple[LevelTest, ...]
     rule: Rule
     delta: float
     epsilon: float
@@ -207,7 +207,7 @@ def calibrate(rule: Rule, levels: Sequence[float], losses_at: LossesAt, delta: f
     _check_open_unit("delta", delta)
     _check_open_unit("epsilon", epsilon)
     chosen: float | None = None
-    steps: list[Step] = []
+    steps: list[LevelTest] = []
     n = 0
     for level in levels:
         losses = _losses(losses_at(level))
@@ -215,7 +215,7 @@ def calibrate(rule: Rule, levels: Sequence[float], losses_at: LossesAt, delta: f
             raise ValueError(f"level {level} has losses of {len(losses)} documents, the levels before it of {n}")
         n = len(losses)
         p_value, passed = _judge(rule, losses, delta, epsilon)
-        steps.append(Step(level, _mean(losses), p_value, passed))
+        steps.append(LevelTest(level, _mean(losses), p_value, passed))
         if not passed:
             break
         chosen = level

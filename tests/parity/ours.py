@@ -22,7 +22,7 @@ from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.training import find_trained, load_recipe
 from exitbench.harness.training.store import SHIPPED
-from exitbench.methods.base import BlockView, Cost, Gate, Model, Parts
+from exitbench.methods.base import BlockView, Cost, Gate, ModelInterface, Parts
 from exitbench.methods.registry import get_method
 from exitbench.methods.thresholds import Constant
 from exitbench.tasks import builtin
@@ -64,7 +64,7 @@ class Noted(Gate):
     def choose(self, view: BlockView) -> Tensor:
         return self.gate.choose(view)
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, asked: Sequence[int]) -> Cost:
         return self.gate.cost(model, asked)
 
 

@@ -17,9 +17,9 @@ from exitbench.harness.service.folders import Runs
 from exitbench.terminal import number_of, one_screen, tell
 
 if TYPE_CHECKING:
-    from exitbench.harness.inspecting.asking import Asking, Skipping
+    from exitbench.harness.inspecting.asking import GateCost, SkipCost
     from exitbench.harness.inspecting.encoders import ClassifierInspection, ClassifierShape
-    from exitbench.harness.inspecting.inspection import Inspection, Shape, Work
+    from exitbench.harness.inspecting.inspection import ArchitectureSummary, Inspection, TokenCost
 
 _FLOAT32, _BFLOAT16 = 4, 2
 """Bytes per number."""
@@ -132,7 +132,7 @@ def _engines(inspection: Inspection) -> str:
     return "; ".join(phrases)
 
 
-def _shape(shape: Shape) -> Iterator[str]:
+def _shape(shape: ArchitectureSummary) -> Iterator[str]:
     encoder = f"{shape.encoder_blocks} in the encoder, " if shape.encoder_blocks else ""
     positions = "without end" if shape.positions is None else f"{shape.positions:,}"
     heads = f"{number_of(shape.heads, 'head')} of {shape.head_size}" if shape.heads else "no heads"
@@ -164,7 +164,7 @@ def _tokens(inspection: Inspection) -> str:
     return f"{vocabulary}{start}{ends}; {tokens.tokenizer} of {tokens.n_tokens:,} tokens, {chat}"
 
 
-def _weights(inspection: Inspection, shape: Shape, work: Work) -> Iterator[str]:
+def _weights(inspection: Inspection, shape: ArchitectureSummary, work: TokenCost) -> Iterator[str]:
     numel = shape.parameters.total + (inspection.exit_heads.numel if inspection.exit_heads else 0)
     blocks = shape.decoder_blocks * work.block_weights
     yield from labelled("to load", _sizes(numel))
@@ -186,7 +186,7 @@ def _sizes(numel: float) -> str:
 # -------------------------------------------------------------------------------------------------------- the tables
 
 
-def _methods(work: Work, runs: bool) -> Iterator[str]:
+def _methods(work: TokenCost, runs: bool) -> Iterator[str]:
     source = f" and {work.source:,} of source" if work.source else ""
     yield ""
     yield f"A gate's mean work a block asked, in blocks run, at {work.context:,} tokens of context{source}:"
@@ -205,7 +205,7 @@ def _methods(work: Work, runs: bool) -> Iterator[str]:
         yield from reasons(alone, "; row by row: ")
 
 
-def _possible(asking: Asking) -> str:
+def _possible(asking: GateCost) -> str:
     if asking.why_not is not None:
         return "no, see below"
     phrases = ["after a fit" if asking.is_fitted else "yes"]
@@ -214,7 +214,7 @@ def _possible(asking: Asking) -> str:
     return ", ".join(phrases)
 
 
-def _policies(work: Work) -> Iterator[str]:
+def _policies(work: TokenCost) -> Iterator[str]:
     yield ""
     costs = ", ".join(map(_policy, work.kv_policies))
     about = "KV policies, bytes/FLOPs of a skipped block until a token at full depth has followed, in blocks run: "
@@ -231,7 +231,7 @@ def _policies(work: Work) -> Iterator[str]:
         yield item(f"not {values_text}: {reason}")
 
 
-def _policy(policy: Skipping) -> str:
+def _policy(policy: SkipCost) -> str:
     verifies = f"{_NO_BREAK}and{_NO_BREAK}verification" if policy.verifies else ""
     return f"{policy.policy}{_NO_BREAK}{_percent(policy.bytes_share)}/{_percent(policy.flops_share)}{verifies}"
 

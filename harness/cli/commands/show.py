@@ -11,7 +11,7 @@ from exitbench.errors import UserError
 from exitbench.harness.cli.commands.common import existing_database
 from exitbench.harness.planning.entries.task import TaskEntry, read_task
 from exitbench.harness.planning.suite import load_suite
-from exitbench.harness.reading.toml import Table
+from exitbench.harness.reading.toml import TomlTable
 from exitbench.results.database.connection import open_database
 from exitbench.terminal import number_of, visible
 
@@ -80,7 +80,7 @@ def entry_as_given(task: str, settings: Mapping[str, Any]) -> TaskEntry:
         UserError: The task does not exist, or a setting is invalid.
     """
     values = {"task": task, **settings}
-    return read_task(Path(task).stem, Table(Path("--set"), "", ("tasks", task), values))
+    return read_task(Path(task).stem, TomlTable(Path("--set"), "", ("tasks", task), values))
 
 
 def task_settings(given: Sequence[str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from exitbench.results.analysis.repeats import Compared, Described, Difference, 
 from exitbench.terminal import number_of, tell
 
 if TYPE_CHECKING:
-    from exitbench.harness.afterwards.rerun import Verdict
+    from exitbench.harness.afterwards.rerun import RerunResult
 
 NOW = "now"
 
@@ -118,7 +118,7 @@ def verify_run(arguments: Namespace) -> int:
     return 0 if verdict.equal else 1
 
 
-def _lines(verdict: "Verdict") -> list[str]:
+def _lines(verdict: "RerunResult") -> list[str]:
     if verdict.status != "ok":
         return [f"not repeated: the new attempt ended as {verdict.status}: {verdict.reason or 'no reason given'}"]
     lines = [_line(compared) for compared in verdict.compared]

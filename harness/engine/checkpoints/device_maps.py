@@ -8,7 +8,7 @@ from typing import Literal
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import DeviceMap
-from exitbench.harness.reading.toml import MAX_COUNT, Table
+from exitbench.harness.reading.toml import MAX_COUNT, TomlTable
 
 AskedMap = DeviceMap | Literal["auto"]
 
@@ -18,7 +18,7 @@ _SHARE = 0.9
 """Largest share of a GPU's memory that an automatic map fills with weights; keys, values, activations use the rest."""
 
 
-def read_device_map(table: Table) -> AskedMap | None:
+def read_device_map(table: TomlTable) -> AskedMap | None:
     """Read ``device_map`` of a model; None if it has none.
 
     Raises:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from exitbench.harness.engine.model.token_record import TokenColumns, TokenRecord
-from exitbench.methods.base import BlockView, Model
+from exitbench.methods.base import BlockView, ModelInterface
 
 if TYPE_CHECKING:
     from exitbench.harness.engine.decoding.generation import Generation
@@ -65,7 +65,7 @@ class Trace(Observer, TokenColumns):
         gate_scores: Block, scores of the rows that ran there, and their places in the batch.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: ModelInterface) -> None:
         self._n_blocks, self._vocab_size = model.n_blocks, model.vocab_size
         self.step_began(0)
 

@@ -97,7 +97,7 @@ class Calls:
 
 
 @dataclass(eq=False)
-class Recorded:
+class RecordedCalls:
     """Recorded arguments of the blocks of a step.
 
     Attributes:
@@ -181,7 +181,7 @@ def with_state(output: Any, state: Tensor) -> Any:
     return (state, *output[1:]) if isinstance(output, (tuple, list)) else state
 
 
-def shapes(recorded: Recorded) -> dict[tuple[int, Path], tuple[int, ...]]:
+def shapes(recorded: RecordedCalls) -> dict[tuple[int, Path], tuple[int, ...]]:
     """Return the shapes of all tensors among the arguments, by block and location."""
     tensor_shapes: dict[tuple[int, Path], tuple[int, ...]] = {}
 
@@ -203,7 +203,7 @@ def shapes(recorded: Recorded) -> dict[tuple[int, Path], tuple[int, ...]]:
     return tensor_shapes
 
 
-def learn_axes(one: Recorded, other: Recorded) -> Axes:
+def learn_axes(one: RecordedCalls, other: RecordedCalls) -> Axes:
     """Return the batch dimension of each argument, by comparing the same step with different numbers of rows."""
     axes: Axes = {}
     other_shapes = shapes(other)

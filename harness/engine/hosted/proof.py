@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from exitbench.errors import UserError, told
 from exitbench.harness.engine.hosted.cache import HostedCache
-from exitbench.harness.engine.hosted.calls import Recorded, SparedLinear, WrappedBlock, learn_axes, state_of
+from exitbench.harness.engine.hosted.calls import RecordedCalls, SparedLinear, WrappedBlock, learn_axes, state_of
 from exitbench.harness.engine.hosted.model import BlockWork, HostedTransformer
 from exitbench.harness.engine.hosted.read_out import WAYS
 from exitbench.harness.engine.model.positions import padded
@@ -162,7 +162,7 @@ def _run(model: HostedTransformer, cache: HostedCache, rows: Sequence[Sequence[i
 
 def _learn(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
     """Learn the batch dimension of arguments from padded steps with two and three rows, long and of one token."""
-    recorded: dict[int, list[Recorded]] = {}
+    recorded: dict[int, list[RecordedCalls]] = {}
     for n_rows in (2, 3):
         cache = _start(model, rows[:n_rows], 0)
         if model.stack.encoder is None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from exitbench.harness.cells.cell import EngineName
-from exitbench.methods.base import Cost, Model, Parts
+from exitbench.methods.base import Cost, ModelInterface, Parts
 
 if TYPE_CHECKING:
     from exitbench.harness.engine.model.cost import TokenPlace
@@ -34,7 +34,7 @@ class Begun(Protocol):
         """Embedding of the newest position of every row."""
 
 
-class Engine(Model, Protocol):
+class Engine(ModelInterface, Protocol):
     """A model whose blocks can be run one by one. `Any` stands for the engine's own caches, contexts and places."""
 
     @property

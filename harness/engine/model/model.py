@@ -31,7 +31,7 @@ from exitbench.harness.engine.model.engine import Skipped
 from exitbench.harness.engine.model.exit_heads import ExitHeads, Headed
 from exitbench.harness.engine.model.int8_head import Int8Head, LogitIntervals
 from exitbench.harness.engine.model.positions import (
-    Places,
+    CachePositions,
     Rotary,
     additive,
     of_block,
@@ -422,7 +422,7 @@ class Transformer(Headed):
         hidden: Tensor,
         context: StepContext,
         rows_A: Tensor | None = None,
-        places: Places | None = None,
+        places: CachePositions | None = None,
         left_BD: Tensor | None = None,
     ) -> Tensor:
         """Run decoder block ``block`` (1..L) for the step's positions; see `Engine.block`."""
@@ -446,7 +446,7 @@ class Transformer(Headed):
         hidden_ND: Tensor,
         context: StepContext,
         rows_A: Tensor | None = None,
-        places: Places | None = None,
+        places: CachePositions | None = None,
         left_BD: Tensor | None = None,
     ) -> Tensor:
         """Return the heads of a block's self-attention, before ``attention_out`` adds them to the stream: [N, H*K].
@@ -593,10 +593,10 @@ class Transformer(Headed):
             bias = bias + additive(keys[None, :] >= cache.padding_B[:, None], self.dtype)[:, None, None, :]
         return bias, False
 
-    def places(self, cache: Cache, rows_A: Tensor | None, places_AT: Tensor) -> Places:
+    def places(self, cache: Cache, rows_A: Tensor | None, places_AT: Tensor) -> CachePositions:
         """Prepare to run blocks at per-row cache positions, in any order; None in ``rows_A`` means all rows."""
         bias, rotary = self._bias_at(cache, rows_A, places_AT), self.rotary_at(cache, rows_A, places_AT)
-        return Places(places_AT, bias, rotary)
+        return CachePositions(places_AT, bias, rotary)
 
     def _bias_at(self, cache: Cache, rows_A: Tensor | None, places_AT: Tensor) -> Tensor:
         """Return mask and position bias of per-row positions: [A, 1 or H, T, length + 1]."""

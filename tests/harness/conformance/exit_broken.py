@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Cost, Gate, Model, param
+from exitbench.methods.base import BlockView, Cost, Gate, ModelInterface, param
 from exitbench.methods.gated import Gated
 
 
@@ -24,7 +24,7 @@ class Honest(Gate):
     def score_sql(self, asked: Sequence[int]) -> str | None:
         return "p1[l]"
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, asked: Sequence[int]) -> Cost:
         return Cost(elementwise_flops=5 * model.vocab_size * len(asked))
 
 
@@ -153,7 +153,7 @@ class NoSql(Honest):
 
 
 class Free(Honest):
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, asked: Sequence[int]) -> Cost:
         return Cost()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from exitbench.harness.cells.cell import MethodRef
 from exitbench.harness.cli import main as cli
-from exitbench.harness.conformance import Verdict
+from exitbench.harness.conformance import ConformanceResult
 from exitbench.harness.conformance.process import examine_apart
 from exitbench.harness.planning import contracts as kept
 from exitbench.harness.planning.contracts import CACHE, Setting, verdicts
@@ -46,9 +46,9 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the methods tried, in whose place a verdict is made up."""
     names: list[str] = []
 
-    def examine(settings: list[dict[str, Any]]) -> list[Verdict]:
+    def examine(settings: list[dict[str, Any]]) -> list[ConformanceResult]:
         names.extend(setting["name"] for setting in settings)
-        return [Verdict(("made up",), "of now") for _ in settings]
+        return [ConformanceResult(("made up",), "of now") for _ in settings]
 
     monkeypatch.setattr(kept, "examine_apart", examine)
     return names

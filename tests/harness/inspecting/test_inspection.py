@@ -22,7 +22,7 @@ import transformers
 
 from exitbench.errors import UserError
 from exitbench.harness.inspecting import inspection
-from exitbench.harness.inspecting.asking import Asking, Skipping
+from exitbench.harness.inspecting.asking import GateCost, SkipCost
 from exitbench.harness.inspecting.inspection import Inspection, inspect_folder
 from exitbench.harness.training.store import SHIPPED
 
@@ -59,12 +59,12 @@ def numel_of(path: Path, pattern: str = ".*") -> int:
     return sum(sizes)
 
 
-def method_of(found: Inspection, name: str) -> Asking:
+def method_of(found: Inspection, name: str) -> GateCost:
     assert found.work is not None
     return next(asking for asking in found.work.methods if asking.method == name)
 
 
-def policy_of(found: Inspection, name: str) -> Skipping:
+def policy_of(found: Inspection, name: str) -> SkipCost:
     assert found.work is not None
     return next(policy for policy in found.work.kv_policies if policy.policy == name)
 

@@ -30,7 +30,7 @@ from exitbench.harness.work import generation
 from exitbench.harness.work.base import Work
 from exitbench.harness.work.generation import text_loss
 from exitbench.harness.work.kinds import work_of
-from exitbench.harness.work.lm import Answer
+from exitbench.harness.work.lm import DocumentAnswer
 from exitbench.harness.work.loaded import LoadedModel
 from exitbench.harness.work.metrics import depth_interval
 from exitbench.results.spool.attempts import attempt_status, latest_status
@@ -534,8 +534,8 @@ def calibrating(ran: Run, consistency: Consistency) -> CellJob:
     return replace(item, cell=replace(item.cell, calibration=replace(item.cell.calibration, consistency=consistency)))
 
 
-def said(text: str) -> Sequence[Answer]:
-    return [Answer(1, Generation(), text)]
+def said(text: str) -> Sequence[DocumentAnswer]:
+    return [DocumentAnswer(1, Generation(), text)]
 
 
 # ------------------------------------------------------------------------------------------ verification

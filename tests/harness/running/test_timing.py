@@ -19,7 +19,7 @@ from exitbench.harness.running import worker
 from exitbench.harness.running.energy.readings import Energy
 from exitbench.harness.running.timing import (
     ORDER,
-    Reading,
+    PhaseTiming,
     Timing,
     measure,
     request_metrics,
@@ -35,8 +35,10 @@ from exitbench.results.statistics.speed import MIN_ROUNDS
 from exitbench.results.statistics.split import is_choosing
 
 
-def reading(doc: str, arm: str, wall_ns: int, *, twin: bool = False, phase: str = "total", round_: int = 0) -> Reading:
-    return Reading(doc, round_, 0, arm, twin, phase, 10, wall_ns, None, wall_ns // 2)
+def reading(
+    doc: str, arm: str, wall_ns: int, *, twin: bool = False, phase: str = "total", round_: int = 0
+) -> PhaseTiming:
+    return PhaseTiming(doc, round_, 0, arm, twin, phase, 10, wall_ns, None, wall_ns // 2)
 
 
 def test_a_speedup_is_a_ratio_of_sums_and_not_a_mean_of_ratios() -> None:

@@ -18,7 +18,7 @@ from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
 from exitbench.harness.work import partners
 from exitbench.harness.work.partners import asking_the_same
-from exitbench.harness.work.sharing import Recorded
+from exitbench.harness.work.sharing import ReplaySource
 from exitbench.methods.registry import get_method, method_names
 from exitbench.methods.thresholds import Constant
 from exitbench.results.spool.attempts import latest_status, read_attempt
@@ -104,13 +104,13 @@ def stored(spec: WorkerSpec) -> dict[str, Any]:
 @pytest.fixture
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many rules each reading applied, in their order."""
-    seen, exits = [], Recorded.exits
+    seen, exits = [], ReplaySource.exits
 
-    def counted(recorded: Recorded, rules: dict[str, str]) -> Any:
+    def counted(recorded: ReplaySource, rules: dict[str, str]) -> Any:
         seen.append(len(rules))
         return exits(recorded, rules)
 
-    monkeypatch.setattr(Recorded, "exits", counted)
+    monkeypatch.setattr(ReplaySource, "exits", counted)
     return seen
 
 

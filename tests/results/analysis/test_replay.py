@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exitbench.results.analysis.replay import Sweep, sweep, thresholds_by_position
+from exitbench.results.analysis.replay import ThresholdSweep, sweep, thresholds_by_position
 
 L = 6
 POSITIONS = 5
@@ -101,7 +101,7 @@ def _sweep(
     asked: Sequence[int] = range(1, L),
     score_sql: str = RULES["margin"].sql,
     per_document: bool = False,
-) -> Sweep:
+) -> ThresholdSweep:
     connection.register("probe", pa.Table.from_pylist(rows, schema=PROBE))
     return sweep(connection, "probe", score_sql, "top1_id[l]", asked, L, thresholds, per_document)
 

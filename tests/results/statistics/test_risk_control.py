@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from exitbench.results.statistics.risk_control import (
     RULES,
     Calibration,
+    LevelTest,
     Rule,
-    Step,
     binomial_p,
     calibrate,
     documents_needed,
@@ -286,8 +286,8 @@ def test_conformal_risk_control_counts_one_more_document_of_full_loss(n: int, mo
 
 
 def test_rules_without_a_test_have_no_p_value() -> None:
-    assert calibrate("crc", [0.5], lambda _: errors(0), 0.1, EPSILON).steps == (Step(0.5, 0.0, None, True),)
-    assert calibrate("naive", [0.5], lambda _: errors(10), 0.1, EPSILON).steps == (Step(0.5, 0.1, None, False),)
+    assert calibrate("crc", [0.5], lambda _: errors(0), 0.1, EPSILON).steps == (LevelTest(0.5, 0.0, None, True),)
+    assert calibrate("naive", [0.5], lambda _: errors(10), 0.1, EPSILON).steps == (LevelTest(0.5, 0.1, None, False),)
 
 
 @pytest.mark.parametrize(
