@@ -63,11 +63,11 @@ def adaptive_threshold(
 
 def _tells_apart(score_N: Tensor, agrees_N: Tensor) -> bool:
     """Return whether agreeing tokens score higher than the others beyond chance (Welch's statistic of the means)."""
-    agreeing, others = score_N[agrees_N], score_N[~agrees_N]
-    if len(agreeing) < 2 or len(others) < 2:
+    agreeing, disagreeing = score_N[agrees_N], score_N[~agrees_N]
+    if len(agreeing) < 2 or len(disagreeing) < 2:
         return False
-    error = (agreeing.var() / len(agreeing) + others.var() / len(others)).sqrt()
-    return bool(agreeing.mean() - others.mean() > STANDARD_ERRORS * error)
+    error = (agreeing.var() / len(agreeing) + disagreeing.var() / len(disagreeing)).sqrt()
+    return bool(agreeing.mean() - disagreeing.mean() > STANDARD_ERRORS * error)
 
 
 def _moments(score_N: Tensor, weight_NK: Tensor) -> tuple[Tensor, Tensor]:

@@ -30,11 +30,11 @@ class ClassifierGate(Gate):
         """Return P(exit) [A]."""
         return exit_probability(self.network(view.model.final_normed(view.hidden_AD).float()))
 
-    def cost(self, model: ModelInterface, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
         """Return the cost of one network per block."""
         d = model.d_model
-        numel = (2 * d if self.kind == "linear" else d * d + 2 * d) * len(asked)
-        return Cost(matmul_flops=2 * numel, elementwise_flops=4 * d * len(asked), read_numel=numel)
+        numel = (2 * d if self.kind == "linear" else d * d + 2 * d) * len(gate_blocks)
+        return Cost(matmul_flops=2 * numel, elementwise_flops=4 * d * len(gate_blocks), read_numel=numel)
 
 
 def build(kind: str, d_model: int) -> nn.Module:

@@ -31,14 +31,14 @@ class Saturation(Gate):
         before_AD, now_AD = state(view.block - 1), state(view.block)
         return F.cosine_similarity(before_AD.float(), now_AD.float(), dim=-1)
 
-    def score_sql(self, asked: Sequence[int]) -> str:
+    def score_sql(self, gate_blocks: Sequence[int]) -> str:
         """The recorded cosine."""
         cosine = "cosine_previous_normed[l]" if self.normed else "cosine_previous[l]"
-        return f"CASE WHEN l = {asked[0]} THEN 0 ELSE {cosine} END" if self.zero_first and asked else cosine
+        return f"CASE WHEN l = {gate_blocks[0]} THEN 0 ELSE {cosine} END" if self.zero_first and gate_blocks else cosine
 
-    def cost(self, model: ModelInterface, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
         """Three dot products, and two norms if asked for."""
-        return Cost(elementwise_flops=(14 if self.normed else 6) * model.d_model * len(asked))
+        return Cost(elementwise_flops=(14 if self.normed else 6) * model.d_model * len(gate_blocks))
 
 
 @register

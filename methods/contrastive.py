@@ -72,9 +72,9 @@ class Contrast(Gate):
             return "emit_score = 'dcd' with mass = 'one' sums to more than 1; mass = 'head' is a distribution"
         return None
 
-    def cost(self, model: ModelInterface, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
         """Softmaxes of both blocks, and a divergence for each candidate."""
-        return softmax_cost(model, sum(3 + 3 * len(self._candidates(block, model.n_blocks)) for block in asked))
+        return softmax_cost(model, sum(3 + 3 * len(self._candidates(block, model.n_blocks)) for block in gate_blocks))
 
     def _vector(self, view: BlockView, kind: str) -> Tensor:
         log_p_AK = torch.log_softmax(view.logits_AK.float(), dim=-1)

@@ -26,9 +26,9 @@ class PublishedEntropy(Gate):
         p_AK = torch.softmax(view.logits_AK.float(), dim=-1)
         return (p_AK * p_AK.log()).sum(-1).exp()
 
-    def cost(self, model: ModelInterface, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
         """A softmax and a sum."""
-        return softmax_cost(model, len(asked))
+        return softmax_cost(model, len(gate_blocks))
 
 
 @register

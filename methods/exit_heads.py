@@ -39,9 +39,9 @@ class HeadConfidence(Sampling):
         """Return the confidence [A]."""
         return CONFIDENCES[self.confidence](view)
 
-    def cost(self, model: ModelInterface, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
         """A softmax a block."""
-        return softmax_cost(model, len(asked))
+        return softmax_cost(model, len(gate_blocks))
 
 
 @register

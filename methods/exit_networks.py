@@ -68,13 +68,13 @@ class TrainedGate(Gated):
         shared = {item.name for item in dataclasses.fields(Gated)}
         return {name: value for name, value in self.params().items() if name not in shared}
 
-    def fit_gate(self, seen: FitData, unseen: FitData, on_progress: Callable[[float], None]) -> Fitted:
+    def fit_gate(self, train_data: FitData, held_out_data: FitData, on_progress: Callable[[float], None]) -> Fitted:
         """Train the network with AdamW; the curve has a row an epoch."""
         generator = torch.Generator().manual_seed(self.fit_seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.fit_seed)
-            network = self.build_network(seen.model.d_model).to(seen.states_LND.device)
-        train, held_out = (self._examples(data) for data in (seen, unseen))
+            network = self.build_network(train_data.model.d_model).to(train_data.states_LND.device)
+        train, validation = (self._examples(data) for data in (train_data, held_out_data))
         loss = cast(LossName, self.loss)
         optimizer = torch.optim.AdamW(network.parameters(), lr=self.learning_rate)
         curve = []
@@ -88,9 +88,9 @@ class TrainedGate(Gated):
                     optimizer.step()
                 total += float(value.detach()) * batch.right_MN.shape[1]
             with torch.no_grad():
-                logits_MNC = network(held_out.features_MNF)
-                held_out_loss = float(exit_loss(loss, logits_MNC, held_out))
-                hits = (logits_MNC.argmax(-1) == held_out.right_MN).float().mean()
+                logits_MNC = network(validation.features_MNF)
+                held_out_loss = float(exit_loss(loss, logits_MNC, validation))
+                hits = (logits_MNC.argmax(-1) == validation.right_MN).float().mean()
             row = {"train_loss": total / train.right_MN.shape[1], "held_out_loss": held_out_loss}
             curve.append({"epoch": float(epoch), **row, "held_out_accuracy": float(hits)})
             on_progress(epoch / self.epochs)

@@ -24,9 +24,9 @@ class Certainty(Gate):
         """Return the certainty [A]."""
         return 1 + negative_entropy(view.logits_AK) / math.log(view.logits_AK.shape[-1])
 
-    def cost(self, model: ModelInterface, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
         """A softmax and a sum."""
-        return softmax_cost(model, len(asked))
+        return softmax_cost(model, len(gate_blocks))
 
 
 @register

@@ -67,8 +67,8 @@ class Free(Method):
         """The softmax margin at one block."""
         level = self.threshold
         if self.rule != "constant":
-            known = fitted.get("threshold")
-            level = float("inf") if known is None else float(known)
+            fitted_level = fitted.get("threshold")
+            level = float("inf") if fitted_level is None else float(fitted_level)
         rollback = ROLLBACKS.get(self.kv_policy)
         policy: KVPolicy = KV_POLICIES[self.kv_policy] if rollback is None else rollback(self.rollback)
         return Parts(SoftmaxMargin(), Constant(level), LMHead(), policy, frozenset({self.exit_layer}))

@@ -112,8 +112,8 @@ class Thresholded(Gating):
     def threshold_rule(self, fitted: Mapping[str, Tensor]) -> Threshold:
         """The rule that the parameters name."""
         if self.rule == "epsilon":
-            known = fitted.get("epsilon_thresholds")
-            return PerBlock(() if known is None else tuple(known.tolist()))
+            fitted_levels = fitted.get("epsilon_thresholds")
+            return PerBlock(() if fitted_levels is None else tuple(fitted_levels.tolist()))
         if self.rule == "per-block":
             return PerBlock(tuple(self.level(threshold) for threshold in self.levels))
         return Constant(self.level(self.threshold))
@@ -132,29 +132,29 @@ class Thresholded(Gating):
         """The parameters that change the fitted gate; empty if the gate is not trained."""
         return {}
 
-    def fit_gate(self, seen: FitData, unseen: FitData, on_progress: Callable[[float], None]) -> Fitted:
-        """Train the gate on what is seen; the curve also tells the loss of what is not."""
+    def fit_gate(self, train_data: FitData, held_out_data: FitData, on_progress: Callable[[float], None]) -> Fitted:
+        """Train the gate; the curve also has the loss on the held-out data."""
         return Fitted({})
 
     def fit_params(self) -> dict[str, Any]:
         """Return the gate's fit parameters, and for rule epsilon all that its scores depend on."""
-        asked = self.gate_fit_params()
+        gate_params = self.gate_fit_params()
         if self.rule != "epsilon":
-            return asked
+            return gate_params
         return {**self.score_params(), "rule": self.rule, "epsilon": self.epsilon}
 
     def fit(self, data: FitData, on_progress: Callable[[float], None]) -> Fitted:
         """Train the gate; then, for rule epsilon, set its thresholds on documents that it did not see."""
         if not self.gate_fit_params():
-            seen, unseen, fitted = data, data, Fitted({})
+            train_data, held_out_data, fitted = data, data, Fitted({})
         else:
-            seen, unseen = data.split(HELD_OUT)
-            fitted = self.fit_gate(seen, unseen, on_progress)
+            train_data, held_out_data = data.split(HELD_OUT)
+            fitted = self.fit_gate(train_data, held_out_data, on_progress)
         if self.rule != "epsilon":
             return fitted
         parts = self.parts(data.model.n_blocks, fitted.tensors)
-        scores_LN, emitted_LN = score_states(parts, data.model, unseen.states_LND)
-        thresholds = epsilon_thresholds(scores_LN, emitted_LN == unseen.final_token_N, self.epsilon)
+        scores_LN, emitted_LN = score_states(parts, data.model, held_out_data.states_LND)
+        thresholds = epsilon_thresholds(scores_LN, emitted_LN == held_out_data.final_token_N, self.epsilon)
         on_progress(1.0)
         return Fitted({**fitted.tensors, "epsilon_thresholds": torch.tensor(thresholds)}, fitted.curve)
 
@@ -190,7 +190,7 @@ class Gated(Thresholded, PeriodicGating):
 
 
 @dataclass(frozen=True)
-class SoftmaxAsking(PeriodicGating):
+class SoftmaxGating(PeriodicGating):
     """A method whose gate reads the logits of a head, which may be pruned."""
 
     head: str = param(
@@ -226,5 +226,5 @@ class SoftmaxAsking(PeriodicGating):
 
 
 @dataclass(frozen=True)
-class SoftmaxGated(SoftmaxAsking, Gated):
+class SoftmaxGated(SoftmaxGating, Gated):
     """A gated method that reads the logits of a head."""

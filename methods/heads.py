@@ -30,11 +30,11 @@ class LMHead(Head):
 
     def earlier_logits(self, view: BlockView, block: int) -> Tensor:
         """Return logits [A, V] of an earlier block."""
-        known = f"logits_{block}"
-        if known not in view.memory:
-            view.memory[known] = self.logits_after(view.model, block, view.state(block))
+        memory_key = f"logits_{block}"
+        if memory_key not in view.memory:
+            view.memory[memory_key] = self.logits_after(view.model, block, view.state(block))
             view.head_rows += view.model.vocab_size
-        return view.memory[known]
+        return view.memory[memory_key]
 
     def certified(self) -> Head | None:
         """Return the head with bounds; None for subclasses, which read something else."""
@@ -110,7 +110,7 @@ class PrunedHead(LMHead):
             view.head_rows += view.model.vocab_size
             logits_AV = view.model.logits(view.hidden_AD)
             if not view.is_last:
-                view.memory["kept_ids"] = self._kept(view, logits_AV)
+                view.memory["kept_ids"] = self._best_ids(view, logits_AV)
             return Reading(logits_AV)
         sizes = self._sizes(view)
         widest = sizes if isinstance(sizes, int) else int(sizes.max())
@@ -123,19 +123,19 @@ class PrunedHead(LMHead):
         """Return logits of an earlier block over the ids read at this one; -inf beyond a row's own number."""
         if view.ids_AK is None:
             return super().earlier_logits(view, block)
-        known, sizes = f"pruned_logits_{block}", self._sizes(view)
-        if known not in view.memory:
+        memory_key, sizes = f"pruned_logits_{block}", self._sizes(view)
+        if memory_key not in view.memory:
             # Read once, and as many as later blocks may ask for: a decaying list only shrinks, an adaptive one varies.
             weights_AKD = self._weights(view, sizes)
             most = sizes if isinstance(sizes, int) else weights_AKD.shape[1]
             view.head_rows = view.head_rows + most
-            view.memory[known] = view.model.logits_of(view.state(block), weights_AKD[:, :most])
-        return _beyond(view.memory[known][:, : view.ids_AK.shape[1]], sizes)
+            view.memory[memory_key] = view.model.logits_of(view.state(block), weights_AKD[:, :most])
+        return _beyond(view.memory[memory_key][:, : view.ids_AK.shape[1]], sizes)
 
-    def _kept(self, view: BlockView, logits_AV: Tensor) -> Tensor:
+    def _best_ids(self, view: BlockView, logits_AV: Tensor) -> Tensor:
         model = view.model
-        kept = logits_AV.topk(self.size(view.block, model.n_blocks, model.vocab_size)).indices
-        return kept.sort().values if self.keeping in ("decaying-idsorted", "adaptive-code") else kept
+        best_ids = logits_AV.topk(self.size(view.block, model.n_blocks, model.vocab_size)).indices
+        return best_ids.sort().values if self.keeping in ("decaying-idsorted", "adaptive-code") else best_ids
 
     def _weights(self, view: BlockView, sizes: int | Tensor) -> Tensor:
         """The kept rows of the LM head, copied together once a token: later blocks read a contiguous piece.
@@ -150,16 +150,16 @@ class PrunedHead(LMHead):
 
     def _sizes(self, view: BlockView) -> int | Tensor:
         """Ids read at this block: one number, or one a row where it follows the confidence."""
-        model, kept = view.model, view.memory["kept_ids"].shape[1]
+        model, n_kept = view.model, view.memory["kept_ids"].shape[1]
         if self.keeping == "fixed":
-            return kept
+            return n_kept
         if not self.keeping.startswith("adaptive"):
-            return min(kept, self.size(view.block, model.n_blocks, model.vocab_size))
+            return min(n_kept, self.size(view.block, model.n_blocks, model.vocab_size))
         assert view.previous_score_A is not None, "the first block asked reads everything"
         alive_A = 1 - 0.9 * view.previous_score_A.double().clamp(0, 1)
         if self.keeping == "adaptive":
-            return (kept * alive_A).floor().long().clamp(min(self.k_min, kept), kept)
-        return (model.vocab_size * alive_A).long().clamp(1, kept)
+            return (n_kept * alive_A).floor().long().clamp(min(self.k_min, n_kept), n_kept)
+        return (model.vocab_size * alive_A).long().clamp(1, n_kept)
 
 
 def _beyond(logits_AK: Tensor, sizes: int | Tensor) -> Tensor:

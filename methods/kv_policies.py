@@ -47,7 +47,7 @@ class Exact(KVPolicy):
 
     def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
         """The skipped blocks."""
-        return _rest(model, exit_layers, block_costs)
+        return _skipped_cost(model, exit_layers, block_costs)
 
 
 class Noisy(KVPolicy):
@@ -68,7 +68,7 @@ class Noisy(KVPolicy):
     def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
         """The skipped blocks, and the projections."""
         skipped = sum(model.n_blocks - layer for layer in exit_layers)
-        return _rest(model, exit_layers, block_costs) + projection_cost(model, skipped)
+        return _skipped_cost(model, exit_layers, block_costs) + projection_cost(model, skipped)
 
 
 class Deferred(KVPolicy):
@@ -119,8 +119,8 @@ class Verified(SyncParallel):
         """Drafts at the end of an answer are completed too, as if the last of them had run all blocks."""
         if not exit_layers or not self.verifies_tail:
             return super().cost(model, exit_layers, block_costs)
-        rest = block_costs[-1] * (model.n_blocks - exit_layers[-1])
-        return rest + super().cost(model, [*exit_layers[:-1], model.n_blocks], block_costs)
+        tail_cost = block_costs[-1] * (model.n_blocks - exit_layers[-1])
+        return tail_cost + super().cost(model, [*exit_layers[:-1], model.n_blocks], block_costs)
 
     def verification_cost(
         self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost], drafting: Drafting
@@ -203,7 +203,7 @@ class RecomputeBacklog(Deferred):
         return Cost(matmul_flops=flops)
 
 
-def _rest(model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
+def _skipped_cost(model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
     pairs = zip(block_costs, exit_layers, strict=True)
     return sum((cost * (model.n_blocks - layer) for cost, layer in pairs), Cost())
 
@@ -211,13 +211,13 @@ def _rest(model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequen
 def _completions(exit_layers: Sequence[int]) -> list[tuple[int, int, int]]:
     """(token, later token, block) for each block that a token skipped and a later one is the first to run."""
     waiting: dict[int, int] = {}  # blocks that each token has by now
-    found = []
+    completions = []
     for later, layer in enumerate(exit_layers):
-        for token, done in waiting.items():
-            found += [(token, later, block) for block in range(done + 1, layer + 1)]
-            waiting[token] = max(done, layer)
+        for token, n_run in waiting.items():
+            completions += [(token, later, block) for block in range(n_run + 1, layer + 1)]
+            waiting[token] = max(n_run, layer)
         waiting[later] = layer
-    return found
+    return completions
 
 
 KV_POLICIES: dict[str, KVPolicy] = {

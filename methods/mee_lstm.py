@@ -65,19 +65,19 @@ class Recurrent(Gate):
                 part: self.fitted[f"lstm.{part}_l{layer}"] for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
             }
             gates = F.linear(x, w["weight_ih"], w["bias_ih"]) + F.linear(h, w["weight_hh"], w["bias_hh"])
-            enter, forget, new, out = gates.chunk(4, dim=-1)
+            enter, forget, new, output = gates.chunk(4, dim=-1)
             c = forget.sigmoid() * c + enter.sigmoid() * new.tanh()
-            x = out.sigmoid() * c.tanh()
+            x = output.sigmoid() * c.tanh()
             hs.append(x)
             cs.append(c)
         return torch.stack(hs, dim=1), torch.stack(cs, dim=1)
 
-    def cost(self, model: ModelInterface, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
         """Return the cost: an LSTM step per block up to the last gated one, an output layer per gated block."""
         inputs = [model.d_model] + [self.hidden] * (self.layers - 1)
         step = sum(4 * self.hidden * (width + self.hidden) for width in inputs)
-        numel = step * max(asked, default=0) + 2 * self.hidden * len(asked)
-        return Cost(matmul_flops=2 * numel, elementwise_flops=20 * self.hidden * len(asked), read_numel=numel)
+        numel = step * max(gate_blocks, default=0) + 2 * self.hidden * len(gate_blocks)
+        return Cost(matmul_flops=2 * numel, elementwise_flops=20 * self.hidden * len(gate_blocks), read_numel=numel)
 
 
 @register

@@ -33,9 +33,9 @@ class LastThree(Gate):
         states_AF = torch.cat([view.normed_state(view.block - back) for back in (2, 1, 0)], dim=1)
         return exit_probability(self.network(states_AF.float()))
 
-    def cost(self, model: ModelInterface, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
         """Return the cost of one network per block, from block 2 on."""
-        d, times = model.d_model, sum(block >= 2 for block in asked)
+        d, times = model.d_model, sum(block >= 2 for block in gate_blocks)
         numel = (3 * d * d + 2 * d) * times
         return Cost(matmul_flops=2 * numel, elementwise_flops=12 * d * times, read_numel=numel)
 

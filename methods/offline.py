@@ -48,7 +48,7 @@ def score_given(
     parts: Parts,
     model: ModelInterface,
     states_LND: Tensor,
-    given_N: Tensor,
+    target_N: Tensor,
     *,
     position: int = 1,
     seeds_N: Sequence[int] | None = None,
@@ -59,7 +59,7 @@ def score_given(
         parts: The method.
         model: The model.
         states_LND: States after the embedding and every block, [L+1, N, D].
-        given_N: The tokens.
+        target_N: The tokens.
         position: Position of all N tokens; matters to random draws only.
         seeds_N: Seeds of their rows; likewise.
 
@@ -74,9 +74,9 @@ def score_given(
     for tokens, view, score_A in _views(parts, model, states_LND, position, seeds_N):
         if score_A is not None:
             scores_LN[view.block - 1, tokens] = score_A
-        log_p_AV, given_A = parts.gate.log_p(view), given_N[tokens]
-        logprob_LN[view.block - 1, tokens] = log_p_AV.gather(1, given_A[:, None])[:, 0]
-        greedy_LN[view.block - 1, tokens] = argmax_token(log_p_AV) == given_A
+        log_p_AV, target_A = parts.gate.log_p(view), target_N[tokens]
+        logprob_LN[view.block - 1, tokens] = log_p_AV.gather(1, target_A[:, None])[:, 0]
+        greedy_LN[view.block - 1, tokens] = argmax_token(log_p_AV) == target_A
     return scores_LN, logprob_LN, greedy_LN
 
 
@@ -92,7 +92,7 @@ def _views(
         some_LND, seeds = states_LND[:, tokens], all_seeds[tokens]
         memory: dict[str, Tensor] = {}
         score_A: Tensor | None = None
-        for block in [*parts.asked(n_blocks), n_blocks]:
+        for block in [*parts.gate_blocks(n_blocks), n_blocks]:
             view = BlockView(
                 block=block,
                 active=ActiveRows((position,) * len(seeds), seeds),
@@ -136,8 +136,8 @@ def _tail_threshold(score_N: Tensor, agrees_N: Tensor, epsilon: float) -> float:
     share_N = right_N.flip(0).cumsum(0).flip(0) / torch.arange(len(sorted_N), 0, -1)
     # Tied scores leave together, so only the first of each tie can be a threshold.
     is_first_N = torch.cat([torch.ones(1, dtype=torch.bool), sorted_N[1:] > sorted_N[:-1]])
-    found = (is_first_N & (share_N >= epsilon)).nonzero()
-    if len(found) == 0:
+    candidates = (is_first_N & (share_N >= epsilon)).nonzero()
+    if len(candidates) == 0:
         return float("inf")
-    threshold = sorted_N[found[0, 0]]
+    threshold = sorted_N[candidates[0, 0]]
     return float(torch.nextafter(threshold, threshold.new_tensor(float("-inf"))))

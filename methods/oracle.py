@@ -36,7 +36,7 @@ class FullAgreement(Gate):
             view.memory["agrees_AL"] = agrees_LA.T
         return view.memory["agrees_AL"][:, view.block - 1].float()
 
-    def score_sql(self, asked: Sequence[int]) -> str:
+    def score_sql(self, gate_blocks: Sequence[int]) -> str:
         """From the recorded choices."""
         return "(l >= stable_from)::INT" if self.stable else "(top1_id[l] = top1_id[-1])::INT"
 

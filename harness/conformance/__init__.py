@@ -67,10 +67,10 @@ class ConformanceResult:
         problems = record["problems"]
         if not (isinstance(problems, list) and all(isinstance(problem, str) for problem in problems)):
             raise TypeError(f"problems are a list of texts, not {problems!r}")
-        made = cls(tuple(problems), str(record["checked"]))
-        if record["verdict"] != ("conforms" if made.conforms else "fails"):
+        result = cls(tuple(problems), str(record["checked"]))
+        if record["verdict"] != ("conforms" if result.conforms else "fails"):
             raise ValueError(f"{record['verdict']!r} with {len(problems)} problems")
-        return made
+        return result
 
 
 @cache
@@ -112,12 +112,12 @@ def examine(method: Method, shape: Shape = USUAL) -> ConformanceResult:
     except Breach as breach:
         problems.append(str(breach))
     except Exception as error:
-        problems.append(f"{type(error).__name__}: {' '.join(str(error).split())}{_where(error, method)}")
+        problems.append(f"{type(error).__name__}: {' '.join(str(error).split())}{_traceback_line(error, method)}")
     return ConformanceResult(tuple(problems), checks_version())
 
 
-def _where(error: Exception, method: Method) -> str:
+def _traceback_line(error: Exception, method: Method) -> str:
     """Return the innermost line of the method's own file in an error's traceback."""
-    own = inspect.getfile(type(method))
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
-    return f" ({Path(own).name}, line {lines[-1]})" if lines else ""
+    source_file = inspect.getfile(type(method))
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == source_file]
+    return f" ({Path(source_file).name}, line {lines[-1]})" if lines else ""

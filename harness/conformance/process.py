@@ -37,11 +37,11 @@ def examine_apart(settings: Sequence[Mapping[str, Any]], timeout_s: float = TIME
     verdicts: list[ConformanceResult] = []
     ended: dict[str, str] = {}  # methods that ended their process, and how
     while len(verdicts) < len(settings):
-        rest = settings[len(verdicts) :]
-        if why := ended.get(rest[0]["name"]):
+        remaining = settings[len(verdicts) :]
+        if why := ended.get(remaining[0]["name"]):
             verdicts.append(ConformanceResult((why,), checks_version()))
             continue
-        child = _Child(rest, timeout_s)
+        child = _Child(remaining, timeout_s)
         try:
             verdicts += child.verdicts()
         finally:
@@ -113,14 +113,14 @@ def _lines(read_end: int, timeout_s: float) -> Iterator[str]:
     Raises:
         TimeoutError: A line takes longer than allowed.
     """
-    held, deadline = b"", time.monotonic() + max(timeout_s, TIMEOUT_S)
+    buffer, deadline = b"", time.monotonic() + max(timeout_s, TIMEOUT_S)
     while True:
         if not select.select([read_end], [], [], max(0.0, deadline - time.monotonic()))[0]:
             raise TimeoutError
         if not (piece := os.read(read_end, 65536)):
             return
-        *whole, held = (held + piece).split(b"\n")
-        for line in whole:
+        *complete, buffer = (buffer + piece).split(b"\n")
+        for line in complete:
             yield line.decode(errors="replace")
             deadline = time.monotonic() + timeout_s
 
@@ -136,15 +136,15 @@ def _main(settings: IO[str], verdicts: IO[str], lifeline: int) -> None:
     from exitbench.methods.registry import get_method
 
     torch.set_num_threads(1)
-    asked = json.load(settings)
+    requests = json.load(settings)
     print(_READY, file=verdicts, flush=True)
-    for one in asked:
+    for request in requests:
         try:
-            method = get_method(one["name"]).from_params(one["params"])
-            found = examine(method, Shape(one["n_blocks"], tuple(one["exit_blocks"])))
+            method = get_method(request["name"]).from_params(request["params"])
+            result = examine(method, Shape(request["n_blocks"], tuple(request["exit_blocks"])))
         except Exception as error:  # the method cannot even be built
-            found = ConformanceResult((f"{type(error).__name__}: {error}",), checks_version())
-        print(json.dumps(found.to_json()), file=verdicts, flush=True)
+            result = ConformanceResult((f"{type(error).__name__}: {error}",), checks_version())
+        print(json.dumps(result.to_json()), file=verdicts, flush=True)
 
 
 if __name__ == "__main__":

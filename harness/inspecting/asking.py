@@ -105,7 +105,7 @@ def _costs_of(name: str, model: Costed, place: TokenPlace, why_not: WhyNot) -> G
 def _gate_cost(method: Method, model: Costed, place: TokenPlace, why_not: WhyNot) -> GateCost:
     parts, is_fitted = method.parts(model.n_blocks), bool(method.fit_params())
     asking = GateCost(method.name, is_fitted=is_fitted, why_not=why_not(parts, 1), why_alone=why_not(parts, 2))
-    if not (exit_blocks := parts.asked(model.n_blocks)):
+    if not (exit_blocks := parts.gate_blocks(model.n_blocks)):
         return asking
     rows = _rows_read(method, Shape(model.n_blocks, model.exit_blocks))
     work = parts.asking_cost(model, model.n_blocks) + parts.head.cost(model, rows * model.vocab_size)

@@ -26,7 +26,7 @@ from exitbench.harness.cells.corpus import Corpora, Corpus
 from exitbench.harness.cells.job import CellJob, DataRequest
 from exitbench.harness.cells.number_formats import check_format
 from exitbench.harness.engine import ENGINE_VERSION
-from exitbench.harness.engine.checkpoints.device_maps import resolve_device_map, spelled
+from exitbench.harness.engine.checkpoints.device_maps import describe_map, resolve_device_map
 from exitbench.harness.engine.checkpoints.digest import Description, inspect_checkpoint
 from exitbench.harness.engine.checkpoints.exit_head_files import read_exit_blocks
 from exitbench.harness.engine.checkpoints.hub import HubName, Located, find
@@ -202,7 +202,7 @@ def make_plan(
             if dtype != suite.dtype:
                 remarked = (*remarked, f'dtype = "auto" is {dtype}: what its weights are stored in')
             if device_map is not None:
-                remarked = (*remarked, spelled(device_map))
+                remarked = (*remarked, describe_map(device_map))
         cells = tuple(_planned(item, statuses, predecessors) for item in items)
         groups.append(Group(entry, recipe, folder, tuple(draft.label for draft in templates), cells, remarked))
     of_tasks = {

@@ -440,7 +440,7 @@ class TimedGeneration:
 
     def run(self, parts: Parts, unit: Unit[Request]) -> list[Generation]:
         """Decode a unit, traced."""
-        return decode(self.checkpoint, self._prefilled(unit), parts, asked=self.settings)
+        return decode(self.checkpoint, self._prefilled(unit), parts, settings=self.settings)
 
     def knowing(self, parts: Parts, units: Sequence[Unit[Request]], made: Sequence[Generation]) -> Parts:
         """Return an oracle's method with its exits fixed, so that the blocks behind them are really skipped."""
@@ -453,7 +453,7 @@ class TimedGeneration:
         clock.mark()
         batch = self._prefilled(unit)
         clock.mark()
-        generations = decode(self.checkpoint, batch, parts, asked=self.settings, traced=False)
+        generations = decode(self.checkpoint, batch, parts, settings=self.settings, traced=False)
         clock.mark()
         return ("prefill", "decode"), sum(len(generation.token_ids) for generation in generations)
 

@@ -231,7 +231,9 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
 
         def on_done(place: int) -> None:
             key, prompt = items[place]
-            own_answer, *other_answers = (self._answer(prompt, generation, stop) for generation in stream.made(place))
+            own_answer, *other_answers = (
+                self._answer(prompt, generation, stop) for generation in stream.answers_to(place)
+            )
             self.answers[key] = own_answer
             for other, answer in zip(shared_cells, other_answers, strict=True):
                 other.answers[cache_keys[key]] = answer

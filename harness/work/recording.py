@@ -166,7 +166,7 @@ def _timed(work: TimedGeneration, parts: Parts, unit: Unit[Request]) -> list[int
     gc.disable()
     try:
         clock = TokenClock()
-        decode(work.checkpoint, batch, parts, asked=settings, traced=False, observer=clock)
+        decode(work.checkpoint, batch, parts, settings=settings, traced=False, observer=clock)
     finally:
         gc.enable()
     return clock.token_ns()

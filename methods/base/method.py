@@ -38,15 +38,15 @@ class FitData:
     gold_token_N: Tensor
     document_N: Tensor
 
-    def split(self, held_out: float) -> tuple[FitData, FitData]:
+    def split(self, unseen_share: float) -> tuple[FitData, FitData]:
         """Split by document: the first ones, and the given share of the last ones."""
         n_documents = int(self.document_N.max()) + 1
         if n_documents < 2:
             raise UserError("fitting needs at least 2 documents: one to learn from and one to hold out.")
-        first_N = self.document_N < n_documents - max(1, round(held_out * n_documents))
-        return self._where(first_N), self._where(~first_N)
+        first_N = self.document_N < n_documents - max(1, round(unseen_share * n_documents))
+        return self._select(first_N), self._select(~first_N)
 
-    def _where(self, keep_N: Tensor) -> FitData:
+    def _select(self, keep_N: Tensor) -> FitData:
         documents_N = self.document_N[keep_N]
         return FitData(
             self.model,
@@ -134,17 +134,17 @@ class Method(ABC):
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Any], where: str = "") -> Self:
+    def from_params(cls, params: Mapping[str, Any], location: str = "") -> Self:
         """Build the method from untrusted parameters.
 
         Args:
             params: Parameter values by name.
-            where: Where they were written (file, line), for the message.
+            location: Where they were written (file, line), for the message.
 
         Raises:
             UserError: An unknown parameter, a wrong type or a value that is not allowed.
         """
-        return cls(**checked_params(cls, cls.name, params, where))
+        return cls(**checked_params(cls, cls.name, params, location))
 
 
 def check_block(method: Method, parameter: str, n_blocks: int) -> None:

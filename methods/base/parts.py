@@ -60,8 +60,8 @@ class Gate(ABC):
     @property
     def is_bounded(self) -> bool:
         """Return whether `bounds` belongs to this `score`."""
-        own = next(cls for cls in type(self).__mro__ if "score" in vars(cls) or "bounds" in vars(cls))
-        return own is not Gate and "bounds" in vars(own)
+        owner = next(cls for cls in type(self).__mro__ if "score" in vars(cls) or "bounds" in vars(cls))
+        return owner is not Gate and "bounds" in vars(owner)
 
     def log_p(self, view: BlockView) -> Tensor:
         """Return natural logarithms of the distribution that `choose` emits from, [A, V]: by default the head's own.
@@ -73,18 +73,18 @@ class Gate(ABC):
     @property
     def why_no_log_p(self) -> str | None:
         """Return why given tokens have no `log_p`: a subclass overrides `choose` alone; None if they have one."""
-        own = next(cls for cls in type(self).__mro__ if "choose" in vars(cls) or "log_p" in vars(cls))
-        return None if "log_p" in vars(own) else "its gate chooses tokens in a way that gives them no probabilities"
+        owner = next(cls for cls in type(self).__mro__ if "choose" in vars(cls) or "log_p" in vars(cls))
+        return None if "log_p" in vars(owner) else "its gate chooses tokens in a way that gives them no probabilities"
 
-    def score_sql(self, asked: Sequence[int]) -> str | None:
+    def score_sql(self, gate_blocks: Sequence[int]) -> str | None:
         """The score at block ``l`` as SQL over one row of a probe, for replays; None if a probe cannot tell.
 
         Args:
-            asked: The blocks at which the gate is asked, ascending.
+            gate_blocks: The blocks at which the gate is asked, ascending.
         """
         return None
 
-    def cost(self, model: ModelInterface, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
         """Work of one token whose gate was asked at these blocks (ascending), rows of the LM head apart."""
         return Cost()
 
@@ -203,7 +203,7 @@ class Parts:
     kv_policy: KVPolicy
     blocks: frozenset[int]
 
-    def asked(self, n_blocks: int) -> list[int]:
+    def gate_blocks(self, n_blocks: int) -> list[int]:
         """The blocks at which the gate of an L-block decoder is asked, ascending; never the last."""
         return sorted(block for block in self.blocks if block < n_blocks)
 
@@ -268,7 +268,7 @@ class Parts:
         if not self.kv_policy.verifies:
             return total
         in_vain = self.asking_cost(model, model.n_blocks) * sum(wasted)
-        drafting = Drafting(rejected, wasted, min(self.asked(model.n_blocks), default=model.n_blocks))
+        drafting = Drafting(rejected, wasted, min(self.gate_blocks(model.n_blocks), default=model.n_blocks))
         return total + in_vain + self.kv_policy.verification_cost(model, exit_layers, block_costs, drafting)
 
     def kv_cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
@@ -279,13 +279,13 @@ class Parts:
 
     def asking_cost(self, model: ModelInterface, exit_layer: int) -> Cost:
         """Work of the gate on the way to an exit layer, beyond the rows of the LM head that are read for it."""
-        asked = [block for block in self.asked(model.n_blocks) if block <= exit_layer]
-        read = asked if self.gate.reads_logits else [exit_layer]
-        return self.gate.cost(model, asked) + self.head.cost_beyond_rows(model, read)
+        gate_blocks = [block for block in self.gate_blocks(model.n_blocks) if block <= exit_layer]
+        read = gate_blocks if self.gate.reads_logits else [exit_layer]
+        return self.gate.cost(model, gate_blocks) + self.head.cost_beyond_rows(model, read)
 
     def score_sql(self, n_blocks: int) -> str | None:
         """The score at block ``l`` as SQL over one row of a probe; None if the probe's columns cannot tell."""
-        return self.gate.score_sql(self.asked(n_blocks)) if self.head.reads_vocabulary else None
+        return self.gate.score_sql(self.gate_blocks(n_blocks)) if self.head.reads_vocabulary else None
 
     def exit_layer_sql(self, n_blocks: int, max_new_tokens: int, score_sql: str, first_position: int = 1) -> str:
         """The exit layer of one probe row as a SQL expression.
@@ -299,8 +299,8 @@ class Parts:
         """
         # The loop compares in the score's precision, so the threshold is rounded to it here too.
         test = f"({score_sql})::FLOAT > ({self.threshold.sql(max_new_tokens)})::FLOAT"
-        asked = f"{self.asked(n_blocks)}::INTEGER[]"
-        exit_layer = f"coalesce(list_filter({asked}, lambda l: {test})[1], {n_blocks})"
+        gate_blocks = f"{self.gate_blocks(n_blocks)}::INTEGER[]"
+        exit_layer = f"coalesce(list_filter({gate_blocks}, lambda l: {test})[1], {n_blocks})"
         if first_position == 1:
             return exit_layer
         return f"CASE WHEN position < {first_position} THEN {n_blocks} ELSE {exit_layer} END"

@@ -114,7 +114,7 @@ class BlockView:
         self._normed = {} if normed is None else normed
         self._read: Reading | None = None
         self._bounds: LogitBounds | None = None
-        self._whole: tuple[BlockView, Tensor] | None = None
+        self._parent: tuple[BlockView, Tensor] | None = None
 
     @property
     def positions_A(self) -> tuple[int, ...]:
@@ -221,7 +221,7 @@ class BlockView:
             ids_AK = None if read.ids_AK is None else read.ids_AK.index_select(0, index_A)
             view._read = Reading(read.logits_AK.index_select(0, index_A), ids_AK)
         elif self._bounds is not None:
-            view._bounds, view._whole = self._bounds.take(index_A), (self, index_A)
+            view._bounds, view._parent = self._bounds.take(index_A), (self, index_A)
         return view
 
     def at_full_depth(self, hidden_AD: Tensor) -> BlockView:
@@ -274,12 +274,12 @@ class BlockView:
 
     def _reading(self) -> Reading:
         if self._read is None:
-            self._read = self._head.read(self) if self._whole is None else self._of_whole(*self._whole)
+            self._read = self._head.read(self) if self._parent is None else self._read_subset(*self._parent)
         return self._read
 
-    def _of_whole(self, whole: BlockView, index_A: Tensor) -> Reading:
+    def _read_subset(self, parent: BlockView, index_A: Tensor) -> Reading:
         """Read the rows that this view was taken from: a product of fewer rows may differ in its last bits."""
-        logits_AK = whole.logits_AK.index_select(0, index_A)
+        logits_AK = parent.logits_AK.index_select(0, index_A)
         self.head_rows = self.head_rows + self.model.vocab_size
         return Reading(logits_AK)
 

@@ -235,7 +235,7 @@ def test_mean_exit_layer_never_falls_as_the_threshold_rises(tiny: Any, prompts: 
     parts = bind(method)
     states = full_depth_states(tiny, prompts)
     scores_LN, _ = score_states(parts, tiny.checkpoint.model, states, seeds_N=range(states.shape[1]))
-    asked = parts.asked(L)
+    asked = parts.gate_blocks(L)
     assert not scores_LN[[block - 1 for block in asked]].isnan().any()
     levels = [-math.inf, *torch.linspace(-0.05, 1.05, 23).tolist(), 2.0, 3.0, math.inf]
     means = []

@@ -14,7 +14,7 @@ import exitbench
 from exitbench.harness.planning.suite import Suite, load_suite
 from exitbench.methods import kv_policies
 from exitbench.methods.base import KVPolicy, Method
-from exitbench.methods.gated import Skipping, SoftmaxAsking
+from exitbench.methods.gated import Skipping, SoftmaxGating
 from exitbench.methods.registry import get_method, method_names
 
 ROOT = Path(__file__).parents[2]
@@ -119,7 +119,7 @@ def choices(method: type[Method], parameter: str) -> list[str]:
 
 def test_every_head_has_its_row_and_nothing_else_claims_to_be_one() -> None:
     section = sections(INDEX)["LM heads and exit heads"]
-    assert sorted(rows(section)) == choices(SoftmaxAsking, "head")
+    assert sorted(rows(section)) == choices(SoftmaxGating, "head")
     assert "\n| exit heads |" in section
 
 

@@ -237,7 +237,7 @@ def test_a_gate_scores_what_its_network_was_trained_to_say(name: str, params: di
     parts = method.parts(L, network.state_dict())
     scores, _ = score_states(parts, MODEL, data.states_LND)
     expected = torch.softmax(network(method._examples(data).features_MNF), dim=-1)[..., 1]
-    for block in parts.asked(L):
+    for block in parts.gate_blocks(L):
         if block < FIRST[name]:
             assert not scores[block - 1].any(), "fewer than three states: 0"
         else:

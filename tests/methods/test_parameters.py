@@ -39,7 +39,7 @@ from exitbench.methods.registry import get_method
 )
 def test_a_bad_parameter_is_named_with_what_is_allowed(name: str, params: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError) as caught:
-        get_method(name).from_params(params, where="my.toml, line 7")
+        get_method(name).from_params(params, location="my.toml, line 7")
     message = str(caught.value)
     assert message.startswith("my.toml, line 7: ")
     assert name in message

@@ -154,7 +154,7 @@ def answers(
 
 
 def _answer(model: Checkpoint, parts: Parts, document: Document) -> Answer:
-    gated = parts.asked(model.model.n_blocks)
+    gated = parts.gate_blocks(model.model.n_blocks)
     gate = Noted(parts.gate, min(gated, default=0))
     batch = prefill(model.model, [Request(document.prompt)], document.max_new_tokens)
     (answer,) = decode(model, batch, dataclasses.replace(parts, gate=gate))

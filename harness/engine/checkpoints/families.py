@@ -54,7 +54,7 @@ def _block(**parts: Any) -> BlockWeights:
 def _head(tensors: Tensors, embedded: str, embedding: Tensor, vocab_size: int, *, tied: bool) -> Tensor:
     """Return the LM head [V, D]: the tied embedding, unless the file has another `lm_head.weight` (as transformers)."""
     name = "lm_head.weight"
-    if tied and (name not in tensors or tensors.is_copy(name, of=embedded)):
+    if tied and (name not in tensors or tensors.is_copy(name, original=embedded)):
         return embedding
     return tensors(name, vocab_size, embedding.shape[1])
 
@@ -147,7 +147,9 @@ def _read_t5(config: Any, tensors: Tensors, *, biases_each_block: bool = False) 
     shared_name = "shared.weight" if "shared.weight" in tensors else "encoder.embed_tokens.weight"
     shared = tensors(shared_name, config.vocab_size, width)
     for stack in ("encoder", "decoder"):
-        tensors.is_copy(f"{stack}.embed_tokens.weight", of=shared_name)  # one that differs stays unread and is refused
+        tensors.is_copy(
+            f"{stack}.embed_tokens.weight", original=shared_name
+        )  # one that differs stays unread and is refused
     head = _head(tensors, shared_name, shared, config.vocab_size, tied=True)  # transformers treats every T5 as tied
 
     def bias(stack: str, n_blocks: int) -> Tensor:

@@ -133,7 +133,7 @@ def why_not(parts: Parts) -> str | None:
 
 def fixed_depth(parts: Parts, n_blocks: int) -> int | None:
     """Return the blocks after which every token is read, if the method fixes it in advance; None if it does not."""
-    gate_blocks = parts.asked(n_blocks)
+    gate_blocks = parts.gate_blocks(n_blocks)
     if not gate_blocks:
         return n_blocks
     return None if parts.gate.decides or parts.runs_all_blocks else gate_blocks[0]
@@ -208,7 +208,7 @@ class _Exits(Observer):
     def step_began(self, n_rows: int) -> None:
         self.exit_layers = [self.n_blocks] * n_rows
 
-    def left(self, view: BlockView, *, runs_all_blocks: bool) -> None:
+    def exited(self, view: BlockView, *, runs_all_blocks: bool) -> None:
         for row in view.active.rows:
             self.exit_layers[row] = view.block
 
@@ -217,14 +217,14 @@ class _Exits(Observer):
 class _TokenPosition:
     """Position of a token: its continuations, the token's number in them, and the context's seed."""
 
-    of: Sequence[Scored]
+    continuations: Sequence[Scored]
     position: int
     seed: int
 
     @property
     def token_ids(self) -> list[int]:
         """The tokens given at this position, one per continuation."""
-        return [scored.token_ids[self.position - 1] for scored in self.of]
+        return [scored.token_ids[self.position - 1] for scored in self.continuations]
 
 
 class _Scorer:
@@ -383,7 +383,7 @@ class _Scorer:
     def _places(self, branch: Branch, firsts: Sequence[_TokenPosition]) -> list[_TokenPosition]:
         """Return the positions of the tokens predicted from the fed ones."""
         first = firsts[branch.context]
-        chosen = [first.of[choice] for choice in branch.choices]
+        chosen = [first.continuations[choice] for choice in branch.choices]
         return [_TokenPosition(chosen, position, first.seed) for position in range(2, len(branch.fed) + 2)]
 
     def _tensor(self, numbers: Sequence[int]) -> Tensor:
@@ -435,7 +435,7 @@ class _Scorer:
             )
             if block < self.model.n_blocks:
                 self.observer.scored(view, parts.gate.score(view))
-                self.observer.left(view, runs_all_blocks=False)
+                self.observer.exited(view, runs_all_blocks=False)
             reader(view)
             self.observer.read(view)
             self._note(some, reader)
@@ -452,7 +452,7 @@ class _Scorer:
         for places, records, reader in self._read:
             rows = zip(places, reader.logprob_BK.tolist(), reader.greedy_BK.tolist(), strict=True)
             for row, (place, logprobs, greedy) in enumerate(rows):
-                for scored, logprob, is_greedy in zip(place.of, logprobs, greedy, strict=False):
+                for scored, logprob, is_greedy in zip(place.continuations, logprobs, greedy, strict=False):
                     scored.logprobs.append(logprob)
                     scored.greedy.append(is_greedy)
                     if records is not None:

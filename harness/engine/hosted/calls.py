@@ -203,13 +203,13 @@ def shapes(recorded: RecordedCalls) -> dict[tuple[int, Path], tuple[int, ...]]:
     return tensor_shapes
 
 
-def learn_axes(one: RecordedCalls, other: RecordedCalls) -> Axes:
+def learn_axes(first: RecordedCalls, second: RecordedCalls) -> Axes:
     """Return the batch dimension of each argument, by comparing the same step with different numbers of rows."""
     axes: Axes = {}
-    other_shapes = shapes(other)
-    for key, shape in shapes(one).items():
+    other_shapes = shapes(second)
+    for key, shape in shapes(first).items():
         if len(other_shapes.get(key, ())) != len(shape):
             continue
         pairs = enumerate(zip(shape, other_shapes[key], strict=True))
-        axes[key] = next(((dim, size // one.n_rows) for dim, (size, grown) in pairs if size != grown), None)
+        axes[key] = next(((dim, size // first.n_rows) for dim, (size, grown) in pairs if size != grown), None)
     return axes

@@ -281,10 +281,10 @@ class HostedTransformer(Headed):
         context: HostedStep,
         rows_A: Tensor | None = None,
         places: HostedPlaces | None = None,
-        left_BD: Tensor | None = None,
+        exited_BD: Tensor | None = None,
     ) -> Tensor:
         """Run decoder block ``block`` (1..L) for the step's positions; see `Engine.block`."""
-        assert left_BD is None, "the modules of transformers know no keys and values without queries"
+        assert exited_BD is None, "the modules of transformers know no keys and values without queries"
         if places is not None:
             return self._at_places(block, hidden, rows_A, places)
         if block == 1 and context.is_first:  # it ran as the step began

@@ -423,12 +423,12 @@ class Transformer(Headed):
         context: StepContext,
         rows_A: Tensor | None = None,
         places: CachePositions | None = None,
-        left_BD: Tensor | None = None,
+        exited_BD: Tensor | None = None,
     ) -> Tensor:
         """Run decoder block ``block`` (1..L) for the step's positions; see `Engine.block`."""
         weights = self.weights.blocks[block - 1]
         hidden_ND = hidden if hidden.dim() == 2 else hidden.reshape(-1, self.d_model)
-        attended_ND = self.self_attention(block, hidden_ND, context, rows_A, places, left_BD)
+        attended_ND = self.self_attention(block, hidden_ND, context, rows_A, places, exited_BD)
         hidden_ND = self._added(weights.attention_out, hidden_ND, attended_ND, rounds=block == 1)
         if weights.cross_out is not None:
             from_source_ND = self.cross_attention(block, hidden_ND, context, rows_A)
@@ -436,7 +436,7 @@ class Transformer(Headed):
         hidden_ND = self._added(weights.down, hidden_ND, self.feed_forward(weights, hidden_ND))
         if hidden.dim() == 3:
             return hidden_ND.view(hidden.shape)
-        if self.arch.norms_inputs and places is None and left_BD is None:
+        if self.arch.norms_inputs and places is None and exited_BD is None:
             self._newest = _Normed(hidden_ND, self.normalise(hidden_ND))
         return hidden_ND
 
@@ -447,7 +447,7 @@ class Transformer(Headed):
         context: StepContext,
         rows_A: Tensor | None = None,
         places: CachePositions | None = None,
-        left_BD: Tensor | None = None,
+        exited_BD: Tensor | None = None,
     ) -> Tensor:
         """Return the heads of a block's self-attention, before ``attention_out`` adds them to the stream: [N, H*K].
 
@@ -455,8 +455,8 @@ class Transformer(Headed):
         """
         cache = context.cache
         written_A = rows_A  # rows that get keys and values
-        if left_BD is not None and rows_A is not None:
-            hidden_ND, written_A = left_BD.index_copy_(0, rows_A, hidden_ND), None
+        if exited_BD is not None and rows_A is not None:
+            hidden_ND, written_A = exited_BD.index_copy_(0, rows_A, hidden_ND), None
         n_rows = cache.n_rows if written_A is None else written_A.shape[0]
         weights, n_heads, n_kv_heads = self.weights.blocks[block - 1], self.arch.n_heads, self.arch.n_kv_heads
         heads = weights.qkv(self.block_input(hidden_ND))

@@ -68,7 +68,7 @@ def answered(
     checkpoint: Checkpoint, prompts: Sequence[list[int]], parts: Parts, asked: GenerationSettings | None = None
 ) -> list[Generation]:
     requests = [Request(prompt) for prompt in prompts]
-    return decode(checkpoint, prefill(checkpoint.model, requests, NEW_TOKENS), parts, asked=asked)
+    return decode(checkpoint, prefill(checkpoint.model, requests, NEW_TOKENS), parts, settings=asked)
 
 
 def decisions(generations: Sequence[Generation]) -> list[tuple[list[int], list[int], list[int], list[int]]]:

@@ -37,7 +37,7 @@ def test_a_product_is_that_of_the_dequantised_weight(seed: int, n_rows: int, siz
     weight[3] = 0
     x = torch.randn(n_rows, 32, generator=draw).bfloat16()
     exact = written_out(weight, x)
-    for form in (Int8.of(Linear(weight)), ByBf16.of(Linear(weight))):
+    for form in (Int8.from_projection(Linear(weight)), ByBf16.from_projection(Linear(weight))):
         assert form.weight.dtype == torch.int8 and form.scale.dtype == torch.bfloat16
         assert (form(x).double() - exact).abs().max() <= 2 * BF16_EPS * exact.abs().max()
 
@@ -45,7 +45,7 @@ def test_a_product_is_that_of_the_dequantised_weight(seed: int, n_rows: int, siz
 @given(st.integers(0, 2**31))
 def test_no_weight_moves_by_more_than_half_a_step(seed: int) -> None:
     weight = torch.randn(16, 32, generator=torch.Generator().manual_seed(seed)).bfloat16()
-    rounded = Int8.of(Linear(weight))
+    rounded = Int8.from_projection(Linear(weight))
     moved = (rounded.weight.double() * rounded.scale.double()[:, None] - weight.double()).abs()
     assert (moved <= 0.5 * (1 + 1e-9) * rounded.scale.double()[:, None]).all()
     assert rounded.weight.abs().max() <= 127
@@ -54,7 +54,9 @@ def test_no_weight_moves_by_more_than_half_a_step(seed: int) -> None:
 def test_parts_of_a_projection_are_parts_of_its_product() -> None:
     draw = torch.Generator().manual_seed(3)
     one, two = (
-        Int8.of(Linear(torch.randn(8, 32, generator=draw).bfloat16(), torch.randn(8, generator=draw).bfloat16()))
+        Int8.from_projection(
+            Linear(torch.randn(8, 32, generator=draw).bfloat16(), torch.randn(8, generator=draw).bfloat16())
+        )
         for _ in range(2)
     )
     x = torch.randn(1, 32, generator=draw).bfloat16()
@@ -76,7 +78,7 @@ def test_every_projection_of_every_family_is_int8_and_nothing_else(family: Any) 
         names = ("qkv", "attention_out", "up", "down", "cross_q", "cross_kv", "cross_out")
         pairs += [(getattr(ours, name), getattr(theirs, name)) for name in names if getattr(theirs, name) is not None]
     for ours, theirs in pairs:
-        assert torch.equal(ours.weight, Int8.of(Linear(theirs.weight)).weight)
+        assert torch.equal(ours.weight, Int8.from_projection(Linear(theirs.weight)).weight)
 
 
 def test_every_family_reads_out_nearly_what_it_does_in_bf16(family: Any) -> None:

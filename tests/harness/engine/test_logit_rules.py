@@ -42,7 +42,7 @@ def answers_of_transformers(family: Any, model: Any, prompts: list[list[int]], *
 def run(family: Any, prompts: list[list[int]], method: Any, rules: dict[str, Any]) -> list[Generation]:
     batch = prefill(family.checkpoint.model, [Request(prompt) for prompt in prompts], LONGEST)
     asked = GenerationSettings(LONGEST, **rules)
-    return decode(family.checkpoint, batch, method.parts(family.checkpoint.model.n_blocks), asked=asked)
+    return decode(family.checkpoint, batch, method.parts(family.checkpoint.model.n_blocks), settings=asked)
 
 
 def tokens(generations: list[Generation]) -> list[list[int]]:

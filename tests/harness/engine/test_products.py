@@ -120,7 +120,7 @@ def test_every_form_gives_the_product(dtype: torch.dtype, role: Any, name: str, 
     computes = torch.bfloat16 if dtype == torch.int8 else dtype
     bias = torch.randn(48, generator=draw).to(computes) if with_bias else None
     plain = Linear(torch.randn(48, 32, generator=draw).to(computes), bias)
-    loaded = Int8.of(plain) if dtype == torch.int8 else plain
+    loaded = Int8.from_projection(plain) if dtype == torch.int8 else plain
     weight = (
         loaded.weight.double() * loaded.scale.double()[:, None] if isinstance(loaded, Int8) else plain.weight.double()
     )
@@ -143,7 +143,7 @@ def test_few_rows_have_a_weight_of_their_own(name: str, with_bias: bool) -> None
     draw = torch.Generator().manual_seed(1)
     plain = Linear(torch.randn(48, 32, generator=draw), torch.randn(48, generator=draw) if with_bias else None)
     one = FORMS[torch.float32]["block"][name](plain)
-    form = PackedForFew.of(one)
+    form = PackedForFew.from_form(one)
     for n_rows, is_few in ((1, False), (17, False), (2, True), (4, True), (16, True)):
         x, stream = (torch.randn(n_rows, width, generator=draw) for width in (32, 48))
         exact = x.double() @ plain.weight.double().T + (0 if plain.bias is None else plain.bias.double())

@@ -362,7 +362,7 @@ def test_a_token_that_has_all_blocks_waits_no_longer(placed: Any, prompts: Any) 
                     N_NEW,
                     seeds,
                 )
-            waiting.append([sum(token.done < L for token in tokens) for tokens in batch.cache.waiting])
+            waiting.append([sum(token.n_blocks_run < L for token in tokens) for tokens in batch.cache.waiting])
         assert waiting == [[1, 1], [2, 2], [0, 3], [1, 0]], policy
 
 

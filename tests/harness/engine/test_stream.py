@@ -60,7 +60,7 @@ def alone(name: str, parts: Parts, asked: GenerationSettings | None = None) -> l
     """Each prompt in a batch of its own."""
     checkpoint = loaded(name)
     batches = [prefill(checkpoint.model, [request], NEW_TOKENS) for request in requests(name)]
-    return [decode(checkpoint, batch, parts, asked=asked)[0] for batch in batches]
+    return [decode(checkpoint, batch, parts, settings=asked)[0] for batch in batches]
 
 
 def streamed(
@@ -71,7 +71,7 @@ def streamed(
     checkpoint: Checkpoint | None = None,
 ) -> Stream:
     rules = [parts.threshold for parts in settings]
-    made = Stream(checkpoint or loaded(name), requests(name), settings[0], rules, NEW_TOKENS, rows, asked=asked)
+    made = Stream(checkpoint or loaded(name), requests(name), settings[0], rules, NEW_TOKENS, rows, settings=asked)
     made.run()
     return made
 
@@ -112,7 +112,7 @@ def test_thresholds_in_one_pass_answer_as_each_alone(name: str, policy: str) -> 
     for rows in (64, 7, 2):
         made = streamed(name, settings, rows)
         for number, theirs in enumerate(expected):
-            answers = [made.made(prompt)[number] for prompt in range(len(theirs))]
+            answers = [made.answers_to(prompt)[number] for prompt in range(len(theirs))]
             assert told(answers) == told(theirs), rows
             for one, other in zip(answers, theirs, strict=True):
                 assert one.scores == pytest.approx(other.scores, abs=1e-4)
@@ -126,7 +126,7 @@ def test_rows_whose_drafts_are_cut_join_and_are_joined(name: str, method: str, m
     parts, batches = parts_of(name, method, **params), Batches(monkeypatch)
     made = streamed(name, [parts], 3)
     assert batches.joined
-    assert told([made.made(prompt)[0] for prompt in range(len(requests(name)))]) == told(alone(name, parts))
+    assert told([made.answers_to(prompt)[0] for prompt in range(len(requests(name)))]) == told(alone(name, parts))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -135,7 +135,7 @@ def test_what_a_row_has_seen_goes_with_it(name: str, monkeypatch: pytest.MonkeyP
     made = streamed(name, settings, 5, RULES)
     assert batches.joined
     for number, parts in enumerate(settings):
-        assert told([made.made(prompt)[number] for prompt in range(len(requests(name)))]) == told(
+        assert told([made.answers_to(prompt)[number] for prompt in range(len(requests(name)))]) == told(
             alone(name, parts, RULES)
         )
 
@@ -169,7 +169,7 @@ def test_one_long_answer_does_not_hold_those_that_wait(monkeypatch: pytest.Monke
     rules = [parts_of(name, "full").threshold]
     made = Stream(endless, requests(name), parts_of(name, "full"), rules, NEW_TOKENS, 2, stops)
     made.run()
-    lengths = sorted(len(made.made(prompt)[0].token_ids) for prompt in range(len(requests(name))))
+    lengths = sorted(len(made.answers_to(prompt)[0].token_ids) for prompt in range(len(requests(name))))
     assert lengths == [*[2] * (len(lengths) - 1), NEW_TOKENS]
     assert batches.joined == [1] * 5, "the long one alone was left each time"
 
@@ -189,7 +189,9 @@ def test_where_memory_is_out_what_is_left_goes_on_with_half_the_rows(monkeypatch
     assert (made.rows, most[0]) == (3, 3)
     monkeypatch.undo()
     for number, parts in enumerate(settings):
-        assert told([made.made(prompt)[number] for prompt in range(len(requests(name)))]) == told(alone(name, parts))
+        assert told([made.answers_to(prompt)[number] for prompt in range(len(requests(name)))]) == told(
+            alone(name, parts)
+        )
 
 
 def test_a_single_row_without_memory_fails_and_so_does_any_other_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,4 +214,6 @@ def test_the_hosted_engine_decodes_thresholds_of_a_prompt_together(name: str, mo
     made = streamed(name, settings, 6, checkpoint=hosted)
     assert batches.joined == []
     for number, parts in enumerate(settings):
-        assert told([made.made(prompt)[number] for prompt in range(len(requests(name)))]) == told(alone(name, parts))
+        assert told([made.answers_to(prompt)[number] for prompt in range(len(requests(name)))]) == told(
+            alone(name, parts)
+        )
