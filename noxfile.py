@@ -18,7 +18,7 @@ nox -s perf -- --against HEAD~1 -k replay     time the work tree against another
 nox -s slurm                      test the Slurm executor on a real local Slurm; needs root, slurm-wlm and munge
 nox -s parity -- --free DIR --mee DIR --pruning DIR       decoding against published code, token for token
 nox -s engines                        every view and saved query in DuckDB 1.4 LTS and 1.5, command line and library
-nox -s models                         every family of transformers on the hosted engine; writes docs/models.md
+nox -s models                         every family of transformers on the hosted engine; writes docs/families.md
 nox -s lock                       write hashes.txt again after a change to constraints.txt
 """
 
@@ -240,7 +240,7 @@ def parity(session: nox.Session) -> None:
 
 @nox.session
 def models(session: nox.Session) -> None:
-    """Test a tiny checkpoint of every transformers family on the hosted engine, and write docs/models.md."""
+    """Test a tiny checkpoint of every transformers family on the hosted engine, and write docs/families.md."""
     install(session)
     arguments = session.posargs or ["--write"]
     session.run("python", "tests/models/run.py", *arguments, env=OFFLINE | {"OMP_NUM_THREADS": "1"})

@@ -1,4 +1,19 @@
-"""Figures, tables and the HTML page, all regenerated from the result database by SQL. Never imports torch."""
+"""Figures, tables and the HTML page, all regenerated from the result database by SQL. Never imports torch.
+
+* One database gives the same bytes. A figure is drawn again only if its rows, the code of reports, the versions of the
+  drawing libraries or its files have changed. A note next to each picture records what it was drawn from.
+* A report is kept as it is while every file has the digest in `report/.report.json` (`current.py`).
+* Every figure can be printed as it was drawn: 3.3 or 6.9 inches wide, at most 9 tall, no text below 7 points, outside
+  the figure or over other text (tests/reports/print_rules.py). Its caption begins with what its rows show
+  (`finding(frame)`).
+* Views that many queries read are computed once, as temporary tables with the views' names, so a figure's SQL also runs
+  in `exitbench sql`.
+* Findings of severity 3 (view `qc`) forbid a final report; `--draft` and `exitbench run` write one that says so.
+* Packed answers of the page are kept in `report/.answers`, named after digests of their rows and code.
+* A ledger entry (`claims`) is a claim with its place and a quotation of at most 25 words, a consistency check of
+  printed numbers, or a question of this project. A claim holds or fails only if the whole interval of its evidence
+  says so.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

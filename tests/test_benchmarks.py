@@ -295,3 +295,11 @@ def test_every_table_of_the_document_has_its_benchmarks(monkeypatch: pytest.Monk
     assert tables
     for _, file, _ in tables:
         assert (PERF / f"test_{file}.py").is_file(), file
+
+
+# ------------------------------------------------------------------------------------------ the document
+
+
+def test_every_table_of_the_document_is_of_a_file_of_benchmarks() -> None:
+    tables = re.findall(r"<!-- measured: (\w+) -->", (PERF / "performance.md").read_text("utf-8"))
+    assert tables and [table for table in tables if not (PERF / f"test_{table}.py").exists()] == []

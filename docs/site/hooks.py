@@ -13,11 +13,15 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from exitbench.reports.documentation import drawn_pictures, gallery
+from exitbench.results.database.schema_doc import schema_markdown
+from exitbench.results.queries.cookbook import cookbook_markdown
 
 ROOT = Path(__file__).parents[2]
 BESIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 PAGES = {**BESIDE, "README.md": "index.md"}
 """Documents beside docs/, and the pages that have them, or take their place."""
+REFERENCE = {"schema.md": schema_markdown, "sql.md": cookbook_markdown}
+"""Pages that are written from the code."""
 _LOADED = re.compile(r'<(?:script|img|iframe|link(?! rel="canonical"))\b[^>]*\b(?:src|href)="((?:https?:)?//[^"]*)"')
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 
@@ -35,10 +39,12 @@ def on_config(config: MkDocsConfig) -> None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
-    """Add the documents beside docs/, and the gallery with its pictures."""
+    """Add the documents outside docs/, the reference of the database, and the gallery with its pictures."""
     for name in BESIDE:
         text = (ROOT / name).read_text("utf-8").replace("](docs/", "](")
         files.append(File.generated(config, BESIDE[name], content=text))
+    for page, content in REFERENCE.items():
+        files.append(File.generated(config, page, content=content()))
     pictures = ROOT / "runs" / "docs" / "report" / "figures"
     files.append(File.generated(config, "gallery.md", content=gallery(pictures, "figures")))
     for name, picture in drawn_pictures(pictures).items():

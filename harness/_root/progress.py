@@ -3,8 +3,12 @@
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from statistics import fmean
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TextIO
 
@@ -36,16 +40,59 @@ class Progress(Protocol):
     ) -> None: ...
 
 
-def progress(cells: int, of: str = "cells", unit: str = "document") -> Progress:
+@dataclass(frozen=True)
+class Expected:
+    """What is known of a cell before it runs: its kind, and an estimate of its seconds, if there is one."""
+
+    kind: str = ""
+    seconds: float | None = None
+
+
+def progress(cells: Mapping[str, Expected], of: str = "cells", unit: str = "document") -> Progress:
     """Return bars on stderr if it is a terminal, otherwise plain lines.
 
     Args:
-        cells: Number of cells.
+        cells: All cells to run, by label.
         of: Plural noun for the cells.
         unit: Singular noun for the parts of a cell.
     """
     stream = sys.stderr
     return Bars(cells, stream, of) if stream.isatty() else Lines(cells, stream, unit)
+
+
+class TimeLeft:
+    """Estimate of the remaining time, corrected by how long finished cells of the same kind took.
+
+    A timing cell takes a hundred times as long as a replay, so the mean over all cells misleads: replays come last.
+    """
+
+    def __init__(self, cells: Mapping[str, Expected]) -> None:
+        known = [cell.seconds for cell in cells.values() if cell.seconds]
+        typical_s = fmean(known) if known else 1.0
+        self._weights = {label: (cell.kind, cell.seconds or typical_s) for label, cell in cells.items()}
+        self._left = dict(self._weights)
+        self._taken: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        self._started_s = time.monotonic()
+
+    def end(self, label: str, seconds: float) -> None:
+        """Record that a cell has ended, after this many seconds."""
+        if (weight := self._left.pop(label, None)) is not None:
+            self._taken[weight[0]].append((seconds, weight[1]))
+
+    def seconds(self, now_s: float) -> float | None:
+        """Return the estimated seconds until all cells have ended; None before any has ended."""
+        finished = [pair for pairs in self._taken.values() for pair in pairs]
+        taken_s = sum(seconds for seconds, _ in finished)
+        if taken_s <= 0:
+            return None
+        left_s = sum(weight * _rate(self._taken[kind] or finished) for kind, weight in self._left.values())
+        side_by_side = max(1.0, taken_s / max(now_s - self._started_s, 1e-9))
+        return left_s / side_by_side
+
+
+def _rate(taken: Sequence[tuple[float, float]]) -> float:
+    """Return the actual over the expected seconds of finished cells."""
+    return sum(seconds for seconds, _ in taken) / sum(weight for _, weight in taken)
 
 
 @contextmanager
@@ -66,13 +113,15 @@ MAX_BARS = 8
 class Bars:
     """Progress bars: all cells, and the documents of each running cell, with the remaining time."""
 
-    def __init__(self, cells: int, stream: TextIO, of: str = "cells") -> None:
-        self._bars = _bars(stream)
-        self._cells = self._bars.add_task(of, total=cells)
+    def __init__(self, cells: Mapping[str, Expected], stream: TextIO, of: str = "cells") -> None:
+        self._bars, self._time_left = _bars(stream), TimeLeft(cells)
+        self._cells = self._bars.add_task(of, total=len(cells))
         self._running: dict[str, rich.progress.TaskID] = {}
+        self._started_s: dict[str, float] = {}
 
     def start(self, label: str, documents: int) -> None:
         """Show a bar for the cell, if fewer than `MAX_BARS` are shown."""
+        self._started_s.setdefault(label, time.monotonic())
         if len(self._running) < MAX_BARS and label not in self._running:
             self._running[label] = self._bars.add_task(visible(label), total=documents)
 
@@ -87,7 +136,9 @@ class Bars:
             self._bars.remove_task(bar)
         if status != "ok":
             self.note(visible(f"{label}: {status}"))
-        self._bars.advance(self._cells)
+        now_s = time.monotonic()
+        self._time_left.end(label, now_s - self._started_s.pop(label, now_s))
+        self._bars.update(self._cells, advance=1, left_s=self._time_left.seconds(now_s))
 
     def note(self, text: str) -> None:
         """Write the line above the bars."""
@@ -109,12 +160,23 @@ def _bars(stream: TextIO) -> "rich.progress.Progress":
         BarColumn,
         MofNCompleteColumn,
         Progress,
+        Task,
         TaskProgressColumn,
         TextColumn,
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
     from rich.table import Column
+    from rich.text import Text
+
+    class Remaining(TimeRemainingColumn):
+        """Time left: the estimate of a task that has one, else by the task's own rate so far."""
+
+        def render(self, task: Task) -> Text:
+            left_s = task.fields.get("left_s")
+            if left_s is None or task.finished:
+                return super().render(task)
+            return Text(str(timedelta(seconds=round(left_s))), style="progress.remaining")
 
     return Progress(
         TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True)),
@@ -122,7 +184,7 @@ def _bars(stream: TextIO) -> "rich.progress.Progress":
         TaskProgressColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        Remaining(),
         console=Console(file=stream),
         expand=True,
         redirect_stdout=False,  # which may be a pipe
@@ -132,18 +194,15 @@ def _bars(stream: TextIO) -> "rich.progress.Progress":
 LEFT_S = 30.0
 """Minimum seconds between two estimates of the remaining time in a log."""
 
-_FEW = 3
-"""Finished cells before the first estimate: the first cell includes loading the model."""
-
 
 class Lines:
     """Progress as one line per cell, for logs and continuous integration."""
 
-    def __init__(self, cells: int, stream: TextIO, unit: str = "document") -> None:
-        self._cells, self._stream, self._unit, self._lock = cells, stream, unit, threading.Lock()
-        self._ended = 0
+    def __init__(self, cells: Mapping[str, Expected], stream: TextIO, unit: str = "document") -> None:
+        self._cells, self._stream, self._unit, self._lock = len(cells), stream, unit, threading.Lock()
+        self._time_left, self._ended = TimeLeft(cells), 0
         self._running: dict[str, tuple[int, float]] = {}
-        self._started_s = self._told_s = time.monotonic()
+        self._estimated_at_s = time.monotonic()
 
     def start(self, label: str, documents: int) -> None:
         """Remember the cell and its start time."""
@@ -156,25 +215,22 @@ class Lines:
         """Write the cell's line."""
         with self._lock:
             self._ended += 1
+            now_s, seconds, outcome = time.monotonic(), 0.0, f": {status}"
             if label in self._running:
                 documents, started_s = self._running.pop(label)
-                how = f" ({number_of(documents, self._unit)}): {status}, {time.monotonic() - started_s:.1f} s"
-            else:
-                how = f": {status}"
-            line = f"[{self._ended}/{self._cells}] {label}{how}"
-            tell(line, self._stream)
-            self._tell_left()
+                seconds = now_s - started_s
+                outcome = f" ({number_of(documents, self._unit)}): {status}, {seconds:.1f} s"
+            tell(f"[{self._ended}/{self._cells}] {label}{outcome}", self._stream)
+            self._time_left.end(label, seconds)
+            self._write_time_left(now_s)
 
-    def _tell_left(self) -> None:
-        """Write an estimate of the remaining time, at most every `LEFT_S` seconds, from the mean time per cell."""
-        now_s, remaining = time.monotonic(), self._cells - self._ended
-        if remaining > 0 and self._ended >= _FEW and now_s - self._told_s >= LEFT_S:
-            self._told_s, seconds = now_s, (now_s - self._started_s) / self._ended * remaining
-            about = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
-            tell(
-                f"{self._ended} of {self._cells} done, {remaining} left: about {about} if they are like these",
-                self._stream,
-            )
+    def _write_time_left(self, now_s: float) -> None:
+        """Write an estimate of the remaining time, at most every `LEFT_S` seconds."""
+        n_left, left_s = self._cells - self._ended, self._time_left.seconds(now_s)
+        if n_left > 0 and left_s is not None and now_s - self._estimated_at_s >= LEFT_S:
+            self._estimated_at_s = now_s
+            about = f"{left_s / 60:.0f} min" if left_s >= 90 else f"{left_s:.0f} s"
+            tell(f"{self._ended} of {self._cells} done, {n_left} left: about {about}", self._stream)
 
     def note(self, text: str) -> None:
         """Write the line."""

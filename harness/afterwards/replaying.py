@@ -54,7 +54,7 @@ class Probe:
     """Per-block predictions for every token of full depth's own answers.
 
     Attributes:
-        table: One row per token, with the columns of the database's probe table (docs/schema.md).
+        table: One row per token, with the columns of the database's probe table (`exitbench sql --schema`).
         n_blocks: Number of decoder blocks of the model.
         max_new_tokens: Maximum number of tokens per answer.
         is_causal: Whether the first token is read from the prefill, and so never exits early.

@@ -36,7 +36,7 @@ class Results:
     database: Database
 
     def frontier(self) -> pa.Table:
-        """Return quality, depth, cost and speed of every setting: the view `frontier` (docs/schema.md)."""
+        """Return quality, depth, cost and speed of every setting: the view `frontier` (`exitbench sql --schema`)."""
         return self.database.query("FROM frontier ORDER BY model, task_label, method, params")
 
     def tokens(self, run: str) -> pa.Table:

@@ -373,7 +373,7 @@ class Cell:
         return content_id(self.identity)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of ``cell.json`` (docs/contracts.md)."""
+        """Return the content of ``cell.json``."""
         record = asdict(self)
         record["generation"] = self.generation.to_json()
         record["depends_on"] = list(self.depends_on)

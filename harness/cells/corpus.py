@@ -11,6 +11,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, get_args
 
 import exitbench.tasks
@@ -34,6 +35,8 @@ class Corpus:
         prompts_sha256: Digest of all prompts, by kind of model.
         prompts: Truncated SHA-256 (16 hexadecimal digits) of each document's `Task.likeness`, in order.
         remarks: Metrics under which references do not score best (`self_score_remarks`), one sentence each.
+        prompt_characters: Mean length of a prompt.
+        answer_characters: Mean length of a document's first reference.
     """
 
     documents: int
@@ -41,6 +44,8 @@ class Corpus:
     prompts_sha256: Mapping[ModelKind, str]
     prompts: tuple[str, ...]
     remarks: tuple[str, ...]
+    prompt_characters: float
+    answer_characters: float
 
 
 class Corpora:
@@ -76,7 +81,15 @@ def _described(data: DataRequest, data_dir: Path | None) -> Corpus:
     # Built-in documents are English, and tests check their metrics; third-party scores may take long.
     is_checked = data.source != "builtin" and data.settings is None and brought_by(type(task)) is None
     remarks = self_score_remarks(task, documents) if is_checked else ()
-    return Corpus(len(documents), documents_sha256(documents), digests, prompts, remarks)
+    return Corpus(
+        len(documents),
+        documents_sha256(documents),
+        digests,
+        prompts,
+        remarks,
+        prompt_characters=fmean(len(task.prompt(document)) for document in documents),
+        answer_characters=fmean(len(task.target(document)) for document in documents),
+    )
 
 
 @functools.cache

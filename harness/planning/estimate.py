@@ -1,17 +1,22 @@
-"""Estimate a plan's time and disk space from earlier cells in the spool."""
+"""Estimate a plan's time and disk space from earlier cells in the spool, or from bytes per token without any."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 from exitbench.harness.cells.cell import Cell
+from exitbench.harness.cells.job import CellJob
+from exitbench.harness.planning.first_run import first_run_estimate, this_machine, typical_lengths
 from exitbench.harness.planning.passes import passes
 from exitbench.harness.planning.plan import Group, Plan
 from exitbench.harness.planning.retry import Retry
-from exitbench.results.analysis.status import Ask, Estimate, History, units
+from exitbench.harness.work.kinds import work_class
+from exitbench.results.analysis.status import UNKNOWN, Ask, Estimate, History, units
 
 
 def estimate_plan(plan: Plan, spool: Path, retry: Retry) -> dict[str, Estimate]:
     """Return an estimate for every cell to run, by cell id; a cell in a shared pass gets its share.
+
+    On a GPU, a cell that nothing like has run is of unknown length.
 
     Args:
         plan: Plan of a suite.
@@ -23,7 +28,7 @@ def estimate_plan(plan: Plan, spool: Path, retry: Retry) -> dict[str, Estimate]:
         return {}
     history = History(spool)
     return {
-        item.cell.cell_id: history.estimate(_ask(item.cell, shares=len(cells_of_pass) > 1))
+        item.cell.cell_id: _estimate(item, plan, history, len(cells_of_pass))
         for items in to_run
         for cells_of_pass in passes(items)
         for item in cells_of_pass
@@ -34,6 +39,15 @@ def of_group(group: Group, estimates: Mapping[str, Estimate]) -> list[Estimate]:
     """Return the estimates of one group's cells."""
     ids = (planned.item.cell.cell_id for planned in group.cells)
     return [estimates[cell_id] for cell_id in ids if cell_id in estimates]
+
+
+def _estimate(item: CellJob, plan: Plan, history: History, pass_cells: int) -> Estimate:
+    cell = item.cell
+    estimate = history.estimate(_ask(cell, shares=pass_cells > 1))
+    if estimate is UNKNOWN and cell.device == "cpu":
+        lengths = typical_lengths(cell, plan.corpora[item.data], work_class(item.data.task_object).generates)
+        return first_run_estimate(cell, lengths, this_machine(), pass_cells)
+    return estimate
 
 
 def _ask(cell: Cell, *, shares: bool) -> Ask:

@@ -85,12 +85,14 @@ class Plan:
 
     Attributes:
         of_tasks: Notes (not errors) about the tasks' documents, one sentence each.
+        corpora: Descriptions of all documents.
     """
 
     suite: Suite
     device: str
     groups: tuple[Group, ...]
-    of_tasks: tuple[str, ...] = ()
+    of_tasks: tuple[str, ...]
+    corpora: Mapping[DataRequest, Corpus]
 
     @property
     def untrained(self) -> tuple[Recipe, ...]:
@@ -211,7 +213,8 @@ def make_plan(
         if data == task.data
         for remark in described[label, data].remarks
     }
-    return Plan(suite, device, tuple(groups), tuple(sorted(of_tasks)))
+    corpus_by_request = {data: corpus for (_, data), corpus in described.items()}
+    return Plan(suite, device, tuple(groups), tuple(sorted(of_tasks)), corpus_by_request)
 
 
 def _locate(entry: ModelEntry, recipe: Recipe | None, models_dir: Path) -> Located | None:

@@ -1,4 +1,4 @@
-"""Software and hardware of the machine: the content of env.json (docs/contracts.md)."""
+"""Software and hardware of the machine: the content of env.json."""
 
 import os
 import platform

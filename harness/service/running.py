@@ -12,6 +12,7 @@ from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.engine.checkpoints.device_maps import require_gpus
 from exitbench.harness.engine.checkpoints.hub import fetch, not_here
 from exitbench.harness.planning.contracts import failing, with_verdicts
+from exitbench.harness.planning.estimate import estimate_plan
 from exitbench.harness.planning.memory import ROOM, shortages
 from exitbench.harness.planning.plan import Group, Plan, make_plan, resolve_device
 from exitbench.harness.planning.suite import Suite, load_suite
@@ -24,7 +25,7 @@ from exitbench.harness.service.folders import Runs
 from exitbench.harness.service.options import RunOptions
 from exitbench.harness.training import ensure_all_trained
 from exitbench.plugins import plugins_folder
-from exitbench.progress import Progress, progress
+from exitbench.progress import Expected, Progress, progress
 from exitbench.results.beside.trainings import record_training
 from exitbench.terminal import number_of, tell
 
@@ -166,7 +167,13 @@ def _run_groups(plan: Plan, runs: Runs, executor: Executor, options: RunOptions,
     """Run pending cells; return each cell's final status by id. Appends messages of failed ingests to `left_out`."""
     threads = options.threads or _free_threads(plan, executor, options)
     specs = [_spec(group, plan, runs, threads, options) for group in plan.groups]
-    with progress(plan.to_run_count(options.retry)) as bars:
+    estimates = estimate_plan(plan, runs.spool, options.retry)
+    expected = {
+        item.label: Expected(item.cell.kind, estimates[item.cell.cell_id].seconds)
+        for group in plan.groups
+        for item in group.to_run(options.retry)
+    }
+    with progress(expected) as bars:
         best_so_far_reporter = _BestSoFar(runs, plan.cell_ids, bars)
 
         def ingest() -> None:

@@ -19,7 +19,7 @@ from filelock import FileLock
 from exitbench.errors import UserError
 from exitbench.harness.processes.lifeline import end_with
 from exitbench.harness.training.recipe import TRAINING_VERSION, Recipe, StartRecipe
-from exitbench.progress import progress
+from exitbench.progress import Expected, progress
 from exitbench.results.files.formats import content_id
 from exitbench.results.spool.schema import CARD_FILE
 from exitbench.tasks.sources import below
@@ -186,7 +186,7 @@ def ensure_all_trained(recipes: Sequence[Recipe], models_dir: Path, data_dir: Pa
 def _follow(recipes: Sequence[Recipe], jobs: Sequence[Future[Path]], steps: Sequence[int]) -> None:
     """Show the progress of each training until all have ended; re-raise the first error."""
     remaining, started = set(range(len(jobs))), set()
-    with progress(len(jobs), "models", "step") as bars:
+    with progress({recipe.name: Expected() for recipe in recipes}, "models", "step") as bars:
         while remaining:
             wait([jobs[place] for place in remaining], _LOOK_S, FIRST_COMPLETED)
             ended = {place for place in remaining if jobs[place].done()}

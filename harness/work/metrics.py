@@ -1,5 +1,18 @@
 """Metrics of a cell: those of its task, from per-document scores; and those computed here, by role.
 
+Names next to a task's own metrics, by kind of cell (``full_X`` is full depth's X):
+  quality: mean_exit_layer, mean_blocks_run, token_match, ideal_speedup_bytes, ideal_speedup_flops, acceptance_rate of
+    verified drafts; cost_X_bytes of a token as shares of full depth's, X one of blocks, heads, gates, kv,
+    verification, total; of given texts also choice_match and logprob_gap.
+  timing: speedup, speedup_decode, cpu_speedup, speedup_choosing, speedup_confirming, aa_speedup, ideal_speedup_decode,
+    realised_fraction, ms_per_token, ms_per_request, tokens_per_request, timed_documents, timed_rounds; with energy
+    counters joules_per_token, net_joules_per_token, energy_ratio, aa_energy_ratio, idle_power_w, energy_counters,
+    energy_updates.
+  fit: held_out_loss, held_out_accuracy.
+  calibration: threshold if one was chosen, held_out_loss, held_out_mean_exit_layer.
+  any, if there are such documents: documents_dropped, documents_unscorable, prompts_truncated; documents_shared of fits
+    and calibrations.
+
 Role ``format`` compares with the same checkpoint in float32:
   format_logprob_gap: Mean absolute difference of log-probabilities, nats: of choices, labels, or tokens.
   format_choice_gap: The same for differences between two choices (or labels), over all pairs of a document.

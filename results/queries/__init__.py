@@ -1,6 +1,7 @@
 """Saved queries over the views: one SQL file per query, whose leading comment says what it answers.
 
-The comment's first line is the section of `docs/sql.md` and a question; the next lines explain the result:
+The comment's first line is the section of the cookbook (`exitbench sql --cookbook`) and a question; the next lines
+explain the result:
 
     -- Exits: Do later tokens exit earlier?
     -- How deep tokens go by their position in the output.

@@ -1,4 +1,4 @@
-"""SQL cookbook (docs/sql.md): questions of early-exit research, and the saved queries that answer them."""
+"""SQL cookbook (`exitbench sql --cookbook`): questions of early-exit research, and saved queries that answer them."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -35,9 +35,10 @@ DuckDB 1.4 and newer reads the file, and so do DBeaver and others through its dr
 tables through `create_engine("duckdb+exitbench:///runs/exitbench.duckdb")`, which opens the file for reading.
 
 Patterns are globs: `*` anything, `?` a letter, `[ab]` one of these. Queries that walk over tokens take the first
-documents of each run by key, the same of every run; raise `documents` for tighter numbers. `docs/schema.md` explains
-the views; blocks and positions are numbered from 1. A token leaves after block `exit_layer`; `blocks_run` were executed
-for it, which are more where skipped blocks are run after all. `token_match` is a share of full depth's tokens."""
+documents of each run by key, the same of every run; raise `documents` for tighter numbers. `exitbench sql --schema`
+explains the views; blocks and positions are numbered from 1. A token leaves after block `exit_layer`; `blocks_run` were
+executed for it, which are more where skipped blocks are run after all. `token_match` is a share of full depth's
+tokens."""
 
 
 def cookbook_markdown() -> str:

@@ -2,8 +2,8 @@
 
 These declarations define the DDL (`schema_sql`), SQLAlchemy's tables, the schemas of the spool's Parquet files, which
 file ingest fills each table from, what `db check` and imports check, what exports leave out, and the tables in
-docs/schema.md. A new table or column is declared here; a new column is also named in the views that show it. Times are
-UTC; ids that end in _id are the SHA-256 of canonical JSON, except attempt_id, which sorts by time.
+`exitbench sql --schema`. A new table or column is declared here; a new column is also named in the views that show it.
+Times are UTC; ids that end in _id are the SHA-256 of canonical JSON, except attempt_id, which sorts by time.
 """
 
 from collections.abc import Mapping

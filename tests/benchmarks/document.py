@@ -1,4 +1,4 @@
-"""Write the latest measurements into the tables of docs/performance.md.
+"""Write the latest measurements into the tables of tests/benchmarks/performance.md.
 
     python tests/benchmarks/document.py runs/exitbench.duckdb
 
@@ -19,7 +19,7 @@ from goals import is_met, shown
 
 from exitbench.results.database.connection import open_database
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
+DOCUMENT = Path(__file__).with_name("performance.md")
 TABLE = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 LATEST = """
 SELECT benchmark, threads, cpu, cores, left(commit, 7) AS commit, dirty, measured_at::DATE AS day, extra

@@ -1,4 +1,4 @@
-"""Print the simulated coverage of intervals: the tables of docs/measuring.md.
+"""Print the simulated coverage of intervals: the tables of tests/benchmarks/interval_coverage.md.
 
 python tests/benchmarks/interval_coverage.py speed
 python tests/benchmarks/interval_coverage.py quality --samples 2000

@@ -21,26 +21,31 @@ from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.reports import documentation
 from exitbench.results.database.connection import open_database
-from exitbench.results.database.schema_doc import described_views, schema_markdown
-from exitbench.results.queries.cookbook import cookbook_markdown
+from exitbench.results.database.schema_doc import described_views
 from exitbench.tasks.builtin.words import Kind
 
 ROOT = Path(__file__).parents[2]
 
 
-def contributing_block(language: str) -> str:
-    (block,) = re.findall(rf"```{language}\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), flags=re.DOTALL)
+ADD_A_METHOD = ROOT / "docs" / "guide" / "add-a-method.md"
+DISTRIBUTION = ("sharp_exits/sharp_max_prob.py", "pyproject.toml")
+
+
+def guide_file(title: str) -> str:
+    """Return a file of the guide on methods: the block with this path as its title."""
+    fence = rf'```\w+ title="{re.escape(title)}"\n(.*?)```'
+    (block,) = re.findall(fence, ADD_A_METHOD.read_text("utf-8"), flags=re.DOTALL)
     return str(block)
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder into which pip has installed the contributing guide's distribution, built from its two blocks."""
+    """Folder with the distribution of the guide on methods, built from its two files and installed by pip."""
     source, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
     (source / "sharp_exits").mkdir()
     (source / "sharp_exits" / "__init__.py").touch()
-    (source / "sharp_exits" / "sharp_max_prob.py").write_text(contributing_block("python"), "utf-8")
-    (source / "pyproject.toml").write_text(contributing_block("toml"), "utf-8")
+    for title in DISTRIBUTION:
+        (source / title).write_text(guide_file(title), "utf-8")
     alone = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet")
     command = [sys.executable, "-m", "pip", "install", *alone, "--target", site, source]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -50,7 +55,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
-def test_the_contributing_guides_distribution_brings_a_method_that_conforms(installed: Path) -> None:
+def test_the_distribution_of_the_guide_has_a_method_that_conforms(installed: Path) -> None:
     run = "import sys; from exitbench.harness.cli.main import main; sys.exit(main(sys.argv[1:]))"
     environment = {**os.environ, "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", run, "list", "methods", "sharp-max-prob"]
@@ -62,7 +67,7 @@ def test_the_contributing_guides_distribution_brings_a_method_that_conforms(inst
     assert "  sharpness = 2.0  what logits are multiplied by [0.1 .. 10.0]" in lines
 
 
-def test_the_contributing_guides_method_has_what_its_bases_bring(
+def test_the_method_of_the_distribution_has_what_its_bases_declare(
     installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(installed))
@@ -116,22 +121,12 @@ def test_ci_runs_the_readmes_test_command_and_style_and_types() -> None:
     assert f"{command} lint types\n" in (ROOT / ".ci" / "run").read_text()
 
 
-def test_the_document_on_the_schema_is_up_to_date() -> None:
-    again = "exitbench sql --schema > docs/schema.md"
-    assert (ROOT / "docs" / "schema.md").read_text(encoding="utf-8") == schema_markdown(), again
-
-
 def test_every_kind_of_word_is_defined_where_sql_is_asked_and_where_measuring_is_told() -> None:
     kinds = {*get_args(Kind), "end"}
     (view,) = (view.sql for view in described_views() if view.name == "token_kinds")
     assert kinds == set(re.findall(r"\('(\w+)', '", view))
     section = (ROOT / "docs" / "measuring.md").read_text().partition("## Kinds of word\n")[2].partition("\n## ")[0]
     assert kinds <= {kind for names in re.findall(r"^\| (.*?) \|", section, re.MULTILINE) for kind in names.split(", ")}
-
-
-def test_the_cookbook_is_up_to_date() -> None:
-    again = "exitbench sql --cookbook > docs/sql.md"
-    assert (ROOT / "docs" / "sql.md").read_text(encoding="utf-8") == cookbook_markdown(), again
 
 
 def test_the_readmes_table_and_picture_are_made_from_its_data() -> None:

@@ -14,8 +14,9 @@ import exitbench
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
-GENERATED = {"gallery.md", "contributing.md", "changelog.md"}
+MEASURED = sorted((ROOT / "tests" / "benchmarks").glob("*.md"))
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md")), *MEASURED]
+GENERATED = {"gallery.md", "contributing.md", "changelog.md", "schema.md", "sql.md"}
 """Pages that docs/site/hooks.py adds; no document links to them, since they are only on the site."""
 
 

@@ -1,4 +1,4 @@
-"""Try every family of transformers on the hosted engine, each in a process of its own; write docs/models.md.
+"""Try every family of transformers on the hosted engine, each in a process of its own; write docs/families.md.
 
 python tests/models/run.py [--only NAME ...] [--jobs N] [--write]
 """
@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 from checks import CHECKS, generated, load
-from models_page import page
+from families_page import page
 from tiny import VOCABULARY, Family, families, tiny_model
 from transformers.utils import logging
 
 from exitbench.errors import UserError
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "families.md"
 TIMEOUT_S = 900
 FORKED = multiprocessing.get_context("fork")  # what is imported once need not be again
 
@@ -35,7 +35,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="*", help="families")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--write", action="store_true", help="write docs/models.md")
+    parser.add_argument("--write", action="store_true", help="write docs/families.md")
     asked = parser.parse_args()
     logging.set_verbosity_error()
     torch.set_num_threads(1)

@@ -91,7 +91,7 @@ def test_an_error_raised_anywhere_is_spelled_out(
 @pytest.mark.parametrize("bars", [progress.Lines, progress.Bars])
 def test_progress_spells_out_labels(text: str, bars: Callable[..., progress.Progress]) -> None:
     stream = io.StringIO()
-    with bars(1, stream) as shown:
+    with bars({f"m/{text}/quality": progress.Expected()}, stream) as shown:
         shown.start(f"m/{text}/quality", 3)
         shown.end(f"m/{text}/quality", "failed")
     assert text not in stream.getvalue()

@@ -198,7 +198,7 @@ def _families() -> Iterator[Entry]:
 
     for name in sorted(FAMILIES):
         yield name, f"checkpoints whose config.json has model_type {name!r}"
-    yield "any other", "that transformers generates text with, on the hosted engine (docs/models.md)"
+    yield "any other", "that transformers generates text with, on the hosted engine (docs/families.md)"
 
 
 def _models() -> Iterator[Entry]:

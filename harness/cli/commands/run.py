@@ -3,13 +3,14 @@
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from exitbench.errors import UserError, suggestion
 from exitbench.harness.cli.commands.common import data_size, duration, run_options
 from exitbench.harness.planning.contracts import tried
 from exitbench.harness.planning.estimate import estimate_plan, of_group
+from exitbench.harness.planning.first_run import BASIS as BYTES_PER_TOKEN
 from exitbench.harness.planning.memory import shortages
 from exitbench.harness.planning.passes import passes
 from exitbench.harness.planning.plan import Group, Plan
@@ -61,7 +62,16 @@ def _lines(plan: Plan, retry: Retry, estimates: dict[str, Estimate]) -> Iterator
     yield f"\n{number_of(states.total(), 'cell')}: {counted}. Runs with --retry {retry}: {plan.to_run_count(retry)}."
     if estimates:
         cost = _cost(list(estimates.values()), sum(map(len, together)))
-        yield f"By earlier attempts, one after the other: {cost}."
+        yield f"{_basis(estimates.values())}, one after the other: {cost}."
+
+
+def _basis(estimates: Collection[Estimate]) -> str:
+    first = sum(estimate.basis == BYTES_PER_TOKEN for estimate in estimates)
+    if not first:
+        return "By earlier attempts"
+    if first == len(estimates):
+        return "By the model's bytes per token, since nothing like it has run here"
+    return f"By earlier attempts, and by bytes per token for {number_of(first, 'cell')}"
 
 
 def _cell_lines(group: Group, pass_cells: Mapping[str, int]) -> Iterator[str]:

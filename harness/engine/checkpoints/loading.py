@@ -76,9 +76,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(family, str) or not (family in FAMILIES or family in ENCODERS or _is_hosted(family)):
         raise UserError(
             f"{path}: model_type {shortened(family)} is not supported. Allowed: {', '.join(sorted(FAMILIES))}, and "
-            "every family with which the installed transformers generates text (docs/measuring.md, Models). A "
-            "family's weights mean what its own program does with them: another name in config.json does not make "
-            "them readable."
+            "every family with which the installed transformers generates text (docs/families.md). A family's "
+            "weights mean what its own program does with them: another name in config.json does not make them readable."
         )
     named = config.get("architectures")
     for name in named if isinstance(named, list) else ():

@@ -1,6 +1,6 @@
 """Logits processors: repetition penalty, no-repeat n-grams, minimum length, forced first token, as in transformers.
 
-They only affect the choice of the token. A gate's confidence uses the head's own logits (docs/measuring.md).
+They only affect the choice of the token. A gate's confidence uses the head's own logits (docs/prompts.md).
 
 Shape suffixes: A rows that leave a block, B rows of the batch, V vocabulary.
 """

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.running.executors.group import GroupRun
-from exitbench.progress import Lines
+from exitbench.progress import Expected, Lines
 
 LAST_S: Final = 180.0
 """Seconds that a job asked to end waits for Slurm to end it."""
@@ -33,7 +33,8 @@ class SlurmTask:
     def __call__(self) -> None:
         """Run the group, in a thread, so that signals reach this waiting thread."""
         spec = WorkerSpec.from_json(self._spec_path.read_text(encoding="utf-8"))
-        self._group = GroupRun(spec, self._spec_path.parent / "logs", Lines(len(spec.cells), sys.stdout))
+        lines = Lines({item.label: Expected(item.cell.kind) for item in spec.cells}, sys.stdout)
+        self._group = GroupRun(spec, self._spec_path.parent / "logs", lines)
         self._thread = threading.Thread(target=self._group.run)
         signal.signal(signal.SIGTERM, self._end)
         self._thread.start()

@@ -21,7 +21,7 @@ ORDER = 18
 TITLE = "Where words are settled, by kind"
 CAPTION = (
     "Do tokens need different depths? Full-depth passes over each model's own answers to generated data, whose words "
-    "have a kind: what decides them (`exit_by_kind` in docs/schema.md defines each; a token has the kind of the "
+    "have a kind: what decides them (the view `exit_by_kind` defines each; a token has the kind of the "
     "reference's word at its position). Circles: first match, the mean of the first block whose most likely token is "
     "full depth's final one. Small diamonds: stable from, the mean of the first block from which it stays so. Grey "
     "columns behind: the share of a kind's tokens by their first match; one as high as its line is all of them. Thin "

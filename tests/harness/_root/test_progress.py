@@ -15,7 +15,9 @@ from typing import TextIO
 
 import pytest
 
-from exitbench.progress import MAX_BARS, Bars, Lines, Progress
+from exitbench.progress import MAX_BARS, Bars, Expected, Lines, Progress, TimeLeft
+
+TWO_CELLS = {"one/quality": Expected("quality"), "two/quality": Expected("quality")}
 
 
 def run_two_cells(progress: Progress) -> None:
@@ -52,7 +54,7 @@ def terminal() -> Iterator[tuple[TextIO, list[str]]]:
 def test_a_terminal_shows_cells_and_documents_and_keeps_what_went_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")  # one that cannot move its cursor is shown the end only
     with terminal() as (stream, shown):
-        run_two_cells(Bars(2, stream))
+        run_two_cells(Bars(TWO_CELLS, stream))
     assert "one/quality: failed\r\n" in shown[0]
     assert re.search(r"two/quality .* 43% .*3/7 ", shown[0])
     assert re.search(r"cells .*100% .*2/2 ", shown[0])
@@ -61,7 +63,7 @@ def test_a_terminal_shows_cells_and_documents_and_keeps_what_went_wrong(monkeypa
 def test_a_terminal_shows_a_bar_for_each_of_the_first_cells_that_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     labels = [f"cell-{number}" for number in range(MAX_BARS + 1)]
-    with terminal() as (stream, shown), Bars(len(labels), stream) as progress:
+    with terminal() as (stream, shown), Bars(dict.fromkeys(labels, Expected()), stream) as progress:
         for label in labels:
             progress.start(label, 4)
             progress.documents_done(label, 3)
@@ -72,27 +74,65 @@ def test_a_terminal_shows_a_bar_for_each_of_the_first_cells_that_run_at_once(mon
 
 
 def test_a_cell_that_ended_elsewhere_has_a_line_without_time(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("w") as log, Lines(1, log) as progress:
+    with (tmp_path / "log").open("w") as log, Lines({"one/quality": Expected()}, log) as progress:
         progress.end("one/quality", "ok")
     assert (tmp_path / "log").read_text() == "[1/1] one/quality: ok\n"
 
 
 def test_a_log_gets_one_line_a_cell(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as log:
-        run_two_cells(Lines(2, log))
+        run_two_cells(Lines(TWO_CELLS, log))
     first, second = (tmp_path / "log").read_text().splitlines()
     assert first.startswith("[1/2] one/quality (5 documents): failed, ")
     assert second.startswith("[2/2] two/quality (7 documents): ok, ")
 
 
-def test_a_log_is_told_now_and_then_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 10.0, 20.0, 40.0, 50.0, 60.0])
-    monkeypatch.setattr("exitbench.progress.time.monotonic", lambda: next(clock))
+def test_a_log_says_now_and_then_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr("exitbench.progress.time.monotonic", lambda: now_s)
     shown = io.StringIO()
-    with Lines(5, shown) as progress:
+    with Lines({f"cell-{number}": Expected("quality") for number in range(5)}, shown) as progress:
         for number in range(5):
+            progress.start(f"cell-{number}", 1)
+            now_s += 14.0
             progress.end(f"cell-{number}", "ok")
-    left = [line for line in shown.getvalue().splitlines() if "left" in line]
-    assert left == [
-        "3 of 5 done, 2 left: about 27 s if they are like these",
+    assert [line for line in shown.getvalue().splitlines() if "left" in line] == [
+        "3 of 5 done, 2 left: about 28 s",
     ]
+
+
+@pytest.fixture
+def started_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exitbench.progress.time.monotonic", lambda: 0.0)
+
+
+@pytest.mark.usefixtures("started_at_zero")
+def test_time_left_goes_by_the_kind_of_the_cells_that_are_left() -> None:
+    timings = {f"timing-{number}": Expected("timing") for number in range(4)}
+    replays = {f"replay-{number}": Expected("replay") for number in range(4)}
+    time_left = TimeLeft({**timings, **replays})
+    assert time_left.seconds(0.0) is None
+    for number in range(2):
+        time_left.end(f"timing-{number}", 60.0)
+        time_left.end(f"replay-{number}", 1.0)
+    assert time_left.seconds(122.0) == pytest.approx(2 * 60 + 2 * 1)
+
+
+@pytest.mark.usefixtures("started_at_zero")
+def test_time_left_scales_estimates_by_what_such_cells_took_and_divides_by_what_runs_side_by_side() -> None:
+    time_left = TimeLeft({"a": Expected("quality", 10.0), "b": Expected("quality", 30.0), "c": Expected("fit", 5.0)})
+    time_left.end("a", 20.0)  # twice as long as expected, like all kinds of which none has ended
+    assert time_left.seconds(20.0) == pytest.approx(2 * 30 + 2 * 5)
+    time_left.end("b", 60.0)
+    assert time_left.seconds(40.0) == pytest.approx(2 * 5 / 2), "80 seconds of cells in 40: two side by side"
+    time_left.end("c", 10.0)
+    assert time_left.seconds(50.0) == 0
+
+
+def test_a_terminal_shows_the_time_left_of_all_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("exitbench.progress.TimeLeft.seconds", lambda self, now_s: 3725.0)
+    with terminal() as (stream, shown), Bars(TWO_CELLS, stream) as progress:
+        progress.start("one/quality", 5)
+        progress.end("one/quality", "ok")
+    assert re.search(r"cells .*1/2 .*1:02:05", shown[0])

@@ -33,7 +33,7 @@ from exitbench.harness.engine.model.cost import TokenPlace
 from exitbench.methods.registry import baseline_method, get_method
 
 FOLDER = Path(__file__).parents[2] / "models"
-MODULES = ("tiny", "checks", "run", "models_page")
+MODULES = ("tiny", "checks", "run", "families_page")
 FAMILIES = {
     "bloom": "causal",  # alibi, with an entry for each row and head
     "gemma2": "causal",  # sliding windows, norms after sub-layers, soft caps

@@ -108,7 +108,7 @@ def test_methods_that_need_a_decoder_are_refused(sweep: str, said: str, plan: Ca
 
 
 def test_what_is_fitted_on_the_models_own_head_is_refused(plan: Callable[..., Plan]) -> None:
-    also = ', train_files = { data = "rating.tsv" }'
+    also = ', train_files = { data = "polarity-train.tsv" }'
     message = refused(lambda: plan(THREE, POLARITY, 'method = "calm-classifier"', also))
     assert "is fitted on the model's own head" in message
 

@@ -325,7 +325,7 @@ def test_config_json_counts_only_without_a_generation_config_as_in_transformers(
 
 
 def test_the_example_of_the_documentation_is_read(tmp_path: Path, model: Path) -> None:
-    text = (Path(__file__).parents[3] / "docs" / "measuring.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "prompts.md").read_text()
     block = next(part.split("```")[0] for part in text.split("```toml\n")[1:] if part.startswith("[tasks."))
     path = tmp_path / "example.toml"
     path.write_text(f'schema = 1\nname = "example"\nseed = 1\n[models.m]\npath = "{model}"\n{block}\n{QUALITY}')

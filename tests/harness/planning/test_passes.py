@@ -107,7 +107,8 @@ def test_the_table_says_which_cells_share_and_what_that_is_estimated_by(
     cells, n_passes = len(group.cells), len(passes(group.to_run("failed")))
     told = table("suite.toml")
     assert "min_exit=1/quality  (one pass for 2 cells)" in told and "one pass for 7 cells" in told
-    assert f"to run: {cells} cells in {n_passes} passes; time and size unknown\n" in told
+    assert f"to run: {cells} cells in {n_passes} passes; " in told and "unknown" not in told
+    assert "By the model's bytes per token, since nothing like it has run here" in told
     run(plan, tmp_path)
     assert "one pass" not in table("suite.toml")
     # of what shared a pass before, the share; of probes by another seed as well

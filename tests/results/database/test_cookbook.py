@@ -1,4 +1,4 @@
-"""The questions of docs/sql.md: each query runs, has an answer, and agrees with a slow computation from the spool.
+"""The questions of the cookbook: each query runs, has an answer, and agrees with a slow computation from the spool.
 
 The example is extended by what it lacks: another seed, KV policy and number format, rejected drafts, a vocabulary, a
 training and another environment.

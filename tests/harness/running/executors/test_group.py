@@ -17,7 +17,7 @@ import pytest
 from exitbench.harness.cells.job import CellJob, WorkerSpec
 from exitbench.harness.running.executors import group, process
 from exitbench.harness.running.executors.local import LocalExecutor
-from exitbench.progress import Lines
+from exitbench.progress import Expected, Lines
 from exitbench.results.spool.attempts import latest_status, read_attempt
 
 Worker = Callable[[str, str], tuple[str, ...]]
@@ -30,7 +30,7 @@ def run(spec: WorkerSpec, tmp_path: Path) -> Callable[..., list[str]]:
 
     def run_cells(command: tuple[str, ...], timeouts_s: Sequence[float | None] = (None, None, None)) -> list[str]:
         timed = replace(spec, cells=with_timeouts(spec, timeouts_s))
-        with Lines(3, io.StringIO()) as progress:
+        with Lines(dict.fromkeys(map(str, range(3)), Expected()), io.StringIO()) as progress:
             statuses = LocalExecutor(tmp_path / "logs", worker=command, cores=1).run([timed], progress, lambda: None)
         return [statuses[item.cell.cell_id] for item in spec.cells]
 
@@ -116,7 +116,7 @@ def test_a_pass_of_several_cells_may_take_as_long_as_all_of_them(
     limit_s: float | None, expected: float | None, spec: WorkerSpec
 ) -> None:
     items = with_timeouts(spec, [limit_s] * 3)
-    with Lines(3, io.StringIO()) as progress:
+    with Lines(dict.fromkeys(map(str, range(3)), Expected()), io.StringIO()) as progress:
         watch = group._Watch(items, progress)
         start = {"event": "start", "cell": items[0].cell.cell_id, "label": "one", "documents": 2, "cells": 3}
         assert watch.take(json.dumps(start))
@@ -241,7 +241,7 @@ def test_waiting_for_another_process_is_not_hanging_and_is_told_once(
     command = worker("two", waits.replace("wake()", "say('held', item)"))
     shown = io.StringIO()
     timed = replace(spec, cells=with_timeouts(spec, (LONG_S, 3.0, LONG_S)))
-    with Lines(3, shown) as progress:
+    with Lines(dict.fromkeys(map(str, range(3)), Expected()), shown) as progress:
         LocalExecutor(tmp_path / "logs", worker=command, cores=1).run([timed], progress, lambda: None)
     assert {status.status for status in latest_status(spec.spool).values()} == {"ok"}
     assert shown.getvalue().count("two: waiting for process 7, which runs it\n") == 1

@@ -18,7 +18,7 @@ from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.processes.locks import locked
 from exitbench.harness.running.executors.gpus import Gpu
 from exitbench.harness.running.executors.local import LocalExecutor
-from exitbench.progress import Lines
+from exitbench.progress import Expected, Lines
 from exitbench.results.spool.attempts import latest_status, read_attempt
 
 LONG_S = 300.0
@@ -29,7 +29,7 @@ Worker = Callable[[str, str], tuple[str, ...]]
 def outcome(spec: WorkerSpec, command: tuple[str, ...], tmp_path: Path) -> tuple[list[str], str]:
     """Statuses by cell in order, and what was shown."""
     shown = io.StringIO()
-    with Lines(len(spec.cells), shown) as progress:
+    with Lines(dict.fromkeys(map(str, range(len(spec.cells))), Expected()), shown) as progress:
         statuses = LocalExecutor(tmp_path / "logs", worker=command, cores=1).run([spec], progress, lambda: None)
     return [statuses[item.cell.cell_id] for item in spec.cells], shown.getvalue()
 
@@ -100,13 +100,13 @@ import io, sys
 from pathlib import Path
 from exitbench.harness.running.executors import group
 from exitbench.harness.running.executors.local import LocalExecutor
-from exitbench.progress import Lines
+from exitbench.progress import Expected, Lines
 from exitbench.harness.cells.job import WorkerSpec
 
 group.GRACE_S = float(sys.argv[4])
 spec = WorkerSpec.from_json(Path(sys.argv[1]).read_text())
 try:
-    with Lines(3, sys.stdout) as progress:
+    with Lines(dict.fromkeys(map(str, range(3)), Expected()), sys.stdout) as progress:
         executor = LocalExecutor(Path(sys.argv[2]), worker=(sys.executable, sys.argv[3]), cores=1)
         executor.run([spec, spec], progress, lambda: None)  # one runs, one waits for its turn
 except KeyboardInterrupt:
@@ -159,7 +159,7 @@ def of_kinds(spec: WorkerSpec, *kinds: Kind) -> WorkerSpec:
 
 def run_on_cores(cores: int, specs: list[WorkerSpec], command: tuple[str, ...], tmp_path: Path) -> dict[str, str]:
     executor = LocalExecutor(tmp_path / "logs", worker=command, cores=cores)
-    with Lines(len(specs), io.StringIO()) as progress:
+    with Lines(dict.fromkeys(map(str, range(len(specs))), Expected()), io.StringIO()) as progress:
         return executor.run(specs, progress, lambda: None)
 
 
@@ -215,7 +215,7 @@ def groups_of(spec: WorkerSpec) -> list[WorkerSpec]:
 
 def run_on(gpus: tuple[Gpu, ...], specs: list[WorkerSpec], command: tuple[str, ...], tmp_path: Path) -> dict[str, str]:
     executor = LocalExecutor(tmp_path / "logs", gpus, command, tmp_path / "gpus")
-    with Lines(len(specs), io.StringIO()) as progress:
+    with Lines(dict.fromkeys(map(str, range(len(specs))), Expected()), io.StringIO()) as progress:
         return executor.run(specs, progress, lambda: None)
 
 
@@ -255,7 +255,7 @@ def test_a_run_waits_until_a_gpu_is_free(spec: WorkerSpec, worker: Worker, tmp_p
 def test_cells_are_shown_by_name_while_several_run(spec: WorkerSpec, worker: Worker, tmp_path: Path) -> None:
     shown = io.StringIO()
     executor = LocalExecutor(tmp_path / "logs", TWO_GPUS, worker("*", "meet(2)"), tmp_path / "gpus")
-    with Lines(2, shown) as progress:
+    with Lines(dict.fromkeys(map(str, range(2)), Expected()), shown) as progress:
         executor.run(groups_of(spec)[:2], progress, lambda: None)
     lines = sorted(line.split(": ")[0].split("] ")[1] for line in shown.getvalue().splitlines())
     assert lines == ["one (2 documents)", "two (2 documents)"]

@@ -1,4 +1,4 @@
-"""docs/models.md: what the hosted engine made of every family."""
+"""Page docs/families.md: every family of transformers on the hosted engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import transformers
 
 from exitbench.harness.engine.checkpoints.families import FAMILIES
 
-HEAD = """# Models: every family of transformers on the hosted engine
+HEAD = """# Every family of transformers on the hosted engine
+
+Engines, formats and devices: [models](models.md).
 
 Made by `nox -s models` with transformers {transformers} and torch {torch}; do not edit. From the configuration class of
 every decoder and encoder-decoder of transformers a tiny random checkpoint is made (4 blocks, fp32, on the CPU), saved,
@@ -37,7 +39,7 @@ loaded by the hosted engine, and checked on 20 prompts of different length or fe
 
 
 def page(records: Sequence[dict[str, Any]]) -> str:
-    """The whole document."""
+    """Return the page."""
     by = {verdict: [r for r in records if r["verdict"] == verdict] for verdict in ("supported", "failed", "refused")}
     counts = {"supported": len(by["supported"]), "all": len(records), "lean": ", ".join(sorted(FAMILIES))}
     text = HEAD.format(transformers=transformers.__version__, torch=torch.__version__.split("+")[0], **counts)
