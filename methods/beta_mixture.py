@@ -24,7 +24,7 @@ LIKELIHOOD_WEIGHT = 0.8
 """Of the starting components' posterior in a token's responsibilities; the rest is the label's."""
 FLOOR = 1e-4
 STANDARD_ERRORS = 3.0
-"""By how many of them the mean confidence of agreeing tokens must exceed that of the others to be told apart."""
+"""Standard errors by which agreeing tokens must exceed the others in mean confidence, to tell the two apart."""
 
 
 def adaptive_threshold(

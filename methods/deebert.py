@@ -45,7 +45,7 @@ class DeeBert(Thresholded, PeriodicGating):
     threshold: float = param(0.3, "S: exit where the entropy in nats < threshold", low=0.0)
     underflow: str = param(
         "zero",
-        "p log p where p is 0 in single precision: zero, its limit, or nan, as published, with which nothing exits",
+        "value of p log p if p is 0 in single precision: zero (its limit), or nan (as published; then no token exits)",
         choices=("zero", "nan"),
     )
 

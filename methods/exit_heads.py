@@ -60,12 +60,12 @@ class TrainedExitHeads(Thresholded):
 
     threshold: float = param(0.9, "exit where the confidence > threshold, on the scale of the confidence")
     levels: tuple[float, ...] = param((), "thresholds of blocks 1..L-1, for rule per-block")
-    exit_blocks: tuple[int, ...] = param((), "exit heads asked; none stated: all that the checkpoint has", low=1)
+    exit_blocks: tuple[int, ...] = param((), "exit heads to use, by block; empty: all of the checkpoint", low=1)
     confidence: str = param("breaking-ties", "confidence of a head's logits", choices=tuple(CONFIDENCES))
     temperature: float = param(0.0, "tokens are drawn from softmax(logits / temperature); 0: greedy", low=0.0)
 
     def bound_to(self, exit_blocks: tuple[int, ...]) -> Self:
-        """All heads, or those that were asked for and exist."""
+        """All heads, or the requested ones that exist."""
         if not exit_blocks:
             raise UserError(
                 f"method {self.name!r} needs a checkpoint with trained exit heads, and this one has none. "

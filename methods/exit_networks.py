@@ -34,20 +34,22 @@ class TrainedGate(Gated):
     """A gated method whose gate is a small network, fitted on the frozen model's states."""
 
     first_block: ClassVar[int] = 1
-    """First block at which the network can be asked."""
+    """First block at which the network can be evaluated."""
 
     loss: str = param(
         "calm",
-        "calm: cross-entropy balanced a block; logit-adjusted: pooled, with class priors (FREE's, unshifted); "
-        "geometric: of the first right block; free-code: FREE's with labels one block off, as published",
+        "calm: cross-entropy balanced per block; logit-adjusted: pooled, with class priors (FREE, labels unshifted); "
+        "geometric: likelihood of the first correct block; free-code: FREE with labels off by one block, as published",
         choices=LOSSES,
     )
     target: str = param(
-        "final-argmax", "right means: equal to the last block's choice, or to the reference's token", choices=TARGETS
+        "final-argmax",
+        "token that a correct block predicts: the last block's or the reference's",
+        choices=TARGETS,
     )
     epochs: int = param(5, "passes over the train split", low=1)
-    learning_rate: float = param(1e-3, "of AdamW", low=0.0)
-    fit_seed: int = param(0, "of initial weights and order", low=0)
+    learning_rate: float = param(1e-3, "learning rate of AdamW", low=0.0)
+    fit_seed: int = param(0, "seed of initial weights and data order", low=0)
 
     @abstractmethod
     def build_network(self, d_model: int) -> nn.Module:
@@ -64,7 +66,7 @@ class TrainedGate(Gated):
             raise UserError(f"{self.name} needs a decoder of at least {self.first_block + 1} blocks, not {n_blocks}.")
 
     def gate_fit_params(self) -> dict[str, Any]:
-        """All but threshold, blocks asked and KV policy: the network does not depend on them."""
+        """All but threshold, gate blocks and KV policy: the network does not depend on them."""
         shared = {item.name for item in dataclasses.fields(Gated)}
         return {name: value for name, value in self.params().items() if name not in shared}
 

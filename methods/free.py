@@ -51,7 +51,7 @@ class Free(Method):
     )
     kv_policy: str = param(
         "sync-parallel",
-        "skipped blocks are run beside the next deep token, project the shallow state then, or are run and verified "
+        "skipped blocks run with the next deep token, or project the shallow state then, or run and are verified "
         "(-code: all but the shallow tokens that end an answer, as published)",
         choices=("sync-parallel", "state-copy-lazy", *ROLLBACKS),
     )

@@ -1,4 +1,4 @@
-"""Shared parameters of confidence-gated methods: threshold rule, blocks asked, head and KV policy."""
+"""Shared parameters of confidence-gated methods: threshold rule, gate blocks, head and KV policy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Skipping(Method):
     """A method whose tokens leave at different blocks, one by one."""
 
     kv_policy: str = param(
-        "state-copy", "what becomes of the keys and values of skipped blocks", choices=tuple(KV_POLICIES)
+        "state-copy", "how keys and values of skipped blocks are computed", choices=tuple(KV_POLICIES)
     )
 
 
@@ -48,7 +48,7 @@ class Gating(Skipping):
 
     @abstractmethod
     def blocks(self, n_blocks: int) -> frozenset[int]:
-        """The blocks at which the gate is asked."""
+        """The blocks at which the gate is evaluated."""
 
     @abstractmethod
     def gate(self, fitted: Mapping[str, Tensor]) -> Gate:
@@ -63,7 +63,7 @@ class Gating(Skipping):
         return LMHead()
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
-        """The gate at the blocks asked."""
+        """The gate at the gate blocks."""
         policy, blocks = KV_POLICIES[self.kv_policy], self.blocks(n_blocks)
         return Parts(self.gate(fitted), self.threshold_rule(fitted), self.make_head(), policy, blocks)
 
@@ -72,8 +72,8 @@ class Gating(Skipping):
 class PeriodicGating(Gating):
     """A method that asks a gate at blocks in regular distance."""
 
-    min_exit: int = param(1, "first block at which the gate is asked", low=1)
-    every: int = param(1, "ask at every n-th block from there", low=1)
+    min_exit: int = param(1, "first block at which the gate is evaluated", low=1)
+    every: int = param(1, "evaluate the gate at every n-th block from min_exit on", low=1)
 
     def check(self, n_blocks: int) -> None:
         """The first block must exist."""
@@ -92,15 +92,15 @@ class Thresholded(Gating):
     threshold: float = param(0.9, "lambda: exit where the score > threshold", low=0.0, high=1.0)
     rule: str = param(
         "constant",
-        "constant: threshold; per-block: levels; epsilon: a threshold a block, fitted on the train split such that "
-        "tokens at or above it agree with full depth in a share of at least epsilon (HEADS)",
+        "constant: threshold; per-block: levels; epsilon: one threshold per block, fitted on the train split so that "
+        "at least a share epsilon of the tokens at or above it agree with full depth (HEADS)",
         choices=("constant", "per-block", "epsilon"),
     )
     levels: tuple[float, ...] = param((), "thresholds of blocks 1..L-1, for rule per-block", low=0.0)
-    epsilon: float = param(0.95, "agreement asked by rule epsilon", low=0.0, high=1.0)
+    epsilon: float = param(0.95, "required agreement, for rule epsilon", low=0.0, high=1.0)
 
     def check(self, n_blocks: int) -> None:
-        """One level a block."""
+        """One level per block."""
         super().check(n_blocks)
         if self.rule == "per-block" and len(self.levels) != n_blocks - 1:
             raise UserError(f"{self.name}.levels has {len(self.levels)} values; {n_blocks} blocks need {n_blocks - 1}.")
@@ -161,12 +161,12 @@ class Thresholded(Gating):
 
 @dataclass(frozen=True)
 class Gated(Thresholded, PeriodicGating):
-    """A method with threshold rules that may decay with the position, asked at blocks in regular distance."""
+    """A method with threshold rules that may decay with the position, evaluated at regularly spaced blocks."""
 
     decay: str = param(
         "none",
-        "how the threshold falls with the position: none (what t5x's and FREE's code runs), code (t5x's formula; MEE's "
-        "runs) or paper (CALM's text)",
+        "decay of the threshold with the position: none (run by the code of t5x and FREE), code (formula of t5x, run "
+        "by MEE) or paper (text of CALM)",
         choices=("none", "code", "paper"),
     )
     temperature: float = param(4.0, "speed of the decay over the longest answer allowed", low=0.0)
@@ -195,7 +195,7 @@ class SoftmaxGating(PeriodicGating):
 
     head: str = param(
         "full",
-        "what is read at the blocks asked: the full vocabulary, or the best ids of the first one (pruned-*)",
+        "vocabulary read at gate blocks: full, or only the best ids of the first gate block (pruned-*)",
         choices=(
             "full",
             "pruned-fixed",
@@ -205,8 +205,8 @@ class SoftmaxGating(PeriodicGating):
             "pruned-adaptive-code",
         ),
     )
-    k_first: int = param(35000, "pruned heads: k_1, from which the number of ids kept falls with the block", low=1)
-    k_min: int = param(250, "pruned heads: least number of ids kept", low=1)
+    k_first: int = param(35000, "pruned heads: k_1, number of ids kept at the first block; it falls with depth", low=1)
+    k_min: int = param(250, "pruned heads: minimum number of ids kept", low=1)
     k_schedule: str = param(
         "inverse", "pruned heads: inverse (PRUNE) or constant (k_1)", choices=("inverse", "constant")
     )

@@ -13,7 +13,7 @@ from exitbench.methods.sampling import Sampling
 
 
 class Always(Sampling):
-    """Score 1 wherever it is asked: the blocks at which it is asked decide alone."""
+    """Score 1 at every gate block: exits depend on the gate blocks alone."""
 
     decides = False
     scores_numbers = True

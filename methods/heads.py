@@ -66,18 +66,18 @@ class TrainedHead(LMHead):
         return Cost(matmul_flops=2 * more, read_numel=more)
 
     def logits_ahead(self, model: ModelInterface, ahead_LAD: Tensor) -> Tensor:
-        """Return logits [L, A, V], each block's of its own head."""
+        """Return logits [L, A, V], each block's from its own head."""
         states = enumerate(ahead_LAD.unbind(), start=1)
         return torch.stack([self.logits_after(model, block, state_AD) for block, state_AD in states])
 
 
 @dataclass(frozen=True)
 class PrunedHead(LMHead):
-    """Vocabulary pruning (PRUNE): the first block asked reads everything, later ones its best ids only.
+    """Vocabulary pruning (PRUNE): the first gate block reads everything, later ones its best ids only.
 
     At the first block j the k(j) best ids are kept. ``fixed`` reads them at every later block; ``decaying`` the k(l)
     best ranked of them; ``adaptive`` k_l = clip(floor(k(j) (1 - 0.9 c)), k_min, k(j)) of them, where c is the score at
-    the block asked before, cut to [0, 1]. Two forms reproduce published code: ``decaying-idsorted`` takes the first
+    the previous gate block, cut to [0, 1]. Two forms reproduce published code: ``decaying-idsorted`` takes the first
     k(l) *by token id*, and ``adaptive-code`` the first int(V (1 - 0.9 c)) by id, which is the whole list in practice.
     The last block always reads the whole vocabulary.
 
@@ -105,7 +105,7 @@ class PrunedHead(LMHead):
         return min(size, vocab_size)
 
     def read(self, view: BlockView) -> Reading:
-        """Return logits of the ids kept; of all at the first block asked and at the last."""
+        """Return logits of the ids kept; of all at the first gate block and at the last."""
         if "kept_ids" not in view.memory or view.is_last:
             view.head_rows += view.model.vocab_size
             logits_AV = view.model.logits(view.hidden_AD)
@@ -155,7 +155,7 @@ class PrunedHead(LMHead):
             return n_kept
         if not self.keeping.startswith("adaptive"):
             return min(n_kept, self.size(view.block, model.n_blocks, model.vocab_size))
-        assert view.previous_score_A is not None, "the first block asked reads everything"
+        assert view.previous_score_A is not None, "the first gate block reads everything"
         alive_A = 1 - 0.9 * view.previous_score_A.double().clamp(0, 1)
         if self.keeping == "adaptive":
             return (n_kept * alive_A).floor().long().clamp(min(self.k_min, n_kept), n_kept)

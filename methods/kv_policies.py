@@ -189,7 +189,7 @@ class Speculation(Verified):
 
 
 class RecomputeBacklog(Deferred):
-    """Tokens that exited are fed again, from block 1, beside every later token until one runs all blocks (EE-LLM)."""
+    """Tokens that exited run again, from block 1, together with each later token until one runs all blocks (EE-LLM)."""
 
     name: ClassVar[str] = "recompute-backlog"
     deferred: ClassVar[Literal["project", "run", "rerun"] | None] = "rerun"

@@ -27,7 +27,7 @@ class OverBlocks(nn.Module):
 
 
 class Recurrent(Gate):
-    """P(exit | h^1 .. h^l), one step of the LSTM a block from block 1 on, asked or not.
+    """P(exit | h^1 .. h^l), one step of the LSTM per block from block 1 on, gate block or not.
 
     Args:
         hidden: Width of the LSTM.
@@ -88,13 +88,17 @@ class MeeLstm(TrainedGate):
     name: ClassVar[str] = "mee-lstm"
     source: ClassVar[str] = "MEE section 3"
 
-    min_exit: int = param(4, "first block at which the gate is asked", low=1)
-    decay: str = param("code", "as MEE's runs", choices=("none", "code", "paper"))
+    min_exit: int = param(4, "first block at which the gate is evaluated", low=1)
+    decay: str = param(
+        "code",
+        "decay of the threshold with the position; MEE's runs use code",
+        choices=("none", "code", "paper"),
+    )
     layers: int = param(2, "2 (the text) or 1 (the code)", low=1, high=2)
     hidden: int = param(250, "width of the LSTM", low=1)
     variant: str = param(
         "text",
-        "text: one pass over all blocks; code: the LSTM's state is wiped before it scores block L-1, as published",
+        "text: one pass over all blocks; code: the LSTM's state is reset before block L-1 is scored, as published",
         choices=("text", "code"),
     )
 

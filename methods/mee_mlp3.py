@@ -54,7 +54,7 @@ class MeeMlp3(TrainedGate):
     source: ClassVar[str] = "MEE section 3"
     first_block: ClassVar[int] = 2
 
-    min_exit: int = param(4, "first block at which the gate is asked", low=1)
+    min_exit: int = param(4, "first block at which the gate is evaluated", low=1)
     decay: str = param("code", "as MEE's runs", choices=("none", "code", "paper"))
 
     def build_network(self, d_model: int) -> nn.Module:

@@ -62,7 +62,7 @@ class Growing(Gate):
         return f"CASE WHEN {grows} AND {third} > ({self.inner.sql(1)})::FLOAT THEN 1 ELSE 0 END"
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """A softmax at each block asked and at the two before it."""
+        """A softmax at each gate block and at the two before it."""
         read = {block - back for block in gate_blocks if block >= 3 for back in (0, 1, 2)} | set(gate_blocks)
         return softmax_cost(model, len(read))
 
@@ -78,7 +78,7 @@ class MeeTop3(Gated):
     name: ClassVar[str] = "mee-top3"
     source: ClassVar[str] = "MEE section 3"
 
-    min_exit: int = param(4, "first block at which the gate is asked", low=1)
+    min_exit: int = param(4, "first block at which the gate is evaluated", low=1)
     decay: str = param("code", "as MEE's runs", choices=("none", "code", "paper"))
     variant: str = param("text", "text: score m; code: score 1 where m > threshold", choices=("text", "code"))
     signal: str = param(

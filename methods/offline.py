@@ -1,6 +1,6 @@
 """Offline scores of tokens whose states are known at every block: for fitting, for replays, and in tests.
 
-Every token is scored at every block asked as if it had not left before.
+Every token is scored at every gate block as if it had not exited before.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def score_states(
         seeds_N: Seeds of their rows; likewise.
 
     Returns:
-        Scores, NaN where the gate is not asked, and the tokens that would be emitted, -1 where none would; both
+        Scores, NaN where the gate is not evaluated, and the tokens that would be emitted, -1 where none would; both
         [L, N], the last block included.
     """
     n_tokens, n_blocks = states_LND.shape[1], model.n_blocks
@@ -64,8 +64,8 @@ def score_given(
         seeds_N: Seeds of their rows; likewise.
 
     Returns:
-        Scores, and natural logarithms of the given tokens' probabilities, NaN where the gate is not asked, and whether
-        they are the most probable tokens there; each [L, N], the last block included.
+        Scores, and natural logarithms of the given tokens' probabilities, NaN where the gate is not evaluated, and
+        whether they are the most probable tokens there; each [L, N], the last block included.
     """
     n_tokens, n_blocks = states_LND.shape[1], model.n_blocks
     scores_LN = states_LND.new_full((n_blocks, n_tokens), float("nan"), dtype=torch.float32)
@@ -83,7 +83,7 @@ def score_given(
 def _views(
     parts: Parts, model: ModelInterface, states_LND: Tensor, position: int, seeds_N: Sequence[int] | None
 ) -> Iterator[tuple[slice, BlockView, Tensor | None]]:
-    """Yield which tokens, their view at each block asked and at the last, and their score (None there)."""
+    """Yield which tokens, their view at each gate block and at the last, and their score (None there)."""
     n_tokens, n_blocks = states_LND.shape[1], model.n_blocks
     all_seeds = tuple(seeds_N) if seeds_N is not None else (0,) * n_tokens
     chunk = max(1, CHUNK_BYTES // (4 * model.vocab_size))
@@ -117,13 +117,13 @@ def epsilon_thresholds(scores_LN: Tensor, agrees_LN: Tensor, epsilon: float) -> 
     epsilon agrees with full depth. Not a guarantee: the share need not rise with c, and there is no confidence bound.
 
     Args:
-        scores_LN: Scores at blocks 1..L; NaN where the gate is not asked.
+        scores_LN: Scores at blocks 1..L; NaN where the gate is not evaluated.
         agrees_LN: Whether the block's token is that of full depth.
         epsilon: The share, 0 to 1.
 
     Returns:
         Values for blocks 1..L-1 to be compared by ``score > value``: the next smaller single-precision number below
-        the threshold, so that the test includes it; infinity where no share is reached or the gate is not asked.
+        the threshold, so that the test includes it; infinity if no share is reached or the gate is not evaluated.
     """
     return [_tail_threshold(scores_LN[at].cpu(), agrees_LN[at].cpu(), epsilon) for at in range(len(scores_LN) - 1)]
 

@@ -18,7 +18,7 @@ class FullAgreement(Gate):
     """Score 1 where this block already chooses the token of the last block.
 
     ``stable`` also asks that every later block chooses it. Runs the full depth first. Its
-    declared cost is nothing: an oracle is told, and its cost is that of a method which knew.
+    declared cost is zero: an oracle knows its exits, and its cost is that of a method that knows them.
     """
 
     looks_ahead: ClassVar[bool] = True
@@ -55,7 +55,9 @@ class Oracle(Skipping):
     source: ClassVar[str] = "t5x's token-consistency oracle; NATCAP's ideal exit (first); stable: ours"
 
     match: str = param(
-        "first", "first match, which may be lost again, or stable: from there on all agree", choices=("first", "stable")
+        "first",
+        "first: first block that matches full depth; stable: first from which all later ones match",
+        choices=("first", "stable"),
     )
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:

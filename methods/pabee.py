@@ -54,7 +54,7 @@ class SteadyPrediction(Streak):
 class Pabee(PeriodicGating):
     """Exit when `patience` consecutive off-ramps confirmed the prediction before theirs.
 
-    A prediction confirmed so often has been made once more; counting starts at the first block asked.
+    A prediction confirmed n times was made n + 1 times; counting starts at the first gate block.
     """
 
     name: ClassVar[str] = "pabee"

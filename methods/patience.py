@@ -34,7 +34,7 @@ class Streak(Gate):
         return streak_A
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str | None:
-        """Blocks asked since the last one that chose another token."""
+        """Gate blocks since the last one that chose another token."""
         changes = f"list_filter({list(gate_blocks)}::INTEGER[], lambda j: j < l AND top1_id[j] != top1_id[l])"
         since = f"coalesce(list_max({changes}), 0)"
         return f"len(list_filter({list(gate_blocks)}::INTEGER[], lambda i: i <= l AND i > {since}))"

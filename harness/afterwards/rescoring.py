@@ -96,12 +96,12 @@ def rescore(
         except UserError as error:
             problems.setdefault(str(error), []).append(stored.attempt_id)
     current = len(chosen) - len(to_do) - sum(map(len, problems.values()))
-    for done, stored in enumerate(to_do, start=1):
+    for n_done, stored in enumerate(to_do, start=1):
         try:
             scorer.score(stored)
         except UserError as error:
             problems.setdefault(str(error), []).append(stored.attempt_id)
-        progress(done, len(to_do))
+        progress(n_done, len(to_do))
     return RescoreReport(len(chosen) - current - sum(map(len, problems.values())), current, problems)
 
 

@@ -162,7 +162,7 @@ class _Findings:
     def __init__(self) -> None:
         self.lacks: list[str] = []
 
-    def out(self, look: Callable[[], T]) -> T | None:
+    def collect(self, look: Callable[[], T]) -> T | None:
         """Return the result of `look`, or None if it raises a `UserError`, whose message is kept."""
         try:
             return look()
@@ -191,8 +191,8 @@ def inspect_folder(folder: Path, engine: EngineChoice = "auto", context: int | N
     if not is_file(path):
         raise UserError(not_a_checkpoint(folder))
     raw, findings = read_json(path), _Findings()
-    is_known = findings.out(lambda: read_config(folder)) is not None
-    stored = findings.out(lambda: read_stored(folder))
+    is_known = findings.collect(lambda: read_config(folder)) is not None
+    stored = findings.collect(lambda: read_stored(folder))
     engines, checkpoint = try_engines(folder, raw, engine, stored.numel) if is_known and stored else ((), None)
     if engines and engines[0].why_not is not None:
         findings.add(engines[0].why_not)
@@ -225,7 +225,7 @@ def _described(
         with tried(str(raw.get("model_type"))):
             model = None if checkpoint is None else checkpoint.model
             stack = model.stack if isinstance(model, HostedTransformer) else find_stack(skeleton(folder, raw))
-            sketch = Sketch(stack, findings.out(lambda: _exit_heads(folder, stack)))
+            sketch = Sketch(stack, findings.collect(lambda: _exit_heads(folder, stack)))
             return sketch, _shape(sketch, checkpoint)
     except UserError:  # reported when loading was tried
         return None, None
@@ -266,9 +266,9 @@ def _tokens(
     shape: ArchitectureSummary | None,
     findings: _Findings,
 ) -> Tokens:
-    tokenizer = findings.out(lambda: load_tokenizer(folder))
+    tokenizer = findings.collect(lambda: load_tokenizer(folder))
     if tokenizer is not None and shape is not None:
-        findings.out(lambda: check_vocabulary(folder, tokenizer, shape.vocabulary))
+        findings.collect(lambda: check_vocabulary(folder, tokenizer, shape.vocabulary))
     return Tokens(
         start_id=None if checkpoint is None else checkpoint.start_id,
         end_ids=None if checkpoint is None else tuple(sorted(checkpoint.eos_ids)),

@@ -90,7 +90,7 @@ def _group_settings(group: Group, retry: Retry) -> Iterator[tuple[str, Setting]]
     if cells and group.folder is not None:
         exit_blocks = read_exit_blocks(group.folder)
         for cell in cells:
-            yield cell.cell_id, Setting.of(cell.method, cell.model.blocks, exit_blocks)
+            yield cell.cell_id, Setting.from_method_ref(cell.method, cell.model.blocks, exit_blocks)
 
 
 CACHE = ".exitbench-conformance.json"
@@ -117,7 +117,7 @@ class Setting:
     exit_blocks: tuple[int, ...]
 
     @classmethod
-    def of(cls, method: MethodRef, n_blocks: int, exit_blocks: tuple[int, ...]) -> Setting:
+    def from_method_ref(cls, method: MethodRef, n_blocks: int, exit_blocks: tuple[int, ...]) -> Setting:
         """Return the setting of a cell's method."""
         params = canonical_json(dict(method.params))
         syntax = syntax_sha256(get_method(method.name))

@@ -65,7 +65,7 @@ class ModelEntry:
     """``[models.NAME]``: a recipe, trained if missing, or a Hugging Face checkpoint from a folder or the hub.
 
     Attributes:
-        where: File, line and key, for messages after reading.
+        location: File, line and key, for messages after reading.
         random_weights: The weights were never trained; results are labelled and kept out of figures.
         engine: Engine that runs the blocks; ``auto`` is the lean engine if it supports the family.
         device_map: Devices of the blocks on the hosted engine; None: all on the suite's device.
@@ -73,7 +73,7 @@ class ModelEntry:
     """
 
     name: str
-    where: str
+    location: str
     recipe: str | None
     path: Path | None
     random_weights: bool
@@ -107,7 +107,7 @@ class Sweep:
     in separate cells.
     """
 
-    where: str
+    location: str
     models: tuple[str, ...]
     tasks: tuple[str, ...]
     method: str
@@ -121,7 +121,7 @@ class Sweep:
 class CalibrationEntry:
     """``[[calibration]]``: models x tasks x grid, with one threshold chosen for each."""
 
-    where: str
+    location: str
     models: tuple[str, ...]
     tasks: tuple[str, ...]
     method: str
@@ -235,7 +235,7 @@ def _require_pairs(suite: Suite) -> None:
         if not any(model.is_asked(label) for model in models for label in entry.tasks):
             tasks_by_model = "; ".join(f"{model.name}: {', '.join(model.tasks or ())}" for model in models)
             raise UserError(
-                f"{entry.where}: none of its models is asked one of its tasks ({', '.join(entry.tasks)}). "
+                f"{entry.location}: none of its models is asked one of its tasks ({', '.join(entry.tasks)}). "
                 f"Allowed by 'tasks' of [models.NAME]: {tasks_by_model}."
             )
 
@@ -311,7 +311,7 @@ def _model(name: str, table: TomlTable, task_labels: list[str]) -> ModelEntry:
     random_weights = table.get("random_weights", bool, False)
     tasks = _chosen(table, "tasks", task_labels) if "tasks" in table.values else None
     return ModelEntry(
-        name, table.where(), recipe, path, random_weights, cast(EngineChoice, engine), hub, device_map, tasks
+        name, table.location(), recipe, path, random_weights, cast(EngineChoice, engine), hub, device_map, tasks
     )
 
 
@@ -381,7 +381,7 @@ def _sweep(table: TomlTable, models: list[str], tasks: list[str], kinds: tuple[K
             "timed_tasks", f"is for cells that are timed, but 'kinds' has no \"timing\": {', '.join(own_kinds)}."
         )
     return Sweep(
-        where=table.where("method"),
+        location=table.location("method"),
         models=_chosen(table, "models", models),
         tasks=own_tasks,
         method=method,
@@ -427,7 +427,7 @@ def _calibration(table: TomlTable, models: list[str], tasks: list[str]) -> Calib
         rule=cast(Rule, rule),
     )
     return CalibrationEntry(
-        where=table.where("method"),
+        location=table.location("method"),
         models=_chosen(table, "models", models),
         tasks=_chosen(table, "tasks", tasks),
         method=method,
@@ -441,13 +441,13 @@ def _levels(table: TomlTable, name: str, points: Sequence[Point]) -> tuple[float
     """Read the thresholds to try, from the strictest to the least strict on the scale of the method's score."""
     from exitbench.methods.registry import get_method
 
-    method, where = get_method(name), table.where("levels")
+    method, location = get_method(name), table.location("levels")
     if "threshold" not in {item.name for item in dataclasses.fields(method)}:
         raise table.error("method", f"{name!r} has no threshold to calibrate.")
     values = table.get("levels", list)
     if not values:
         raise table.error("levels", "is empty; it must list thresholds, the most conservative first.")
-    methods: list[Any] = [method.from_params({"threshold": value}, where) for value in values]
+    methods: list[Any] = [method.from_params({"threshold": value}, location) for value in values]
     bounds = [each.parts(len(methods) + 1).threshold.value(1, 1, 1) for each in methods]
     if any(after >= before for before, after in itertools.pairwise(bounds)):
         raise table.error("levels", f"must go from the most conservative to the least, each once: {values}.")
@@ -500,7 +500,9 @@ def _axes(table: TomlTable, key: str, method: str) -> dict[str, list[Any]]:
             raise table.error(name, f"is {values!r} in {key!r}; it must be a list of values to sweep over.")
         for value in values:
             table.require_storable(name, value)
-        checked = [get_method(method).from_params({name: value}, table.where(name)).params()[name] for value in values]
+        checked = [
+            get_method(method).from_params({name: value}, table.location(name)).params()[name] for value in values
+        ]
         if len({_format_value(value) for value in checked}) != len(checked):
             raise table.error(name, f"names a value twice in {key!r}: {values}.")
         axes[name] = checked

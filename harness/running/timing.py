@@ -96,7 +96,7 @@ def measure(
     full_outputs = [output for unit in units for output in work.run(full, unit)]
     outputs = [output for unit in units for output in work.run(method, unit)]
     if method.gate.looks_ahead:
-        method = work.knowing(method, units, outputs)
+        method = work.with_known_exits(method, units, outputs)
     arms = {"full": full, "method": method}
     for unit in units[: settings.warm_up]:
         for parts in (full, method):

@@ -67,10 +67,10 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
         return f"answers: up to {number_of(max_new_tokens, 'token')}"
 
     @classmethod
-    def shown(cls, task: Task, documents: Sequence[Document]) -> Iterator[list[tuple[str, str]]]:
+    def readable_texts(cls, task: Task, documents: Sequence[Document]) -> Iterator[list[tuple[str, str]]]:
         """Yield prompts and targets."""
         if not isinstance(task, LmEvalTask):
-            yield from super().shown(task, documents)
+            yield from super().readable_texts(task, documents)
             return
         requests = task.instances(documents)
         for document in documents:
@@ -442,10 +442,10 @@ class TimedGeneration:
         """Decode a unit, traced."""
         return decode(self.checkpoint, self._prefilled(unit), parts, settings=self.settings)
 
-    def knowing(self, parts: Parts, units: Sequence[Unit[Request]], made: Sequence[Generation]) -> Parts:
+    def with_known_exits(self, parts: Parts, units: Sequence[Unit[Request]], outputs: Sequence[Generation]) -> Parts:
         """Return an oracle's method with its exits fixed, so that the blocks behind them are really skipped."""
         requests = [request for unit in units for request in unit.requests]
-        exits = {request.seed: output.exit_layers for request, output in zip(requests, made, strict=True)}
+        exits = {request.seed: output.exit_layers for request, output in zip(requests, outputs, strict=True)}
         return Parts(Scheduled(exits), parts.threshold, parts.head, parts.kv_policy, parts.blocks)
 
     def timed(self, parts: Parts, unit: Unit[Request], clock: Clock) -> tuple[tuple[str, ...], int]:
@@ -554,15 +554,15 @@ def answer_costs_by_part(
 
 
 def _work(
-    checkpoint: Checkpoint, made: Generation, n_prompt: int, first_token: FirstToken
+    checkpoint: Checkpoint, answer: Generation, n_prompt: int, first_token: FirstToken
 ) -> tuple[Sequence[TokenRecord], Sequence[TokenPlace]]:
     """Return the records and places that determine an answer's cost, in the order of `answer_cost`.
 
     A first token read from the prompt's own pass is not a decode step: only its read-out counts.
     """
-    positions = range(1, len(made.token_ids) + 1)
+    positions = range(1, len(answer.token_ids) + 1)
     if checkpoint.kind == "seq2seq":
         places = [TokenPlace(context=position, source=n_prompt) for position in positions]
     else:  # the first token is chosen at the position of the prompt's last token
         places = [TokenPlace(context=n_prompt + position - 1, source=0) for position in positions]
-    return made.records, places[1 if first_token == "full" else 0 :]
+    return answer.records, places[1 if first_token == "full" else 0 :]

@@ -173,7 +173,7 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
             raise UserError("our own tasks generate text; log-likelihoods are asked by tasks of lm-eval.")
         distinct = {(self.key_of(request), request.idx): request for request in requests}
         requested_texts = [
-            TextRequest.of(self.encoding, key, *distinct[key, index].args) for key, index in sorted(distinct)
+            TextRequest.encode(self.encoding, key, *distinct[key, index].args) for key, index in sorted(distinct)
         ]
         self.score(requested_texts, self.on_answers)
         order: dict[str, list[int]] = {}
@@ -182,15 +182,15 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         keys = [self.key_of(request) for request in requests]
         return [self.scored[key][order[key].index(request.idx)] for key, request in zip(keys, requests, strict=True)]
 
-    def score(self, asked: Sequence[TextRequest], on_documents: Callable[[int], None]) -> None:
+    def score(self, requests: Sequence[TextRequest], on_documents: Callable[[int], None]) -> None:
         """Score texts, without lm-eval; the results are in `scored`.
 
         Args:
-            asked: Texts to score; those of a document are adjacent and in order.
+            requests: Texts to score; those of a document are adjacent and in order.
             on_documents: Called with the number of documents scored so far.
         """
         self.scored |= score_texts(
-            self.checkpoint, asked, self.parts, self.prompts.generation, self.rows, self.seed_of, on_documents
+            self.checkpoint, requests, self.parts, self.prompts.generation, self.rows, self.seed_of, on_documents
         )
 
     def answer(self, prompts: Mapping[str, Prompt]) -> None:

@@ -114,7 +114,7 @@ class Method(ABC):
 
         Args:
             data: The train split.
-            on_progress: Told the finished share, 0 to 1.
+            on_progress: Called with the finished share, 0 to 1.
         """
         return Fitted({})
 

@@ -26,7 +26,7 @@ class Gate(ABC):
     looks_ahead: ClassVar[bool] = False
     """Whether the gate must see all blocks first (oracles): the full depth is run, nothing is saved."""
     decides: ClassVar[bool] = True
-    """Whether a token's exit depends on its score; False: on the blocks at which the gate is asked alone."""
+    """Whether a token's exit depends on its score; False: on the gate blocks alone."""
     reads_logits: ClassVar[bool] = True
     """Whether blocks that have heads of their own are read out for the score; else the exit layer's alone is."""
     scores_numbers: ClassVar[bool] = False
@@ -66,7 +66,7 @@ class Gate(ABC):
     def log_p(self, view: BlockView) -> Tensor:
         """Return natural logarithms of the distribution that `choose` emits from, [A, V]: by default the head's own.
 
-        Asked of given tokens in place of `choose`, of views whose head reads the whole vocabulary.
+        Called for given tokens instead of `choose`, if the view's head reads the whole vocabulary.
         """
         return torch.log_softmax(view.logits_AK.float(), dim=-1)
 
@@ -80,12 +80,12 @@ class Gate(ABC):
         """The score at block ``l`` as SQL over one row of a probe, for replays; None if a probe cannot tell.
 
         Args:
-            gate_blocks: The blocks at which the gate is asked, ascending.
+            gate_blocks: The blocks at which the gate is evaluated, ascending.
         """
         return None
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """Work of one token whose gate was asked at these blocks (ascending), rows of the LM head apart."""
+        """Work of one token whose gate was evaluated at these blocks (ascending), without rows of the LM head."""
         return Cost()
 
 
@@ -155,7 +155,7 @@ class KVPolicy(ABC):
     runs_all_blocks: ClassVar[bool] = False
     """Whether the skipped blocks are run after all, before the next token."""
     verifies: ClassVar[bool] = False
-    """Whether a token that waited is kept only if `rejects` lets it, once a later one has run all blocks beside it."""
+    """Whether a waiting token is kept only if `rejects` allows it, once a later one has run all blocks with it."""
     verifies_tail: ClassVar[bool] = True
     """Whether a policy that verifies also runs and verifies what waits when an answer ends."""
 
@@ -169,7 +169,7 @@ class KVPolicy(ABC):
 
     @abstractmethod
     def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """Work of one answer beside its tokens' own blocks up to their exits.
+        """Work of one answer in addition to its tokens' own blocks up to their exits.
 
         Args:
             model: The model.
@@ -195,7 +195,7 @@ class KVPolicy(ABC):
 
 @dataclass(frozen=True)
 class Parts:
-    """A method bound to a depth: the four parts, and the blocks at which the gate is asked."""
+    """A method bound to a depth: the four parts, and the blocks at which the gate is evaluated."""
 
     gate: Gate
     threshold: Threshold
@@ -204,7 +204,7 @@ class Parts:
     blocks: frozenset[int]
 
     def gate_blocks(self, n_blocks: int) -> list[int]:
-        """The blocks at which the gate of an L-block decoder is asked, ascending; never the last."""
+        """The blocks at which the gate of an L-block decoder is evaluated, ascending; never the last."""
         return sorted(block for block in self.blocks if block < n_blocks)
 
     @property
@@ -219,7 +219,7 @@ class Parts:
     def certified(self) -> Parts:
         """Return the same, deciding from bounds of the logits: tokens and exit layers stay."""
         head = self.head.certified()
-        assert head is not None and self.gate.is_bounded, "asked of those that can be"
+        assert head is not None and self.gate.is_bounded, "called only if the gate is bounded"
         return replace(self, head=head)
 
     @property
@@ -231,7 +231,7 @@ class Parts:
     def reads_skipped(self) -> bool:
         """Return whether a token may run a block that an earlier token skipped, and so read that token's keys there.
 
-        Where exits depend on the blocks asked alone, every token leaves after the same one.
+        If exits depend on the gate blocks alone, every token exits after the same one.
         """
         return self.gate.decides or self.runs_all_blocks
 

@@ -73,9 +73,9 @@ class BlockView:
         hidden_AD: Output of the block (residual stream, not normalised).
         memory: What the method remembers of this token's earlier blocks. Every tensor has leading dimension A; the
             decode loop drops the rows that exit. Empty at block 1 of every token.
-        earlier: States [A, D] after blocks 0 (the embedding) to block-1, only if the gate asked for the history.
-        previous_score_A: Score at the block asked before; None at the first.
-        ahead_LAD: States after every block, only if the gate asked to look ahead.
+        earlier: States [A, D] after blocks 0 (the embedding) to block-1, only if the gate needs the history.
+        previous_score_A: Score at the previous gate block; None at the first.
+        ahead_LAD: States after every block, only if the gate looks ahead.
         head_rows: Rows of the LM head multiplied through this view, one number or [A].
         head_rows_int8: Rows of an int8 copy of it, likewise, for each row.
         head_fallbacks: How often the LM head had to be read because bounds left a decision open.
@@ -165,7 +165,7 @@ class BlockView:
 
     @property
     def logits_ahead_LAV(self) -> Tensor:
-        """Logits after every block, of a gate that asked to look ahead."""
+        """Logits after every block, for a gate that looks ahead."""
         assert self.ahead_LAD is not None, "whoever runs the blocks runs ahead for gates that ask for it"
         return self._head.logits_ahead(self.model, self.ahead_LAD)
 
@@ -256,7 +256,7 @@ class BlockView:
         self.head_rows += self.model.vocab_size
 
     def take_work(self) -> HeadWork | None:
-        """Return what reading has cost since last asked; None where nothing was read."""
+        """Return the cost of reads since the last call; None if nothing was read."""
         if isinstance(self.head_rows, int) and self.head_rows == self.head_rows_int8 == 0 and self._bounds is None:
             return None
         rows_A = torch.as_tensor(self.head_rows).expand(len(self.hidden_AD)).cpu()

@@ -253,30 +253,30 @@ def _lacks(inspection: Inspection) -> Iterator[str]:
     yield from (item(remark) for remark in inspection.remarks)
 
 
-def classifier_lines(found: ClassifierInspection) -> Iterator[str]:
+def classifier_lines(inspection: ClassifierInspection) -> Iterator[str]:
     """Yield the report on a classifier, line by line."""
-    yield found.folder
-    yield from labelled("classifier", found.model_class or "not loaded, see below")
-    if found.shape is not None:
-        yield from _classifier_shape(found.shape)
-    if found.tokenizer is not None:
-        yield from labelled("tokens", f"{found.tokenizer} of {found.n_tokens:,} tokens")
-    if found.stored is not None:
-        formats = ", ".join(f"{numel:,} {name}" for name, numel in found.stored.numel_by_format.items())
-        yield from labelled("stored", f"{data_size(found.stored.size_bytes)}: {formats}")
-    if found.methods:
+    yield inspection.folder
+    yield from labelled("classifier", inspection.model_class or "not loaded, see below")
+    if inspection.shape is not None:
+        yield from _classifier_shape(inspection.shape)
+    if inspection.tokenizer is not None:
+        yield from labelled("tokens", f"{inspection.tokenizer} of {inspection.n_tokens:,} tokens")
+    if inspection.stored is not None:
+        formats = ", ".join(f"{numel:,} {name}" for name, numel in inspection.stored.numel_by_format.items())
+        yield from labelled("stored", f"{data_size(inspection.stored.size_bytes)}: {formats}")
+    if inspection.methods:
         runs = [
             runnable.method + (" (after a fit)" if runnable.is_fitted else "")
-            for runnable in found.methods
+            for runnable in inspection.methods
             if not runnable.why_not
         ]
         yield ""
         yield fill(f"Methods that run on it: {', '.join(runs)}", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
-        yield from reasons([(runnable.method, runnable.why_not) for runnable in found.methods])
-    if found.lacks:
+        yield from reasons([(runnable.method, runnable.why_not) for runnable in inspection.methods])
+    if inspection.lacks:
         yield ""
         yield "It cannot be run as it is:"
-        yield from (item(one_screen(message)) for message in found.lacks)
+        yield from (item(one_screen(message)) for message in inspection.lacks)
 
 
 def _classifier_shape(shape: ClassifierShape) -> Iterator[str]:
@@ -304,14 +304,14 @@ def labelled(label: str, text: str) -> Iterator[str]:
     yield fill(text, WIDTH, initial_indent=label.ljust(_LABEL), subsequent_indent=" " * _LABEL, break_on_hyphens=False)
 
 
-def reasons(said: Sequence[tuple[str, str | None]], between: str = ": ") -> Iterator[str]:
+def reasons(reason_by_name: Sequence[tuple[str, str | None]], between: str = ": ") -> Iterator[str]:
     """Yield each reason once, with the names that it applies to."""
-    about: dict[str, list[str]] = {}
-    for name, reason in said:
+    names_by_reason: dict[str, list[str]] = {}
+    for name, reason in reason_by_name:
         if reason is not None:
-            about.setdefault(reason, []).append(name)
-    for reason, names in about.items():
-        every = "every method" if len(names) == len(said) and len(names) > 1 else ", ".join(names)
+            names_by_reason.setdefault(reason, []).append(name)
+    for reason, names in names_by_reason.items():
+        every = "every method" if len(names) == len(reason_by_name) and len(names) > 1 else ", ".join(names)
         yield item(f"{every}{between}{reason}")
 
 

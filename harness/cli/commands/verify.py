@@ -30,7 +30,7 @@ def env(arguments: Namespace) -> int:
         raise UserError(f"env {arguments.action} takes {wanted} of attempt, cell, environment or machine, or 'now'.")
     described = [_described(name, arguments) for name in arguments.of]
     if arguments.action == "show":
-        fields = "\n".join(f"  {name}: {said(value)}" for name, value in described[0].fields.items())
+        fields = "\n".join(f"  {name}: {shown_value(value)}" for name, value in described[0].fields.items())
         tell(f"{described[0].name}\n{fields}", sys.stdout)
         if arguments.of == [NOW]:
             from exitbench.harness.running.energy.meter import energy_told
@@ -45,10 +45,10 @@ def env(arguments: Namespace) -> int:
 
 def difference_lines(changed: Sequence[Difference]) -> list[str]:
     """Return one line per field: ``name: value in A -> value in B``."""
-    return [f"  {change.field}: {said(change.a)} -> {said(change.b)}" for change in changed]
+    return [f"  {change.field}: {shown_value(change.a)} -> {shown_value(change.b)}" for change in changed]
 
 
-def said(value: Any) -> str:
+def shown_value(value: Any) -> str:
     """Return a value formatted for display."""
     return "absent" if value is None else value if isinstance(value, str) else json.dumps(value)
 

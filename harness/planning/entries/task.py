@@ -52,7 +52,7 @@ class TaskEntry:
     """
 
     label: str
-    where: str
+    location: str
     data: DataRequest
     generation: GenerationSettings
     chat_template: bool = False
@@ -86,11 +86,11 @@ class TaskEntry:
         name = self.train_split if split == "train" else self.calibration_split
         names_splits = self.data.settings is not None and not self.data.files
         if self.data.source == "local" and not names_splits and not files:
-            raise UserError(f"{self.where}: {why} needs {split}_files, in the form of 'files'.")
+            raise UserError(f"{self.location}: {why} needs {split}_files, in the form of 'files'.")
         if self.data.source != "builtin" and not files and split == "calibration" and name is None:
             raise UserError(
-                f"{self.where}: {why} needs calibration_split, since data sets of the hub have no split of that name; "
-                "allowed: one that the data set has and nothing else uses, or a part, such as 'train[50%:]'."
+                f"{self.location}: {why} needs calibration_split, since data sets of the hub have no split of that "
+                "name; allowed: one that the data set has and nothing else uses, or a part, such as 'train[50%:]'."
             )
         # All of the task's documents, so that --limit does not change fits and calibrations.
         uses = (replace(self.data, limit=None), *([fitted_on] if fitted_on else []))
@@ -184,7 +184,7 @@ def _entry(
     """Build the entry, reading the keys common to all kinds of tasks."""
     return TaskEntry(
         label,
-        table.where(),
+        table.location(),
         data,
         generation,
         chat_template,

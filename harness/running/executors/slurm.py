@@ -66,16 +66,16 @@ class _Followed:
     started: set[str] = field(default_factory=set)
     statuses: dict[str, str] = field(default_factory=dict)
 
-    def left(self) -> list[CellJob]:
+    def unfinished(self) -> list[CellJob]:
         """Return the cells that have not ended."""
         return [item for cell_id, item in self.items.items() if cell_id not in self.statuses]
 
-    def running(self, item: CellJob, done: int, total: int) -> None:
+    def running(self, item: CellJob, n_done: int, total: int) -> None:
         """Report that a cell runs, and its progress."""
         if item.cell.cell_id not in self.started:
             self.started.add(item.cell.cell_id)
             self.progress.start(item.label, total)
-        self.progress.documents_done(item.label, done)
+        self.progress.documents_done(item.label, n_done)
 
     def end(self, cell_id: str, status: str) -> None:
         """Record that a cell has ended; no effect if it is not followed, or known to have ended."""
@@ -114,13 +114,13 @@ class SlurmExecutor:
         followed = _Followed(progress, {item.cell.cell_id: item for spec in specs for item in spec.cells})
         pause_s = POLL_S[0]
         try:
-            while followed.left():
+            while followed.unfinished():
                 ended = len(followed.statuses)
                 self._look(followed, specs)
                 if len(followed.statuses) > ended:
                     ingest()
                     pause_s = POLL_S[0]
-                if followed.left():
+                if followed.unfinished():
                     time.sleep(pause_s)
                     pause_s = min(1.3 * pause_s, POLL_S[1])
         except KeyboardInterrupt:
@@ -214,7 +214,7 @@ def _note_array(submission: Path, job_id: str) -> None:
 
 def _note(followed: _Followed, spool: Path) -> None:
     """Update cells that have not ended from the spool."""
-    for item in followed.left():
+    for item in followed.unfinished():
         if (status := outcome(spool, item)) is not None:
             followed.end(item.cell.cell_id, status)
             continue

@@ -300,8 +300,8 @@ def reference(ran: Run, worded_model: Path) -> Reference:
         prompt = torch.tensor([tokenizer(get_task("squad").prompt(document))["input_ids"]])
         fed = torch.tensor([[0, *outputs[document.key][:-1]]])
         with torch.no_grad():
-            made = model(input_ids=prompt, decoder_input_ids=fed, output_hidden_states=True)
-            *raw, last = made.decoder_hidden_states  # transformers norms the last state itself
+            result = model(input_ids=prompt, decoder_input_ids=fed, output_hidden_states=True)
+            *raw, last = result.decoder_hidden_states  # transformers norms the last state itself
             states = [model.decoder.final_layer_norm(state) for state in raw[1:]]
             normed[document.key] = torch.cat([*states, last])
             logits[document.key] = model.lm_head(normed[document.key] * normed[document.key].shape[-1] ** -0.5)

@@ -46,11 +46,11 @@ def interrupted(*_: Any) -> None:
 
 def log_of(folder: Path) -> dict[tuple[str, str], list[float]]:
     """Values by metric and block, in order of the steps."""
-    found: dict[tuple[str, str], list[float]] = {}
+    results: dict[tuple[str, str], list[float]] = {}
     with (folder / "training_log.csv").open(newline="") as file:
         for row in csv.DictReader(file):
-            found.setdefault((row["metric"], row["block"]), []).append(float(row["value"]))
-    return found
+            results.setdefault((row["metric"], row["block"]), []).append(float(row["value"]))
+    return results
 
 
 @pytest.fixture(scope="module")
