@@ -82,7 +82,7 @@ def test_every_projection_of_every_family_is_int8_and_nothing_else(family: Any) 
 
 
 def test_every_family_reads_out_nearly_what_it_does_in_bf16(family: Any) -> None:
-    found = []
+    results = []
     for dtype in (torch.float32, torch.bfloat16, torch.int8):
         model = load_checkpoint(family.folder, dtype).model
         prompts = [[7, 8, 9], [11, 12, 13]]
@@ -92,8 +92,8 @@ def test_every_family_reads_out_nearly_what_it_does_in_bf16(family: Any) -> None
             for block in range(1, model.n_blocks + 1):
                 hidden = model.block(block, hidden, context)
             state = hidden[:, -1]
-        found.append(model.logits(state).float())
-    exact, bf16, int8 = found
+        results.append(model.logits(state).float())
+    exact, bf16, int8 = results
     assert (int8 - exact).norm() / exact.norm() < 0.06
     assert not torch.equal(int8, bf16)
 
@@ -102,8 +102,8 @@ def test_rows_of_the_head_are_read_as_the_whole_head_reads_them(family: Any) -> 
     model, draw = load_checkpoint(family.folder, torch.int8).model, torch.Generator().manual_seed(3)
     hidden = torch.randn(3, model.d_model, generator=draw).bfloat16()
     ids = torch.stack([torch.randperm(model.vocab_size, generator=draw)[:9] for _ in range(3)])
-    found, whole = model.logits_of(hidden, model.head_weights(ids)), model.logits(hidden).gather(1, ids)
-    assert (found - whole).float().abs().max() <= 4 * BF16_EPS * whole.float().abs().max()
+    result, whole = model.logits_of(hidden, model.head_weights(ids)), model.logits(hidden).gather(1, ids)
+    assert (result - whole).float().abs().max() <= 4 * BF16_EPS * whole.float().abs().max()
 
 
 def test_the_hosted_engine_refuses_int8(twin: Any) -> None:

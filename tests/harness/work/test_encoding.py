@@ -22,9 +22,9 @@ CONTINUATIONS = [" sees the cat", "sees", "at sees", "<s> sees"]
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    made = ByteLevelBPETokenizer()
-    made.train_from_iterator([TEXT] * 3, vocab_size=300, special_tokens=["<s>", "</s>"], show_progress=False)
-    return PreTrainedTokenizerFast(tokenizer_object=made._tokenizer, bos_token="<s>", eos_token="</s>")
+    bpe = ByteLevelBPETokenizer()
+    bpe.train_from_iterator([TEXT] * 3, vocab_size=300, special_tokens=["<s>", "</s>"], show_progress=False)
+    return PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, bos_token="<s>", eos_token="</s>")
 
 
 class Theirs(HFLM):  # type: ignore[misc]
