@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from exitbench.errors import UserError
-from exitbench.methods.base import BlockView, Cost, FitData, Fitted, Gate, Head, Model, argmax_token, param
-from exitbench.methods.gated import Asking, Thresholded
+from exitbench.methods.base import BlockView, Cost, FitData, Fitted, Gate, Head, ModelInterface, argmax_token, param
+from exitbench.methods.gated import PeriodicGating, Thresholded
 from exitbench.methods.heads import TrainedHead
 from exitbench.methods.registry import register
 
@@ -36,14 +36,14 @@ class LearnedCorrectness(Gate):
         state_AD = view.model.final_normed(view.hidden_AD).float()
         return torch.sigmoid(state_AD @ self.fitted["weight"] + self.fitted["bias"])
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
         """A dot product."""
-        return Cost(matmul_flops=2 * model.d_model * len(asked), read_numel=model.d_model * len(asked))
+        return Cost(matmul_flops=2 * model.d_model * len(gate_blocks), read_numel=model.d_model * len(gate_blocks))
 
 
 @register
 @dataclass(frozen=True)
-class Berxit(Thresholded, Asking):
+class Berxit(Thresholded, PeriodicGating):
     """Exit when a linear module, shared by all blocks, holds the off-ramp's prediction to be right.
 
     It is trained by squared error on whether the off-ramp of a block is right, on the frozen model's states.
@@ -74,10 +74,10 @@ class Berxit(Thresholded, Asking):
         """Return the parameters that its training depends on."""
         return {"epochs": self.epochs, "learning_rate": self.learning_rate, "fit_seed": self.fit_seed}
 
-    def fit_gate(self, seen: FitData, unseen: FitData, on_progress: Callable[[float], None]) -> Fitted:
+    def fit_gate(self, train_data: FitData, held_out_data: FitData, on_progress: Callable[[float], None]) -> Fitted:
         """Train the module with AdamW; the curve has a row an epoch."""
         generator = torch.Generator().manual_seed(self.fit_seed)
-        (state_MD, right_M), (other_MD, other_M) = _examples(seen), _examples(unseen)
+        (state_MD, right_M), (other_MD, other_M) = _examples(train_data), _examples(held_out_data)
         weight = state_MD.new_zeros(state_MD.shape[1]).requires_grad_()
         bias = state_MD.new_zeros(()).requires_grad_()
         optimizer = torch.optim.AdamW([weight, bias], lr=self.learning_rate)
@@ -93,10 +93,14 @@ class Berxit(Thresholded, Asking):
                     optimizer.step()
                 total += float(loss.detach()) * len(index_M)
             with torch.no_grad():
-                said_M = torch.sigmoid(other_MD @ weight + bias)
-                hits = ((said_M > 0.5).float() == other_M).float().mean()
-                held_out = float(F.mse_loss(said_M, other_M))
-            row = {"train_loss": total / len(state_MD), "held_out_loss": held_out, "held_out_accuracy": float(hits)}
+                p_right_M = torch.sigmoid(other_MD @ weight + bias)
+                hits = ((p_right_M > 0.5).float() == other_M).float().mean()
+                held_out_loss = float(F.mse_loss(p_right_M, other_M))
+            row = {
+                "train_loss": total / len(state_MD),
+                "held_out_loss": held_out_loss,
+                "held_out_accuracy": float(hits),
+            }
             curve.append({"epoch": float(epoch), **row})
             on_progress(epoch / self.epochs)
         return Fitted({"weight": weight.detach().clone(), "bias": bias.detach().clone()}, curve)

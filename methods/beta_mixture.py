@@ -24,7 +24,7 @@ LIKELIHOOD_WEIGHT = 0.8
 """Of the starting components' posterior in a token's responsibilities; the rest is the label's."""
 FLOOR = 1e-4
 STANDARD_ERRORS = 3.0
-"""By how many of them the mean confidence of agreeing tokens must exceed that of the others to be told apart."""
+"""Standard errors by which agreeing tokens must exceed the others in mean confidence, to tell the two apart."""
 
 
 def adaptive_threshold(
@@ -63,11 +63,11 @@ def adaptive_threshold(
 
 def _tells_apart(score_N: Tensor, agrees_N: Tensor) -> bool:
     """Return whether agreeing tokens score higher than the others beyond chance (Welch's statistic of the means)."""
-    agreeing, others = score_N[agrees_N], score_N[~agrees_N]
-    if len(agreeing) < 2 or len(others) < 2:
+    agreeing, disagreeing = score_N[agrees_N], score_N[~agrees_N]
+    if len(agreeing) < 2 or len(disagreeing) < 2:
         return False
-    error = (agreeing.var() / len(agreeing) + others.var() / len(others)).sqrt()
-    return bool(agreeing.mean() - others.mean() > STANDARD_ERRORS * error)
+    error = (agreeing.var() / len(agreeing) + disagreeing.var() / len(disagreeing)).sqrt()
+    return bool(agreeing.mean() - disagreeing.mean() > STANDARD_ERRORS * error)
 
 
 def _moments(score_N: Tensor, weight_NK: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,14 +7,14 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from exitbench.methods.base import BlockView, Cost, Gate, Model, param
+from exitbench.methods.base import BlockView, Cost, Gate, ModelInterface, param
 from exitbench.methods.exit_networks import Perceptron, TrainedGate, exit_probability
 from exitbench.methods.registry import register
 
 NETWORKS = ("linear", "mlp")
 
 
-class Classifier(Gate):
+class ClassifierGate(Gate):
     """P(exit | h^l) of one network for all blocks."""
 
     def __init__(self, kind: str, fitted: Mapping[str, Tensor]) -> None:
@@ -30,11 +30,11 @@ class Classifier(Gate):
         """Return P(exit) [A]."""
         return exit_probability(self.network(view.model.final_normed(view.hidden_AD).float()))
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
         """Return the cost of one network per block."""
         d = model.d_model
-        numel = (2 * d if self.kind == "linear" else d * d + 2 * d) * len(asked)
-        return Cost(matmul_flops=2 * numel, elementwise_flops=4 * d * len(asked), read_numel=numel)
+        numel = (2 * d if self.kind == "linear" else d * d + 2 * d) * len(gate_blocks)
+        return Cost(matmul_flops=2 * numel, elementwise_flops=4 * d * len(gate_blocks), read_numel=numel)
 
 
 def build(kind: str, d_model: int) -> nn.Module:
@@ -62,6 +62,6 @@ class CalmClassifier(TrainedGate):
         """The state after each block 1..L-1."""
         return normed_LND[1:-1]
 
-    def gate(self, fitted: Mapping[str, Tensor]) -> Classifier:
+    def gate(self, fitted: Mapping[str, Tensor]) -> ClassifierGate:
         """The network's opinion."""
-        return Classifier(self.network, fitted)
+        return ClassifierGate(self.network, fitted)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Cost, Gate, Model, param
+from exitbench.methods.base import BlockView, Cost, Gate, ModelInterface, param
 from exitbench.methods.gated import Gated
 from exitbench.methods.registry import register
 
@@ -31,14 +31,14 @@ class Saturation(Gate):
         before_AD, now_AD = state(view.block - 1), state(view.block)
         return F.cosine_similarity(before_AD.float(), now_AD.float(), dim=-1)
 
-    def score_sql(self, asked: Sequence[int]) -> str:
+    def score_sql(self, gate_blocks: Sequence[int]) -> str:
         """The recorded cosine."""
         cosine = "cosine_previous_normed[l]" if self.normed else "cosine_previous[l]"
-        return f"CASE WHEN l = {asked[0]} THEN 0 ELSE {cosine} END" if self.zero_first and asked else cosine
+        return f"CASE WHEN l = {gate_blocks[0]} THEN 0 ELSE {cosine} END" if self.zero_first and gate_blocks else cosine
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
-        """Three dot products, and two norms if asked for."""
-        return Cost(elementwise_flops=(14 if self.normed else 6) * model.d_model * len(asked))
+    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
+        """Three dot products, and two norms if `states` is "normed"."""
+        return Cost(elementwise_flops=(14 if self.normed else 6) * model.d_model * len(gate_blocks))
 
 
 @register
@@ -49,10 +49,12 @@ class CalmSaturation(Gated):
     name: ClassVar[str] = "calm-saturation"
     source: ClassVar[str] = "CALM section 3.5"
 
-    states: str = param("normed", "final-normed states (MEE) or raw ones (t5x)", choices=("normed", "raw"))
+    states: str = param(
+        "normed", "compared states: with the final norm applied (MEE) or without (t5x)", choices=("normed", "raw")
+    )
     first: str = param(
         "embedding",
-        "at the first block asked: compare with the state before it, of block 1 the embedding (MEE), or score 0 (t5x)",
+        "score at the first gate block: compare with the state before it, at block 1 the embedding (MEE), or 0 (t5x)",
         choices=("embedding", "zero"),
     )
 

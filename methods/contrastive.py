@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Cost, Gate, Model, param
+from exitbench.methods.base import BlockView, Cost, Gate, ModelInterface, param
 from exitbench.methods.gated import SoftmaxGated
 from exitbench.methods.gates import margin, softmax_cost
 from exitbench.methods.registry import register
@@ -29,7 +29,7 @@ class Contrast(Gate):
     Attributes:
         alpha: Bound of the plausible set.
         alpha_decay: None for a constant bound; else alpha / (1 + alpha_decay l) (1 - c), where c is the score at the
-            block asked before, 0 at the first.
+            previous gate block, 0 at the first.
         amateur: ``half``: block floor(l/2); ``jsd``: the block a of 2..l-1 with the largest JSD over the distance
             l - a, on distributions restricted to V_head and not normalised again; ``dola-low`` and ``dola-high``: the
             even block of the lower or upper half of the decoder with the largest JSD (DoLa's selection).
@@ -72,9 +72,9 @@ class Contrast(Gate):
             return "emit_score = 'dcd' with mass = 'one' sums to more than 1; mass = 'head' is a distribution"
         return None
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
         """Softmaxes of both blocks, and a divergence for each candidate."""
-        return softmax_cost(model, sum(3 + 3 * len(self._candidates(block, model.n_blocks)) for block in asked))
+        return softmax_cost(model, sum(3 + 3 * len(self._candidates(block, model.n_blocks)) for block in gate_blocks))
 
     def _vector(self, view: BlockView, kind: str) -> Tensor:
         log_p_AK = torch.log_softmax(view.logits_AK.float(), dim=-1)
@@ -142,7 +142,7 @@ class ContrastiveBase(SoftmaxGated):
     alpha_decay: float = param(1.0, "decay of the hyperbolic schedule; no value was published", low=0.0)
     amateur: str = param(
         "half",
-        "block contrasted with: half of l; jsd: largest discounted divergence; dola-low, dola-high: DoLa's selection",
+        "contrasted block: half (of l); jsd: largest discounted divergence; dola-low, dola-high: selection of DoLa",
         choices=("half", "jsd", "dola-low", "dola-high"),
     )
     gate_score: str = param("dcd", "vector whose margin is the score", choices=SCORES)
@@ -186,6 +186,6 @@ class ContrastiveJsd(ContrastiveBase):
 
     amateur: str = param(
         "jsd",
-        "block contrasted with: half of l; jsd: largest discounted divergence; dola-low, dola-high: DoLa's selection",
+        "contrasted block: half (of l); jsd: largest discounted divergence; dola-low, dola-high: selection of DoLa",
         choices=("half", "jsd", "dola-low", "dola-high"),
     )

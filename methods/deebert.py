@@ -10,9 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Cost, Gate, Head, Model, param
+from exitbench.methods.base import BlockView, Cost, Gate, Head, ModelInterface, param
 from exitbench.methods.entropy import InversePerplexity
-from exitbench.methods.gated import Asking, Thresholded
+from exitbench.methods.gated import PeriodicGating, Thresholded
 from exitbench.methods.gates import softmax_cost
 from exitbench.methods.heads import TrainedHead
 from exitbench.methods.registry import register
@@ -26,14 +26,14 @@ class PublishedEntropy(Gate):
         p_AK = torch.softmax(view.logits_AK.float(), dim=-1)
         return (p_AK * p_AK.log()).sum(-1).exp()
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
         """A softmax and a sum."""
-        return softmax_cost(model, len(asked))
+        return softmax_cost(model, len(gate_blocks))
 
 
 @register
 @dataclass(frozen=True)
-class DeeBert(Thresholded, Asking):
+class DeeBert(Thresholded, PeriodicGating):
     """Exit when the entropy of an off-ramp's prediction is below the threshold.
 
     The score is exp(-H), as that of the entropy gate; off-ramps are read where the checkpoint has them.
@@ -45,7 +45,7 @@ class DeeBert(Thresholded, Asking):
     threshold: float = param(0.3, "S: exit where the entropy in nats < threshold", low=0.0)
     underflow: str = param(
         "zero",
-        "p log p where p is 0 in single precision: zero, its limit, or nan, as published, with which nothing exits",
+        "value of p log p if p is 0 in single precision: zero (its limit), or nan (as published; then no token exits)",
         choices=("zero", "nan"),
     )
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Cost, Gate, Model, param
+from exitbench.methods.base import BlockView, Cost, Gate, ModelInterface, param
 from exitbench.methods.gated import SoftmaxGated
 from exitbench.methods.gates import softmax_cost, softmax_rounding
 from exitbench.methods.registry import register
@@ -39,13 +39,13 @@ class InversePerplexity(Gate):
         slack_A = 2 * rounding * (1 + high_A)
         return (-high_A - slack_A).exp().clamp(0, 1), (slack_A - low_A).exp().clamp(0, 1)
 
-    def score_sql(self, asked: Sequence[int]) -> str:
+    def score_sql(self, gate_blocks: Sequence[int]) -> str:
         """From the recorded entropy."""
         return "exp(-entropy[l])"
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
         """A softmax and a sum."""
-        return softmax_cost(model, len(asked))
+        return softmax_cost(model, len(gate_blocks))
 
 
 def negative_entropy(logits_AK: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from exitbench.errors import UserError
-from exitbench.methods.base import BlockView, Cost, FitData, Fitted, Head, Model, param
+from exitbench.methods.base import BlockView, Cost, FitData, Fitted, Head, ModelInterface, param
 from exitbench.methods.entropy import InversePerplexity
 from exitbench.methods.gated import Thresholded
 from exitbench.methods.gates import SoftmaxMargin, margin, softmax_cost
@@ -39,14 +39,14 @@ class HeadConfidence(Sampling):
         """Return the confidence [A]."""
         return CONFIDENCES[self.confidence](view)
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
         """A softmax a block."""
-        return softmax_cost(model, len(asked))
+        return softmax_cost(model, len(gate_blocks))
 
 
 @register
 @dataclass(frozen=True)
-class ExitHeads(Thresholded):
+class TrainedExitHeads(Thresholded):
     """Exit at a trained head whose confidence is above the threshold; emit that head's token.
 
     The confidence is a margin p_(1) - p_(2) (breaking ties), exp(-H) of the entropy H in nats, or p_(1); published code
@@ -60,12 +60,12 @@ class ExitHeads(Thresholded):
 
     threshold: float = param(0.9, "exit where the confidence > threshold, on the scale of the confidence")
     levels: tuple[float, ...] = param((), "thresholds of blocks 1..L-1, for rule per-block")
-    exit_blocks: tuple[int, ...] = param((), "exit heads asked; none stated: all that the checkpoint has", low=1)
+    exit_blocks: tuple[int, ...] = param((), "exit heads to use, by block; empty: all of the checkpoint", low=1)
     confidence: str = param("breaking-ties", "confidence of a head's logits", choices=tuple(CONFIDENCES))
     temperature: float = param(0.0, "tokens are drawn from softmax(logits / temperature); 0: greedy", low=0.0)
 
     def bound_to(self, exit_blocks: tuple[int, ...]) -> Self:
-        """All heads, or those that were asked for and exist."""
+        """All heads, or the requested ones that exist."""
         if not exit_blocks:
             raise UserError(
                 f"method {self.name!r} needs a checkpoint with trained exit heads, and this one has none. "
@@ -105,4 +105,4 @@ class ExitHeads(Thresholded):
 
     def fit(self, data: FitData, on_progress: Callable[[float], None]) -> Fitted:
         """Thresholds from the agreement of most probable tokens, however tokens are drawn later."""
-        return super(ExitHeads, replace(self, temperature=0.0)).fit(data, on_progress)
+        return super(TrainedExitHeads, replace(self, temperature=0.0)).fit(data, on_progress)

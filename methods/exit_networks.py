@@ -34,20 +34,22 @@ class TrainedGate(Gated):
     """A gated method whose gate is a small network, fitted on the frozen model's states."""
 
     first_block: ClassVar[int] = 1
-    """First block at which the network can be asked."""
+    """First block at which the network can be evaluated."""
 
     loss: str = param(
         "calm",
-        "calm: cross-entropy balanced a block; logit-adjusted: pooled, with class priors (FREE's, unshifted); "
-        "geometric: of the first right block; free-code: FREE's with labels one block off, as published",
+        "calm: cross-entropy balanced per block; logit-adjusted: pooled, with class priors (FREE, labels unshifted); "
+        "geometric: likelihood of the first correct block; free-code: FREE with labels off by one block, as published",
         choices=LOSSES,
     )
     target: str = param(
-        "final-argmax", "right means: equal to the last block's choice, or to the reference's token", choices=TARGETS
+        "final-argmax",
+        "token that a correct block predicts: the last block's or the reference's",
+        choices=TARGETS,
     )
     epochs: int = param(5, "passes over the train split", low=1)
-    learning_rate: float = param(1e-3, "of AdamW", low=0.0)
-    fit_seed: int = param(0, "of initial weights and order", low=0)
+    learning_rate: float = param(1e-3, "learning rate of AdamW", low=0.0)
+    fit_seed: int = param(0, "seed of initial weights and data order", low=0)
 
     @abstractmethod
     def build_network(self, d_model: int) -> nn.Module:
@@ -64,17 +66,17 @@ class TrainedGate(Gated):
             raise UserError(f"{self.name} needs a decoder of at least {self.first_block + 1} blocks, not {n_blocks}.")
 
     def gate_fit_params(self) -> dict[str, Any]:
-        """All but threshold, blocks asked and KV policy: the network does not depend on them."""
+        """All but threshold, gate blocks and KV policy: the network does not depend on them."""
         shared = {item.name for item in dataclasses.fields(Gated)}
         return {name: value for name, value in self.params().items() if name not in shared}
 
-    def fit_gate(self, seen: FitData, unseen: FitData, on_progress: Callable[[float], None]) -> Fitted:
+    def fit_gate(self, train_data: FitData, held_out_data: FitData, on_progress: Callable[[float], None]) -> Fitted:
         """Train the network with AdamW; the curve has a row an epoch."""
         generator = torch.Generator().manual_seed(self.fit_seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.fit_seed)
-            network = self.build_network(seen.model.d_model).to(seen.states_LND.device)
-        train, held_out = (self._examples(data) for data in (seen, unseen))
+            network = self.build_network(train_data.model.d_model).to(train_data.states_LND.device)
+        train, validation = (self._examples(data) for data in (train_data, held_out_data))
         loss = cast(LossName, self.loss)
         optimizer = torch.optim.AdamW(network.parameters(), lr=self.learning_rate)
         curve = []
@@ -88,9 +90,9 @@ class TrainedGate(Gated):
                     optimizer.step()
                 total += float(value.detach()) * batch.right_MN.shape[1]
             with torch.no_grad():
-                logits_MNC = network(held_out.features_MNF)
-                held_out_loss = float(exit_loss(loss, logits_MNC, held_out))
-                hits = (logits_MNC.argmax(-1) == held_out.right_MN).float().mean()
+                logits_MNC = network(validation.features_MNF)
+                held_out_loss = float(exit_loss(loss, logits_MNC, validation))
+                hits = (logits_MNC.argmax(-1) == validation.right_MN).float().mean()
             row = {"train_loss": total / train.right_MN.shape[1], "held_out_loss": held_out_loss}
             curve.append({"epoch": float(epoch), **row, "held_out_accuracy": float(hits)})
             on_progress(epoch / self.epochs)

@@ -9,9 +9,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Cost, Gate, Head, Model, param
+from exitbench.methods.base import BlockView, Cost, Gate, Head, ModelInterface, param
 from exitbench.methods.entropy import negative_entropy
-from exitbench.methods.gated import Asking, Thresholded
+from exitbench.methods.gated import PeriodicGating, Thresholded
 from exitbench.methods.gates import softmax_cost
 from exitbench.methods.heads import TrainedHead
 from exitbench.methods.registry import register
@@ -24,14 +24,14 @@ class Certainty(Gate):
         """Return the certainty [A]."""
         return 1 + negative_entropy(view.logits_AK) / math.log(view.logits_AK.shape[-1])
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
         """A softmax and a sum."""
-        return softmax_cost(model, len(asked))
+        return softmax_cost(model, len(gate_blocks))
 
 
 @register
 @dataclass(frozen=True)
-class FastBert(Thresholded, Asking):
+class FastBert(Thresholded, PeriodicGating):
     """Exit when the normalised entropy (uncertainty) of a branch's prediction is below the speed.
 
     The score is 1 - H / log C, so that higher is more confident; off-ramps are read where the checkpoint has them.

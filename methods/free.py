@@ -51,7 +51,7 @@ class Free(Method):
     )
     kv_policy: str = param(
         "sync-parallel",
-        "skipped blocks are run beside the next deep token, project the shallow state then, or are run and verified "
+        "skipped blocks run with the next deep token, or project the shallow state then, or run and are verified "
         "(-code: all but the shallow tokens that end an answer, as published)",
         choices=("sync-parallel", "state-copy-lazy", *ROLLBACKS),
     )
@@ -67,8 +67,8 @@ class Free(Method):
         """The softmax margin at one block."""
         level = self.threshold
         if self.rule != "constant":
-            known = fitted.get("threshold")
-            level = float("inf") if known is None else float(known)
+            fitted_level = fitted.get("threshold")
+            level = float("inf") if fitted_level is None else float(fitted_level)
         rollback = ROLLBACKS.get(self.kv_policy)
         policy: KVPolicy = KV_POLICIES[self.kv_policy] if rollback is None else rollback(self.rollback)
         return Parts(SoftmaxMargin(), Constant(level), LMHead(), policy, frozenset({self.exit_layer}))

@@ -1,4 +1,4 @@
-"""Shared parameters of confidence-gated methods: threshold rule, blocks asked, head and KV policy."""
+"""Shared parameters of confidence-gated methods: threshold rule, gate blocks, head and KV policy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Skipping(Method):
     """A method whose tokens leave at different blocks, one by one."""
 
     kv_policy: str = param(
-        "state-copy", "what becomes of the keys and values of skipped blocks", choices=tuple(KV_POLICIES)
+        "state-copy", "how keys and values of skipped blocks are computed", choices=tuple(KV_POLICIES)
     )
 
 
@@ -48,7 +48,7 @@ class Gating(Skipping):
 
     @abstractmethod
     def blocks(self, n_blocks: int) -> frozenset[int]:
-        """The blocks at which the gate is asked."""
+        """The blocks at which the gate is evaluated."""
 
     @abstractmethod
     def gate(self, fitted: Mapping[str, Tensor]) -> Gate:
@@ -63,17 +63,17 @@ class Gating(Skipping):
         return LMHead()
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
-        """The gate at the blocks asked."""
+        """The gate at the gate blocks."""
         policy, blocks = KV_POLICIES[self.kv_policy], self.blocks(n_blocks)
         return Parts(self.gate(fitted), self.threshold_rule(fitted), self.make_head(), policy, blocks)
 
 
 @dataclass(frozen=True)
-class Asking(Gating):
+class PeriodicGating(Gating):
     """A method that asks a gate at blocks in regular distance."""
 
-    min_exit: int = param(1, "first block at which the gate is asked", low=1)
-    every: int = param(1, "ask at every n-th block from there", low=1)
+    min_exit: int = param(1, "first block at which the gate is evaluated", low=1)
+    every: int = param(1, "evaluate the gate at every n-th block from min_exit on", low=1)
 
     def check(self, n_blocks: int) -> None:
         """The first block must exist."""
@@ -92,15 +92,15 @@ class Thresholded(Gating):
     threshold: float = param(0.9, "lambda: exit where the score > threshold", low=0.0, high=1.0)
     rule: str = param(
         "constant",
-        "constant: threshold; per-block: levels; epsilon: a threshold a block, fitted on the train split such that "
-        "tokens at or above it agree with full depth in a share of at least epsilon (HEADS)",
+        "constant: threshold; per-block: levels; epsilon: one threshold per block, fitted on the train split so that "
+        "at least a share epsilon of the tokens at or above it agree with full depth (HEADS)",
         choices=("constant", "per-block", "epsilon"),
     )
     levels: tuple[float, ...] = param((), "thresholds of blocks 1..L-1, for rule per-block", low=0.0)
-    epsilon: float = param(0.95, "agreement asked by rule epsilon", low=0.0, high=1.0)
+    epsilon: float = param(0.95, "required agreement, for rule epsilon", low=0.0, high=1.0)
 
     def check(self, n_blocks: int) -> None:
-        """One level a block."""
+        """One level per block."""
         super().check(n_blocks)
         if self.rule == "per-block" and len(self.levels) != n_blocks - 1:
             raise UserError(f"{self.name}.levels has {len(self.levels)} values; {n_blocks} blocks need {n_blocks - 1}.")
@@ -112,8 +112,8 @@ class Thresholded(Gating):
     def threshold_rule(self, fitted: Mapping[str, Tensor]) -> Threshold:
         """The rule that the parameters name."""
         if self.rule == "epsilon":
-            known = fitted.get("epsilon_thresholds")
-            return PerBlock(() if known is None else tuple(known.tolist()))
+            fitted_levels = fitted.get("epsilon_thresholds")
+            return PerBlock(() if fitted_levels is None else tuple(fitted_levels.tolist()))
         if self.rule == "per-block":
             return PerBlock(tuple(self.level(threshold) for threshold in self.levels))
         return Constant(self.level(self.threshold))
@@ -132,41 +132,41 @@ class Thresholded(Gating):
         """The parameters that change the fitted gate; empty if the gate is not trained."""
         return {}
 
-    def fit_gate(self, seen: FitData, unseen: FitData, on_progress: Callable[[float], None]) -> Fitted:
-        """Train the gate on what is seen; the curve also tells the loss of what is not."""
+    def fit_gate(self, train_data: FitData, held_out_data: FitData, on_progress: Callable[[float], None]) -> Fitted:
+        """Train the gate; the curve also has the loss on the held-out data."""
         return Fitted({})
 
     def fit_params(self) -> dict[str, Any]:
         """Return the gate's fit parameters, and for rule epsilon all that its scores depend on."""
-        asked = self.gate_fit_params()
+        gate_params = self.gate_fit_params()
         if self.rule != "epsilon":
-            return asked
+            return gate_params
         return {**self.score_params(), "rule": self.rule, "epsilon": self.epsilon}
 
     def fit(self, data: FitData, on_progress: Callable[[float], None]) -> Fitted:
         """Train the gate; then, for rule epsilon, set its thresholds on documents that it did not see."""
         if not self.gate_fit_params():
-            seen, unseen, fitted = data, data, Fitted({})
+            train_data, held_out_data, fitted = data, data, Fitted({})
         else:
-            seen, unseen = data.split(HELD_OUT)
-            fitted = self.fit_gate(seen, unseen, on_progress)
+            train_data, held_out_data = data.split(HELD_OUT)
+            fitted = self.fit_gate(train_data, held_out_data, on_progress)
         if self.rule != "epsilon":
             return fitted
         parts = self.parts(data.model.n_blocks, fitted.tensors)
-        scores_LN, emitted_LN = score_states(parts, data.model, unseen.states_LND)
-        thresholds = epsilon_thresholds(scores_LN, emitted_LN == unseen.final_token_N, self.epsilon)
+        scores_LN, emitted_LN = score_states(parts, data.model, held_out_data.states_LND)
+        thresholds = epsilon_thresholds(scores_LN, emitted_LN == held_out_data.final_token_N, self.epsilon)
         on_progress(1.0)
         return Fitted({**fitted.tensors, "epsilon_thresholds": torch.tensor(thresholds)}, fitted.curve)
 
 
 @dataclass(frozen=True)
-class Gated(Thresholded, Asking):
-    """A method with threshold rules that may decay with the position, asked at blocks in regular distance."""
+class Gated(Thresholded, PeriodicGating):
+    """A method with threshold rules that may decay with the position, evaluated at regularly spaced blocks."""
 
     decay: str = param(
         "none",
-        "how the threshold falls with the position: none (what t5x's and FREE's code runs), code (t5x's formula; MEE's "
-        "runs) or paper (CALM's text)",
+        "decay of the threshold with the position: none (run by the code of t5x and FREE), code (formula of t5x, run "
+        "by MEE) or paper (text of CALM)",
         choices=("none", "code", "paper"),
     )
     temperature: float = param(4.0, "speed of the decay over the longest answer allowed", low=0.0)
@@ -190,12 +190,12 @@ class Gated(Thresholded, Asking):
 
 
 @dataclass(frozen=True)
-class SoftmaxAsking(Asking):
+class SoftmaxGating(PeriodicGating):
     """A method whose gate reads the logits of a head, which may be pruned."""
 
     head: str = param(
         "full",
-        "what is read at the blocks asked: the full vocabulary, or the best ids of the first one (pruned-*)",
+        "vocabulary read at gate blocks: full, or only the best ids of the first gate block (pruned-*)",
         choices=(
             "full",
             "pruned-fixed",
@@ -205,8 +205,8 @@ class SoftmaxAsking(Asking):
             "pruned-adaptive-code",
         ),
     )
-    k_first: int = param(35000, "pruned heads: k_1, from which the number of ids kept falls with the block", low=1)
-    k_min: int = param(250, "pruned heads: least number of ids kept", low=1)
+    k_first: int = param(35000, "pruned heads: k_1, number of ids kept at the first block; it falls with depth", low=1)
+    k_min: int = param(250, "pruned heads: minimum number of ids kept", low=1)
     k_schedule: str = param(
         "inverse", "pruned heads: inverse (PRUNE) or constant (k_1)", choices=("inverse", "constant")
     )
@@ -226,5 +226,5 @@ class SoftmaxAsking(Asking):
 
 
 @dataclass(frozen=True)
-class SoftmaxGated(SoftmaxAsking, Gated):
+class SoftmaxGated(SoftmaxGating, Gated):
     """A gated method that reads the logits of a head."""

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Cost, Gate, Model
+from exitbench.methods.base import BlockView, Cost, Gate, ModelInterface
 from exitbench.methods.sampling import Sampling
 
 
 class Always(Sampling):
-    """Score 1 wherever it is asked: the blocks at which it is asked decide alone."""
+    """Score 1 at every gate block: exits depend on the gate blocks alone."""
 
     decides = False
     scores_numbers = True
@@ -22,7 +22,7 @@ class Always(Sampling):
         """Return ones [A]."""
         return torch.ones(view.hidden_AD.shape[0], device=view.hidden_AD.device)
 
-    def score_sql(self, asked: Sequence[int]) -> str:
+    def score_sql(self, gate_blocks: Sequence[int]) -> str:
         """Always 1."""
         return "1"
 
@@ -36,18 +36,18 @@ class SoftmaxMargin(Gate):
 
     def bounds(self, lower_AV: Tensor, upper_AV: Tensor) -> tuple[Tensor, Tensor]:
         """Return the margin [A] where one id is as far ahead of all others as it can be, and as little."""
-        masses = Masses.of(lower_AV, upper_AV)
+        masses = Masses.from_bounds(lower_AV, upper_AV)
         low_A = (masses.first_low_A - masses.rival_high_A) / (masses.first_low_A + masses.rest_high_A)
         high_A = (1 - masses.second_low_A) / (1 + masses.rest_low_A)
         return masses.widened(low_A, high_A)
 
-    def score_sql(self, asked: Sequence[int]) -> str:
+    def score_sql(self, gate_blocks: Sequence[int]) -> str:
         """The margin of the recorded probabilities."""
         return "p1[l] - p2[l]"
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
         """Softmax and top two over the vocabulary."""
-        return softmax_cost(model, len(asked))
+        return softmax_cost(model, len(gate_blocks))
 
 
 class Masses(NamedTuple):
@@ -74,8 +74,8 @@ class Masses(NamedTuple):
     rounding: float
 
     @classmethod
-    def of(cls, lower_AV: Tensor, upper_AV: Tensor) -> Masses:
-        """Find them."""
+    def from_bounds(cls, lower_AV: Tensor, upper_AV: Tensor) -> Masses:
+        """Bound the masses of logits within the given intervals."""
         top_A1 = upper_AV.amax(-1, keepdim=True)
         low_AV, high_AV = (lower_AV - top_A1).exp_(), (upper_AV - top_A1).exp_()
         first_A1 = lower_AV.argmax(-1, keepdim=True)
@@ -115,7 +115,7 @@ def margin(p_AK: Tensor) -> Tensor:
     return largest_A1[:, 0] - p_AK.scatter(-1, index_A1, -torch.inf).amax(-1)
 
 
-def softmax_cost(model: Model, times: float) -> Cost:
+def softmax_cost(model: ModelInterface, times: float) -> Cost:
     """A softmax over the vocabulary and the search for its best."""
     return Cost(elementwise_flops=7 * model.vocab_size * times)
 
@@ -135,7 +135,7 @@ class Scheduled(Gate):
     def score(self, view: BlockView) -> Tensor:
         """Return 1.0 or 0.0 a row, [A]."""
         if "exit_A" not in view.memory:
-            known = [(self.layers[seed], at) for seed, at in zip(view.seeds_A, view.positions_A, strict=True)]
-            exits = [row[at - 1] if at <= len(row) else view.model.n_blocks for row, at in known]
+            exit_rows = [(self.layers[seed], at) for seed, at in zip(view.seeds_A, view.positions_A, strict=True)]
+            exits = [row[at - 1] if at <= len(row) else view.model.n_blocks for row, at in exit_rows]
             view.memory["exit_A"] = torch.tensor(exits, device=view.hidden_AD.device)
         return (view.memory["exit_A"] <= view.block).float()

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Cost, Head, LogitBounds, Model, Reading
+from exitbench.methods.base import BlockView, Cost, Head, LogitBounds, ModelInterface, Reading
 
 Keeping = Literal["fixed", "decaying", "decaying-idsorted", "adaptive", "adaptive-code"]
 Schedule = Literal["inverse", "constant"]
@@ -24,17 +24,17 @@ class LMHead(Head):
         view.head_rows += view.model.vocab_size
         return Reading(self.logits_after(view.model, view.block, view.hidden_AD))
 
-    def logits_after(self, model: Model, block: int, hidden_AD: Tensor) -> Tensor:
+    def logits_after(self, model: ModelInterface, block: int, hidden_AD: Tensor) -> Tensor:
         """Return logits [A, V] of states [A, D] after a block."""
         return model.logits(hidden_AD)
 
     def earlier_logits(self, view: BlockView, block: int) -> Tensor:
         """Return logits [A, V] of an earlier block."""
-        known = f"logits_{block}"
-        if known not in view.memory:
-            view.memory[known] = self.logits_after(view.model, block, view.state(block))
+        memory_key = f"logits_{block}"
+        if memory_key not in view.memory:
+            view.memory[memory_key] = self.logits_after(view.model, block, view.state(block))
             view.head_rows += view.model.vocab_size
-        return view.memory[known]
+        return view.memory[memory_key]
 
     def certified(self) -> Head | None:
         """Return the head with bounds; None for subclasses, which read something else."""
@@ -55,29 +55,29 @@ class TrainedHead(LMHead):
 
     reads_vocabulary: ClassVar[bool] = False
 
-    def logits_after(self, model: Model, block: int, hidden_AD: Tensor) -> Tensor:
+    def logits_after(self, model: ModelInterface, block: int, hidden_AD: Tensor) -> Tensor:
         """Return logits [A, V] of the block's own head."""
         return model.exit_logits(block, hidden_AD) if block in model.exit_blocks else model.logits(hidden_AD)
 
-    def cost_beyond_rows(self, model: Model, blocks: Sequence[int]) -> Cost:
+    def cost_beyond_rows(self, model: ModelInterface, blocks: Sequence[int]) -> Cost:
         """Return the cost of trained heads beyond the vocabulary's rows of the LM head."""
         trained = [block for block in blocks if block in model.exit_blocks]
         more = sum(model.exit_head_numel(block) - model.vocab_size * model.d_model for block in trained)
         return Cost(matmul_flops=2 * more, read_numel=more)
 
-    def logits_ahead(self, model: Model, ahead_LAD: Tensor) -> Tensor:
-        """Return logits [L, A, V], each block's of its own head."""
+    def logits_ahead(self, model: ModelInterface, ahead_LAD: Tensor) -> Tensor:
+        """Return logits [L, A, V], each block's from its own head."""
         states = enumerate(ahead_LAD.unbind(), start=1)
         return torch.stack([self.logits_after(model, block, state_AD) for block, state_AD in states])
 
 
 @dataclass(frozen=True)
 class PrunedHead(LMHead):
-    """Vocabulary pruning (PRUNE): the first block asked reads everything, later ones its best ids only.
+    """Vocabulary pruning (PRUNE): the first gate block reads everything, later ones its best ids only.
 
     At the first block j the k(j) best ids are kept. ``fixed`` reads them at every later block; ``decaying`` the k(l)
     best ranked of them; ``adaptive`` k_l = clip(floor(k(j) (1 - 0.9 c)), k_min, k(j)) of them, where c is the score at
-    the block asked before, cut to [0, 1]. Two forms reproduce published code: ``decaying-idsorted`` takes the first
+    the previous gate block, cut to [0, 1]. Two forms reproduce published code: ``decaying-idsorted`` takes the first
     k(l) *by token id*, and ``adaptive-code`` the first int(V (1 - 0.9 c)) by id, which is the whole list in practice.
     The last block always reads the whole vocabulary.
 
@@ -105,12 +105,12 @@ class PrunedHead(LMHead):
         return min(size, vocab_size)
 
     def read(self, view: BlockView) -> Reading:
-        """Return logits of the ids kept; of all at the first block asked and at the last."""
+        """Return logits of the ids kept; of all at the first gate block and at the last."""
         if "kept_ids" not in view.memory or view.is_last:
             view.head_rows += view.model.vocab_size
             logits_AV = view.model.logits(view.hidden_AD)
             if not view.is_last:
-                view.memory["kept_ids"] = self._kept(view, logits_AV)
+                view.memory["kept_ids"] = self._best_ids(view, logits_AV)
             return Reading(logits_AV)
         sizes = self._sizes(view)
         widest = sizes if isinstance(sizes, int) else int(sizes.max())
@@ -123,19 +123,19 @@ class PrunedHead(LMHead):
         """Return logits of an earlier block over the ids read at this one; -inf beyond a row's own number."""
         if view.ids_AK is None:
             return super().earlier_logits(view, block)
-        known, sizes = f"pruned_logits_{block}", self._sizes(view)
-        if known not in view.memory:
+        memory_key, sizes = f"pruned_logits_{block}", self._sizes(view)
+        if memory_key not in view.memory:
             # Read once, and as many as later blocks may ask for: a decaying list only shrinks, an adaptive one varies.
             weights_AKD = self._weights(view, sizes)
             most = sizes if isinstance(sizes, int) else weights_AKD.shape[1]
             view.head_rows = view.head_rows + most
-            view.memory[known] = view.model.logits_of(view.state(block), weights_AKD[:, :most])
-        return _beyond(view.memory[known][:, : view.ids_AK.shape[1]], sizes)
+            view.memory[memory_key] = view.model.logits_of(view.state(block), weights_AKD[:, :most])
+        return _beyond(view.memory[memory_key][:, : view.ids_AK.shape[1]], sizes)
 
-    def _kept(self, view: BlockView, logits_AV: Tensor) -> Tensor:
+    def _best_ids(self, view: BlockView, logits_AV: Tensor) -> Tensor:
         model = view.model
-        kept = logits_AV.topk(self.size(view.block, model.n_blocks, model.vocab_size)).indices
-        return kept.sort().values if self.keeping in ("decaying-idsorted", "adaptive-code") else kept
+        best_ids = logits_AV.topk(self.size(view.block, model.n_blocks, model.vocab_size)).indices
+        return best_ids.sort().values if self.keeping in ("decaying-idsorted", "adaptive-code") else best_ids
 
     def _weights(self, view: BlockView, sizes: int | Tensor) -> Tensor:
         """The kept rows of the LM head, copied together once a token: later blocks read a contiguous piece.
@@ -150,16 +150,16 @@ class PrunedHead(LMHead):
 
     def _sizes(self, view: BlockView) -> int | Tensor:
         """Ids read at this block: one number, or one a row where it follows the confidence."""
-        model, kept = view.model, view.memory["kept_ids"].shape[1]
+        model, n_kept = view.model, view.memory["kept_ids"].shape[1]
         if self.keeping == "fixed":
-            return kept
+            return n_kept
         if not self.keeping.startswith("adaptive"):
-            return min(kept, self.size(view.block, model.n_blocks, model.vocab_size))
-        assert view.previous_score_A is not None, "the first block asked reads everything"
+            return min(n_kept, self.size(view.block, model.n_blocks, model.vocab_size))
+        assert view.previous_score_A is not None, "the first gate block reads everything"
         alive_A = 1 - 0.9 * view.previous_score_A.double().clamp(0, 1)
         if self.keeping == "adaptive":
-            return (kept * alive_A).floor().long().clamp(min(self.k_min, kept), kept)
-        return (model.vocab_size * alive_A).long().clamp(1, kept)
+            return (n_kept * alive_A).floor().long().clamp(min(self.k_min, n_kept), n_kept)
+        return (model.vocab_size * alive_A).long().clamp(1, n_kept)
 
 
 def _beyond(logits_AK: Tensor, sizes: int | Tensor) -> Tensor:

@@ -9,10 +9,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from exitbench.methods.base import Cost, DecoderCache, Drafting, KVPolicy, Model, argmax_token
+from exitbench.methods.base import Cost, DecoderCache, Drafting, KVPolicy, ModelInterface, argmax_token
 
 
-def projection_cost(model: Model, n_blocks: int) -> Cost:
+def projection_cost(model: ModelInterface, n_blocks: int) -> Cost:
     """Return the cost of one token's keys and values in n blocks, projected from a state."""
     numel = n_blocks * 2 * model.kv_width * model.d_model
     return Cost(matmul_flops=2 * numel, read_numel=numel)
@@ -27,7 +27,7 @@ class StateCopy(KVPolicy):
         """Fill blocks block+1..L from the exit state."""
         cache.fill_from_state(block, hidden_AD, rows_A)
 
-    def cost(self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
+    def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
         """Two projections a skipped block."""
         return projection_cost(model, sum(model.n_blocks - layer for layer in exit_layers))
 
@@ -45,9 +45,9 @@ class Exact(KVPolicy):
         """Run blocks block+1..L."""
         cache.run_rest(block, hidden_AD, rows_A)
 
-    def cost(self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
+    def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
         """The skipped blocks."""
-        return _rest(model, exit_layers, block_costs)
+        return _skipped_cost(model, exit_layers, block_costs)
 
 
 class Noisy(KVPolicy):
@@ -65,10 +65,10 @@ class Noisy(KVPolicy):
         cache.fill_from_state(block, hidden_AD, rows_A)
         return deep_AD
 
-    def cost(self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
+    def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
         """The skipped blocks, and the projections."""
         skipped = sum(model.n_blocks - layer for layer in exit_layers)
-        return _rest(model, exit_layers, block_costs) + projection_cost(model, skipped)
+        return _skipped_cost(model, exit_layers, block_costs) + projection_cost(model, skipped)
 
 
 class Deferred(KVPolicy):
@@ -85,7 +85,7 @@ class StateCopyLazy(Deferred):
     name: ClassVar[str] = "state-copy-lazy"
     deferred: ClassVar[Literal["project", "run", "rerun"] | None] = "project"
 
-    def cost(self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
+    def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
         """Two projections for each block that a later token runs; its weights are read once for all that waited."""
         flops = projection_cost(model, len(_completions(exit_layers))).matmul_flops
         passes = {(later, block) for _, later, block in _completions(exit_layers)}
@@ -101,7 +101,7 @@ class SyncParallel(Deferred):
     name: ClassVar[str] = "sync-parallel"
     deferred: ClassVar[Literal["project", "run", "rerun"] | None] = "run"
 
-    def cost(self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
+    def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
         """The later token's products for each that waited; weights and caches are read once, by the later token."""
         flops = sum(block_costs[later].matmul_flops for _, later, _ in _completions(exit_layers))
         return Cost(matmul_flops=flops)
@@ -115,15 +115,15 @@ class Verified(SyncParallel):
 
     verifies: ClassVar[bool] = True
 
-    def cost(self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
+    def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
         """Drafts at the end of an answer are completed too, as if the last of them had run all blocks."""
         if not exit_layers or not self.verifies_tail:
             return super().cost(model, exit_layers, block_costs)
-        rest = block_costs[-1] * (model.n_blocks - exit_layers[-1])
-        return rest + super().cost(model, [*exit_layers[:-1], model.n_blocks], block_costs)
+        tail_cost = block_costs[-1] * (model.n_blocks - exit_layers[-1])
+        return tail_cost + super().cost(model, [*exit_layers[:-1], model.n_blocks], block_costs)
 
     def verification_cost(
-        self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost], drafting: Drafting
+        self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost], drafting: Drafting
     ) -> Cost:
         """All blocks at each position run in vain, whose weights were read for its own draft only.
 
@@ -140,7 +140,7 @@ class Verified(SyncParallel):
         shared = Cost(read_numel=-float((verified - endings) * model.vocab_size * model.d_model))
         return in_vain + shared + self.judging_cost(model) * verified
 
-    def judging_cost(self, model: Model) -> Cost:
+    def judging_cost(self, model: ModelInterface) -> Cost:
         """Work of `rejects` for one draft; an argmax is not counted anywhere."""
         return Cost()
 
@@ -162,7 +162,7 @@ class Rollback(Verified):
         log_p_NV = torch.log_softmax(logits_NV.float(), dim=-1)
         return -log_p_NV.gather(1, token_N[:, None])[:, 0] > self.bound
 
-    def judging_cost(self, model: Model) -> Cost:
+    def judging_cost(self, model: ModelInterface) -> Cost:
         """A softmax over the vocabulary."""
         return Cost(elementwise_flops=5 * model.vocab_size)
 
@@ -189,12 +189,12 @@ class Speculation(Verified):
 
 
 class RecomputeBacklog(Deferred):
-    """Tokens that exited are fed again, from block 1, beside every later token until one runs all blocks (EE-LLM)."""
+    """Tokens that exited run again, from block 1, together with each later token until one runs all blocks (EE-LLM)."""
 
     name: ClassVar[str] = "recompute-backlog"
     deferred: ClassVar[Literal["project", "run", "rerun"] | None] = "rerun"
 
-    def cost(self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
+    def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
         """The token's blocks again for each in the backlog; weights and caches are read once."""
         flops, backlog = 0.0, 0
         for layer, cost in zip(exit_layers, block_costs, strict=True):
@@ -203,7 +203,7 @@ class RecomputeBacklog(Deferred):
         return Cost(matmul_flops=flops)
 
 
-def _rest(model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
+def _skipped_cost(model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
     pairs = zip(block_costs, exit_layers, strict=True)
     return sum((cost * (model.n_blocks - layer) for cost, layer in pairs), Cost())
 
@@ -211,13 +211,13 @@ def _rest(model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost])
 def _completions(exit_layers: Sequence[int]) -> list[tuple[int, int, int]]:
     """(token, later token, block) for each block that a token skipped and a later one is the first to run."""
     waiting: dict[int, int] = {}  # blocks that each token has by now
-    found = []
+    completions = []
     for later, layer in enumerate(exit_layers):
-        for token, done in waiting.items():
-            found += [(token, later, block) for block in range(done + 1, layer + 1)]
-            waiting[token] = max(done, layer)
+        for token, n_run in waiting.items():
+            completions += [(token, later, block) for block in range(n_run + 1, layer + 1)]
+            waiting[token] = max(n_run, layer)
         waiting[later] = layer
-    return found
+    return completions
 
 
 KV_POLICIES: dict[str, KVPolicy] = {

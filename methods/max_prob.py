@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Cost, Gate, Model
+from exitbench.methods.base import BlockView, Cost, Gate, ModelInterface
 from exitbench.methods.gated import SoftmaxGated
 from exitbench.methods.gates import Masses, softmax_cost
 from exitbench.methods.registry import register
@@ -22,17 +22,17 @@ class LargestProbability(Gate):
 
     def bounds(self, lower_AV: Tensor, upper_AV: Tensor) -> tuple[Tensor, Tensor]:
         """Return the largest probability [A] where all others are as large as they can be, and as small."""
-        masses = Masses.of(lower_AV, upper_AV)
+        masses = Masses.from_bounds(lower_AV, upper_AV)
         low_A = masses.first_low_A / (masses.first_low_A + masses.rest_high_A)
         return masses.widened(low_A, 1 / (1 + masses.rest_low_A))
 
-    def score_sql(self, asked: Sequence[int]) -> str:
+    def score_sql(self, gate_blocks: Sequence[int]) -> str:
         """The recorded probability."""
         return "p1[l]"
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
         """A softmax and its best."""
-        return softmax_cost(model, len(asked))
+        return softmax_cost(model, len(gate_blocks))
 
 
 @register

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from exitbench.methods.base import BlockView, Cost, Gate, Model, param
+from exitbench.methods.base import BlockView, Cost, Gate, ModelInterface, param
 from exitbench.methods.exit_networks import TrainedGate, exit_probability
 from exitbench.methods.registry import register
 
@@ -27,7 +27,7 @@ class OverBlocks(nn.Module):
 
 
 class Recurrent(Gate):
-    """P(exit | h^1 .. h^l), one step of the LSTM a block from block 1 on, asked or not.
+    """P(exit | h^1 .. h^l), one step of the LSTM per block from block 1 on, gate block or not.
 
     Args:
         hidden: Width of the LSTM.
@@ -65,19 +65,19 @@ class Recurrent(Gate):
                 part: self.fitted[f"lstm.{part}_l{layer}"] for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
             }
             gates = F.linear(x, w["weight_ih"], w["bias_ih"]) + F.linear(h, w["weight_hh"], w["bias_hh"])
-            enter, forget, new, out = gates.chunk(4, dim=-1)
+            enter, forget, new, output = gates.chunk(4, dim=-1)
             c = forget.sigmoid() * c + enter.sigmoid() * new.tanh()
-            x = out.sigmoid() * c.tanh()
+            x = output.sigmoid() * c.tanh()
             hs.append(x)
             cs.append(c)
         return torch.stack(hs, dim=1), torch.stack(cs, dim=1)
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
         """Return the cost: an LSTM step per block up to the last gated one, an output layer per gated block."""
         inputs = [model.d_model] + [self.hidden] * (self.layers - 1)
         step = sum(4 * self.hidden * (width + self.hidden) for width in inputs)
-        numel = step * max(asked, default=0) + 2 * self.hidden * len(asked)
-        return Cost(matmul_flops=2 * numel, elementwise_flops=20 * self.hidden * len(asked), read_numel=numel)
+        numel = step * max(gate_blocks, default=0) + 2 * self.hidden * len(gate_blocks)
+        return Cost(matmul_flops=2 * numel, elementwise_flops=20 * self.hidden * len(gate_blocks), read_numel=numel)
 
 
 @register
@@ -88,13 +88,17 @@ class MeeLstm(TrainedGate):
     name: ClassVar[str] = "mee-lstm"
     source: ClassVar[str] = "MEE section 3"
 
-    min_exit: int = param(4, "first block at which the gate is asked", low=1)
-    decay: str = param("code", "as MEE's runs", choices=("none", "code", "paper"))
+    min_exit: int = param(4, "first block at which the gate is evaluated", low=1)
+    decay: str = param(
+        "code",
+        "decay of the threshold with the position; MEE's runs use code",
+        choices=("none", "code", "paper"),
+    )
     layers: int = param(2, "2 (the text) or 1 (the code)", low=1, high=2)
     hidden: int = param(250, "width of the LSTM", low=1)
     variant: str = param(
         "text",
-        "text: one pass over all blocks; code: the LSTM's state is wiped before it scores block L-1, as published",
+        "text: one pass over all blocks; code: the LSTM's state is reset before block L-1 is scored, as published",
         choices=("text", "code"),
     )
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from exitbench.methods.base import BlockView, Cost, Gate, Model, param
+from exitbench.methods.base import BlockView, Cost, Gate, ModelInterface, param
 from exitbench.methods.exit_networks import Perceptron, TrainedGate, exit_probability
 from exitbench.methods.registry import register
 
@@ -33,9 +33,9 @@ class LastThree(Gate):
         states_AF = torch.cat([view.normed_state(view.block - back) for back in (2, 1, 0)], dim=1)
         return exit_probability(self.network(states_AF.float()))
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
         """Return the cost of one network per block, from block 2 on."""
-        d, times = model.d_model, sum(block >= 2 for block in asked)
+        d, times = model.d_model, sum(block >= 2 for block in gate_blocks)
         numel = (3 * d * d + 2 * d) * times
         return Cost(matmul_flops=2 * numel, elementwise_flops=12 * d * times, read_numel=numel)
 
@@ -54,7 +54,7 @@ class MeeMlp3(TrainedGate):
     source: ClassVar[str] = "MEE section 3"
     first_block: ClassVar[int] = 2
 
-    min_exit: int = param(4, "first block at which the gate is asked", low=1)
+    min_exit: int = param(4, "first block at which the gate is evaluated", low=1)
     decay: str = param("code", "as MEE's runs", choices=("none", "code", "paper"))
 
     def build_network(self, d_model: int) -> nn.Module:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from exitbench.errors import UserError
-from exitbench.methods.base import BlockView, Cost, Gate, Model, Threshold, param
+from exitbench.methods.base import BlockView, Cost, Gate, ModelInterface, Threshold, param
 from exitbench.methods.gated import Gated
 from exitbench.methods.gates import softmax_cost
 from exitbench.methods.registry import register
@@ -43,16 +43,16 @@ class Growing(Gate):
         return (grows_A & (best_A > self.inner.value(view.block, 1, view.max_new_tokens))).float()
 
     def _remembered(self, view: BlockView, block: int) -> Tensor:
-        known = f"best_{block}"
-        if known not in view.memory:
-            view.memory[known] = self._best(view.earlier_logits(block))
-        return view.memory[known]
+        memory_key = f"best_{block}"
+        if memory_key not in view.memory:
+            view.memory[memory_key] = self._best(view.earlier_logits(block))
+        return view.memory[memory_key]
 
     def _best(self, logits_AV: Tensor) -> Tensor:
         logits_AV = logits_AV.float()
         return logits_AV.amax(-1) if self.logits else torch.softmax(logits_AV, dim=-1).amax(-1)
 
-    def score_sql(self, asked: Sequence[int]) -> str:
+    def score_sql(self, gate_blocks: Sequence[int]) -> str:
         """From the recorded best probabilities (a raw logit is its logarithm plus the normaliser)."""
         at = "(ln(p1[{0}]) + logsumexp[{0}])" if self.logits else "p1[{0}]"
         first, second, third = (at.format(place) for place in ("l - 2", "l - 1", "l"))
@@ -61,9 +61,9 @@ class Growing(Gate):
             return f"CASE WHEN {grows} THEN {third} ELSE 0 END"
         return f"CASE WHEN {grows} AND {third} > ({self.inner.sql(1)})::FLOAT THEN 1 ELSE 0 END"
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
-        """A softmax at each block asked and at the two before it."""
-        read = {block - back for block in asked if block >= 3 for back in (0, 1, 2)} | set(asked)
+    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
+        """A softmax at each gate block and at the two before it."""
+        read = {block - back for block in gate_blocks if block >= 3 for back in (0, 1, 2)} | set(gate_blocks)
         return softmax_cost(model, len(read))
 
 
@@ -78,7 +78,7 @@ class MeeTop3(Gated):
     name: ClassVar[str] = "mee-top3"
     source: ClassVar[str] = "MEE section 3"
 
-    min_exit: int = param(4, "first block at which the gate is asked", low=1)
+    min_exit: int = param(4, "first block at which the gate is evaluated", low=1)
     decay: str = param("code", "as MEE's runs", choices=("none", "code", "paper"))
     variant: str = param("text", "text: score m; code: score 1 where m > threshold", choices=("text", "code"))
     signal: str = param(

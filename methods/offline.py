@@ -1,6 +1,6 @@
 """Offline scores of tokens whose states are known at every block: for fitting, for replays, and in tests.
 
-Every token is scored at every block asked as if it had not left before.
+Every token is scored at every gate block as if it had not exited before.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from exitbench.methods.base import ActiveRows, BlockView, Model, Parts, argmax_token
+from exitbench.methods.base import ActiveRows, BlockView, ModelInterface, Parts, argmax_token
 
 CHUNK_BYTES = 64 * 2**20
 """Most memory for one block's logits of the tokens scored together."""
@@ -18,7 +18,7 @@ CHUNK_BYTES = 64 * 2**20
 
 @torch.no_grad()
 def score_states(
-    parts: Parts, model: Model, states_LND: Tensor, *, position: int = 1, seeds_N: Sequence[int] | None = None
+    parts: Parts, model: ModelInterface, states_LND: Tensor, *, position: int = 1, seeds_N: Sequence[int] | None = None
 ) -> tuple[Tensor, Tensor]:
     """Ask the gate at every block.
 
@@ -30,7 +30,7 @@ def score_states(
         seeds_N: Seeds of their rows; likewise.
 
     Returns:
-        Scores, NaN where the gate is not asked, and the tokens that would be emitted, -1 where none would; both
+        Scores, NaN where the gate is not evaluated, and the tokens that would be emitted, -1 where none would; both
         [L, N], the last block included.
     """
     n_tokens, n_blocks = states_LND.shape[1], model.n_blocks
@@ -46,9 +46,9 @@ def score_states(
 @torch.no_grad()
 def score_given(
     parts: Parts,
-    model: Model,
+    model: ModelInterface,
     states_LND: Tensor,
-    given_N: Tensor,
+    target_N: Tensor,
     *,
     position: int = 1,
     seeds_N: Sequence[int] | None = None,
@@ -59,13 +59,13 @@ def score_given(
         parts: The method.
         model: The model.
         states_LND: States after the embedding and every block, [L+1, N, D].
-        given_N: The tokens.
+        target_N: The tokens.
         position: Position of all N tokens; matters to random draws only.
         seeds_N: Seeds of their rows; likewise.
 
     Returns:
-        Scores, and natural logarithms of the given tokens' probabilities, NaN where the gate is not asked, and whether
-        they are the most probable tokens there; each [L, N], the last block included.
+        Scores, and natural logarithms of the given tokens' probabilities, NaN where the gate is not evaluated, and
+        whether they are the most probable tokens there; each [L, N], the last block included.
     """
     n_tokens, n_blocks = states_LND.shape[1], model.n_blocks
     scores_LN = states_LND.new_full((n_blocks, n_tokens), float("nan"), dtype=torch.float32)
@@ -74,16 +74,16 @@ def score_given(
     for tokens, view, score_A in _views(parts, model, states_LND, position, seeds_N):
         if score_A is not None:
             scores_LN[view.block - 1, tokens] = score_A
-        log_p_AV, given_A = parts.gate.log_p(view), given_N[tokens]
-        logprob_LN[view.block - 1, tokens] = log_p_AV.gather(1, given_A[:, None])[:, 0]
-        greedy_LN[view.block - 1, tokens] = argmax_token(log_p_AV) == given_A
+        log_p_AV, target_A = parts.gate.log_p(view), target_N[tokens]
+        logprob_LN[view.block - 1, tokens] = log_p_AV.gather(1, target_A[:, None])[:, 0]
+        greedy_LN[view.block - 1, tokens] = argmax_token(log_p_AV) == target_A
     return scores_LN, logprob_LN, greedy_LN
 
 
 def _views(
-    parts: Parts, model: Model, states_LND: Tensor, position: int, seeds_N: Sequence[int] | None
+    parts: Parts, model: ModelInterface, states_LND: Tensor, position: int, seeds_N: Sequence[int] | None
 ) -> Iterator[tuple[slice, BlockView, Tensor | None]]:
-    """Yield which tokens, their view at each block asked and at the last, and their score (None there)."""
+    """Yield which tokens, their view at each gate block and at the last, and their score (None there)."""
     n_tokens, n_blocks = states_LND.shape[1], model.n_blocks
     all_seeds = tuple(seeds_N) if seeds_N is not None else (0,) * n_tokens
     chunk = max(1, CHUNK_BYTES // (4 * model.vocab_size))
@@ -92,7 +92,7 @@ def _views(
         some_LND, seeds = states_LND[:, tokens], all_seeds[tokens]
         memory: dict[str, Tensor] = {}
         score_A: Tensor | None = None
-        for block in [*parts.asked(n_blocks), n_blocks]:
+        for block in [*parts.gate_blocks(n_blocks), n_blocks]:
             view = BlockView(
                 block=block,
                 active=ActiveRows((position,) * len(seeds), seeds),
@@ -117,13 +117,13 @@ def epsilon_thresholds(scores_LN: Tensor, agrees_LN: Tensor, epsilon: float) -> 
     epsilon agrees with full depth. Not a guarantee: the share need not rise with c, and there is no confidence bound.
 
     Args:
-        scores_LN: Scores at blocks 1..L; NaN where the gate is not asked.
+        scores_LN: Scores at blocks 1..L; NaN where the gate is not evaluated.
         agrees_LN: Whether the block's token is that of full depth.
         epsilon: The share, 0 to 1.
 
     Returns:
         Values for blocks 1..L-1 to be compared by ``score > value``: the next smaller single-precision number below
-        the threshold, so that the test includes it; infinity where no share is reached or the gate is not asked.
+        the threshold, so that the test includes it; infinity if no share is reached or the gate is not evaluated.
     """
     return [_tail_threshold(scores_LN[at].cpu(), agrees_LN[at].cpu(), epsilon) for at in range(len(scores_LN) - 1)]
 
@@ -136,8 +136,8 @@ def _tail_threshold(score_N: Tensor, agrees_N: Tensor, epsilon: float) -> float:
     share_N = right_N.flip(0).cumsum(0).flip(0) / torch.arange(len(sorted_N), 0, -1)
     # Tied scores leave together, so only the first of each tie can be a threshold.
     is_first_N = torch.cat([torch.ones(1, dtype=torch.bool), sorted_N[1:] > sorted_N[:-1]])
-    found = (is_first_N & (share_N >= epsilon)).nonzero()
-    if len(found) == 0:
+    candidates = (is_first_N & (share_N >= epsilon)).nonzero()
+    if len(candidates) == 0:
         return float("inf")
-    threshold = sorted_N[found[0, 0]]
+    threshold = sorted_N[candidates[0, 0]]
     return float(torch.nextafter(threshold, threshold.new_tensor(float("-inf"))))

@@ -18,7 +18,7 @@ class FullAgreement(Gate):
     """Score 1 where this block already chooses the token of the last block.
 
     ``stable`` also asks that every later block chooses it. Runs the full depth first. Its
-    declared cost is nothing: an oracle is told, and its cost is that of a method which knew.
+    declared cost is zero: an oracle knows its exits, and its cost is that of a method that knows them.
     """
 
     looks_ahead: ClassVar[bool] = True
@@ -36,7 +36,7 @@ class FullAgreement(Gate):
             view.memory["agrees_AL"] = agrees_LA.T
         return view.memory["agrees_AL"][:, view.block - 1].float()
 
-    def score_sql(self, asked: Sequence[int]) -> str:
+    def score_sql(self, gate_blocks: Sequence[int]) -> str:
         """From the recorded choices."""
         return "(l >= stable_from)::INT" if self.stable else "(top1_id[l] = top1_id[-1])::INT"
 
@@ -55,7 +55,9 @@ class Oracle(Skipping):
     source: ClassVar[str] = "t5x's token-consistency oracle; NATCAP's ideal exit (first); stable: ours"
 
     match: str = param(
-        "first", "first match, which may be lost again, or stable: from there on all agree", choices=("first", "stable")
+        "first",
+        "first: first block that matches full depth; stable: first from which all later ones match",
+        choices=("first", "stable"),
     )
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:

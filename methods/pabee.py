@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from exitbench.methods.base import BlockView, Head, param
-from exitbench.methods.gated import Asking
+from exitbench.methods.gated import PeriodicGating
 from exitbench.methods.heads import TrainedHead
 from exitbench.methods.patience import Streak
 from exitbench.methods.registry import register
@@ -29,32 +29,32 @@ class SteadyPrediction(Streak):
     def __init__(self, tolerance: float, whole_batch: bool) -> None:
         self.tolerance, self.whole_batch = tolerance, whole_batch
 
-    def said(self, view: BlockView) -> Tensor:
+    def choice(self, view: BlockView) -> Tensor:
         """The label of each row, or the number."""
-        return view.logits_AK[:, 0].float() if view.logits_AK.shape[-1] == 1 else super().said(view)
+        return view.logits_AK[:, 0].float() if view.logits_AK.shape[-1] == 1 else super().choice(view)
 
-    def agree(self, said_A: Tensor, before_A: Tensor) -> Tensor:
+    def agree(self, choice_A: Tensor, before_A: Tensor) -> Tensor:
         """Equal labels, or numbers nearer than the tolerance."""
-        if said_A.is_floating_point():
-            return (said_A - before_A).abs() < self.tolerance
-        return super().agree(said_A, before_A)
+        if choice_A.is_floating_point():
+            return (choice_A - before_A).abs() < self.tolerance
+        return super().agree(choice_A, before_A)
 
     def score(self, view: BlockView) -> Tensor:
         """Return the length of the streak [A], of the batch the shortest."""
         streak_A = super().score(view)
         return streak_A.amin().expand_as(streak_A) if self.whole_batch else streak_A
 
-    def score_sql(self, asked: Sequence[int]) -> str | None:
+    def score_sql(self, gate_blocks: Sequence[int]) -> str | None:
         """Return the score of labels, where every row decides for itself."""
-        return None if self.whole_batch else super().score_sql(asked)
+        return None if self.whole_batch else super().score_sql(gate_blocks)
 
 
 @register
 @dataclass(frozen=True)
-class Pabee(Asking):
+class Pabee(PeriodicGating):
     """Exit when `patience` consecutive off-ramps confirmed the prediction before theirs.
 
-    A prediction confirmed so often has been made once more; counting starts at the first block asked.
+    A prediction confirmed n times was made n + 1 times; counting starts at the first gate block.
     """
 
     name: ClassVar[str] = "pabee"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from exitbench.methods.base import BlockView, Gate, param
-from exitbench.methods.gated import SoftmaxAsking
+from exitbench.methods.gated import SoftmaxGating
 from exitbench.methods.registry import register
 from exitbench.methods.thresholds import Constant
 
@@ -16,33 +16,33 @@ from exitbench.methods.thresholds import Constant
 class Streak(Gate):
     """Number of consecutive gated blocks, this one included, that chose the same token: 1 after a change."""
 
-    def said(self, view: BlockView) -> Tensor:
+    def choice(self, view: BlockView) -> Tensor:
         """Return each row's choice, [A]."""
         return view.best(view.logits_AK)
 
-    def agree(self, said_A: Tensor, before_A: Tensor) -> Tensor:
+    def agree(self, choice_A: Tensor, before_A: Tensor) -> Tensor:
         """Return whether each row's choice equals that at the gated block before, [A]."""
-        return said_A == before_A
+        return choice_A == before_A
 
     def score(self, view: BlockView) -> Tensor:
         """Return the length of the streak [A]."""
-        said_A = self.said(view)
-        streak_A = torch.ones(said_A.shape, device=said_A.device)
-        if "said_A" in view.memory:
-            streak_A += torch.where(self.agree(said_A, view.memory["said_A"]), view.memory["streak_A"], 0.0)
-        view.memory["said_A"], view.memory["streak_A"] = said_A, streak_A
+        choice_A = self.choice(view)
+        streak_A = torch.ones(choice_A.shape, device=choice_A.device)
+        if "choice_A" in view.memory:
+            streak_A += torch.where(self.agree(choice_A, view.memory["choice_A"]), view.memory["streak_A"], 0.0)
+        view.memory["choice_A"], view.memory["streak_A"] = choice_A, streak_A
         return streak_A
 
-    def score_sql(self, asked: Sequence[int]) -> str | None:
-        """Blocks asked since the last one that chose another token."""
-        others = f"list_filter({list(asked)}::INTEGER[], lambda j: j < l AND top1_id[j] != top1_id[l])"
-        since = f"coalesce(list_max({others}), 0)"
-        return f"len(list_filter({list(asked)}::INTEGER[], lambda i: i <= l AND i > {since}))"
+    def score_sql(self, gate_blocks: Sequence[int]) -> str | None:
+        """Gate blocks since the last one that chose another token."""
+        changes = f"list_filter({list(gate_blocks)}::INTEGER[], lambda j: j < l AND top1_id[j] != top1_id[l])"
+        since = f"coalesce(list_max({changes}), 0)"
+        return f"len(list_filter({list(gate_blocks)}::INTEGER[], lambda i: i <= l AND i > {since}))"
 
 
 @register
 @dataclass(frozen=True)
-class Patience(SoftmaxAsking):
+class Patience(SoftmaxGating):
     """Exit when `patience` consecutive blocks chose the same token; counting starts at the first gated block.
 
     The papers' formula asks for patience + 1 equal predictions, their sentence for patience.

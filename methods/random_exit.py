@@ -56,7 +56,7 @@ class RandomDraw(Gate):
 
     @cached_property
     def cumulative(self) -> list[float]:
-        """Chances to have left after blocks 1..L-1; asked for late, since a plan makes gates for fewer blocks."""
+        """Cumulative exit probabilities after blocks 1..L-1; computed on demand: plans make gates for fewer blocks."""
         return list(accumulate(exit_distribution(self.mean_exit, self.n_blocks)))[:-1]
 
     def score(self, view: BlockView) -> Tensor:

@@ -37,9 +37,9 @@ def register(cls: M) -> M:
         ValueError: Two different classes claim one name.
     """
     _check_usable(cls)
-    known = _methods.setdefault(cls.name, cls)
-    if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-        raise ValueError(f"two methods are named {cls.name!r}: {known.__module__} and {cls.__module__}")
+    registered = _methods.setdefault(cls.name, cls)
+    if (registered.__module__, registered.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise ValueError(f"two methods are named {cls.name!r}: {registered.__module__} and {cls.__module__}")
     return cls
 
 
@@ -92,7 +92,7 @@ def unusable_methods() -> dict[str, str]:
     return dict(sorted(_unusable.items()))
 
 
-def get_method(name: str, where: str = "") -> type[Method]:
+def get_method(name: str, location: str = "") -> type[Method]:
     """Return the method class of that name.
 
     Raises:
@@ -100,9 +100,9 @@ def get_method(name: str, where: str = "") -> type[Method]:
     """
     _discover()
     if name not in _methods and name in _unusable:
-        raise UserError(f"{where + ': ' if where else ''}method {name!r} cannot be used: {_unusable[name]}")
+        raise UserError(f"{location + ': ' if location else ''}method {name!r} cannot be used: {_unusable[name]}")
     if name not in _methods:
-        raise UserError(f"{where + ': ' if where else ''}unknown method {name!r}.{suggestion(name, _methods)}")
+        raise UserError(f"{location + ': ' if location else ''}unknown method {name!r}.{suggestion(name, _methods)}")
     return _methods[name]
 
 
@@ -115,12 +115,12 @@ def baseline_method() -> type[Method]:
 @functools.cache
 def certifiable() -> tuple[str, ...]:
     """Names of the methods that can decide from bounds of the logits, with their usual parameters; sorted."""
-    found = []
+    names = []
     for name in method_names():
         with contextlib.suppress(Exception):  # of a method that is broken, its own cells say so
             if _methods[name]().parts(n_blocks=2).why_not_certified is None:
-                found.append(name)
-    return tuple(found)
+                names.append(name)
+    return tuple(names)
 
 
 def fixed_depth_method() -> tuple[type[Method], str]:

@@ -39,7 +39,7 @@ class SelfSpeculation(Method):
     name: ClassVar[str] = "self-speculation"
     source: ClassVar[str] = "LayerSkip section 4.3"
 
-    exit_layer: int = param(2, "E: blocks that draft", low=1)
+    exit_layer: int = param(2, "E: blocks run to draft a token", low=1)
     drafts: int = param(6, "k: tokens drafted before they are verified", low=1)
 
     def check(self, n_blocks: int) -> None:
@@ -47,7 +47,7 @@ class SelfSpeculation(Method):
         check_block(self, "exit_layer", n_blocks)
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
-        """A gate that counts drafts, asked at one block."""
+        """A gate that counts drafts, evaluated at one block."""
         return Parts(Drafts(self.drafts), Constant(0.5), LMHead(), Speculation(), frozenset({self.exit_layer}))
 
     def score_params(self) -> dict[str, Any]:

@@ -24,8 +24,8 @@ class Progress(Protocol):
     def start(self, label: str, documents: int) -> None:
         """Report that a cell has started."""
 
-    def documents_done(self, label: str, done: int) -> None:
-        """Report that `done` documents of a started cell are finished."""
+    def documents_done(self, label: str, n_done: int) -> None:
+        """Report that `n_done` documents of a started cell are finished."""
 
     def end(self, label: str, status: str) -> None:
         """Report that a cell has ended, with or without a preceding `start`."""
@@ -48,16 +48,16 @@ class Expected:
     seconds: float | None = None
 
 
-def progress(cells: Mapping[str, Expected], of: str = "cells", unit: str = "document") -> Progress:
+def progress(cells: Mapping[str, Expected], cell_noun: str = "cells", unit: str = "document") -> Progress:
     """Return bars on stderr if it is a terminal, otherwise plain lines.
 
     Args:
         cells: All cells to run, by label.
-        of: Plural noun for the cells.
+        cell_noun: Plural noun for the cells.
         unit: Singular noun for the parts of a cell.
     """
     stream = sys.stderr
-    return Bars(cells, stream, of) if stream.isatty() else Lines(cells, stream, unit)
+    return Bars(cells, stream, cell_noun) if stream.isatty() else Lines(cells, stream, unit)
 
 
 class TimeLeft:
@@ -67,8 +67,8 @@ class TimeLeft:
     """
 
     def __init__(self, cells: Mapping[str, Expected]) -> None:
-        known = [cell.seconds for cell in cells.values() if cell.seconds]
-        typical_s = fmean(known) if known else 1.0
+        expected_s = [cell.seconds for cell in cells.values() if cell.seconds]
+        typical_s = fmean(expected_s) if expected_s else 1.0
         self._weights = {label: (cell.kind, cell.seconds or typical_s) for label, cell in cells.items()}
         self._left = dict(self._weights)
         self._taken: dict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -90,20 +90,20 @@ class TimeLeft:
         return left_s / side_by_side
 
 
-def _rate(taken: Sequence[tuple[float, float]]) -> float:
+def _rate(finished: Sequence[tuple[float, float]]) -> float:
     """Return the actual over the expected seconds of finished cells."""
-    return sum(seconds for seconds, _ in taken) / sum(weight for _, weight in taken)
+    return sum(seconds for seconds, _ in finished) / sum(weight for _, weight in finished)
 
 
 @contextmanager
 def counting(what: str) -> Iterator[Callable[[int, int], None]]:
     """Show one bar on a terminal; yields a callback that takes (done, total)."""
     if not sys.stderr.isatty():
-        yield lambda done, total: None
+        yield lambda n_done, total: None
         return
     with _bars(sys.stderr) as bars:
         bar = bars.add_task(what, total=None)
-        yield lambda done, total: bars.update(bar, completed=done, total=total)
+        yield lambda n_done, total: bars.update(bar, completed=n_done, total=total)
 
 
 MAX_BARS = 8
@@ -113,9 +113,9 @@ MAX_BARS = 8
 class Bars:
     """Progress bars: all cells, and the documents of each running cell, with the remaining time."""
 
-    def __init__(self, cells: Mapping[str, Expected], stream: TextIO, of: str = "cells") -> None:
+    def __init__(self, cells: Mapping[str, Expected], stream: TextIO, cell_noun: str = "cells") -> None:
         self._bars, self._time_left = _bars(stream), TimeLeft(cells)
-        self._cells = self._bars.add_task(of, total=len(cells))
+        self._cells = self._bars.add_task(cell_noun, total=len(cells))
         self._running: dict[str, rich.progress.TaskID] = {}
         self._started_s: dict[str, float] = {}
 
@@ -125,10 +125,10 @@ class Bars:
         if len(self._running) < MAX_BARS and label not in self._running:
             self._running[label] = self._bars.add_task(visible(label), total=documents)
 
-    def documents_done(self, label: str, done: int) -> None:
+    def documents_done(self, label: str, n_done: int) -> None:
         """Update the cell's bar."""
         if (bar := self._running.get(label)) is not None:
-            self._bars.update(bar, completed=done, refresh=True)
+            self._bars.update(bar, completed=n_done, refresh=True)
 
     def end(self, label: str, status: str) -> None:
         """Advance the overall bar. A status other than ``ok`` stays on the screen."""
@@ -208,7 +208,7 @@ class Lines:
         """Remember the cell and its start time."""
         self._running[label] = (documents, time.monotonic())
 
-    def documents_done(self, label: str, done: int) -> None:
+    def documents_done(self, label: str, n_done: int) -> None:
         """Do nothing: one line per document would flood a log."""
 
     def end(self, label: str, status: str) -> None:

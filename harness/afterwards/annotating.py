@@ -66,10 +66,10 @@ def annotate(
     spelling = set(database.query(_TOKENIZERS)["t"].to_pylist())
     unspelled = tuple(row["attempt_id"] for row in to_do if row["tokenizer_sha256"] not in spelling)
     to_do = [row for row in to_do if row["attempt_id"] not in unspelled]
-    for done, row in enumerate(to_do, start=1):
+    for n_done, row in enumerate(to_do, start=1):
         tags = _tags(database, row["attempt_id"], row["tokenizer_sha256"], tagger)
         record_tags(spool_root, row["attempt_id"], tagger.name, tags)
-        progress(done, len(to_do))
+        progress(n_done, len(to_do))
     return AnnotationReport(len(to_do), len(wanted) - len(to_do) - len(unspelled), unspelled)
 
 

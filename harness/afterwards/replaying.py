@@ -117,7 +117,7 @@ def replay(probe: Probe, method: str, thresholds: Sequence[float], **params: Any
     with in_memory() as connection:
         connection.register("probe", probe.table)
         score_and_emitted = (score_sql, emitted_sql)
-        swept = _swept(connection, probe, score_and_emitted, all_parts[0].asked(probe.n_blocks), rules)
+        swept = _swept(connection, probe, score_and_emitted, all_parts[0].gate_blocks(probe.n_blocks), rules)
     return pa.table(
         {
             "threshold": pa.array(thresholds, pa.float64()),

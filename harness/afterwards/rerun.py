@@ -27,7 +27,7 @@ REPEATABLE = ("quality", "probe", "scores", "replay", "fit", "calibration")
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredAttempt:
     """A finished attempt to repeat; `cell` and `env` are its cell.json and env.json."""
 
     attempt: Attempt
@@ -36,7 +36,7 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RerunResult:
     """Result of a repetition.
 
     Attributes:
@@ -57,7 +57,7 @@ class Verdict:
         return self.status == "ok" and all(comparison.equal for comparison in self.compared)
 
 
-def find_stored(spool: Path, name: str) -> Stored:
+def find_stored(spool: Path, name: str) -> StoredAttempt:
     """Return the successful attempt with a name.
 
     Args:
@@ -76,18 +76,18 @@ def find_stored(spool: Path, name: str) -> Stored:
     if len(latest) > 1:
         raise UserError(f"{name!r} names {len(latest)} repeatable runs, one is needed:\n{runs.listing(latest)}")
     record = read_attempt(attempts[latest[0].attempt_id].path)
-    return Stored(record.attempt, record.cell, record.env)
+    return StoredAttempt(record.attempt, record.cell, record.env)
 
 
 def verify(
-    stored: Stored,
+    stored: StoredAttempt,
     spool: Path,
     repetitions: Path,
     folder: Path,
     data_dir: Path | None,
     threads: int,
     confirm_run_unsafe_code: bool = False,
-) -> Verdict:
+) -> RerunResult:
     """Run a stored cell again and compare.
 
     Args:
@@ -126,10 +126,10 @@ def verify(
     if status is None or status.attempt_id == item.seen:
         raise UserError(f"cell {item.cell.cell_id[:12]} was not run again.")
     compared = compare_attempts(stored.attempt.path, status.path) if status.status == "ok" else []
-    return Verdict(status.path, status.status, status.reason, tuple(compared))
+    return RerunResult(status.path, status.status, status.reason, tuple(compared))
 
 
-def find_checkpoint(stored: Stored, models: Path, logs: Path) -> Path:
+def find_checkpoint(stored: StoredAttempt, models: Path, logs: Path) -> Path:
     """Return the folder of the checkpoint with the stored weights, configuration and tokenizer.
 
     Args:
@@ -195,7 +195,7 @@ def _json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _item(stored: Stored, repetitions: Path, folder: Path, data_dir: Path | None) -> CellJob:
+def _item(stored: StoredAttempt, repetitions: Path, folder: Path, data_dir: Path | None) -> CellJob:
     """Rebuild the stored cell from the current code and data, as a job with the same identity.
 
     Raises:

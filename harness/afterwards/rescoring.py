@@ -39,7 +39,7 @@ class RescoreReport:
 
 
 @dataclass(frozen=True)
-class _Stored:
+class _AnsweredRun:
     """A finished attempt with answers; `cell` is its cell.json."""
 
     attempt_id: str
@@ -86,7 +86,7 @@ def rescore(
         UserError: A name matches nothing, or the spool cannot be written.
     """
     chosen = _select(list(_stored_answers(spool_root)), names)
-    scorer = _Scorer(spool_root, data_dir, confirm_run_unsafe_code)
+    scorer = _Rescorer(spool_root, data_dir, confirm_run_unsafe_code)
     problems: dict[str, list[str]] = {}
     to_do = []
     for stored in chosen:
@@ -96,23 +96,23 @@ def rescore(
         except UserError as error:
             problems.setdefault(str(error), []).append(stored.attempt_id)
     current = len(chosen) - len(to_do) - sum(map(len, problems.values()))
-    for done, stored in enumerate(to_do, start=1):
+    for n_done, stored in enumerate(to_do, start=1):
         try:
             scorer.score(stored)
         except UserError as error:
             problems.setdefault(str(error), []).append(stored.attempt_id)
-        progress(done, len(to_do))
+        progress(n_done, len(to_do))
     return RescoreReport(len(chosen) - current - sum(map(len, problems.values())), current, problems)
 
 
-def _stored_answers(spool_root: Path) -> Iterator[_Stored]:
+def _stored_answers(spool_root: Path) -> Iterator[_AnsweredRun]:
     """Yield the latest successful attempt of every quality cell."""
-    latest: dict[str, _Stored] = {}
+    latest: dict[str, _AnsweredRun] = {}
     for attempt in scan_spool(spool_root):
         if attempt.finished:
             cell, status = (_json(attempt.path / name) for name in ("cell.json", "status.json"))
             if cell.get("kind") == "quality" and status.get("status") == "ok":
-                latest[attempt.cell_id] = _Stored(attempt.attempt_id, attempt.path, cell)
+                latest[attempt.cell_id] = _AnsweredRun(attempt.attempt_id, attempt.path, cell)
     yield from latest.values()
 
 
@@ -125,7 +125,7 @@ def _json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _select(stored: Sequence[_Stored], names: Sequence[str]) -> list[_Stored]:
+def _select(stored: Sequence[_AnsweredRun], names: Sequence[str]) -> list[_AnsweredRun]:
     """Return the named runs, each once."""
     runs = RunIndex((attempt.run for attempt in stored), what="quality run")
     wanted: set[str] = set()
@@ -141,19 +141,19 @@ def _select(stored: Sequence[_Stored], names: Sequence[str]) -> list[_Stored]:
     return [attempt for attempt in stored if not names or attempt.attempt_id in wanted]
 
 
-class _Scorer:
+class _Rescorer:
     def __init__(self, spool_root: Path, data_dir: Path | None, confirm_run_unsafe_code: bool) -> None:
         self._spool_root, self._data_dir = spool_root, data_dir
         self._confirm_run_unsafe_code = confirm_run_unsafe_code
         self._load = cache(self._load_documents)
 
-    def is_current(self, stored: _Stored) -> bool:
+    def is_current(self, stored: _AnsweredRun) -> bool:
         """Return whether the run is scored under the task's current metric version."""
         version = stored.request.task_object.metric_version
         is_same_version = stored.cell["task"]["metric_version"] == version
         return is_same_version or is_rescored(self._spool_root, stored.attempt_id, version)
 
-    def score(self, stored: _Stored) -> None:
+    def score(self, stored: _AnsweredRun) -> None:
         """Score a run and write its scores into the spool."""
         task, record = stored.request.task_object, read_attempt(stored.path)
         rows = _rows(record, "samples")
@@ -174,7 +174,7 @@ class _Scorer:
         new = Rescore(stored.attempt_id, task.metric_version, pa.Table.from_pylist(samples), metrics)
         record_rescore(self._spool_root, new)
 
-    def _documents(self, stored: _Stored) -> Mapping[str, Document]:
+    def _documents(self, stored: _AnsweredRun) -> Mapping[str, Document]:
         """Return the documents that a run answered, by key, after comparing their digest with the stored one."""
         task = stored.cell["task"]
         request = stored.request

@@ -168,7 +168,7 @@ class Tuning:
                 rule="hoeffding-bentkus",
             )
             points = (Point((), type(method)()),)
-            location = self.task.where
+            location = self.task.location
             names = ((self.model.name,), (self.task.label,))
             entries.append(CalibrationEntry(location, *names, method.name, points, settings, self.documents))
         return replace(self._suite(self.task, []), calibrations=tuple(entries))
@@ -183,7 +183,9 @@ class Tuning:
 
     def _sweep(self, task: TaskEntry, method: Method, params: tuple[tuple[str, Any], ...], *kinds: Kind) -> Sweep:
         labels = (task.label,)
-        return Sweep(self.task.where, (self.model.name,), labels, method.name, (Point(params, method),), kinds, labels)
+        return Sweep(
+            self.task.location, (self.model.name,), labels, method.name, (Point(params, method),), kinds, labels
+        )
 
     def _suite(self, task: TaskEntry, sweeps: Sequence[Sweep]) -> Suite:
         named = {"name": "tune", "models": (self.model,), "tasks": (task,)}
@@ -291,13 +293,13 @@ class Choice:
 
     Attributes:
         rows: Result row of each candidate.
-        kept: Best candidate per method within the allowed loss, cheapest first, limited to the number of finalists.
+        finalists: Best candidate per method within the allowed loss, cheapest first, at most `Tuning.finalists`.
         depth: The cheapest static depth within the allowed loss, or None.
         is_shown: True if the interval's bound is within the allowed loss; False if only the point estimate is.
     """
 
     rows: tuple[tuple[Candidate, Row], ...]
-    kept: tuple[Candidate, ...]
+    finalists: tuple[Candidate, ...]
     depth: Candidate | None
     is_shown: bool
 

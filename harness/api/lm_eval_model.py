@@ -13,7 +13,7 @@ import torch
 from lm_eval.api.instance import Instance
 
 from exitbench.errors import UserError, suggestion
-from exitbench.harness.api.lm_eval_trace import MODEL, SEED, Told, watch_evaluations
+from exitbench.harness.api.lm_eval_trace import MODEL, SEED, RecordedAnswers, watch_evaluations
 from exitbench.harness.api.models import find_model
 from exitbench.harness.cells.cell import (
     ENGINES,
@@ -33,7 +33,7 @@ from exitbench.harness.engine.products.choosing import use_fastest
 from exitbench.harness.planning.plan import resolve_device, resolve_dtype
 from exitbench.harness.planning.suite import DTYPES
 from exitbench.harness.work.encoding import Encoding, reads_up_to
-from exitbench.harness.work.lm import Answer, EarlyExitLM
+from exitbench.harness.work.lm import DocumentAnswer, EarlyExitLM
 from exitbench.harness.work.scored_texts import ScoredText
 from exitbench.methods.base import Method
 from exitbench.methods.registry import get_method
@@ -100,25 +100,27 @@ _OF_LM_EVAL: Final = ("batch_size", "max_batch_size", "trust_remote_code")
 _CHOICES: Final = {"dtype": DTYPES, "engine": ENGINES, "first_token": FIRST_TOKENS, "scope": SCOPES}
 
 
-def read_arguments(given: Mapping[str, Any]) -> ModelArguments:
+def read_arguments(model_args: Mapping[str, Any]) -> ModelArguments:
     """Parse what lm-eval passes to a model: `model_args`, and batch size and device from its command line.
 
     Raises:
         UserError: An argument is not allowed; the message names it and the allowed values.
     """
-    if "pretrained" not in given:
+    if "pretrained" not in model_args:
         raise UserError(f"{MODEL}: pretrained is missing in model_args; it must be a checkpoint's folder, or hub:NAME.")
     values = {
-        name: _typed(name, given[name], kind) for name, kind in _ARGUMENT_TYPES.items() if given.get(name) is not None
+        name: _typed(name, model_args[name], kind)
+        for name, kind in _ARGUMENT_TYPES.items()
+        if model_args.get(name) is not None
     }
     for name, allowed in _CHOICES.items():
         if name in values and values[name] not in allowed:
             raise UserError(f"{MODEL}: {name} is {values[name]!r}.{suggestion(values[name], allowed)}")
-    if given.get("trust_remote_code"):
+    if model_args.get("trust_remote_code"):
         raise UserError(f"{MODEL}: trust_remote_code is never true: models are run by the engine's own code.")
     name = values.pop("method", "full")
     method = get_method(name, MODEL)
-    params = {key: value for key, value in given.items() if key not in _ARGUMENT_TYPES and key not in _OF_LM_EVAL}
+    params = {key: value for key, value in model_args.items() if key not in _ARGUMENT_TYPES and key not in _OF_LM_EVAL}
     parameters = {item.name for item in dataclasses.fields(method)}
     for key in params:
         if key not in parameters:
@@ -129,7 +131,7 @@ def read_arguments(given: Mapping[str, Any]) -> ModelArguments:
         raise UserError(
             f"{MODEL}: method {name!r} must be fitted first: run it in a suite (`exitbench run SUITE --kinds fit`)."
         )
-    rows = _rows(given.get("batch_size"), given.get("max_batch_size"))
+    rows = _rows(model_args.get("batch_size"), model_args.get("max_batch_size"))
     return ModelArguments(**cast(Any, {**values, "method": bound, "rows": rows, "params": params}))
 
 
@@ -169,15 +171,15 @@ class ExitBenchLM(EarlyExitLM):
 
     Attributes:
         dtype: Number format.
-        told: Requests and their answers, if exits are traced.
+        recorded: Requests and their answers, if exits are traced.
         splits: Split of each task under evaluation: ``test`` or ``validation``.
 
     Raises:
         UserError: An argument is not allowed, or the model or the method cannot be run.
     """
 
-    def __init__(self, **given: Any) -> None:
-        arguments = self.asked = read_arguments(given)
+    def __init__(self, **model_args: Any) -> None:
+        arguments = self.arguments = read_arguments(model_args)
         self.folder = find_model(arguments.pretrained, hub=arguments.hub)
         device = available_device(arguments.device)
         self.dtype = resolve_dtype(arguments.dtype, self.folder)
@@ -196,7 +198,7 @@ class ExitBenchLM(EarlyExitLM):
             parts,
             arguments.rows,
             functools.partial(seed_for, "decode", SEED),
-            lambda done: None,
+            lambda n_done: None,
             Encoding(tokenizer, checkpoint.kind, self.max_length),
             lambda request: self._keys[id(request)],
         )
@@ -205,14 +207,14 @@ class ExitBenchLM(EarlyExitLM):
         self.tokenizer_name = str(self.folder).replace("/", "__")
         self._generating, self._scoring = self.prompts, _scoring_prompts(tokenizer, arguments)
         self._keys: dict[int, str] = {}
-        self.told: Told = {}
+        self.recorded: RecordedAnswers = {}
         self.splits: dict[str, str] = {}
         watch_evaluations(self)
 
     @property
     def traces(self) -> bool:
         """True if exits are stored in a trace folder."""
-        return self.asked.trace is not None
+        return self.arguments.trace is not None
 
     def tok_decode(self, tokens: int | Sequence[int], skip_special_tokens: bool = True) -> str:
         """Decode token ids to text."""
@@ -234,7 +236,7 @@ class ExitBenchLM(EarlyExitLM):
 
     def get_model_info(self) -> dict[str, Any]:
         """Return the description of the model that lm-eval stores with its results."""
-        method, layers = self.asked.method, self._exit_layers()
+        method, layers = self.arguments.method, self._exit_layers()
         mean = sum(layers) / len(layers) if layers else None
         return {
             "model_dtype": f"torch.{self.dtype}",
@@ -251,7 +253,7 @@ class ExitBenchLM(EarlyExitLM):
     def _score(self, requests: list[Instance]) -> list[ScoredText]:
         if (reason := why_not(self.parts)) is not None:
             raise UserError(
-                f"{MODEL}: log-likelihoods cannot be had of method {self.asked.method.name!r}: it {reason}."
+                f"{MODEL}: log-likelihoods cannot be had of method {self.arguments.method.name!r}: it {reason}."
             )
         self.prompts = self._scoring
         with self._progress_shown(requests, "scoring", 0, is_quiet=False):
@@ -259,10 +261,10 @@ class ExitBenchLM(EarlyExitLM):
         self._keep(requests, scored)
         return scored
 
-    def _keep(self, requests: Sequence[Instance], answers: Sequence[Answer | ScoredText]) -> None:
+    def _keep(self, requests: Sequence[Instance], answers: Sequence[DocumentAnswer | ScoredText]) -> None:
         if self.traces:
             for request, answer in zip(requests, answers, strict=True):
-                self.told[request.task_name, request.doc_id, request.idx] = (request.args, answer)
+                self.recorded[request.task_name, request.doc_id, request.idx] = (request.args, answer)
 
     @contextmanager
     def _progress_shown(
@@ -275,9 +277,9 @@ class ExitBenchLM(EarlyExitLM):
             yield
             return
         with counting(what) as tell_done:
-            self.on_answers = lambda done: tell_done(min(max(0, done - before), total), total)
+            self.on_answers = lambda n_done: tell_done(min(max(0, n_done - before), total), total)
             yield
-        self.on_answers = lambda done: None
+        self.on_answers = lambda n_done: None
 
     def _exit_layers(self) -> list[int]:
         generated = [layer for answer in self.answers.values() for layer in answer.generation.exit_layers]

@@ -28,7 +28,7 @@ from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
 from exitbench.harness.training.recipe import recipe_names
 from exitbench.harness.work.kinds import work_of
-from exitbench.harness.work.lm import Answer, EarlyExitLM
+from exitbench.harness.work.lm import DocumentAnswer, EarlyExitLM
 from exitbench.harness.work.lm_eval_work import LmEvalWork
 from exitbench.harness.work.loaded import LoadedModel
 from exitbench.harness.work.scored_texts import ScoredText
@@ -49,7 +49,7 @@ SEED: Final = 0
 """Seed of decoding and of the trace's suite; random methods have a seed parameter of their own."""
 SUITE: Final = "lm-eval"
 
-Told = dict[tuple[str, int, int], tuple[tuple[Any, ...], Answer | ScoredText]]
+RecordedAnswers = dict[tuple[str, int, int], tuple[tuple[Any, ...], DocumentAnswer | ScoredText]]
 """Request arguments and answer by (task name, document id, request index)."""
 
 
@@ -69,7 +69,7 @@ class PlannedTrace:
     data_dir: Path
     confirmed: bool
 
-    def write(self, lm: ExitBenchLM, told: Told) -> None:
+    def write(self, lm: ExitBenchLM, answers: RecordedAnswers) -> None:
         """Write the cells from the answers; report cells that are left out instead of raising."""
         (group,) = self.plan.groups
         assert group.folder is not None, "the model has been loaded"
@@ -83,10 +83,10 @@ class PlannedTrace:
             items, folder, data, spool, str(self.plan.device), threads,
             plugins=plugins_folder(), confirm_run_unsafe_code=self.confirmed,
         )  # fmt: skip
-        model, method = LoadedModel(spec, lm.checkpoint), lm.asked.method.name
+        model, method = LoadedModel(spec, lm.checkpoint), lm.arguments.method.name
         # lm-eval did not request the full-depth baseline, so it is decoded rather than repeated.
-        model.wrap_lm = lambda item, inner: _Repeating(inner, told) if item.cell.method.name == method else inner
-        traced = tuple(item for item in items if _was_asked(model, item, told))
+        model.wrap_lm = lambda item, inner: _Repeating(inner, answers) if item.cell.method.name == method else inner
+        traced = tuple(item for item in items if _all_answered(model, item, answers))
         worker.run(replace(spec, cells=traced), _say_started, model)
         for item in traced:
             status = attempt_status(spool, item.cell.cell_id)
@@ -133,29 +133,31 @@ def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
         if lm is not arguments["lm"]:
             raise UserError(f"{MODEL}: trace needs every answer, use_cache (--use_cache) has some: use one of them.")
         trace = plan_trace(lm, arguments)
-        lm.told.clear()
+        lm.recorded.clear()
         results = function(*args, **kwargs)
-        trace.write(lm, lm.told)
+        trace.write(lm, lm.recorded)
         return results
 
     evaluate.watches = function  # type: ignore[attr-defined]
     return evaluate
 
 
-def plan_trace(lm: ExitBenchLM, asked: Mapping[str, Any]) -> PlannedTrace:
+def plan_trace(lm: ExitBenchLM, evaluate_arguments: Mapping[str, Any]) -> PlannedTrace:
     """Write lm-eval's upcoming evaluation as a suite, and plan it.
 
     Args:
         lm: The model.
-        asked: Arguments of lm-eval's `evaluate`.
+        evaluate_arguments: Arguments of lm-eval's `evaluate`.
 
     Raises:
         UserError: The evaluation cannot be expressed as a suite.
     """
-    arguments = lm.asked
-    assert arguments.trace is not None, "asked only where there is one"
+    arguments = lm.arguments
+    assert arguments.trace is not None, "called only if a trace is requested"
     folder = Path(arguments.trace)
-    text = suite_text(lm, {name: _task_table(lm, name, task, asked) for name, task in _tasks(asked).items()})
+    text = suite_text(
+        lm, {name: _task_table(lm, name, task, evaluate_arguments) for name, task in _tasks(evaluate_arguments).items()}
+    )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "suite.toml").write_text(text, encoding="utf-8")
@@ -164,7 +166,7 @@ def plan_trace(lm: ExitBenchLM, asked: Mapping[str, Any]) -> PlannedTrace:
     data_dir = Path(arguments.data_dir or ".")
     plan = make_plan(load_suite(folder / "suite.toml"), folder / "spool", folder / "models", data_dir)
     plan = with_verdicts(plan, "failed", folder, lambda number: None)
-    return PlannedTrace(folder, plan, data_dir, bool(asked["confirm_run_unsafe_code"]))
+    return PlannedTrace(folder, plan, data_dir, bool(evaluate_arguments["confirm_run_unsafe_code"]))
 
 
 def _tasks(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,7 +185,7 @@ def _split(task: Any) -> str:
 
 def suite_text(lm: ExitBenchLM, tasks: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the TOML text of a suite equivalent to the evaluation, for the same model."""
-    arguments = lm.asked
+    arguments = lm.arguments
     defaults = {
         "dtype": lm.dtype,
         "device": lm.checkpoint.model.device.type,
@@ -206,7 +208,7 @@ def suite_text(lm: ExitBenchLM, tasks: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _task_table(lm: ExitBenchLM, name: str, task: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ``[tasks.LABEL]`` values for an evaluated task; settings at the task's defaults are left out."""
-    config, include = task.config, lm.asked.include
+    config, include = task.config, lm.arguments.include
     if arguments["samples"] is not None:
         raise UserError(f"{MODEL}: trace goes with limit, not with samples, which suites do not have.")
     if name not in catalogue(include):
@@ -223,10 +225,10 @@ def _task_table(lm: ExitBenchLM, name: str, task: Any, arguments: Mapping[str, A
     if task.OUTPUT_TYPE == "generate_until":
         gen_kwargs = dict(config.generation_kwargs or {})
         table |= {"gen_kwargs": changed} if (changed := _changed(default_task.generation_kwargs, gen_kwargs)) else {}
-    elif lm.asked.scope != "token":
-        table["scope"] = lm.asked.scope
-    if lm.asked.first_token is not None:
-        table["first_token"] = lm.asked.first_token
+    elif lm.arguments.scope != "token":
+        table["scope"] = lm.arguments.scope
+    if lm.arguments.first_token is not None:
+        table["first_token"] = lm.arguments.first_token
     return table | _chat(arguments)
 
 
@@ -268,7 +270,7 @@ def _say_started(event: Mapping[str, Any]) -> None:
         tell(f"trace: {event['label']}")
 
 
-def _was_asked(model: LoadedModel, item: CellJob, answers: Told) -> bool:
+def _all_answered(model: LoadedModel, item: CellJob, answers: RecordedAnswers) -> bool:
     """Return whether lm-eval sent all requests of a cell; print a message if not."""
     work = work_of(model, item)
     assert isinstance(work, LmEvalWork), "a trace is of lm-eval's tasks"
@@ -282,18 +284,18 @@ def _was_asked(model: LoadedModel, item: CellJob, answers: Told) -> bool:
 class _Repeating(EarlyExitLM):
     """Model that repeats stored answers instead of decoding."""
 
-    def __init__(self, lm: EarlyExitLM, answers: Told) -> None:
+    def __init__(self, lm: EarlyExitLM, answers: RecordedAnswers) -> None:
         super().__init__(
             lm.checkpoint, lm.prompts, lm.parts, lm.rows, lm.seed_of, lm.on_answers, lm.encoding, lm.key_of
         )
-        self._told = answers
+        self._recorded = answers
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return the stored texts."""
         texts = []
         for request in requests:
-            answer = _stored_answer(self._told, request)
-            assert isinstance(answer, Answer), "asked before"
+            answer = _stored_answer(self._recorded, request)
+            assert isinstance(answer, DocumentAnswer), "`_all_answered` has checked it"
             self.answers[self.key_of(request)] = answer
             texts.append(answer.text)
         self.on_answers(len(self.answers))
@@ -302,15 +304,15 @@ class _Repeating(EarlyExitLM):
     def _score(self, requests: list[Instance]) -> list[ScoredText]:
         texts_by_key: dict[str, dict[int, ScoredText]] = {}
         for request in requests:
-            scored = _stored_answer(self._told, request)
-            assert isinstance(scored, ScoredText), "asked before"
+            scored = _stored_answer(self._recorded, request)
+            assert isinstance(scored, ScoredText), "`_all_answered` has checked it"
             texts_by_key.setdefault(self.key_of(request), {})[request.idx] = scored
         self.scored |= {key: [texts[index] for index in sorted(texts)] for key, texts in texts_by_key.items()}
         self.on_answers(len(self.scored))
         return [texts_by_key[self.key_of(request)][request.idx] for request in requests]
 
 
-def _stored_answer(answers: Told, request: Instance) -> Answer | ScoredText | None:
+def _stored_answer(answers: RecordedAnswers, request: Instance) -> DocumentAnswer | ScoredText | None:
     """Return the stored answer to the same request, or None."""
     args, answer = answers.get((request.task_name, request.doc_id, request.idx), (None, None))
     return answer if args == request.args else None

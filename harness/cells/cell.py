@@ -170,8 +170,8 @@ class GenerationSettings:
 
     def to_json(self) -> dict[str, Any]:
         """Return the budget, the stop strings and all other settings that are not None: the part of an identity."""
-        asked = {name: value for name, value in asdict(self).items() if value is not None}
-        return {**asked, "stop": list(self.stop)}
+        settings = {name: value for name, value in asdict(self).items() if value is not None}
+        return {**settings, "stop": list(self.stop)}
 
 
 @dataclass(frozen=True)
@@ -322,7 +322,7 @@ class Cell:
     @cached_property
     def identity(self) -> dict[str, Any]:
         """The content that is hashed to the cell's id."""
-        asked: dict[str, Any] = {
+        content: dict[str, Any] = {
             "id_version": ID_VERSION,
             "kind": self.kind,
             "method": {
@@ -351,21 +351,21 @@ class Cell:
             "seed": self.seed,
         }
         if self.timing is not None:
-            asked["timing"] = self.timing.to_json()
+            content["timing"] = self.timing.to_json()
         if self.calibration is not None:
-            asked["calibration"] = {**asdict(self.calibration), "levels": list(self.calibration.levels)}
+            content["calibration"] = {**asdict(self.calibration), "levels": list(self.calibration.levels)}
         if self.record is not None:
-            asked["record"] = {**asdict(self.record), "what": list(self.record.what)}
+            content["record"] = {**asdict(self.record), "what": list(self.record.what)}
         if self.engine != "lean":  # left out at its default, like every later setting, so that existing ids stay valid
-            asked["engine"] = self.engine
+            content["engine"] = self.engine
         if self.device_map is not None:
-            asked["device_map"] = [list(share) for share in self.device_map]
+            content["device_map"] = [list(share) for share in self.device_map]
         if self.head_precision != "exact":
-            asked["head_precision"] = self.head_precision
+            content["head_precision"] = self.head_precision
         for name in ("batch_rows", *INPUTS):
             if (value := getattr(self, name)) is not None:
-                asked[name] = value
-        return asked
+                content[name] = value
+        return content
 
     @cached_property
     def cell_id(self) -> str:

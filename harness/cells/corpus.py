@@ -140,10 +140,10 @@ def _read(cache: Path) -> dict[str, Any]:
     return stored if usable else {}
 
 
-def _write(cache: Path, known: Mapping[str, Any]) -> bool:
+def _write(cache: Path, descriptions: Mapping[str, Any]) -> bool:
     """Write the descriptions; return False if the folder does not exist or cannot be written."""
     try:
-        write_whole_file(cache, json.dumps(known, indent=1))
+        write_whole_file(cache, json.dumps(descriptions, indent=1))
     except OSError:
         return False
     return True

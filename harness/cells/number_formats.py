@@ -6,7 +6,7 @@ from exitbench.errors import UserError
 from exitbench.harness.cells.cell import EngineName
 
 
-def check_format(where: Path | str, dtype: str, engine: EngineName) -> None:
+def check_format(location: Path | str, dtype: str, engine: EngineName) -> None:
     """Check that an engine supports a number format.
 
     Raises:
@@ -14,6 +14,6 @@ def check_format(where: Path | str, dtype: str, engine: EngineName) -> None:
     """
     if dtype == "int8" and engine == "hosted":
         raise UserError(
-            f'{where}: dtype = "int8" is of the lean engine, and this model is run by the hosted one. Allowed: '
+            f'{location}: dtype = "int8" is of the lean engine, and this model is run by the hosted one. Allowed: '
             '"float32", "bfloat16", "float16" and "auto".'
         )

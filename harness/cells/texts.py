@@ -71,28 +71,30 @@ class TextEncoding:
         return cut
 
 
-def label_places(task: str, asked: Sequence[str] | None, has: Sequence[str]) -> tuple[int, ...]:
+def label_places(task: str, wanted_labels: Sequence[str] | None, labels: Sequence[str]) -> tuple[int, ...]:
     """Return the index among a task's labels of each of a model's: by name if the names agree, else in order.
 
     Args:
         task: Name of the task.
-        asked: Labels of the task; None for a regression.
-        has: Labels of the checkpoint; one for a regression.
+        wanted_labels: Labels of the task; None for a regression.
+        labels: Labels of the checkpoint; one for a regression.
 
     Raises:
         UserError: Their numbers differ.
     """
-    wanted = 1 if asked is None else len(asked)
-    if len(has) != wanted:
-        what = "a number (regression)" if asked is None else f"one of {wanted} labels ({', '.join(asked)})"
-        gives = "a number (regression)" if len(has) == 1 else f"one of {len(has)} labels ({', '.join(has)})"
+    wanted = 1 if wanted_labels is None else len(wanted_labels)
+    if len(labels) != wanted:
+        what = (
+            "a number (regression)" if wanted_labels is None else f"one of {wanted} labels ({', '.join(wanted_labels)})"
+        )
+        gives = "a number (regression)" if len(labels) == 1 else f"one of {len(labels)} labels ({', '.join(labels)})"
         raise UserError(
             f"{task!r} asks for {what}, and the model gives {gives}; allowed: a model trained for the task."
         )
-    if asked is None:
+    if wanted_labels is None:
         return (0,)
-    names = [name.casefold() for name in asked]
-    model_names = [name.casefold() for name in has]
+    names = [name.casefold() for name in wanted_labels]
+    model_names = [name.casefold() for name in labels]
     return (
         tuple(names.index(name) for name in model_names)
         if sorted(names) == sorted(model_names)

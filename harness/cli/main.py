@@ -110,21 +110,21 @@ def console() -> NoReturn:
     os._exit(code)
 
 
-def parsed(given: Sequence[str]) -> argparse.Namespace:
+def parsed(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line.
 
     Raises:
         UserError: The command or an argument is invalid.
     """
-    if len(given) > 1 and given[0] == HANDED_OVER and given[1] not in ("-h", "--help"):
+    if len(argv) > 1 and argv[0] == HANDED_OVER and argv[1] not in ("-h", "--help"):
         # All other arguments are lm-eval's; argparse would parse those that look like options.
-        return argparse.Namespace(command="lm_eval:lm_eval", arguments=list(given[1:]))
+        return argparse.Namespace(command="lm_eval:lm_eval", arguments=list(argv[1:]))
     program, listed = whole_parser()
-    if not given or given[0] == "help":
-        return argparse.Namespace(command="help:print_help", program=program, words=list(given[1:]))
-    if not given[0].startswith("-") and given[0] not in program.commands:
-        raise UserError(f"there is no command {given[0]!r}.{suggestion(given[0], listed)}")
-    return program.parse_args(given)
+    if not argv or argv[0] == "help":
+        return argparse.Namespace(command="help:print_help", program=program, words=list(argv[1:]))
+    if not argv[0].startswith("-") and argv[0] not in program.commands:
+        raise UserError(f"there is no command {argv[0]!r}.{suggestion(argv[0], listed)}")
+    return program.parse_args(argv)
 
 
 def whole_parser() -> "tuple[Overview, list[str]]":

@@ -33,7 +33,7 @@ from exitbench.methods.base import Method
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ConformanceResult:
     """Result of a method's conformance checks.
 
     Attributes:
@@ -58,7 +58,7 @@ class Verdict:
         return {"verdict": word, "problems": list(self.problems), "checked": self.checked}
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Verdict:
+    def from_json(cls, record: Mapping[str, Any]) -> ConformanceResult:
         """Parse a record written by `to_json`.
 
         Raises:
@@ -67,10 +67,10 @@ class Verdict:
         problems = record["problems"]
         if not (isinstance(problems, list) and all(isinstance(problem, str) for problem in problems)):
             raise TypeError(f"problems are a list of texts, not {problems!r}")
-        made = cls(tuple(problems), str(record["checked"]))
-        if record["verdict"] != ("conforms" if made.conforms else "fails"):
+        result = cls(tuple(problems), str(record["checked"]))
+        if record["verdict"] != ("conforms" if result.conforms else "fails"):
             raise ValueError(f"{record['verdict']!r} with {len(problems)} problems")
-        return made
+        return result
 
 
 @cache
@@ -82,7 +82,7 @@ def checks_version() -> str:
     return f"{__version__}-{digest.hexdigest()[:12]}"
 
 
-__all__ = ["USUAL", "Shape", "Verdict", "examine"]
+__all__ = ["USUAL", "ConformanceResult", "Shape", "examine"]
 
 _CHECKS: Final[tuple[Callable[[Trial], Iterator[str]], ...]] = (
     thresholds,
@@ -96,7 +96,7 @@ _CHECKS: Final[tuple[Callable[[Trial], Iterator[str]], ...]] = (
 )
 
 
-def examine(method: Method, shape: Shape = USUAL) -> Verdict:
+def examine(method: Method, shape: Shape = USUAL) -> ConformanceResult:
     """Check every contract; an error ends the trial, since later checks would not be meaningful.
 
     Args:
@@ -112,12 +112,12 @@ def examine(method: Method, shape: Shape = USUAL) -> Verdict:
     except Breach as breach:
         problems.append(str(breach))
     except Exception as error:
-        problems.append(f"{type(error).__name__}: {' '.join(str(error).split())}{_where(error, method)}")
-    return Verdict(tuple(problems), checks_version())
+        problems.append(f"{type(error).__name__}: {' '.join(str(error).split())}{_traceback_line(error, method)}")
+    return ConformanceResult(tuple(problems), checks_version())
 
 
-def _where(error: Exception, method: Method) -> str:
+def _traceback_line(error: Exception, method: Method) -> str:
     """Return the innermost line of the method's own file in an error's traceback."""
-    own = inspect.getfile(type(method))
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
-    return f" ({Path(own).name}, line {lines[-1]})" if lines else ""
+    source_file = inspect.getfile(type(method))
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == source_file]
+    return f" ({Path(source_file).name}, line {lines[-1]})" if lines else ""

@@ -67,8 +67,8 @@ def uncounted(checkpoint: Checkpoint, parts: Parts, prompt: Sequence[int], exit_
     if parts.kv_policy.verifies:
         parts = dataclasses.replace(parts, kv_policy=KV_POLICIES["sync-parallel"])
     if parts.gate.looks_ahead:
-        parts = dataclasses.replace(parts, gate=_Known())
-    first = min([*parts.asked(model.n_blocks), model.n_blocks])
+        parts = dataclasses.replace(parts, gate=_FixedExits())
+    first = min([*parts.gate_blocks(model.n_blocks), model.n_blocks])
     if not parts.reads_skipped:  # all tokens exit at the first block, so that later ones have nothing to read
         exit_layers = [first]
     for exit_layer in exit_layers:
@@ -87,15 +87,15 @@ def uncounted(checkpoint: Checkpoint, parts: Parts, prompt: Sequence[int], exit_
         source = len(prompt) if state is None else 0
         places = [TokenPlace(before + position, source) for position in range(1, _FED + 2)]
         costs = [answer_cost(model, at, records[:n], places[:n]).matmul_flops for n in (_FED, _FED + 1)]
-        said, seen = costs[1] - costs[0], counter.flops
-        if records[-1].exit_layer != exit_layer or abs(said - seen) > _TOLERANCE * seen:
+        declared_flops, counted_flops = costs[1] - costs[0], counter.flops
+        if records[-1].exit_layer != exit_layer or abs(declared_flops - counted_flops) > _TOLERANCE * counted_flops:
             yield (
-                f"cost() declares {said:,.0f} FLOPs of matrix products for a token that leaves after block "
-                f"{exit_layer}, where {seen:,.0f} are counted"
+                f"cost() declares {declared_flops:,.0f} FLOPs of matrix products for a token that leaves after block "
+                f"{exit_layer}, where {counted_flops:,.0f} are counted"
             )
 
 
-class _Known(Always):
+class _FixedExits(Always):
     """Gate with predetermined exits, which computes nothing: `_From` holds each token's decision."""
 
     decides = True
@@ -122,10 +122,10 @@ class _Products(_Watching):  # type: ignore[no-untyped-call]
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
-        out = func(*args, **kwargs)
+        output = func(*args, **kwargs)
         if formula is not None:
-            self.flops += formula(*args, **kwargs, out_val=out)
-        return out
+            self.flops += formula(*args, **kwargs, out_val=output)
+        return output
 
 
 class _Worked(_Watching):  # type: ignore[no-untyped-call]
@@ -142,8 +142,8 @@ class _Worked(_Watching):  # type: ignore[no-untyped-call]
 
 def _forgotten(trial: Trial) -> Iterator[str]:
     """Yield a problem if a gate computes from a row's state or logits but declares no cost."""
-    gate, asked = trial.plain.gate, trial.asked
-    if gate.looks_ahead or not asked or gate.cost(trial.model, asked) != Cost():
+    gate, gate_blocks = trial.plain.gate, trial.gate_blocks
+    if gate.looks_ahead or not gate_blocks or gate.cost(trial.model, gate_blocks) != Cost():
         return
     counted = _Counted(gate)
     score_states(dataclasses.replace(trial.plain, gate=counted), trial.model, trial.states_LND[:, :1])

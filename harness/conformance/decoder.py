@@ -24,10 +24,21 @@ from exitbench.harness.engine.decoding.probe import states_of
 from exitbench.harness.engine.model.exit_heads import ExitHeads
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.engine.model.weights import Architecture, BlockWeights, Linear, Weights
-from exitbench.methods.base import BlockView, Cost, FitData, Gate, Head, Method, Model, Parts, Reading, argmax_token
+from exitbench.methods.base import (
+    BlockView,
+    Cost,
+    FitData,
+    Gate,
+    Head,
+    Method,
+    ModelInterface,
+    Parts,
+    Reading,
+    argmax_token,
+)
 from exitbench.methods.offline import score_states
 
-Kept = list[tuple[str, Tensor, Tensor]]
+TensorSnapshots = list[tuple[str, Tensor, Tensor]]
 """Tensors passed to a method: (name, tensor, copy from before the call)."""
 
 
@@ -37,12 +48,12 @@ class Breach(Exception):
 
 def watched(parts: Parts) -> Parts:
     """Return equivalent parts that raise Breach if a score is invalid or an input tensor is modified."""
-    read: Kept = []
+    read: TensorSnapshots = []
     return dataclasses.replace(parts, gate=_watched_gate(parts.gate, read), head=_watched_head(parts.head, read))
 
 
-def _watched_gate(gate: Gate, read: Kept) -> Gate:
-    class Watched(Gate):
+def _watched_gate(gate: Gate, read: TensorSnapshots) -> Gate:
+    class MonitoredGate(Gate):
         needs_history = gate.needs_history
         looks_ahead = gate.looks_ahead
 
@@ -51,33 +62,33 @@ def _watched_gate(gate: Gate, read: Kept) -> Gate:
             return gate.chooses_from_logits
 
         def score(self, view: BlockView) -> Tensor:
-            shown = _shown(view)
+            snapshots = _snapshot(view)
             read.clear()
             score_A = gate.score(view)
             _check_score(score_A, view)
-            _check_unchanged("score()", view, [*shown, *read])
+            _check_unchanged("score()", view, [*snapshots, *read])
             return score_A
 
         def choose(self, view: BlockView) -> Tensor:
-            shown = _shown(view)
+            snapshots = _snapshot(view)
             token_A = gate.choose(view)
             _check_shape("choose() must return one token a row", token_A, len(view.positions_A))
-            _check_unchanged("choose()", view, shown)
+            _check_unchanged("choose()", view, snapshots)
             return token_A
 
-        def score_sql(self, asked: Sequence[int]) -> str | None:
-            return gate.score_sql(asked)
+        def score_sql(self, gate_blocks: Sequence[int]) -> str | None:
+            return gate.score_sql(gate_blocks)
 
-        def cost(self, model: Model, asked: Sequence[int]) -> Cost:
-            return gate.cost(model, asked)
+        def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
+            return gate.cost(model, gate_blocks)
 
-    return Watched()
+    return MonitoredGate()
 
 
-def _watched_head(head: Head, read: Kept) -> Head:
+def _watched_head(head: Head, read: TensorSnapshots) -> Head:
     """Return a head that records its logits, which the gate receives while it scores."""
 
-    class Watched(Head):
+    class MonitoredHead(Head):
         reads_vocabulary = head.reads_vocabulary
 
         def read(self, view: BlockView) -> Reading:
@@ -90,10 +101,10 @@ def _watched_head(head: Head, read: Kept) -> Head:
             read.append((f"view.earlier_logits({block})", logits_AK, logits_AK.clone()))
             return logits_AK
 
-        def cost(self, model: Model, rows: float) -> Cost:
+        def cost(self, model: ModelInterface, rows: float) -> Cost:
             return head.cost(model, rows)
 
-    return Watched()
+    return MonitoredHead()
 
 
 def _check_score(score_A: object, view: BlockView) -> None:
@@ -118,14 +129,14 @@ def _check_shape(rule: str, value: object, n_rows: int) -> None:
         raise Breach(f"{rule}: [A] = [{n_rows}], got {list(value.shape)}")
 
 
-def _check_unchanged(by: str, view: BlockView, shown: Kept) -> None:
-    now = {name: tensor for name, tensor, _ in _shown(view)}
-    for name, tensor, before in shown:
+def _check_unchanged(by: str, view: BlockView, snapshots: TensorSnapshots) -> None:
+    now = {name: tensor for name, tensor, _ in _snapshot(view)}
+    for name, tensor, before in snapshots:
         if now.get(name, tensor) is not tensor or not torch.equal(tensor, before):
             raise Breach(f"{by} changes {name} at block {view.block}: what it is shown is not its own")
 
 
-def _shown(view: BlockView) -> Kept:
+def _snapshot(view: BlockView) -> TensorSnapshots:
     """Return copies of the view's tensors, which later readers of the view receive too."""
     tensors = {"view.hidden_AD": view.hidden_AD, "view.previous_score_A": view.previous_score_A}
     tensors |= {"view.ahead_LAD": view.ahead_LAD}
@@ -166,19 +177,19 @@ class Trial:
         self.parts = watched(self.plain)
 
     @property
-    def asked(self) -> list[int]:
+    def gate_blocks(self) -> list[int]:
         """Blocks at which the gate is evaluated."""
-        return self.plain.asked(self.n_blocks)
+        return self.plain.gate_blocks(self.n_blocks)
 
     @property
     def first_exit(self) -> int:
         """Earliest block after which a token can exit."""
-        return min([*self.asked, self.n_blocks])
+        return min([*self.gate_blocks, self.n_blocks])
 
     def fresh(self) -> Parts:
         """Return new parts built from the written parameters, as in another process."""
-        made = type(self.method).from_params(self.method.params()).bound_to(self.model.exit_blocks)
-        return watched(made.parts(self.n_blocks, self.fitted))
+        method = type(self.method).from_params(self.method.params()).bound_to(self.model.exit_blocks)
+        return watched(method.parts(self.n_blocks, self.fitted))
 
     def answers(self, parts: Parts, prompts: list[list[int]] = PROMPTS, first_seed: int = 0) -> list[Generation]:
         """Return the method's answers to prompts decoded as one batch."""
@@ -232,14 +243,14 @@ def random_checkpoint(shape: Shape, strength: float = 1.0) -> Checkpoint:
     generator = torch.Generator().manual_seed(3)
     strength *= (6 / shape.n_blocks) ** 0.5
 
-    def linear(out: int, width: int, scale: float = 1.0) -> Linear:
-        return Linear(torch.randn(out, width, generator=generator) * (scale * width**-0.5))
+    def linear(n_outputs: int, width: int, scale: float = 1.0) -> Linear:
+        return Linear(torch.randn(n_outputs, width, generator=generator) * (scale * width**-0.5))
 
     def block() -> BlockWeights:
-        qkv, out = linear(3 * WIDTH, WIDTH), linear(WIDTH, WIDTH, strength)
+        qkv, output = linear(3 * WIDTH, WIDTH), linear(WIDTH, WIDTH, strength)
         up, down = linear(2 * WIDTH, WIDTH), linear(WIDTH, 2 * WIDTH, strength)
         cross = (linear(WIDTH, WIDTH), linear(2 * WIDTH, WIDTH), linear(WIDTH, WIDTH, strength))
-        return BlockWeights(qkv, out, up, down, *cross)
+        return BlockWeights(qkv, output, up, down, *cross)
 
     arch = Architecture(
         vocab_size=VOCABULARY,

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
-from exitbench.harness.conformance import Verdict, checks_version
+from exitbench.harness.conformance import ConformanceResult, checks_version
 from exitbench.harness.processes.lifeline import end_with, end_with_starting_thread
 
 TIMEOUT_S = 120.0
@@ -25,7 +25,7 @@ TIMEOUT_S = 120.0
 _READY = "ready"
 
 
-def examine_apart(settings: Sequence[Mapping[str, Any]], timeout_s: float = TIMEOUT_S) -> list[Verdict]:
+def examine_apart(settings: Sequence[Mapping[str, Any]], timeout_s: float = TIMEOUT_S) -> list[ConformanceResult]:
     """Return a verdict for every setting.
 
     A setting that hangs or ends its process fails, and so do all later settings of that method, without being checked.
@@ -34,14 +34,14 @@ def examine_apart(settings: Sequence[Mapping[str, Any]], timeout_s: float = TIME
         settings: Each with ``name`` and ``params`` of the method, ``n_blocks`` and ``exit_blocks`` of the model.
         timeout_s: Seconds allowed per setting.
     """
-    verdicts: list[Verdict] = []
+    verdicts: list[ConformanceResult] = []
     ended: dict[str, str] = {}  # methods that ended their process, and how
     while len(verdicts) < len(settings):
-        rest = settings[len(verdicts) :]
-        if why := ended.get(rest[0]["name"]):
-            verdicts.append(Verdict((why,), checks_version()))
+        remaining = settings[len(verdicts) :]
+        if why := ended.get(remaining[0]["name"]):
+            verdicts.append(ConformanceResult((why,), checks_version()))
             continue
-        child = _Child(rest, timeout_s)
+        child = _Child(remaining, timeout_s)
         try:
             verdicts += child.verdicts()
         finally:
@@ -76,7 +76,7 @@ class _Child:
         except BrokenPipeError:  # died already; the exit code gives the reason
             pass
 
-    def verdicts(self) -> Iterator[Verdict]:
+    def verdicts(self) -> Iterator[ConformanceResult]:
         """Yield verdicts as they arrive; if they end too early, `why` has the reason."""
         lines = _lines(self._read_end, self._timeout_s)
         try:
@@ -84,7 +84,7 @@ class _Child:
                 self.why = f"importing the methods {self._ended()}"
                 return
             for line in lines:
-                yield Verdict.from_json(json.loads(line))
+                yield ConformanceResult.from_json(json.loads(line))
         except TimeoutError:
             self.why = f"hangs: no answer within {self._timeout_s:g} s"
             return
@@ -113,14 +113,14 @@ def _lines(read_end: int, timeout_s: float) -> Iterator[str]:
     Raises:
         TimeoutError: A line takes longer than allowed.
     """
-    held, deadline = b"", time.monotonic() + max(timeout_s, TIMEOUT_S)
+    buffer, deadline = b"", time.monotonic() + max(timeout_s, TIMEOUT_S)
     while True:
         if not select.select([read_end], [], [], max(0.0, deadline - time.monotonic()))[0]:
             raise TimeoutError
         if not (piece := os.read(read_end, 65536)):
             return
-        *whole, held = (held + piece).split(b"\n")
-        for line in whole:
+        *complete, buffer = (buffer + piece).split(b"\n")
+        for line in complete:
             yield line.decode(errors="replace")
             deadline = time.monotonic() + timeout_s
 
@@ -136,15 +136,15 @@ def _main(settings: IO[str], verdicts: IO[str], lifeline: int) -> None:
     from exitbench.methods.registry import get_method
 
     torch.set_num_threads(1)
-    asked = json.load(settings)
+    requests = json.load(settings)
     print(_READY, file=verdicts, flush=True)
-    for one in asked:
+    for request in requests:
         try:
-            method = get_method(one["name"]).from_params(one["params"])
-            found = examine(method, Shape(one["n_blocks"], tuple(one["exit_blocks"])))
+            method = get_method(request["name"]).from_params(request["params"])
+            result = examine(method, Shape(request["n_blocks"], tuple(request["exit_blocks"])))
         except Exception as error:  # the method cannot even be built
-            found = Verdict((f"{type(error).__name__}: {error}",), checks_version())
-        print(json.dumps(found.to_json()), file=verdicts, flush=True)
+            result = ConformanceResult((f"{type(error).__name__}: {error}",), checks_version())
+        print(json.dumps(result.to_json()), file=verdicts, flush=True)
 
 
 if __name__ == "__main__":

@@ -40,8 +40,8 @@ def same_again(trial: Trial) -> Iterator[str]:
     for times in range(1, _SEVERAL + 1):
         for position in range(times):  # with a single row, so that counters kept by the gate would differ
             score_states(trial.parts, trial.model, trial.states_LND[:, :1], position=position + 1, seeds_N=[0])
-        again_LN, _ = trial.scored(trial.parts)
-        if not _equal(first_LN, again_LN):
+        repeated_LN, _ = trial.scored(trial.parts)
+        if not _equal(first_LN, repeated_LN):
             yield "score() gives other numbers for the same input when asked again: something is kept between calls"
             return
     if not _equal(first_LN, trial.scored(trial.fresh())[0]):
@@ -66,19 +66,19 @@ def depth_follows_threshold(trial: Trial) -> Iterator[str]:
     scores_LN = trial.scored(trial.parts)[0]
     reads = [trial.scored(parts)[0] if _gate_reads_threshold(trial.method) else scores_LN for parts in swept]
     depths = [
-        float(exit_layers(trial, parts, own_LN).double().mean()) for parts, own_LN in zip(swept, reads, strict=True)
+        float(exit_layers(trial, parts, swept_LN).double().mean()) for parts, swept_LN in zip(swept, reads, strict=True)
     ]
-    shown = f"from {low:g} to {high:g}"
+    span = f"from {low:g} to {high:g}"
     if min(depths) == trial.n_blocks:
         scores = scores_LN[~scores_LN.isnan()]
         yield (
-            f"no token leaves early at any threshold {shown}: scores are {float(scores.min()):.3g} to "
+            f"no token leaves early at any threshold {span}: scores are {float(scores.min()):.3g} to "
             f"{float(scores.max()):.3g}, and a token leaves where the score is above the threshold"
         )
     elif max(depths) == trial.first_exit:
-        yield f"every token leaves at block {trial.first_exit} at any threshold {shown}"
+        yield f"every token leaves at block {trial.first_exit} at any threshold {span}"
     elif depths not in (sorted(depths), sorted(depths, reverse=True)):
-        yield f"the depth both rises and falls with the threshold {shown}: {', '.join(f'{d:.2f}' for d in depths)}"
+        yield f"the depth both rises and falls with the threshold {span}: {', '.join(f'{d:.2f}' for d in depths)}"
 
 
 def direction(trial: Trial) -> Iterator[str]:
@@ -120,9 +120,9 @@ def _gate_reads_threshold(method: Method) -> bool:
     return "threshold" in method.score_params()
 
 
-def _same_rule(trial: Trial, one: Parts, other: Parts) -> bool:
-    places = [(block, position, MAX_NEW_TOKENS) for block in trial.asked for position in (1, 2)]
-    same = all(one.threshold.value(*place) == other.threshold.value(*place) for place in places)
+def _same_rule(trial: Trial, first: Parts, second: Parts) -> bool:
+    places = [(block, position, MAX_NEW_TOKENS) for block in trial.gate_blocks for position in (1, 2)]
+    same = all(first.threshold.value(*place) == second.threshold.value(*place) for place in places)
     return same and not _gate_reads_threshold(trial.method)
 
 
@@ -131,14 +131,14 @@ def exit_layers(trial: Trial, parts: Parts, scores_LN: Tensor) -> Tensor:
     leaves_LN = torch.zeros(scores_LN.shape, dtype=torch.bool)
     leaves_LN[-1] = True
     for position, at_N in trial.positions():
-        for block in trial.asked:
+        for block in trial.gate_blocks:
             level = parts.threshold.value(block, position, MAX_NEW_TOKENS)
             leaves_LN[block - 1, at_N] = scores_LN[block - 1, at_N] > level
     return 1 + leaves_LN.int().argmax(0)
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return torch.allclose(one, other, atol=_TOLERANCE, equal_nan=True)
+def _equal(first: Tensor, second: Tensor) -> bool:
+    return torch.allclose(first, second, atol=_TOLERANCE, equal_nan=True)
 
 
 def thresholds(trial: Trial) -> Iterator[str]:
@@ -187,8 +187,8 @@ _BORDERLINE = 0.05
 
 def replays(trial: Trial) -> Iterator[str]:
     """Check that scores and exit layers recomputed in SQL from a probe equal the gate's on the same hidden states."""
-    score_sql, asked = trial.parts.score_sql(trial.n_blocks), trial.asked
-    if score_sql is None or not asked:
+    score_sql, gate_blocks = trial.parts.score_sql(trial.n_blocks), trial.gate_blocks
+    if score_sql is None or not gate_blocks:
         return
     rule = trial.parts.exit_layer_sql(trial.n_blocks, MAX_NEW_TOKENS, score_sql)
     keys = [f"{row:03}" for row in range(len(ANSWERS))]
@@ -196,23 +196,23 @@ def replays(trial: Trial) -> Iterator[str]:
         connection.register("probe", probe_table(trial.checkpoint, keys, ANSWERED, ANSWERS))
         try:
             rows = connection.execute(
-                f"SELECT list_transform({asked}::INTEGER[], lambda l: ({score_sql})::FLOAT), {rule} "
+                f"SELECT list_transform({gate_blocks}::INTEGER[], lambda l: ({score_sql})::FLOAT), {rule} "
                 "FROM probe ORDER BY doc_key, position"
             ).fetchall()
         except duckdb.Error as error:
-            told = str(error).partition("\n")[0]
-            yield f"score_sql() = {score_sql!r} cannot be computed over a probe: {told}"
+            message = str(error).partition("\n")[0]
+            yield f"score_sql() = {score_sql!r} cannot be computed over a probe: {message}"
             return
     scores_LN, _ = trial.scored(trial.parts)
-    for place, block in enumerate(asked):
-        said_N = torch.tensor([float("nan") if row[0][place] is None else row[0][place] for row in rows])
-        wrong_N = ~torch.isclose(said_N, scores_LN[block - 1], rtol=_SQL_TOLERANCE, atol=_SQL_TOLERANCE)
+    for place, block in enumerate(gate_blocks):
+        sql_N = torch.tensor([float("nan") if row[0][place] is None else row[0][place] for row in rows])
+        wrong_N = ~torch.isclose(sql_N, scores_LN[block - 1], rtol=_SQL_TOLERANCE, atol=_SQL_TOLERANCE)
         if bool(wrong_N.any()):
             at = int(wrong_N.int().argmax())
             yield (
-                f"score_sql() = {score_sql!r} is not what score() returns: at block {block} {float(said_N[at]):.4g} "
+                f"score_sql() = {score_sql!r} is not what score() returns: at block {block} {float(sql_N[at]):.4g} "
                 f"in SQL and {float(scores_LN[block - 1, at]):.4g} by the gate, {int(wrong_N.sum())} of "
-                f"{len(said_N)} tokens differ"
+                f"{len(sql_N)} tokens differ"
             )
             return
     elsewhere_N = torch.tensor([row[1] for row in rows]) != exit_layers(trial, trial.parts, scores_LN)

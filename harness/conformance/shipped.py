@@ -43,9 +43,9 @@ def shipped_text() -> str:
         method = get_method(name)
         if distribution(method)[0] != "exitbench":
             continue
-        found = examine(method.from_params({}))
-        if not found.conforms:
-            raise UserError(f"{name} {found}")
+        result = examine(method.from_params({}))
+        if not result.conforms:
+            raise UserError(f"{name} {result}")
         lines.append(f'{name} = "{syntax_sha256(method)}"')
     return "\n".join(lines) + "\n"
 

@@ -18,7 +18,7 @@ from exitbench.harness.conformance.decoder import PROMPTS, Shape, Trial
 from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.model.cost import TokenPlace
-from exitbench.methods.base import Cost, Method, Model, Parts
+from exitbench.methods.base import Cost, Method, ModelInterface, Parts
 from exitbench.methods.registry import get_method, method_names
 from exitbench.methods.thresholds import Constant
 
@@ -26,7 +26,7 @@ WhyNot = Callable[[Parts, int], str | None]
 """Function of a method's parts and n rows per batch: the reason why the engine cannot run it, or None."""
 
 
-class Costed(Model, Protocol):
+class Costed(ModelInterface, Protocol):
     """A model with a cost model for its blocks."""
 
     def block_cost(self, place: TokenPlace) -> Cost:
@@ -34,7 +34,7 @@ class Costed(Model, Protocol):
 
 
 @dataclass(frozen=True)
-class Asking:
+class GateCost:
     """Gate cost of a method with its default parameters.
 
     Attributes:
@@ -60,7 +60,7 @@ class Asking:
 
 
 @dataclass(frozen=True)
-class Skipping:
+class SkipCost:
     """Cost of a skipped block under a KV policy, if the next token runs all blocks.
 
     Attributes:
@@ -80,7 +80,7 @@ class Skipping:
     why_alone: str | None
 
 
-def askings(model: Costed, place: TokenPlace, why_not: WhyNot) -> tuple[Asking, ...]:
+def gate_costs(model: Costed, place: TokenPlace, why_not: WhyNot) -> tuple[GateCost, ...]:
     """Return the gate cost of every method on a model.
 
     Args:
@@ -88,24 +88,24 @@ def askings(model: Costed, place: TokenPlace, why_not: WhyNot) -> tuple[Asking, 
         place: Position of the token: lengths of context and source.
         why_not: Check whether the engine can run a method.
     """
-    return tuple(_asking(name, model, place, why_not) for name in method_names())
+    return tuple(_costs_of(name, model, place, why_not) for name in method_names())
 
 
-def _asking(name: str, model: Costed, place: TokenPlace, why_not: WhyNot) -> Asking:
+def _costs_of(name: str, model: Costed, place: TokenPlace, why_not: WhyNot) -> GateCost:
     try:
         method = get_method(name)()
         method.check(model.n_blocks)
         return _gate_cost(method.bound_to(model.exit_blocks), model, place, why_not)
     except UserError as refusal:
-        return Asking(name, why_not=str(refusal))
+        return GateCost(name, why_not=str(refusal))
     except Exception as error:  # a third-party method may raise anything
-        return Asking(name, why_not=f"{type(error).__name__}: {told(error)}")
+        return GateCost(name, why_not=f"{type(error).__name__}: {told(error)}")
 
 
-def _gate_cost(method: Method, model: Costed, place: TokenPlace, why_not: WhyNot) -> Asking:
+def _gate_cost(method: Method, model: Costed, place: TokenPlace, why_not: WhyNot) -> GateCost:
     parts, is_fitted = method.parts(model.n_blocks), bool(method.fit_params())
-    asking = Asking(method.name, is_fitted=is_fitted, why_not=why_not(parts, 1), why_alone=why_not(parts, 2))
-    if not (exit_blocks := parts.asked(model.n_blocks)):
+    asking = GateCost(method.name, is_fitted=is_fitted, why_not=why_not(parts, 1), why_alone=why_not(parts, 2))
+    if not (exit_blocks := parts.gate_blocks(model.n_blocks)):
         return asking
     rows = _rows_read(method, Shape(model.n_blocks, model.exit_blocks))
     work = parts.asking_cost(model, model.n_blocks) + parts.head.cost(model, rows * model.vocab_size)
@@ -135,7 +135,7 @@ def _rows_read(method: Method, shape: Shape) -> float:
     return generation.head_rows[0] / trial.model.vocab_size - 1
 
 
-def skippings(model: Costed, place: TokenPlace, why_not: WhyNot) -> tuple[Skipping, ...]:
+def skippings(model: Costed, place: TokenPlace, why_not: WhyNot) -> tuple[SkipCost, ...]:
     """Return the cost on a model of every KV policy that some method offers."""
     parts_by_policy: dict[str, list[Parts]] = {}
     for parts, _ in _choices(model):
@@ -143,15 +143,15 @@ def skippings(model: Costed, place: TokenPlace, why_not: WhyNot) -> tuple[Skippi
     return tuple(_skipping(parts, model, place, why_not) for parts in parts_by_policy.values())
 
 
-def _skipping(having: Sequence[Parts], model: Costed, place: TokenPlace, why_not: WhyNot) -> Skipping:
+def _skipping(having: Sequence[Parts], model: Costed, place: TokenPlace, why_not: WhyNot) -> SkipCost:
     """Return the cost of a KV policy; it is runnable if any of the methods that offer it is."""
     policy, block = having[0].kv_policy, model.block_cost(place)
     reasons = ([why_not(parts, n_rows) for parts in having] for n_rows in (1, 2))
     alone, together = (None if None in reasons_of_methods else reasons_of_methods[0] for reasons_of_methods in reasons)
     if model.n_blocks < 2:
-        return Skipping(policy.name, None, None, policy.verifies, alone, together)
+        return SkipCost(policy.name, None, None, policy.verifies, alone, together)
     work = policy.cost(model, [model.n_blocks - 1, model.n_blocks], [block, block])
-    return Skipping(policy.name, *_shares(work, block), policy.verifies, alone, together)
+    return SkipCost(policy.name, *_shares(work, block), policy.verifies, alone, together)
 
 
 def refused_choices(model: Costed, why_not: WhyNot) -> dict[str, tuple[str, ...]]:

@@ -9,7 +9,7 @@ from exitbench.errors import UserError, told
 from exitbench.harness.engine.checkpoints.encoder_loading import load_encoder
 from exitbench.harness.engine.checkpoints.tokenizer_files import check_vocabulary, load_tokenizer
 from exitbench.harness.engine.encoders.model import EncoderClassifier, OffRamps, why_not
-from exitbench.harness.inspecting.parameters import Stored, read_stored
+from exitbench.harness.inspecting.parameters import StoredWeights, read_stored
 from exitbench.methods.registry import get_method, method_names
 
 
@@ -77,7 +77,7 @@ class ClassifierInspection:
     folder: str
     model_class: str | None
     shape: ClassifierShape | None
-    stored: Stored | None
+    stored: StoredWeights | None
     tokenizer: str | None
     n_tokens: int | None
     methods: tuple[RunnableMethod, ...]

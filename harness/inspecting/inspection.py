@@ -21,11 +21,19 @@ from exitbench.harness.engine.model.available import available_bytes
 from exitbench.harness.engine.model.cost import TokenPlace
 from exitbench.harness.engine.model.exit_heads import ExitHeads
 from exitbench.harness.engine.model.model import Transformer
-from exitbench.harness.inspecting.asking import Asking, Costed, Skipping, WhyNot, askings, refused_choices, skippings
+from exitbench.harness.inspecting.asking import (
+    Costed,
+    GateCost,
+    SkipCost,
+    WhyNot,
+    gate_costs,
+    refused_choices,
+    skippings,
+)
 from exitbench.harness.inspecting.parameters import (
     Parameters,
     Sketch,
-    Stored,
+    StoredWeights,
     conversion,
     count_parameters,
     read_stored,
@@ -39,7 +47,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Shape:
+class ArchitectureSummary:
     """Architecture of a model.
 
     Attributes:
@@ -94,7 +102,7 @@ class TrainedHeads:
 
 
 @dataclass(frozen=True)
-class Work:
+class TokenCost:
     """Memory traffic of one token at full depth, in elements (multiply by the bytes per element), and method costs.
 
     Attributes:
@@ -115,8 +123,8 @@ class Work:
     head_weights: int
     kv_per_token: int
     is_counted: bool
-    methods: tuple[Asking, ...]
-    kv_policies: tuple[Skipping, ...]
+    methods: tuple[GateCost, ...]
+    kv_policies: tuple[SkipCost, ...]
     refused_choices: dict[str, tuple[str, ...]]
 
 
@@ -138,11 +146,11 @@ class Inspection:
     family: str | None
     model_class: str | None
     engines: tuple[Tried, ...]
-    shape: Shape | None
+    shape: ArchitectureSummary | None
     tokens: Tokens
-    stored: Stored | None
+    stored: StoredWeights | None
     exit_heads: TrainedHeads | None
-    work: Work | None
+    work: TokenCost | None
     lacks: tuple[str, ...]
     convert: str | None
     remarks: tuple[str, ...]
@@ -154,7 +162,7 @@ class _Findings:
     def __init__(self) -> None:
         self.lacks: list[str] = []
 
-    def out(self, look: Callable[[], T]) -> T | None:
+    def collect(self, look: Callable[[], T]) -> T | None:
         """Return the result of `look`, or None if it raises a `UserError`, whose message is kept."""
         try:
             return look()
@@ -183,8 +191,8 @@ def inspect_folder(folder: Path, engine: EngineChoice = "auto", context: int | N
     if not is_file(path):
         raise UserError(not_a_checkpoint(folder))
     raw, findings = read_json(path), _Findings()
-    is_known = findings.out(lambda: read_config(folder)) is not None
-    stored = findings.out(lambda: read_stored(folder))
+    is_known = findings.collect(lambda: read_config(folder)) is not None
+    stored = findings.collect(lambda: read_stored(folder))
     engines, checkpoint = try_engines(folder, raw, engine, stored.numel) if is_known and stored else ((), None)
     if engines and engines[0].why_not is not None:
         findings.add(engines[0].why_not)
@@ -211,13 +219,13 @@ def inspect_folder(folder: Path, engine: EngineChoice = "auto", context: int | N
 
 def _described(
     folder: Path, raw: dict[str, Any], checkpoint: Checkpoint | None, findings: _Findings
-) -> tuple[Sketch, Shape] | tuple[None, None]:
+) -> tuple[Sketch, ArchitectureSummary] | tuple[None, None]:
     """Return sketch and shape of the loaded model, or of config.json alone; Nones if transformers cannot build it."""
     try:
         with tried(str(raw.get("model_type"))):
             model = None if checkpoint is None else checkpoint.model
             stack = model.stack if isinstance(model, HostedTransformer) else find_stack(skeleton(folder, raw))
-            sketch = Sketch(stack, findings.out(lambda: _exit_heads(folder, stack)))
+            sketch = Sketch(stack, findings.collect(lambda: _exit_heads(folder, stack)))
             return sketch, _shape(sketch, checkpoint)
     except UserError:  # reported when loading was tried
         return None, None
@@ -232,13 +240,13 @@ def _trained_heads(heads: ExitHeads) -> TrainedHeads:
     return TrainedHeads(heads.kind, heads.blocks, sum(tensor.numel() for tensor in heads.tensors.values()))
 
 
-def _shape(sketch: Sketch, checkpoint: Checkpoint | None) -> Shape:
+def _shape(sketch: Sketch, checkpoint: Checkpoint | None) -> ArchitectureSummary:
     model = sketch if checkpoint is None else checkpoint.model
     parameters = count_parameters(sketch.stack)
     if isinstance(model, Transformer):  # the lean engine reads tensors by name, including a separate LM head
         is_tied = model.lm_head.weight is model.weights.token_embedding_VD
         parameters = replace(parameters, head=0 if is_tied else model.lm_head.weight.numel())
-    return Shape(
+    return ArchitectureSummary(
         decoder_blocks=model.n_blocks,
         encoder_blocks=sketch.stack.encoder_blocks,
         width=model.d_model,
@@ -252,11 +260,15 @@ def _shape(sketch: Sketch, checkpoint: Checkpoint | None) -> Shape:
 
 
 def _tokens(
-    folder: Path, raw: dict[str, Any], checkpoint: Checkpoint | None, shape: Shape | None, findings: _Findings
+    folder: Path,
+    raw: dict[str, Any],
+    checkpoint: Checkpoint | None,
+    shape: ArchitectureSummary | None,
+    findings: _Findings,
 ) -> Tokens:
-    tokenizer = findings.out(lambda: load_tokenizer(folder))
+    tokenizer = findings.collect(lambda: load_tokenizer(folder))
     if tokenizer is not None and shape is not None:
-        findings.out(lambda: check_vocabulary(folder, tokenizer, shape.vocabulary))
+        findings.collect(lambda: check_vocabulary(folder, tokenizer, shape.vocabulary))
     return Tokens(
         start_id=None if checkpoint is None else checkpoint.start_id,
         end_ids=None if checkpoint is None else tuple(sorted(checkpoint.eos_ids)),
@@ -266,7 +278,7 @@ def _tokens(
     )
 
 
-def _work(sketch: Sketch, checkpoint: Checkpoint | None, engines: tuple[Tried, ...], context: int | None) -> Work:
+def _work(sketch: Sketch, checkpoint: Checkpoint | None, engines: tuple[Tried, ...], context: int | None) -> TokenCost:
     """Return the work counted by a verified engine, or else derived from the configuration."""
     model: Costed = sketch
     why_not: WhyNot = _nothing_known
@@ -277,14 +289,14 @@ def _work(sketch: Sketch, checkpoint: Checkpoint | None, engines: tuple[Tried, .
         raise UserError(f"--context is {context}; allowed: at most {positions}, the positions of the model.")
     tokens = context if context is not None else min(CONTEXT, positions or CONTEXT)
     place = TokenPlace(tokens, 0 if sketch.stack.encoder is None else tokens)
-    return Work(
+    return TokenCost(
         context=place.context,
         source=place.source,
         block_weights=model.block_cost(TokenPlace(0, 0)).read_numel,
         head_weights=model.vocab_size * model.d_model,
         kv_per_token=2 * model.kv_width * model.n_blocks,
         is_counted=model is not sketch,
-        methods=askings(model, place, why_not),
+        methods=gate_costs(model, place, why_not),
         kv_policies=skippings(model, place, why_not),
         refused_choices=refused_choices(model, why_not),
     )

@@ -131,7 +131,7 @@ _PICKLES: Final = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredWeights:
     """Stored weight files of a model.
 
     Attributes:
@@ -152,7 +152,7 @@ class Stored:
         return sum(self.numel_by_format.values())
 
 
-def read_stored(folder: Path) -> Stored:
+def read_stored(folder: Path) -> StoredWeights:
     """Read the headers of a checkpoint's weight files.
 
     Raises:
@@ -162,7 +162,7 @@ def read_stored(folder: Path) -> Stored:
     tensors = list(stored_tensors(paths))
     size_bytes = sum(path.stat().st_size for path in paths)
     numel = dict(numel_by_format(tensors).most_common())
-    return Stored(tuple(path.name for path in paths), size_bytes, len(tensors), numel)
+    return StoredWeights(tuple(path.name for path in paths), size_bytes, len(tensors), numel)
 
 
 def conversion(folder: Path, auto_class: str, *, has_tokenizer: bool) -> str | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from exitbench.harness.cells.cell import MethodRef
-from exitbench.harness.conformance import Verdict, checks_version
+from exitbench.harness.conformance import ConformanceResult, checks_version
 from exitbench.harness.conformance.process import examine_apart
 from exitbench.harness.conformance.shipped import conforming_sources
 from exitbench.harness.engine.checkpoints.exit_head_files import read_exit_blocks
@@ -67,12 +67,12 @@ def failing(plan: Plan) -> Iterator[str]:
     """Yield a line per distinct conformance failure, with the first cell that has it."""
     items = [planned.item for group in plan.groups for planned in group.cells]
     yield from _failing_lines(
-        plan, {item.cell.cell_id: Verdict.from_json(item.conformance) for item in items if item.conformance}
+        plan, {item.cell.cell_id: ConformanceResult.from_json(item.conformance) for item in items if item.conformance}
     )
 
 
-def _failing_lines(plan: Plan, by_cell: Mapping[str, Verdict]) -> Iterator[str]:
-    first: dict[tuple[str, Verdict], str] = {}
+def _failing_lines(plan: Plan, by_cell: Mapping[str, ConformanceResult]) -> Iterator[str]:
+    first: dict[tuple[str, ConformanceResult], str] = {}
     for item in (planned.item for group in plan.groups for planned in group.cells):
         verdict = by_cell.get(item.cell.cell_id)
         if verdict is not None and not verdict.conforms:
@@ -90,7 +90,7 @@ def _group_settings(group: Group, retry: Retry) -> Iterator[tuple[str, Setting]]
     if cells and group.folder is not None:
         exit_blocks = read_exit_blocks(group.folder)
         for cell in cells:
-            yield cell.cell_id, Setting.of(cell.method, cell.model.blocks, exit_blocks)
+            yield cell.cell_id, Setting.from_method_ref(cell.method, cell.model.blocks, exit_blocks)
 
 
 CACHE = ".exitbench-conformance.json"
@@ -117,7 +117,7 @@ class Setting:
     exit_blocks: tuple[int, ...]
 
     @classmethod
-    def of(cls, method: MethodRef, n_blocks: int, exit_blocks: tuple[int, ...]) -> Setting:
+    def from_method_ref(cls, method: MethodRef, n_blocks: int, exit_blocks: tuple[int, ...]) -> Setting:
         """Return the setting of a cell's method."""
         params = canonical_json(dict(method.params))
         syntax = syntax_sha256(get_method(method.name))
@@ -134,17 +134,17 @@ class Setting:
         return content_id({**self.to_json(), "syntax_sha256": self.syntax_sha256, "checks": checks_version()})
 
 
-def known_verdicts(settings: Collection[Setting], folder: Path) -> dict[Setting, Verdict]:
+def known_verdicts(settings: Collection[Setting], folder: Path) -> dict[Setting, ConformanceResult]:
     """Return the verdicts cached in a folder, which need not exist, and those of unchanged bundled methods."""
     cached, bundled = _read(folder / CACHE), conforming_sources()
     stored = {setting: cached[setting.key] for setting in settings if setting.key in cached}
     unchanged = (setting for setting in settings if bundled.get(setting.name) == setting.syntax_sha256)
-    return {**dict.fromkeys(unchanged, Verdict((), checks_version())), **stored}
+    return {**dict.fromkeys(unchanged, ConformanceResult((), checks_version())), **stored}
 
 
 def verdicts(
     settings: Iterable[Setting], folder: Path, on_trial: Callable[[int], None] = lambda number: None
-) -> dict[Setting, Verdict]:
+) -> dict[Setting, ConformanceResult]:
     """Return the verdict of every setting; those not in the cache are checked in a separate process.
 
     Args:
@@ -162,15 +162,15 @@ def verdicts(
     return verdict_of
 
 
-def _read(cache: Path) -> dict[str, Verdict]:
+def _read(cache: Path) -> dict[str, ConformanceResult]:
     try:
         record = json.loads(cache.read_text(encoding="utf-8"))
-        return {key: Verdict.from_json(verdict) for key, verdict in record.items()}
+        return {key: ConformanceResult.from_json(verdict) for key, verdict in record.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 
-def _write(cache: Path, verdicts: Mapping[str, Verdict]) -> None:
+def _write(cache: Path, verdicts: Mapping[str, ConformanceResult]) -> None:
     """Add verdicts to the cache; if the folder cannot be written, they are computed again next time."""
     record = {key: verdict.to_json() for key, verdict in {**_read(cache), **verdicts}.items()}
     with contextlib.suppress(OSError):

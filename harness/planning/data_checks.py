@@ -21,7 +21,7 @@ from exitbench.terminal import visible, without_middle
 
 _MAX_SHOWN_DOCUMENTS: Final = 3
 _PROMPT_WIDTH: Final = 80
-_FITTED, _CALIBRATED, _MEASURED = (f"on which methods are {done}" for done in ("fitted", "calibrated", "measured"))
+_FITTED, _CALIBRATED, _MEASURED = (f"on which methods are {verb}" for verb in ("fitted", "calibrated", "measured"))
 _KEYS: Final = {
     "builtin": {"fit": "split", "calibration": "split"},
     "local": {"fit": "train_files", "calibration": "calibration_files"},
@@ -69,7 +69,7 @@ def _refusal(draft: CellTemplate, other: DataRequest, use: str, data_dir: Path |
     used = {prompt(document) for document in other.load(data_dir)}
     shared = [document for document in documents if prompt(document) in used]
     lines = [
-        f"{draft.task.where}: {len(shared)} of the {len(documents)} documents of {data.place}, "
+        f"{draft.task.location}: {len(shared)} of the {len(documents)} documents of {data.place}, "
         f"{_FITTED if draft.kind == 'fit' else _CALIBRATED}, have prompts of documents of "
         f"{other.place}, {use}:",
         *(
@@ -94,8 +94,8 @@ def require_learned(model: ModelEntry, recipe: Recipe, tasks: Iterable[TaskEntry
         if task.data.source == "builtin" and learned and task.data.level not in learned:
             allowed = " or ".join(f"level = {level}" for level in sorted(learned))
             raise UserError(
-                f"{task.where}: level is {task.data.level}, but model {model.name!r} (recipe {recipe.name!r}) learned "
-                f"{task.data.task} at another. Allowed: {allowed}; or a model whose recipe has "
+                f"{task.location}: level is {task.data.level}, but model {model.name!r} (recipe {recipe.name!r}) "
+                f"learned {task.data.task} at another. Allowed: {allowed}; or a model whose recipe has "
                 f"`level = {task.data.level}` where it trains on {task.data.task}."
             )
 

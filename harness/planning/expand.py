@@ -24,7 +24,7 @@ class CellTemplate:
 
     Attributes:
         label: ``model/task/method:stated parameters/kind``; unique in a suite.
-        where: File, line and key that declare the cell.
+        location: File, line and key that declare the cell.
         data: Documents of the cell; fits and calibrations use another split than the task's.
         baseline: Label of full depth's quality cell; None for that cell itself and for cells not compared with it.
         inputs: Labels of the cells it reads, by the name of the `Cell` field that holds their ids.
@@ -33,7 +33,7 @@ class CellTemplate:
     """
 
     label: str
-    where: str
+    location: str
     model: ModelEntry
     task: TaskEntry
     data: DataRequest
@@ -59,7 +59,7 @@ class CellTemplate:
             if exit_blocks is not None:
                 self.method.bound_to(exit_blocks)
         except UserError as error:
-            raise UserError(f"{self.where}: {error} The model is {self.model.name!r}.") from None
+            raise UserError(f"{self.location}: {error} The model is {self.model.name!r}.") from None
 
 
 def expand(suite: Suite, limit: int | None = None) -> list[CellTemplate]:
@@ -125,16 +125,16 @@ def _cells_of_pair(suite: Suite, model: ModelEntry, task: TaskEntry) -> Iterator
     for sweep in suite.sweeps:
         if model.name not in sweep.models or task.label not in sweep.tasks:
             continue
-        yield pair.full(sweep.where)
+        yield pair.full(sweep.location)
         if "probe" in sweep.kinds:
-            yield pair.probe(sweep.where)
+            yield pair.probe(sweep.location)
         if "probe" in sweep.records:
-            yield _recording(pair.probe(sweep.where), sweep.records["probe"])
+            yield _recording(pair.probe(sweep.location), sweep.records["probe"])
         for point in sweep.points:
             for kind in sweep.kinds:
                 if kind == "timing" and task.label not in sweep.timed_tasks:
                     continue
-                for cell in pair.cells(sweep.where, point.method, point.label(sweep.method), kind):
+                for cell in pair.cells(sweep.location, point.method, point.label(sweep.method), kind):
                     yield cell
                     if kind == "timing" == cell.kind and kind in sweep.records:
                         yield _recording(cell, sweep.records[kind])
@@ -163,73 +163,73 @@ class _Pair:
     def label(self, method: str, kind: Kind) -> str:
         return f"{self.model.name}/{self.task.label}/{method}/{kind}"
 
-    def full(self, where: str) -> CellTemplate:
+    def full(self, location: str) -> CellTemplate:
         baseline = baseline_method()()
         label = self.label(baseline.name, "quality")
-        return CellTemplate(label, where, self.model, self.task, self.task.data, baseline, "quality")
+        return CellTemplate(label, location, self.model, self.task, self.task.data, baseline, "quality")
 
-    def check_rules(self, where: str, kind: Kind, method: Method) -> None:
+    def check_rules(self, location: str, kind: Kind, method: Method) -> None:
         """Reject kinds and methods that use raw head choices if the task's logit rules change them."""
         rules = f"{', '.join(self.task.generation.logit_rules)} of [tasks.{self.task.label}]"
         if not self.task.generation.logit_rules:
             return
         if kind in ("probe", "scores", "replay"):
             raise UserError(
-                f"{where}: a {kind} records the choices of the heads themselves, which {rules} changes; "
+                f"{location}: a {kind} records the choices of the heads themselves, which {rules} changes; "
                 "allowed kinds: quality, timing, fit, calibration."
             )
         if why := why_not(method.parts(n_blocks=2)):
-            raise UserError(f"{where}: {method.name!r} {why}, which {rules} changes.")
+            raise UserError(f"{location}: {method.name!r} {why}, which {rules} changes.")
 
-    def check_precision(self, where: str, kind: Kind, method: Method) -> None:
+    def check_precision(self, location: str, kind: Kind, method: Method) -> None:
         """Reject cells that cannot decide from logit bounds, if the suite requests certified heads."""
         if not is_certified(self.suite, kind, method):
             return
         option = 'head_precision = "certified"'
         if not self.task.work.generates:
             raise UserError(
-                f"{where}: {option}: [tasks.{self.task.label}] generates nothing, and scores of given texts and labels "
-                'need the exact head; allowed: tasks that generate, or head_precision = "exact".'
+                f"{location}: {option}: [tasks.{self.task.label}] generates nothing, and scores of given texts and "
+                'labels need the exact head; allowed: tasks that generate, or head_precision = "exact".'
             )
         if why := method.parts(n_blocks=2).why_not_certified:
             raise UserError(
-                f"{where}: {option}: {method.name!r} cannot decide from bounds: {why}. "
+                f"{location}: {option}: {method.name!r} cannot decide from bounds: {why}. "
                 f"Allowed: {', '.join(certifiable())} (with their usual head), methods whose gate decides nothing, or "
                 'head_precision = "exact".'
             )
 
-    def probe(self, where: str) -> CellTemplate:
-        full = self.full(where)
-        self.check_rules(where, "probe", full.method)
+    def probe(self, location: str) -> CellTemplate:
+        full = self.full(location)
+        self.check_rules(location, "probe", full.method)
         return replace(full, label=self.label(full.method.name, "probe"), kind="probe", baseline=full.label)
 
-    def fit(self, where: str, method: Method) -> CellTemplate:
+    def fit(self, location: str, method: Method) -> CellTemplate:
         """Return the method's fit cell, shared by all settings with the same fit parameters."""
         why = f"method {method.name!r}, which is fitted on the train split,"
         data = self.task.other_split("train", self.suite.fit_documents, why)
         label, bare = self._reduced(method, method.fit_params(), "fit")
-        return CellTemplate(label, where, self.model, self.task, data, bare, "fit")
+        return CellTemplate(label, location, self.model, self.task, data, bare, "fit")
 
-    def scores(self, where: str, method: Method) -> Iterator[CellTemplate]:
+    def scores(self, location: str, method: Method) -> Iterator[CellTemplate]:
         """Yield the cell that scores every probed token with the method's gate, after the fit it needs."""
         label, bare = self._reduced(method, method.score_params(), "scores")
-        inputs = {"probe_cell_id": self.probe(where).label}
+        inputs = {"probe_cell_id": self.probe(location).label}
         if bare.fit_params():
-            yield self.fit(where, bare)
-            inputs["fit_cell_id"] = self.fit(where, bare).label
-        full = self.full(where)
-        yield CellTemplate(label, where, self.model, self.task, self.task.data, bare, "scores", full.label, inputs)
+            yield self.fit(location, bare)
+            inputs["fit_cell_id"] = self.fit(location, bare).label
+        full = self.full(location)
+        yield CellTemplate(label, location, self.model, self.task, self.task.data, bare, "scores", full.label, inputs)
 
-    def cells(self, where: str, method: Method, name: str, kind: Kind) -> Iterator[CellTemplate]:
+    def cells(self, location: str, method: Method, name: str, kind: Kind) -> Iterator[CellTemplate]:
         """Yield the cells that one kind needs, dependencies first, then the cell itself."""
-        full = self.full(where)
+        full = self.full(location)
         if kind == "probe" or (kind == "quality" and method == full.method):
             return  # `_of_pair` yields full depth's cells
-        self.check_rules(where, kind, method)
-        self.check_precision(where, kind, method)
+        self.check_rules(location, kind, method)
+        self.check_precision(location, kind, method)
         inputs: dict[str, str] = {}
         if method.fit_params():
-            fit = self.fit(where, method)
+            fit = self.fit(location, method)
             yield fit
             inputs["fit_cell_id"] = fit.label
         if kind == "fit":
@@ -237,26 +237,26 @@ class _Pair:
         if kind in ("scores", "replay"):
             if method.parts(n_blocks=2).kv_policy.verifies:
                 raise UserError(
-                    f"{where}: {method.name!r} verifies what it drafts, which a {kind} of single tokens cannot tell; "
-                    "allowed kinds: quality, timing."
+                    f"{location}: {method.name!r} verifies what it drafts, which a {kind} of single tokens cannot "
+                    "tell; allowed kinds: quality, timing."
                 )
-            yield self.probe(where)
-            inputs["probe_cell_id"] = self.probe(where).label
+            yield self.probe(location)
+            inputs["probe_cell_id"] = self.probe(location).label
         if kind == "scores" or (
             kind == "replay" and not (self.task.work.probe_tells_scores and method.probe_tells_score())
         ):
-            *needed, scores = self.scores(where, method)
+            *needed, scores = self.scores(location, method)
             yield from (*needed, scores)
             inputs["scores_cell_id"] = scores.label
         if kind != "scores":
             label = self.label(name, kind)
-            yield CellTemplate(label, where, self.model, self.task, self.task.data, method, kind, full.label, inputs)
+            yield CellTemplate(label, location, self.model, self.task, self.task.data, method, kind, full.label, inputs)
 
     def calibration(self, entry: CalibrationEntry, method: Method, name: str) -> Iterator[CellTemplate]:
         """Yield a calibration cell, after the fit that its method needs."""
-        self.check_rules(entry.where, "calibration", method)
-        self.check_precision(entry.where, "calibration", method)
-        fit = self.fit(entry.where, method) if method.fit_params() else None
+        self.check_rules(entry.location, "calibration", method)
+        self.check_precision(entry.location, "calibration", method)
+        fit = self.fit(entry.location, method) if method.fit_params() else None
         fitted_on = fit.data if fit else None
         data = self.task.other_split("calibration", entry.documents, "a calibration", fitted_on)
         inputs = {}
@@ -270,7 +270,7 @@ class _Pair:
         )
         label = self.label(about, "calibration")
         yield CellTemplate(
-            label, entry.where, self.model, self.task, data, method, "calibration", None, inputs, settings
+            label, entry.location, self.model, self.task, data, method, "calibration", None, inputs, settings
         )
 
     def _reduced(self, method: Method, params: Mapping[str, Any], kind: Kind) -> tuple[str, Method]:

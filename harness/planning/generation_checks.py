@@ -39,20 +39,22 @@ def resolve(entry: TaskEntry, folder: Path, description: Description) -> Generat
     return settings
 
 
-def remarks(entries: Sequence[TaskEntry], folder: Path, asked: Mapping[str, GenerationSettings]) -> tuple[str, ...]:
+def remarks(
+    entries: Sequence[TaskEntry], folder: Path, settings_by_label: Mapping[str, GenerationSettings]
+) -> tuple[str, ...]:
     """Return notes for readers of results about a checkpoint's own settings, one line each.
 
     Args:
         entries: Tasks to run on the checkpoint.
         folder: The checkpoint.
-        asked: Generation settings by task label.
+        settings_by_label: Generation settings by task label.
     """
     labels_of: dict[str, list[str]] = {}
     template = _has_chat_template(folder)
     for entry in entries:
-        ignored = not_applied(folder, asked[entry.label])
+        ignored = not_applied(folder, settings_by_label[entry.label])
         lines = [str(ignored)] if ignored.settings else []
-        if asked[entry.label].gates_first_token and entry.work.generates:
+        if settings_by_label[entry.label].gates_first_token and entry.work.generates:
             lines.append('first_token = "gated": the first token of an answer may exit early too')
         if template and not entry.chat_template:
             lines.append("has a chat template, which is not used: chat_template = true in [tasks.LABEL] uses it")
@@ -67,7 +69,7 @@ def _checked(entry: TaskEntry, key: str, check: Any, *arguments: Any) -> Any:
     try:
         return check(*arguments)
     except UserError as error:
-        raise UserError(f"{entry.where} {key}: {error}") from None
+        raise UserError(f"{entry.location} {key}: {error}") from None
 
 
 def _chat_template_sha256(folder: Path, model: ModelRef, system: str | None) -> str:
@@ -134,14 +136,14 @@ def check_answers(drafts: Sequence[CellTemplate], description: Description) -> N
         try:
             work.check_model(task, description)
         except UserError as error:
-            raise UserError(f"{draft.task.where}: {error}") from None
+            raise UserError(f"{draft.task.location}: {error}") from None
         if draft.kind not in work.kinds or (draft.record is not None and not work.records):
             what = draft.kind if draft.record is None else f"'record' of a {draft.kind}"
             raise UserError(
-                f"{draft.where}: {what} is for models that generate, and {draft.model.name!r} is a classifier; "
+                f"{draft.location}: {what} is for models that generate, and {draft.model.name!r} is a classifier; "
                 f"allowed kinds: {', '.join(work.kinds)}."
             )
         try:
             work.check_method(draft.method, description)
         except UserError as error:
-            raise UserError(f"{draft.where}: {error}") from None
+            raise UserError(f"{draft.location}: {error}") from None

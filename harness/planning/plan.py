@@ -26,7 +26,7 @@ from exitbench.harness.cells.corpus import Corpora, Corpus
 from exitbench.harness.cells.job import CellJob, DataRequest
 from exitbench.harness.cells.number_formats import check_format
 from exitbench.harness.engine import ENGINE_VERSION
-from exitbench.harness.engine.checkpoints.device_maps import resolve_device_map, spelled
+from exitbench.harness.engine.checkpoints.device_maps import describe_map, resolve_device_map
 from exitbench.harness.engine.checkpoints.digest import Description, inspect_checkpoint
 from exitbench.harness.engine.checkpoints.exit_head_files import read_exit_blocks
 from exitbench.harness.engine.checkpoints.hub import HubName, Located, find
@@ -193,9 +193,9 @@ def make_plan(
             tasks = {draft.task.label: draft.task for draft in templates}
             settings_by_label = {label: resolve(task, folder, description) for label, task in tasks.items()}
             dtype = resolve_dtype(suite.dtype, folder)
-            check_format(entry.where, dtype, description.engine)
+            check_format(entry.location, dtype, description.engine)
             device_map = entry.device_map and resolve_device_map(
-                entry.where, entry.device_map, device, folder, dtype, description.model.blocks
+                entry.location, entry.device_map, device, folder, dtype, description.model.blocks
             )
             items = builder.build(templates, description, settings_by_label, dtype, device_map)
             remarked = (*located.remarks, *description.remarks)
@@ -204,7 +204,7 @@ def make_plan(
             if dtype != suite.dtype:
                 remarked = (*remarked, f'dtype = "auto" is {dtype}: what its weights are stored in')
             if device_map is not None:
-                remarked = (*remarked, spelled(device_map))
+                remarked = (*remarked, describe_map(device_map))
         cells = tuple(_planned(item, statuses, predecessors) for item in items)
         groups.append(Group(entry, recipe, folder, tuple(draft.label for draft in templates), cells, remarked))
     of_tasks = {
@@ -257,7 +257,7 @@ def _check_budget(drafts: Sequence[CellTemplate], description: Description) -> N
         task, positions = draft.task, description.max_positions
         if positions is not None and task.generation.max_new_tokens >= positions:
             raise UserError(
-                f"{task.where}: max_new_tokens is {task.generation.max_new_tokens}, but model "
+                f"{task.location}: max_new_tokens is {task.generation.max_new_tokens}, but model "
                 f"{description.model.name!r} has {positions} positions for prompt and answer together; "
                 f"allowed: at most {positions - 1}."
             )
@@ -272,13 +272,13 @@ def _check_precision(suite: Suite, drafts: Sequence[CellTemplate], description: 
     cells = [draft for draft in drafts if is_certified(suite, draft.kind, draft.method)]
     if cells and description.engine == "hosted":
         raise UserError(
-            f'{cells[0].where}: head_precision = "certified": model {description.model.name!r} runs on the hosted '
+            f'{cells[0].location}: head_precision = "certified": model {description.model.name!r} runs on the hosted '
             'engine, whose logits are not bounded; allowed: models of the lean engine, or head_precision = "exact".'
         )
     if cells and suite.dtype == "int8":
         raise UserError(
-            f'{cells[0].where}: head_precision = "certified" bounds an LM head by an int8 copy, and dtype = "int8" has '
-            'no other; allowed: another dtype, or head_precision = "exact".'
+            f'{cells[0].location}: head_precision = "certified" bounds an LM head by an int8 copy, and dtype = "int8" '
+            'has no other; allowed: another dtype, or head_precision = "exact".'
         )
 
 
@@ -291,7 +291,7 @@ def _corpus(entry: TaskEntry, data: DataRequest, data_dir: Path | None, corpora:
     try:
         return corpora.describe(data, data_dir)
     except UserError as error:
-        raise UserError(f"{entry.where}: {error}") from None
+        raise UserError(f"{entry.location}: {error}") from None
 
 
 def _task_ref(label: str, data: DataRequest, corpus: Corpus, kind: ModelKind) -> TaskRef:

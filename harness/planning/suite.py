@@ -35,7 +35,7 @@ from exitbench.harness.engine.checkpoints.device_maps import AskedMap, read_devi
 from exitbench.harness.engine.checkpoints.files import gguf_note
 from exitbench.harness.engine.checkpoints.hub import HubName, read_name
 from exitbench.harness.planning.entries.task import MAX_BATCH, TaskEntry, read_task
-from exitbench.harness.reading.toml import MAX_COUNT, Table
+from exitbench.harness.reading.toml import MAX_COUNT, TomlTable
 from exitbench.results.statistics.risk_control import RULES, Rule
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class ModelEntry:
     """``[models.NAME]``: a recipe, trained if missing, or a Hugging Face checkpoint from a folder or the hub.
 
     Attributes:
-        where: File, line and key, for messages after reading.
+        location: File, line and key, for messages after reading.
         random_weights: The weights were never trained; results are labelled and kept out of figures.
         engine: Engine that runs the blocks; ``auto`` is the lean engine if it supports the family.
         device_map: Devices of the blocks on the hosted engine; None: all on the suite's device.
@@ -73,7 +73,7 @@ class ModelEntry:
     """
 
     name: str
-    where: str
+    location: str
     recipe: str | None
     path: Path | None
     random_weights: bool
@@ -107,7 +107,7 @@ class Sweep:
     in separate cells.
     """
 
-    where: str
+    location: str
     models: tuple[str, ...]
     tasks: tuple[str, ...]
     method: str
@@ -121,7 +121,7 @@ class Sweep:
 class CalibrationEntry:
     """``[[calibration]]``: models x tasks x grid, with one threshold chosen for each."""
 
-    where: str
+    location: str
     models: tuple[str, ...]
     tasks: tuple[str, ...]
     method: str
@@ -192,7 +192,7 @@ def load_suite(name_or_path: str | Path) -> Suite:
     Raises:
         UserError: The suite is invalid; names file, line and key, and the allowed values.
     """
-    top = Table.read(suite_path(name_or_path))
+    top = TomlTable.read(suite_path(name_or_path))
     top.allow("schema", "name", "seed", "defaults", "models", "tasks", "sweep", "calibration", "timing", "fit")
     if (schema := top.get("schema", int)) != SCHEMA:
         raise top.error("schema", f"is {schema}; this version reads schema {SCHEMA}.")
@@ -235,17 +235,17 @@ def _require_pairs(suite: Suite) -> None:
         if not any(model.is_asked(label) for model in models for label in entry.tasks):
             tasks_by_model = "; ".join(f"{model.name}: {', '.join(model.tasks or ())}" for model in models)
             raise UserError(
-                f"{entry.where}: none of its models is asked one of its tasks ({', '.join(entry.tasks)}). "
+                f"{entry.location}: none of its models is asked one of its tasks ({', '.join(entry.tasks)}). "
                 f"Allowed by 'tasks' of [models.NAME]: {tasks_by_model}."
             )
 
 
-def _head_precision(defaults: Table) -> HeadPrecision:
+def _head_precision(defaults: TomlTable) -> HeadPrecision:
     word = defaults.get("head_precision", str, "exact")
     return cast(HeadPrecision, defaults.choose("head_precision", word, HEAD_PRECISIONS, "precision of the LM head"))
 
 
-def _device(defaults: Table) -> str:
+def _device(defaults: TomlTable) -> str:
     device = defaults.get("device", str, "cpu")
     if device not in DEVICES:
         raise defaults.error(
@@ -256,7 +256,7 @@ def _device(defaults: Table) -> str:
     return device
 
 
-def _sweeps(top: Table, models: list[str], tasks: list[str], kinds: tuple[Kind, ...]) -> Iterator[Sweep]:
+def _sweeps(top: TomlTable, models: list[str], tasks: list[str], kinds: tuple[Kind, ...]) -> Iterator[Sweep]:
     tables = top.tables("sweep") if "sweep" in top.values or "calibration" not in top.values else []
     settings = 0
     for table in tables:
@@ -267,19 +267,19 @@ def _sweeps(top: Table, models: list[str], tasks: list[str], kinds: tuple[Kind, 
         yield sweep
 
 
-def _cell_timeout_s(table: Table) -> float:
+def _cell_timeout_s(table: TomlTable) -> float:
     value = table.get("cell_timeout_s", float, CELL_TIMEOUT_S)
     if value <= 0:
         raise table.error("cell_timeout_s", f"is {value}; it must be a number of seconds above 0.")
     return value
 
 
-def _fit_documents(table: Table) -> int:
+def _fit_documents(table: TomlTable) -> int:
     table.allow("documents")
     return table.positive("documents", FIT_DOCUMENTS)
 
 
-def _entries(top: Table, key: str, read: Callable[[str, Table], Any]) -> tuple[Any, ...]:
+def _entries(top: TomlTable, key: str, read: Callable[[str, TomlTable], Any]) -> tuple[Any, ...]:
     parent = top.table(key)
     if not parent.values:
         raise top.error(None, f"no [{key}.NAME]: at least one is needed.")
@@ -288,7 +288,7 @@ def _entries(top: Table, key: str, read: Callable[[str, Table], Any]) -> tuple[A
     return tuple(read(name, parent.table(name)) for name in parent.values)
 
 
-def _model(name: str, table: Table, task_labels: list[str]) -> ModelEntry:
+def _model(name: str, table: TomlTable, task_labels: list[str]) -> ModelEntry:
     table.allow("recipe", "path", "random_weights", "engine", "device_map", "tasks")
     recipe, written = table.optional("recipe", str), table.optional("path", str)
     if (recipe is None) == (written is None):
@@ -311,18 +311,18 @@ def _model(name: str, table: Table, task_labels: list[str]) -> ModelEntry:
     random_weights = table.get("random_weights", bool, False)
     tasks = _chosen(table, "tasks", task_labels) if "tasks" in table.values else None
     return ModelEntry(
-        name, table.where(), recipe, path, random_weights, cast(EngineChoice, engine), hub, device_map, tasks
+        name, table.location(), recipe, path, random_weights, cast(EngineChoice, engine), hub, device_map, tasks
     )
 
 
-def _hub_name(table: Table, written: str) -> HubName | None:
+def _hub_name(table: TomlTable, written: str) -> HubName | None:
     try:
         return read_name(written)
     except UserError as error:
         raise table.error("path", str(error)) from error
 
 
-def _check_recipe(table: Table, recipe: str) -> None:
+def _check_recipe(table: TomlTable, recipe: str) -> None:
     from exitbench.harness.training import load_recipe, recipe_names
 
     recipe_name, at, _ = recipe.partition("@")
@@ -334,14 +334,14 @@ def _check_recipe(table: Table, recipe: str) -> None:
             raise table.error("recipe", str(error)) from error
 
 
-def _kinds(table: Table, default: tuple[Kind, ...]) -> tuple[Kind, ...]:
+def _kinds(table: TomlTable, default: tuple[Kind, ...]) -> tuple[Kind, ...]:
     words = table.strings("kinds", default)
     if not words:
         raise table.error("kinds", f"is empty.{suggestion('', KINDS)}")
     return tuple(cast(Kind, table.choose("kinds", word, KINDS, "kind")) for word in words)
 
 
-def _timing(table: Table) -> TimingSettings:
+def _timing(table: TomlTable) -> TimingSettings:
     default = TimingSettings()
     table.allow(*(field.name for field in dataclasses.fields(TimingSettings)))
     half_width = table.get("target_half_width", float, default.target_half_width)
@@ -362,7 +362,7 @@ def _timing(table: Table) -> TimingSettings:
     )
 
 
-def _method(table: Table) -> str:
+def _method(table: TomlTable) -> str:
     from exitbench.methods.registry import method_names, unusable_methods
 
     name = table.get("method", str)
@@ -371,7 +371,7 @@ def _method(table: Table) -> str:
     return table.choose("method", name, method_names(), "method")
 
 
-def _sweep(table: Table, models: list[str], tasks: list[str], kinds: tuple[Kind, ...]) -> Sweep:
+def _sweep(table: TomlTable, models: list[str], tasks: list[str], kinds: tuple[Kind, ...]) -> Sweep:
     keys = ("models", "tasks", "method", "grid", "query", "exclude", "kinds", "timed_tasks", "record")
     table.allow(*keys, "record_documents")
     method = _method(table)
@@ -381,7 +381,7 @@ def _sweep(table: Table, models: list[str], tasks: list[str], kinds: tuple[Kind,
             "timed_tasks", f"is for cells that are timed, but 'kinds' has no \"timing\": {', '.join(own_kinds)}."
         )
     return Sweep(
-        where=table.where("method"),
+        location=table.location("method"),
         models=_chosen(table, "models", models),
         tasks=own_tasks,
         method=method,
@@ -392,7 +392,7 @@ def _sweep(table: Table, models: list[str], tasks: list[str], kinds: tuple[Kind,
     )
 
 
-def _records(table: Table, kinds: tuple[Kind, ...]) -> dict[Kind, RecordSettings]:
+def _records(table: TomlTable, kinds: tuple[Kind, ...]) -> dict[Kind, RecordSettings]:
     """Return the extra quantities to record, by kind of cell."""
     words = table.strings("record", ())
     for word in words:
@@ -412,7 +412,7 @@ def _records(table: Table, kinds: tuple[Kind, ...]) -> dict[Kind, RecordSettings
     return {kind: RecordSettings(tuple(what), documents) for kind, what in wanted.items()}
 
 
-def _calibration(table: Table, models: list[str], tasks: list[str]) -> CalibrationEntry:
+def _calibration(table: TomlTable, models: list[str], tasks: list[str]) -> CalibrationEntry:
     keys = ("models", "tasks", "method", "grid", "levels", "delta", "epsilon", "consistency", "rule", "documents")
     table.allow(*keys)
     method = _method(table)
@@ -427,7 +427,7 @@ def _calibration(table: Table, models: list[str], tasks: list[str]) -> Calibrati
         rule=cast(Rule, rule),
     )
     return CalibrationEntry(
-        where=table.where("method"),
+        location=table.location("method"),
         models=_chosen(table, "models", models),
         tasks=_chosen(table, "tasks", tasks),
         method=method,
@@ -437,17 +437,17 @@ def _calibration(table: Table, models: list[str], tasks: list[str]) -> Calibrati
     )
 
 
-def _levels(table: Table, name: str, points: Sequence[Point]) -> tuple[float, ...]:
+def _levels(table: TomlTable, name: str, points: Sequence[Point]) -> tuple[float, ...]:
     """Read the thresholds to try, from the strictest to the least strict on the scale of the method's score."""
     from exitbench.methods.registry import get_method
 
-    method, where = get_method(name), table.where("levels")
+    method, location = get_method(name), table.location("levels")
     if "threshold" not in {item.name for item in dataclasses.fields(method)}:
         raise table.error("method", f"{name!r} has no threshold to calibrate.")
     values = table.get("levels", list)
     if not values:
         raise table.error("levels", "is empty; it must list thresholds, the most conservative first.")
-    methods: list[Any] = [method.from_params({"threshold": value}, where) for value in values]
+    methods: list[Any] = [method.from_params({"threshold": value}, location) for value in values]
     bounds = [each.parts(len(methods) + 1).threshold.value(1, 1, 1) for each in methods]
     if any(after >= before for before, after in itertools.pairwise(bounds)):
         raise table.error("levels", f"must go from the most conservative to the least, each once: {values}.")
@@ -458,21 +458,21 @@ def _levels(table: Table, name: str, points: Sequence[Point]) -> tuple[float, ..
     return tuple(float(each.threshold) for each in methods)
 
 
-def _share(table: Table, key: str) -> float:
+def _share(table: TomlTable, key: str) -> float:
     value = table.get(key, float)
     if not 0 < value < 1:
         raise table.error(key, f"is {value}; it must lie between 0 and 1.")
     return value
 
 
-def _chosen(table: Table, key: str, allowed: list[str]) -> tuple[str, ...]:
+def _chosen(table: TomlTable, key: str, allowed: list[str]) -> tuple[str, ...]:
     words = table.strings(key, tuple(allowed))
     if not words:
         raise table.error(key, f"is empty.{suggestion('', allowed)}")
     return tuple(table.choose(key, word, allowed, f"name (of [{key.removeprefix('timed_')}.NAME])") for word in words)
 
 
-def _points(table: Table, method: str) -> Iterable[Point]:
+def _points(table: TomlTable, method: str) -> Iterable[Point]:
     """Build the method of every setting from parameters checked by `_axes`."""
     from exitbench.methods.registry import get_method
 
@@ -490,7 +490,7 @@ def _points(table: Table, method: str) -> Iterable[Point]:
     return [Point(tuple(point.items()), get_method(method)(**point)) for point in remaining_points]
 
 
-def _axes(table: Table, key: str, method: str) -> dict[str, list[Any]]:
+def _axes(table: TomlTable, key: str, method: str) -> dict[str, list[Any]]:
     """Read the values of every parameter in ``grid`` or ``query``, each checked by the method."""
     from exitbench.methods.registry import get_method
 
@@ -500,14 +500,16 @@ def _axes(table: Table, key: str, method: str) -> dict[str, list[Any]]:
             raise table.error(name, f"is {values!r} in {key!r}; it must be a list of values to sweep over.")
         for value in values:
             table.require_storable(name, value)
-        checked = [get_method(method).from_params({name: value}, table.where(name)).params()[name] for value in values]
+        checked = [
+            get_method(method).from_params({name: value}, table.location(name)).params()[name] for value in values
+        ]
         if len({_format_value(value) for value in checked}) != len(checked):
             raise table.error(name, f"names a value twice in {key!r}: {values}.")
         axes[name] = checked
     return axes
 
 
-def _exclusions(table: Table, axes: Mapping[str, list[Any]]) -> Sequence[Params]:
+def _exclusions(table: TomlTable, axes: Mapping[str, list[Any]]) -> Sequence[Params]:
     rules = [table.typed("exclude", rule, dict) for rule in table.get("exclude", list, [])]
     for name in {name for rule in rules for name in rule}:
         if name not in axes:

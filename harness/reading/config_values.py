@@ -21,7 +21,7 @@ _KIND_NAMES: Mapping[type, str] = {
 
 
 @dataclass(frozen=True)
-class Value:
+class AllowedValue:
     """Allowed values of a key: a type, 1 to ``most`` for integers, and whether null counts as absent."""
 
     kind: type
@@ -49,13 +49,13 @@ class Value:
         return value
 
 
-def checked(path: Path, config: Mapping[str, Any], known: Mapping[str, Value]) -> dict[str, Any]:
+def checked(path: Path, config: Mapping[str, Any], allowed: Mapping[str, AllowedValue]) -> dict[str, Any]:
     """Return the values of the known keys, checked for type and range; other keys are ignored.
 
     Raises:
         UserError: A value is not what its key allows.
     """
-    return {key: known[key].check(path, key, value) for key, value in config.items() if key in known}
+    return {key: allowed[key].check(path, key, value) for key, value in config.items() if key in allowed}
 
 
 def check_token_ids(path: Path, config: Mapping[str, Any], keys: Collection[str], several: Collection[str]) -> None:

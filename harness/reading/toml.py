@@ -45,7 +45,7 @@ _KIND_NAMES: Mapping[type, str] = {
 
 
 @dataclass(frozen=True)
-class Table:
+class TomlTable:
     """One table of a TOML file, with its position for error messages.
 
     Attributes:
@@ -61,7 +61,7 @@ class Table:
     values: Mapping[str, Any]
 
     @classmethod
-    def read(cls, path: Path) -> "Table":
+    def read(cls, path: Path) -> "TomlTable":
         """Read a file and return its top-level table.
 
         Raises:
@@ -96,20 +96,20 @@ class Table:
     @property
     def title(self) -> str:
         """Header of this table as written in the file; empty for the top-level table."""
-        names = ".".join(spelled(key) for key in self.keys if isinstance(key, str))
+        names = ".".join(quoted_key(key) for key in self.keys if isinstance(key, str))
         return f"[[{names}]]" if any(isinstance(key, int) for key in self.keys) else f"[{names}]" if names else ""
 
-    def where(self, key: str | None = None, value: str | None = None) -> str:
+    def location(self, key: str | None = None, value: str | None = None) -> str:
         """Return ``file:line: [table] key``, e.g. ``mine.toml:12: [tasks.squad] split``.
 
         If ``value`` is given, the line is that of the value.
         """
-        place = " ".join(part for part in (self.title, key and spelled(key)) if part)
+        place = " ".join(part for part in (self.title, key and quoted_key(key)) if part)
         return f"{self.path}:{self._line(value or key)}" + (f": {place}" if place else "")
 
     def error(self, key: str | None, message: str, value: str | None = None) -> UserError:
         """Return the error to raise for a key of this table, or for one value of that key."""
-        return UserError(f"{self.where(key, value)}: {message}")
+        return UserError(f"{self.location(key, value)}: {message}")
 
     def allow(self, *names: str) -> None:
         """Reject every key except the given ones.
@@ -196,11 +196,11 @@ class Table:
             raise self.error(key, f"names something twice: {_short(', '.join(words))}.")
         return words
 
-    def table(self, key: str) -> "Table":
+    def table(self, key: str) -> "TomlTable":
         """Return a sub-table, empty if the key is absent."""
-        return Table(self.path, self.text, (*self.keys, key), self.get(key, dict, {}))
+        return TomlTable(self.path, self.text, (*self.keys, key), self.get(key, dict, {}))
 
-    def tables(self, key: str) -> list["Table"]:
+    def tables(self, key: str) -> list["TomlTable"]:
         """Return the tables of an array of tables (``[[key]]``), at least one.
 
         Raises:
@@ -210,7 +210,7 @@ class Table:
         if not elements:
             raise self.error(None, f"no [[{key}]]: at least one is needed.")
         return [
-            Table(self.path, self.text, (*self.keys, key, index), self.typed(key, element, dict))
+            TomlTable(self.path, self.text, (*self.keys, key, index), self.typed(key, element, dict))
             for index, element in enumerate(elements)
         ]
 
@@ -238,7 +238,7 @@ class Table:
         if not self.keys:
             return 0, headers[0] if headers else len(lines)
         names = self._names()
-        mine = list(_headers_of(names, lines, whole=True))
+        mine = list(_headers_of(names, lines, is_exact=True))
         nth = next((key for key in self.keys if isinstance(key, int)), 0)
         if nth >= len(mine):
             return next(_lines_with(names[-1], lines, 0, len(lines)), 0), len(lines)
@@ -257,7 +257,7 @@ def _require_numbers_to_show(values: object, path: Path) -> None:
             raise UserError(f"{path}: a number has too many digits; whole numbers fit into 64 bits.")
 
 
-def spelled(key: str) -> str:
+def quoted_key(key: str) -> str:
     """Return a key as shown in messages: unchanged if it is a bare TOML key, otherwise quoted."""
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key, re.ASCII) and len(key) <= _MAX_SHOWN_CHARS else _short(repr(key))
 
@@ -272,10 +272,10 @@ def _lines(text: str) -> tuple[str, ...]:
     return tuple(line.split("#")[0] for line in text.split("\n"))
 
 
-def _headers_of(names: tuple[str, ...], lines: Sequence[str], whole: bool = False) -> Iterator[int]:
-    """Yield the 0-based lines of table headers that begin with these names (`whole`: that consist of them)."""
+def _headers_of(names: tuple[str, ...], lines: Sequence[str], is_exact: bool = False) -> Iterator[int]:
+    """Yield the 0-based lines of table headers that begin with these names (`is_exact`: that consist of them)."""
     title = r"\s*\.\s*".join(rf"[\"']?{re.escape(name)}[\"']?" for name in names)
-    end = r"\s*\]" if whole else r"\s*[\].]" if names else ""
+    end = r"\s*\]" if is_exact else r"\s*[\].]" if names else ""
     pattern = re.compile(rf"\s*\[+\s*{title}{end}")
     return (number for number, line in enumerate(lines) if "=" not in line and pattern.match(line))
 

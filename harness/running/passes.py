@@ -179,7 +179,7 @@ def _held_out_results(work: Work[Any], chosen: float | None) -> tuple[Interval, 
     """Return loss and mean exit layer on held-out documents at the chosen level; at full depth without one."""
     settings = work.cell.calibration
     assert settings is not None and work.item.held_out is not None, "the planner gives every calibration both"
-    held_out = work.on(work.item.held_out)
+    held_out = work.for_data(work.item.held_out)
     full = held_out.answer(work.full_parts, _ignore)
     parts = work.full_parts if chosen is None else work.parts(threshold=chosen)
     early = held_out.answer(parts, _ignore)
@@ -193,7 +193,7 @@ def _mean_exit_layer(work: Work[Any], answers: Sequence[Any], parts: Parts) -> I
     return depth_interval(blocks, tokens, work.model.model.n_blocks, is_fixed=not parts.gate.decides)
 
 
-def _ignore(done: int) -> None:
+def _ignore(n_done: int) -> None:
     """Ignore progress."""
 
 
@@ -242,7 +242,7 @@ def _write_readings(writer: AttemptWriter, measured: timing.Timing[Any]) -> None
         tables |= {"energy": energy.readings, "energy_domains": energy.domains}
     for table, rows in tables.items():
         writer.write(table, pa.Table.from_pylist([asdict(row) for row in rows], schema=TABLES[table]))
-    log = f"stopped reading: {measured.stop_reason}\nenergy: {energy.told}\n"
+    log = f"stopped reading: {measured.stop_reason}\nenergy: {energy.summary}\n"
     writer.log_path.write_text(log, encoding="utf-8")
 
 
@@ -252,7 +252,7 @@ def write_prompt_counts(work: Work[Any], writer: AttemptWriter) -> None:
     `documents_shared` counts over the whole split, before its limit; the others over the requested documents.
     """
     held_out = work.item.held_out
-    fittings = [work.fitting, *([] if held_out is None else [work.on(held_out).fitting])]
+    fittings = [work.fitting, *([] if held_out is None else [work.for_data(held_out).fitting])]
     counts = {
         "documents_dropped": sum(fitting.dropped for fitting in fittings),
         "documents_unscorable": sum(fitting.unscorable for fitting in fittings),

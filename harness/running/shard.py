@@ -18,13 +18,13 @@ if TYPE_CHECKING:  # a plan needs torch, and the command line reads shards befor
 
 @dataclass(frozen=True)
 class Shard:
-    """Part `number` of `of`, counted from 1."""
+    """Part `number` of `count`, counted from 1."""
 
     number: int
-    of: int
+    count: int
 
     def __str__(self) -> str:
-        return f"{self.number}/{self.of}"
+        return f"{self.number}/{self.count}"
 
 
 def require_apart(shards: Sequence[Shard]) -> None:
@@ -34,7 +34,7 @@ def require_apart(shards: Sequence[Shard]) -> None:
         UserError: They are not.
     """
     for before, shard in pairwise(shards):
-        if shard.of != before.of:
+        if shard.count != before.count:
             raise UserError(f"--shard {before} and {shard}: overlap, as parts of two splits. Name parts of one.")
     if len(set(shards)) < len(shards):
         raise UserError(f"--shard {' '.join(map(str, shards))}: overlap; name each part once.")
@@ -59,12 +59,12 @@ def part(plan: "Plan", shards: Sequence[Shard]) -> "Plan":
             f"--shard: to be trained first: {names}. `exitbench train` on one machine, then copy RUNS/models to all."
         )
     pairs = list(dict.fromkeys(_pair(group.model.name, label) for group in plan.groups for label in group.labels))
-    if shards[0].of > len(pairs):
+    if shards[0].count > len(pairs):
         raise UserError(
             f"--shard {shards[0]}: a model on a task is run by one machine, and this selection has "
             f"{number_of(len(pairs), 'such pair')}. Allowed: K/N with N up to {len(pairs)}."
         )
-    selected = {pair for shard in shards for pair in pairs[shard.number - 1 :: shard.of]}
+    selected = {pair for shard in shards for pair in pairs[shard.number - 1 :: shard.count]}
     groups = []
     for group in plan.groups:
         labels = tuple(label for label in group.labels if _pair(group.model.name, label) in selected)

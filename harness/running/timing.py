@@ -29,7 +29,7 @@ StopReason = Literal["precise", "seconds", "rounds"]
 
 
 @dataclass(frozen=True)
-class Reading:
+class PhaseTiming:
     """One timed phase of one decode of one unit.
 
     Attributes:
@@ -56,7 +56,7 @@ class Timing(Generic[Output]):
         stop_reason: ``precise``, ``seconds`` (the budget is spent) or ``rounds`` (the most are done).
     """
 
-    readings: list[Reading]
+    readings: list[PhaseTiming]
     device: list[DeviceReading]
     energy: Energy
     stop_reason: StopReason
@@ -96,12 +96,12 @@ def measure(
     full_outputs = [output for unit in units for output in work.run(full, unit)]
     outputs = [output for unit in units for output in work.run(method, unit)]
     if method.gate.looks_ahead:
-        method = work.knowing(method, units, outputs)
+        method = work.with_known_exits(method, units, outputs)
     arms = {"full": full, "method": method}
     for unit in units[: settings.warm_up]:
         for parts in (full, method):
             work.timed(parts, unit, Clock(work.device))
-    readings: list[Reading] = []
+    readings: list[PhaseTiming] = []
     device: list[DeviceReading] = []
     kind = work.device.type
     stop_reason: StopReason | None = None
@@ -112,7 +112,7 @@ def measure(
             for position, (arm, twin) in enumerate(ORDER):
                 with energy.around(Place(unit.doc_key, round_, position, arm, twin)):
                     phases = _timed(work, arms[arm], unit)
-                readings += [Reading(unit.doc_key, round_, position, arm, twin, *phase) for phase in phases]
+                readings += [PhaseTiming(unit.doc_key, round_, position, arm, twin, *phase) for phase in phases]
             on_unit(min(round_ * len(units) + index + 1, settings.least_rounds * len(units)) // settings.least_rounds)
         device.append(read_device(kind, round_, "end"))
         round_ += 1
@@ -120,7 +120,9 @@ def measure(
     return Timing(readings, device, energy.close(), stop_reason, full_outputs, outputs)
 
 
-def _stop_reason(readings: Sequence[Reading], rounds: int, settings: TimingSettings, seed: int) -> StopReason | None:
+def _stop_reason(
+    readings: Sequence[PhaseTiming], rounds: int, settings: TimingSettings, seed: int
+) -> StopReason | None:
     """Return why no further round is needed after ``rounds`` rounds; None if one is."""
     if rounds >= settings.max_rounds:
         return "rounds"
@@ -175,7 +177,7 @@ def token_metrics(measured: Timing[Any], n_units: int) -> dict[str, Interval]:
 
 
 def speedup(
-    readings: Sequence[Reading],
+    readings: Sequence[PhaseTiming],
     phase: str,
     seed: int,
     *,
@@ -197,7 +199,7 @@ def speedup(
 
 
 def _readings_of(
-    readings: Sequence[Reading], phase: str, arm: str, twin: bool = False, clock: str = "wall_ns"
+    readings: Sequence[PhaseTiming], phase: str, arm: str, twin: bool = False, clock: str = "wall_ns"
 ) -> list[tuple[str, float]]:
     """Return the readings of one arm and phase, each with its document's key."""
     return [(r.doc_key, getattr(r, clock)) for r in readings if (r.phase, r.arm, r.twin) == (phase, arm, twin)]

@@ -160,7 +160,7 @@ class _Queue:
         work = work_of(model, item)
         self._claim(item)
         start = {"event": "start", "cell": cell_id, "label": item.label, "documents": work.units()}
-        self._emit({**start, "cells": 1 + len(model.passes.others(cell_id))})
+        self._emit({**start, "cells": 1 + len(model.passes.partner_parts(cell_id))})
         try:
             chosen = model.products
             env = self._env if chosen is None else {**self._env, "products": dict(chosen)}

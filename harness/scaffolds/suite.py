@@ -26,7 +26,7 @@ _LIMIT: Final = 20
 
 
 @dataclass(frozen=True)
-class Asked:
+class SuiteDescription:
     """Description of the suite to generate.
 
     Attributes:
@@ -48,23 +48,23 @@ class Asked:
     command: str
 
 
-def suite_text(asked: Asked) -> str:
+def suite_text(description: SuiteDescription) -> str:
     """Return the suite's TOML text. Reads the configuration and the headers of the weight files, but no weights.
 
     Raises:
         UserError: The folder is not a checkpoint that an engine can run.
     """
-    checkpoint = load_checkpoint(asked.folder, device="meta")
+    checkpoint = load_checkpoint(description.folder, device="meta")
     kind = "an encoder-decoder" if checkpoint.kind == "seq2seq" else "a decoder-only model"
     return filled(
         "suite.toml",
-        name=asked.name,
-        command=visible(asked.command),
-        label=asked.label,
-        model=asked.model,
-        model_about=f"{asked.label}, {kind} of {checkpoint.model.n_blocks} decoder blocks",
-        tasks=_tasks(asked.tasks) or filled(f"tasks_{checkpoint.kind}.toml"),
-        sweeps="\n".join(_sweeps(checkpoint, asked.works)),
+        name=description.name,
+        command=visible(description.command),
+        label=description.label,
+        model=description.model,
+        model_about=f"{description.label}, {kind} of {checkpoint.model.n_blocks} decoder blocks",
+        tasks=_tasks(description.tasks) or filled(f"tasks_{checkpoint.kind}.toml"),
+        sweeps="\n".join(_sweeps(checkpoint, description.works)),
     )
 
 

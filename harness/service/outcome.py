@@ -29,22 +29,22 @@ _NO_GIST = "No quality was measured: nothing to recommend."
 FAILURES_QUERY = "SELECT model, task_label, method, params, kind, status, reason FROM failures"
 
 
-def print_outcome(done: SuiteRun, options: RunOptions, *, every_setting: bool = False, report: bool = True) -> None:
+def print_outcome(run: SuiteRun, options: RunOptions, *, every_setting: bool = False, report: bool = True) -> None:
     """Print one sentence per task, the paths of all outputs, and why cells failed.
 
     Args:
-        done: The finished run.
+        run: The finished run.
         options: Options of the run.
         every_setting: Whether to also print a table of every setting.
         report: Whether to draw the report.
     """
     runs = Runs(options.runs)
-    _print_results(runs, done.plan, every_setting=every_setting)
+    _print_results(runs, run.plan, every_setting=every_setting)
     if report:
         _print_report(runs)
     print(f"Database  {runs.database}")
     print(f'Query     exitbench sql --database {runs.database} "{EXAMPLE_QUERY}"')
-    _print_failures(done, runs, options)
+    _print_failures(run, runs, options)
 
 
 def print_broken(summary: ReportSummary) -> None:
@@ -98,15 +98,15 @@ def _print_report(runs: Runs) -> None:
     print_broken(report)
 
 
-def _print_failures(done: SuiteRun, runs: Runs, options: RunOptions) -> None:
-    if bad := done.failed:
-        counts = Counter(done.statuses[cell_id] for cell_id in bad)
+def _print_failures(run: SuiteRun, runs: Runs, options: RunOptions) -> None:
+    if bad := run.failed:
+        counts = Counter(run.statuses[cell_id] for cell_id in bad)
         tell("\n" + ", ".join(f"{count} {status}" for status, count in sorted(counts.items())) + ":")
         for line in failure_lines(runs.database, bad):
             tell(f"  {line}")
         tell(f'More: exitbench sql --database {runs.database} "{FAILURES_QUERY}"')
-    elif not done.statuses:
-        n_done = done.plan.states()["done"]
+    elif not run.statuses:
+        n_done = run.plan.states()["done"]
         verb = "is" if n_done == 1 else "are"
         tell(f"\nNothing to run: {number_of(n_done, 'cell')} {verb} done (--retry {options.retry}).")
 

@@ -36,12 +36,12 @@ class SuiteRun:
 
     Attributes:
         statuses: Final status of each cell that ran, by cell id.
-        left_out: Attempts that could not be ingested, with the reason.
+        not_ingested: Attempts that could not be ingested, with the reason.
     """
 
     plan: Plan
     statuses: Mapping[str, str]
-    left_out: tuple[str, ...]
+    not_ingested: tuple[str, ...]
 
     @property
     def failed(self) -> list[str]:
@@ -51,7 +51,7 @@ class SuiteRun:
     @property
     def ok(self) -> bool:
         """True if every cell that ran succeeded and is in the database."""
-        return not self.failed and not self.left_out
+        return not self.failed and not self.not_ingested
 
 
 def run_suite(options: RunOptions) -> SuiteRun:
@@ -103,15 +103,15 @@ def run_suite(options: RunOptions) -> SuiteRun:
     plan = with_verdicts(plan, options.retry, runs.root, _say_tried)
     for method in failing(plan):
         tell(f"Breaks its contract, so that its runs are not to be cited: {method}")
-    left_out: list[str] = []
+    not_ingested: list[str] = []
     try:
-        statuses = _run_groups(plan, runs, executor, options, left_out)
+        statuses = _run_groups(plan, runs, executor, options, not_ingested)
     except KeyboardInterrupt:
         _ingest_meanwhile(runs)
         print("Interrupted. What is finished is kept; the same command goes on from there.", file=sys.stderr)
         raise
-    left_out += _ingest(runs)
-    return SuiteRun(plan, statuses, tuple(left_out))
+    not_ingested += _ingest(runs)
+    return SuiteRun(plan, statuses, tuple(not_ingested))
 
 
 def unsafe_tasks(plan: Plan) -> list[str]:
@@ -159,12 +159,14 @@ def _local(plan: Plan, runs: Runs) -> Executor:
     gpus = visible_gpus() if plan.device == "cuda" else ()
     for group in plan.groups:
         for device_map in {cell.item.cell.device_map for cell in group.cells}:
-            require_gpus(group.model.where, device_map or (), len(gpus))
+            require_gpus(group.model.location, device_map or (), len(gpus))
     return LocalExecutor(runs.logs, gpus)
 
 
-def _run_groups(plan: Plan, runs: Runs, executor: Executor, options: RunOptions, left_out: list[str]) -> dict[str, str]:
-    """Run pending cells; return each cell's final status by id. Appends messages of failed ingests to `left_out`."""
+def _run_groups(
+    plan: Plan, runs: Runs, executor: Executor, options: RunOptions, not_ingested: list[str]
+) -> dict[str, str]:
+    """Run pending cells; return the final status by cell id. Append messages of failed ingests to `not_ingested`."""
     threads = options.threads or _free_threads(plan, executor, options)
     specs = [_spec(group, plan, runs, threads, options) for group in plan.groups]
     estimates = estimate_plan(plan, runs.spool, options.retry)
@@ -177,7 +179,7 @@ def _run_groups(plan: Plan, runs: Runs, executor: Executor, options: RunOptions,
         best_so_far_reporter = _BestSoFar(runs, plan.cell_ids, bars)
 
         def ingest() -> None:
-            left_out.extend(_ingest_meanwhile(runs))
+            not_ingested.extend(_ingest_meanwhile(runs))
             best_so_far_reporter.tell()
 
         return executor.run([spec for spec in specs if spec.cells], bars, ingest)
@@ -241,10 +243,10 @@ def _ingest(runs: Runs, say: Callable[[str], None] | None = tell) -> tuple[str, 
     """
     from exitbench.results.ingest.ingest import ingest
 
-    left_out = ingest(runs.spool, runs.database, say=say).quarantined
-    for message in left_out:
+    not_ingested = ingest(runs.spool, runs.database, say=say).quarantined
+    for message in not_ingested:
         tell(f"left out of the database: {message}")
-    return left_out
+    return not_ingested
 
 
 def _ingest_meanwhile(runs: Runs) -> tuple[str, ...]:

@@ -93,7 +93,7 @@ def _tuning(options: TuneOptions) -> Tuning:
             raise UserError(f"suite {suite.name!r} has no {what} {word!r}.{suggestion(word, entries)}")
     task = tasks[options.task]
     if not task.work.generates:
-        raise UserError(f"{task.where}: {options.task!r} scores given texts; thresholds are tuned for answers only.")
+        raise UserError(f"{task.location}: {options.task!r} scores given texts; thresholds are tuned for answers only.")
     for name in options.methods:
         require_tunable(name)
     is_taken = options.out is not None and os.path.lexists(options.out)
@@ -122,10 +122,10 @@ def _tune(tuning: Tuning, runs: Runs, options: TuneOptions) -> None:
     _stage(f"2. Decoding {number_of(len(candidates), 'candidate')} of {number_of(len(tuning.methods), 'method')}")
     choice = choose(tuning, _decoded(tuning.confirm(candidates), candidates, runs, options))
     _say_confirmed(tuning, choice)
-    if not choice.kept:
+    if not choice.finalists:
         print(f"Nothing to recommend: no method loses as little as {tuning.max_loss_percent:g} % here.")
         return
-    finalists, full_share = choice.kept, 1.0
+    finalists, full_share = choice.finalists, 1.0
     if tuning.epsilon is not None:
         with open_database(runs.database) as database:
             confirmed = [row["cell_id"] for _, row in choice.rows]
@@ -210,11 +210,11 @@ def _certified(
 
 def _say_confirmed(tuning: Tuning, choice: Choice) -> None:
     for candidate, row in choice.rows:
-        mark = "*" if candidate in (*choice.kept, choice.depth) else " "
+        mark = "*" if candidate in (*choice.finalists, choice.depth) else " "
         bound = "" if row["loss_high_percent"] is None else f", may lose {row['loss_high_percent']:.1f} %"
         depth = f"{row['mean_blocks_run']:.2f} of {row['blocks']} blocks"
         tell(f"  {mark} {_label(candidate.point)}: {depth}, {_delta(row)}{bound}")
-    if choice.kept and not choice.is_shown:
+    if choice.finalists and not choice.is_shown:
         tell(
             f"  None is shown to lose at most {tuning.max_loss_percent:g} % by its interval on "
             f"{number_of(tuning.documents, 'document')}; * do on these. More --documents make intervals narrower."

@@ -28,15 +28,15 @@ from exitbench.harness.training.data import (
     UNK,
     Batch,
     Example,
-    Pair,
     TextData,
+    TrainingPair,
     curriculum,
     padded,
     trained_tokenizer,
 )
 from exitbench.harness.training.recipe import ArchitectureRecipe, Recipe, TokenizerRecipe
 from exitbench.harness.training.train import Portions, minimise, prepare, write_card, write_log
-from exitbench.harness.training.trainer import Clock, resume_point
+from exitbench.harness.training.trainer import TrainingClock, resume_point
 from exitbench.results.spool.schema import CARD_FILE, TRAINING_LOG_FILE
 from exitbench.results.statistics.intervals import as_sums
 from exitbench.tasks import builtin
@@ -79,7 +79,7 @@ def task_of(recipe: Recipe) -> ClassificationTask:
 
 
 def make_classifier_tokenizer(
-    recipe: TokenizerRecipe, task: ClassificationTask, pairs: Sequence[Pair], max_tokens: int
+    recipe: TokenizerRecipe, task: ClassificationTask, pairs: Sequence[TrainingPair], max_tokens: int
 ) -> PreTrainedTokenizerFast:
     """Return the tokenizer of a recipe, which puts <cls> before the input and </s> after each text."""
     texts = (text for pair in pairs for text in _texts(task, pair))
@@ -102,7 +102,7 @@ def make_classifier_tokenizer(
 
 
 def encode_texts(
-    task: ClassificationTask, pairs: Sequence[Pair], tokenizer: PreTrainedTokenizerFast, max_tokens: int
+    task: ClassificationTask, pairs: Sequence[TrainingPair], tokenizer: PreTrainedTokenizerFast, max_tokens: int
 ) -> list[LabelledExample]:
     """Tokenize texts; if an input is too long, its longer text is truncated on the right."""
     if not pairs:
@@ -130,11 +130,11 @@ def pad_texts(examples: Sequence[LabelledExample], pad_id: int) -> Batch:
     }
 
 
-def _texts(task: ClassificationTask, pair: Pair) -> tuple[str, ...]:
+def _texts(task: ClassificationTask, pair: TrainingPair) -> tuple[str, ...]:
     return task.texts(_document(pair))
 
 
-def _document(pair: Pair) -> Document:
+def _document(pair: TrainingPair) -> Document:
     assert pair.document is not None, "read for an encoder"
     return pair.document
 
@@ -221,13 +221,13 @@ def train_classifier(
     Raises:
         UserError: The task is not a classification task, or the start checkpoint does not fit its labels.
     """
-    clock = Clock(resume_point(work))
+    clock = TrainingClock(resume_point(work))
     settings, task = recipe.optimisation, task_of(recipe)
     prepare(recipe)
     model, tokenizer = _begin(recipe, text, start, task)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
 
-    def encoded(pairs: Sequence[Pair]) -> list[LabelledExample]:
+    def encoded(pairs: Sequence[TrainingPair]) -> list[LabelledExample]:
         return encode_texts(task, pairs, tokenizer, settings.max_tokens)
 
     portions: Portions = [
@@ -286,7 +286,7 @@ def _begin(
     return new_classifier(recipe.architecture, tokenizer, task), tokenizer
 
 
-def _quality(task: ClassificationTask, pairs: Sequence[Pair], answers_LN: Tensor) -> dict[str, Any]:
+def _quality(task: ClassificationTask, pairs: Sequence[TrainingPair], answers_LN: Tensor) -> dict[str, Any]:
     """Return the task's headline metric per block, and the label accuracy, which is None for ratings."""
     documents = [pair.document for pair in pairs if pair.document is not None]
     scores = [

@@ -28,7 +28,7 @@ POOL_EXAMPLES = 8192
 
 
 @dataclass(frozen=True)
-class Pair:
+class TrainingPair:
     """A training pair: input and expected output of the model.
 
     Attributes:
@@ -44,8 +44,8 @@ class Pair:
 class TextData:
     """A recipe's data as text: training pairs with their source's settings, validation pairs, and a digest of all."""
 
-    train: tuple[tuple[Pair, DataSource], ...]
-    validation: tuple[Pair, ...]
+    train: tuple[tuple[TrainingPair, DataSource], ...]
+    validation: tuple[TrainingPair, ...]
     sha256: str
 
 
@@ -65,7 +65,7 @@ The labels of a seq2seq model are the targets [B, T]. A causal model reads sourc
 """
 
 
-def read_pairs(source: DataSource, data_dir: Path | None, kind: ModelKind) -> list[Pair]:
+def read_pairs(source: DataSource, data_dir: Path | None, kind: ModelKind) -> list[TrainingPair]:
     """Return the documents of one source as pairs, with the task's own prompts for models of this kind.
 
     Raises:
@@ -79,8 +79,8 @@ def read_pairs(source: DataSource, data_dir: Path | None, kind: ModelKind) -> li
         documents = task.load(local, source.split, source.documents or None)
     if kind == "encoder":
         prompts = task.prompts(documents, kind)
-        return [Pair(prompt, task.target(each), each) for prompt, each in zip(prompts, documents, strict=True)]
-    return [Pair(task.prompt_for(document, kind), task.target(document)) for document in documents]
+        return [TrainingPair(prompt, task.target(each), each) for prompt, each in zip(prompts, documents, strict=True)]
+    return [TrainingPair(task.prompt_for(document, kind), task.target(document)) for document in documents]
 
 
 def read_text(recipe: Recipe, data_dir: Path | None, kind: ModelKind) -> TextData:
@@ -94,7 +94,7 @@ def read_text(recipe: Recipe, data_dir: Path | None, kind: ModelKind) -> TextDat
     validation = [pair for source in recipe.validation for pair in read_pairs(source, data_dir, kind)]
     held_out_pairs = [pair for source in recipe.held_out for pair in read_pairs(source, data_dir, kind)]
     known_prompts = {pair.prompt for pair in [*validation, *held_out_pairs]}
-    train: list[tuple[Pair, DataSource]] = []
+    train: list[tuple[TrainingPair, DataSource]] = []
     for source in recipe.train:
         for pair in read_pairs(source, data_dir, kind):
             if pair.prompt not in known_prompts:
@@ -105,13 +105,13 @@ def read_text(recipe: Recipe, data_dir: Path | None, kind: ModelKind) -> TextDat
     return TextData(tuple(train), tuple(validation), _digest([pair for pair, _ in train], validation))
 
 
-def _digest(*parts: Sequence[Pair]) -> str:
+def _digest(*parts: Sequence[TrainingPair]) -> str:
     """Return the SHA-256 of the canonical JSON of all pairs."""
     text = json.dumps([[(p.prompt, p.target) for p in part] for part in parts], separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def make_tokenizer(recipe: TokenizerRecipe, pairs: Iterable[Pair]) -> PreTrainedTokenizerFast:
+def make_tokenizer(recipe: TokenizerRecipe, pairs: Iterable[TrainingPair]) -> PreTrainedTokenizerFast:
     """Return the tokenizer of a recipe: <pad> is 0, </s> is 1 and ends every encoding, <unk> is 2."""
     texts = (text for pair in pairs for text in (pair.prompt, pair.target))
     tokenizer = builtin.build_tokenizer() if recipe.kind == "builtin" else trained_tokenizer(recipe.vocab_size, texts)
@@ -137,7 +137,7 @@ def trained_tokenizer(vocab_size: int, texts: Iterable[str]) -> Tokenizer:
     return tokenizer
 
 
-def encode(pairs: Sequence[Pair], tokenizer: PreTrainedTokenizerFast, max_tokens: int) -> list[Example]:
+def encode(pairs: Sequence[TrainingPair], tokenizer: PreTrainedTokenizerFast, max_tokens: int) -> list[Example]:
     """Tokenize pairs, leaving out those with more than `max_tokens` in source or target.
 
     Raises:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from exitbench.errors import UserError, suggestion
-from exitbench.harness.reading.toml import Table
+from exitbench.harness.reading.toml import TomlTable
 from exitbench.tasks.base import ModelKind
 from exitbench.tasks.document import DEFAULT_LEVEL, LEVELS
 
@@ -342,7 +342,7 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
         if not (other_seed.isascii() and other_seed.isdigit() and len(other_seed) < 10):
             raise UserError(f"Recipe {name_or_path!r}: after @ stands {other_seed!r}. Allowed: a seed, 0 to 999999999.")
         return replace(load_recipe(recipe_name), name=f"{recipe_name}@{int(other_seed)}", seed=int(other_seed))
-    top = Table.read(path if path.suffix == ".toml" else recipe_path(str(name_or_path)))
+    top = TomlTable.read(path if path.suffix == ".toml" else recipe_path(str(name_or_path)))
     top.allow(*(f.name for f in fields(Recipe)))
     seed = top.get("seed", int)
     if seed < 0:
@@ -373,7 +373,7 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
     return recipe
 
 
-def _check_objective(recipe: Recipe, top: Table) -> None:
+def _check_objective(recipe: Recipe, top: TomlTable) -> None:
     """Check the objective against the other tables."""
     objective, table = recipe.objective, top.table("objective")
     if (objective.loss == "exit-heads") != (recipe.exit_heads is not None):
@@ -391,7 +391,7 @@ def _check_objective(recipe: Recipe, top: Table) -> None:
         raise top.table("exit_heads").error("count", f"must be below the model's {n_blocks} decoder blocks.")
 
 
-def _check_off_ramps(recipe: Recipe, top: Table) -> None:
+def _check_off_ramps(recipe: Recipe, top: TomlTable) -> None:
     """Check an encoder's objective against its off-ramps."""
     loss, table, kind = recipe.objective.loss, top.table("objective"), recipe.kind
     is_encoder = kind == "encoder" or (kind is None and recipe.off_ramps is not None)
@@ -409,7 +409,7 @@ def _check_off_ramps(recipe: Recipe, top: Table) -> None:
         raise table.error("loss", 'is "last", by which off-ramps never learn. Leave out [off_ramps].')
 
 
-def _check_positions(recipe: Recipe, top: Table) -> None:
+def _check_positions(recipe: Recipe, top: TomlTable) -> None:
     """Check that a model with absolute positions has enough of them for its training data."""
     architecture, longest = recipe.architecture, recipe.optimisation.max_tokens
     if (
@@ -423,7 +423,7 @@ def _check_positions(recipe: Recipe, top: Table) -> None:
         )
 
 
-def _start(table: Table) -> StartRecipe:
+def _start(table: TomlTable) -> StartRecipe:
     """Read [start], which names exactly one of recipe and checkpoint."""
     start = _build(StartRecipe, table)
     if bool(start.recipe) == bool(start.checkpoint):
@@ -435,7 +435,7 @@ def _start(table: Table) -> StartRecipe:
     return start
 
 
-def _data_source(table: Table) -> DataSource:
+def _data_source(table: TomlTable) -> DataSource:
     """Read one data source, with checks across its keys."""
     source = _build(DataSource, table)
     if source.source == "builtin" and not source.documents:
@@ -445,7 +445,7 @@ def _data_source(table: Table) -> DataSource:
     return source
 
 
-def _tokenizer(table: Table) -> TokenizerRecipe:
+def _tokenizer(table: TomlTable) -> TokenizerRecipe:
     """Read the tokenizer's settings; only a trained one has a vocabulary size."""
     tokenizer = _build(TokenizerRecipe, table)
     if (tokenizer.kind == "bpe") != bool(tokenizer.vocab_size):
@@ -453,7 +453,7 @@ def _tokenizer(table: Table) -> TokenizerRecipe:
     return tokenizer
 
 
-def _architecture(table: Table) -> ArchitectureRecipe:
+def _architecture(table: TomlTable) -> ArchitectureRecipe:
     """Read the architecture, with the constraints of its family."""
     architecture = _build(ArchitectureRecipe, table)
     family, n_heads = architecture.family, architecture.num_heads
@@ -485,7 +485,7 @@ def _architecture(table: Table) -> ArchitectureRecipe:
     return architecture
 
 
-def _optimisation(table: Table) -> OptimisationRecipe:
+def _optimisation(table: TomlTable) -> OptimisationRecipe:
     """Read the optimization settings, with checks across keys."""
     optimisation = _build(OptimisationRecipe, table)
     if optimisation.warmup_steps >= optimisation.steps:
@@ -495,7 +495,7 @@ def _optimisation(table: Table) -> OptimisationRecipe:
     return optimisation
 
 
-def _build(cls: type[T], table: Table) -> T:
+def _build(cls: type[T], table: TomlTable) -> T:
     """Build a dataclass from a TOML table."""
     dataclass_fields = fields(cls)  # type: ignore[arg-type]
     table.allow(*(f.name for f in dataclass_fields))
@@ -511,7 +511,7 @@ def _build(cls: type[T], table: Table) -> T:
     return cls(**values)
 
 
-def _value(table: Table, key: str, kind: Any) -> Any:
+def _value(table: TomlTable, key: str, kind: Any) -> Any:
     """Read one value of the type that its field declares."""
     if get_origin(kind) is Literal:
         word = table.get(key, str)

@@ -32,7 +32,7 @@ from exitbench.harness.training.data import (
 from exitbench.harness.training.models import is_causal, new_model, read_model
 from exitbench.harness.training.objectives import ExitHeadsObjective, Objective, block_quality, make_objective
 from exitbench.harness.training.recipe import TRAINING_VERSION, ExitHeadsRecipe, Recipe
-from exitbench.harness.training.trainer import EXTRAS, Clock, ExitTrainer, Rows, resume_point
+from exitbench.harness.training.trainer import EXTRAS, ExitTrainer, Rows, TrainingClock, resume_point
 from exitbench.results.spool.schema import CARD_FILE, TRAINING_LOG, TRAINING_LOG_FILE
 
 Portions = list[tuple[int, list[Example]]]
@@ -55,7 +55,7 @@ def train(
         UserError: No pair is short enough for `max_tokens`, or the start is not a checkpoint of a supported family.
     """
     point = resume_point(work)
-    clock = Clock(point)
+    clock = TrainingClock(point)
     settings = recipe.optimisation
     prepare(recipe)
     model, tokenizer = _begin(recipe, text, start)
@@ -106,7 +106,7 @@ def minimise(
     batches: Callable[[int], Iterator[Batch]],
     work: Path,
     on_step: Callable[[int], None],
-    clock: Clock,
+    clock: TrainingClock,
 ) -> Rows:
     """Train a model to the recipe's last step, from the latest resume point in `work`; return its log.
 
@@ -129,7 +129,7 @@ def write_card(
     text: TextData,
     model: PreTrainedModel,
     rows: Rows,
-    clock: Clock,
+    clock: TrainingClock,
     counts: Mapping[str, int],
     quality: Mapping[str, Any],
 ) -> None:

@@ -148,7 +148,7 @@ Rows = list[tuple[int, int | None, str, float]]
 """Rows of (step, block, metric, value)."""
 
 
-class Clock:
+class TrainingClock:
     """Time spent on a training, across all processes that worked on it."""
 
     def __init__(self, point: Path | None) -> None:
@@ -190,7 +190,7 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
         folder: Path,
         seed: int,
         on_step: Callable[[int], None],
-        clock: Clock,
+        clock: TrainingClock,
     ) -> None:
         self.objective, self.batches = objective, batches
         self.sums: dict[tuple[str, int | None], list[Tensor]] = defaultdict(list)
@@ -322,7 +322,7 @@ class _Batches(IterableDataset[Batch]):
 class _Steps(transformers.TrainerCallback):  # type: ignore[misc]
     """Callback that reports steps and marks complete resume points."""
 
-    def __init__(self, on_step: Callable[[int], None], clock: Clock, trainer: ExitTrainer) -> None:
+    def __init__(self, on_step: Callable[[int], None], clock: TrainingClock, trainer: ExitTrainer) -> None:
         self.on_step, self.clock, self.trainer = on_step, clock, trainer
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -127,7 +127,7 @@ class Work(ABC, Generic[Answer]):
         """Return a line that describes the expected outputs, for readers."""
 
     @classmethod
-    def shown(cls, task: Task, documents: Sequence[Document]) -> Iterator[list[tuple[str, str]]]:
+    def readable_texts(cls, task: Task, documents: Sequence[Document]) -> Iterator[list[tuple[str, str]]]:
         """Yield titles and texts of each document: the model's inputs, and the reference."""
         for document in documents:
             texts = {title: task.prompt_for(document, kind) for kind, title in _READERS.items()}
@@ -142,7 +142,7 @@ class Work(ABC, Generic[Answer]):
         """The task, with its settings."""
         return self.data.task_object
 
-    def on(self, data: DataRequest) -> Work[Answer]:
+    def for_data(self, data: DataRequest) -> Work[Answer]:
         """Return the same work on other documents."""
         return type(self)(self.model, self.item, data)
 

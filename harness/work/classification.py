@@ -338,10 +338,12 @@ class TimedClassification:
         """Classify a batch, traced."""
         return classify(self.model, unit.requests, parts)
 
-    def knowing(self, parts: Parts, units: Sequence[Unit[EncodedText]], made: Sequence[Classified]) -> Parts:
+    def with_known_exits(
+        self, parts: Parts, units: Sequence[Unit[EncodedText]], outputs: Sequence[Classified]
+    ) -> Parts:
         """Return an oracle's method with its exits fixed, so that the blocks behind them are really skipped."""
         texts = [text for unit in units for text in unit.requests]
-        exits = {text.seed: [answer.record.exit_layer] for text, answer in zip(texts, made, strict=True)}
+        exits = {text.seed: [answer.record.exit_layer] for text, answer in zip(texts, outputs, strict=True)}
         return Parts(Scheduled(exits), parts.threshold, parts.head, parts.kv_policy, parts.blocks)
 
     def timed(self, parts: Parts, unit: Unit[EncodedText], clock: Clock) -> tuple[tuple[str, ...], int]:

@@ -22,7 +22,7 @@ class Unscorable(UserError):
 
 
 @dataclass(frozen=True)
-class Pair:
+class EncodedPair:
     """Tokens of a context and its continuation.
 
     Attributes:
@@ -96,7 +96,7 @@ class Encoding:
             )
         return Prompt(ids[-room:], max(0, len(ids) - room))
 
-    def pair(self, context: str, continuation: str, where: str) -> Pair:
+    def pair(self, context: str, continuation: str, location: str) -> EncodedPair:
         """Return the tokens of a context and its continuation.
 
         White space at the context's end is moved to the continuation. A decoder-only model tokenizes both as one text,
@@ -105,7 +105,7 @@ class Encoding:
         Args:
             context: May be empty.
             continuation: Text to score.
-            where: Document and choice, for messages.
+            location: Document and choice, for messages.
 
         Raises:
             Unscorable: No token is left of the continuation, or it is longer than the model's positions.
@@ -115,7 +115,7 @@ class Encoding:
             before = [self.prefix_id]
             if ids and ids[0] == self.prefix_id:
                 before, ids = ids[:1], ids[1:]
-            return self._cut(before, ids, where, continuation)
+            return self._cut(before, ids, location, continuation)
         bare = context.rstrip()
         context, continuation = bare, context[len(bare) :] + continuation
         before = self.ids(context)
@@ -123,9 +123,9 @@ class Encoding:
             ids = self.ids(context + continuation)[len(before) :]
         else:
             ids = self.ids(continuation, add_special_tokens=False)
-        return self._cut(before, ids, where, continuation)
+        return self._cut(before, ids, location, continuation)
 
-    def windows(self, text: str, where: str) -> list[Pair]:
+    def windows(self, text: str, location: str) -> list[EncodedPair]:
         """Return the tokens of a whole text, in windows that together score each token once.
 
         Raises:
@@ -134,24 +134,25 @@ class Encoding:
         """
         if self.kind != "causal":
             raise UserError(
-                f"{where}: the log-likelihood of a whole text (loglikelihood_rolling) is for decoder-only models."
+                f"{location}: the log-likelihood of a whole text (loglikelihood_rolling) is for decoder-only models."
             )
         windows = get_rolling_token_windows(self.ids(text), self.prefix_id, self.max_length, 1)
         pairs = [make_disjoint_window(window) for window in windows]
         if not pairs:
-            raise Unscorable(f"{where}: there is nothing to score: the text is empty.")
-        return [Pair(tuple(before), tuple(scored)) for before, scored in pairs]
+            raise Unscorable(f"{location}: there is nothing to score: the text is empty.")
+        return [EncodedPair(tuple(before), tuple(scored)) for before, scored in pairs]
 
-    def _cut(self, before: list[int], ids: list[int], where: str, continuation: str) -> Pair:
+    def _cut(self, before: list[int], ids: list[int], location: str, continuation: str) -> EncodedPair:
         if not ids:
             raise Unscorable(
-                f"{where}: no token is left to score of {continuation[:40]!r}; the tokenizer may have merged it with "
-                "its context. Allowed: continuations of one token or more."
+                f"{location}: no token is left to score of {continuation[:40]!r}; the tokenizer may have merged it "
+                "with its context. Allowed: continuations of one token or more."
             )
         if len(ids) > self.max_length:
             raise Unscorable(
-                f"{where}: {len(ids)} tokens are to be scored, but the model reads {self.max_length}; allowed: as many."
+                f"{location}: {len(ids)} tokens are to be scored, but the model reads {self.max_length}; allowed: "
+                "as many."
             )
         # Decoder-only: the last scored token is not read itself, so one more token fits.
         room = self.max_length + 1 - len(ids) if self.kind == "causal" else self.max_length
-        return Pair(tuple(before[-room:]), tuple(ids), max(0, len(before) - room))
+        return EncodedPair(tuple(before[-room:]), tuple(ids), max(0, len(before) - room))

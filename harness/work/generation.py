@@ -27,11 +27,11 @@ from exitbench.harness.engine.model.cost import TokenPlace, answer_cost, answer_
 from exitbench.harness.engine.model.engine import Engine
 from exitbench.harness.engine.model.token_record import TokenRecord, full_depth_records
 from exitbench.harness.work.base import MODEL_READS, Progress
-from exitbench.harness.work.lm import Answer, EarlyExitLM, stops
+from exitbench.harness.work.lm import DocumentAnswer, EarlyExitLM, stops
 from exitbench.harness.work.lm_eval_work import LmEvalWork
 from exitbench.harness.work.metrics import Metric, agreement_metrics, depth_interval, sampled, token_gaps, with_role
 from exitbench.harness.work.recording import record_insides, time_tokens
-from exitbench.harness.work.sharing import Recorded, differ_in_threshold_alone, exits, rows_of
+from exitbench.harness.work.sharing import ReplaySource, differ_in_threshold_alone, exits, rows_of
 from exitbench.harness.work.timed import Clock, Unit
 from exitbench.methods.base import Cost, FitData, Parts, argmax_token
 from exitbench.methods.gates import Scheduled
@@ -54,7 +54,7 @@ class FullOutput:
     token_ids: list[int]
 
 
-class GenerationWork(LmEvalWork[Answer]):
+class GenerationWork(LmEvalWork[DocumentAnswer]):
     """Answers that the model generates, for this project's tasks and lm-eval's."""
 
     output_types = ("generate_until",)
@@ -67,10 +67,10 @@ class GenerationWork(LmEvalWork[Answer]):
         return f"answers: up to {number_of(max_new_tokens, 'token')}"
 
     @classmethod
-    def shown(cls, task: Task, documents: Sequence[Document]) -> Iterator[list[tuple[str, str]]]:
+    def readable_texts(cls, task: Task, documents: Sequence[Document]) -> Iterator[list[tuple[str, str]]]:
         """Yield prompts and targets."""
         if not isinstance(task, LmEvalTask):
-            yield from super().shown(task, documents)
+            yield from super().readable_texts(task, documents)
             return
         requests = task.instances(documents)
         for document in documents:
@@ -126,17 +126,17 @@ class GenerationWork(LmEvalWork[Answer]):
 
     # --- Quality
 
-    def answers_of(self, lm: EarlyExitLM) -> Mapping[str, Answer]:
+    def answers_of(self, lm: EarlyExitLM) -> Mapping[str, DocumentAnswer]:
         """Return the answers."""
         return lm.answers
 
-    def answer(self, parts: Parts, on_progress: Progress) -> list[Answer]:
+    def answer(self, parts: Parts, on_progress: Progress) -> list[DocumentAnswer]:
         """Answer every document, without lm-eval."""
         lm = self.lm(parts, on_progress)
         lm.answer({document.key: self.prompt(document) for document in self.documents})
         return [lm.answers[document.key] for document in self.documents]
 
-    def sample(self, document: Document, answer: Answer) -> dict[str, Any]:
+    def sample(self, document: Document, answer: DocumentAnswer) -> dict[str, Any]:
         """Return text, tokens, lengths and stop reason."""
         generation = answer.generation
         return {
@@ -148,7 +148,7 @@ class GenerationWork(LmEvalWork[Answer]):
             "stop_reason": generation.stop_reason,
         }
 
-    def record(self, writer: AttemptWriter, answers: Mapping[str, Answer], parts: Parts) -> dict[str, Metric]:
+    def record(self, writer: AttemptWriter, answers: Mapping[str, DocumentAnswer], parts: Parts) -> dict[str, Metric]:
         """Write the tokens; return metrics of depth, agreement and cost."""
         full = {key: FullOutput(answer.n_prompt, answer.generation.token_ids) for key, answer in answers.items()}
         if differ_in_threshold_alone(parts, self.full_parts) and not self.settings.logit_rules:
@@ -164,7 +164,9 @@ class GenerationWork(LmEvalWork[Answer]):
         rows = pq.read_table(path, columns=["doc_key", "n_prompt", "output_ids"]).to_pylist()
         return {row["doc_key"]: FullOutput(row["n_prompt"], row["output_ids"]) for row in rows}
 
-    def _token_table(self, answers: Mapping[str, Answer], full: Mapping[str, FullOutput], parts: Parts) -> pa.Table:
+    def _token_table(
+        self, answers: Mapping[str, DocumentAnswer], full: Mapping[str, FullOutput], parts: Parts
+    ) -> pa.Table:
         rows: list[dict[str, Any]] = []
         for document in self.documents:
             kinds, full_ids = self.token_kinds(document), full[document.key].token_ids
@@ -181,7 +183,7 @@ class GenerationWork(LmEvalWork[Answer]):
         return pa.Table.from_pylist(rows, schema=TABLES["tokens"])
 
     def _metrics(
-        self, answers: Mapping[str, Answer], full: Mapping[str, FullOutput], parts: Parts
+        self, answers: Mapping[str, DocumentAnswer], full: Mapping[str, FullOutput], parts: Parts
     ) -> dict[str, Metric]:
         """Return mean exit layer and blocks run, agreement with full depth, cost by part and share of accepted drafts.
 
@@ -239,7 +241,7 @@ class GenerationWork(LmEvalWork[Answer]):
                 agreement["acceptance_rate"] = bounded_ratio_interval(accepted, drafts)
         return with_role("depth", depth) | agreement_metrics(agreement) | with_role("cost", work)
 
-    def compare_formats(self, reference: Any, answers: Mapping[str, Answer]) -> dict[str, Interval]:
+    def compare_formats(self, reference: Any, answers: Mapping[str, DocumentAnswer]) -> dict[str, Interval]:
         """Compare the log-probabilities of full depth's own tokens."""
         contexts = [
             Context(self.request(document).prompt_ids, [answers[document.key].generation.token_ids])
@@ -357,7 +359,7 @@ class GenerationWork(LmEvalWork[Answer]):
             return method.exit_layer_sql(depth, self.settings.max_new_tokens, score_sql, first_position)
 
         order, kept_columns = ("doc_key", "position"), ("token_kind", "full_token_id")
-        table = exits(self, Recorded(source, files, order, kept_columns, {"token_id": emitted_sql}), rule_of)
+        table = exits(self, ReplaySource(source, files, order, kept_columns, {"token_id": emitted_sql}), rule_of)
         exit_layer, last = table["exit_layer"], pa.scalar(depth, table["exit_layer"].type)
         blocks_run = pc.if_else(parts.runs_all_blocks, last, exit_layer)
         reason = pc.if_else(pc.equal(exit_layer, last), "last", "threshold")
@@ -365,11 +367,13 @@ class GenerationWork(LmEvalWork[Answer]):
 
     # --- Calibration
 
-    def exit_layers(self, answer: Answer) -> Sequence[int]:
+    def exit_layers(self, answer: DocumentAnswer) -> Sequence[int]:
         """Return the exit layer of each token."""
         return answer.generation.exit_layers
 
-    def losses(self, settings: CalibrationSettings, full: Sequence[Answer], early: Sequence[Answer]) -> np.ndarray:
+    def losses(
+        self, settings: CalibrationSettings, full: Sequence[DocumentAnswer], early: Sequence[DocumentAnswer]
+    ) -> np.ndarray:
         """Return the loss of each document; 0 if both texts are equal."""
         texts = zip(self.documents, (answer.text for answer in full), (answer.text for answer in early), strict=True)
         return np.array([text_loss(self.task, settings, *each) for each in texts])
@@ -436,12 +440,12 @@ class TimedGeneration:
 
     def run(self, parts: Parts, unit: Unit[Request]) -> list[Generation]:
         """Decode a unit, traced."""
-        return decode(self.checkpoint, self._prefilled(unit), parts, asked=self.settings)
+        return decode(self.checkpoint, self._prefilled(unit), parts, settings=self.settings)
 
-    def knowing(self, parts: Parts, units: Sequence[Unit[Request]], made: Sequence[Generation]) -> Parts:
+    def with_known_exits(self, parts: Parts, units: Sequence[Unit[Request]], outputs: Sequence[Generation]) -> Parts:
         """Return an oracle's method with its exits fixed, so that the blocks behind them are really skipped."""
         requests = [request for unit in units for request in unit.requests]
-        exits = {request.seed: output.exit_layers for request, output in zip(requests, made, strict=True)}
+        exits = {request.seed: output.exit_layers for request, output in zip(requests, outputs, strict=True)}
         return Parts(Scheduled(exits), parts.threshold, parts.head, parts.kv_policy, parts.blocks)
 
     def timed(self, parts: Parts, unit: Unit[Request], clock: Clock) -> tuple[tuple[str, ...], int]:
@@ -449,7 +453,7 @@ class TimedGeneration:
         clock.mark()
         batch = self._prefilled(unit)
         clock.mark()
-        generations = decode(self.checkpoint, batch, parts, asked=self.settings, traced=False)
+        generations = decode(self.checkpoint, batch, parts, settings=self.settings, traced=False)
         clock.mark()
         return ("prefill", "decode"), sum(len(generation.token_ids) for generation in generations)
 
@@ -550,15 +554,15 @@ def answer_costs_by_part(
 
 
 def _work(
-    checkpoint: Checkpoint, made: Generation, n_prompt: int, first_token: FirstToken
+    checkpoint: Checkpoint, answer: Generation, n_prompt: int, first_token: FirstToken
 ) -> tuple[Sequence[TokenRecord], Sequence[TokenPlace]]:
     """Return the records and places that determine an answer's cost, in the order of `answer_cost`.
 
     A first token read from the prompt's own pass is not a decode step: only its read-out counts.
     """
-    positions = range(1, len(made.token_ids) + 1)
+    positions = range(1, len(answer.token_ids) + 1)
     if checkpoint.kind == "seq2seq":
         places = [TokenPlace(context=position, source=n_prompt) for position in positions]
     else:  # the first token is chosen at the position of the prompt's last token
         places = [TokenPlace(context=n_prompt + position - 1, source=0) for position in positions]
-    return made.records, places[1 if first_token == "full" else 0 :]
+    return answer.records, places[1 if first_token == "full" else 0 :]

@@ -57,7 +57,7 @@ from exitbench.harness.work.scored_texts import (
     scored_contexts,
     token_rows,
 )
-from exitbench.harness.work.sharing import Recorded, exits, rows_of
+from exitbench.harness.work.sharing import ReplaySource, exits, rows_of
 from exitbench.harness.work.timed import Clock, Unit
 from exitbench.methods.base import Cost, FitData, Parts
 from exitbench.results.files.arrow import lists
@@ -105,7 +105,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
         return "log-likelihoods are asked for; nothing is generated"
 
     @classmethod
-    def shown(cls, task: Task, documents: Sequence[Document]) -> Iterator[list[tuple[str, str]]]:
+    def readable_texts(cls, task: Task, documents: Sequence[Document]) -> Iterator[list[tuple[str, str]]]:
         """Yield whole texts, or each context once and its continuations."""
         assert isinstance(task, LmEvalTask)
         requests = task.instances(documents)
@@ -155,7 +155,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
         refusals = []
         for key, requests in self.instances().items():
             try:
-                texts += [TextRequest.of(self.encoding, key, *request.args) for request in requests]
+                texts += [TextRequest.encode(self.encoding, key, *request.args) for request in requests]
             except Unscorable as refusal:
                 refusals.append(str(refusal))
         return tuple(texts), tuple(refusals)
@@ -374,11 +374,11 @@ class LikelihoodWork(LmEvalWork[Answer]):
         assert cell.scores_cell_id is not None, "the planner gives every replay of choices its scores"
         texts = self.texts(self.documents)
         first_position = 1 if cell.first_token == "gated" else 2
-        recorded = Recorded(
+        recorded = ReplaySource(
             source=rows_of("scores"),
             files={"scores": self.model.file_of(cell.scores_cell_id, "scores.parquet")},
             order=("doc_key", "choice", "position"),
-            others=(),
+            extra_columns=(),
             at_exit={"score": "score[{e}]", "logprob": "logprob[{e}]", "is_greedy": "emitted_id[{e}] >= 0"},
         )
         longest = longest_of(texts)
@@ -502,7 +502,7 @@ class TimedScoring:
         """Score a unit, traced."""
         return self._score(parts, unit, traced=True)
 
-    def knowing(self, parts: Parts, units: Sequence[Unit[Context]], made: Sequence[list[Scored]]) -> Parts:
+    def with_known_exits(self, parts: Parts, units: Sequence[Unit[Context]], outputs: Sequence[list[Scored]]) -> Parts:
         """Raise ValueError: texts of one context have different exits."""
         raise ValueError("exit layers of given texts are not known before")
 
@@ -530,9 +530,9 @@ def _windows(texts: Answer) -> list[Scored]:
     return [part for text in texts for part in text.parts]
 
 
-def _n_documents(shared: Sequence[Shared], done: int) -> int:
-    """Return how many documents the first ``done`` contexts belong to; the last may have more contexts."""
-    return len({context.doc_key for context in shared[:done]})
+def _n_documents(shared: Sequence[Shared], n_contexts: int) -> int:
+    """Return how many documents the first ``n_contexts`` contexts belong to; the last may have more contexts."""
+    return len({context.doc_key for context in shared[:n_contexts]})
 
 
 def _at_full_depth(scored: Scored, model: Engine) -> Scored:

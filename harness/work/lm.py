@@ -26,7 +26,7 @@ from exitbench.methods.base import Parts, Threshold
 
 
 @dataclass(frozen=True)
-class Answer:
+class DocumentAnswer:
     """Answer to one document: prompt length in tokens, traced generation, text, and prompt tokens cut off.
 
     ``n_cut`` is None if prompts may not be cut.
@@ -48,7 +48,7 @@ class RequestKey:
     stop: tuple[str, ...]
 
 
-AnswerCache = dict[RequestKey, Answer]
+AnswerCache = dict[RequestKey, DocumentAnswer]
 """Answers by cache key."""
 
 
@@ -101,7 +101,7 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         self.checkpoint, self.prompts, self.tokenizer, self.parts = checkpoint, prompts, prompts.tokenizer, parts
         self.rows, self.seed_of, self.on_answers = rows, seed_of, on_answers
         self.encoding, self.key_of = encoding, key_of
-        self.answers: dict[str, Answer] = {}
+        self.answers: dict[str, DocumentAnswer] = {}
         self.scored: dict[str, list[ScoredText]] = {}
         self.cached_answers: AnswerCache = {}
         self.shared_cells: Sequence[SharedCell] = ()
@@ -173,7 +173,7 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
             raise UserError("our own tasks generate text; log-likelihoods are asked by tasks of lm-eval.")
         distinct = {(self.key_of(request), request.idx): request for request in requests}
         requested_texts = [
-            TextRequest.of(self.encoding, key, *distinct[key, index].args) for key, index in sorted(distinct)
+            TextRequest.encode(self.encoding, key, *distinct[key, index].args) for key, index in sorted(distinct)
         ]
         self.score(requested_texts, self.on_answers)
         order: dict[str, list[int]] = {}
@@ -182,15 +182,15 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         keys = [self.key_of(request) for request in requests]
         return [self.scored[key][order[key].index(request.idx)] for key, request in zip(keys, requests, strict=True)]
 
-    def score(self, asked: Sequence[TextRequest], on_documents: Callable[[int], None]) -> None:
+    def score(self, requests: Sequence[TextRequest], on_documents: Callable[[int], None]) -> None:
         """Score texts, without lm-eval; the results are in `scored`.
 
         Args:
-            asked: Texts to score; those of a document are adjacent and in order.
+            requests: Texts to score; those of a document are adjacent and in order.
             on_documents: Called with the number of documents scored so far.
         """
         self.scored |= score_texts(
-            self.checkpoint, asked, self.parts, self.prompts.generation, self.rows, self.seed_of, on_documents
+            self.checkpoint, requests, self.parts, self.prompts.generation, self.rows, self.seed_of, on_documents
         )
 
     def answer(self, prompts: Mapping[str, Prompt]) -> None:
@@ -231,7 +231,9 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
 
         def on_done(place: int) -> None:
             key, prompt = items[place]
-            own_answer, *other_answers = (self._answer(prompt, generation, stop) for generation in stream.made(place))
+            own_answer, *other_answers = (
+                self._answer(prompt, generation, stop) for generation in stream.answers_to(place)
+            )
             self.answers[key] = own_answer
             for other, answer in zip(shared_cells, other_answers, strict=True):
                 other.answers[cache_keys[key]] = answer
@@ -250,9 +252,11 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         )
         stream.run()
 
-    def _answer(self, prompt: Prompt, generation: Generation, stop: tuple[str, ...]) -> Answer:
+    def _answer(self, prompt: Prompt, generation: Generation, stop: tuple[str, ...]) -> DocumentAnswer:
         text = self.tokenizer.decode(generation.token_ids, skip_special_tokens=True)
-        return Answer(len(prompt.ids), generation, postprocess_generated_text(text, list(stop), None), prompt.n_cut)
+        return DocumentAnswer(
+            len(prompt.ids), generation, postprocess_generated_text(text, list(stop), None), prompt.n_cut
+        )
 
     def _loglikelihood_tokens(self, requests: Any, disable_tqdm: bool = False, **kwargs: Any) -> list[Any]:
         raise NotImplementedError("texts are scored by document: loglikelihood")

@@ -182,14 +182,16 @@ def token_gaps(pairs: Iterable[tuple[Sequence[Scored], Sequence[Scored]]], seed:
 class Choices:
     """Log-probabilities of a document's choices in both formats, and whether both choose the same."""
 
-    own: Sequence[float]
-    other: Sequence[float]
+    logprobs: Sequence[float]
+    reference_logprobs: Sequence[float]
     is_same: bool
 
 
 def choice_gaps(documents: Sequence[Choices], seed: int) -> dict[str, Interval]:
     """Compare choices, one entry per document."""
-    moved = [[a - b for a, b in zip(document.own, document.other, strict=True)] for document in documents]
+    moved = [
+        [a - b for a, b in zip(document.logprobs, document.reference_logprobs, strict=True)] for document in documents
+    ]
     pair_gaps = [[abs(a - b) for a, b in combinations(each, 2)] for each in moved]
     intervals = {
         "format_logprob_gap": ratio_interval([sum(map(abs, each)) for each in moved], list(map(len, moved)), seed=seed),

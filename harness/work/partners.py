@@ -24,12 +24,12 @@ _OF_A_METHOD: Final = ("method", "kv_policy", "fit_cell_id")
 """Keys of an identity that describe the method."""
 
 
-def asking_the_same(item: CellJob, others: Iterable[CellJob]) -> list[CellJob]:
+def batchable_with(item: CellJob, candidates: Iterable[CellJob]) -> list[CellJob]:
     """Return the cells that can share a pass (replays: any method; others: the same method)."""
     if not may_share(item):
         return []
     key = _pass_key(item)
-    return [other for other in others if other.data == item.data and _pass_key(other) == key]
+    return [other for other in candidates if other.data == item.data and _pass_key(other) == key]
 
 
 def may_share(item: CellJob) -> bool:
@@ -45,13 +45,13 @@ def _pass_key(item: CellJob) -> dict[str, Any]:
 
 
 def sharing(
-    item: CellJob, others: Iterable[CellJob], tokens: int, parts_of: Callable[[CellJob], Parts]
+    item: CellJob, candidates: Iterable[CellJob], tokens: int, parts_of: Callable[[CellJob], Parts]
 ) -> Iterator[tuple[CellJob, Parts]]:
     """Yield the cells that can share a pass with a cell, and their methods, up to the limits on tokens and rows.
 
     Args:
         item: The cell.
-        others: Cells that have not been answered, in their order.
+        candidates: Cells that have not been answered, in their order.
         tokens: Most tokens that each cell keeps.
         parts_of: Returns a cell's method; if it raises, the cell does not share.
     """
@@ -59,7 +59,7 @@ def sharing(
     most = max(1, KEPT_TOKENS // max(1, tokens))
     most = min(most, PASS_ROWS) if decodes else most
     parts = parts_of(item)
-    for other in asking_the_same(item, others):
+    for other in batchable_with(item, candidates):
         if most == 1:
             return
         with contextlib.suppress(Exception):  # its own pass will report the error
@@ -69,7 +69,7 @@ def sharing(
                 yield other, other_parts
 
 
-def partners(work: Work[Any], others: Iterable[CellJob]) -> Iterator[tuple[CellJob, Parts]]:
+def partners(work: Work[Any], candidates: Iterable[CellJob]) -> Iterator[tuple[CellJob, Parts]]:
     """Yield the cells that can share a pass with a cell on a loaded model, and their methods."""
     item, model = work.item, work.model
     if not may_share(item):
@@ -78,4 +78,4 @@ def partners(work: Work[Any], others: Iterable[CellJob]) -> Iterator[tuple[CellJ
         parts, is_replay = work.parts(), item.cell.kind == "replay"
         n_tokens = work.replayed_tokens() if is_replay else work.units() * work.settings.max_new_tokens
         if is_replay or model.model.why_not(parts, PASS_ROWS) is None:
-            yield from sharing(item, others, n_tokens, lambda other: work_of(model, other).parts())
+            yield from sharing(item, candidates, n_tokens, lambda other: work_of(model, other).parts())

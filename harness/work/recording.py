@@ -119,32 +119,32 @@ class TokenClock(Observer):
         return [after - before for before, after in zip(self.read_ns, self.read_ns[1:], strict=False)]
 
 
-def time_tokens(asked: GenerationWork, writer: AttemptWriter, on_progress: Progress) -> None:
+def time_tokens(work: GenerationWork, writer: AttemptWriter, on_progress: Progress) -> None:
     """Decode documents one by one, alternating method and full depth, for the least number of a timing's rounds."""
-    cell, timing, settings = asked.cell, asked.cell.timing, asked.cell.record
+    cell, timing, settings = work.cell, work.cell.timing, work.cell.record
     assert timing is not None and settings is not None, "a timing cell has timing settings"
     if cell.batch_size > 1:
         raise Skip("in a batch a token takes as long as the step that it shares with others: ask for batch size 1")
-    full, method = asked.full_parts, asked.parts()
+    full, method = work.full_parts, work.parts()
     if method.kv_policy.verifies:
         raise Skip("drafts are taken back or kept together: no time is one token's")
-    work = asked.timed_work()
-    documents = asked.documents[: settings.documents]
-    units = [Unit(document.key, (asked.request(document),)) for document in documents]
+    timed_work = work.timed_work()
+    documents = work.documents[: settings.documents]
+    units = [Unit(document.key, (work.request(document),)) for document in documents]
     answers = {
-        name: [work.run(parts, unit)[0] for unit in units] for name, parts in (("full", full), ("method", method))
+        name: [timed_work.run(parts, unit)[0] for unit in units] for name, parts in (("full", full), ("method", method))
     }
     arms = {"full": full, "method": method}
     if method.gate.looks_ahead:
-        arms["method"] = work.knowing(method, units, answers["method"])
+        arms["method"] = timed_work.with_known_exits(method, units, answers["method"])
     for unit in units[: timing.warm_up]:
         for parts in arms.values():
-            _timed(work, parts, unit)
+            _timed(timed_work, parts, unit)
     for index, unit in enumerate(units):
         rows = []
         for round_ in range(timing.least_rounds):
             for arm in ("full", "method") if round_ % 2 == 0 else ("method", "full"):
-                answer, token_ns = answers[arm][index], _timed(work, arms[arm], unit)
+                answer, token_ns = answers[arm][index], _timed(timed_work, arms[arm], unit)
                 columns = zip(answer.token_ids, answer.exit_layers, token_ns, strict=True)
                 rows += [
                     {"doc_key": unit.doc_key, "round": round_, "arm": arm, "position": at}
@@ -166,7 +166,7 @@ def _timed(work: TimedGeneration, parts: Parts, unit: Unit[Request]) -> list[int
     gc.disable()
     try:
         clock = TokenClock()
-        decode(work.checkpoint, batch, parts, asked=settings, traced=False, observer=clock)
+        decode(work.checkpoint, batch, parts, settings=settings, traced=False, observer=clock)
     finally:
         gc.enable()
     return clock.token_ns()

@@ -18,7 +18,7 @@ from exitbench.harness.engine.decoding.branches import Context
 from exitbench.harness.engine.decoding.likelihood import Scored
 from exitbench.harness.engine.decoding.likelihood import score as score_contexts
 from exitbench.harness.engine.model.batches import in_batches
-from exitbench.harness.work.encoding import Encoding, Pair
+from exitbench.harness.work.encoding import EncodedPair, Encoding
 from exitbench.methods.base import Parts
 from exitbench.tasks.document import Document
 from exitbench.tasks.lm_eval.task import LmEvalTask
@@ -36,21 +36,21 @@ class TextRequest:
 
     doc_key: str
     text: str
-    pairs: tuple[Pair, ...]
+    pairs: tuple[EncodedPair, ...]
 
     @classmethod
-    def of(cls, encoding: Encoding, doc_key: str, *texts: str) -> TextRequest:
+    def encode(cls, encoding: Encoding, doc_key: str, *texts: str) -> TextRequest:
         """Encode one of lm-eval's requests: context and continuation, or a whole text.
 
         Raises:
             Unscorable: There is nothing to score, or more than the model reads; names the document.
             UserError: The request is a whole text, and the model an encoder-decoder.
         """
-        where = f"document {doc_key}"
+        location = f"document {doc_key}"
         if len(texts) == 1:
-            return cls(doc_key, texts[0], tuple(encoding.windows(texts[0], where)))
+            return cls(doc_key, texts[0], tuple(encoding.windows(texts[0], location)))
         context, continuation = texts
-        return cls(doc_key, continuation, (encoding.pair(context, continuation, where),))
+        return cls(doc_key, continuation, (encoding.pair(context, continuation, location),))
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ class ScoredText:
         return [blocks for part in self.parts for blocks in part.blocks_run]
 
 
-def longest_of(asked: Sequence[TextRequest]) -> int:
+def longest_of(requests: Sequence[TextRequest]) -> int:
     """Return the number of tokens of the longest text that is scored at once."""
-    return max(len(pair.continuation_ids) for request in asked for pair in request.pairs)
+    return max(len(pair.continuation_ids) for request in requests for pair in request.pairs)
 
 
 @dataclass(frozen=True)
@@ -115,47 +115,47 @@ class Shared:
     context: Context
 
 
-def contexts_of(asked: Sequence[TextRequest], seed_of: Callable[[str], int]) -> list[Shared]:
+def contexts_of(requests: Sequence[TextRequest], seed_of: Callable[[str], int]) -> list[Shared]:
     """Return the contexts of texts with their continuations, in the order of documents.
 
     Args:
-        asked: Texts to score; those of a document are adjacent and in order.
+        requests: Texts to score; those of a document are adjacent and in order.
         seed_of: Returns a document's seed, given its key.
     """
     first: dict[str, int] = {}
-    for number, request in enumerate(asked):
+    for number, request in enumerate(requests):
         first.setdefault(request.doc_key, number)
     contexts = []
-    for group in _places(asked):
-        key = asked[group[0][0]].doc_key
+    for group in _places(requests):
+        key = requests[group[0][0]].doc_key
         choices = tuple(number - first[key] + 1 for number, _ in group)
-        contexts.append(Shared(key, choices, _context(group, asked, seed_of)))
+        contexts.append(Shared(key, choices, _context(group, requests, seed_of)))
     return contexts
 
 
 def scored_contexts(
-    asked: Sequence[TextRequest], scored: Mapping[str, Sequence[ScoredText]]
+    requests: Sequence[TextRequest], scored: Mapping[str, Sequence[ScoredText]]
 ) -> list[tuple[str, Context, list[Scored]]]:
     """Return every context with the scores of its continuations, and the key of its document.
 
     Args:
-        asked: Texts to score; those of a document are adjacent and in order.
+        requests: Texts to score; those of a document are adjacent and in order.
         scored: Their scores, by document.
     """
-    texts = [text for key in dict.fromkeys(request.doc_key for request in asked) for text in scored[key]]
+    texts = [text for key in dict.fromkeys(request.doc_key for request in requests) for text in scored[key]]
     return [
         (
-            asked[group[0][0]].doc_key,
-            _context(group, asked, lambda key: 0),
+            requests[group[0][0]].doc_key,
+            _context(group, requests, lambda key: 0),
             [texts[number].parts[at] for number, at in group],
         )
-        for group in _places(asked)
+        for group in _places(requests)
     ]
 
 
 def score_texts(
     checkpoint: Checkpoint,
-    asked: Sequence[TextRequest],
+    requests: Sequence[TextRequest],
     parts: Parts,
     generation: GenerationSettings,
     rows: int,
@@ -166,7 +166,7 @@ def score_texts(
 
     Args:
         checkpoint: The model.
-        asked: Texts to score; those of a document are adjacent and in order.
+        requests: Texts to score; those of a document are adjacent and in order.
         parts: The method.
         generation: Scope of exit decisions, and whether the first token may exit early.
         rows: Most texts scored together.
@@ -174,21 +174,21 @@ def score_texts(
         on_documents: Called with the number of documents scored so far.
 
     Returns:
-        Scored texts by document, in the order of ``asked``.
+        Scored texts by document, in the order of ``requests``.
 
     Raises:
         UserError: The method gives no log-probabilities.
     """
-    places = sorted(_places(asked), key=lambda group: (_length(group, asked), group))
+    places = sorted(_places(requests), key=lambda group: (_length(group, requests), group))
     scored: dict[tuple[int, int], Scored] = {}
     n_done = 0
-    n_left = {key: sum(map(len, group)) for key, group in _by_document(places, asked).items()}
-    longest = longest_of(asked)
+    n_left = {key: sum(map(len, group)) for key, group in _by_document(places, requests).items()}
+    longest = longest_of(requests)
 
     def run(batch: Sequence[Sequence[tuple[int, int]]]) -> None:
         scored_groups = score_contexts(
             checkpoint,
-            [_context(group, asked, seed_of) for group in batch],
+            [_context(group, requests, seed_of) for group in batch],
             parts,
             scope=generation.scope or "token",
             gates_first_token=checkpoint.kind == "seq2seq" or generation.gates_first_token,
@@ -198,13 +198,13 @@ def score_texts(
         nonlocal n_done
         for group, group_scores in zip(batch, scored_groups, strict=True):
             scored.update(zip(group, group_scores, strict=True))
-            key = asked[group[0][0]].doc_key
+            key = requests[group[0][0]].doc_key
             n_left[key] -= len(group)
             n_done += not n_left[key]
 
     in_batches(places, rows, run, lambda _: on_documents(n_done))
     texts: dict[str, list[ScoredText]] = {}
-    for number, request in enumerate(asked):
+    for number, request in enumerate(requests):
         parts_of = tuple(scored[number, at] for at in range(len(request.pairs)))
         first = request.pairs[0]
         n_cut = sum(pair.n_cut for pair in request.pairs)
@@ -264,14 +264,14 @@ ScoredTexts = Mapping[str, Sequence[ScoredText]]
 """The texts of each document, in the order of its requests."""
 
 
-def n_choices(task: LmEvalTask, document: Document, own: Sequence[ScoredText]) -> int:
+def n_choices(task: LmEvalTask, document: Document, texts: Sequence[ScoredText]) -> int:
     """Return how many of a document's texts are its choices; they precede texts that only a metric needs."""
-    return len(task.choices(document)) if task.output_type == "multiple_choice" else len(own)
+    return len(task.choices(document)) if task.output_type == "multiple_choice" else len(texts)
 
 
-def chosen_place(task: LmEvalTask, document: Document, own: Sequence[ScoredText]) -> int:
+def chosen_place(task: LmEvalTask, document: Document, texts: Sequence[ScoredText]) -> int:
     """Return the index of the most probable choice; among equals the first, as in lm-eval."""
-    return int(np.argmax([text.logprob for text in own[: n_choices(task, document, own)]]))
+    return int(np.argmax([text.logprob for text in texts[: n_choices(task, document, texts)]]))
 
 
 def full_choices(task: LmEvalTask, documents: Sequence[Document], scored: ScoredTexts) -> Full:
@@ -297,8 +297,8 @@ def read_choices(choices: Path, tokens: Path) -> Full:
     full = {}
     for row in pq.read_table(choices, columns=["doc_key", "choice", "logprob", "is_greedy", "is_chosen"]).to_pylist():
         key = (row["doc_key"], row["choice"])
-        choice_tokens = sorted(by_choice[key], key=lambda one: int(one["position"]))
-        logprobs, greedy = ([one[name] for one in choice_tokens] for name in ("logprob", "is_greedy"))
+        choice_tokens = sorted(by_choice[key], key=lambda token: int(token["position"]))
+        logprobs, greedy = ([token[name] for token in choice_tokens] for name in ("logprob", "is_greedy"))
         full[key] = FullChoice(row["logprob"], row["is_greedy"], row["is_chosen"], logprobs, greedy)
     return full
 
@@ -356,11 +356,11 @@ def token_rows(
     return rows
 
 
-def gap_nats(doc_key: str, own: Sequence[ScoredText], full: Full) -> float:
+def gap_nats(doc_key: str, texts: Sequence[ScoredText], full: Full) -> float:
     """Return the sum of absolute differences between a document's log-probabilities and full depth's."""
     return sum(
         abs(logprob - full_logprob)
-        for choice, text in enumerate(own, start=1)
+        for choice, text in enumerate(texts, start=1)
         for logprob, full_logprob in zip(
             (value for part in text.parts for value in part.logprobs), full[doc_key, choice].logprobs, strict=True
         )

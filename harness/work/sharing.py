@@ -40,23 +40,25 @@ class SharedPasses:
     """
 
     cells: dict[str, int] = field(default_factory=dict)
-    _others: dict[str, Mapping[str, Parts]] = field(default_factory=dict)
+    _partner_parts: dict[str, Mapping[str, Parts]] = field(default_factory=dict)
     _cached: dict[str, AnswerCache] = field(default_factory=dict)
     _exits: dict[str, pa.Table] = field(default_factory=dict)
 
-    def begin(self, cell_id: str, others: Mapping[str, Parts]) -> None:
+    def begin(self, cell_id: str, partner_parts: Mapping[str, Parts]) -> None:
         """Begin a pass of a cell that other cells share: their methods, by cell id."""
-        self._others[cell_id] = others
-        self._cached |= {partner: {} for partner in others}
-        self.cells |= dict.fromkeys((cell_id, *others), 1 + len(others))
+        self._partner_parts[cell_id] = partner_parts
+        self._cached |= {partner: {} for partner in partner_parts}
+        self.cells |= dict.fromkeys((cell_id, *partner_parts), 1 + len(partner_parts))
 
-    def others(self, cell_id: str) -> Mapping[str, Parts]:
+    def partner_parts(self, cell_id: str) -> Mapping[str, Parts]:
         """Return the methods of the other cells that share a cell's pass, by cell id."""
-        return self._others.get(cell_id, {})
+        return self._partner_parts.get(cell_id, {})
 
     def shared_cells(self, cell_id: str) -> Sequence[SharedCell]:
         """Return the other cells that a cell decodes for."""
-        return tuple(SharedCell(parts.threshold, self._cached[other]) for other, parts in self.others(cell_id).items())
+        return tuple(
+            SharedCell(parts.threshold, self._cached[other]) for other, parts in self.partner_parts(cell_id).items()
+        )
 
     def cached_answers(self, cell_id: str) -> AnswerCache:
         """Return the answers that wait for a cell."""
@@ -72,22 +74,22 @@ class SharedPasses:
 
     def abandon(self, cell_id: str) -> None:
         """Abandon a shared pass: each of its cells computes all of its own results."""
-        others = self._others.pop(cell_id)
-        for other in others:
+        partner_ids = self._partner_parts.pop(cell_id)
+        for other in partner_ids:
             self._cached[other].clear()
-        self.cells |= dict.fromkeys((cell_id, *others), 1)
+        self.cells |= dict.fromkeys((cell_id, *partner_ids), 1)
 
     def end(self, cell_id: str) -> None:
         """Drop everything stored for a cell that has ended."""
-        stores: tuple[dict[str, Any], ...] = (self._others, self._cached, self._exits, self.cells)
+        stores: tuple[dict[str, Any], ...] = (self._partner_parts, self._cached, self._exits, self.cells)
         for of_cells in stores:
             of_cells.pop(cell_id, None)
 
 
-def differ_in_threshold_alone(one: Parts, other: Parts) -> bool:
+def differ_in_threshold_alone(first: Parts, second: Parts) -> bool:
     """Return whether two methods are equal except for their thresholds."""
-    return one.blocks == other.blocks and all(
-        _same(getattr(one, part), getattr(other, part)) for part in ("gate", "head", "kv_policy")
+    return first.blocks == second.blocks and all(
+        _same(getattr(first, part), getattr(second, part)) for part in ("gate", "head", "kv_policy")
     )
 
 
@@ -112,21 +114,21 @@ def _same(a: Any, b: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class ReplaySource:
     """Recorded values of each token at every block, and the columns to read.
 
     Attributes:
         source: SQL after FROM, one row per token; see `rows_of`.
         files: Parquet files of the source, by SQL parameter.
         order: Columns that order the tokens, also returned.
-        others: Further columns to return.
+        extra_columns: Further columns to return.
         at_exit: Values read at a token's exit, by name: SQL in which ``{e}`` stands for the block.
     """
 
     source: str
     files: Mapping[str, Path]
     order: Sequence[str]
-    others: Sequence[str]
+    extra_columns: Sequence[str]
     at_exit: Mapping[str, str]
 
     def exits(self, rules: Mapping[str, str]) -> dict[str, pa.Table]:
@@ -135,7 +137,7 @@ class Recorded:
         Args:
             rules: SQL for the exit layer of one row, by name.
         """
-        wanted = [*self.order, *self.others]
+        wanted = [*self.order, *self.extra_columns]
         rule_columns = [f"({rule})::SMALLINT AS e_{n}" for n, rule in enumerate(rules.values())]
         read = [
             f"{sql.format(e=f'e_{n}')} AS {name}_{n}" for n in range(len(rules)) for name, sql in self.at_exit.items()
@@ -163,8 +165,8 @@ def rows_of(parameter: str) -> str:
     return f"read_parquet(${parameter}, hive_partitioning=false)"
 
 
-def exits(work: Work[Any], recorded: Recorded, rule_of: Callable[[Parts], str]) -> pa.Table:
-    """Return `Recorded.exits` of a cell's rule; the first cell of a pass computes it for all its cells.
+def exits(work: Work[Any], recorded: ReplaySource, rule_of: Callable[[Parts], str]) -> pa.Table:
+    """Return `ReplaySource.exits` of a cell's rule; the first cell of a pass computes it for all its cells.
 
     Args:
         work: Work of the cell.
@@ -174,7 +176,7 @@ def exits(work: Work[Any], recorded: Recorded, rule_of: Callable[[Parts], str]) 
     passes, cell_id = work.model.passes, work.cell.cell_id
     if (stored := passes.exits(cell_id)) is not None:
         return stored
-    own_parts, partners = {cell_id: work.parts()}, passes.others(cell_id)
+    own_parts, partners = {cell_id: work.parts()}, passes.partner_parts(cell_id)
     if partners:
         try:
             exit_tables = recorded.exits({name: rule_of(parts) for name, parts in (own_parts | {**partners}).items()})

@@ -33,7 +33,7 @@ class TimedWork(Protocol[Request, Output]):
     def run(self, parts: Parts, unit: Unit[Request]) -> list[Output]:
         """Return the outputs of a unit, traced."""
 
-    def knowing(self, parts: Parts, units: Sequence[Unit[Request]], made: Sequence[Output]) -> Parts:
+    def with_known_exits(self, parts: Parts, units: Sequence[Unit[Request]], outputs: Sequence[Output]) -> Parts:
         """Return a method that looks ahead as if it knew its exit layers, given the outputs of all units."""
 
     def timed(self, parts: Parts, unit: Unit[Request], clock: Clock) -> tuple[tuple[str, ...], int]:

@@ -28,7 +28,7 @@ from exitbench.methods.base.cost import Cost, Drafting
 from exitbench.methods.base.method import NOTHING_FITTED, FitData, Fitted, Method, check_block
 from exitbench.methods.base.params import param
 from exitbench.methods.base.parts import Gate, Head, KVPolicy, Parts, Threshold, blocks_from
-from exitbench.methods.base.protocols import DecoderCache, LogitBounds, Model
+from exitbench.methods.base.protocols import DecoderCache, LogitBounds, ModelInterface
 from exitbench.methods.base.view import ActiveRows, BlockView, Reading, argmax_token
 
 __all__ = [
@@ -45,7 +45,7 @@ __all__ = [
     "KVPolicy",
     "LogitBounds",
     "Method",
-    "Model",
+    "ModelInterface",
     "Parts",
     "Reading",
     "Threshold",

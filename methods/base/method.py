@@ -17,7 +17,7 @@ from torch import Tensor
 from exitbench.errors import UserError
 from exitbench.methods.base.params import checked_params
 from exitbench.methods.base.parts import Parts
-from exitbench.methods.base.protocols import Model
+from exitbench.methods.base.protocols import ModelInterface
 
 
 @dataclass(frozen=True)
@@ -32,21 +32,21 @@ class FitData:
         document_N: Which document the token belongs to, 0 upwards; documents are in no particular order.
     """
 
-    model: Model
+    model: ModelInterface
     states_LND: Tensor
     final_token_N: Tensor
     gold_token_N: Tensor
     document_N: Tensor
 
-    def split(self, held_out: float) -> tuple[FitData, FitData]:
+    def split(self, unseen_share: float) -> tuple[FitData, FitData]:
         """Split by document: the first ones, and the given share of the last ones."""
         n_documents = int(self.document_N.max()) + 1
         if n_documents < 2:
             raise UserError("fitting needs at least 2 documents: one to learn from and one to hold out.")
-        first_N = self.document_N < n_documents - max(1, round(held_out * n_documents))
-        return self._where(first_N), self._where(~first_N)
+        first_N = self.document_N < n_documents - max(1, round(unseen_share * n_documents))
+        return self._select(first_N), self._select(~first_N)
 
-    def _where(self, keep_N: Tensor) -> FitData:
+    def _select(self, keep_N: Tensor) -> FitData:
         documents_N = self.document_N[keep_N]
         return FitData(
             self.model,
@@ -114,7 +114,7 @@ class Method(ABC):
 
         Args:
             data: The train split.
-            on_progress: Told the finished share, 0 to 1.
+            on_progress: Called with the finished share, 0 to 1.
         """
         return Fitted({})
 
@@ -134,17 +134,17 @@ class Method(ABC):
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Any], where: str = "") -> Self:
+    def from_params(cls, params: Mapping[str, Any], location: str = "") -> Self:
         """Build the method from untrusted parameters.
 
         Args:
             params: Parameter values by name.
-            where: Where they were written (file, line), for the message.
+            location: Where they were written (file, line), for the message.
 
         Raises:
             UserError: An unknown parameter, a wrong type or a value that is not allowed.
         """
-        return cls(**checked_params(cls, cls.name, params, where))
+        return cls(**checked_params(cls, cls.name, params, location))
 
 
 def check_block(method: Method, parameter: str, n_blocks: int) -> None:

@@ -21,17 +21,17 @@ def param(
 _types = functools.cache(get_type_hints)
 
 
-def checked_params(cls: type, method: str, params: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+def checked_params(cls: type, method: str, params: Mapping[str, Any], location: str = "") -> dict[str, Any]:
     """Check untrusted parameters of a method against the fields of its class; see `Method.from_params`."""
-    known = {item.name: item for item in fields(cls)}
+    fields_by_name = {item.name: item for item in fields(cls)}
     types = _types(cls)
     checked: dict[str, Any] = {}
     for name, value in params.items():
-        at = f"{where}: " if where else ""
-        if name not in known:
-            allowed = suggestion(name, known) if known else " It has no parameters."
+        at = f"{location}: " if location else ""
+        if name not in fields_by_name:
+            allowed = suggestion(name, fields_by_name) if fields_by_name else " It has no parameters."
             raise UserError(f"{at}method {method!r} has no parameter {name!r}.{allowed}")
-        checked[name] = _checked(value, types[name], known[name].metadata, f"{at}{method}.{name}")
+        checked[name] = _checked(value, types[name], fields_by_name[name].metadata, f"{at}{method}.{name}")
     return checked
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from exitbench.methods.base.cost import Cost, Drafting
-from exitbench.methods.base.protocols import DecoderCache, LogitBounds, Model
+from exitbench.methods.base.protocols import DecoderCache, LogitBounds, ModelInterface
 from exitbench.methods.base.view import BlockView, Reading
 
 
@@ -26,7 +26,7 @@ class Gate(ABC):
     looks_ahead: ClassVar[bool] = False
     """Whether the gate must see all blocks first (oracles): the full depth is run, nothing is saved."""
     decides: ClassVar[bool] = True
-    """Whether a token's exit depends on its score; False: on the blocks at which the gate is asked alone."""
+    """Whether a token's exit depends on its score; False: on the gate blocks alone."""
     reads_logits: ClassVar[bool] = True
     """Whether blocks that have heads of their own are read out for the score; else the exit layer's alone is."""
     scores_numbers: ClassVar[bool] = False
@@ -60,32 +60,32 @@ class Gate(ABC):
     @property
     def is_bounded(self) -> bool:
         """Return whether `bounds` belongs to this `score`."""
-        own = next(cls for cls in type(self).__mro__ if "score" in vars(cls) or "bounds" in vars(cls))
-        return own is not Gate and "bounds" in vars(own)
+        owner = next(cls for cls in type(self).__mro__ if "score" in vars(cls) or "bounds" in vars(cls))
+        return owner is not Gate and "bounds" in vars(owner)
 
     def log_p(self, view: BlockView) -> Tensor:
         """Return natural logarithms of the distribution that `choose` emits from, [A, V]: by default the head's own.
 
-        Asked of given tokens in place of `choose`, of views whose head reads the whole vocabulary.
+        Called for given tokens instead of `choose`, if the view's head reads the whole vocabulary.
         """
         return torch.log_softmax(view.logits_AK.float(), dim=-1)
 
     @property
     def why_no_log_p(self) -> str | None:
         """Return why given tokens have no `log_p`: a subclass overrides `choose` alone; None if they have one."""
-        own = next(cls for cls in type(self).__mro__ if "choose" in vars(cls) or "log_p" in vars(cls))
-        return None if "log_p" in vars(own) else "its gate chooses tokens in a way that gives them no probabilities"
+        owner = next(cls for cls in type(self).__mro__ if "choose" in vars(cls) or "log_p" in vars(cls))
+        return None if "log_p" in vars(owner) else "its gate chooses tokens in a way that gives them no probabilities"
 
-    def score_sql(self, asked: Sequence[int]) -> str | None:
+    def score_sql(self, gate_blocks: Sequence[int]) -> str | None:
         """The score at block ``l`` as SQL over one row of a probe, for replays; None if a probe cannot tell.
 
         Args:
-            asked: The blocks at which the gate is asked, ascending.
+            gate_blocks: The blocks at which the gate is evaluated, ascending.
         """
         return None
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
-        """Work of one token whose gate was asked at these blocks (ascending), rows of the LM head apart."""
+    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
+        """Work of one token whose gate was evaluated at these blocks (ascending), without rows of the LM head."""
         return Cost()
 
 
@@ -130,17 +130,17 @@ class Head(ABC):
         """Return the same head with `bounds`; None where the model cannot bound what it reads."""
         return None
 
-    def logits_ahead(self, model: Model, ahead_LAD: Tensor) -> Tensor:
+    def logits_ahead(self, model: ModelInterface, ahead_LAD: Tensor) -> Tensor:
         """Return logits [L, A, V] of the states after every block: by default with the model's own head."""
         n_blocks, n_rows, width = ahead_LAD.shape
         return model.logits(ahead_LAD.reshape(n_blocks * n_rows, width)).view(n_blocks, n_rows, -1)
 
-    def cost(self, model: Model, rows: float) -> Cost:
+    def cost(self, model: ModelInterface, rows: float) -> Cost:
         """Return the work of multiplying n rows of the head."""
         numel = rows * model.d_model
         return Cost(matmul_flops=2 * numel, read_numel=numel)
 
-    def cost_beyond_rows(self, model: Model, blocks: Sequence[int]) -> Cost:
+    def cost_beyond_rows(self, model: ModelInterface, blocks: Sequence[int]) -> Cost:
         """Work of reading blocks beyond as many rows of the LM head; less than 0 if it is less."""
         return Cost()
 
@@ -155,7 +155,7 @@ class KVPolicy(ABC):
     runs_all_blocks: ClassVar[bool] = False
     """Whether the skipped blocks are run after all, before the next token."""
     verifies: ClassVar[bool] = False
-    """Whether a token that waited is kept only if `rejects` lets it, once a later one has run all blocks beside it."""
+    """Whether a waiting token is kept only if `rejects` allows it, once a later one has run all blocks with it."""
     verifies_tail: ClassVar[bool] = True
     """Whether a policy that verifies also runs and verifies what waits when an answer ends."""
 
@@ -168,8 +168,8 @@ class KVPolicy(ABC):
         """
 
     @abstractmethod
-    def cost(self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """Work of one answer beside its tokens' own blocks up to their exits.
+    def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
+        """Work of one answer in addition to its tokens' own blocks up to their exits.
 
         Args:
             model: The model.
@@ -187,7 +187,7 @@ class KVPolicy(ABC):
         raise NotImplementedError(f"KV policy {self.name!r} verifies nothing")
 
     def verification_cost(
-        self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost], drafting: Drafting
+        self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost], drafting: Drafting
     ) -> Cost:
         """Work of one answer that verifying adds to `cost`, the LM head's products apart."""
         return Cost()
@@ -195,7 +195,7 @@ class KVPolicy(ABC):
 
 @dataclass(frozen=True)
 class Parts:
-    """A method bound to a depth: the four parts, and the blocks at which the gate is asked."""
+    """A method bound to a depth: the four parts, and the blocks at which the gate is evaluated."""
 
     gate: Gate
     threshold: Threshold
@@ -203,8 +203,8 @@ class Parts:
     kv_policy: KVPolicy
     blocks: frozenset[int]
 
-    def asked(self, n_blocks: int) -> list[int]:
-        """The blocks at which the gate of an L-block decoder is asked, ascending; never the last."""
+    def gate_blocks(self, n_blocks: int) -> list[int]:
+        """The blocks at which the gate of an L-block decoder is evaluated, ascending; never the last."""
         return sorted(block for block in self.blocks if block < n_blocks)
 
     @property
@@ -219,7 +219,7 @@ class Parts:
     def certified(self) -> Parts:
         """Return the same, deciding from bounds of the logits: tokens and exit layers stay."""
         head = self.head.certified()
-        assert head is not None and self.gate.is_bounded, "asked of those that can be"
+        assert head is not None and self.gate.is_bounded, "called only if the gate is bounded"
         return replace(self, head=head)
 
     @property
@@ -231,7 +231,7 @@ class Parts:
     def reads_skipped(self) -> bool:
         """Return whether a token may run a block that an earlier token skipped, and so read that token's keys there.
 
-        Where exits depend on the blocks asked alone, every token leaves after the same one.
+        If exits depend on the gate blocks alone, every token exits after the same one.
         """
         return self.gate.decides or self.runs_all_blocks
 
@@ -242,7 +242,7 @@ class Parts:
 
     def cost(
         self,
-        model: Model,
+        model: ModelInterface,
         exit_layers: Sequence[int],
         head_rows: Sequence[float],
         block_costs: Sequence[Cost],
@@ -268,24 +268,24 @@ class Parts:
         if not self.kv_policy.verifies:
             return total
         in_vain = self.asking_cost(model, model.n_blocks) * sum(wasted)
-        drafting = Drafting(rejected, wasted, min(self.asked(model.n_blocks), default=model.n_blocks))
+        drafting = Drafting(rejected, wasted, min(self.gate_blocks(model.n_blocks), default=model.n_blocks))
         return total + in_vain + self.kv_policy.verification_cost(model, exit_layers, block_costs, drafting)
 
-    def kv_cost(self, model: Model, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
+    def kv_cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
         """Return the work of the KV policy; none where its writes are never read."""
         if self.kv_policy.deferred is None and not self.reads_skipped:
             return Cost()
         return self.kv_policy.cost(model, exit_layers, block_costs)
 
-    def asking_cost(self, model: Model, exit_layer: int) -> Cost:
+    def asking_cost(self, model: ModelInterface, exit_layer: int) -> Cost:
         """Work of the gate on the way to an exit layer, beyond the rows of the LM head that are read for it."""
-        asked = [block for block in self.asked(model.n_blocks) if block <= exit_layer]
-        read = asked if self.gate.reads_logits else [exit_layer]
-        return self.gate.cost(model, asked) + self.head.cost_beyond_rows(model, read)
+        gate_blocks = [block for block in self.gate_blocks(model.n_blocks) if block <= exit_layer]
+        read = gate_blocks if self.gate.reads_logits else [exit_layer]
+        return self.gate.cost(model, gate_blocks) + self.head.cost_beyond_rows(model, read)
 
     def score_sql(self, n_blocks: int) -> str | None:
         """The score at block ``l`` as SQL over one row of a probe; None if the probe's columns cannot tell."""
-        return self.gate.score_sql(self.asked(n_blocks)) if self.head.reads_vocabulary else None
+        return self.gate.score_sql(self.gate_blocks(n_blocks)) if self.head.reads_vocabulary else None
 
     def exit_layer_sql(self, n_blocks: int, max_new_tokens: int, score_sql: str, first_position: int = 1) -> str:
         """The exit layer of one probe row as a SQL expression.
@@ -299,8 +299,8 @@ class Parts:
         """
         # The loop compares in the score's precision, so the threshold is rounded to it here too.
         test = f"({score_sql})::FLOAT > ({self.threshold.sql(max_new_tokens)})::FLOAT"
-        asked = f"{self.asked(n_blocks)}::INTEGER[]"
-        exit_layer = f"coalesce(list_filter({asked}, lambda l: {test})[1], {n_blocks})"
+        gate_blocks = f"{self.gate_blocks(n_blocks)}::INTEGER[]"
+        exit_layer = f"coalesce(list_filter({gate_blocks}, lambda l: {test})[1], {n_blocks})"
         if first_position == 1:
             return exit_layer
         return f"CASE WHEN position < {first_position} THEN {n_blocks} ELSE {exit_layer} END"

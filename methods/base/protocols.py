@@ -10,7 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 
-class Model(Protocol):
+class ModelInterface(Protocol):
     """Properties of the model that a method may read."""
 
     @property

@@ -15,7 +15,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from exitbench.methods.base.parts import Head, Threshold
-    from exitbench.methods.base.protocols import LogitBounds, Model
+    from exitbench.methods.base.protocols import LogitBounds, ModelInterface
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ class BlockView:
         hidden_AD: Output of the block (residual stream, not normalised).
         memory: What the method remembers of this token's earlier blocks. Every tensor has leading dimension A; the
             decode loop drops the rows that exit. Empty at block 1 of every token.
-        earlier: States [A, D] after blocks 0 (the embedding) to block-1, only if the gate asked for the history.
-        previous_score_A: Score at the block asked before; None at the first.
-        ahead_LAD: States after every block, only if the gate asked to look ahead.
+        earlier: States [A, D] after blocks 0 (the embedding) to block-1, only if the gate needs the history.
+        previous_score_A: Score at the previous gate block; None at the first.
+        ahead_LAD: States after every block, only if the gate looks ahead.
         head_rows: Rows of the LM head multiplied through this view, one number or [A].
         head_rows_int8: Rows of an int8 copy of it, likewise, for each row.
         head_fallbacks: How often the LM head had to be read because bounds left a decision open.
@@ -90,7 +90,7 @@ class BlockView:
         max_new_tokens: int,
         hidden_AD: Tensor,
         memory: dict[str, Tensor],
-        model: Model,
+        model: ModelInterface,
         head: Head,
         earlier: Sequence[Tensor] = (),
         previous_score_A: Tensor | None = None,
@@ -114,7 +114,7 @@ class BlockView:
         self._normed = {} if normed is None else normed
         self._read: Reading | None = None
         self._bounds: LogitBounds | None = None
-        self._whole: tuple[BlockView, Tensor] | None = None
+        self._parent: tuple[BlockView, Tensor] | None = None
 
     @property
     def positions_A(self) -> tuple[int, ...]:
@@ -165,7 +165,7 @@ class BlockView:
 
     @property
     def logits_ahead_LAV(self) -> Tensor:
-        """Logits after every block, of a gate that asked to look ahead."""
+        """Logits after every block, for a gate that looks ahead."""
         assert self.ahead_LAD is not None, "whoever runs the blocks runs ahead for gates that ask for it"
         return self._head.logits_ahead(self.model, self.ahead_LAD)
 
@@ -221,7 +221,7 @@ class BlockView:
             ids_AK = None if read.ids_AK is None else read.ids_AK.index_select(0, index_A)
             view._read = Reading(read.logits_AK.index_select(0, index_A), ids_AK)
         elif self._bounds is not None:
-            view._bounds, view._whole = self._bounds.take(index_A), (self, index_A)
+            view._bounds, view._parent = self._bounds.take(index_A), (self, index_A)
         return view
 
     def at_full_depth(self, hidden_AD: Tensor) -> BlockView:
@@ -256,7 +256,7 @@ class BlockView:
         self.head_rows += self.model.vocab_size
 
     def take_work(self) -> HeadWork | None:
-        """Return what reading has cost since last asked; None where nothing was read."""
+        """Return the cost of reads since the last call; None if nothing was read."""
         if isinstance(self.head_rows, int) and self.head_rows == self.head_rows_int8 == 0 and self._bounds is None:
             return None
         rows_A = torch.as_tensor(self.head_rows).expand(len(self.hidden_AD)).cpu()
@@ -274,12 +274,12 @@ class BlockView:
 
     def _reading(self) -> Reading:
         if self._read is None:
-            self._read = self._head.read(self) if self._whole is None else self._of_whole(*self._whole)
+            self._read = self._head.read(self) if self._parent is None else self._read_subset(*self._parent)
         return self._read
 
-    def _of_whole(self, whole: BlockView, index_A: Tensor) -> Reading:
+    def _read_subset(self, parent: BlockView, index_A: Tensor) -> Reading:
         """Read the rows that this view was taken from: a product of fewer rows may differ in its last bits."""
-        logits_AK = whole.logits_AK.index_select(0, index_A)
+        logits_AK = parent.logits_AK.index_select(0, index_A)
         self.head_rows = self.head_rows + self.model.vocab_size
         return Reading(logits_AK)
 

@@ -152,7 +152,7 @@ def gates(setting: Setting) -> Iterator[Line]:
         ranked.append((ideal, comparison))
         if name in RANKED:
             share = share_of_a_block(pair, answers[0], PROMPT_TOKENS)
-            blocks = (1 / comparison.ratio - 1) / len(parts.asked(pair.n_blocks)) / share
+            blocks = (1 / comparison.ratio - 1) / len(parts.gate_blocks(pair.n_blocks)) / share
             note = f"{blocks:.2f} blocks a time asked; ideal {ideal:.1%} by bytes"
             yield f"gate {name}", _result(comparison, "%", f"of full depth; {note}")
     yield "methods ranked by time as by bytes", _ranking(ranked, **setting.goal(1.0))

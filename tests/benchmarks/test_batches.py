@@ -134,9 +134,9 @@ def test_blocks_of_the_rows_that_go_on(
     n_staying = min(rows - 1, max(1, round(staying * rows)))
     rows_A = torch.randperm(rows, generator=torch.Generator().manual_seed(rows))[:n_staying].sort().values
 
-    def blocks(hidden_AD: Tensor, rows_A: Tensor | None, left_BD: Tensor | None) -> None:
+    def blocks(hidden_AD: Tensor, rows_A: Tensor | None, exited_BD: Tensor | None) -> None:
         for block in range(1, pair.n_blocks + 1):
-            hidden_AD = model.block(block, hidden_AD, context, rows_A, left_BD=left_BD)
+            hidden_AD = model.block(block, hidden_AD, context, rows_A, exited_BD=exited_BD)
 
     whole = Timed(lambda _: blocks(states_BD, None, None))
     some = Timed(lambda _: blocks(states_BD[rows_A], rows_A, states_BD.clone()))

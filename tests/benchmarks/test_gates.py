@@ -54,7 +54,7 @@ def test_gate_that_never_opens(pair: Pair, gate: str, benchmark: Any, capsys: py
     assert set(answers[0].exit_layers) == {pair.n_blocks}, "the gate opened"
     ideal = ideal_over_full(pair, parts, answers, PROMPT_TOKENS)
     comparison = compare(benchmark, full, gated)
-    asked = len(parts.asked(pair.n_blocks))
+    asked = len(parts.gate_blocks(pair.n_blocks))
     blocks = (1 / comparison.ratio - 1) / asked / share_of_a_block(pair, answers[0], PROMPT_TOKENS)
     record(
         benchmark,

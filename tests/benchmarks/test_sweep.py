@@ -62,7 +62,7 @@ def test_sweep_of_sixteen_thresholds(pair: Pair, benchmark: Any, capsys: pytest.
         rules = [parts.threshold for parts in settings]
         stream = Stream(checkpoint, requests, settings[0], rules, new_tokens, PASS_ROWS)
         stream.run()
-        return [stream.made(prompt) for prompt in range(PROMPTS)]
+        return [stream.answers_to(prompt) for prompt in range(PROMPTS)]
 
     expected, actual = one_by_one(None), together(None)
     differ = sum(

@@ -64,7 +64,7 @@ def test_the_distribution_of_the_guide_has_a_method_that_conforms(installed: Pat
     lines = process.stdout.splitlines()
     assert lines[:2] == ["sharp-max-prob", "  Exit when the most probable token is probable enough."]
     assert "  conformance: conforms" in lines[:5]
-    assert "  sharpness = 2.0  what logits are multiplied by [0.1 .. 10.0]" in lines
+    assert "  sharpness = 2.0  factor of the logits [0.1 .. 10.0]" in lines
 
 
 def test_the_method_of_the_distribution_has_what_its_bases_declare(

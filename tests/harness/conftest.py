@@ -249,10 +249,10 @@ def classifier_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
         folder = known[labels] = tmp_path_factory.mktemp("classifier")
         lm.save_pretrained(folder)
         names = {**SPECIAL_TOKENS, "cls_token": "</s>", "sep_token": "</s>"}
-        made = PreTrainedTokenizerFast(
+        pre_trained_tokenizer_fast = PreTrainedTokenizerFast(
             tokenizer_object=tokenizer, **names, model_input_names=["input_ids", "token_type_ids", "attention_mask"]
         )
-        made.save_pretrained(folder)
+        pre_trained_tokenizer_fast.save_pretrained(folder)
         return folder
 
     return save

@@ -359,7 +359,7 @@ def slow_decode(slow_rules: ModuleType) -> Callable[..., list[Any]]:
         decoder, semantics = begin(model, prompt), SEMANTICS[kv_policy]
         is_seq2seq = model.checkpoint.kind == "seq2seq"
         fed = 0 if is_seq2seq else prompt[-1]
-        made: list[Any] = []
+        results: list[Any] = []
         for position in range(1, max_new_tokens + 1):
             states, shown = look(decoder, fed)
             view = slow_rules.SlowView(*shown, position, max_new_tokens, seed)
@@ -370,12 +370,12 @@ def slow_decode(slow_rules: ModuleType) -> Callable[..., list[Any]]:
             decoder.commit(fed, states, N_BLOCKS if semantics == "exact" else choice.exit_layer)
             if semantics == "noisy":  # the cache is damaged as by copying, but the token is full depth's
                 choice = replace(choice, token=last.token, gap=min(choice.gap, last.gap))
-            made.append(choice)
+            results.append(choice)
             if views is not None:
                 views.append(view)
             fed = given[position - 1] if given else choice.token
             if position == len(given) or (not given and fed in model.checkpoint.eos_ids):
                 break
-        return made
+        return results
 
     return decode

@@ -76,12 +76,12 @@ def calibrated(seed: int, n: int = 500) -> tuple[list[float], list[bool]]:
 
 
 def test_300_of_300_histories_give_the_published_threshold() -> None:
-    found, expected = [], []
+    result, expected = [], []
     for seed in range(300):
         scores, agrees = history(seed)
-        found.append(choose(scores, agrees, "code"))
+        result.append(choose(scores, agrees, "code"))
         expected.append(worked_out(scores, agrees, "code"))
-    assert found == pytest.approx(expected)
+    assert result == pytest.approx(expected)
     assert len({round(level, 3) for level in expected}) == len(LEVELS), "every level must come up"
 
 
@@ -98,9 +98,9 @@ def test_the_two_forms_differ() -> None:
 
 
 def test_calibrated_confidences_give_a_threshold_about_0_633() -> None:
-    found = [choose(*calibrated(seed), "code") for seed in range(20)]
-    assert sum(found) / len(found) == pytest.approx(0.65, abs=0.04)
-    assert any(level == pytest.approx(0.3 + 0.6 * 5 / 9) for level in found)
+    result = [choose(*calibrated(seed), "code") for seed in range(20)]
+    assert sum(result) / len(result) == pytest.approx(0.65, abs=0.04)
+    assert any(level == pytest.approx(0.3 + 0.6 * 5 / 9) for level in result)
 
 
 @pytest.mark.parametrize("label", [True, False])

@@ -63,8 +63,8 @@ def test_no_logits_in_the_intervals_score_outside_the_bounds(name: str, drawn: l
     lower_V = torch.tensor([logit for logit, _ in drawn])
     upper_V = lower_V + torch.tensor([width for _, width in drawn])
     low_A, high_A = GATES[name].bounds(lower_V[None], upper_V[None])
-    found = scores(GATES[name], within(lower_V, upper_V))
-    assert float(low_A) <= float(found.min()) and float(found.max()) <= float(high_A)
+    result = scores(GATES[name], within(lower_V, upper_V))
+    assert float(low_A) <= float(result.min()) and float(result.max()) <= float(high_A)
 
 
 @pytest.mark.parametrize("name", GATES)

@@ -130,9 +130,9 @@ def tiny(case: Any, request: pytest.FixtureRequest) -> Any:
 def method(case: Any) -> Method:
     """The method of the case."""
     _, name, params = case
-    made = get_method(name).from_params(params)
-    made.check(L)
-    return made.bound_to(EXIT_BLOCKS)
+    result = get_method(name).from_params(params)
+    result.check(L)
+    return result.bound_to(EXIT_BLOCKS)
 
 
 _fits: dict[tuple[str, str, str], dict[str, Tensor]] = {}
@@ -197,9 +197,9 @@ def test_threshold_never_is_full_depth_token_for_token(tiny: Any, prompts: Any, 
 
 def test_threshold_always_exits_at_the_first_allowed_block(tiny: Any, prompts: Any, method: Method, bind: Any) -> None:
     always = dataclasses.replace(bind(method), threshold=ALWAYS)
-    made = run(tiny, always, prompts)
-    assert set(decoded_layers(tiny, made)) <= {min(allowed(always))}
-    assert decoded_layers(tiny, made) or always.kv_policy.verifies
+    result = run(tiny, always, prompts)
+    assert set(decoded_layers(tiny, result)) <= {min(allowed(always))}
+    assert decoded_layers(tiny, result) or always.kv_policy.verifies
 
 
 def test_every_token_has_one_exit_layer_among_the_allowed_blocks(
@@ -235,7 +235,7 @@ def test_mean_exit_layer_never_falls_as_the_threshold_rises(tiny: Any, prompts: 
     parts = bind(method)
     states = full_depth_states(tiny, prompts)
     scores_LN, _ = score_states(parts, tiny.checkpoint.model, states, seeds_N=range(states.shape[1]))
-    asked = parts.asked(L)
+    asked = parts.gate_blocks(L)
     assert not scores_LN[[block - 1 for block in asked]].isnan().any()
     levels = [-math.inf, *torch.linspace(-0.05, 1.05, 23).tolist(), 2.0, 3.0, math.inf]
     means = []

@@ -14,7 +14,7 @@ import exitbench
 from exitbench.harness.planning.suite import Suite, load_suite
 from exitbench.methods import kv_policies
 from exitbench.methods.base import KVPolicy, Method
-from exitbench.methods.gated import Skipping, SoftmaxAsking
+from exitbench.methods.gated import Skipping, SoftmaxGating
 from exitbench.methods.registry import get_method, method_names
 
 ROOT = Path(__file__).parents[2]
@@ -55,12 +55,12 @@ def sections(text: str) -> dict[str, str]:
 def anchors(text: str) -> set[str]:
     """The anchors that GitHub gives to headings."""
     seen: dict[str, int] = {}
-    found = set()
+    result = set()
     for heading in re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE), re.M):
         slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-        found.add(slug if slug not in seen else f"{slug}-{seen[slug]}")
+        result.add(slug if slug not in seen else f"{slug}-{seen[slug]}")
         seen[slug] = seen.get(slug, 0) + 1
-    return found
+    return result
 
 
 def rows(text: str) -> list[str]:
@@ -119,7 +119,7 @@ def choices(method: type[Method], parameter: str) -> list[str]:
 
 def test_every_head_has_its_row_and_nothing_else_claims_to_be_one() -> None:
     section = sections(INDEX)["LM heads and exit heads"]
-    assert sorted(rows(section)) == choices(SoftmaxAsking, "head")
+    assert sorted(rows(section)) == choices(SoftmaxGating, "head")
     assert "\n| exit heads |" in section
 
 
@@ -157,7 +157,9 @@ def test_the_script_writes_every_parameter_as_the_code_has_it(document: ModuleTy
     assert rows(table) == ["threshold", "levels", "exit_blocks", "confidence", "temperature"]
     assert '| `confidence` | `"breaking-ties"` | `breaking-ties`, `entropy`,' in table
     assert "| `exit_blocks` | `[]` | list: whole number from 1 |" in table
-    assert "| `epsilon` | `0.95` | number from 0 to 1 | agreement asked by rule epsilon |" in document.shared_table()
+    assert (
+        "| `epsilon` | `0.95` | number from 0 to 1 | required agreement, for rule epsilon |" in document.shared_table()
+    )
 
 
 def test_a_parameter_that_differs_from_the_shared_one_is_in_the_methods_own_table(document: ModuleType) -> None:
@@ -223,7 +225,7 @@ def test_the_commits_are_those_that_decoding_was_compared_with() -> None:
 def test_the_glossary_explains_each_word_once() -> None:
     glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
     terms = [
-        word for found in re.findall(r"^- \*\*(.+?)\*\*:", glossary, flags=re.MULTILINE) for word in found.split(", ")
+        word for result in re.findall(r"^- \*\*(.+?)\*\*:", glossary, flags=re.MULTILINE) for word in result.split(", ")
     ]
     assert len(terms) == len(set(terms))
     entries = re.findall(r"^- .*", glossary, flags=re.MULTILINE)

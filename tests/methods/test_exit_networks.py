@@ -203,10 +203,10 @@ def test_labels_of_the_published_code_are_one_block_off(name: str) -> None:
     reference = entries[L - 1]
     assert reference == of_layer[L - 2] != of_layer[L - 1], "(a) the penultimate layer, not the last"
     assert entries[0] == of_layer[L - 1], "(c) the first entry is the last layer"
-    found = labels(made(name, loss="free-code"), data)
-    for block, right in found.items():  # (b) features of a layer meet the label of the one before
+    result = labels(made(name, loss="free-code"), data)
+    for block, right in result.items():  # (b) features of a layer meet the label of the one before
         assert right == [int(a == b) for a, b in zip(entries[block - 1], reference, strict=True)]
-    assert found != labels(made(name, loss="logit-adjusted"), data)
+    assert result != labels(made(name, loss="logit-adjusted"), data)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -237,7 +237,7 @@ def test_a_gate_scores_what_its_network_was_trained_to_say(name: str, params: di
     parts = method.parts(L, network.state_dict())
     scores, _ = score_states(parts, MODEL, data.states_LND)
     expected = torch.softmax(network(method._examples(data).features_MNF), dim=-1)[..., 1]
-    for block in parts.asked(L):
+    for block in parts.gate_blocks(L):
         if block < FIRST[name]:
             assert not scores[block - 1].any(), "fewer than three states: 0"
         else:

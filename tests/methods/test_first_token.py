@@ -97,9 +97,9 @@ def test_a_batch_equals_its_rows_alone(tiny: Any, prompts: Any, name: str, param
 def test_self_speculation_is_full_depth_with_first_tokens_drafted(tiny: Any, prompts: Any) -> None:
     rows = with_single_tokens(prompts)
     full = answer(tiny, get_method("full")().parts(L), rows)
-    made = answer(tiny, get_method("self-speculation")(exit_layer=4, drafts=2).parts(L), rows)
-    assert [g.token_ids for g in made] == [g.token_ids for g in full]
-    assert {g.exit_layers[0] for g in made} > {L} or any(g.rejected[0] for g in made)
+    result = answer(tiny, get_method("self-speculation")(exit_layer=4, drafts=2).parts(L), rows)
+    assert [g.token_ids for g in result] == [g.token_ids for g in full]
+    assert {g.exit_layers[0] for g in result} > {L} or any(g.rejected[0] for g in result)
 
 
 @pytest.mark.parametrize("tiny", ["seq2seq"], indirect=True)

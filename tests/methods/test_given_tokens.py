@@ -173,7 +173,7 @@ def test_what_is_chosen_is_most_probable(tiny: Any, name: str, params: dict[str,
     method = get_method(name).from_params(params).bound_to(model.exit_blocks)
     parts = method.parts(L)
     states_LND = torch.randn(L + 1, 9, model.d_model, generator=torch.Generator().manual_seed(3))
-    for block in [*parts.asked(L), L]:
+    for block in [*parts.gate_blocks(L), L]:
         view = BlockView(
             block=block,
             active=ActiveRows((1,) * 9, tuple(range(9))),

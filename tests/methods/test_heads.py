@@ -49,7 +49,7 @@ def views(
     """A view at each of these blocks, read in this order; ``scores`` says the score before a block."""
     model: Any = Identity(len(states_LAV) - 1, states_LAV.shape[-1])
     memory: dict[str, Tensor] = {}
-    n_rows, made = states_LAV.shape[1], []
+    n_rows, result = states_LAV.shape[1], []
     for block in blocks:
         before = (scores or {}).get(block)
         view = BlockView(
@@ -64,8 +64,8 @@ def views(
             previous_score_A=None if before is None else torch.tensor(before),
         )
         _ = view.logits_AK
-        made.append(view)
-    return made
+        result.append(view)
+    return result
 
 
 def ids_read(view: BlockView) -> list[list[int]]:

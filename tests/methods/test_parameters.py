@@ -39,7 +39,7 @@ from exitbench.methods.registry import get_method
 )
 def test_a_bad_parameter_is_named_with_what_is_allowed(name: str, params: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError) as caught:
-        get_method(name).from_params(params, where="my.toml, line 7")
+        get_method(name).from_params(params, location="my.toml, line 7")
     message = str(caught.value)
     assert message.startswith("my.toml, line 7: ")
     assert name in message
@@ -79,8 +79,8 @@ def test_a_parameter_that_does_not_fit_the_model_or_another_parameter_is_named(
 
 
 def test_whole_numbers_are_accepted_where_a_float_is_asked_and_enter_the_identity_as_floats() -> None:
-    made = get_method("calm-softmax").from_params({"threshold": 1, "levels": [0, 1, 0.5]})
-    assert made.params()["threshold"] == 1.0
-    assert isinstance(made.params()["threshold"], float)
-    assert made.params()["levels"] == (0.0, 1.0, 0.5)
-    assert {type(level) for level in made.params()["levels"]} == {float}
+    result = get_method("calm-softmax").from_params({"threshold": 1, "levels": [0, 1, 0.5]})
+    assert result.params()["threshold"] == 1.0
+    assert isinstance(result.params()["threshold"], float)
+    assert result.params()["levels"] == (0.0, 1.0, 0.5)
+    assert {type(level) for level in result.params()["levels"]} == {float}

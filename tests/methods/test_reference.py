@@ -191,12 +191,12 @@ def tried() -> list[tuple[str, str, dict[str, Any]]]:
 
     A method sees states and logits alone. By two, since policies come in turn as well, and there is an even number.
     """
-    found, seen = [], set[str]()
+    result, seen = [], set[str]()
     for number, (name, params) in enumerate(CASES):
         kinds = KINDS if name in ON_BOTH or name not in seen else (KINDS[number // 2 % 2],)
-        found += [(kind, name, params) for kind in kinds]
+        result += [(kind, name, params) for kind in kinds]
         seen.add(name)
-    return found
+    return result
 
 
 ONE_DEPTH = {"full", "static", "random"}  # need not spread their exits

@@ -154,7 +154,7 @@ def test_an_unknown_method_is_answered_with_a_suggestion() -> None:
     with pytest.raises(
         UserError, match=r"^s\.toml: unknown method 'calm_softmax'\. Did you mean 'calm-softmax'\? Allowed: "
     ):
-        get_method("calm_softmax", where="s.toml")
+        get_method("calm_softmax", location="s.toml")
 
 
 def test_two_methods_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

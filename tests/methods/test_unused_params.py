@@ -19,15 +19,15 @@ OTHER = {"threshold": 0.123, "levels": (0.5, 0.6, 0.7, 0.8), "epsilon": 0.321, "
 
 
 def settings() -> list[Method]:
-    made: list[Method] = []
+    results: list[Method] = []
     for name in method_names():
         kind = get_method(name)
         if not issubclass(kind, Thresholded):
             continue
         for rule in RULES.values():
             decays = [{"decay": one} for one in ("none", "code")] if issubclass(kind, Gated) else [{}]
-            made += [kind.from_params({**rule, **decay}) for decay in decays]
-    return made
+            results += [kind.from_params({**rule, **decay}) for decay in decays]
+    return results
 
 
 def compared_with(method: Method) -> Any:

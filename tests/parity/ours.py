@@ -22,7 +22,7 @@ from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.training import find_trained, load_recipe
 from exitbench.harness.training.store import SHIPPED
-from exitbench.methods.base import BlockView, Cost, Gate, Model, Parts
+from exitbench.methods.base import BlockView, Cost, Gate, ModelInterface, Parts
 from exitbench.methods.registry import get_method
 from exitbench.methods.thresholds import Constant
 from exitbench.tasks import builtin
@@ -64,7 +64,7 @@ class Noted(Gate):
     def choose(self, view: BlockView) -> Tensor:
         return self.gate.choose(view)
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, asked: Sequence[int]) -> Cost:
         return self.gate.cost(model, asked)
 
 
@@ -154,7 +154,7 @@ def answers(
 
 
 def _answer(model: Checkpoint, parts: Parts, document: Document) -> Answer:
-    gated = parts.asked(model.model.n_blocks)
+    gated = parts.gate_blocks(model.model.n_blocks)
     gate = Noted(parts.gate, min(gated, default=0))
     batch = prefill(model.model, [Request(document.prompt)], document.max_new_tokens)
     (answer,) = decode(model, batch, dataclasses.replace(parts, gate=gate))

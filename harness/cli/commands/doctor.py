@@ -36,12 +36,12 @@ class Finding:
 
     Attributes:
         about: Subject of the check.
-        told: Result of the check, as text.
+        result: Result of the check, as text.
         stops: Whether it would stop a run.
     """
 
     about: str
-    told: str
+    result: str
     stops: bool = False
 
 
@@ -50,7 +50,7 @@ def doctor(arguments: Namespace) -> int:
     runs = Runs(arguments.runs)
     findings = [*_packages(), *_machine(), _network(), _folder(runs.root), _disk(runs.root), _database(runs.database)]
     width = max(len(finding.about) for finding in findings)
-    lines = [f"{'STOP' if check.stops else 'ok':4}  {check.about:{width}}  {check.told}" for check in findings]
+    lines = [f"{'STOP' if check.stops else 'ok':4}  {check.about:{width}}  {check.result}" for check in findings]
     stopping = sum(check.stops for check in findings)
     lines.append(f"{stopping} of these would stop a run." if stopping else "Nothing here would stop a run.")
     tell("\n".join(lines), sys.stdout)

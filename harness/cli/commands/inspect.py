@@ -17,9 +17,9 @@ from exitbench.harness.service.folders import Runs
 from exitbench.terminal import number_of, one_screen, tell
 
 if TYPE_CHECKING:
-    from exitbench.harness.inspecting.asking import Asking, Skipping
+    from exitbench.harness.inspecting.asking import GateCost, SkipCost
     from exitbench.harness.inspecting.encoders import ClassifierInspection, ClassifierShape
-    from exitbench.harness.inspecting.inspection import Inspection, Shape, Work
+    from exitbench.harness.inspecting.inspection import ArchitectureSummary, Inspection, TokenCost
 
 _FLOAT32, _BFLOAT16 = 4, 2
 """Bytes per number."""
@@ -132,7 +132,7 @@ def _engines(inspection: Inspection) -> str:
     return "; ".join(phrases)
 
 
-def _shape(shape: Shape) -> Iterator[str]:
+def _shape(shape: ArchitectureSummary) -> Iterator[str]:
     encoder = f"{shape.encoder_blocks} in the encoder, " if shape.encoder_blocks else ""
     positions = "without end" if shape.positions is None else f"{shape.positions:,}"
     heads = f"{number_of(shape.heads, 'head')} of {shape.head_size}" if shape.heads else "no heads"
@@ -164,7 +164,7 @@ def _tokens(inspection: Inspection) -> str:
     return f"{vocabulary}{start}{ends}; {tokens.tokenizer} of {tokens.n_tokens:,} tokens, {chat}"
 
 
-def _weights(inspection: Inspection, shape: Shape, work: Work) -> Iterator[str]:
+def _weights(inspection: Inspection, shape: ArchitectureSummary, work: TokenCost) -> Iterator[str]:
     numel = shape.parameters.total + (inspection.exit_heads.numel if inspection.exit_heads else 0)
     blocks = shape.decoder_blocks * work.block_weights
     yield from labelled("to load", _sizes(numel))
@@ -186,7 +186,7 @@ def _sizes(numel: float) -> str:
 # -------------------------------------------------------------------------------------------------------- the tables
 
 
-def _methods(work: Work, runs: bool) -> Iterator[str]:
+def _methods(work: TokenCost, runs: bool) -> Iterator[str]:
     source = f" and {work.source:,} of source" if work.source else ""
     yield ""
     yield f"A gate's mean work a block asked, in blocks run, at {work.context:,} tokens of context{source}:"
@@ -205,7 +205,7 @@ def _methods(work: Work, runs: bool) -> Iterator[str]:
         yield from reasons(alone, "; row by row: ")
 
 
-def _possible(asking: Asking) -> str:
+def _possible(asking: GateCost) -> str:
     if asking.why_not is not None:
         return "no, see below"
     phrases = ["after a fit" if asking.is_fitted else "yes"]
@@ -214,7 +214,7 @@ def _possible(asking: Asking) -> str:
     return ", ".join(phrases)
 
 
-def _policies(work: Work) -> Iterator[str]:
+def _policies(work: TokenCost) -> Iterator[str]:
     yield ""
     costs = ", ".join(map(_policy, work.kv_policies))
     about = "KV policies, bytes/FLOPs of a skipped block until a token at full depth has followed, in blocks run: "
@@ -231,7 +231,7 @@ def _policies(work: Work) -> Iterator[str]:
         yield item(f"not {values_text}: {reason}")
 
 
-def _policy(policy: Skipping) -> str:
+def _policy(policy: SkipCost) -> str:
     verifies = f"{_NO_BREAK}and{_NO_BREAK}verification" if policy.verifies else ""
     return f"{policy.policy}{_NO_BREAK}{_percent(policy.bytes_share)}/{_percent(policy.flops_share)}{verifies}"
 
@@ -253,30 +253,30 @@ def _lacks(inspection: Inspection) -> Iterator[str]:
     yield from (item(remark) for remark in inspection.remarks)
 
 
-def classifier_lines(found: ClassifierInspection) -> Iterator[str]:
+def classifier_lines(inspection: ClassifierInspection) -> Iterator[str]:
     """Yield the report on a classifier, line by line."""
-    yield found.folder
-    yield from labelled("classifier", found.model_class or "not loaded, see below")
-    if found.shape is not None:
-        yield from _classifier_shape(found.shape)
-    if found.tokenizer is not None:
-        yield from labelled("tokens", f"{found.tokenizer} of {found.n_tokens:,} tokens")
-    if found.stored is not None:
-        formats = ", ".join(f"{numel:,} {name}" for name, numel in found.stored.numel_by_format.items())
-        yield from labelled("stored", f"{data_size(found.stored.size_bytes)}: {formats}")
-    if found.methods:
+    yield inspection.folder
+    yield from labelled("classifier", inspection.model_class or "not loaded, see below")
+    if inspection.shape is not None:
+        yield from _classifier_shape(inspection.shape)
+    if inspection.tokenizer is not None:
+        yield from labelled("tokens", f"{inspection.tokenizer} of {inspection.n_tokens:,} tokens")
+    if inspection.stored is not None:
+        formats = ", ".join(f"{numel:,} {name}" for name, numel in inspection.stored.numel_by_format.items())
+        yield from labelled("stored", f"{data_size(inspection.stored.size_bytes)}: {formats}")
+    if inspection.methods:
         runs = [
             runnable.method + (" (after a fit)" if runnable.is_fitted else "")
-            for runnable in found.methods
+            for runnable in inspection.methods
             if not runnable.why_not
         ]
         yield ""
         yield fill(f"Methods that run on it: {', '.join(runs)}", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
-        yield from reasons([(runnable.method, runnable.why_not) for runnable in found.methods])
-    if found.lacks:
+        yield from reasons([(runnable.method, runnable.why_not) for runnable in inspection.methods])
+    if inspection.lacks:
         yield ""
         yield "It cannot be run as it is:"
-        yield from (item(one_screen(message)) for message in found.lacks)
+        yield from (item(one_screen(message)) for message in inspection.lacks)
 
 
 def _classifier_shape(shape: ClassifierShape) -> Iterator[str]:
@@ -304,14 +304,14 @@ def labelled(label: str, text: str) -> Iterator[str]:
     yield fill(text, WIDTH, initial_indent=label.ljust(_LABEL), subsequent_indent=" " * _LABEL, break_on_hyphens=False)
 
 
-def reasons(said: Sequence[tuple[str, str | None]], between: str = ": ") -> Iterator[str]:
+def reasons(reason_by_name: Sequence[tuple[str, str | None]], between: str = ": ") -> Iterator[str]:
     """Yield each reason once, with the names that it applies to."""
-    about: dict[str, list[str]] = {}
-    for name, reason in said:
+    names_by_reason: dict[str, list[str]] = {}
+    for name, reason in reason_by_name:
         if reason is not None:
-            about.setdefault(reason, []).append(name)
-    for reason, names in about.items():
-        every = "every method" if len(names) == len(said) and len(names) > 1 else ", ".join(names)
+            names_by_reason.setdefault(reason, []).append(name)
+    for reason, names in names_by_reason.items():
+        every = "every method" if len(names) == len(reason_by_name) and len(names) > 1 else ", ".join(names)
         yield item(f"{every}{between}{reason}")
 
 

@@ -83,17 +83,17 @@ def _methods_like(pattern: str) -> Iterator[str]:
     for name, verdict in _verdicts(names).items():
         method = get_method(name)
         parameters = _parameters(method)
-        own = [field for field in parameters if users[field] == 1]
-        common = [field for field in parameters if users[field] > 1]
-        shared |= dict.fromkeys(common)
+        own_parameters = [field for field in parameters if users[field] == 1]
+        common_parameters = [field for field in parameters if users[field] > 1]
+        shared |= dict.fromkeys(common_parameters)
         bundled = method.__module__.startswith("exitbench.")
         yield from (name, f"  {_first_line(method)}")
         yield f"  source: {method.source}{f' (docs/methods/{name}.md)' if bundled else ''}"
         yield f"  needs: {_needs(method)}"
         yield f"  conformance: {verdict}"
-        if common:
-            yield f"  shared parameters: {', '.join(field.partition(' = ')[0] for field, _ in common)}"
-        yield from _aligned(own, indent="  ")
+        if common_parameters:
+            yield f"  shared parameters: {', '.join(field.partition(' = ')[0] for field, _ in common_parameters)}"
+        yield from _aligned(own_parameters, indent="  ")
         yield ""
     if shared:
         yield "Shared parameters:"

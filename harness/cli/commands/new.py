@@ -70,7 +70,7 @@ def new_suite(arguments: Namespace) -> int:
             written.
     """
     from exitbench.harness.engine.checkpoints.hub import read_name
-    from exitbench.harness.scaffolds.suite import Asked, label_of, suite_text
+    from exitbench.harness.scaffolds.suite import SuiteDescription, label_of, suite_text
     from exitbench.harness.training import recipe_names
 
     name, to, written = arguments.name, arguments.to, arguments.model
@@ -87,7 +87,9 @@ def new_suite(arguments: Namespace) -> int:
     options += [] if arguments.plugins is None else ["--plugins", arguments.plugins]
     plan, run = (("exitbench", command, to / f"{name}.toml", *options) for command in ("plan", "run"))
     tasks, works = _tasks(arguments, label_of)
-    description = Asked(name, f"{key} = {toml_value(value)}", label_of(stem), folder, tasks, works, _command_line(plan))
+    description = SuiteDescription(
+        name, f"{key} = {toml_value(value)}", label_of(stem), folder, tasks, works, _command_line(plan)
+    )
     first = "--limit", "2", "--no-report"
     _write(to, {f"{name}.toml": suite_text(description)}, (plan, (*run, *first), run))
     return 0

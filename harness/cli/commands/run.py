@@ -16,7 +16,7 @@ from exitbench.harness.planning.passes import passes
 from exitbench.harness.planning.plan import Group, Plan
 from exitbench.harness.planning.retry import Retry
 from exitbench.harness.planning.suite import load_suite, suite_names
-from exitbench.harness.reading.toml import Table
+from exitbench.harness.reading.toml import TomlTable
 from exitbench.harness.running.environment import available_cores
 from exitbench.harness.service.folders import Runs
 from exitbench.harness.service.outcome import print_outcome
@@ -146,7 +146,7 @@ def train(arguments: Namespace) -> int:
 def named_recipes(what: str) -> list[Recipe]:
     """Return the recipes of a suite, or the one recipe of that name or file."""
     path = Path(what)
-    if path.is_file() and "models" not in Table.read(path).values:
+    if path.is_file() and "models" not in TomlTable.read(path).values:
         return [load_recipe(path)]
     if what.partition("@")[0] in recipe_names() and what not in suite_names():
         return [load_recipe(what)]

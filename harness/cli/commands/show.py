@@ -11,7 +11,7 @@ from exitbench.errors import UserError
 from exitbench.harness.cli.commands.common import existing_database
 from exitbench.harness.planning.entries.task import TaskEntry, read_task
 from exitbench.harness.planning.suite import load_suite
-from exitbench.harness.reading.toml import Table
+from exitbench.harness.reading.toml import TomlTable
 from exitbench.results.database.connection import open_database
 from exitbench.terminal import number_of, visible
 
@@ -51,7 +51,7 @@ def show_prompts(arguments: Namespace) -> int:
     print("\n".join(_head(entry, task, len(documents))))
     shown_documents = documents[: arguments.n]
     for number, (document, parts) in enumerate(
-        zip(shown_documents, entry.work.shown(task, shown_documents), strict=True), start=1
+        zip(shown_documents, entry.work.readable_texts(task, shown_documents), strict=True), start=1
     ):
         print(f"\n{number} of {len(documents)}, document {document.key}")
         for title, text in parts:
@@ -80,17 +80,17 @@ def entry_as_given(task: str, settings: Mapping[str, Any]) -> TaskEntry:
         UserError: The task does not exist, or a setting is invalid.
     """
     values = {"task": task, **settings}
-    return read_task(Path(task).stem, Table(Path("--set"), "", ("tasks", task), values))
+    return read_task(Path(task).stem, TomlTable(Path("--set"), "", ("tasks", task), values))
 
 
-def task_settings(given: Sequence[str]) -> dict[str, Any]:
+def task_settings(assignments: Sequence[str]) -> dict[str, Any]:
     """Parse ``--set KEY=VALUE`` options into the settings of a ``[tasks.LABEL]`` table.
 
     Raises:
         UserError: An option is not of this form.
     """
     values: dict[str, Any] = {}
-    for assignment in given:
+    for assignment in assignments:
         try:
             values |= tomllib.loads(assignment)
         except tomllib.TOMLDecodeError as error:

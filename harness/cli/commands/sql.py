@@ -19,7 +19,7 @@ from exitbench.results.database.schema_doc import described_views, schema_markdo
 from exitbench.results.queries import SavedQuery, parameter_text, parameter_value, query_names, saved_query
 from exitbench.results.queries.cookbook import SECTIONS, cookbook_markdown
 
-SHOWN_ROWS: Final = 200
+MAX_SCREEN_ROWS: Final = 200
 """Maximum rows of a table on the screen, without ``--all``."""
 
 _SILENT_S: Final = 1.0
@@ -51,7 +51,7 @@ def sql(arguments: Namespace) -> int:
         print(schema_markdown(), end="")
     elif arguments.cookbook:
         print(cookbook_markdown(), end="")
-    elif arguments.query is None and not _given(arguments, _OF_A_QUERY):
+    elif arguments.query is None and not _used_names(arguments, _OF_A_QUERY):
         print(listed(saved_queries(), in_full=False))
         print(
             "\nexitbench sql @NAME answers one; exitbench sql --queries WORD says how to read it, and what can be set."
@@ -61,14 +61,14 @@ def sql(arguments: Namespace) -> int:
     return 0
 
 
-def _given(arguments: Namespace, names: Sequence[str]) -> list[str]:
-    """Names of the arguments that were given."""
+def _used_names(arguments: Namespace, names: Sequence[str]) -> list[str]:
+    """Return the names of the arguments that were given."""
     return [name for name in names if getattr(arguments, name) not in (None, False, [])]
 
 
 def _require_used(arguments: Namespace) -> None:
     """Refuse arguments that would have no effect."""
-    instead, unused = _given(arguments, _INSTEAD), _given(arguments, _OF_A_QUERY)
+    instead, unused = _used_names(arguments, _INSTEAD), _used_names(arguments, _OF_A_QUERY)
     if arguments.queries == []:
         instead.append("queries")
     if instead and unused:
@@ -114,11 +114,11 @@ def _opened(path: Path) -> Database:
 
 
 def _print_beginning(result: QueryResult) -> None:
-    rows = list(islice(result.rows(), SHOWN_ROWS + 1))
-    FORMATS["table"](result.schema.names, rows[:SHOWN_ROWS])
-    if len(rows) > SHOWN_ROWS:
+    rows = list(islice(result.rows(), MAX_SCREEN_ROWS + 1))
+    FORMATS["table"](result.schema.names, rows[:MAX_SCREEN_ROWS])
+    if len(rows) > MAX_SCREEN_ROWS:
         sys.stdout.flush()
-        print(f"The first {SHOWN_ROWS} rows; --all prints every one, --out FILE saves them.", file=sys.stderr)
+        print(f"The first {MAX_SCREEN_ROWS} rows; --all prints every one, --out FILE saves them.", file=sys.stderr)
 
 
 def _query(query: str | None, assignments: Sequence[str]) -> tuple[str, Mapping[str, Any]]:
@@ -236,10 +236,10 @@ def _with_words(words: Sequence[str]) -> list[SavedQuery]:
         UserError: None has all of them.
     """
     wanted = [word.lower() for word in words]
-    found = [query for query in saved_queries() if all(word in _all_words(query) for word in wanted)]
-    if not found:
+    matches = [query for query in saved_queries() if all(word in _all_words(query) for word in wanted)]
+    if not matches:
         raise UserError(f"No question has {' and '.join(map(repr, wanted))}. `exitbench sql` lists them all.")
-    return found
+    return matches
 
 
 def saved_queries() -> list[SavedQuery]:

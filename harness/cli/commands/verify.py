@@ -20,7 +20,7 @@ from exitbench.results.analysis.repeats import (
 from exitbench.terminal import number_of, tell
 
 if TYPE_CHECKING:
-    from exitbench.harness.afterwards.rerun import Verdict
+    from exitbench.harness.afterwards.rerun import RerunResult
 
 NOW = "now"
 
@@ -36,7 +36,7 @@ def env(arguments: Namespace) -> int:
         raise UserError(f"env {arguments.action} takes {wanted} of attempt, cell, environment or machine, or 'now'.")
     described = [_described(name, arguments) for name in arguments.of]
     if arguments.action == "show":
-        fields = "\n".join(f"  {name}: {said(value)}" for name, value in described[0].fields.items())
+        fields = "\n".join(f"  {name}: {shown_value(value)}" for name, value in described[0].fields.items())
         tell(f"{described[0].name}\n{fields}", sys.stdout)
         if arguments.of == [NOW]:
             from exitbench.harness.running.energy.meter import energy_told
@@ -51,10 +51,10 @@ def env(arguments: Namespace) -> int:
 
 def difference_lines(changed: Sequence[FieldDifference]) -> list[str]:
     """Return one line per field: ``name: value in A -> value in B``."""
-    return [f"  {change.field}: {said(change.a)} -> {said(change.b)}" for change in changed]
+    return [f"  {change.field}: {shown_value(change.a)} -> {shown_value(change.b)}" for change in changed]
 
 
-def said(value: Any) -> str:
+def shown_value(value: Any) -> str:
     """Return a value formatted for display."""
     return "absent" if value is None else value if isinstance(value, str) else json.dumps(value)
 
@@ -124,7 +124,7 @@ def verify_run(arguments: Namespace) -> int:
     return 0 if verdict.equal else 1
 
 
-def _lines(verdict: "Verdict") -> list[str]:
+def _lines(verdict: "RerunResult") -> list[str]:
     if verdict.status != "ok":
         return [f"not repeated: the new attempt ended as {verdict.status}: {verdict.reason or 'no reason given'}"]
     lines = [_line(compared) for compared in verdict.compared]

@@ -8,7 +8,7 @@ from typing import Literal
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import DeviceMap
-from exitbench.harness.reading.toml import MAX_COUNT, Table
+from exitbench.harness.reading.toml import MAX_COUNT, TomlTable
 
 AskedMap = DeviceMap | Literal["auto"]
 
@@ -18,7 +18,7 @@ _SHARE = 0.9
 """Largest share of a GPU's memory that an automatic map fills with weights; keys, values, activations use the rest."""
 
 
-def read_device_map(table: Table) -> AskedMap | None:
+def read_device_map(table: TomlTable) -> AskedMap | None:
     """Read ``device_map`` of a model; None if it has none.
 
     Raises:
@@ -36,12 +36,14 @@ def read_device_map(table: Table) -> AskedMap | None:
     return tuple(requested.items())
 
 
-def resolve_device_map(where: str, asked: AskedMap, device: str, folder: Path, dtype: str, n_blocks: int) -> DeviceMap:
+def resolve_device_map(
+    location: str, requested: AskedMap, device: str, folder: Path, dtype: str, n_blocks: int
+) -> DeviceMap:
     """Return the number of blocks on each device, given this machine's GPUs and the size of the model.
 
     Args:
-        where: File, line and key of the model, for messages.
-        asked: The map that the suite requests.
+        location: File, line and key of the model, for messages.
+        requested: The map that the suite requests.
         device: Device of the whole suite, ``cpu`` or ``cuda``.
         folder: The checkpoint.
         dtype: Number format.
@@ -50,25 +52,25 @@ def resolve_device_map(where: str, asked: AskedMap, device: str, folder: Path, d
     Raises:
         UserError: The map does not fit the model, the suite's device or this machine.
     """
-    if asked == "auto":
-        return _shared_out(where, device, folder, dtype)
-    if other_devices := [name for name, _ in asked if name.partition(":")[0] != device]:
+    if requested == "auto":
+        return _shared_out(location, device, folder, dtype)
+    if other_devices := [name for name, _ in requested if name.partition(":")[0] != device]:
         raise UserError(
-            f"{where}: device_map names {other_devices[0]}, and the suite's device is {device}; allowed: its own."
+            f"{location}: device_map names {other_devices[0]}, and the suite's device is {device}; allowed: its own."
         )
-    if (mapped := sum(blocks for _, blocks in asked)) != n_blocks:
-        raise UserError(f"{where}: device_map has {mapped} blocks; allowed: {n_blocks}, those of the model.")
-    return asked
+    if (mapped := sum(blocks for _, blocks in requested)) != n_blocks:
+        raise UserError(f"{location}: device_map has {mapped} blocks; allowed: {n_blocks}, those of the model.")
+    return requested
 
 
-def require_gpus(where: str, device_map: DeviceMap, count: int) -> None:
+def require_gpus(location: str, device_map: DeviceMap, count: int) -> None:
     """Check that this machine has the GPUs that a map names.
 
     Raises:
         UserError: A GPU is missing.
     """
     if missing := [name for name in dict(device_map) if name != "cpu" and gpu_index(name) >= count]:
-        raise UserError(f"{where}: device_map names {missing[0]}; torch sees {count} GPUs here, from cuda:0 on.")
+        raise UserError(f"{location}: device_map names {missing[0]}; torch sees {count} GPUs here, from cuda:0 on.")
 
 
 def gpu_index(device: str) -> int:
@@ -76,7 +78,7 @@ def gpu_index(device: str) -> int:
     return int(device.partition(":")[2])
 
 
-def spelled(device_map: DeviceMap) -> str:
+def describe_map(device_map: DeviceMap) -> str:
     """Describe a map: ``blocks 1-12 on cuda:0, 13-32 on cuda:1``, and the device of everything else."""
     shares, first = [], 1
     for device, count in device_map:
@@ -85,7 +87,7 @@ def spelled(device_map: DeviceMap) -> str:
     return f"blocks {', '.join(shares)}; embeddings, final norm, LM head and gates on {device_map[0][0]}"
 
 
-def _shared_out(where: str, device: str, folder: Path, dtype: str) -> DeviceMap:
+def _shared_out(location: str, device: str, folder: Path, dtype: str) -> DeviceMap:
     import torch
 
     from exitbench.harness.engine.checkpoints.hosted_loading import skeleton
@@ -95,8 +97,8 @@ def _shared_out(where: str, device: str, folder: Path, dtype: str) -> DeviceMap:
     count = torch.cuda.device_count() if device == "cuda" else 0
     if not count:
         raise UserError(
-            f'{where}: device_map = "auto" shares blocks among GPUs; the suite\'s device is {device}, and torch sees '
-            f"{torch.cuda.device_count()} GPUs here."
+            f'{location}: device_map = "auto" shares blocks among GPUs; the suite\'s device is {device}, and torch '
+            f"sees {torch.cuda.device_count()} GPUs here."
         )
     # Total memory, not what is free now, so that the same request gives the same map tomorrow.
     room = {

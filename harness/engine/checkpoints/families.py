@@ -27,7 +27,7 @@ from exitbench.harness.engine.model.weights import (
     NormedLinear,
     Weights,
 )
-from exitbench.harness.reading.config_values import Value, shortened
+from exitbench.harness.reading.config_values import AllowedValue, shortened
 
 
 def _fold(projection: Linear, norm: Linear) -> Linear:
@@ -54,7 +54,7 @@ def _block(**parts: Any) -> BlockWeights:
 def _head(tensors: Tensors, embedded: str, embedding: Tensor, vocab_size: int, *, tied: bool) -> Tensor:
     """Return the LM head [V, D]: the tied embedding, unless the file has another `lm_head.weight` (as transformers)."""
     name = "lm_head.weight"
-    if tied and (name not in tensors or tensors.is_copy(name, of=embedded)):
+    if tied and (name not in tensors or tensors.is_copy(name, original=embedded)):
         return embedding
     return tensors(name, vocab_size, embedding.shape[1])
 
@@ -147,7 +147,9 @@ def _read_t5(config: Any, tensors: Tensors, *, biases_each_block: bool = False) 
     shared_name = "shared.weight" if "shared.weight" in tensors else "encoder.embed_tokens.weight"
     shared = tensors(shared_name, config.vocab_size, width)
     for stack in ("encoder", "decoder"):
-        tensors.is_copy(f"{stack}.embed_tokens.weight", of=shared_name)  # one that differs stays unread and is refused
+        tensors.is_copy(
+            f"{stack}.embed_tokens.weight", original=shared_name
+        )  # one that differs stays unread and is refused
     head = _head(tensors, shared_name, shared, config.vocab_size, tied=True)  # transformers treats every T5 as tied
 
     def bias(stack: str, n_blocks: int) -> Tensor:
@@ -325,7 +327,7 @@ def _no_rotary(kind: Any) -> str | None:
 def _rotated_part(config: Any, size: int, path: Path) -> int:
     """Return the number of dimensions of a head that are rotated."""
     key = "partial_rotary_factor"
-    part = Value(float).check(path, f"rope_parameters: {key}", config.rope_parameters.get(key, 1.0))
+    part = AllowedValue(float).check(path, f"rope_parameters: {key}", config.rope_parameters.get(key, 1.0))
     rotated = int(size * min(part, 2.0))
     if rotated % 2 or rotated > size:
         raise UserError(f"{path}: {key} is {part}; allowed: one that makes an even part of head_dim, {size}.")
@@ -344,7 +346,7 @@ def _rotary(config: Any, size: int, rotated: int, path: Path) -> tuple[Tensor, f
     if kind not in ROTARY:
         raise UserError(f"{path}: rope_type {shortened(kind)} is not supported.{suggestion(str(kind), ROTARY)}")
     for key in ("rope_theta", "factor") if kind != "default" else ("rope_theta",):
-        Value(float).check(path, f"rope_parameters: {key}", rope.get(key))
+        AllowedValue(float).check(path, f"rope_parameters: {key}", rope.get(key))
     try:
         if kind == "default":
             frequencies, scale = rope["rope_theta"] ** -(torch.arange(0, rotated, 2).float() / rotated), 1.0
@@ -424,7 +426,7 @@ class Family:
 
     read: Callable[[Any, Tensors], tuple[Architecture, Weights]]
     why_not: Callable[[Any], str | None]
-    values: Mapping[str, Value]
+    values: Mapping[str, AllowedValue]
     stacks: Mapping[str, str]
     harmless: tuple[str, ...]
 
@@ -432,13 +434,13 @@ class Family:
 ROTARY = ("default", "linear", "llama3", "yarn")
 """Supported kinds of rotary positions; other kinds in transformers change with the length of the text."""
 
-_COUNT, _FLAG, _WORD, _NUMBER = Value(int), Value(bool), Value(str), Value(float)
-_BLOCKS = Value(int, most=10_000)  # transformers makes a list of them
-_WIDTH = Value(int, most=2**24)  # frequencies of this many dimensions are computed before any tensor is read
+_COUNT, _FLAG, _WORD, _NUMBER = AllowedValue(int), AllowedValue(bool), AllowedValue(str), AllowedValue(float)
+_BLOCKS = AllowedValue(int, most=10_000)  # transformers makes a list of them
+_WIDTH = AllowedValue(int, most=2**24)  # frequencies of this many dimensions are computed before any tensor is read
 _T5_VALUES = {
     **dict.fromkeys(("vocab_size", "d_model", "hidden_size", "d_kv", "head_dim", "d_ff"), _WIDTH),
     **dict.fromkeys(("num_layers", "num_hidden_layers"), _BLOCKS),
-    "num_decoder_layers": Value(int, null=True, most=_BLOCKS.most),
+    "num_decoder_layers": AllowedValue(int, null=True, most=_BLOCKS.most),
     **dict.fromkeys(("num_heads", "num_attention_heads"), _WIDTH),
     **dict.fromkeys(("relative_attention_num_buckets", "relative_attention_max_distance"), _COUNT),
     "layer_norm_epsilon": _NUMBER,
@@ -450,21 +452,21 @@ _T5_STACKS = {"encoder.block": "num_layers", "decoder.block": "num_decoder_layer
 _T5_HARMLESS = (r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",)
 _LLAMA_VALUES = {
     **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"), _WIDTH),
-    **dict.fromkeys(("num_key_value_heads", "head_dim"), Value(int, null=True, most=_WIDTH.most)),
+    **dict.fromkeys(("num_key_value_heads", "head_dim"), AllowedValue(int, null=True, most=_WIDTH.most)),
     "num_hidden_layers": _BLOCKS,
     "hidden_act": _WORD,
     **dict.fromkeys(("max_position_embeddings", "original_max_position_embeddings"), _COUNT),
     **dict.fromkeys(("rms_norm_eps", "rope_theta", "partial_rotary_factor"), _NUMBER),
-    **dict.fromkeys(("rope_parameters", "rope_scaling"), Value(dict, null=True)),
+    **dict.fromkeys(("rope_parameters", "rope_scaling"), AllowedValue(dict, null=True)),
     "tie_word_embeddings": _FLAG,
 }
 _BIASES = dict.fromkeys(("attention_bias", "mlp_bias"), _FLAG)
-_WINDOWS = {"use_sliding_window": _FLAG, "layer_types": Value(list, null=True)}
-_SOME_ROTATE = {"no_rope_layers": Value(list, null=True), "no_rope_layer_interval": _COUNT}
-_WINDOW = {"sliding_window": Value(int, null=True)}
+_WINDOWS = {"use_sliding_window": _FLAG, "layer_types": AllowedValue(list, null=True)}
+_SOME_ROTATE = {"no_rope_layers": AllowedValue(list, null=True), "no_rope_layer_interval": _COUNT}
+_WINDOW = {"sliding_window": AllowedValue(int, null=True)}
 _GPT2_VALUES = {
     **dict.fromkeys(("vocab_size", "n_embd", "hidden_size", "n_head", "num_attention_heads"), _WIDTH),
-    "n_inner": Value(int, null=True, most=_WIDTH.most),
+    "n_inner": AllowedValue(int, null=True, most=_WIDTH.most),
     **dict.fromkeys(("n_layer", "num_hidden_layers"), _BLOCKS),
     **dict.fromkeys(("n_positions", "max_position_embeddings"), _COUNT),
     "activation_function": _WORD,
@@ -476,7 +478,7 @@ _FREQUENCIES = r"(.*\.)?rotary_emb\.inv_freq"
 """Buffer of earlier versions of transformers; the frequencies are computed from config.json."""
 
 
-def _like_llama(values: Mapping[str, Value], variant: _Variant = _Variant()) -> Family:
+def _like_llama(values: Mapping[str, AllowedValue], variant: _Variant = _Variant()) -> Family:
     """Return a family with Llama's config values and these additional ones."""
     read = partial(_read_llama, variant=variant)
     stacks = {"model.layers": "num_hidden_layers"}

@@ -105,12 +105,12 @@ class Tensors:
         """Read an elementwise norm: weight [D] and bias [D] or None."""
         return Linear(self(f"{name}.weight", width), self(f"{name}.bias", width) if bias else None)
 
-    def is_copy(self, name: str, of: str) -> bool:
+    def is_copy(self, name: str, original: str) -> bool:
         """Return whether a stored tensor equals another one, and so need not be read."""
-        if name not in self.files or of not in self.files:
+        if name not in self.files or original not in self.files:
             return False
-        with opened(self.files[name]) as tensor_file, opened(self.files[of]) as other_file:
-            same = torch.equal(tensor_file.get_tensor(name), other_file.get_tensor(of))
+        with opened(self.files[name]) as tensor_file, opened(self.files[original]) as other_file:
+            same = torch.equal(tensor_file.get_tensor(name), other_file.get_tensor(original))
         if same:
             self.read.add(name)
         return same

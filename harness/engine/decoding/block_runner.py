@@ -21,7 +21,7 @@ from exitbench.harness.engine.model.cache import DeferredToken
 
 if TYPE_CHECKING:
     from exitbench.harness.engine.model.cache import DecodingCache
-    from exitbench.harness.engine.model.engine import Begun, Engine, Skipped
+    from exitbench.harness.engine.model.engine import Engine, EngineStep, Skipped
     from exitbench.methods.base import BlockView, Parts
 
 
@@ -37,12 +37,12 @@ class BlockRunner:
     def __init__(self, model: Engine, cache: DecodingCache, parts: Parts) -> None:
         self.model, self.cache, self.parts = model, cache, parts
         self._policy = parts.kv_policy
-        self._context: Begun | None = None
+        self._context: EngineStep | None = None
         self._to_fill: list[Skipped] = []  # ascending by exit layer
-        self._left_BD: Tensor | None = None  # exit states of rows that left early, at their rows
+        self._exited_BD: Tensor | None = None  # exit states of rows that left early, at their rows
         self._filled = 0  # last block that wrote keys and values of those rows
         self._deferred_places: tuple[list[list[int]], Any] | None = None  # places where deferred tokens ran last
-        self._windows: dict[int, Begun] = {}  # window contexts by number of newest positions
+        self._windows: dict[int, EngineStep] = {}  # window contexts by number of newest positions
         self._joint_states = _JointStates()
 
     # ---------------------------------------------------------------- a step
@@ -55,7 +55,7 @@ class BlockRunner:
         cache = self.cache
         cache.make_room()
         for row, tokens in enumerate(cache.waiting if self._policy.deferred else ()):
-            cache.waiting[row] = [token for token in tokens if token.done < self.model.n_blocks]
+            cache.waiting[row] = [token for token in tokens if token.n_blocks_run < self.model.n_blocks]
             if self._policy.deferred == "rerun":
                 for token in cache.waiting[row]:
                     assert token.embedding_D is not None, "kept as it was deferred"
@@ -75,20 +75,20 @@ class BlockRunner:
         """
         if self._policy.deferred is not None:
             rows = range(self.cache.n_rows) if rows_A is None else rows_A.tolist()
-            waiting = [[token for token in self.cache.waiting[row] if token.done == block - 1] for row in rows]
+            waiting = [[token for token in self.cache.waiting[row] if token.n_blocks_run == block - 1] for row in rows]
             if any(waiting):
                 if self._policy.deferred != "project":
                     return self._run_with_deferred(block, hidden_AD, rows, rows_A, waiting)
                 self._project(block, rows, waiting)
-        if self._left_BD is None:
+        if self._exited_BD is None:
             return self.model.block(block, hidden_AD, self._context, rows_A)
         self._filled = block
-        return self.model.block(block, hidden_AD, self._context, rows_A, left_BD=self._left_BD)
+        return self.model.block(block, hidden_AD, self._context, rows_A, exited_BD=self._exited_BD)
 
     def read_drafts_too(self, view: BlockView) -> None:
         """Read out a view after the last block, and in the same product the drafts that have run all blocks by now."""
         n_rows, n_blocks = len(view.hidden_AD), self.model.n_blocks
-        drafts = [token for tokens in self.cache.waiting for token in tokens if token.done == n_blocks]
+        drafts = [token for tokens in self.cache.waiting for token in tokens if token.n_blocks_run == n_blocks]
         if drafts:
             drafts_ND = torch.stack([token.state_D for token in drafts])
             logits_NV = self.model.logits(torch.cat((view.hidden_AD, drafts_ND)))
@@ -98,11 +98,11 @@ class BlockRunner:
 
     def end(self) -> None:
         """End the step: write keys and values requested with `fill_from_state`."""
-        if self._left_BD is not None and self._filled:  # `run` wrote them up to the last block that ran
-            self._to_fill = [(self._filled, self._left_BD, None)] if self._filled < self.model.n_blocks else []
+        if self._exited_BD is not None and self._filled:  # `run` wrote them up to the last block that ran
+            self._to_fill = [(self._filled, self._exited_BD, None)] if self._filled < self.model.n_blocks else []
         if self._to_fill:
             self.model.fill(self._to_fill, self._context)
-        self._to_fill, self._left_BD, self._filled = [], None, 0
+        self._to_fill, self._exited_BD, self._filled = [], None, 0
         self.cache.length += 1
 
     # --------------------------------------------------------- deferred tokens
@@ -152,14 +152,14 @@ class BlockRunner:
         places_N = torch.tensor([token.place for _, token in pairs], device=self.model.device)
         self.model.project(block, states_ND, rows_N, places_N, self.cache)
         for _, token in pairs:
-            token.done = block
+            token.n_blocks_run = block
 
     def complete(self, rows: Sequence[int]) -> None:
         """Run the remaining blocks of these rows' deferred tokens after a step, the newest of each as new token."""
         cache, n_blocks = self.cache, self.model.n_blocks
         cache.length -= 1  # back in the step that fed the newest token
-        for n_done in {cache.waiting[row][-1].done for row in rows} - {n_blocks}:
-            group = [row for row in rows if cache.waiting[row][-1].done == n_done]
+        for n_done in {cache.waiting[row][-1].n_blocks_run for row in rows} - {n_blocks}:
+            group = [row for row in rows if cache.waiting[row][-1].n_blocks_run == n_done]
             newest = [cache.waiting[row].pop() for row in group]
             rows_A = None if len(group) == cache.n_rows else torch.tensor(group, device=self.model.device)
             hidden_AD = torch.stack([token.state_D for token in newest])
@@ -187,9 +187,9 @@ class BlockRunner:
             return
         self._to_fill.append((block, hidden_AD, rows_A))
         if rows_A is not None and self.model.fills_in_passing:
-            if self._left_BD is None:
-                self._left_BD = hidden_AD.new_empty(self.cache.n_rows, self.model.d_model)
-            self._left_BD.index_copy_(0, rows_A, hidden_AD)
+            if self._exited_BD is None:
+                self._exited_BD = hidden_AD.new_empty(self.cache.n_rows, self.model.d_model)
+            self._exited_BD.index_copy_(0, rows_A, hidden_AD)
 
     def run_rest(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> Tensor:
         """Run blocks block+1..L at the current position; return the state after block L, [A, D]."""

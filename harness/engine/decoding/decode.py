@@ -120,7 +120,7 @@ def decode(
     batch: Batch,
     parts: Parts,
     is_stopped: IsStopped | None = None,
-    asked: GenerationSettings | None = None,
+    settings: GenerationSettings | None = None,
     *,
     traced: bool = True,
     observer: Observer | None = None,
@@ -138,7 +138,7 @@ def decode(
         >>> generation, = decode(checkpoint, batch, parts)
         >>> generation.token_ids, generation.exit_layers
     """
-    decoding = Decoding(checkpoint, batch, parts, is_stopped, asked, traced=traced, observer=observer)
+    decoding = Decoding(checkpoint, batch, parts, is_stopped, settings, traced=traced, observer=observer)
     generations = [row.generation for row in decoding.rows]
     while decoding.rows:
         decoding.step()
@@ -161,7 +161,7 @@ class Decoding:
         batch: Prompts after `prefill`; used up by this object.
         parts: The method.
         is_stopped: Called with a row's new tokens after each token; True ends the row (stop strings).
-        asked: Settings whose rules change logits before tokens are chosen.
+        settings: Settings whose rules change logits before tokens are chosen.
         traced: Record exits and check that all numbers are finite. The tokens are the same without.
         observer: Untraced decodes only: receives scores, exits and read-outs.
 
@@ -175,7 +175,7 @@ class Decoding:
         batch: Batch,
         parts: Parts,
         is_stopped: IsStopped | None = None,
-        asked: GenerationSettings | None = None,
+        settings: GenerationSettings | None = None,
         *,
         traced: bool = True,
         observer: Observer | None = None,
@@ -191,8 +191,8 @@ class Decoding:
         if batch.fed_B is None and batch.prompt_state_BD is None:
             self._token_B = torch.full((len(self.rows),), checkpoint.start_id or 0, device=checkpoint.model.device)
         self._rules: LogitRules | None = None
-        if asked is not None and asked.logit_rules:
-            self._rules = LogitRules(asked, checkpoint, [request.prompt_ids for request in batch.requests])
+        if settings is not None and settings.logit_rules:
+            self._rules = LogitRules(settings, checkpoint, [request.prompt_ids for request in batch.requests])
 
     @torch.inference_mode()
     def step(self) -> list[Row]:
@@ -412,7 +412,7 @@ def _leave(step: Step, runner: BlockRunner, view: BlockView) -> None:
     parts = runner.parts
     deep_AD = parts.kv_policy.on_exit(runner, view.block, view.hidden_AD, view.active.rows_A)
     _emit(step, parts, view if deep_AD is None else view.at_full_depth(deep_AD))
-    step.observer.left(view, runs_all_blocks=parts.runs_all_blocks)
+    step.observer.exited(view, runs_all_blocks=parts.runs_all_blocks)
 
 
 def _emit(step: Step, parts: Parts, view: BlockView) -> None:

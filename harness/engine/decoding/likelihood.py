@@ -133,7 +133,7 @@ def why_not(parts: Parts) -> str | None:
 
 def fixed_depth(parts: Parts, n_blocks: int) -> int | None:
     """Return the blocks after which every token is read, if the method fixes it in advance; None if it does not."""
-    gate_blocks = parts.asked(n_blocks)
+    gate_blocks = parts.gate_blocks(n_blocks)
     if not gate_blocks:
         return n_blocks
     return None if parts.gate.decides or parts.runs_all_blocks else gate_blocks[0]
@@ -208,23 +208,23 @@ class _Exits(Observer):
     def step_began(self, n_rows: int) -> None:
         self.exit_layers = [self.n_blocks] * n_rows
 
-    def left(self, view: BlockView, *, runs_all_blocks: bool) -> None:
+    def exited(self, view: BlockView, *, runs_all_blocks: bool) -> None:
         for row in view.active.rows:
             self.exit_layers[row] = view.block
 
 
 @dataclass(frozen=True)
-class _Place:
+class _TokenPosition:
     """Position of a token: its continuations, the token's number in them, and the context's seed."""
 
-    of: Sequence[Scored]
+    continuations: Sequence[Scored]
     position: int
     seed: int
 
     @property
     def token_ids(self) -> list[int]:
         """The tokens given at this position, one per continuation."""
-        return [scored.token_ids[self.position - 1] for scored in self.of]
+        return [scored.token_ids[self.position - 1] for scored in self.continuations]
 
 
 class _Scorer:
@@ -246,12 +246,13 @@ class _Scorer:
         self.reads_prompt = self.is_decoder_only and not gates_first_token
         self.trace = Trace(self.model) if traced else None
         self.observer: Trace | _Exits = self.trace or _Exits(self.model.n_blocks)
-        self._read: list[tuple[Sequence[_Place], list[TokenRecord] | None, _TokenReader]] = []
+        self._read: list[tuple[Sequence[_TokenPosition], list[TokenRecord] | None, _TokenReader]] = []
 
     def score(self, contexts: Sequence[Context], scored: Sequence[Sequence[Scored]]) -> None:
         """Score the continuations of a batch, adding to their `Scored` entries."""
         firsts = [
-            _Place(scored_context, 1, context.seed) for context, scored_context in zip(contexts, scored, strict=True)
+            _TokenPosition(scored_context, 1, context.seed)
+            for context, scored_context in zip(contexts, scored, strict=True)
         ]
         depth = fixed_depth(self.parts, self.model.n_blocks)
         branches = [branch for branch in branches_of(contexts) if branch.fed]
@@ -270,7 +271,7 @@ class _Scorer:
 
     # ------------------------------------------------------- the first token, one row a context
 
-    def _first_decoded(self, contexts: Sequence[Context], firsts: Sequence[_Place]) -> DecodingCache:
+    def _first_decoded(self, contexts: Sequence[Context], firsts: Sequence[_TokenPosition]) -> DecodingCache:
         """Prefill, and read the first token as the decode loop does."""
         model, reader = self.model, self._reader(self.parts, firsts)
         prompts, seeds = [context.context_ids for context in contexts], tuple(place.seed for place in firsts)
@@ -288,7 +289,9 @@ class _Scorer:
         self._note(firsts, reader)
         return cache
 
-    def _first_at_once(self, contexts: Sequence[Context], firsts: Sequence[_Place], depth: int) -> DecodingCache:
+    def _first_at_once(
+        self, contexts: Sequence[Context], firsts: Sequence[_TokenPosition], depth: int
+    ) -> DecodingCache:
         """Prefill as many blocks as any token runs, and read the first token at the end of the context."""
         prompts, longest = [context.context_ids for context in contexts], max(context.longest for context in contexts)
         cache: DecodingCache
@@ -307,7 +310,7 @@ class _Scorer:
     # ------------------------------------------------------------ the others, one row a branch
 
     def _later_tokens(
-        self, cache: DecodingCache, branches: Sequence[Branch], firsts: Sequence[_Place], parts: Parts
+        self, cache: DecodingCache, branches: Sequence[Branch], firsts: Sequence[_TokenPosition], parts: Parts
     ) -> None:
         depth = fixed_depth(parts, self.model.n_blocks)
         if depth is not None and isinstance(cache, Cache):
@@ -327,7 +330,7 @@ class _Scorer:
                 self._at_once(self.model.embed(tokens_BT, branch_cache), mask_BT, chosen, firsts, parts, depth)
 
     def _decoded(
-        self, cache: DecodingCache, branches: Sequence[Branch], firsts: Sequence[_Place], parts: Parts
+        self, cache: DecodingCache, branches: Sequence[Branch], firsts: Sequence[_TokenPosition], parts: Parts
     ) -> None:
         """Decode one token per row and step; rows that have ended leave the batch."""
         runner = BlockRunner(self.model, cache, parts)
@@ -346,7 +349,7 @@ class _Scorer:
                 alive = [alive[row] for row in going]
 
     def _side_by_side(
-        self, cache: Cache, rows: Sequence[Sequence[Branch]], firsts: Sequence[_Place], parts: Parts, depth: int
+        self, cache: Cache, rows: Sequence[Sequence[Branch]], firsts: Sequence[_TokenPosition], parts: Parts, depth: int
     ) -> None:
         """Run branches of a context packed into one row, which only the lean engine supports."""
         model = self.model
@@ -368,7 +371,7 @@ class _Scorer:
         embedded: tuple[Tensor, Any],
         mask_BT: Tensor | None,
         branches: Sequence[Branch],
-        firsts: Sequence[_Place],
+        firsts: Sequence[_TokenPosition],
         parts: Parts,
         depth: int,
     ) -> None:
@@ -377,11 +380,11 @@ class _Scorer:
         flat = [state.flatten(0, 1) if mask_BT is None else state[mask_BT] for state in states]
         self._read_out(parts, depth, flat, [place for branch in branches for place in self._places(branch, firsts)])
 
-    def _places(self, branch: Branch, firsts: Sequence[_Place]) -> list[_Place]:
+    def _places(self, branch: Branch, firsts: Sequence[_TokenPosition]) -> list[_TokenPosition]:
         """Return the positions of the tokens predicted from the fed ones."""
         first = firsts[branch.context]
-        chosen = [first.of[choice] for choice in branch.choices]
-        return [_Place(chosen, position, first.seed) for position in range(2, len(branch.fed) + 2)]
+        chosen = [first.continuations[choice] for choice in branch.choices]
+        return [_TokenPosition(chosen, position, first.seed) for position in range(2, len(branch.fed) + 2)]
 
     def _tensor(self, numbers: Sequence[int]) -> Tensor:
         return torch.tensor(numbers, device=self.model.device)
@@ -397,7 +400,7 @@ class _Scorer:
 
     # ------------------------------------------------------------------------ read-outs
 
-    def _reader(self, parts: Parts, places: Sequence[_Place]) -> _TokenReader:
+    def _reader(self, parts: Parts, places: Sequence[_TokenPosition]) -> _TokenReader:
         """Return a reader of the tokens of each position; shorter rows repeat their first token."""
         rows = [place.token_ids for place in places]
         widest = max(map(len, rows))
@@ -411,7 +414,7 @@ class _Scorer:
         positions = (position,) * len(token_B)
         decode_step(runner, token_B, positions, self.max_new_tokens, seeds, reader, self.observer)
 
-    def _read_out(self, parts: Parts, block: int, states: Sequence[Tensor], places: Sequence[_Place]) -> None:
+    def _read_out(self, parts: Parts, block: int, states: Sequence[Tensor], places: Sequence[_TokenPosition]) -> None:
         """Read tokens from states [N, D] after a block, the last of ``states``; the others are of earlier blocks."""
         few = max(1, READ_OUT_BYTES // (4 * self.model.vocab_size))
         for start in range(0, len(places), few):
@@ -432,12 +435,12 @@ class _Scorer:
             )
             if block < self.model.n_blocks:
                 self.observer.scored(view, parts.gate.score(view))
-                self.observer.left(view, runs_all_blocks=False)
+                self.observer.exited(view, runs_all_blocks=False)
             reader(view)
             self.observer.read(view)
             self._note(some, reader)
 
-    def _note(self, places: Sequence[_Place], reader: _TokenReader) -> None:
+    def _note(self, places: Sequence[_TokenPosition], reader: _TokenReader) -> None:
         records = None
         if self.trace is not None:
             self.trace.check_finite()
@@ -449,7 +452,7 @@ class _Scorer:
         for places, records, reader in self._read:
             rows = zip(places, reader.logprob_BK.tolist(), reader.greedy_BK.tolist(), strict=True)
             for row, (place, logprobs, greedy) in enumerate(rows):
-                for scored, logprob, is_greedy in zip(place.of, logprobs, greedy, strict=False):
+                for scored, logprob, is_greedy in zip(place.continuations, logprobs, greedy, strict=False):
                     scored.logprobs.append(logprob)
                     scored.greedy.append(is_greedy)
                     if records is not None:

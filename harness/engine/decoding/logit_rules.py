@@ -29,7 +29,7 @@ class LogitRules:
     decoder-only model, start token and answer for an encoder-decoder.
 
     Args:
-        asked: Settings with at least one rule.
+        settings: Settings with at least one rule.
         checkpoint: Model and special tokens.
         prompts: Token ids of each row's prompt.
 
@@ -37,9 +37,9 @@ class LogitRules:
         UserError: The forced token is not in the vocabulary.
     """
 
-    def __init__(self, asked: GenerationSettings, checkpoint: Checkpoint, prompts: Sequence[Sequence[int]]) -> None:
-        self._asked, self._device = asked, checkpoint.model.device
-        vocab_size, forced, start = checkpoint.model.vocab_size, asked.forced_bos_token_id, checkpoint.start_id
+    def __init__(self, settings: GenerationSettings, checkpoint: Checkpoint, prompts: Sequence[Sequence[int]]) -> None:
+        self._settings, self._device = settings, checkpoint.model.device
+        vocab_size, forced, start = checkpoint.model.vocab_size, settings.forced_bos_token_id, checkpoint.start_id
         if forced is not None and forced >= vocab_size:
             raise UserError(f"forced_bos_token_id is {forced}; the vocabulary has tokens 0 to {vocab_size - 1}.")
         self._eos = checkpoint.eos_ids
@@ -66,12 +66,12 @@ class LogitRules:
     def applied(self, view: BlockView) -> BlockView:
         """Return a view of the same rows with changed logits, to choose tokens from."""
         if view.ids_AK is not None:
-            raise UserError(f"{', '.join(self._asked.logit_rules)}: the head must read the whole vocabulary.")
+            raise UserError(f"{', '.join(self._settings.logit_rules)}: the head must read the whole vocabulary.")
         return _with_logits(view, self(view.logits_AK, view.active.rows))
 
     def __call__(self, logits_AV: Tensor, rows: Sequence[int]) -> Tensor:
         """Return changed logits [A, V], float32, of rows of the batch."""
-        settings, logits_AV = self._asked, logits_AV.float()
+        settings, logits_AV = self._settings, logits_AV.float()
         if settings.repetition_penalty is not None:
             penalty, is_seen_AV = settings.repetition_penalty, self._seen_BV[list(rows)]
             punished_AV = torch.where(logits_AV < 0, logits_AV * penalty, logits_AV / penalty)
@@ -96,17 +96,17 @@ class LogitRules:
             self._note_ngram(row, len(history))
 
     def _note_ngram(self, row: int, end: int) -> None:
-        size, history = self._asked.no_repeat_ngram_size, self._histories[row]
+        size, history = self._settings.no_repeat_ngram_size, self._histories[row]
         if size is not None and end >= size:
             *before, last = history[end - size : end]
             self._ngrams[row].setdefault(tuple(before), set()).add(last)
 
     def _banned(self, row: int) -> list[int]:
         """Return the tokens that a row must not get next."""
-        size, history, banned = self._asked.no_repeat_ngram_size, self._histories[row], set[int]()
+        size, history, banned = self._settings.no_repeat_ngram_size, self._histories[row], set[int]()
         if size is not None and len(history) + 1 >= size:
             banned |= self._ngrams[row].get(tuple(history[len(history) + 1 - size :]), set())
-        if self._asked.min_length is not None and len(history) < self._asked.min_length:
+        if self._settings.min_length is not None and len(history) < self._settings.min_length:
             banned |= self._eos
         return sorted(banned)
 

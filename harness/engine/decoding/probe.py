@@ -53,12 +53,12 @@ def probe(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Seq
     return signals_of(checkpoint.model, states_of(checkpoint, prompts, outputs))
 
 
-def signals_of(model: Engine, states_LND: Tensor, given_N: Tensor | None = None) -> dict[str, Any]:
+def signals_of(model: Engine, states_LND: Tensor, target_N: Tensor | None = None) -> dict[str, Any]:
     """Return a probe's signals from states after embedding and every block; with ``logprob`` if tokens are given."""
     chunk = max(1, LOGITS_BUDGET_BYTES // (len(states_LND) * model.vocab_size * 4))
     pieces = torch.split(states_LND, chunk, dim=1)
-    pieces_N = [None] * len(pieces) if given_N is None else torch.split(given_N, chunk)
-    parts = [signals(model, piece_LND, given_N) for piece_LND, given_N in zip(pieces, pieces_N, strict=True)]
+    pieces_N = [None] * len(pieces) if target_N is None else torch.split(target_N, chunk)
+    parts = [signals(model, piece_LND, target_N) for piece_LND, target_N in zip(pieces, pieces_N, strict=True)]
     arrays = {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in parts[0]}
     return {**arrays, **stability(arrays["p_final"], arrays["cosine_last"])}
 
@@ -177,8 +177,8 @@ def choice_probe_table(
         rows: Continuations run together.
     """
     model = checkpoint.model
-    given_N = _continuation_tokens(contexts).to(model.device)
-    columns = signals_of(model, states_after(checkpoint, contexts, rows), given_N)
+    target_N = _continuation_tokens(contexts).to(model.device)
+    columns = signals_of(model, states_after(checkpoint, contexts, rows), target_N)
     tokens = [
         (key, choice, position, token_id)
         for key, numbers, context in zip(keys, choices, contexts, strict=True)
@@ -199,7 +199,7 @@ def choice_scores(
         ``score``, ``logprob`` of the given token (both NaN at blocks without gate) and ``is_greedy``, [N, L] each, in
         the order of contexts and continuations.
     """
-    states_LND, given_N = (
+    states_LND, target_N = (
         states_after(checkpoint, contexts, rows),
         _continuation_tokens(contexts).to(checkpoint.model.device),
     )
@@ -214,7 +214,7 @@ def choice_scores(
             parts,
             checkpoint.model,
             states_LND[:, at_N],
-            given_N[at_N],
+            target_N[at_N],
             position=position,
             seeds_N=[seeds[index] for index in at_N.tolist()],
         )

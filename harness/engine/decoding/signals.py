@@ -22,13 +22,13 @@ STRETCH = 128
 """Length of a vocabulary stretch; only the largest logit of each is compared first."""
 
 
-def signals(model: Engine, states_LND: Tensor, given_N: Tensor | None = None) -> dict[str, Tensor]:
+def signals(model: Engine, states_LND: Tensor, target_N: Tensor | None = None) -> dict[str, Tensor]:
     """Record tokens from their states after the embedding and after every block, [L+1, N, D].
 
     Args:
         model: The model.
         states_LND: The states.
-        given_N: Tokens whose log-probabilities are recorded too.
+        target_N: Tokens whose log-probabilities are recorded too.
 
     Returns:
         ``full_token_id``, ``first_match`` and ``stable_from`` [N]; the other columns of the spool's probe table [N, L],
@@ -36,7 +36,7 @@ def signals(model: Engine, states_LND: Tensor, given_N: Tensor | None = None) ->
     """
     logits_LNV = model.logits(states_LND).float()
     # Before the chunks are processed, which overwrites the logits.
-    logit_LN1 = None if given_N is None else logits_LNV[1:].gather(-1, given_N.expand(model.n_blocks, -1)[..., None])
+    logit_LN1 = None if target_N is None else logits_LNV[1:].gather(-1, target_N.expand(model.n_blocks, -1)[..., None])
     few = max(1, PIECE_NUMEL // logits_LNV[:, 0].numel())
     pieces = [_of_logits(piece_LNV) for piece_LNV in torch.split(logits_LNV, few, dim=1)]
     columns = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}

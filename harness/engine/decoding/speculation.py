@@ -46,7 +46,7 @@ def verify_drafts(
     if policy.verifies_tail and any(ends):
         runner.complete([row for row, end in enumerate(ends) if end and waiting[row]])
     # The newest deferred token of a row has run the fewest blocks.
-    rows = [row for row, tokens in enumerate(waiting) if tokens and tokens[-1].done == model.n_blocks]
+    rows = [row for row, tokens in enumerate(waiting) if tokens and tokens[-1].n_blocks_run == model.n_blocks]
     if not rows:
         return []
     logits_NV = _read_out(model, [token for row in rows for token in waiting[row]])
@@ -93,7 +93,7 @@ def _settle(
         Number of positions run in vain; None if no draft was rejected.
     """
     n_kept = rejects.index(True) if True in rejects else len(rejects)
-    observer.kept(generation, first, n_kept)
+    observer.accepted(generation, first, n_kept)
     rejected = len(rejects) - n_kept
     if rejected == 0:
         return None

@@ -45,7 +45,7 @@ class Stream:
         max_new_tokens: Longest answer.
         rows: Most rows decoded together, one row per prompt and threshold. Halved when memory runs out.
         is_stopped: As in `Decoding`.
-        asked: As in `Decoding`.
+        settings: As in `Decoding`.
         on_done: Called with a prompt's index among the requests once it has all answers.
         answers: Answers by prompt and threshold; None if not answered yet.
     """
@@ -57,7 +57,7 @@ class Stream:
     max_new_tokens: int
     rows: int
     is_stopped: IsStopped | None = None
-    asked: GenerationSettings | None = None
+    settings: GenerationSettings | None = None
     on_done: Callable[[int], None] = lambda prompt: None
     answers: list[list[Generation | None]] = field(init=False)
 
@@ -77,7 +77,7 @@ class Stream:
                 if torch.cuda.is_available():
                     torch.cuda.empty_cache()
 
-    def made(self, prompt: int) -> list[Generation]:
+    def answers_to(self, prompt: int) -> list[Generation]:
         """Return the answers to a prompt, one per threshold."""
         return [answer for answer in self.answers[prompt] if answer is not None]
 
@@ -140,14 +140,14 @@ class Stream:
         return model.pads_left or model.encoder_blocks > 0 or len(lengths) == 1
 
     def _begin(self, entries: Sequence[_Waiting]) -> Decoding:
-        gates_first = self.asked is not None and self.asked.gates_first_token
+        gates_first = self.settings is not None and self.settings.gates_first_token
         requests = [self.requests[entry.prompt] for entry in entries]
         batch = prefill(self.checkpoint.model, requests, self.max_new_tokens, gates_first_token=gates_first)
         if len(self.thresholds) > 1:
             batch = repeat_rows(batch, [[self.thresholds[number] for number in entry.thresholds] for entry in entries])
         else:
             batch.thresholds = tuple(self.thresholds) * len(requests)
-        return Decoding(self.checkpoint, batch, self.parts, self.is_stopped, self.asked)
+        return Decoding(self.checkpoint, batch, self.parts, self.is_stopped, self.settings)
 
     def _note(self, ended: Sequence[Row], places: dict[Row, tuple[int, int]]) -> None:
         for row in ended:

@@ -29,7 +29,7 @@ KEPT = 10
 
 
 @dataclass(frozen=True)
-class ReadOut:
+class SublayerReadOut:
     """Read-out of one part of one block by final norm and LM head, for each token.
 
     Attributes:
@@ -47,7 +47,9 @@ class ReadOut:
 
 
 @torch.inference_mode()
-def sublayer_read_outs(checkpoint: Checkpoint, prompt: Sequence[int], output: Sequence[int]) -> Iterator[ReadOut]:
+def sublayer_read_outs(
+    checkpoint: Checkpoint, prompt: Sequence[int], output: Sequence[int]
+) -> Iterator[SublayerReadOut]:
     """Yield the read-out of every part of every block, blocks and parts in the order in which they run.
 
     Args:
@@ -95,13 +97,13 @@ def sublayer_states(model: Transformer, block: int, hidden_BTD: Tensor, context:
     return {part: state_ND.view(hidden_BTD.shape) for part, state_ND in parts.items()}
 
 
-def _read_out(model: Engine, block: int, part: str, states_ND: Tensor) -> ReadOut:
+def _read_out(model: Engine, block: int, part: str, states_ND: Tensor) -> SublayerReadOut:
     log_p_NV = torch.log_softmax(model.logits(states_ND).float(), dim=-1)
     # topk does not order ties.
     ranked = log_p_NV.sort(dim=-1, descending=True, stable=True)
     top_ids, top_log_p = ranked.indices[:, :KEPT], ranked.values[:, :KEPT]
     entropy_N = -(log_p_NV.exp() * log_p_NV).sum(-1)
-    return ReadOut(block, part, top_ids.cpu().numpy(), top_log_p.exp().cpu().numpy(), entropy_N.cpu().numpy())
+    return SublayerReadOut(block, part, top_ids.cpu().numpy(), top_log_p.exp().cpu().numpy(), entropy_N.cpu().numpy())
 
 
 @torch.inference_mode()

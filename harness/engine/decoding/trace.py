@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from exitbench.harness.engine.model.token_record import TokenColumns, TokenRecord
-from exitbench.methods.base import BlockView, Model
+from exitbench.methods.base import BlockView, ModelInterface
 
 if TYPE_CHECKING:
     from exitbench.harness.engine.decoding.generation import Generation
@@ -31,7 +31,7 @@ class Observer:
     def scored(self, view: BlockView, score_A: Tensor) -> None:
         """Called when the gate has scored the rows running at a block."""
 
-    def left(self, view: BlockView, *, runs_all_blocks: bool) -> None:
+    def exited(self, view: BlockView, *, runs_all_blocks: bool) -> None:
         """Called when rows leave at the block scored last."""
 
     def read(self, view: BlockView) -> None:
@@ -46,7 +46,7 @@ class Observer:
     def verified(self, logits_NV: Tensor) -> None:
         """Called when the full model has been read out at the positions of drafts."""
 
-    def kept(self, generation: Generation, first: int, drafts: int) -> None:
+    def accepted(self, generation: Generation, first: int, drafts: int) -> None:
         """Called when this number of drafts from index ``first`` on stay."""
 
     def replaced(self, generation: Generation, discarded: Sequence[TokenRecord], rejected: int, wasted: int) -> None:
@@ -65,7 +65,7 @@ class Trace(Observer, TokenColumns):
         gate_scores: Block, scores of the rows that ran there, and their places in the batch.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: ModelInterface) -> None:
         self._n_blocks, self._vocab_size = model.n_blocks, model.vocab_size
         self.step_began(0)
 
@@ -82,7 +82,7 @@ class Trace(Observer, TokenColumns):
         self._half_width_A = view.score_half_width_A
         self.read(view)
 
-    def left(self, view: BlockView, *, runs_all_blocks: bool) -> None:
+    def exited(self, view: BlockView, *, runs_all_blocks: bool) -> None:
         """Record the block and the score of the rows that leave."""
         block, score_A, running = self.gate_scores[-1]
         scores = dict(zip(running, score_A.tolist(), strict=True))
@@ -143,7 +143,7 @@ class Trace(Observer, TokenColumns):
         if not math.isfinite(float(best_N.sum())):
             raise ArithmeticError(f"the logits at block {self._n_blocks} are not finite: {best_N.tolist()}")
 
-    def kept(self, generation: Generation, first: int, drafts: int) -> None:
+    def accepted(self, generation: Generation, first: int, drafts: int) -> None:
         """Record that accepted drafts have run all blocks, and were read out once more."""
         for index in range(first, first + drafts):
             record = generation.records[index]

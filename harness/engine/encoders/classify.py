@@ -113,7 +113,7 @@ def text_cost(
     model: EncoderClassifier, parts: Parts, n_tokens: int, exit_layer: int, blocks_read: Sequence[int]
 ) -> Cost:
     """Return the work of one text: blocks, gate and read-outs."""
-    gate_blocks = [block for block in parts.asked(model.n_blocks) if block <= exit_layer]
+    gate_blocks = [block for block in parts.gate_blocks(model.n_blocks) if block <= exit_layer]
     numel = sum(model.exit_head_numel(block) for block in blocks_read)
     reading = Cost(matmul_flops=2 * numel, read_numel=numel)
     return model.block_cost(n_tokens) * exit_layer + parts.gate.cost(model, gate_blocks) + reading

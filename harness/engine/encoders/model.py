@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from exitbench.harness.cells.cell import EngineName
 from exitbench.harness.cells.texts import EncodedText
-from exitbench.harness.engine.encoders.stack import Context, EncoderStack
+from exitbench.harness.engine.encoders.stack import BlockCalls, EncoderStack
 from exitbench.methods.base import Cost, LogitBounds, Parts
 from exitbench.methods.heads import LMHead, TrainedHead
 from exitbench.methods.kv_policies import StateCopy
@@ -175,7 +175,7 @@ class EncoderClassifier:
         """Raise NotImplementedError: no part of a classifier is read."""
         raise NotImplementedError("a classifier is read out as a whole")
 
-    def embed(self, texts: Sequence[EncodedText]) -> tuple[Tensor, Context]:
+    def embed(self, texts: Sequence[EncodedText]) -> tuple[Tensor, BlockCalls]:
         """Embed texts, padded on the right to the longest, and prepare the context shared by the blocks."""
         longest, pad = max(len(text.ids) for text in texts), self.stack.pad_id
         rows = [(*text.ids, *(pad,) * (longest - len(text.ids))) for text in texts]

@@ -35,7 +35,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Context:
+class BlockCalls:
     """Context shared by the blocks of a batch.
 
     Attributes:
@@ -46,7 +46,7 @@ class Context:
     calls: tuple[Call, ...]
     mask_AT: Tensor
 
-    def take(self, rows_A: Tensor) -> Context:
+    def take(self, rows_A: Tensor) -> BlockCalls:
         """Select rows."""
         selected: dict[int, Tensor] = {}  # mostly one mask for all blocks
 
@@ -61,7 +61,7 @@ class Context:
             Call(call.forward, tuple(map(chosen, call.args)), {name: chosen(v) for name, v in call.kwargs.items()})
             for call in self.calls
         )
-        return Context(calls, self.mask_AT.index_select(0, rows_A))
+        return BlockCalls(calls, self.mask_AT.index_select(0, rows_A))
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class EncoderStack:
             if parameter.dim() == 2 and any(part in name.split(".") for part in self.family.classifier)
         )
 
-    def embed(self, ids_BT: Tensor, mask_BT: Tensor, types_BT: Tensor | None = None) -> tuple[Tensor, Context]:
+    def embed(self, ids_BT: Tensor, mask_BT: Tensor, types_BT: Tensor | None = None) -> tuple[Tensor, BlockCalls]:
         """Embed a batch [B, T] to [B, T, D], padding on the right, and prepare the context shared by its blocks."""
         calls: list[Call] = []
         states: list[Tensor] = []
@@ -132,16 +132,16 @@ class EncoderStack:
         types = {} if types_BT is None else {"token_type_ids": types_BT}
         with _taken_over(self.modules, note):
             self.lm.base_model(input_ids=ids_BT, attention_mask=mask_BT, **types)
-        return states[0], Context(tuple(calls), mask_BT)
+        return states[0], BlockCalls(tuple(calls), mask_BT)
 
-    def block(self, block: int, hidden_ATD: Tensor, context: Context) -> Tensor:
+    def block(self, block: int, hidden_ATD: Tensor, context: BlockCalls) -> Tensor:
         """Run block 1..L on the rows of a context."""
         call = context.calls[block - 1]
         output = call.forward(hidden_ATD, *call.args, **call.kwargs)
         state_ATD: Tensor = output[0] if self.family.returns_tuple else output
         return state_ATD
 
-    def pooled(self, hidden_ATD: Tensor, context: Context) -> Tensor:
+    def pooled(self, hidden_ATD: Tensor, context: BlockCalls) -> Tensor:
         """Return the state that classifiers read, [A, D]: of the first token, or the mean over all."""
         if self.family.final_norm is not None:
             hidden_ATD = getattr(self.lm.base_model, self.family.final_norm)(hidden_ATD)

@@ -16,12 +16,12 @@ from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 from exitbench.harness.engine.model.cache import DecodingCache
 
 
-class Stored(Exception):  # no error: it ends a block early
+class StopAfterStore(Exception):  # no error: it ends a block early
     """Raised once a block's keys and values are stored, when its output is not needed."""
 
 
 @dataclass(frozen=True)
-class Places:
+class WritePositions:
     """New positions of a block to write, if not all of a window.
 
     Attributes:
@@ -46,7 +46,7 @@ class Now:
     """
 
     rows_A: Tensor | None = None
-    places: Places | None = None
+    places: WritePositions | None = None
     only_stores: bool = False
 
     def rows_on(self, device: torch.device) -> Tensor | None:
@@ -85,7 +85,7 @@ class SelfLayer(CacheLayerMixin):  # type: ignore[misc]
         for buffer, new in zip(self.kv, (key_states, value_states), strict=True):
             self._write(buffer, new, start)
         if self.now.only_stores:
-            raise Stored
+            raise StopAfterStore
         keys, values = (buffer[:, :, : self.length] for buffer in self.kv)
         rows_A = self.now.rows_on(keys.device)
         return (keys, values) if rows_A is None else (keys.index_select(0, rows_A), values.index_select(0, rows_A))

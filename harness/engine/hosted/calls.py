@@ -97,7 +97,7 @@ class Calls:
 
 
 @dataclass(eq=False)
-class Recorded:
+class RecordedCalls:
     """Recorded arguments of the blocks of a step.
 
     Attributes:
@@ -181,7 +181,7 @@ def with_state(output: Any, state: Tensor) -> Any:
     return (state, *output[1:]) if isinstance(output, (tuple, list)) else state
 
 
-def shapes(recorded: Recorded) -> dict[tuple[int, Path], tuple[int, ...]]:
+def shapes(recorded: RecordedCalls) -> dict[tuple[int, Path], tuple[int, ...]]:
     """Return the shapes of all tensors among the arguments, by block and location."""
     tensor_shapes: dict[tuple[int, Path], tuple[int, ...]] = {}
 
@@ -203,13 +203,13 @@ def shapes(recorded: Recorded) -> dict[tuple[int, Path], tuple[int, ...]]:
     return tensor_shapes
 
 
-def learn_axes(one: Recorded, other: Recorded) -> Axes:
+def learn_axes(first: RecordedCalls, second: RecordedCalls) -> Axes:
     """Return the batch dimension of each argument, by comparing the same step with different numbers of rows."""
     axes: Axes = {}
-    other_shapes = shapes(other)
-    for key, shape in shapes(one).items():
+    other_shapes = shapes(second)
+    for key, shape in shapes(first).items():
         if len(other_shapes.get(key, ())) != len(shape):
             continue
         pairs = enumerate(zip(shape, other_shapes[key], strict=True))
-        axes[key] = next(((dim, size // one.n_rows) for dim, (size, grown) in pairs if size != grown), None)
+        axes[key] = next(((dim, size // first.n_rows) for dim, (size, grown) in pairs if size != grown), None)
     return axes

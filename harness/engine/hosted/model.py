@@ -16,8 +16,8 @@ from torch import Tensor
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import EngineName
-from exitbench.harness.engine.hosted.cache import HostedCache, Places, Stored
-from exitbench.harness.engine.hosted.calls import Calls, Recorded, state_of
+from exitbench.harness.engine.hosted.cache import HostedCache, StopAfterStore, WritePositions
+from exitbench.harness.engine.hosted.calls import Calls, RecordedCalls, state_of
 from exitbench.harness.engine.hosted.read_out import ReadOut
 from exitbench.harness.engine.hosted.stack import Stack, longest_text
 from exitbench.harness.engine.model.cost import TokenPlace
@@ -35,7 +35,7 @@ class HostedStep:
 
     cache: HostedCache
     start: int
-    recorded: Recorded
+    recorded: RecordedCalls
     is_first: bool = True
 
     @property
@@ -63,7 +63,7 @@ class HostedPlaces:
 
     step: HostedStep
     slots_AT: Tensor
-    writing: Places
+    writing: WritePositions
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ class HostedTransformer(Headed):
 
     def _record(self, cache: HostedCache, start: int, end: int) -> HostedStep:
         cache.stand_at(start)
-        recorded = Recorded(cache.n_rows)
+        recorded = RecordedCalls(cache.n_rows)
         arguments: dict[str, Any] = {"input_ids": cache.fed_BS[:, start:end], "past_key_values": cache.past}
         if cache.source_BSD is not None:
             arguments |= {"encoder_hidden_states": cache.source_BSD, "encoder_attention_mask": cache.source_mask_BS}
@@ -252,7 +252,7 @@ class HostedTransformer(Headed):
         rows_N = torch.arange(cache.n_rows, device=self.device) if rows_A is None else rows_A
         rows_AT = rows_N[:, None].expand_as(places_AT)
         running_AT = torch.arange(len(rows_N), device=self.device)[:, None].expand_as(places_AT)
-        writing = Places(rows_AT.flatten(), running_AT.flatten(), places_AT.flatten())
+        writing = WritePositions(rows_AT.flatten(), running_AT.flatten(), places_AT.flatten())
         return HostedPlaces(window, places_AT - window.start, writing)
 
     def window(self, cache: HostedCache, n_positions: int) -> HostedStep:
@@ -263,7 +263,10 @@ class HostedTransformer(Headed):
         """Return a recorded call for positions start to end - 1, which were fed earlier in this decoding step."""
         if (start, end) not in cache.windows:
             none = torch.empty(0, dtype=torch.long, device=self.device)
-            cache.now.rows_A, cache.now.places = None, Places(none, none, none)  # block 1 has written here before
+            cache.now.rows_A, cache.now.places = (
+                None,
+                WritePositions(none, none, none),
+            )  # block 1 has written here before
             try:
                 cache.windows[start, end] = replace(self._record(cache, start, end), is_first=False)
             finally:
@@ -278,10 +281,10 @@ class HostedTransformer(Headed):
         context: HostedStep,
         rows_A: Tensor | None = None,
         places: HostedPlaces | None = None,
-        left_BD: Tensor | None = None,
+        exited_BD: Tensor | None = None,
     ) -> Tensor:
         """Run decoder block ``block`` (1..L) for the step's positions; see `Engine.block`."""
-        assert left_BD is None, "the modules of transformers know no keys and values without queries"
+        assert exited_BD is None, "the modules of transformers know no keys and values without queries"
         if places is not None:
             return self._at_places(block, hidden, rows_A, places)
         if block == 1 and context.is_first:  # it ran as the step began
@@ -297,7 +300,7 @@ class HostedTransformer(Headed):
         hidden_ATD: Tensor,
         step: HostedStep,
         rows_A: Tensor | None,
-        writing: Places | None = None,
+        writing: WritePositions | None = None,
     ) -> Tensor:
         args, kwargs = step.recorded.arguments_of(block, rows_A, self.calls.batch_axes)
         now = step.cache.now
@@ -347,16 +350,21 @@ class HostedTransformer(Headed):
         window = self._window(cache, int(places_N.min()), int(places_N.max()) + 1)
         window_ATD = states_ND.new_zeros(len(rows_A), window.width, self.d_model)
         window_ATD[running_N, places_N - window.start] = states_ND
-        self._store(block, window_ATD, window, rows_A, Places(rows_N, running_N, places_N))
+        self._store(block, window_ATD, window, rows_A, WritePositions(rows_N, running_N, places_N))
 
     def _store(
-        self, block: int, states_ATD: Tensor, step: HostedStep, rows_A: Tensor | None, writing: Places | None = None
+        self,
+        block: int,
+        states_ATD: Tensor,
+        step: HostedStep,
+        rows_A: Tensor | None,
+        writing: WritePositions | None = None,
     ) -> None:
         """Call a block on states only for the keys and values that it computes from them."""
         step.cache.now.only_stores = self.calls.only_stores = True
         try:
             self._run(block, states_ATD, step, rows_A, writing)
-        except Stored:
+        except StopAfterStore:
             return
         finally:
             step.cache.now.only_stores = self.calls.only_stores = False

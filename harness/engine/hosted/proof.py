@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from exitbench.errors import UserError, told
 from exitbench.harness.engine.hosted.cache import HostedCache
-from exitbench.harness.engine.hosted.calls import Recorded, SparedLinear, WrappedBlock, learn_axes, state_of
+from exitbench.harness.engine.hosted.calls import RecordedCalls, SparedLinear, WrappedBlock, learn_axes, state_of
 from exitbench.harness.engine.hosted.model import BlockWork, HostedTransformer
 from exitbench.harness.engine.hosted.read_out import WAYS
 from exitbench.harness.engine.model.positions import padded
@@ -84,23 +84,23 @@ def _is_proved(check: Callable[[], None]) -> bool:
     return True
 
 
-def same(what: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype | None = None) -> None:
+def same(what: str, hosted: Tensor, reference: Tensor, dtype: torch.dtype | None = None) -> None:
     """Compare two tensors, relative to the largest number.
 
     Args:
         what: Name of the tensor, for messages.
-        ours: Result of the hosted engine.
-        theirs: Result of the plain forward pass.
-        dtype: Number format of the weights, if states may be in a finer one; None: that of ``ours``.
+        hosted: Result of the hosted engine.
+        reference: Result of the plain forward pass.
+        dtype: Number format of the weights, if states may be in a finer one; None: that of ``hosted``.
 
     Raises:
         Differs: More than half of the number format's digits differ.
     """
-    if ours.shape != theirs.shape:
-        raise Differs(f"{what} has shape {list(ours.shape)}, not {list(theirs.shape)}")
-    digits = torch.finfo(dtype or ours.dtype).eps ** 0.5
-    difference = float((ours.float() - theirs.to(ours.device).float()).abs().max())
-    largest = float(theirs.abs().max())
+    if hosted.shape != reference.shape:
+        raise Differs(f"{what} has shape {list(hosted.shape)}, not {list(reference.shape)}")
+    digits = torch.finfo(dtype or hosted.dtype).eps ** 0.5
+    difference = float((hosted.float() - reference.to(hosted.device).float()).abs().max())
+    largest = float(reference.abs().max())
     if not difference <= digits * max(largest, 1e-6):
         raise Differs(
             f"{what} differs by {difference:.3g} from the plain forward pass, where the largest is {largest:.3g}"
@@ -162,7 +162,7 @@ def _run(model: HostedTransformer, cache: HostedCache, rows: Sequence[Sequence[i
 
 def _learn(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
     """Learn the batch dimension of arguments from padded steps with two and three rows, long and of one token."""
-    recorded: dict[int, list[Recorded]] = {}
+    recorded: dict[int, list[RecordedCalls]] = {}
     for n_rows in (2, 3):
         cache = _start(model, rows[:n_rows], 0)
         if model.stack.encoder is None:

@@ -43,7 +43,7 @@ class ReadOut:
     def __call__(self, states: Tensor, way: Way | None = None) -> Tensor:
         """Return logits [..., V] of states [..., D]."""
         states_N1D = states.reshape(-1, 1, states.shape[-1])
-        read = {"direct": self._direct, "within": self._within, "reference": self._reference}[way or self.way]
+        read = {"direct": self._direct, "within": self._inside_model, "reference": self._reference}[way or self.way]
         return read(states_N1D)[:, 0].reshape(*states.shape[:-1], -1)
 
     def ended(self, states: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class ReadOut:
         logits: Tensor = self._stack.head(self.ended(states_N1D))
         return logits
 
-    def _within(self, states_N1D: Tensor) -> Tensor:
+    def _inside_model(self, states_N1D: Tensor) -> Tensor:
         output = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.ended(states_N1D))
         decoder = self._stack.decoder
         decoder.forward = lambda *_, **__: output

@@ -39,19 +39,19 @@ def halves(kv: Tensor) -> KV:
 
 @dataclass(eq=False)
 class DeferredToken:
-    """A token with keys and values of blocks 1..done only.
+    """A token with keys and values of blocks 1..n_blocks_run only.
 
     Attributes:
         place: Its position in the cache.
-        done: Blocks whose keys and values are written.
-        states: States of tokens that ran block ``done`` together.
+        n_blocks_run: Blocks whose keys and values are written.
+        states: States of tokens that ran block ``n_blocks_run`` together.
         at: Index of its own state in ``states``.
         embedding_D: Its embedding, if the policy reruns it; else None.
         logits_V: Read-out of its state after the last block; None if not read yet.
     """
 
     place: int
-    done: int
+    n_blocks_run: int
     states: Tensor
     at: tuple[int, ...]
     embedding_D: Tensor | None = None
@@ -62,9 +62,9 @@ class DeferredToken:
         """Input state of the next block."""
         return self.states[self.at]
 
-    def ran(self, done: int, states: Tensor, at: tuple[int, ...]) -> None:
+    def ran(self, n_blocks_run: int, states: Tensor, at: tuple[int, ...]) -> None:
         """Record the number of blocks it has run, and its state after them."""
-        self.done, self.states, self.at = done, states, at
+        self.n_blocks_run, self.states, self.at = n_blocks_run, states, at
 
 
 class SharedSources:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from exitbench.harness.cells.cell import EngineName
-from exitbench.methods.base import Cost, Model, Parts
+from exitbench.methods.base import Cost, ModelInterface, Parts
 
 if TYPE_CHECKING:
     from exitbench.harness.engine.model.cost import TokenPlace
@@ -26,7 +26,7 @@ Skipped = tuple[int, Tensor, Tensor | None]
 """Number of blocks executed, state to copy [A, D], and rows (None: all) of tokens that skip the remaining blocks."""
 
 
-class Begun(Protocol):
+class EngineStep(Protocol):
     """A step begun by `Engine.embed`: context shared by its blocks, private except for the embedding."""
 
     @property
@@ -34,7 +34,7 @@ class Begun(Protocol):
         """Embedding of the newest position of every row."""
 
 
-class Engine(Model, Protocol):
+class Engine(ModelInterface, Protocol):
     """A model whose blocks can be run one by one. `Any` stands for the engine's own caches, contexts and places."""
 
     @property
@@ -63,7 +63,7 @@ class Engine(Model, Protocol):
 
     @property
     def fills_in_passing(self) -> bool:
-        """True if `block` accepts ``left_BD``."""
+        """True if `block` accepts ``exited_BD``."""
 
     def new_cache(self, n_rows: int, room: int, padding_B: Tensor | None = None) -> Any:
         """Return an empty cache of a decoder-only model; ``padding_B`` is on the left."""
@@ -89,9 +89,9 @@ class Engine(Model, Protocol):
         """
 
     def embed(self, tokens_BT: Tensor, cache: Any) -> tuple[Tensor, Any]:
-        """Begin a step of T new positions: embed [B, T] to [B, T, D] and prepare what all blocks share (`Begun`)."""
+        """Begin a step of T new positions: embed [B, T] to [B, T, D] and prepare the `EngineStep` of all blocks."""
 
-    def window(self, cache: Any, n_positions: int) -> Begun:
+    def window(self, cache: Any, n_positions: int) -> EngineStep:
         """Return a context for running blocks at the newest ``n_positions`` of every row, the step's own last."""
 
     def places(self, cache: Any, rows_A: Tensor | None, places_AT: Tensor) -> Any:
@@ -104,7 +104,7 @@ class Engine(Model, Protocol):
         context: Any,
         rows_A: Tensor | None = None,
         places: Any | None = None,
-        left_BD: Tensor | None = None,
+        exited_BD: Tensor | None = None,
     ) -> Tensor:
         """Run decoder block ``block`` (1..L) for the step's positions, and write its keys and values.
 
@@ -114,9 +114,9 @@ class Engine(Model, Protocol):
             context: Context of the step, as `embed` returned it.
             rows_A: Rows of the batch that run, ascending; None means all.
             places: Positions of each row up to the current one; None means the step's own.
-            left_BD: Exit states, at their rows, of all rows that do not run: their keys and values are written too, as
-                `fill` would. Entries of running rows are overwritten. None: no others are written; required unless the
-                engine `fills_in_passing`.
+            exited_BD: Exit states, at their rows, of all rows that do not run; their keys and values are written
+                as by `fill`. Entries of running rows are overwritten. None: no others are written; required unless
+                the engine `fills_in_passing`.
 
         Returns:
             The residual stream after the block, shaped like ``hidden``.

@@ -31,7 +31,7 @@ from exitbench.harness.engine.model.exit_heads import ExitHeads, Headed
 from exitbench.harness.engine.model.graphs import DEVICES, BlockGraphs, Normed
 from exitbench.harness.engine.model.int8_head import Int8Head, LogitIntervals
 from exitbench.harness.engine.model.positions import (
-    Places,
+    CachePositions,
     Rotary,
     additive,
     of_block,
@@ -421,13 +421,13 @@ class Transformer(Headed):
         hidden: Tensor,
         context: StepContext,
         rows_A: Tensor | None = None,
-        places: Places | None = None,
-        left_BD: Tensor | None = None,
+        places: CachePositions | None = None,
+        exited_BD: Tensor | None = None,
     ) -> Tensor:
         """Run decoder block ``block`` (1..L) for the step's positions; see `Engine.block`."""
-        if context.graphs is not None and rows_A is None and places is None and left_BD is None:
+        if context.graphs is not None and rows_A is None and places is None and exited_BD is None:
             return context.graphs.run(self, block, hidden, context)
-        return self.run_block(block, hidden, context, rows_A, places, left_BD)
+        return self.run_block(block, hidden, context, rows_A, places, exited_BD)
 
     def run_block(
         self,
@@ -435,13 +435,13 @@ class Transformer(Headed):
         hidden: Tensor,
         context: StepContext,
         rows_A: Tensor | None = None,
-        places: Places | None = None,
-        left_BD: Tensor | None = None,
+        places: CachePositions | None = None,
+        exited_BD: Tensor | None = None,
     ) -> Tensor:
         """Run a decoder block kernel by kernel; for the arguments see `Engine.block`."""
         weights = self.weights.blocks[block - 1]
         hidden_ND = hidden if hidden.dim() == 2 else hidden.reshape(-1, self.d_model)
-        attended_ND = self.self_attention(block, hidden_ND, context, rows_A, places, left_BD)
+        attended_ND = self.self_attention(block, hidden_ND, context, rows_A, places, exited_BD)
         hidden_ND = self._added(weights.attention_out, hidden_ND, attended_ND, rounds=block == 1)
         if weights.cross_out is not None:
             from_source_ND = self.cross_attention(block, hidden_ND, context, rows_A)
@@ -449,7 +449,7 @@ class Transformer(Headed):
         hidden_ND = self._added(weights.down, hidden_ND, self.feed_forward(weights, hidden_ND))
         if hidden.dim() == 3:
             return hidden_ND.view(hidden.shape)
-        if self.arch.norms_inputs and places is None and left_BD is None:
+        if self.arch.norms_inputs and places is None and exited_BD is None:
             self.newest = Normed(hidden_ND, self.normalise(hidden_ND))
         return hidden_ND
 
@@ -459,8 +459,8 @@ class Transformer(Headed):
         hidden_ND: Tensor,
         context: StepContext,
         rows_A: Tensor | None = None,
-        places: Places | None = None,
-        left_BD: Tensor | None = None,
+        places: CachePositions | None = None,
+        exited_BD: Tensor | None = None,
     ) -> Tensor:
         """Return the heads of a block's self-attention, before ``attention_out`` adds them to the stream: [N, H*K].
 
@@ -468,8 +468,8 @@ class Transformer(Headed):
         """
         cache = context.cache
         written_A = rows_A  # rows that get keys and values
-        if left_BD is not None and rows_A is not None:
-            hidden_ND, written_A = left_BD.index_copy_(0, rows_A, hidden_ND), None
+        if exited_BD is not None and rows_A is not None:
+            hidden_ND, written_A = exited_BD.index_copy_(0, rows_A, hidden_ND), None
         n_rows = cache.n_rows if written_A is None else written_A.shape[0]
         weights, n_heads, n_kv_heads = self.weights.blocks[block - 1], self.arch.n_heads, self.arch.n_kv_heads
         heads = weights.qkv(self.block_input(hidden_ND))
@@ -611,10 +611,10 @@ class Transformer(Headed):
             bias = bias + additive(keys[None, :] >= cache.padding_B[:, None], self.dtype)[:, None, None, :]
         return bias, False
 
-    def places(self, cache: Cache, rows_A: Tensor | None, places_AT: Tensor) -> Places:
+    def places(self, cache: Cache, rows_A: Tensor | None, places_AT: Tensor) -> CachePositions:
         """Prepare to run blocks at per-row cache positions, in any order; None in ``rows_A`` means all rows."""
         bias, rotary = self._bias_at(cache, rows_A, places_AT), self.rotary_at(cache, rows_A, places_AT)
-        return Places(places_AT, bias, rotary)
+        return CachePositions(places_AT, bias, rotary)
 
     def _bias_at(self, cache: Cache, rows_A: Tensor | None, places_AT: Tensor) -> Tensor:
         """Return mask and position bias of per-row positions: [A, 1 or H, T, length + 1]."""

@@ -20,7 +20,7 @@ Rotary = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Places:
+class CachePositions:
     """Cache positions [A, T] that rows run at, with their mask and position bias, and their rotary angles."""
 
     places_AT: Tensor

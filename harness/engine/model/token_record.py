@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from exitbench.methods.base import Model, Parts
+from exitbench.methods.base import ModelInterface, Parts
 
 
 class TokenRecord(NamedTuple):
@@ -94,6 +94,6 @@ class TokenColumns:
         return [record.rejected for record in self.records]
 
 
-def full_depth_records(token_ids: Sequence[int], model: Model) -> list[TokenRecord]:
+def full_depth_records(token_ids: Sequence[int], model: ModelInterface) -> list[TokenRecord]:
     """Return the records of tokens generated at full depth: all blocks run, and the LM head read once."""
     return [TokenRecord(token_id, model.n_blocks, model.n_blocks, model.vocab_size) for token_id in token_ids]

@@ -88,9 +88,9 @@ class Linear:
         """Return the projection to the outputs from ``first`` on, without a copy."""
         return Linear(self.weight[first:], None if self.bias is None else self.bias[first:])
 
-    def stacked(self, others: Sequence[Linear]) -> Linear:
+    def stacked(self, projections: Sequence[Linear]) -> Linear:
         """Return one projection with this one's outputs, then those of other projections of the same form."""
-        parts = (self, *others)
+        parts = (self, *projections)
         biases = [part.bias for part in parts if part.bias is not None]
         return Linear(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)
 

@@ -32,7 +32,7 @@ from exitbench.harness.engine.products.forms import (
     convert_blocks,
     offered,
 )
-from exitbench.harness.engine.products.kept import keep, kept, this_machine
+from exitbench.harness.engine.products.kept import keep, stored_choices, this_machine
 
 Product = Callable[[Tensor], Tensor]
 Clock = Callable[[], float]
@@ -167,7 +167,7 @@ def use_fastest(model: Engine) -> Choices | None:
     if not isinstance(model, Transformer) or model.device.type != "cpu" or model.lm_head.weight.dtype not in FORMS:
         return None
     key = _cache_key(model)
-    chosen = kept(key)
+    chosen = stored_choices(key)
     if chosen is None:
         chosen = keep(key, measured(model))
     if chosen is not None:
@@ -247,7 +247,7 @@ def _step_of_few_rows(model: Transformer, chosen: Choices) -> list[Timed]:
     for product, sample in _sample(model):
         if product.role != "skipped":
             single = FORMS[product.projection.weight.dtype][product.role][chosen[product.place]](sample)
-            products = dict(zip(_FEW, (single, PackedForFew.of(single)), strict=True))
+            products = dict(zip(_FEW, (single, PackedForFew.from_form(single)), strict=True))
             inputs = rows_to_multiply(FEW_ROWS, sample.weight.shape[1], model.dtype)
             step.append(Timed(product.of_few_rows, inputs, products))
     return step
@@ -281,7 +281,7 @@ def _use(model: Transformer, chosen: Choices) -> None:
 
     def converted(product: _Product) -> Linear:
         single = forms[product.role][chosen[product.place]](product.projection)
-        return PackedForFew.of(single) if chosen.get(product.of_few_rows) == _PACKED else single
+        return PackedForFew.from_form(single) if chosen.get(product.of_few_rows) == _PACKED else single
 
     def convert(block: BlockWeights) -> BlockWeights:
         return block.converted(lambda projection: converted(_Product("block", projection)), _EACH_TOKEN)

@@ -53,7 +53,7 @@ class Packed(Linear):
     """Projection with its weight in oneDNN's own memory layout, so that no product searches for a layout."""
 
     @classmethod
-    def of(cls, projection: Linear, rows: int = 1) -> Packed:
+    def from_projection(cls, projection: Linear, rows: int = 1) -> Packed:
         """Pack a plain projection for ``rows`` rows at a time; other numbers of rows use the same weight."""
         return cls(torch.ops.mkldnn._reorder_linear_weight(projection.weight.contiguous(), rows), projection.bias)
 
@@ -102,20 +102,20 @@ class PackedForFew(Linear):
     The packed weight is created when few rows first occur: decoding single rows keeps one copy of the weight in memory.
     """
 
-    one: Linear = field(kw_only=True)
+    base: Linear = field(kw_only=True)
 
     @classmethod
-    def of(cls, one: Linear) -> PackedForFew:
+    def from_form(cls, base: Linear) -> PackedForFew:
         """Return a projection that multiplies few rows by a packed copy of a form's weight."""
-        return cls(one.weight, one.bias, one=one)
+        return cls(base.weight, base.bias, base=base)
 
     @cached_property
     def _few(self) -> Packed:
         plain = self.weight.to_dense() if self.weight.is_mkldnn else self.weight
-        return Packed.of(Linear(plain, self.bias), FEW_ROWS[0])
+        return Packed.from_projection(Linear(plain, self.bias), FEW_ROWS[0])
 
     def _form(self, x: Tensor) -> Linear:
-        return self._few if x.dim() == 2 and 1 < len(x) <= MOST_FEW_ROWS else self.one
+        return self._few if x.dim() == 2 and 1 < len(x) <= MOST_FEW_ROWS else self.base
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias over the last dimension."""
@@ -127,7 +127,7 @@ class PackedForFew(Linear):
 
     def outputs(self, first: int) -> Linear:
         """Return the projection to the outputs from ``first`` on, which multiplies few rows like one."""
-        return self.one.outputs(first)
+        return self.base.outputs(first)
 
 
 def _by_outputs(projection: Linear) -> Linear:
@@ -150,15 +150,15 @@ def _by_bf16(projection: Linear) -> Linear:
 _BF16: Final[Mapping[str, Form]] = {
     "vector": _by_outputs,
     "matrix": _by_matrix,
-    "packed": Packed.of,
+    "packed": Packed.from_projection,
     "widened": _widened,
 }
 _INT8: Final[Mapping[str, Form]] = {"int8": as_it_is, "by-bf16": _by_bf16}
 
 FORMS: Final[Mapping[torch.dtype, Mapping[Role, Mapping[str, Form]]]] = {
     torch.float32: {
-        "block": {"input-major": Linear.laid_out, "output-major": _by_outputs, "packed": Packed.of},
-        "head": {"output-major": as_it_is, "input-major": Linear.laid_out, "packed": Packed.of},
+        "block": {"input-major": Linear.laid_out, "output-major": _by_outputs, "packed": Packed.from_projection},
+        "head": {"output-major": as_it_is, "input-major": Linear.laid_out, "packed": Packed.from_projection},
         "skipped": {"output-major": as_it_is},
     },
     torch.bfloat16: {
@@ -201,7 +201,7 @@ def convert_blocks(model: Transformer, convert: Callable[[BlockWeights], BlockWe
 
 def quantise(model: Transformer) -> None:
     """Round every projection of a bf16 model to int8, including the encoder's and the LM head."""
-    form: Callable[[Linear], Linear] = Int8.of if model.device.type == "cpu" else ByBf16.of
+    form: Callable[[Linear], Linear] = Int8.from_projection if model.device.type == "cpu" else ByBf16.from_projection
     convert_blocks(model, lambda block: block.converted(form))
     encoder_blocks = tuple(block.converted(form) for block in model.weights.encoder_blocks)
     model.weights = replace(model.weights, encoder_blocks=encoder_blocks, lm_head=form(model.weights.lm_head))

@@ -30,7 +30,7 @@ class Int8(Linear):
     scale: Tensor = field(kw_only=True)
 
     @classmethod
-    def of(cls, projection: Linear) -> Int8:
+    def from_projection(cls, projection: Linear) -> Int8:
         """Round the weights of a projection."""
         wide = projection.weight.float()
         scale = (wide.abs().amax(1) / LARGEST).to(torch.bfloat16)
@@ -63,10 +63,10 @@ class Int8(Linear):
         plain = super().outputs(first)
         return type(self)(plain.weight, plain.bias, scale=self.scale[first:])
 
-    def stacked(self, others: Sequence[Linear]) -> Linear:
+    def stacked(self, projections: Sequence[Linear]) -> Linear:
         """Return one projection with this one's outputs, then those of other projections of the same form."""
-        plain = super().stacked(others)
-        scales = [part.scale for part in (self, *others) if isinstance(part, Int8)]
+        plain = super().stacked(projections)
+        scales = [part.scale for part in (self, *projections) if isinstance(part, Int8)]
         return type(self)(plain.weight, plain.bias, scale=torch.cat(scales))
 
 

@@ -41,51 +41,51 @@ def this_machine(threads: int) -> dict[str, Any]:
 _MOST_BYTES: Final = 2**16
 _PREFIX: Final = "products-"
 
-Asked = Mapping[str, Any]
+ChoiceKey = Mapping[str, Any]
 """Cache key of a choice: machine, library, threads, number format, and shapes with the forms of each."""
 
 
-def kept(asked: Asked) -> dict[str, str] | None:
+def stored_choices(key: ChoiceKey) -> dict[str, str] | None:
     """Return the stored choices of a cache key; None if there are none that can be used."""
-    return _usable(_path(asked), asked)
+    return _usable(_path(key), key)
 
 
-def keep(asked: Asked, chosen: Mapping[str, str]) -> dict[str, str] | None:
+def keep(key: ChoiceKey, chosen: Mapping[str, str]) -> dict[str, str] | None:
     """Store choices, and return those that count: the first stored. None if nothing can be stored."""
-    path = _path(asked)
+    path = _path(key)
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps({"asked": asked, "chosen": chosen}, indent=1, sort_keys=True), encoding="utf-8")
+        partial.write_text(json.dumps({"asked": key, "chosen": chosen}, indent=1, sort_keys=True), encoding="utf-8")
         try:
             os.link(partial, path)
         except FileExistsError:
-            if _usable(path, asked) is None:
+            if _usable(path, key) is None:
                 partial.replace(path)
     except OSError:
         return None
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-    return _usable(path, asked)
+    return _usable(path, key)
 
 
-def all_kept(machine: Asked) -> Iterator[tuple[str, Asked, dict[str, str]]]:
+def all_kept(machine: ChoiceKey) -> Iterator[tuple[str, ChoiceKey, dict[str, str]]]:
     """Yield what is stored for a machine: the id in each file's name, the cache key and the choices."""
     for path in sorted(user_cache().glob(f"{_PREFIX}*.json")):
-        asked = _content(path).get("asked")
-        if not isinstance(asked, dict) or path != _path(asked) or not machine.items() <= asked.items():
+        key = _content(path).get("asked")
+        if not isinstance(key, dict) or path != _path(key) or not machine.items() <= key.items():
             continue
         with contextlib.suppress(KeyError, TypeError, AttributeError):  # a file of another program
-            if (chosen := _usable(path, asked)) is not None:
-                yield path.stem.removeprefix(_PREFIX), asked, chosen
+            if (chosen := _usable(path, key)) is not None:
+                yield path.stem.removeprefix(_PREFIX), key, chosen
 
 
-def _path(key: Asked) -> Path:
+def _path(key: ChoiceKey) -> Path:
     return user_cache() / f"{_PREFIX}{content_id(key)[:16]}.json"
 
 
-def _usable(path: Path, key: Asked) -> dict[str, str] | None:
+def _usable(path: Path, key: ChoiceKey) -> dict[str, str] | None:
     """Return the choices in a file if its cache key matches and each form is available."""
     content = _content(path)
     chosen, places = content.get("chosen"), key["places"]

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from exitbench.errors import UserError
-from exitbench.harness.reading.toml import Table
+from exitbench.harness.reading.toml import TomlTable
 from exitbench.plugins import plugins_folder
 from exitbench.tasks.declared import DEFAULT_MAX_NEW_TOKENS, Declaration
 from exitbench.tasks.registry import task_names
@@ -61,7 +61,7 @@ def read_declaration(path: Path) -> Declaration:
     Raises:
         UserError: The file is invalid; names file, line and key, and the allowed values.
     """
-    table = Table.read(path)
+    table = TomlTable.read(path)
     table.allow(*_KEYS)
     if (schema := table.get("schema", int)) != _SCHEMA:
         raise table.error("schema", f"is {schema}; this version reads schema {_SCHEMA} of tasks.")
@@ -86,7 +86,7 @@ def read_declaration(path: Path) -> Declaration:
         raise table.error(key, message) from None
 
 
-def _choices(table: Table) -> str | tuple[str, ...] | None:
+def _choices(table: TomlTable) -> str | tuple[str, ...] | None:
     value = table.values.get("choices")
     if value is not None and "max_new_tokens" in table.values:
         raise table.error("max_new_tokens", "does not go with choices, which are scored and not written.")

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import SCOPES
-from exitbench.harness.reading.toml import Table
+from exitbench.harness.reading.toml import TomlTable
 from exitbench.harness.work.base import Work
 from exitbench.harness.work.kinds import work_class
 from exitbench.tasks.declared import Declaration
@@ -45,7 +45,7 @@ class LmEvalAsked:
     scope: str
 
 
-def refuse_lm_eval_keys(table: Table) -> None:
+def refuse_lm_eval_keys(table: TomlTable) -> None:
     """Reject lm-eval keys in the table of another task.
 
     Raises:
@@ -56,7 +56,7 @@ def refuse_lm_eval_keys(table: Table) -> None:
             raise table.error(key, f'goes with a task of lm-eval only: task = "{PREFIX}NAME".')
 
 
-def read_lm_eval(table: Table, name: str, declaration: Declaration | None = None) -> LmEvalAsked:
+def read_lm_eval(table: TomlTable, name: str, declaration: Declaration | None = None) -> LmEvalAsked:
     """Read the settings specific to lm-eval tasks.
 
     Args:
@@ -106,7 +106,7 @@ def read_lm_eval(table: Table, name: str, declaration: Declaration | None = None
     return LmEvalAsked(settings, work, task.default_max_new_tokens, stop, scope)
 
 
-def _settings(table: Table) -> LmEvalSettings:
+def _settings(table: TomlTable) -> LmEvalSettings:
     include = table.optional("include", str)
     fewshot = table.optional("num_fewshot", int)
     if fewshot is not None and not 0 <= fewshot <= _MAX_FEWSHOT:
@@ -124,7 +124,7 @@ def _settings(table: Table) -> LmEvalSettings:
     )
 
 
-def _gen_kwargs(table: Table) -> tuple[tuple[str, Any], ...]:
+def _gen_kwargs(table: TomlTable) -> tuple[tuple[str, Any], ...]:
     """Return generation arguments as sorted (name, value) pairs."""
     pairs = []
     for key, value in sorted(table.values.items()):

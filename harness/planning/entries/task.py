@@ -8,7 +8,7 @@ from exitbench.harness.cells.cell import FIRST_TOKENS, TRUNCATIONS, GenerationSe
 from exitbench.harness.cells.job import DataRequest, SourceKind
 from exitbench.harness.planning.entries.declared_task import find_declaration
 from exitbench.harness.planning.entries.lm_eval_task import LM_EVAL_KEYS, read_lm_eval, refuse_lm_eval_keys
-from exitbench.harness.reading.toml import Table
+from exitbench.harness.reading.toml import TomlTable
 from exitbench.harness.work.base import Work
 from exitbench.harness.work.kinds import work_class
 from exitbench.tasks.declared import Declaration
@@ -52,7 +52,7 @@ class TaskEntry:
     """
 
     label: str
-    where: str
+    location: str
     data: DataRequest
     generation: GenerationSettings
     chat_template: bool = False
@@ -86,11 +86,11 @@ class TaskEntry:
         name = self.train_split if split == "train" else self.calibration_split
         names_splits = self.data.settings is not None and not self.data.files
         if self.data.source == "local" and not names_splits and not files:
-            raise UserError(f"{self.where}: {why} needs {split}_files, in the form of 'files'.")
+            raise UserError(f"{self.location}: {why} needs {split}_files, in the form of 'files'.")
         if self.data.source != "builtin" and not files and split == "calibration" and name is None:
             raise UserError(
-                f"{self.where}: {why} needs calibration_split, since data sets of the hub have no split of that name; "
-                "allowed: one that the data set has and nothing else uses, or a part, such as 'train[50%:]'."
+                f"{self.location}: {why} needs calibration_split, since data sets of the hub have no split of that "
+                "name; allowed: one that the data set has and nothing else uses, or a part, such as 'train[50%:]'."
             )
         # All of the task's documents, so that --limit does not change fits and calibrations.
         uses = (replace(self.data, limit=None), *([fitted_on] if fitted_on else []))
@@ -98,7 +98,7 @@ class TaskEntry:
         return replace(self.data, split=name or split, files=files, limit=limit, apart_from=apart_from)
 
 
-def read_task(label: str, table: Table) -> TaskEntry:
+def read_task(label: str, table: TomlTable) -> TaskEntry:
     """Read one ``[tasks.LABEL]`` table of a suite.
 
     Raises:
@@ -148,7 +148,7 @@ def read_task(label: str, table: Table) -> TaskEntry:
     return _entry(label, table, data, generation, _chat_template(table, generation))
 
 
-def _lm_eval_entry(label: str, table: Table, name: str, declaration: Declaration | None = None) -> TaskEntry:
+def _lm_eval_entry(label: str, table: TomlTable, name: str, declaration: Declaration | None = None) -> TaskEntry:
     """Read a table whose task is lm-eval's, or a declared multiple-choice task."""
     lm_eval = read_lm_eval(table, name, declaration)
     if declaration is not None and (table.get("source", str, "local") != "local" or not table.table("files").values):
@@ -179,12 +179,12 @@ def _lm_eval_entry(label: str, table: Table, name: str, declaration: Declaration
 
 
 def _entry(
-    label: str, table: Table, data: DataRequest, generation: GenerationSettings, chat_template: bool
+    label: str, table: TomlTable, data: DataRequest, generation: GenerationSettings, chat_template: bool
 ) -> TaskEntry:
     """Build the entry, reading the keys common to all kinds of tasks."""
     return TaskEntry(
         label,
-        table.where(),
+        table.location(),
         data,
         generation,
         chat_template,
@@ -197,7 +197,7 @@ def _entry(
     )
 
 
-def _chat_template(table: Table, generation: GenerationSettings) -> bool:
+def _chat_template(table: TomlTable, generation: GenerationSettings) -> bool:
     chat_template = table.get("chat_template", bool, False)
     if generation.system is not None and not chat_template:
         raise table.error("system", "goes with chat_template = true, which puts it before the prompt.")
@@ -206,7 +206,7 @@ def _chat_template(table: Table, generation: GenerationSettings) -> bool:
     return chat_template
 
 
-def _level(table: Table, source: str) -> int:
+def _level(table: TomlTable, source: str) -> int:
     level = table.get("level", int, DEFAULT_LEVEL)
     if "level" in table.values and source != "builtin":
         raise table.error("level", 'goes with source = "builtin" only: other data are as hard as they are.')
@@ -215,11 +215,11 @@ def _level(table: Table, source: str) -> int:
     return level
 
 
-def _files(table: Table) -> Files:
+def _files(table: TomlTable) -> Files:
     return tuple((role, table.get(role, str)) for role in table.values)
 
 
-def _generation(table: Table, default_max_new_tokens: int) -> GenerationSettings:
+def _generation(table: TomlTable, default_max_new_tokens: int) -> GenerationSettings:
     for key, other in (("max_prompt_tokens", "truncate"), ("truncate", "max_prompt_tokens")):
         if key in table.values and other not in table.values:
             words = "a whole number" if other == "max_prompt_tokens" else ", ".join(f'"{way}"' for way in TRUNCATIONS)
@@ -244,7 +244,7 @@ def _generation(table: Table, default_max_new_tokens: int) -> GenerationSettings
     )
 
 
-def _penalty(table: Table) -> float | None:
+def _penalty(table: TomlTable) -> float | None:
     """Read the repetition penalty; 1 has no effect and is read as None."""
     value = table.optional("repetition_penalty", float)
     if value is not None and value <= 0:
@@ -252,7 +252,7 @@ def _penalty(table: Table) -> float | None:
     return None if value == 1 else value
 
 
-def _from(table: Table, key: str, least: int) -> int | None:
+def _from(table: TomlTable, key: str, least: int) -> int | None:
     value = table.optional(key, int)
     if value is not None and value < least:
         raise table.error(key, f"is {value}; it must be {least} or more.")

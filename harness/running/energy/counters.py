@@ -51,13 +51,13 @@ class Counter:
 
 
 @dataclass(frozen=True)
-class Found:
-    """The counters of one source.
+class CounterSource:
+    """Energy counters of one source (processor or GPU).
 
     Attributes:
         counters: All counters of the source, or none: a part would be mistaken for the total.
-        told: One line: the domains that are read, or why none is.
+        summary: One line: the domains that are read, or why none is.
     """
 
     counters: tuple[Counter, ...]
-    told: str
+    summary: str

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final, Protocol
 
-from exitbench.harness.running.energy.counters import Counter, Found
+from exitbench.harness.running.energy.counters import Counter, CounterSource
 from exitbench.harness.running.energy.nvml import nvml_counters
 from exitbench.harness.running.energy.powercap import powercap_counters
 
@@ -112,7 +112,7 @@ class MachineMeter:
         return int(median(map(operator.sub, steps[1:], steps))) if len(steps) > 1 else None
 
 
-def find_counters(device: str) -> tuple[Found, ...]:
+def find_counters(device: str) -> tuple[CounterSource, ...]:
     """Return the counters that a model's work affects: of the processors, and of the GPUs if it runs on them.
 
     Args:
@@ -128,7 +128,7 @@ def open_meter(device: str) -> Meter | str:
     """
     sources = find_counters(device)
     if not sources[-1].counters:
-        return sources[-1].told
+        return sources[-1].summary
     return MachineMeter(tuple(counter for source in sources for counter in source.counters))
 
 
@@ -136,7 +136,7 @@ def energy_told() -> str:
     """Return one line saying which counters a timing would read on this machine, and why not others."""
     import torch
 
-    return "; ".join(source.told for source in find_counters("cuda" if torch.cuda.is_available() else "cpu"))
+    return "; ".join(source.summary for source in find_counters("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def _gpu_uuids() -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from exitbench.harness.running.energy.counters import Counter, CounterError, Found
+from exitbench.harness.running.energy.counters import Counter, CounterError, CounterSource
 from exitbench.results.files.values import INT64
 
 _LIBRARY: Final = "libnvidia-ml.so.1"
@@ -15,7 +15,7 @@ _MOST_WATTS: Final = 3_000
 """Upper bound of a GPU's plausible power."""
 
 
-def nvml_counters(uuids: Sequence[str], load: Callable[[str], Any] = ctypes.CDLL) -> Found:
+def nvml_counters(uuids: Sequence[str], load: Callable[[str], Any] = ctypes.CDLL) -> CounterSource:
     """Return the counters of GPUs.
 
     Args:
@@ -23,11 +23,11 @@ def nvml_counters(uuids: Sequence[str], load: Callable[[str], Any] = ctypes.CDLL
         load: Opens a library by its name.
     """
     if not uuids:
-        return Found((), "no counters of the GPU: torch does not say which one it is")
+        return CounterSource((), "no counters of the GPU: torch does not say which one it is")
     try:
         library = load(_LIBRARY)
     except OSError:
-        return Found((), f"no counters of the GPU: {_LIBRARY} is not there")
+        return CounterSource((), f"no counters of the GPU: {_LIBRARY} is not there")
     try:
         _ask(library, "nvmlInit_v2")
         handles = [_handle(library, uuid) for uuid in uuids]
@@ -38,8 +38,8 @@ def nvml_counters(uuids: Sequence[str], load: Callable[[str], Any] = ctypes.CDLL
         for counter in counters:
             counter.read_uj()
     except CounterError as error:
-        return Found((), f"counters of the GPU are not readable: {error}")
-    return Found(counters, ", ".join(counter.domain for counter in counters))
+        return CounterSource((), f"counters of the GPU are not readable: {error}")
+    return CounterSource(counters, ", ".join(counter.domain for counter in counters))
 
 
 def _handle(library: Any, uuid: str) -> ctypes.c_void_p:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from exitbench.harness.running.energy.counters import Counter, CounterError, Found
+from exitbench.harness.running.energy.counters import Counter, CounterError, CounterSource
 from exitbench.results.files.regular import read_regular
 from exitbench.results.files.values import INT64
 
@@ -27,7 +27,7 @@ _MOST_WATTS: Final = 1_000
 """Upper bound of the plausible power of a package or its memory."""
 
 
-def powercap_counters(root: Path = ROOT) -> Found:
+def powercap_counters(root: Path = ROOT) -> CounterSource:
     """Return the counters of all packages, their memory and the board.
 
     Args:
@@ -37,9 +37,9 @@ def powercap_counters(root: Path = ROOT) -> Found:
         with os.scandir(root) as entries:
             zones = sorted(entry.name for entry in entries if _ZONE.fullmatch(entry.name))[:_MOST_ZONES]
     except OSError as error:
-        return Found((), f"no counters of the processor: {root}: {error.strerror}")
+        return CounterSource((), f"no counters of the processor: {root}: {error.strerror}")
     if not zones:
-        return Found((), f"no counters of the processor: {root} has no intel-rapl zone")
+        return CounterSource((), f"no counters of the processor: {root} has no intel-rapl zone")
     try:
         counters = [counter for zone in zones if (counter := _counter(root, zone)) is not None]
         for counter in counters:
@@ -47,10 +47,10 @@ def powercap_counters(root: Path = ROOT) -> Found:
         if len({counter.domain for counter in counters}) < len(counters):
             raise CounterError(f"two zones of {root} have one name")
     except CounterError as error:
-        return Found((), f"counters of the processor are not readable: {error}")
+        return CounterSource((), f"counters of the processor are not readable: {error}")
     if not any(counter.is_counted for counter in counters):
-        return Found((), f"no counters of the processor: {root} has no package")
-    return Found(tuple(counters), ", ".join(counter.domain for counter in counters))
+        return CounterSource((), f"no counters of the processor: {root} has no package")
+    return CounterSource(tuple(counters), ", ".join(counter.domain for counter in counters))
 
 
 def _counter(root: Path, zone: str) -> Counter | None:

@@ -53,12 +53,12 @@ class Energy:
     Attributes:
         readings: One per decode and counter; empty without counters.
         domains: The counters, with their idle power.
-        told: The counters that were read, or why there are no readings.
+        summary: The counters that were read, or why there are no readings.
     """
 
     readings: tuple[EnergyReading, ...]
     domains: tuple[Idle, ...]
-    told: str
+    summary: str
 
 
 class EnergyLog:

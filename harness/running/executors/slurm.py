@@ -39,7 +39,7 @@ _SPEC_NAME = "task-{}.json"
 
 
 @dataclass(frozen=True)
-class _Task:
+class _ArrayTask:
     """One job of a submission: its array index and its cells."""
 
     folder: Path
@@ -66,16 +66,16 @@ class _Followed:
     started: set[str] = field(default_factory=set)
     statuses: dict[str, str] = field(default_factory=dict)
 
-    def left(self) -> list[CellJob]:
+    def unfinished(self) -> list[CellJob]:
         """Return the cells that have not ended."""
         return [item for cell_id, item in self.items.items() if cell_id not in self.statuses]
 
-    def running(self, item: CellJob, done: int, total: int) -> None:
+    def running(self, item: CellJob, n_done: int, total: int) -> None:
         """Report that a cell runs, and its progress."""
         if item.cell.cell_id not in self.started:
             self.started.add(item.cell.cell_id)
             self.progress.start(item.label, total)
-        self.progress.documents_done(item.label, done)
+        self.progress.documents_done(item.label, n_done)
 
     def end(self, cell_id: str, status: str) -> None:
         """Record that a cell has ended; no effect if it is not followed, or known to have ended."""
@@ -100,7 +100,7 @@ class SlurmExecutor:
         _require_slurm()
         self._folder, self._options = folder, options
         self._specs: dict[Path, WorkerSpec] = {}
-        self._live: list[tuple[_Task, Job]] = []
+        self._live: list[tuple[_ArrayTask, Job]] = []
         with locked(self._folder / "LOCK", wait=True):
             self._close()
 
@@ -114,13 +114,13 @@ class SlurmExecutor:
         followed = _Followed(progress, {item.cell.cell_id: item for spec in specs for item in spec.cells})
         pause_s = POLL_S[0]
         try:
-            while followed.left():
+            while followed.unfinished():
                 ended = len(followed.statuses)
                 self._look(followed, specs)
                 if len(followed.statuses) > ended:
                     ingest()
                     pause_s = POLL_S[0]
-                if followed.left():
+                if followed.unfinished():
                     time.sleep(pause_s)
                     pause_s = min(1.3 * pause_s, POLL_S[1])
         except KeyboardInterrupt:
@@ -166,12 +166,12 @@ class SlurmExecutor:
             self._live += live
         return statuses
 
-    def _tasks(self, submission: Path) -> list[_Task]:
+    def _tasks(self, submission: Path) -> list[_ArrayTask]:
         paths = sorted(submission.glob(_SPEC_NAME.format("*")))
         for path in paths:
             if path not in self._specs:
                 self._specs[path] = WorkerSpec.from_json(path.read_text(encoding="utf-8"))
-        return [_Task(submission, int(path.stem.split("-")[1]), self._specs[path]) for path in paths]
+        return [_ArrayTask(submission, int(path.stem.split("-")[1]), self._specs[path]) for path in paths]
 
     def _ready(self, specs: Sequence[WorkerSpec], followed: _Followed) -> Iterator[WorkerSpec]:
         """Yield groups with their remaining cells, except those that share or need a cell of a live job."""
@@ -214,7 +214,7 @@ def _note_array(submission: Path, job_id: str) -> None:
 
 def _note(followed: _Followed, spool: Path) -> None:
     """Update cells that have not ended from the spool."""
-    for item in followed.left():
+    for item in followed.unfinished():
         if (status := outcome(spool, item)) is not None:
             followed.end(item.cell.cell_id, status)
             continue
@@ -223,7 +223,7 @@ def _note(followed: _Followed, spool: Path) -> None:
             followed.running(item, owner.done, owner.total or item.cell.task.documents)
 
 
-def _settle(task: _Task, job: Job) -> dict[str, str]:
+def _settle(task: _ArrayTask, job: Job) -> dict[str, str]:
     """Write an attempt for each cell that a job did not end; return the status of every cell."""
     for item in task.spec.cells:
         if outcome(task.spec.spool, item) is None:
@@ -267,7 +267,7 @@ def _read_env(attempt: Path) -> dict[str, Any] | None:
     return env
 
 
-def _job_log(task: _Task, job: Job) -> str:
+def _job_log(task: _ArrayTask, job: Job) -> str:
     """Return the error output of a job, which has the reason for its end."""
     paths = sorted((task.folder / "jobs").glob(f"{job.job_id}_*_log.err"))
     return "".join(path.read_text(encoding="utf-8", errors="replace") for path in paths)

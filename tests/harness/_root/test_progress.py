@@ -90,13 +90,13 @@ def test_a_log_gets_one_line_a_cell(tmp_path: Path) -> None:
 def test_a_log_says_now_and_then_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
     monkeypatch.setattr("exitbench.progress.time.monotonic", lambda: now_s)
-    shown = io.StringIO()
-    with Lines({f"cell-{number}": Expected("quality") for number in range(5)}, shown) as progress:
+    output = io.StringIO()
+    with Lines({f"cell-{number}": Expected("quality") for number in range(5)}, output) as progress:
         for number in range(5):
             progress.start(f"cell-{number}", 1)
             now_s += 14.0
             progress.end(f"cell-{number}", "ok")
-    assert [line for line in shown.getvalue().splitlines() if "left" in line] == [
+    assert [line for line in output.getvalue().splitlines() if "left" in line] == [
         "3 of 5 done, 2 left: about 28 s",
     ]
 

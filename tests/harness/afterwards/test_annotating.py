@@ -135,8 +135,8 @@ def test_tags_of_a_superseded_attempt_go_with_it(runs: Path) -> None:
     old = next(attempt for attempt in scan_spool(runs / "spool") if attempt.attempt_id == tags.name)
     shutil.copytree(old.path, old.path.with_name(f"3{old.attempt_id[1:]}"))
     ingest(runs / "spool", runs / "exitbench.duckdb")
-    found = find_garbage(runs / "spool", runs / "exitbench.duckdb", superseded=True, traces=False)
-    assert {garbage.path for garbage in found} >= {old.path, tags}
+    result = find_garbage(runs / "spool", runs / "exitbench.duckdb", superseded=True, traces=False)
+    assert {garbage.path for garbage in result} >= {old.path, tags}
 
 
 @pytest.mark.parametrize("named", [[], ["--tagger", "spacy"]])

@@ -25,8 +25,8 @@ def show(runs: Path, capsys: pytest.CaptureFixture[str]) -> Show:
 
     def run(*words: str) -> tuple[int, str]:
         code = main(["verify", *words, "--runs", str(runs)])
-        shown = capsys.readouterr()
-        return code, shown.out + shown.err
+        captured = capsys.readouterr()
+        return code, captured.out + captured.err
 
     return run
 
@@ -52,10 +52,10 @@ def stored(runs: Path, kind: str, method: str) -> Attempt:
 )
 def test_a_run_gives_what_it_gave(kind: str, method: str, files: list[str], runs: Path, show: Show) -> None:
     attempt = stored(runs, kind, method)
-    code, shown = show(attempt.attempt_id)
-    assert (code, shown.count(": equal")) == (0, len(files))
-    assert all(f"{file}." in shown for file in files)
-    assert "\nequal\nthe repetition is " in shown
+    code, output = show(attempt.attempt_id)
+    assert (code, output.count(": equal")) == (0, len(files))
+    assert all(f"{file}." in output for file in files)
+    assert "\nequal\nthe repetition is " in output
     assert list(cell_attempts(runs / "spool", attempt.cell_id)) == [attempt]
     assert len(list(cell_attempts(runs / "repetitions", attempt.cell_id))) == 1
 
@@ -65,21 +65,21 @@ def test_a_name_means_the_latest_answers_of_a_cell(runs: Path, show: Show) -> No
     first = stored(runs, "quality", "full")
     latest = first.path.with_name("99991231T000000000000Z-00000000")
     shutil.copytree(first.path, latest)
-    code, shown = show("*/*/full")
+    code, output = show("*/*/full")
     assert code == 0
-    assert latest.name in shown
+    assert latest.name in output
 
 
 def test_a_difference_is_told_and_ends_with_1(runs: Path, show: Show) -> None:
     attempt = stored(runs, "quality", "full")
     ingest(runs / "spool", runs / "exitbench.duckdb")
     _rewrite(attempt.path, "SELECT * REPLACE (if(position = 1, exit_layer - 1, exit_layer)::SMALLINT AS exit_layer)")
-    code, shown = show(attempt.cell_id[:16])
+    code, output = show(attempt.cell_id[:16])
     assert code == 1
-    assert "samples.parquet: equal, 4 rows" in shown
-    assert "tokens.parquet: 4 of " in shown
-    assert "rows differ, in 4 documents or steps; first document " in shown
-    assert "position 1: exit_layer 3 -> 4" in shown
+    assert "samples.parquet: equal, 4 rows" in output
+    assert "tokens.parquet: 4 of " in output
+    assert "rows differ, in 4 documents or steps; first document " in output
+    assert "position 1: exit_layer 3 -> 4" in output
     assert ingest(runs / "spool", runs / "exitbench.duckdb").added == 0
 
 
@@ -89,10 +89,10 @@ def test_what_differs_in_software_is_told_beside_it(runs: Path, show: Show) -> N
     env["environment"]["packages"]["torch"] = "1.0.0"
     (attempt.path / "env.json").write_text(json.dumps(env))
     _seal(attempt.path)
-    code, shown = show(attempt.attempt_id)
+    code, output = show(attempt.attempt_id)
     assert code == 0
-    assert "they differ, then -> now\n" in shown
-    assert "  environment.packages.torch: 1.0.0 -> 2" in shown
+    assert "they differ, then -> now\n" in output
+    assert "  environment.packages.torch: 1.0.0 -> 2" in output
 
 
 def test_another_revision_of_the_method_is_refused_before_anything_runs(
@@ -100,29 +100,29 @@ def test_another_revision_of_the_method_is_refused_before_anything_runs(
 ) -> None:
     attempt = stored(runs, "quality", "full")
     monkeypatch.setattr(verifying, "revision", lambda cls: "2")
-    code, shown = show(attempt.attempt_id)
+    code, output = show(attempt.attempt_id)
     assert code == 2
-    assert "something else would be asked" in shown
-    assert "method.revision: 1 -> 2" in shown
+    assert "something else would be asked" in output
+    assert "method.revision: 1 -> 2" in output
     assert len(list(cell_attempts(runs / "spool", attempt.cell_id))) == 1
 
 
 def test_another_checkpoint_is_refused(runs: Path, show: Show, checkpoint: Path) -> None:
-    code, shown = show(stored(runs, "quality", "full").attempt_id, "--model", str(checkpoint))
-    assert (code, "model.weights_sha256: " in shown) == (2, True)
+    code, output = show(stored(runs, "quality", "full").attempt_id, "--model", str(checkpoint))
+    assert (code, "model.weights_sha256: " in output) == (2, True)
 
 
 def test_a_checkpoint_that_is_not_found_must_be_named(runs: Path, show: Show, worded_model: Path) -> None:
     attempt = stored(runs, "quality", "full")
     (runs / "logs" / "one.json").unlink()
-    code, shown = show(attempt.attempt_id)
-    assert (code, "Name its folder by --model" in shown) == (2, True)
+    code, output = show(attempt.attempt_id)
+    assert (code, "Name its folder by --model" in output) == (2, True)
     assert show(attempt.attempt_id, "--model", str(worded_model))[0] == 0
 
 
 def test_a_timing_cannot_be_repeated(runs: Path, show: Show) -> None:
-    code, shown = show(stored(runs, "timing", "calm-softmax").attempt_id)
-    assert (code, "no repeatable run is named" in shown) == (2, True)
+    code, output = show(stored(runs, "timing", "calm-softmax").attempt_id)
+    assert (code, "no repeatable run is named" in output) == (2, True)
 
 
 def _rewrite(folder: Path, select: str) -> None:

@@ -144,9 +144,9 @@ def test_one_run_that_cannot_be_scored_does_not_stop_the_others(
 ) -> None:
     write(1, data_sha256="0" * 64), write(2)
     assert main(["rescore", "--runs", str(runs)]) == 1
-    told = capsys.readouterr()
-    assert "1 run rescored, 0 had the current metric version, 1 left." in told.out
-    assert "not rescored: 1 run, such as " in told.err
+    captured = capsys.readouterr()
+    assert "1 run rescored, 0 had the current metric version, 1 left." in captured.out
+    assert "not rescored: 1 run, such as " in captured.err
 
 
 @pytest.fixture

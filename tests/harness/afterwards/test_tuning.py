@@ -50,7 +50,7 @@ def test_the_finalists_are_the_cheapest_of_each_method_that_are_shown_to_keep_th
         ],
     )
     assert choice.is_shown
-    assert names(choice.kept) == ["max-prob:threshold=0.5", "calm-softmax:threshold=0.5"]
+    assert names(choice.finalists) == ["max-prob:threshold=0.5", "calm-softmax:threshold=0.5"]
     assert choice.depth is not None and names((choice.depth,)) == ["static:exit_layer=4"]
 
 
@@ -65,7 +65,7 @@ def test_where_none_is_shown_to_keep_it_those_that_keep_it_here_are_taken_the_sa
         ],
     )
     assert not choice.is_shown
-    assert names(choice.kept) == ["calm-softmax:threshold=0.9"]
+    assert names(choice.finalists) == ["calm-softmax:threshold=0.9"]
     assert choice.depth is not None
 
 
@@ -73,12 +73,12 @@ def test_no_more_finalists_than_asked_for(tuning: Tuning) -> None:
     results = [
         decoded(name, "threshold", 0.5, loss_high_percent=0.0) for name in ("calm-softmax", "max-prob", "entropy")
     ]
-    assert len(choose(dataclasses.replace(tuning, finalists=2), results).kept) == 2
+    assert len(choose(dataclasses.replace(tuning, finalists=2), results).finalists) == 2
 
 
 def test_a_method_whose_metric_has_no_scale_is_never_shown_to_keep_a_loss(tuning: Tuning) -> None:
     choice = choose(tuning, [decoded("max-prob", "threshold", 0.5, delta=0.0)])
-    assert (choice.is_shown, len(choice.kept)) == (False, 1)
+    assert (choice.is_shown, len(choice.finalists)) == (False, 1)
 
 
 def test_thresholds_are_searched_between_their_bounds_or_in_equal_ratios() -> None:

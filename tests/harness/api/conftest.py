@@ -77,13 +77,13 @@ def records(n: int, seed: int) -> list[dict[str, Any]]:
 
 
 def _tokenizer(*, ends: bool) -> PreTrainedTokenizerFast:
-    made = ByteLevelBPETokenizer()
+    bpe = ByteLevelBPETokenizer()
     texts = [f"{record['question']}\nA: {record['text']}" for record in records(40, 5)]
-    made.train_from_iterator(texts, vocab_size=320, special_tokens=["<s>", "</s>", "<pad>"], show_progress=False)
+    bpe.train_from_iterator(texts, vocab_size=320, special_tokens=["<s>", "</s>", "<pad>"], show_progress=False)
     if ends:
-        made._tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+        bpe._tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-    return PreTrainedTokenizerFast(tokenizer_object=made._tokenizer, **special)
+    return PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, **special)
 
 
 @pytest.fixture(scope="session")
@@ -100,14 +100,14 @@ def toy_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         vocab_size=len(seq2seq), d_model=32, d_kv=8, d_ff=48, num_layers=DEPTH, num_decoder_layers=DEPTH, num_heads=4,
         decoder_start_token_id=2, **TOKENS,
     )  # fmt: skip
-    made = {"causal": (causal, GPTNeoXForCausalLM(neox)), "seq2seq": (seq2seq, T5ForConditionalGeneration(t5))}
-    for name, (tokenizer, model) in made.items():
+    results = {"causal": (causal, GPTNeoXForCausalLM(neox)), "seq2seq": (seq2seq, T5ForConditionalGeneration(t5))}
+    for name, (tokenizer, model) in results.items():
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.data = torch.randn_like(parameter) * 0.3
         model.save_pretrained(root / name)
         tokenizer.save_pretrained(root / name)
-    return {name: root / name for name in made}
+    return {name: root / name for name in results}
 
 
 @pytest.fixture(scope="session")

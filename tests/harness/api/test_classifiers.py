@@ -28,14 +28,14 @@ def texts() -> list[str]:
 
 
 def test_every_example_does_what_it_says() -> None:
-    found = doctest.testmod(classifiers)
-    assert found.failed == 0 and found.attempted > 1
+    result = doctest.testmod(classifiers)
+    assert result.failed == 0 and result.attempted > 1
 
 
 def test_a_text_leaves_where_its_score_is_above_the_threshold(model: eb.Classifier, texts: list[str]) -> None:
-    found = eb.classify(model, texts, "max-prob", threshold=0.7)
-    assert len({one.exit_layer for one in found}) > 1
-    for one in found:
+    result = eb.classify(model, texts, "max-prob", threshold=0.7)
+    assert len({one.exit_layer for one in result}) > 1
+    for one in result:
         assert [said.block for said in one.trace] == list(range(1, one.exit_layer + 1))
         assert [said.exited for said in one.trace] == [False] * (one.exit_layer - 1) + [True]
         assert all(said.score <= 0.7 for said in one.trace[:-1] if said.score is not None)
@@ -69,7 +69,7 @@ def test_pairs_and_numbers_are_classified_and_long_texts_cut(classifier_folder: 
 
 
 @pytest.mark.parametrize(
-    ("method", "params", "told"),
+    ("method", "params", "message"),
     [
         ("berxit", {}, "'berxit' must be fitted first"),
         ("max-prob", {"threshold": 2.0}, "out of range"),
@@ -77,8 +77,8 @@ def test_pairs_and_numbers_are_classified_and_long_texts_cut(classifier_folder: 
         ("no-such", {}, "no-such"),
     ],
 )
-def test_what_cannot_be_run_is_told(model: eb.Classifier, method: str, params: dict[str, object], told: str) -> None:
-    with pytest.raises(eb.UserError, match=told):
+def test_what_cannot_be_run_is_told(model: eb.Classifier, method: str, params: dict[str, object], message: str) -> None:
+    with pytest.raises(eb.UserError, match=message):
         eb.classify(model, ["a dog runs"], method, **params)
 
 

@@ -51,8 +51,8 @@ def instances(manager: TaskManager, name: str, **gen_kwargs: Any) -> list[Instan
     if gen_kwargs:
         task.set_config("generation_kwargs", gen_kwargs, update=True)
     task.build_all_requests(rank=0, world_size=1)
-    found: list[Instance] = task.instances
-    return found
+    result: list[Instance] = task.instances
+    return result
 
 
 # ------------------------------------------------- lm-eval's tests/models/test_huggingface.py, on models of this folder
@@ -145,10 +145,10 @@ def test_a_method_leaves_early_and_its_parameters_come_from_a_text(
     toy_models: dict[str, Path], manager: TaskManager
 ) -> None:
     arguments = f"pretrained={toy_models['causal']},method=static,exit_layer=2,device=cpu"
-    found = simple_evaluate(
+    result = simple_evaluate(
         model="exitbench", model_args=arguments, tasks=["toy_choice"], task_manager=manager, bootstrap_iters=0
     )
-    told = found["config"]["exitbench"]
+    told = result["config"]["exitbench"]
     assert (told["method"], told["params"]["exit_layer"], told["mean_exit_layer"]) == ("static", 2, 2.0)
 
 
@@ -232,9 +232,9 @@ def test_the_first_token_may_leave_early_in_likelihoods_and_not_in_answers(
     ],
 )
 def test_wrong_arguments_are_told(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         read_arguments(given)
-    assert str(told.value).startswith("--model exitbench") and message in str(told.value)
+    assert str(caught.value).startswith("--model exitbench") and message in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -44,12 +44,12 @@ def attempts(trace: Path) -> dict[str, Path]:
     plan = make_plan(load_suite(trace / "suite.toml"), trace / "spool", trace / "models", Path("/"))
     (group,) = plan.groups
     assert {cell.state for cell in group.cells} == {"done"}, "a suite asks for the same cells"
-    found = {}
+    results = {}
     for cell in group.cells:
         status = attempt_status(trace / "spool", cell.item.cell.cell_id)
         assert status is not None
-        found[cell.item.label.partition("/")[2]] = status.path
-    return found
+        results[cell.item.label.partition("/")[2]] = status.path
+    return results
 
 
 RANDOM = {"method": "random", "mean_exit": 2.5}
@@ -63,10 +63,10 @@ def traced(toys: Toys, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 
 
 def test_its_cells_are_those_of_the_suite_beside_them(traced: tuple[Path, Any]) -> None:
-    found = attempts(traced[0])
-    labels = {label.partition("/")[0] for label in found}
-    assert labels == {"toy_text", "toy_choice", "toy_rolling"} and len(found) == 6
-    assert {json.loads((path / "cell.json").read_text())["task"]["documents"] for path in found.values()} == {5}
+    result = attempts(traced[0])
+    labels = {label.partition("/")[0] for label in result}
+    assert labels == {"toy_text", "toy_choice", "toy_rolling"} and len(result) == 6
+    assert {json.loads((path / "cell.json").read_text())["task"]["documents"] for path in result.values()} == {5}
 
 
 def test_its_metrics_are_those_of_the_evaluation(traced: tuple[Path, Any]) -> None:
@@ -141,9 +141,9 @@ def test_what_lm_eval_was_answered_is_not_asked_again(
 def test_other_requests_than_a_suites_are_left_out_and_said(
     toys: Toys, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = evaluate(toys, tmp_path / "x", ["toy_choice"], {}, num_fewshot=2, fewshot_random_seed=7)
+    result = evaluate(toys, tmp_path / "x", ["toy_choice"], {}, num_fewshot=2, fewshot_random_seed=7)
     assert "toy_choice/full/quality is left out: its requests are not those of a suite" in capsys.readouterr().err
-    assert "acc,none" in found["results"]["toy_choice"]
+    assert "acc,none" in result["results"]["toy_choice"]
     assert not list((tmp_path / "x" / "spool").glob("*/*/*/DONE"))
 
 

@@ -33,8 +33,8 @@ def prompts() -> list[str]:
 def test_every_example_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for module in (models, running, results):  # results are those of the run
-        found = doctest.testmod(module)
-        assert found.failed == 0 and found.attempted > 1
+        result = doctest.testmod(module)
+        assert result.failed == 0 and result.attempted > 1
         public = [value for name, value in vars(module).items() if name in eb.__all__ and inspect.isfunction(value)]
         assert public and all("Examples:" in (function.__doc__ or "") for function in public)
 

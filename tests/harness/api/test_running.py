@@ -26,7 +26,7 @@ import exitbench as eb
 def test_bad_values_are_told_before_anything_runs(
     suite: str, options: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(eb.UserError) as told:
+    with pytest.raises(eb.UserError) as caught:
         eb.run(suite, runs=tmp_path / "runs", **options)
-    assert says in str(told.value)
+    assert says in str(caught.value)
     assert not (tmp_path / "runs").exists()

@@ -32,10 +32,10 @@ def tokenizer(tmp_path: Path) -> Callable[..., Any]:
     """A tokenizer with special tokens at an end, and a chat template or none, as it is loaded from a folder."""
 
     def make(ends: str = "end", template: str | None = None) -> Any:
-        made = build_tokenizer()
-        tokens = [(token, made.token_to_id(token)) for token in ("<pad>", "</s>")]
-        made.post_processor = processors.TemplateProcessing(single=ENDS[ends], special_tokens=tokens)
-        saved = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<pad>", eos_token="</s>", unk_token="<unk>")
+        result = build_tokenizer()
+        tokens = [(token, result.token_to_id(token)) for token in ("<pad>", "</s>")]
+        result.post_processor = processors.TemplateProcessing(single=ENDS[ends], special_tokens=tokens)
+        saved = PreTrainedTokenizerFast(tokenizer_object=result, bos_token="<pad>", eos_token="</s>", unk_token="<unk>")
         saved.chat_template = template
         saved.save_pretrained(tmp_path / "tokenizer")
         return load_tokenizer(tmp_path / "tokenizer")
@@ -92,10 +92,10 @@ def test_what_does_not_fit_is_left_out(
     tokenizer: Callable[..., Any], positions: int | None, asked: dict[str, Any], kept: list[int]
 ) -> None:
     given = documents("cat", "the cat sees .", TEXT)  # 2, 5 and 15 tokens
-    found = Prompts(tokenizer(), GenerationSettings(4, **asked), positions).fitting(given)
-    assert found.documents == tuple(given[index][0] for index in kept)
-    assert found.dropped == len(given) - len(kept)
-    assert found.truncated == (2 if asked.get("truncate") == "left" else 0)
+    result = Prompts(tokenizer(), GenerationSettings(4, **asked), positions).fitting(given)
+    assert result.documents == tuple(given[index][0] for index in kept)
+    assert result.dropped == len(given) - len(kept)
+    assert result.truncated == (2 if asked.get("truncate") == "left" else 0)
 
 
 def test_no_prompt_that_fits_is_an_error(tokenizer: Callable[..., Any]) -> None:
@@ -121,8 +121,8 @@ def test_chats_are_those_of_apply_chat_template(tokenizer: Callable[..., Any], e
 def test_a_chat_that_is_too_long_can_be_left_out(tokenizer: Callable[..., Any]) -> None:
     loaded = tokenizer("both", TEMPLATE)
     longest = len(chat(loaded)("the cat").ids)
-    found = chat(loaded, max_prompt_tokens=longest, truncate="drop").fitting(documents("the cat", TEXT))
-    assert [document.fields["text"] for document in found.documents] == ["the cat"]
+    result = chat(loaded, max_prompt_tokens=longest, truncate="drop").fitting(documents("the cat", TEXT))
+    assert [document.fields["text"] for document in result.documents] == ["the cat"]
 
 
 def test_a_template_that_changed_since_the_plan_is_told(tokenizer: Callable[..., Any]) -> None:

@@ -64,8 +64,8 @@ def _contains(ids: tuple[int, ...], words: list[int]) -> bool:
 
 
 def test_what_is_to_be_left_out_is_not_cut(tokenizer: Any) -> None:
-    made = encoding(tokenizer, 4, truncate="drop", max_prompt_tokens=4)(["a dog runs a dog runs"], 0)
-    assert len(made.ids) == 4 + made.n_cut and made.n_cut > 0
+    result = encoding(tokenizer, 4, truncate="drop", max_prompt_tokens=4)(["a dog runs a dog runs"], 0)
+    assert len(result.ids) == 4 + result.n_cut and result.n_cut > 0
 
 
 def test_a_classifier_reads_a_text_or_a_pair(tokenizer: Any) -> None:

@@ -27,11 +27,11 @@ def claims(example_database: Path, capsys: pytest.CaptureFixture[str], monkeypat
 
 
 def test_the_table_fits_the_terminal_and_counts_its_verdicts(claims: Claims) -> None:
-    code, out, _ = claims("--paper", "MEE")
-    assert code == 0 and max(map(len, out.splitlines())) <= 100
+    code, stdout, _ = claims("--paper", "MEE")
+    assert code == 0 and max(map(len, stdout.splitlines())) <= 100
     of_mee = [claim.kind for claim in read_claims() if claim.ledger == "mee"]
-    assert [line.split()[0] for line in out.splitlines()[-3:]] == [str(of_mee.count(kind)) for kind in KINDS]
-    assert "mee-measures-are-slower-than-full-depth" in out and "natcap" not in out
+    assert [line.split()[0] for line in stdout.splitlines()[-3:]] == [str(of_mee.count(kind)) for kind in KINDS]
+    assert "mee-measures-are-slower-than-full-depth" in stdout and "natcap" not in stdout
 
 
 def test_kinds_are_chosen(claims: Claims) -> None:
@@ -56,8 +56,8 @@ def test_verdicts_are_chosen_with_or_without_hyphens_and_come_as_json_and_csv(cl
 
 
 def test_one_claim_is_shown_with_its_query(claims: Claims) -> None:
-    code, out, _ = claims("natcap-tables-3-and-10-agree")
-    assert code == 0 and "0.74" in out and "inconsistent" in out and "FROM published AS a" in out
+    code, stdout, _ = claims("natcap-tables-3-and-10-agree")
+    assert code == 0 and "0.74" in stdout and "inconsistent" in stdout and "FROM published AS a" in stdout
 
 
 @pytest.mark.parametrize(
@@ -71,5 +71,5 @@ def test_one_claim_is_shown_with_its_query(claims: Claims) -> None:
     ],
 )
 def test_wrong_names_are_told_with_what_is_meant(claims: Claims, arguments: list[str], says: str) -> None:
-    code, out, err = claims(*arguments)
-    assert (code, out) == (2, "") and says in err
+    code, stdout, stderr = claims(*arguments)
+    assert (code, stdout) == (2, "") and says in stderr

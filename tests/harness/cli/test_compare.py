@@ -32,9 +32,9 @@ def test_rows_come_in_three_formats(example_database: Path, capsys: pytest.Captu
 
 def test_a_family_names_the_run_of_each_row(example_database: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", FULL, "world-t5/squad/calm-*", "--database", str(example_database)]) == 0
-    out = capsys.readouterr().out
-    assert out.splitlines()[2].split()[0] == "run_b"
-    assert "world-t5/squad/calm-softmax:threshold=0.6" in out
+    output = capsys.readouterr().out
+    assert output.splitlines()[2].split()[0] == "run_b"
+    assert "world-t5/squad/calm-softmax:threshold=0.6" in output
 
 
 @pytest.mark.parametrize(

@@ -131,8 +131,8 @@ def test_a_run_whose_results_no_database_takes_ends_with_1(
     Path("runs/exitbench.duckdb").unlink()
     capfd.readouterr()
     assert main(command) == 1
-    told = capfd.readouterr().err
-    assert "left out of the database: " in told and "key 'seed' is 1000" in told
+    messages = capfd.readouterr().err
+    assert "left out of the database: " in messages and "key 'seed' is 1000" in messages
     assert main(["db", "check"]) == 1
 
 

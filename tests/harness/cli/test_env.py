@@ -4,20 +4,20 @@ import pytest
 
 from exitbench.harness.cli.main import main
 from exitbench.harness.running.energy import meter
-from exitbench.harness.running.energy.counters import Found
+from exitbench.harness.running.energy.counters import CounterSource
 
 
 @pytest.mark.parametrize(
-    ("on_gpu", "told"), [(False, "package-0, psys"), (True, "package-0, psys; no counters of the GPU: it is old")]
+    ("on_gpu", "message"), [(False, "package-0, psys"), (True, "package-0, psys; no counters of the GPU: it is old")]
 )
 def test_this_machine_says_in_one_line_what_energy_is_read(
-    on_gpu: bool, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    on_gpu: bool, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: on_gpu)
     monkeypatch.setattr(meter, "_gpu_uuids", lambda: [])
-    monkeypatch.setattr(meter, "powercap_counters", lambda: Found((), "package-0, psys"))
-    monkeypatch.setattr(meter, "nvml_counters", lambda uuids: Found((), "no counters of the GPU: it is old"))
-    assert meter.energy_told() == told
+    monkeypatch.setattr(meter, "powercap_counters", lambda: CounterSource((), "package-0, psys"))
+    monkeypatch.setattr(meter, "nvml_counters", lambda uuids: CounterSource((), "no counters of the GPU: it is old"))
+    assert meter.energy_told() == message
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(["env", "show", "now"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "  energy: package-0, psys"

@@ -20,9 +20,9 @@ SCREEN_LINES, SCREEN_WIDTH = 48, 100
 
 def test_a_shipped_model_takes_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "builtin-exit-heads"]) == 0
-    said = capsys.readouterr()
-    lines = said.out.splitlines()
-    assert said.err == ""
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert captured.err == ""
     assert len(lines) <= SCREEN_LINES
     assert max(map(len, lines)) <= SCREEN_WIDTH
     assert lines[0].startswith(str(SHIPPED / "builtin-exit-heads-"))
@@ -49,26 +49,26 @@ def test_a_model_whose_rows_are_decoded_one_by_one_is_told_so_once(
         parameter.data = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.3
     reference.save_pretrained(tmp_path)
     assert main(["inspect", str(tmp_path)]) == 1  # it has no tokenizer
-    said = " ".join(capsys.readouterr().out.split())
-    assert "hosted, proved; lean: no (" in said
-    assert "yes, row by row" in said
-    assert said.count("this model counts positions with their padding") == 1
-    assert "no tokenizer, see below" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "hosted, proved; lean: no (" in output
+    assert "yes, row by row" in output
+    assert output.count("this model counts positions with their padding") == 1
+    assert "no tokenizer, see below" in output
 
 
 def test_values_that_the_engine_refuses_are_told_by_their_parameter(capsys: pytest.CaptureFixture[str]) -> None:
     """What an encoder-decoder of this family scales its states by is its own code."""
     assert main(["inspect", "builtin-vanilla", "--engine", "hosted"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "hosted, proved; lean reads it too" in said
-    assert "- not head = pruned-fixed, pruned-decaying, " in said
-    assert said.count("single rows of the LM head") == 1
+    output = " ".join(capsys.readouterr().out.split())
+    assert "hosted, proved; lean reads it too" in output
+    assert "- not head = pruned-fixed, pruned-decaying, " in output
+    assert output.count("single rows of the LM head") == 1
 
 
 def test_json_is_all_that_is_known(causal_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(causal_model), "--format", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found == json.loads(json.dumps(asdict(inspect_folder(causal_model))))
+    result = json.loads(capsys.readouterr().out)
+    assert result == json.loads(json.dumps(asdict(inspect_folder(causal_model))))
 
 
 def test_what_is_missing_is_told_last_and_by_the_exit_code(
@@ -77,16 +77,16 @@ def test_what_is_missing_is_told_last_and_by_the_exit_code(
     folder = shutil.copytree(causal_model, tmp_path / "model")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     assert main(["inspect", str(folder)]) == 1
-    said = capsys.readouterr().out
-    listed = said.partition("It cannot be run as it is:\n")[2]
+    output = capsys.readouterr().out
+    listed = output.partition("It cannot be run as it is:\n")[2]
     assert " ".join(listed.split()).startswith(f"- {folder}: no model.safetensors")  # broken where a line ends
     told = listed.splitlines()
     assert told[-2] == (
         "- To convert the pickle yourself, in an environment that you trust (opening one can run its code):"
     )
     assert told[-1] == f"    {inspect_folder(folder).convert}"
-    assert "engine      not tried, see below" in said
-    assert "(by config.json alone, as if all weights of a block were read)" in said
+    assert "engine      not tried, see below" in output
+    assert "(by config.json alone, as if all weights of a block were read)" in output
 
 
 @pytest.mark.parametrize(
@@ -103,9 +103,9 @@ def test_what_is_no_model_is_told_on_one_screen(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["inspect", model]) == 2
-    said = capsys.readouterr()
-    assert says in said.err
-    assert (said.out, said.err.count("\n")) == ("", 1)
+    captured = capsys.readouterr()
+    assert says in captured.err
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
 
 
 @pytest.mark.parametrize("config", [None, "config.json"])

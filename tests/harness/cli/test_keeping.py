@@ -29,9 +29,9 @@ def test_a_check_says_what_it_looked_at_and_fails_where_something_is_wrong(
     changed = next((runs / "spool").glob("*/*/*/samples.parquet"))
     changed.write_bytes(b"")
     assert main(["db", "check"]) == 1
-    told = capsys.readouterr()
-    assert str(changed) in told.err
-    assert "1 problem." in told.out
+    captured = capsys.readouterr()
+    assert str(changed) in captured.err
+    assert "1 problem." in captured.out
     assert main(["db", "check", "--runs", "none"]) == 2
     assert main(["db", "check", "--force"]) == 2
 

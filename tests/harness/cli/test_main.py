@@ -94,19 +94,23 @@ def test_help_loads_nothing_heavy() -> None:
 def test_help_lists_the_commands_of_every_day_and_fits_half_a_screen(
     exitbench: Command, asked: tuple[str, ...]
 ) -> None:
-    done = exitbench(*asked)
-    lines = done.stdout.splitlines()
-    assert (done.returncode, len(lines) <= SCREEN_LINES // 2, max(map(len, lines)) <= SCREEN_WIDTH) == (0, True, True)
+    completed = exitbench(*asked)
+    lines = completed.stdout.splitlines()
+    assert (completed.returncode, len(lines) <= SCREEN_LINES // 2, max(map(len, lines)) <= SCREEN_WIDTH) == (
+        0,
+        True,
+        True,
+    )
     assert lines.index("Start here:") < lines.index("Commands:")
-    assert re.findall("^  ([a-z-]+)  +[A-Z]", done.stdout, re.MULTILINE) == list(DAILY)
-    assert "exitbench help all" in done.stdout
+    assert re.findall("^  ([a-z-]+)  +[A-Z]", completed.stdout, re.MULTILINE) == list(DAILY)
+    assert "exitbench help all" in completed.stdout
 
 
 def test_help_all_lists_every_command_once_by_purpose(exitbench: Command) -> None:
-    done = exitbench("help", "all")
-    assert done.returncode == 0 and len(done.stdout.splitlines()) <= SCREEN_LINES
-    assert sorted(re.findall("^  ([a-z-]+)  +[A-Z]", done.stdout, re.MULTILINE)) == COMMANDS
-    assert set(DAILY) <= set(COMMANDS) and "_cell" not in done.stdout  # for other programs
+    completed = exitbench("help", "all")
+    assert completed.returncode == 0 and len(completed.stdout.splitlines()) <= SCREEN_LINES
+    assert sorted(re.findall("^  ([a-z-]+)  +[A-Z]", completed.stdout, re.MULTILINE)) == COMMANDS
+    assert set(DAILY) <= set(COMMANDS) and "_cell" not in completed.stdout  # for other programs
 
 
 def test_help_of_a_command_is_its_own(exitbench: Command) -> None:
@@ -134,9 +138,9 @@ def test_open_names_the_page_and_what_writes_it(tmp_path: Path, monkeypatch: pyt
 def test_every_command_explains_itself_with_examples_that_are_commands(
     command: str, tmp_path: Path, exitbench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = exitbench(command, "--help")
-    assert done.returncode == 0
-    examples = done.stdout.partition("examples:\n")[2].replace("\\\n", " ").splitlines()
+    completed = exitbench(command, "--help")
+    assert completed.returncode == 0
+    examples = completed.stdout.partition("examples:\n")[2].replace("\\\n", " ").splitlines()
     assert examples and all(example.startswith("  exitbench ") for example in examples)
     assert any(example.startswith(f"  exitbench {command}") for example in examples)
     for folder in ("data", "here"):
@@ -196,17 +200,17 @@ def test_a_model_that_can_no_longer_be_loaded_fails_its_cells_with_exit_code_1(
         (folder / file.name).write_bytes(file.read_bytes())
     (folder / "tokenizer.json").write_text("{")
     suite.write_text(suite.read_text().replace(str(worded_model), "broken"))
-    done = exitbench("run", str(suite), "--data-dir", "data", "--threads", "1", "--no-report")
-    assert done.returncode == 2
-    assert "transformers cannot read the tokenizer" in done.stderr
+    completed = exitbench("run", str(suite), "--data-dir", "data", "--threads", "1", "--no-report")
+    assert completed.returncode == 2
+    assert "transformers cannot read the tokenizer" in completed.stderr
     sound = inspect_checkpoint("tiny", worded_model)  # as if it broke after the plan
     monkeypatch.setattr(plan, "inspect_checkpoint", lambda *_: sound)
-    done = exitbench("run", str(suite), "--data-dir", "data", "--threads", "1", "--no-report")
-    assert done.returncode == 1
-    summary = done.stderr[done.stderr.index("3 failed:") :].splitlines()
+    completed = exitbench("run", str(suite), "--data-dir", "data", "--threads", "1", "--no-report")
+    assert completed.returncode == 1
+    summary = completed.stderr[completed.stderr.index("3 failed:") :].splitlines()
     assert summary[1].startswith("  3 cells, such as tiny/lines/full/quality: failed: ")
     assert len(summary) == 3 and summary[2].startswith("More: exitbench sql --database ")
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in completed.stderr
 
 
 @pytest.mark.parametrize(
@@ -227,9 +231,9 @@ def test_bad_input_is_one_message_and_exit_code_2_and_writes_nothing(
 ) -> None:
     suite.write_text(suite.read_text().replace(before, after))
     line = next(n for n, text in enumerate(suite.read_text().splitlines(), 1) if after.splitlines()[-1] in text)
-    done = exitbench(command, str(suite), "--data-dir", "data")
-    assert_refused(done, says)
-    assert f"{suite}:{line}: " in done.stderr or "above the depth" in done.stderr
+    completed = exitbench(command, str(suite), "--data-dir", "data")
+    assert_refused(completed, says)
+    assert f"{suite}:{line}: " in completed.stderr or "above the depth" in completed.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", suite.name]
 
 
@@ -249,8 +253,8 @@ def test_an_unknown_suite_is_refused(tmp_path: Path, exitbench: Command) -> None
 def test_an_output_folder_that_cannot_be_used_is_refused_before_any_work(
     suite: Path, tmp_path: Path, exitbench: Command, runs: str
 ) -> None:
-    done = exitbench("run", str(suite), "--data-dir", "data", "--runs", runs)  # not even root can
-    assert_refused(done, f"--runs {runs}: cannot be written (No such file or directory)")
+    completed = exitbench("run", str(suite), "--data-dir", "data", "--runs", runs)  # not even root can
+    assert_refused(completed, f"--runs {runs}: cannot be written (No such file or directory)")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", suite.name]
 
 
@@ -303,9 +307,9 @@ def test_ctrl_c_keeps_what_is_finished_and_exits_with_130(suite: Path, tmp_path:
 def test_sql_only_reads_the_database(
     query: str, says: str, example_database: Path, tmp_path: Path, exitbench: Command
 ) -> None:
-    done = exitbench("sql", "--database", str(example_database), query)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert says.lower() in done.stderr.lower()
+    completed = exitbench("sql", "--database", str(example_database), query)
+    assert (completed.returncode, completed.stdout) == (2, "")
+    assert says.lower() in completed.stderr.lower()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -321,8 +325,8 @@ def test_sql_prints_in_three_formats_and_a_terminal_gets_no_control_characters(
     form: str, expected: str, example_database: Path, exitbench: Command
 ) -> None:
     query = "SELECT 'a' || chr(27) || 'b' AS name, [1, 2] AS list, 0.5::DOUBLE AS half, NULL AS none"
-    done = exitbench("sql", "--database", str(example_database), "--format", form, "-", given=query)
-    assert (done.returncode, done.stdout) == (0, expected)
+    completed = exitbench("sql", "--database", str(example_database), "--format", form, "-", given=query)
+    assert (completed.returncode, completed.stdout) == (0, expected)
 
 
 @pytest.mark.parametrize(
@@ -336,9 +340,9 @@ def test_sql_prints_in_three_formats_and_a_terminal_gets_no_control_characters(
     ],
 )
 def test_list_names_what_exists(what: str, expected: str, exitbench: Command) -> None:
-    done = exitbench("list", what)
-    assert done.returncode == 0, done.stderr
-    assert any(line.startswith(expected) for line in done.stdout.splitlines())
+    completed = exitbench("list", what)
+    assert completed.returncode == 0, completed.stderr
+    assert any(line.startswith(expected) for line in completed.stdout.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -373,8 +377,8 @@ def test_a_database_that_is_named_needs_no_folder_of_runs(
 ) -> None:
     database = tmp_path_factory.mktemp("elsewhere") / "empty.duckdb"
     open_database(database, read_only=False).close()
-    done = exitbench(*command, "--database", str(database))
-    assert done.returncode == 0, done.stderr
+    completed = exitbench(*command, "--database", str(database))
+    assert completed.returncode == 0, completed.stderr
 
 
 @pytest.mark.parametrize(

@@ -76,9 +76,9 @@ def test_the_files_of_each_kind_are_beside_one_another(made: Path) -> None:
 
 
 def test_the_method_is_in_the_database_beside_others_and_conforms(made: Path) -> None:
-    found = rows(made, f"SELECT * FROM runs WHERE suite = '{METHOD}' AND kind = 'quality'")
-    assert {row["method"] for row in found} == {"full", "static", "max-prob", METHOD}
-    assert {row["conforms"] for row in found} == {True}
+    result = rows(made, f"SELECT * FROM runs WHERE suite = '{METHOD}' AND kind = 'quality'")
+    assert {row["method"] for row in result} == {"full", "static", "max-prob", METHOD}
+    assert {row["conforms"] for row in result} == {True}
 
 
 def test_as_it_is_the_gate_is_that_of_max_prob(made: Path) -> None:
@@ -97,8 +97,8 @@ def test_thresholds_of_the_method_are_replayed(made: Path) -> None:
 
 
 def test_the_tasks_are_in_the_database_with_their_metrics(made: Path) -> None:
-    found = rows(made, "SELECT DISTINCT task, metric, suite FROM frontier WHERE task_label LIKE 'my-%' ORDER BY ALL")
-    assert [tuple(row.values()) for row in found] == [
+    result = rows(made, "SELECT DISTINCT task, metric, suite FROM frontier WHERE task_label LIKE 'my-%' ORDER BY ALL")
+    assert [tuple(row.values()) for row in result] == [
         (PYTHON_TASK, "words_in_place", PYTHON_TASK),
         (f"toml:{TASK}", "chrf", TASK),
     ]
@@ -134,16 +134,16 @@ def test_the_python_is_as_ruff_wants_it(name: str, tmp_path: Path) -> None:
         pytest.skip("ruff is not here: that it is Python is all that was tried")
     ours = ["--config", str(ROOT / "pyproject.toml"), "--config", "lint.isort.known-first-party=[]"]
     for options in (ours, ["--isolated"]):
-        done = subprocess.run(
+        completed = subprocess.run(
             ["ruff", "check", "--no-cache", "--extend-per-file-ignores", "test_*.py:D", *options, *paths],
             capture_output=True,
             text=True,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        done = subprocess.run(
+        assert completed.returncode == 0, completed.stdout + completed.stderr
+        completed = subprocess.run(
             ["ruff", "format", "--diff", "--no-cache", *options, *paths], capture_output=True, text=True
         )
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
 def test_the_method_is_about_forty_lines() -> None:
@@ -200,9 +200,9 @@ def test_what_cannot_be_made_is_told_on_a_screen_and_nothing_is_left(
     (here / "unweighted" / "config.json").write_text('{"model_type": "gpt2", "n_layer": 2}')
     before = found(here)
     assert main(["new", *arguments.split()]) == 2
-    told = capsys.readouterr()
-    assert says in told.err and told.out == ""
-    assert len(told.err.splitlines()) <= 20 and "Traceback" not in told.err
+    captured = capsys.readouterr()
+    assert says in captured.err and captured.out == ""
+    assert len(captured.err.splitlines()) <= 20 and "Traceback" not in captured.err
     assert found(here) == before
 
 

@@ -30,8 +30,8 @@ def test_every_threshold_is_a_row(
     example_database: Path, probed: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("/".join(probed), "calm-softmax", "--thresholds=0,0.2,0.6,1", "--format", "csv")
-    code, printed, said = asked(capsys, example_database, *words)
-    assert (code, "simulated: 4 thresholds over" in said) == (0, True)
+    code, printed, stderr = asked(capsys, example_database, *words)
+    assert (code, "simulated: 4 thresholds over" in stderr) == (0, True)
     rows = list(csv.DictReader(io.StringIO(printed)))
     assert [float(row["threshold"]) for row in rows] == [0, 0.2, 0.6, 1]
     depths = [float(row["mean_exit_layer"]) for row in rows]
@@ -58,8 +58,8 @@ def test_a_range_that_is_none_is_refused(
     thresholds: str, example_database: Path, probed: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("/".join(probed), "calm-softmax", f"--thresholds={thresholds}")
-    code, _, said = asked(capsys, example_database, *words)
-    assert (code, "nor FROM:TO:STEP with a STEP above 0" in said) == (2, True)
+    code, _, stderr = asked(capsys, example_database, *words)
+    assert (code, "nor FROM:TO:STEP with a STEP above 0" in stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ def test_bad_input_says_what_is_allowed(
     probed: tuple[str, str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code, _, said = asked(capsys, example_database, *(word.format(probe="/".join(probed)) for word in words))
-    assert (code, says in said) == (2, True), said
+    code, _, stderr = asked(capsys, example_database, *(word.format(probe="/".join(probed)) for word in words))
+    assert (code, says in stderr) == (2, True), stderr
 
 
 def test_a_probe_of_given_texts_is_none_of_answers(
@@ -103,5 +103,5 @@ def test_a_probe_of_given_texts_is_none_of_answers(
         place = results.sql(sql)["place"][0].as_py()
     with duckdb.connect(str(path)) as connection:
         connection.execute("UPDATE probe_token SET choice = 1")
-    code, _, said = asked(capsys, path, place, "calm-softmax")
-    assert (code, f"'{place}' fits no probe" in said) == (2, True), said
+    code, _, stderr = asked(capsys, path, place, "calm-softmax")
+    assert (code, f"'{place}' fits no probe" in stderr) == (2, True), stderr

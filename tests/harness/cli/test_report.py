@@ -54,8 +54,8 @@ def test_figures_are_the_same_bytes_whatever_matplotlib_is_set_to(runs: Path, tm
     shutil.rmtree(runs / "report")
     settings = {"MPLBACKEND": "of-a-notebook", "MATPLOTLIBRC": str(tmp_path / "matplotlibrc")}
     command = [sys.executable, "-m", "exitbench.harness.cli.main", *asked]
-    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **settings}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(command, cwd=tmp_path, env={**os.environ, **settings}, capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr
     assert file.read_bytes() == expected
 
 
@@ -66,7 +66,7 @@ def test_a_figure_without_data_says_which_command_fills_it(runs: Path, capsys: p
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--only", "frontir"], "No figure is called 'frontir'. Did you mean 'frontier'?"),
         (["--only", "summary"], "tables are printed by --format md or latex"),
@@ -76,8 +76,8 @@ def test_a_figure_without_data_says_which_command_fills_it(runs: Path, capsys: p
     ],
 )
 def test_a_name_that_nothing_has_is_refused_on_one_screen(
-    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", "--runs", str(tmp_path), *arguments]) == 2
-    told = capsys.readouterr().err
-    assert said in told and told.count("\n") < 10 and "Traceback" not in told
+    messages = capsys.readouterr().err
+    assert message in messages and messages.count("\n") < 10 and "Traceback" not in messages

@@ -231,11 +231,11 @@ def runs(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 def cells(runs: Path) -> dict[str, Path]:
     """Folder of each attempt, by the label of its task and its method."""
-    found = {}
+    results = {}
     for told in runs.glob("spool/??/*/*/cell.json"):
         cell = json.loads(told.read_text())
-        found[f"{cell['task']['label']}/{cell['method']['name']}"] = told.parent
-    return found
+        results[f"{cell['task']['label']}/{cell['method']['name']}"] = told.parent
+    return results
 
 
 def metrics(attempt: Path) -> dict[str, float]:
@@ -248,13 +248,13 @@ def ask(runs: Path, sql: str) -> list[tuple[Any, ...]]:
 
 
 def test_every_cell_of_it_ends_well(finished: Path) -> None:
-    found = cells(finished / "runs")
-    assert sorted(found) == sorted(
+    result = cells(finished / "runs")
+    assert sorted(result) == sorted(
         f"{label}/{method}"
         for label in ("both", "vote", "mbpp", "backwards", "shouted", "mine", "picked")
         for method in ("full", "halfway")
     )
-    assert {json.loads((path / "status.json").read_text())["status"] for path in found.values()} == {"ok"}
+    assert {json.loads((path / "status.json").read_text())["status"] for path in result.values()} == {"ok"}
 
 
 def test_a_group_is_one_task_whose_documents_count_alike(finished: Path) -> None:
@@ -320,14 +320,14 @@ def test_tasks_of_every_kind_are_in_the_database(finished: Path) -> None:
 def test_plug_ins_are_told_with_what_brought_them(finished: Path) -> None:
     logs = "".join(path.read_text(errors="replace") for path in (finished / "runs" / "logs").iterdir())
     assert f"Plug-ins of {finished / 'plug'}: backwards.py, halfway.py, words.py" in logs
-    found = cells(finished / "runs")
+    result = cells(finished / "runs")
     shouted, backwards = (
-        json.loads((found[f"{name}/halfway"] / "cell.json").read_text()) for name in ("shouted", "backwards")
+        json.loads((result[f"{name}/halfway"] / "cell.json").read_text()) for name in ("shouted", "backwards")
     )
     assert re.fullmatch(r"1 shouting 1\.2 [0-9a-f]{64}", shouted["task"]["metric_version"])
     assert re.fullmatch(r"1 [0-9a-f]{64}", backwards["task"]["metric_version"])
     assert re.fullmatch(r"\S+ [0-9a-f]{64}", backwards["method"]["revision"])
-    assert metrics(found["backwards/halfway"])["mean_exit_layer"] == 2
+    assert metrics(result["backwards/halfway"])["mean_exit_layer"] == 2
 
 
 def test_wherever_yaml_and_plug_ins_lie_the_cells_are_the_same(
@@ -350,9 +350,9 @@ def test_runs_of_them_are_compared(runs: Path, capsys: pytest.CaptureFixture[str
     asked = (("both", "acc"), ("vote", "bleu,three"), ("mbpp", "pass_at_1"), ("mine", "chrf"))
     for label, quantity in asked:
         code = main(["compare", f"m/{label}/full", f"m/{label}/halfway*", "--runs", "runs", "--format", "json"])
-        told = capsys.readouterr()
-        assert code == 0, told.err
-        rows = {row["quantity"]: row for row in json.loads(told.out)}
+        captured = capsys.readouterr()
+        assert code == 0, captured.err
+        rows = {row["quantity"]: row for row in json.loads(captured.out)}
         values = [metrics(cells(runs)[f"{label}/{method}"])[quantity] for method in ("full", "halfway")]
         assert [rows[quantity]["a"], rows[quantity]["b"]] == pytest.approx(values)
 
@@ -368,9 +368,9 @@ def test_what_others_score_is_scored_again(
     monkeypatch.setattr(task, "lm_eval_version", lambda: "another version")
     registry._lm_eval_task.cache_clear()
     assert main(["rescore", *names, "--runs", "runs", "--data-dir", "."]) == 1
-    told = capsys.readouterr()
-    assert told.out == "6 runs rescored, 0 had the current metric version, 2 left.\n"
-    assert UNSAFE in told.err
+    captured = capsys.readouterr()
+    assert captured.out == "6 runs rescored, 0 had the current metric version, 2 left.\n"
+    assert UNSAFE in captured.err
     assert main(["rescore", *names, "--runs", "runs", "--data-dir", ".", UNSAFE]) == 0
     assert capsys.readouterr().out == "2 runs rescored, 6 had the current metric version, 0 left.\n"
     assert ask(runs, f"{SCORES} ORDER BY ALL") == before

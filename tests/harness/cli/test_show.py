@@ -66,12 +66,12 @@ def test_without_colours_every_token_has_its_exit_layer(
 
 def test_two_runs_are_shown_on_one_document(example_database: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(example_database, FULL, "--against", STATIC) == 0
-    out = capsys.readouterr().out
-    assert out.index(FULL) < out.index(STATIC)
+    output = capsys.readouterr().out
+    assert output.index(FULL) < output.index(STATIC)
     _, first = stored(example_database, "full", "", 0)
     _, second = stored(example_database, "static", "", 0)
     parted = next(n for n, (a, b) in enumerate(zip(first, second, strict=True), 1) if a[0] != b[0])
-    assert f"the answers part at token {parted}\n" in out
+    assert f"the answers part at token {parted}\n" in output
 
 
 def test_a_token_has_its_logit_lens_up_to_the_first_difference(
@@ -93,8 +93,8 @@ def test_a_token_has_its_logit_lens_up_to_the_first_difference(
         assert cells[1:3] == [f"#{probe['top1_id'][block - 1]}", f"{probe['p1'][block - 1]:.2f}"]
         assert cells[7:9] == [f"#{probe['rank_final'][block - 1]}", f"{probe['p_final'][block - 1]:.2f}"]
     assert shown(example_database, CALM, "--doc", key, "--token", str(last + 1)) == 0
-    out = capsys.readouterr().out
-    assert f"left at token {last}: they say nothing about this token" in out and "1st" not in out
+    output = capsys.readouterr().out
+    assert f"left at token {last}: they say nothing about this token" in output and "1st" not in output
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from pyarrow import parquet
 from exitbench.errors import UserError
 from exitbench.harness.cli.commands import sql
 from exitbench.harness.cli.commands.rows import FORMATS
-from exitbench.harness.cli.commands.sql import SHOWN_ROWS
+from exitbench.harness.cli.commands.sql import MAX_SCREEN_ROWS
 from exitbench.harness.cli.main import main
 from exitbench.results.database.answers import answer
 from exitbench.results.database.connection import open_database
@@ -67,17 +67,17 @@ def _left(folder: Path) -> set[str]:
 @pytest.mark.parametrize("arguments", [("SELECT '\udcff'",), ("SELECT $a", "--set", "a=\udcff")])
 def test_an_argument_that_is_not_utf8_is_refused(ask: Command, arguments: tuple[str, ...]) -> None:
     """As Python spells the bytes of such arguments."""
-    done = ask(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "holds a byte that is not UTF-8. Allowed: text in UTF-8." in done.stderr
+    completed = ask(*arguments)
+    assert (completed.returncode, completed.stdout) == (2, "")
+    assert "holds a byte that is not UTF-8. Allowed: text in UTF-8." in completed.stderr
 
 
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
 def test_standard_input_that_is_not_utf8_is_refused(ask: Command, monkeypatch: pytest.MonkeyPatch, errors: str) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"SELECT '\xff'"), "utf-8", errors))
-    done = ask("-")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "exitbench: The query holds a byte that is not UTF-8. Allowed: text in UTF-8.\n"
+    completed = ask("-")
+    assert (completed.returncode, completed.stdout) == (2, "")
+    assert completed.stderr == "exitbench: The query holds a byte that is not UTF-8. Allowed: text in UTF-8.\n"
 
 
 # ------------------------------------------------------------------------------------------ nothing but reading
@@ -134,8 +134,8 @@ def test_whatever_writes_or_looks_elsewhere_is_refused(
 ) -> None:
     (tmp_path / "secret").write_text("a,b\n1,2\n")
     before = example_database.read_bytes()
-    done = ask(query.format(folder=tmp_path))
-    assert (done.returncode, done.stdout) == (2, ""), done
+    completed = ask(query.format(folder=tmp_path))
+    assert (completed.returncode, completed.stdout) == (2, ""), completed
     # The connection is harmless by itself as well: nothing hangs on the statement's kind being recognised.
     with open_database(example_database) as database, suppress(UserError):
         database.query(query.format(folder=tmp_path))
@@ -149,8 +149,8 @@ def test_whatever_writes_or_looks_elsewhere_is_refused(
 
 @pytest.mark.parametrize("form", ["csv", "json", "parquet"])
 def test_a_saved_answer_has_the_rows_of_the_query(form: str, ask: Command, tmp_path: Path) -> None:
-    done = ask(MANY, "--out", f"rows.{form}")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", f"rows.{form}: 25000 rows\n")
+    completed = ask(MANY, "--out", f"rows.{form}")
+    assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", f"rows.{form}: 25000 rows\n")
     path = tmp_path / f"rows.{form}"
     readers: dict[str, Callable[[], list[tuple[int, str]]]] = {
         "csv": lambda: [(int(row["a"]), row["b"]) for row in csv.DictReader(path.read_text().splitlines())],
@@ -186,10 +186,10 @@ def test_parquet_keeps_types_and_lists(ask: Command, tmp_path: Path) -> None:
 
 
 def test_json_is_json_where_values_are_not_numbers_or_are_sums(ask: Command) -> None:
-    done = ask(
+    completed = ask(
         "SELECT 'nan'::DOUBLE AS a, ['inf'::FLOAT, 1] AS b, sum(2) AS c, '2026-01-02'::DATE AS d", "--format", "json"
     )
-    assert json.loads(done.stdout) == [{"a": None, "b": [None, 1], "c": 2, "d": "2026-01-02"}]
+    assert json.loads(completed.stdout) == [{"a": None, "b": [None, 1], "c": 2, "d": "2026-01-02"}]
     assert ask("SELECT 1 AS a WHERE false", "--format", "json").stdout == "[]\n"
 
 
@@ -206,16 +206,16 @@ def test_columns_of_one_name_are_numbered_in_every_format(form: str, ask: Comman
 
 
 def test_a_type_that_parquet_lacks_is_refused(ask: Command, tmp_path: Path) -> None:
-    done = ask("SELECT INTERVAL 1 DAY AS i", "--out", "rows.parquet")
-    assert (done.returncode, _left(tmp_path)) == (2, set())
-    assert done.stderr.startswith("exitbench: rows.parquet cannot be written as parquet: ")
+    completed = ask("SELECT INTERVAL 1 DAY AS i", "--out", "rows.parquet")
+    assert (completed.returncode, _left(tmp_path)) == (2, set())
+    assert completed.stderr.startswith("exitbench: rows.parquet cannot be written as parquet: ")
     assert ask("SELECT INTERVAL 1 DAY AS i", "--out", "rows.csv").returncode == 0
 
 
 def test_a_file_that_is_there_is_kept_unless_forced(ask: Command, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("mine")
-    done = ask("SELECT 1 AS a", "--out", "rows.csv")
-    assert done.returncode == 2 and "is there already" in done.stderr
+    completed = ask("SELECT 1 AS a", "--out", "rows.csv")
+    assert completed.returncode == 2 and "is there already" in completed.stderr
     assert (tmp_path / "rows.csv").read_text() == "mine"
     assert ask("SELECT 1 AS a", "--out", "rows.csv", "--force").returncode == 0
     assert (tmp_path / "rows.csv").read_text() == "a\n1\n"
@@ -227,8 +227,8 @@ def test_an_answer_that_breaks_off_leaves_no_file_and_keeps_the_old_one(
 ) -> None:
     (tmp_path / "rows").write_text("mine")
     query = "SELECT CASE WHEN range = 24000 THEN error('broke') ELSE range END AS a FROM range(25000)"
-    done = ask(query, "--out", "rows", "--format", form, "--force")
-    assert done.returncode == 2 and "broke" in done.stderr
+    completed = ask(query, "--out", "rows", "--format", form, "--force")
+    assert completed.returncode == 2 and "broke" in completed.stderr
     assert (tmp_path / "rows").read_text() == "mine"
     assert _left(tmp_path) == {"rows"}
 
@@ -245,23 +245,23 @@ def test_an_answer_that_breaks_off_leaves_no_file_and_keeps_the_old_one(
 def test_a_file_or_format_that_cannot_be_is_refused(
     arguments: tuple[str, ...], says: str, ask: Command, tmp_path: Path
 ) -> None:
-    done = ask("SELECT 1 AS a", *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert says in done.stderr
+    completed = ask("SELECT 1 AS a", *arguments)
+    assert (completed.returncode, completed.stdout) == (2, "")
+    assert says in completed.stderr
     assert not _left(tmp_path)
 
 
 def test_the_database_itself_is_never_replaced(ask: Command, example_database: Path) -> None:
-    done = ask("SELECT 1", "--out", str(example_database), "--format", "csv", "--force")
-    assert done.returncode == 2 and "is the database itself" in done.stderr
+    completed = ask("SELECT 1", "--out", str(example_database), "--format", "csv", "--force")
+    assert completed.returncode == 2 and "is the database itself" in completed.stderr
 
 
 def test_a_table_shows_the_first_rows_and_says_so(ask: Command) -> None:
-    done = ask(MANY)
-    assert len(done.stdout.splitlines()) == 2 + SHOWN_ROWS
-    assert done.stderr == f"The first {SHOWN_ROWS} rows; --all prints every one, --out FILE saves them.\n"
-    done = ask(f"{MANY} LIMIT {SHOWN_ROWS}")
-    assert (len(done.stdout.splitlines()), done.stderr) == (2 + SHOWN_ROWS, "")
+    completed = ask(MANY)
+    assert len(completed.stdout.splitlines()) == 2 + MAX_SCREEN_ROWS
+    assert completed.stderr == f"The first {MAX_SCREEN_ROWS} rows; --all prints every one, --out FILE saves them.\n"
+    completed = ask(f"{MANY} LIMIT {MAX_SCREEN_ROWS}")
+    assert (len(completed.stdout.splitlines()), completed.stderr) == (2 + MAX_SCREEN_ROWS, "")
     assert len(ask(MANY, "--all").stdout.splitlines()) == 2 + 25000
 
 
@@ -329,8 +329,8 @@ def test_a_wide_table_without_rows_shows_its_columns(monkeypatch: pytest.MonkeyP
 
 def test_a_big_answer_is_not_held_in_memory(example_database: Path) -> None:
     pool = pa.total_allocated_bytes()
-    with open_database(example_database) as database, answer(database, "FROM range(1000000000)", {}) as found:
-        assert next(found.batches).num_rows > 0
+    with open_database(example_database) as database, answer(database, "FROM range(1000000000)", {}) as result:
+        assert next(result.batches).num_rows > 0
     assert pa.total_allocated_bytes() - pool < 1 << 20
 
 
@@ -341,8 +341,8 @@ def test_saved_queries_are_listed_with_what_they_answer_and_run_by_name(ask: Com
     listed = ask("--queries").stdout
     assert all(f"@{name}\n    " in listed for name in query_names())
     assert "    --set agreement=0.99: share of tokens" in listed
-    done = ask("@hop_exit", "--format", "json")
-    assert {row["token_kind"] for row in json.loads(done.stdout)} == {"hop1", "hop2"}
+    completed = ask("@hop_exit", "--format", "json")
+    assert {row["token_kind"] for row in json.loads(completed.stdout)} == {"hop1", "hop2"}
 
 
 def test_a_parameter_has_its_default_or_what_is_set(ask: Command) -> None:
@@ -359,8 +359,8 @@ def test_a_parameter_has_its_default_or_what_is_set(ask: Command) -> None:
     [("7", 7), ("0.5", 0.5), ("true", True), ("null", None), ("world-t5", "world-t5"), ("a=b", "a=b"), ("", "")],
 )
 def test_parameters_are_what_they_look_like(text: str, expected: Any, ask: Command) -> None:
-    done = ask("SELECT $x AS x", "--set", f"x={text}", "--format", "json")
-    assert json.loads(done.stdout) == [{"x": expected}]
+    completed = ask("SELECT $x AS x", "--set", f"x={text}", "--format", "json")
+    assert json.loads(completed.stdout) == [{"x": expected}]
 
 
 @pytest.mark.parametrize(
@@ -383,17 +383,17 @@ def test_parameters_are_what_they_look_like(text: str, expected: Any, ask: Comma
     ],
 )
 def test_what_is_missing_or_unknown_is_named(arguments: tuple[str, ...], says: str, ask: Command) -> None:
-    done = ask(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert says in done.stderr
+    completed = ask(*arguments)
+    assert (completed.returncode, completed.stdout) == (2, "")
+    assert says in completed.stderr
 
 
 # ------------------------------------------------------------------------------------------ views
 
 
 def test_views_are_listed_with_a_sentence_each_without_any_database(exitbench: Command) -> None:
-    done = exitbench("sql", "--views")
-    lines = done.stdout.splitlines()
+    completed = exitbench("sql", "--views")
+    lines = completed.stdout.splitlines()
     assert [line.split()[0] for line in lines] == [view.name for view in described_views()]
     assert all(line.endswith(".") and len(line.split()) > 3 for line in lines)
 
@@ -410,8 +410,8 @@ def test_a_view_is_explained_by_comment_columns_and_sql(exitbench: Command, exam
 
 
 def test_an_unknown_view_is_refused_with_a_suggestion(exitbench: Command) -> None:
-    done = exitbench("sql", "--explain-view", "frontierr")
-    assert done.returncode == 2 and "There is no view 'frontierr'. Did you mean 'frontier'?" in done.stderr
+    completed = exitbench("sql", "--explain-view", "frontierr")
+    assert completed.returncode == 2 and "There is no view 'frontierr'. Did you mean 'frontier'?" in completed.stderr
 
 
 # ------------------------------------------------------------------------------------------ waiting, Ctrl-C
@@ -433,9 +433,9 @@ def test_whoever_has_the_database_is_named_while_waiting_and_the_answer_comes_th
             return open_database(path, **how)
 
         monkeypatch.setattr(sql, "open_database", opened)
-        done = exitbench("sql", "--database", str(path), "SELECT 1 AS a")
-    assert (done.returncode, done.stdout) == (0, "a\n-\n1\n")
-    assert done.stderr == f"{path} is in use by process {holder.pid}; waiting up to 10 s.\n"
+        completed = exitbench("sql", "--database", str(path), "SELECT 1 AS a")
+    assert (completed.returncode, completed.stdout) == (0, "a\n-\n1\n")
+    assert completed.stderr == f"{path} is in use by process {holder.pid}; waiting up to 10 s.\n"
 
 
 def reads(process: int, path: Path) -> bool:

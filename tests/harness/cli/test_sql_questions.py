@@ -10,20 +10,20 @@ from exitbench.results.queries.cookbook import SECTIONS
 def test_every_question_stands_below_its_topic(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sql"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    topic, found = "", {}
+    topic, result = "", {}
     for line in lines:
         if line in SECTIONS:
             topic = line
         elif line.startswith("  @"):
             name, _, question = line.strip().partition(" ")
-            found[name.removeprefix("@")] = (topic, question.strip())
-    assert found == {name: (saved_query(name).section, saved_query(name).question) for name in query_names()}
+            result[name.removeprefix("@")] = (topic, question.strip())
+    assert result == {name: (saved_query(name).section, saved_query(name).question) for name in query_names()}
 
 
 def test_words_pick_questions_out_and_tell_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sql", "--queries", "NEAR-TIES", "agreement"]) == 0
-    told = capsys.readouterr().out
-    assert told.count("@") == 1 and "@near_ties" in told and "--set margin=0.1" in told
+    output = capsys.readouterr().out
+    assert output.count("@") == 1 and "@near_ties" in output and "--set margin=0.1" in output
 
 
 def test_words_that_no_question_has_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,11 +37,11 @@ def test_counts_running_failures_and_size_while_the_database_is_busy(
     writing.progress(3, 12)
     with duckdb.connect(str(tmp_path / "exitbench.duckdb")):  # a writer's lock
         assert main(["status", "--runs", str(tmp_path)]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("3 cells: 1 ok, 1 oom, 1 running; 3 attempts, ")
-    assert "running\n  world-t5/squad/static exit_layer=3/quality: " in shown
-    assert "3 of 12 done" in shown
-    assert "static exit_layer=2/quality\n    oom: OutOfMemoryError: 3 GiB" in shown
+    output = capsys.readouterr().out
+    assert output.startswith("3 cells: 1 ok, 1 oom, 1 running; 3 attempts, ")
+    assert "running\n  world-t5/squad/static exit_layer=3/quality: " in output
+    assert "3 of 12 done" in output
+    assert "static exit_layer=2/quality\n    oom: OutOfMemoryError: 3 GiB" in output
     writing.finish("ok")
 
 
@@ -80,9 +80,9 @@ def test_of_a_suite_it_tells_what_is_left(
     with AttemptWriter(tmp_path / "spool", first.to_json(), environment_and_hardware(1)) as writer:
         writer.finish("ok")
     assert main(show) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("3 cells: 1 ok, 2 new; 1 attempt, ")
-    assert "time left, one cell after the other: " in shown and first_estimate not in shown, "one cell less"
+    output = capsys.readouterr().out
+    assert output.startswith("3 cells: 1 ok, 2 new; 1 attempt, ")
+    assert "time left, one cell after the other: " in output and first_estimate not in output, "one cell less"
 
 
 @pytest.mark.parametrize(

@@ -97,8 +97,8 @@ def exitbench(capsys: pytest.CaptureFixture[str]) -> Command:
     def run(*arguments: str) -> tuple[int, str, str]:
         registry._discover.cache_clear()
         code = main(arguments)
-        told = capsys.readouterr()
-        return code, told.out, told.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return run
 
@@ -109,8 +109,8 @@ def test_without_the_folder_the_task_is_not_known(folder: Path, exitbench: Comma
 
 
 def test_tasks_are_listed_with_where_they_are_from(folder: Path, exitbench: Command) -> None:
-    code, out, _ = exitbench("list", "tasks", "--plugins", "plug")
-    lines = {line.split()[0]: line for line in out.splitlines()}
+    code, stdout, _ = exitbench("list", "tasks", "--plugins", "plug")
+    lines = {line.split()[0]: line for line in stdout.splitlines()}
     assert code == 0 and {"squad", "backwards", "said", "lm-eval:NAME"} <= set(lines)
     assert lines["backwards"].endswith("From exitbench_plugins.backwards.")
     assert lines["said"].endswith("From a TOML file among the plug-ins.")
@@ -122,8 +122,8 @@ def test_tasks_are_listed_with_where_they_are_from(folder: Path, exitbench: Comm
     [("hellasw*", "lm-eval:hellaswag"), ("sq*", "squad"), ("lm-eval:mmlu", "lm-eval:mmlu")],
 )
 def test_tasks_are_listed_by_a_pattern(exitbench: Command, pattern: str, listed: str) -> None:
-    code, out, _ = exitbench("list", "tasks", pattern)
-    assert code == 0 and out.startswith(listed)
+    code, stdout, _ = exitbench("list", "tasks", pattern)
+    assert code == 0 and stdout.startswith(listed)
 
 
 def test_a_pattern_that_fits_nothing_or_nowhere_is_told(exitbench: Command) -> None:
@@ -133,14 +133,14 @@ def test_a_pattern_that_fits_nothing_or_nowhere_is_told(exitbench: Command) -> N
 
 def test_prompts_are_shown_as_each_kind_of_model_reads_them(folder: Path, exitbench: Command) -> None:
     settings = ("--set", 'files = { data = "echo.csv" }', "--data-dir", ".")
-    code, out, err = exitbench("show-prompts", "echo.toml", "-n", "2", *settings)
-    assert code == 0, err
-    assert out.splitlines()[:3] == [
+    code, stdout, stderr = exitbench("show-prompts", "echo.toml", "-n", "2", *settings)
+    assert code == 0, stderr
+    assert stdout.splitlines()[:3] == [
         "echo: toml:echo, 2 documents of echo.csv",
         "metrics: f1, chrf",
         "answers: up to 5 tokens",
     ]
-    first = out.split("\n\n")[1].splitlines()
+    first = stdout.split("\n\n")[1].splitlines()
     assert first[1:] == [
         "  an encoder-decoder reads:",
         "    translate English to French: the key is lost .",
@@ -149,15 +149,15 @@ def test_prompts_are_shown_as_each_kind_of_model_reads_them(folder: Path, exitbe
         "  target:",
         "    la clef",
     ]
-    assert "\x1b" not in out and r"\x1b[31mJulia" in out
+    assert "\x1b" not in stdout and r"\x1b[31mJulia" in stdout
     assert exitbench("show-prompts", "echo.toml", "-n", "1", *settings)[1].count("target") == 1
 
 
 def test_prompts_of_a_suites_task_have_its_settings(folder: Path, exitbench: Command) -> None:
-    code, out, err = exitbench(
+    code, stdout, stderr = exitbench(
         "show-prompts", "mine", "--suite", "others.toml", "--data-dir", ".", "--plugins", "plug", "-n", "1"
     )
-    assert code == 0 and out.startswith("mine: toml:echo, 2 documents"), err
+    assert code == 0 and stdout.startswith("mine: toml:echo, 2 documents"), stderr
     assert (
         "Allowed: mine, picked, theirs"
         in exitbench("show-prompts", "x", "--suite", "others.toml", "--data-dir", ".", "--plugins", "plug")[2]
@@ -172,18 +172,18 @@ def test_prompts_of_a_task_of_lm_eval_are_its_requests(folder: Path, exitbench: 
         "metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]\n"
     )
     (folder / "pick.jsonl").write_text('{"q": "sky", "a": 1}\n')
-    code, out, err = exitbench("show-prompts", "lm-eval:pick", "--set", 'include="yaml"', "--data-dir", ".")
-    assert code == 0, err
-    assert "log-likelihoods are asked for" in out
-    assert [line.strip() for line in out.split("\n\n")[1].splitlines()[1:]] == [
+    code, stdout, stderr = exitbench("show-prompts", "lm-eval:pick", "--set", 'include="yaml"', "--data-dir", ".")
+    assert code == 0, stderr
+    assert "log-likelihoods are asked for" in stdout
+    assert [line.strip() for line in stdout.split("\n\n")[1].splitlines()[1:]] == [
         *("the model reads:", "sky =", "choice 1:", "red", "choice 2 (right):", "blue")
     ]
 
 
 def test_prompts_of_a_task_of_classification_have_its_labels(exitbench: Command) -> None:
-    code, out, err = exitbench("show-prompts", "sst2", "-n", "1")
-    assert code == 0, err
-    assert out.splitlines()[1:3] == ["metrics: acc", "labels: negative, positive"]
+    code, stdout, stderr = exitbench("show-prompts", "sst2", "-n", "1")
+    assert code == 0, stderr
+    assert stdout.splitlines()[1:3] == ["metrics: acc", "labels: negative, positive"]
 
 
 @pytest.mark.parametrize(
@@ -241,14 +241,14 @@ def test_it_evaluates_and_writes_its_results(
         "metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]\n"
     )
     (folder / "say.jsonl").write_text('{"q": "the key is lost", "a": "la clef"}\n')
-    code, out, err = exitbench(
+    code, stdout, stderr = exitbench(
         *("lm-eval", "run", "--model", "exitbench", "--tasks", "say", "--include_path", "yaml", "--output_path", "out"),
         *("--model_args", f"pretrained={worded_model},method=static,exit_layer=2", "--device", "cpu"),
     )
-    assert code == 0 and "exact_match" in out, err
+    assert code == 0 and "exact_match" in stdout, stderr
     (results,) = (folder / "out").rglob("results_*.json")
-    told = json.loads(results.read_text())["config"]
-    assert told["exitbench"]["mean_exit_layer"] == 2 and told["model"] == "exitbench"
+    record = json.loads(results.read_text())["config"]
+    assert record["exitbench"]["mean_exit_layer"] == 2 and record["model"] == "exitbench"
 
 
 @pytest.mark.parametrize(

@@ -63,11 +63,11 @@ def test_candidates_are_the_shallowest_that_keep_a_share_of_full_depths_tokens(m
 def final_cells(runs: Path) -> list[dict[str, Any]]:
     """What was timed on the task's own documents."""
     with eb.open_results(runs) as results:
-        found: list[dict[str, Any]] = results.sql(
+        result: list[dict[str, Any]] = results.sql(
             "SELECT cell_id, method, label FROM frontier "
             "WHERE task_label = 'wmt-en-fr' AND method IN ('max-prob', 'contrastive-reweighted') ORDER BY ALL"
         ).to_pylist()
-    return found
+    return result
 
 
 def test_the_suite_that_repeats_the_choice_has_nothing_left_to_run(tuned: Path, tmp_path: Path) -> None:

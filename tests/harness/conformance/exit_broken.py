@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Cost, Gate, Model, param
+from exitbench.methods.base import BlockView, Cost, Gate, ModelInterface, param
 from exitbench.methods.gated import Gated
 
 
@@ -21,17 +21,17 @@ class Honest(Gate):
     def score(self, view: BlockView) -> Tensor:
         return torch.softmax(view.logits_AK.float(), dim=-1).amax(-1)
 
-    def score_sql(self, asked: Sequence[int]) -> str | None:
+    def score_sql(self, gate_blocks: Sequence[int]) -> str | None:
         return "p1[l]"
 
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
-        return Cost(elementwise_flops=5 * model.vocab_size * len(asked))
+    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
+        return Cost(elementwise_flops=5 * model.vocab_size * len(gate_blocks))
 
 
 class Untold(Honest):
     """The same; a probe cannot tell it."""
 
-    def score_sql(self, asked: Sequence[int]) -> str | None:
+    def score_sql(self, gate_blocks: Sequence[int]) -> str | None:
         return None
 
 
@@ -143,17 +143,17 @@ class Huge(Untold):
 
 
 class WrongSql(Honest):
-    def score_sql(self, asked: Sequence[int]) -> str | None:
+    def score_sql(self, gate_blocks: Sequence[int]) -> str | None:
         return "1 - p1[l]"
 
 
 class NoSql(Honest):
-    def score_sql(self, asked: Sequence[int]) -> str | None:
+    def score_sql(self, gate_blocks: Sequence[int]) -> str | None:
         return "p_one[l]"
 
 
 class Free(Honest):
-    def cost(self, model: Model, asked: Sequence[int]) -> Cost:
+    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
         return Cost()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from exitbench.harness.cells.cell import MethodRef
 from exitbench.harness.cli import main as cli
-from exitbench.harness.conformance import Verdict
+from exitbench.harness.conformance import ConformanceResult
 from exitbench.harness.conformance.process import examine_apart
 from exitbench.harness.planning import contracts as kept
 from exitbench.harness.planning.contracts import CACHE, Setting, verdicts
@@ -36,9 +36,9 @@ def test_what_hangs_or_dies_fails_and_the_others_are_tried() -> None:
 
 
 def test_a_method_that_is_not_there_fails_and_says_so() -> None:
-    (found,) = examine_apart([asked("no-such")])
-    assert not found.conforms
-    assert "unknown method 'no-such'" in found.problems[0]
+    (result,) = examine_apart([asked("no-such")])
+    assert not result.conforms
+    assert "unknown method 'no-such'" in result.problems[0]
 
 
 @pytest.fixture
@@ -46,17 +46,17 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the methods tried, in whose place a verdict is made up."""
     names: list[str] = []
 
-    def examine(settings: list[dict[str, Any]]) -> list[Verdict]:
+    def examine(settings: list[dict[str, Any]]) -> list[ConformanceResult]:
         names.extend(setting["name"] for setting in settings)
-        return [Verdict(("made up",), "of now") for _ in settings]
+        return [ConformanceResult(("made up",), "of now") for _ in settings]
 
     monkeypatch.setattr(kept, "examine_apart", examine)
     return names
 
 
 def setting(syntax_sha256: str = "0" * 64, **params: Any) -> Setting:
-    found = Setting.of(MethodRef("static", {"exit_layer": 2, **params}, "1"), 6, ())
-    return replace(found, syntax_sha256=syntax_sha256)
+    result = Setting.from_method_ref(MethodRef("static", {"exit_layer": 2, **params}, "1"), 6, ())
+    return replace(result, syntax_sha256=syntax_sha256)
 
 
 def test_a_verdict_is_kept_by_parameters_and_source(tmp_path: Path, trials: list[str]) -> None:

@@ -47,9 +47,9 @@ kinds = ["quality", "replay"]
 def exitbench(folder: Path, *arguments: str) -> tuple[int, str, str]:
     """A command in a process that finds what is installed."""
     command = [sys.executable, "-m", "exitbench.harness.cli.main", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1200)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, done.stdout, done.stderr
+    completed = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1200)
+    assert "Traceback" not in completed.stderr, completed.stderr
+    return completed.returncode, completed.stdout, completed.stderr
 
 
 @pytest.mark.usefixtures("installed")
@@ -62,17 +62,17 @@ def test_a_method_that_breaks_its_contract_is_marked_wherever_it_stands(
         pairs = builtin.documents("wmt-en-fr", "test", 8)
         (tmp_path / "data" / f"text.{role}").write_text("".join(f"{pair.fields[role]}\n" for pair in pairs))
     (tmp_path / "runs").mkdir()  # where verdicts are kept
-    code, planned, said = exitbench(tmp_path, "plan", "broken.toml", "--data-dir", "data")
-    assert code == 0, said
+    code, planned, stderr = exitbench(tmp_path, "plan", "broken.toml", "--data-dir", "data")
+    assert code == 0, stderr
     assert "Contracts: weighted/wmt/broken:how=HalvesState,threshold=0.9/quality fails: score() changes" in planned
     assert "Contracts: weighted/wmt/broken:how=WrongSql,threshold=0.9/quality fails: score_sql() =" in planned
     assert "Contracts: broken conforms\n" in planned
 
-    code, printed, said = exitbench(
+    code, printed, stderr = exitbench(
         tmp_path, "run", "broken.toml", "--data-dir", "data", "--threads", "1", "--no-report", "--table"
     )
-    assert code == 0, said
-    assert "so that its runs are not to be cited: weighted/wmt/broken:how=HalvesState" in said
+    assert code == 0, stderr
+    assert "so that its runs are not to be cited: weighted/wmt/broken:how=HalvesState" in stderr
     lines = printed.splitlines()
     assert sum(line.startswith("broken how=Honest") for line in lines) == 1
     assert sum(line.startswith("✗ broken how=") for line in lines) == 2
@@ -129,5 +129,5 @@ def test_methods_that_cannot_be_used_are_listed_and_stop_no_other(tmp_path: Path
     assert "Conformance: fails: LookupError: no such gate (exit_broken.py, line" in unmade
     assert "\nstatic  " in listed and "\nbroken  " in listed
     (tmp_path / "plain.toml").write_text(SUITE.replace('method = "broken"', 'method = "plain"'))
-    code, _, said = exitbench(tmp_path, "plan", "plain.toml")
-    assert (code, "method 'plain' cannot be used: " in said) == (2, True)
+    code, _, stderr = exitbench(tmp_path, "plan", "plain.toml")
+    assert (code, "method 'plain' cannot be used: " in stderr) == (2, True)

@@ -163,16 +163,16 @@ class Twin:
 @pytest.fixture(scope="session")
 def twin(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Twin]:
     """Return a function that gives a family's checkpoint by name, built once."""
-    made: dict[str, Twin] = {}
+    results: dict[str, Twin] = {}
 
     def get(family: str) -> Twin:
-        if family not in made:
+        if family not in results:
             reference = FAMILIES[family]().eval().requires_grad_(False)
             randomise(reference, seed=list(FAMILIES).index(family))
             folder = tmp_path_factory.mktemp(family)
             save(reference, folder, eos=_common_tokens(reference))
-            made[family] = Twin(reference, folder, load_checkpoint(folder))
-        return made[family]
+            results[family] = Twin(reference, folder, load_checkpoint(folder))
+        return results[family]
 
     return get
 
@@ -188,10 +188,10 @@ def _common_tokens(reference: Any) -> list[int]:
     """Return tokens at many positions of greedy answers; as end-of-sequence tokens they give uneven lengths."""
     reference.generation_config.eos_token_id = None
     prompts = padded(random_prompts(200, seed=PROMPT_SEED)[:12], left=not reference.config.is_encoder_decoder)
-    out = reference.generate(**prompts, max_new_tokens=12, do_sample=False, use_cache=False, pad_token_id=PAD)
+    generated = reference.generate(**prompts, max_new_tokens=12, do_sample=False, use_cache=False, pad_token_id=PAD)
     ends = {
-        token: [int((row == token).nonzero()[0]) for row in out[:, -12:] if (row == token).any()]
-        for token in out[:, -12:].unique().tolist()
+        token: [int((row == token).nonzero()[0]) for row in generated[:, -12:] if (row == token).any()]
+        for token in generated[:, -12:].unique().tolist()
         if token >= FIRST_WORD
     }
     return sorted(ends, key=lambda token: (len(set(ends[token])), len(ends[token])))[-3:]

@@ -110,21 +110,21 @@ MODELS: dict[str, Model] = {
 def saved(model: Model, folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> None:
     """Save a model, every parameter of which matters to its answers."""
     generator = torch.Generator().manual_seed(4)
-    made = model()
-    for name, parameter in made.named_parameters():
+    result = model()
+    for name, parameter in result.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         embeds = any(part in name for part in ("shared", "embed_tokens", "wte"))
         centre = float(parameter.dim() == 1 and name.endswith("weight"))  # of norms
         parameter.data = noise if embeds else centre + 0.25 * noise
-    made.to(dtype).save_pretrained(folder, **options)
+    result.to(dtype).save_pretrained(folder, **options)
 
 
 def answers(folder: Path, engine: EngineChoice = "lean") -> list[list[int]]:
     """What an engine answers from a folder, in float32."""
     checkpoint = load_checkpoint(folder, engine=engine)
     batch = prefill(checkpoint.model, [Request(prompt) for prompt in PROMPTS], NEW_TOKENS)
-    made = decode(checkpoint, batch, baseline_method()().parts(checkpoint.model.n_blocks))
-    return [generation.token_ids for generation in made]
+    result = decode(checkpoint, batch, baseline_method()().parts(checkpoint.model.n_blocks))
+    return [generation.token_ids for generation in result]
 
 
 def reference_answers(folder: Path) -> list[list[int]]:

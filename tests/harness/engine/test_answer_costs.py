@@ -46,10 +46,10 @@ def test_answers_of_1_to_16_tokens_cost_what_is_counted(
     gates_first = first_token == "gated" and checkpoint.kind == "causal"
     batch = prefill(checkpoint.model, [Request(prompt)], N_NEW, gates_first_token=gates_first)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        (made,) = decode(checkpoint, batch, parts, lambda tokens: counted.append(counter.get_total_flops()) or False)
+        (result,) = decode(checkpoint, batch, parts, lambda tokens: counted.append(counter.get_total_flops()) or False)
     assert len(counted) == N_NEW
-    assert method.name == "full" or min(made.exit_layers) < L
-    answers = [beginning(made, n) for n in range(1, N_NEW + 1)]
+    assert method.name == "full" or min(result.exit_layers) < L
+    answers = [beginning(result, n) for n in range(1, N_NEW + 1)]
     costs = answer_costs(checkpoint, parts, answers, [len(prompt)] * N_NEW, first_token)
     assert [cost.matmul_flops for cost in costs] == pytest.approx(counted, rel=1e-9)
     by_part = answer_costs_by_part(checkpoint, parts, answers, [len(prompt)] * N_NEW, first_token)
@@ -58,8 +58,8 @@ def test_answers_of_1_to_16_tokens_cost_what_is_counted(
 
 def test_a_first_token_from_the_prompts_own_pass_costs_its_read_out(twin: Any, prompts: Any) -> None:
     checkpoint = twin("llama").checkpoint
-    made = Generation([7], full_depth_records([7], checkpoint.model))
-    (cost,) = answer_costs(checkpoint, Full().parts(L), [made], [len(prompts[0])], "full")
+    generation = Generation([7], full_depth_records([7], checkpoint.model))
+    (cost,) = answer_costs(checkpoint, Full().parts(L), [generation], [len(prompts[0])], "full")
     assert cost.read_numel == checkpoint.model.vocab_size * checkpoint.model.d_model
-    (gated,) = answer_costs(checkpoint, Full().parts(L), [made], [len(prompts[0])], "gated")
+    (gated,) = answer_costs(checkpoint, Full().parts(L), [generation], [len(prompts[0])], "gated")
     assert gated.read_numel > cost.read_numel

@@ -79,7 +79,7 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     methods = names(model)
     sweeps = [SWEEP.format(method=name, grid=GRIDS.get(name, "")) for name in methods]
     sweeps.append(SWEEP.format(method="calm-softmax", grid=DECAYED))
-    found = {}
+    results = {}
     events: list[dict[str, Any]] = []
     for rows in (1, 8):
         root = tmp_path_factory.mktemp(f"rows{rows}")
@@ -91,8 +91,8 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         worker.run(spec, events.append)
         ended = latest_status(root / "spool")
         assert {ended[cell.item.cell.cell_id].status for cell in group.cells} == {"ok"}
-        found[rows] = {cell.item.label: ended[cell.item.cell.cell_id].path for cell in group.cells}
-    return Ran(found, {event["label"]: event["cells"] for event in events if event.get("cells", 1) > 1})
+        results[rows] = {cell.item.label: ended[cell.item.cell.cell_id].path for cell in group.cells}
+    return Ran(results, {event["label"]: event["cells"] for event in events if event.get("cells", 1) > 1})
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_rows_of_a_batch_leave_at_different_blocks(runs: dict[int, dict[str, Pat
         for label, path in runs[8].items()
         if label.endswith("/quality")
     }
-    assert sum(len(found) > 1 for found in layers.values()) >= 8, layers
+    assert sum(len(result) > 1 for result in layers.values()) >= 8, layers
 
 
 def test_a_calibration_finds_the_same_by_eight_rows(runs: dict[int, dict[str, Path]]) -> None:

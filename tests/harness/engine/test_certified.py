@@ -42,9 +42,9 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.fixture(scope="module", params=RECIPES)
 def folder(request: pytest.FixtureRequest) -> Path:
-    found = find_trained(load_recipe(request.param), SHIPPED)
-    assert found is not None
-    return found
+    result = find_trained(load_recipe(request.param), SHIPPED)
+    assert result is not None
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def answered(
     checkpoint: Checkpoint, prompts: Sequence[list[int]], parts: Parts, asked: GenerationSettings | None = None
 ) -> list[Generation]:
     requests = [Request(prompt) for prompt in prompts]
-    return decode(checkpoint, prefill(checkpoint.model, requests, NEW_TOKENS), parts, asked=asked)
+    return decode(checkpoint, prefill(checkpoint.model, requests, NEW_TOKENS), parts, settings=asked)
 
 
 def decisions(generations: Sequence[Generation]) -> list[tuple[list[int], list[int], list[int], list[int]]]:
@@ -133,10 +133,10 @@ def test_in_bfloat16_too(folder: Path, prompts: list[list[int]]) -> None:
 def test_tokens_chosen_under_rules_are_those_of_the_exact_head(
     checkpoint: Checkpoint, prompts: list[list[int]]
 ) -> None:
-    asked = GenerationSettings(NEW_TOKENS, repetition_penalty=1.3, no_repeat_ngram_size=3)
+    settings = GenerationSettings(NEW_TOKENS, repetition_penalty=1.3, no_repeat_ngram_size=3)
     parts = parts_of(checkpoint, "calm-softmax", {"threshold": 0.7})
-    exact = answered(checkpoint, prompts, parts, asked)
-    assert decisions(answered(checkpoint, prompts, parts.certified(), asked)) == decisions(exact)
+    exact = answered(checkpoint, prompts, parts, settings)
+    assert decisions(answered(checkpoint, prompts, parts.certified(), settings)) == decisions(exact)
 
 
 def test_a_threshold_that_nobody_reaches_is_decided_without_the_head(
@@ -144,17 +144,17 @@ def test_a_threshold_that_nobody_reaches_is_decided_without_the_head(
 ) -> None:
     vocab_size, n_blocks = checkpoint.model.vocab_size, checkpoint.model.n_blocks
     parts = parts_of(checkpoint, "calm-softmax", {"threshold": 1.0}).certified()
-    (made,) = answered(checkpoint, prompts[:1], parts)
+    (result,) = answered(checkpoint, prompts[:1], parts)
     first = 0 if checkpoint.kind == "seq2seq" else 1  # that of a decoder-only model is read from the prompt's own pass
-    assert {record.head_rows_int8 for record in made.records[first:]} == {vocab_size * n_blocks}
-    tied = sum(record.head_fallbacks for record in made.records)
-    assert tied <= 1 and sum(made.head_rows) < vocab_size * (tied + 1)
+    assert {record.head_rows_int8 for record in result.records[first:]} == {vocab_size * n_blocks}
+    tied = sum(record.head_fallbacks for record in result.records)
+    assert tied <= 1 and sum(result.head_rows) < vocab_size * (tied + 1)
 
 
 def test_scores_that_bounds_leave_open_are_exact_and_counted(checkpoint: Checkpoint, prompts: list[list[int]]) -> None:
     exact = parts_of(checkpoint, "calm-softmax", {"threshold": 0.5})
-    made = answered(checkpoint, prompts, exact)
-    near = next(score for one in made for score in one.scores if score is not None)
+    result = answered(checkpoint, prompts, exact)
+    near = next(score for one in result for score in one.scores if score is not None)
     parts = parts_of(checkpoint, "calm-softmax", {"threshold": near})  # lies within the bounds of that token's score
     theirs, ours = answered(checkpoint, prompts, parts), answered(checkpoint, prompts, parts.certified())
     assert decisions(ours) == decisions(theirs)

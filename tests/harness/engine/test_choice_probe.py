@@ -36,8 +36,8 @@ def test_states_are_those_of_every_choice_alone(family: Any, prompts: Any) -> No
     with torch.inference_mode():
         expected = states_of(family.checkpoint, *outputs(asked))
         for rows in (1, 3, 32):
-            found = states_after(family.checkpoint, asked, rows)
-            torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
+            result = states_after(family.checkpoint, asked, rows)
+            torch.testing.assert_close(result, expected, atol=2e-4, rtol=2e-4)
 
 
 def test_rows_are_a_probes_with_choice_and_log_probability(family: Any, prompts: Any) -> None:
@@ -54,8 +54,8 @@ def test_rows_are_a_probes_with_choice_and_log_probability(family: Any, prompts:
     columns = [table[name].to_pylist() for name in ("doc_key", "choice", "position", "token_id")]
     assert list(zip(*columns, strict=True)) == places
     for name, values in expected.items():
-        found = np.array(table[name].to_pylist())
-        np.testing.assert_allclose(found, values, atol=2e-4, rtol=2e-3, err_msg=name)
+        result = np.array(table[name].to_pylist())
+        np.testing.assert_allclose(result, values, atol=2e-4, rtol=2e-3, err_msg=name)
     states_LND = states_of(family.checkpoint, *outputs(asked))[1:]
     log_p_LNV = torch.log_softmax(family.checkpoint.model.logits(states_LND), dim=-1)
     given_N = torch.tensor([token for *_, token in places])

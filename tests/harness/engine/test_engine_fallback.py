@@ -71,10 +71,10 @@ def test_the_hosted_engine_runs_what_the_lean_one_does_not_read(
         for one in (twin(family).checkpoint, checkpoint)
     )
     assert ours == expected
-    found = inspect_folder(folder)
-    assert [(one.engine, one.is_proved) for one in found.engines] == [("hosted", True), ("lean", False)]
-    assert found.engines[1].why_not == checkpoint.fallback
-    assert not [line for line in found.lacks if "tensor" in line]
+    result = inspect_folder(folder)
+    assert [(one.engine, one.is_proved) for one in result.engines] == [("hosted", True), ("lean", False)]
+    assert result.engines[1].why_not == checkpoint.fallback
+    assert not [line for line in result.lacks if "tensor" in line]
 
 
 @pytest.mark.parametrize("family", OTHERS)
@@ -106,9 +106,9 @@ def test_a_prefix_is_named_and_the_command_takes_it_off(
 ) -> None:
     folder = changed("llama", lambda tensors: {prefix + name: tensor for name, tensor in tensors.items()})
     n = len(load_file(folder / "model.safetensors"))
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         load_checkpoint(folder, engine=engine)
-    message = str(told.value)
+    message = str(caught.value)
     assert f"{n} of {n} names begin with {prefix!r}{who}. Take it off in a copy of the folder: `" in message
     (code,) = re.findall(r'`python -c "(.*)"`', message)
     monkeypatch.chdir(folder)

@@ -36,10 +36,10 @@ D, V, H, L = 8, 11, 5, 6
 def heads(kind: Any, norm: Any = "layer", blocks: tuple[int, ...] = (2, 4), noise: float = 0.5) -> dict[str, Tensor]:
     """Heads of width 8 for 11 tokens, every tensor away from where it begins."""
     generator = torch.Generator().manual_seed(1)
-    made = new_exit_heads(
+    result = new_exit_heads(
         kind, blocks, D, V, norm, "scratch", torch.ones(D), None, torch.ones(V, D), H, generator=generator
     )
-    return {name: tensor + noise * torch.randn(tensor.shape, generator=generator) for name, tensor in made.items()}
+    return {name: tensor + noise * torch.randn(tensor.shape, generator=generator) for name, tensor in result.items()}
 
 
 @pytest.fixture
@@ -61,11 +61,11 @@ def module(tensors: dict[str, Tensor], block: int, norm: nn.Module) -> nn.Module
     if "up.weight" in own:
         parts |= {"up": nn.Linear(D, H), "gelu": nn.GELU()}
     parts["out"] = nn.Linear(H if "up" in parts else D, V, bias="out.bias" in own)
-    made = nn.Sequential()
+    sequential = nn.Sequential()
     for name, part in parts.items():
-        made.add_module(name, part)
-    made.load_state_dict(own)
-    return made
+        sequential.add_module(name, part)
+    sequential.load_state_dict(own)
+    return sequential
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp"])

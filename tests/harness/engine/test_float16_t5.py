@@ -36,8 +36,8 @@ not fit into float16, and attention of first blocks, whose sums are in float16."
 @pytest.fixture(params=FAMILIES)
 def overflowing(request: pytest.FixtureRequest, twin: Any, tmp_path: Any) -> Any:
     """A family's model in float16 as transformers loads it, and its folder."""
-    made = twin(request.param)
-    reference = type(made.reference).from_pretrained(made.folder)
+    result = twin(request.param)
+    reference = type(result.reference).from_pretrained(result.folder)
     for name, parameter in reference.named_parameters():
         parameter.data *= next((by for start, by in OVERFLOWING.items() if name.startswith(start)), 1.0)
     reference.save_pretrained(tmp_path)
@@ -112,5 +112,5 @@ def test_exit_heads_read_states_in_fp32(twin: Any, tmp_path: Path, engine: Engin
     states = torch.randn(3, width, generator=torch.Generator().manual_seed(0))
     small, large = (load_checkpoint(tmp_path, dtype, engine=engine).model for dtype in (torch.float32, torch.float16))
     expected = small.exit_logits(2, states)
-    found = large.exit_logits(2, states * 1e5)
-    torch.testing.assert_close(found.float(), expected, atol=0.02 * float(expected.std()), rtol=0.02)
+    result = large.exit_logits(2, states * 1e5)
+    torch.testing.assert_close(result.float(), expected, atol=0.02 * float(expected.std()), rtol=0.02)

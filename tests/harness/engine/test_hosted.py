@@ -100,8 +100,8 @@ def test_some_rows_of_the_head_read_what_the_whole_head_does(made: Any) -> None:
     model, draw = made("mixtral").model, torch.Generator().manual_seed(0)
     states = torch.randn(3, model.d_model, generator=draw)
     ids = torch.stack([torch.randperm(model.vocab_size, generator=draw)[:7] for _ in range(3)])
-    found = model.logits_of(states, model.head_weights(ids))
-    torch.testing.assert_close(found, model.logits(states).gather(1, ids))
+    result = model.logits_of(states, model.head_weights(ids))
+    torch.testing.assert_close(result, model.logits(states).gather(1, ids))
 
 
 def test_a_pruned_head_is_skipped_where_logits_are_more_than_the_heads(made: Any) -> None:
@@ -122,7 +122,7 @@ def test_both_engines_answer_and_cost_the_same(twin: Any, prompts: Any, name: st
     full = baseline_method()().parts(lean.model.n_blocks)
     requests = [Request(prompt) for prompt in prompts[:12]]
     answers = [
-        [made.token_ids for made in decode(checkpoint, prefill(checkpoint.model, requests, 8), full)]
+        [result.token_ids for result in decode(checkpoint, prefill(checkpoint.model, requests, 8), full)]
         for checkpoint in (lean, hosted)
     ]
     assert answers[0] == answers[1]
@@ -141,8 +141,8 @@ def test_skipped_blocks_run_no_projection_that_keys_and_values_do_not_need(
 ) -> None:
     """Queries have a projection of their own, or share one with keys and values; block 1 is never skipped."""
     blocks = load_checkpoint(twin(name).folder, engine="hosted").model.stack.blocks  # type: ignore[attr-defined]
-    found = [{n for n, m in block.named_modules() if isinstance(m.forward, SparedLinear)} for block in blocks]
-    assert found == [set()] + [spared] * (len(blocks) - 1)
+    result = [{n for n, m in block.named_modules() if isinstance(m.forward, SparedLinear)} for block in blocks]
+    assert result == [set()] + [spared] * (len(blocks) - 1)
 
 
 # ------------------------------------------------------------------------------------------------- what is refused

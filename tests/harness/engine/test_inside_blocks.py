@@ -21,7 +21,7 @@ def answered(family: Any, prompts: list[list[int]]) -> tuple[list[int], list[int
     """A prompt and its longest greedy answer."""
     parts = baseline_method()().parts(family.checkpoint.model.n_blocks)
     batch = prefill(family.checkpoint.model, [Request(prompt) for prompt in prompts], 9)
-    outputs = [made.token_ids for made in decode(family.checkpoint, batch, parts)]
+    outputs = [result.token_ids for result in decode(family.checkpoint, batch, parts)]
     return max(zip(prompts, outputs, strict=True), key=lambda pair: len(pair[1]))
 
 
@@ -64,10 +64,10 @@ def hooked_blocks(reference: Any) -> list[dict[str, Any]]:
 
 def reference_states(family: Any, prompt: list[int], output: list[int]) -> list[dict[str, Tensor]]:
     """By block and part, the states at the positions that predict, [N, D]."""
-    found: list[dict[str, Tensor]] = []
+    results: list[dict[str, Tensor]] = []
     hooks = []
     for modules in hooked_blocks(family.reference):
-        found.append(own := dict.fromkeys(modules))
+        results.append(own := dict.fromkeys(modules))
         for part, (module, side) in modules.items():
 
             def keep(_module: Any, args: Any, out: Any, own: Any = own, part: str = part, side: str = side) -> None:
@@ -78,7 +78,7 @@ def reference_states(family: Any, prompt: list[int], output: list[int]) -> list[
     family.reference_logits(prompt, output)
     for hook in hooks:
         hook.remove()
-    return found
+    return results
 
 
 def test_parts_of_every_block_are_what_hooks_in_transformers_see(family: Any, prompts: list[list[int]]) -> None:

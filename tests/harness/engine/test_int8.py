@@ -37,7 +37,7 @@ def test_a_product_is_that_of_the_dequantised_weight(seed: int, n_rows: int, siz
     weight[3] = 0
     x = torch.randn(n_rows, 32, generator=draw).bfloat16()
     exact = written_out(weight, x)
-    for form in (Int8.of(Linear(weight)), ByBf16.of(Linear(weight))):
+    for form in (Int8.from_projection(Linear(weight)), ByBf16.from_projection(Linear(weight))):
         assert form.weight.dtype == torch.int8 and form.scale.dtype == torch.bfloat16
         assert (form(x).double() - exact).abs().max() <= 2 * BF16_EPS * exact.abs().max()
 
@@ -45,7 +45,7 @@ def test_a_product_is_that_of_the_dequantised_weight(seed: int, n_rows: int, siz
 @given(st.integers(0, 2**31))
 def test_no_weight_moves_by_more_than_half_a_step(seed: int) -> None:
     weight = torch.randn(16, 32, generator=torch.Generator().manual_seed(seed)).bfloat16()
-    rounded = Int8.of(Linear(weight))
+    rounded = Int8.from_projection(Linear(weight))
     moved = (rounded.weight.double() * rounded.scale.double()[:, None] - weight.double()).abs()
     assert (moved <= 0.5 * (1 + 1e-9) * rounded.scale.double()[:, None]).all()
     assert rounded.weight.abs().max() <= 127
@@ -54,7 +54,9 @@ def test_no_weight_moves_by_more_than_half_a_step(seed: int) -> None:
 def test_parts_of_a_projection_are_parts_of_its_product() -> None:
     draw = torch.Generator().manual_seed(3)
     one, two = (
-        Int8.of(Linear(torch.randn(8, 32, generator=draw).bfloat16(), torch.randn(8, generator=draw).bfloat16()))
+        Int8.from_projection(
+            Linear(torch.randn(8, 32, generator=draw).bfloat16(), torch.randn(8, generator=draw).bfloat16())
+        )
         for _ in range(2)
     )
     x = torch.randn(1, 32, generator=draw).bfloat16()
@@ -76,11 +78,11 @@ def test_every_projection_of_every_family_is_int8_and_nothing_else(family: Any) 
         names = ("qkv", "attention_out", "up", "down", "cross_q", "cross_kv", "cross_out")
         pairs += [(getattr(ours, name), getattr(theirs, name)) for name in names if getattr(theirs, name) is not None]
     for ours, theirs in pairs:
-        assert torch.equal(ours.weight, Int8.of(Linear(theirs.weight)).weight)
+        assert torch.equal(ours.weight, Int8.from_projection(Linear(theirs.weight)).weight)
 
 
 def test_every_family_reads_out_nearly_what_it_does_in_bf16(family: Any) -> None:
-    found = []
+    results = []
     for dtype in (torch.float32, torch.bfloat16, torch.int8):
         model = load_checkpoint(family.folder, dtype).model
         prompts = [[7, 8, 9], [11, 12, 13]]
@@ -90,8 +92,8 @@ def test_every_family_reads_out_nearly_what_it_does_in_bf16(family: Any) -> None
             for block in range(1, model.n_blocks + 1):
                 hidden = model.block(block, hidden, context)
             state = hidden[:, -1]
-        found.append(model.logits(state).float())
-    exact, bf16, int8 = found
+        results.append(model.logits(state).float())
+    exact, bf16, int8 = results
     assert (int8 - exact).norm() / exact.norm() < 0.06
     assert not torch.equal(int8, bf16)
 
@@ -100,8 +102,8 @@ def test_rows_of_the_head_are_read_as_the_whole_head_reads_them(family: Any) -> 
     model, draw = load_checkpoint(family.folder, torch.int8).model, torch.Generator().manual_seed(3)
     hidden = torch.randn(3, model.d_model, generator=draw).bfloat16()
     ids = torch.stack([torch.randperm(model.vocab_size, generator=draw)[:9] for _ in range(3)])
-    found, whole = model.logits_of(hidden, model.head_weights(ids)), model.logits(hidden).gather(1, ids)
-    assert (found - whole).float().abs().max() <= 4 * BF16_EPS * whole.float().abs().max()
+    result, whole = model.logits_of(hidden, model.head_weights(ids)), model.logits(hidden).gather(1, ids)
+    assert (result - whole).float().abs().max() <= 4 * BF16_EPS * whole.float().abs().max()
 
 
 def test_the_hosted_engine_refuses_int8(twin: Any) -> None:

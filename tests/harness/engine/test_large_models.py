@@ -59,17 +59,17 @@ AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Path]]:
     """A small and a large checkpoint of a family, in float32."""
-    made: dict[str, tuple[Path, Path]] = {}
+    results: dict[str, tuple[Path, Path]] = {}
 
     def make(family: str) -> tuple[Path, Path]:
-        if family not in made:
+        if family not in results:
             large, small = (tmp_path_factory.mktemp(name) for name in ("large", "small"))
             model = LARGE[family]()
             model.save_pretrained(large)
             config = type(model.config).from_dict({**model.config.to_dict(), "num_hidden_layers": 2})
             type(model)(config).save_pretrained(small)
-            made[family] = small, large
-        return made[family]
+            results[family] = small, large
+        return results[family]
 
     return make
 
@@ -86,9 +86,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[P
 def test_loading_holds_one_copy(folders: Any, family: str, engine: str, dtype: str, most: float) -> None:
     small, large = folders(family)
     words = [sys.executable, "-c", PEAK, str(small), str(large), dtype, engine]
-    done = subprocess.run(words, env={**os.environ, **AT_ONCE}, capture_output=True, text=True, check=True)
+    completed = subprocess.run(words, env={**os.environ, **AT_ONCE}, capture_output=True, text=True, check=True)
     weights = weights_bytes(large, getattr(torch, dtype))
-    assert weights < int(done.stdout) < most * weights
+    assert weights < int(completed.stdout) < most * weights
 
 
 def test_a_loaded_model_does_not_change_with_its_file(folders: Any) -> None:

@@ -167,7 +167,7 @@ def test_skipped_blocks_that_are_run_after_all_change_nothing_of_a_static_exit(p
 
 def slowly(family: Any, context: Context, given: list[int], parts: Parts) -> Scored:
     """One choice alone: its context prefilled for it, and one `decode_step` a token."""
-    model, observer, found = family.checkpoint.model, Trace(family.checkpoint.model), Scored(list(given))
+    model, observer, result = family.checkpoint.model, Trace(family.checkpoint.model), Scored(list(given))
     prompt = list(context.context_ids)
     cache, _ = model.start([prompt], len(given), holds_last=not family.is_seq2seq)
     fed = [family.checkpoint.start_id if family.is_seq2seq else prompt[-1], *given[:-1]]
@@ -175,15 +175,17 @@ def slowly(family: Any, context: Context, given: list[int], parts: Parts) -> Sco
 
         def read(view: BlockView, wanted: int = wanted) -> Tensor:
             log_p_V = torch.log_softmax(view.logits_AK[0], dim=-1)
-            found.logprobs.append(float(log_p_V[wanted]))
-            found.greedy.append(int(log_p_V.argmax()) == wanted)
+            result.logprobs.append(float(log_p_V[wanted]))
+            result.greedy.append(int(log_p_V.argmax()) == wanted)
             return torch.tensor([wanted])
 
         runner = BlockRunner(model, cache, parts)
         decode_step(runner, torch.tensor([token]), (position,), 8, (context.seed,), read, observer)
         (record,) = observer.records
-        found.records.append(record._replace(token_id=wanted, logprob=found.logprobs[-1], is_greedy=found.greedy[-1]))
-    return found
+        result.records.append(
+            record._replace(token_id=wanted, logprob=result.logprobs[-1], is_greedy=result.greedy[-1])
+        )
+    return result
 
 
 @pytest.mark.parametrize("policy", KV_POLICIES)

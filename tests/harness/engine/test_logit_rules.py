@@ -32,17 +32,17 @@ def answers_of_transformers(family: Any, model: Any, prompts: list[list[int]], *
     """Greedy answers, each prompt alone: padding would count as text that was seen before."""
     answers = []
     for prompt in prompts:
-        out = model.generate(
+        generated = model.generate(
             torch.tensor([prompt]), max_new_tokens=LONGEST, do_sample=False, num_beams=1, use_cache=False, **rules
         )
-        answers.append(out[0, 1 if family.is_seq2seq else len(prompt) :].tolist())
+        answers.append(generated[0, 1 if family.is_seq2seq else len(prompt) :].tolist())
     return answers
 
 
 def run(family: Any, prompts: list[list[int]], method: Any, rules: dict[str, Any]) -> list[Generation]:
     batch = prefill(family.checkpoint.model, [Request(prompt) for prompt in prompts], LONGEST)
-    asked = GenerationSettings(LONGEST, **rules)
-    return decode(family.checkpoint, batch, method.parts(family.checkpoint.model.n_blocks), asked=asked)
+    settings = GenerationSettings(LONGEST, **rules)
+    return decode(family.checkpoint, batch, method.parts(family.checkpoint.model.n_blocks), settings=settings)
 
 
 def tokens(generations: list[Generation]) -> list[list[int]]:
@@ -90,7 +90,7 @@ def test_a_gate_is_asked_about_the_logits_of_the_head(twin: Any, prompts: list[l
     family, method = twin("t5"), get_method("calm-softmax")(threshold=0.05)
     plain = run(family, prompts[:20], method, {})
     forced = run(family, prompts[:20], method, {"forced_bos_token_id": FORCED})
-    first = [[(g.exit_layers[0], g.scores[0]) for g in made] for made in (plain, forced)]
+    first = [[(g.exit_layers[0], g.scores[0]) for g in result] for result in (plain, forced)]
     assert first[0] == first[1]
     assert len({layer for layer, _ in first[0]}) > 1
     assert {g.token_ids[0] for g in forced} == {FORCED} != {g.token_ids[0] for g in plain}

@@ -75,7 +75,7 @@ def test_logits_of_decode_steps_are_those_of_transformers_without_any_cache(fami
 def reference_answers(family: Any, prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
     """Greedy answers of transformers, cut after the end-of-sequence token."""
     eos = family.checkpoint.eos_ids
-    out = family.reference.generate(
+    generated = family.reference.generate(
         **family.padded(prompts),
         max_new_tokens=max_new_tokens,
         do_sample=False,
@@ -83,7 +83,7 @@ def reference_answers(family: Any, prompts: list[list[int]], max_new_tokens: int
         # generate() of this version cannot cache a T5 whose encoder and decoder differ in depth
         use_cache=not family.is_seq2seq,
     )
-    new = out[:, 1:] if family.is_seq2seq else out[:, -(out.shape[1] - max(map(len, prompts))) :]
+    new = generated[:, 1:] if family.is_seq2seq else generated[:, -(generated.shape[1] - max(map(len, prompts))) :]
     return [row[: next((i + 1 for i, token in enumerate(row) if token in eos), None)] for row in new.tolist()]
 
 

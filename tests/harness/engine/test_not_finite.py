@@ -124,8 +124,8 @@ def test_a_bad_block_that_only_the_kv_policy_reaches_never_passes_silently(
         with pytest.raises(ArithmeticError, match=r"^the logits at block \d are not finite"):
             decode(bad, batch, parts)
     else:
-        made = decode(bad, batch, parts)
-        assert all(0 <= token < 100 for g in made for token in g.token_ids)
+        result = decode(bad, batch, parts)
+        assert all(0 <= token < 100 for g in result for token in g.token_ids)
 
 
 def test_a_decoder_only_prompt_is_checked_too(family: Any, prompts: Any) -> None:

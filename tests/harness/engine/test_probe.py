@@ -20,7 +20,7 @@ from exitbench.methods.registry import baseline_method
 def generated(checkpoint: Any, prompts: list[list[int]], max_new_tokens: int = 9) -> list[list[int]]:
     parts = baseline_method()().parts(checkpoint.model.n_blocks)
     batch = prefill(checkpoint.model, [Request(prompt) for prompt in prompts], max_new_tokens)
-    return [made.token_ids for made in decode(checkpoint, batch, parts)]
+    return [result.token_ids for result in decode(checkpoint, batch, parts)]
 
 
 def raw_states(family: Any, prompt: list[int], output: list[int]) -> np.ndarray:

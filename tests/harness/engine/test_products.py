@@ -120,7 +120,7 @@ def test_every_form_gives_the_product(dtype: torch.dtype, role: Any, name: str, 
     computes = torch.bfloat16 if dtype == torch.int8 else dtype
     bias = torch.randn(48, generator=draw).to(computes) if with_bias else None
     plain = Linear(torch.randn(48, 32, generator=draw).to(computes), bias)
-    loaded = Int8.of(plain) if dtype == torch.int8 else plain
+    loaded = Int8.from_projection(plain) if dtype == torch.int8 else plain
     weight = (
         loaded.weight.double() * loaded.scale.double()[:, None] if isinstance(loaded, Int8) else plain.weight.double()
     )
@@ -128,9 +128,9 @@ def test_every_form_gives_the_product(dtype: torch.dtype, role: Any, name: str, 
     x, stream = (torch.randn(n_rows, width, generator=draw).to(computes) for width in (32, 48))
     exact = x.double() @ weight.T + (0 if bias is None else bias.double())
     digits = torch.finfo(computes).eps
-    for found, expected in ((form(x), exact), (form.onto(stream, x), stream.double() + exact)):
-        assert found.dtype == computes and found.shape == (n_rows, 48)
-        assert (found.double() - expected).abs().max() <= 4 * digits * exact.abs().max()
+    for result, expected in ((form(x), exact), (form.onto(stream, x), stream.double() + exact)):
+        assert result.dtype == computes and result.shape == (n_rows, 48)
+        assert (result.double() - expected).abs().max() <= 4 * digits * exact.abs().max()
     torch.testing.assert_close(form(x[None])[0].double(), exact, atol=8 * digits * exact.abs().max(), rtol=0)
     tail = form.outputs(40)(x)
     assert (tail.double() - exact[:, 40:]).abs().max() <= 4 * digits * exact.abs().max()
@@ -143,7 +143,7 @@ def test_few_rows_have_a_weight_of_their_own(name: str, with_bias: bool) -> None
     draw = torch.Generator().manual_seed(1)
     plain = Linear(torch.randn(48, 32, generator=draw), torch.randn(48, generator=draw) if with_bias else None)
     one = FORMS[torch.float32]["block"][name](plain)
-    form = PackedForFew.of(one)
+    form = PackedForFew.from_form(one)
     for n_rows, is_few in ((1, False), (17, False), (2, True), (4, True), (16, True)):
         x, stream = (torch.randn(n_rows, width, generator=draw) for width in (32, 48))
         exact = x.double() @ plain.weight.double().T + (0 if plain.bias is None else plain.bias.double())
@@ -231,10 +231,10 @@ def test_skipped_blocks_are_filled_alike_in_every_form(
     usual, converted = (load_checkpoint(twin("llama").folder, dtype).model for _ in range(2))
     use_fastest(converted)
     state = torch.randn(1, 32).to(usual.dtype)
-    expected, found = (model.skip_kv(2)(state).float() for model in (usual, converted))
-    assert (found - expected).norm() <= 4 * torch.finfo(usual.dtype).eps * expected.norm()
-    expected, found = (model.block_kv(2)(state).float() for model in (usual, converted))
-    assert (found - expected).norm() <= 4 * torch.finfo(usual.dtype).eps * expected.norm()
+    expected, result = (model.skip_kv(2)(state).float() for model in (usual, converted))
+    assert (result - expected).norm() <= 4 * torch.finfo(usual.dtype).eps * expected.norm()
+    expected, result = (model.block_kv(2)(state).float() for model in (usual, converted))
+    assert (result - expected).norm() <= 4 * torch.finfo(usual.dtype).eps * expected.norm()
 
 
 def test_weights_that_are_read_row_by_row_stay_beside_those_multiplied_with(
@@ -375,8 +375,8 @@ def test_who_chose_first_chose_for_all(
         return {each.place: next(iter(each.forms)) for each in step}
 
     monkeypatch.setattr(choosing, "fastest", beaten)
-    found = chosen(twin)
-    assert found and of_one_row(found) == {"matrix"}
+    result = chosen(twin)
+    assert result and of_one_row(result) == {"matrix"}
 
 
 def test_where_nothing_can_be_kept_nothing_is_chosen(twin: Any, cache: Path, choosing_last: list[int]) -> None:
@@ -405,7 +405,7 @@ def test_the_hosted_engine_and_float16_keep_their_products(twin: Any, cache: Pat
 
 def test_a_real_choice_is_one_of_those_offered(twin: Any, cache: Path) -> None:
     model = load_checkpoint(twin("t5").folder, torch.bfloat16).model
-    found = use_fastest(model)
-    assert found is not None
-    assert {place.split()[0] for place in found} == {"block", "head", "skipped"}
+    result = use_fastest(model)
+    assert result is not None
+    assert {place.split()[0] for place in result} == {"block", "head", "skipped"}
     assert os.listdir(cache) == [path.name for path in cache.glob("products-????????????????.json")]

@@ -65,16 +65,16 @@ def passes(
     n, fed = len(context.context_ids), {tuple(one.token_ids[:-1]): one for one in scored}
     first = scored[0].blocks_run[0]
     known = method is FULL or method is STATIC
-    found = []
+    results = []
     if known or not gated:
-        found.append((first if known and gated else L, [*range(1, n + 1)], n))
+        results.append((first if known and gated else L, [*range(1, n + 1)], n))
     else:
-        found += [(L, [*range(1, n)], n - 1), (first, [n], n)]
+        results += [(L, [*range(1, n)], n - 1), (first, [n], n)]
     if known or (scope == "context" and method is not EXACT):
         depth = 2 if method is STATIC else first
         seen = [n + place for own in fed for place in range(1, len(own) + 1)]
-        return [*found, (depth, seen, n + len(seen))]
-    return found + [
+        return [*results, (depth, seen, n + len(seen))]
+    return results + [
         (one.blocks_run[place], [n + place], n + place) for own, one in fed.items() for place in range(1, len(own) + 1)
     ]
 

@@ -60,13 +60,13 @@ class _Level:
 def test_norms_that_are_shared_change_no_bit_of_a_score(
     family: Any, prompts: Any, method: Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = [score for made in answers(family, prompts, method, -NEVER) for score in made.scores]
+    told = [score for result in answers(family, prompts, method, -NEVER) for score in result.scores]
     scores = sorted(score for score in told if score is not None)
     level = scores[len(scores) // 2]  # so that some rows leave and others go on
     shared = answers(family, prompts, method, level)
     monkeypatch.setattr(Transformer, "_normalised", Transformer.normalise)
     assert answers(family, prompts, method, level) == shared
-    exits = {layer for made in shared for layer in made.exit_layers}
+    exits = {layer for result in shared for layer in result.exit_layers}
     assert len(exits) > 1, "or nothing was shared among different rows"
 
 
@@ -85,8 +85,8 @@ def test_a_gate_that_never_opens_norms_no_state_that_the_blocks_do_not(
     n_calls = []
     for asked in (Full(), method):
         calls.clear()
-        made = answers(family, prompts, asked, NEVER if asked is method else None)
+        result = answers(family, prompts, asked, NEVER if asked is method else None)
         n_calls.append(len(calls))
-    n_steps = max(len(each.token_ids) for each in made) - (family.checkpoint.kind == "causal")
+    n_steps = max(len(each.token_ids) for each in result) - (family.checkpoint.kind == "causal")
     before_first_asked = {"calm-saturation": 1, "mee-mlp3": 2}  # states that are looked back at
     assert n_calls[1] - n_calls[0] == n_steps * before_first_asked.get(method.name, 0)

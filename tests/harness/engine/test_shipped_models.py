@@ -25,9 +25,9 @@ NEW_TOKENS = 40
 
 @pytest.fixture(scope="module", params=RECIPES)
 def folder(request: pytest.FixtureRequest) -> Path:
-    found = find_trained(load_recipe(request.param), SHIPPED)
-    assert found is not None
-    return found
+    result = find_trained(load_recipe(request.param), SHIPPED)
+    assert result is not None
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def answers(checkpoint: Checkpoint, prompts: list[list[int]], name: str, **param
 
 @pytest.fixture(scope="module")
 def full(checkpoint: Checkpoint, prompts: list[list[int]]) -> list[list[int]]:
-    return [made.token_ids for made in answers(checkpoint, prompts, "full")]
+    return [result.token_ids for result in answers(checkpoint, prompts, "full")]
 
 
 def test_full_depth_is_transformers_greedy_search(
@@ -67,14 +67,14 @@ def test_full_depth_is_transformers_greedy_search(
 def test_self_speculation_answers_as_full_depth_does(
     checkpoint: Checkpoint, prompts: list[list[int]], full: list[list[int]], exit_layer: int, drafts: int
 ) -> None:
-    made = answers(checkpoint, prompts, "self-speculation", exit_layer=exit_layer, drafts=drafts)
-    assert [generation.token_ids for generation in made] == full
-    assert {layer for generation in made for layer in generation.exit_layers} == {exit_layer, 8}
+    result = answers(checkpoint, prompts, "self-speculation", exit_layer=exit_layer, drafts=drafts)
+    assert [generation.token_ids for generation in result] == full
+    assert {layer for generation in result for layer in generation.exit_layers} == {exit_layer, 8}
     alone = [
         answers(checkpoint, [prompt], "self-speculation", exit_layer=exit_layer, drafts=drafts)[0]
         for prompt in prompts[:4]
     ]
-    assert [generation.rejected for generation in alone] == [generation.rejected for generation in made[:4]]
+    assert [generation.rejected for generation in alone] == [generation.rejected for generation in result[:4]]
 
 
 @pytest.mark.parametrize(
@@ -85,4 +85,4 @@ def test_self_speculation_answers_as_full_depth_does(
 def test_free_at_its_limits_answers_as_full_depth_does(
     checkpoint: Checkpoint, prompts: list[list[int]], full: list[list[int]], params: dict[str, Any]
 ) -> None:
-    assert [made.token_ids for made in answers(checkpoint, prompts, "free", **params)] == full
+    assert [result.token_ids for result in answers(checkpoint, prompts, "free", **params)] == full

@@ -91,10 +91,10 @@ def read_depth(exit_layers: list[int], at: int) -> int:
 @pytest.mark.parametrize("policy", EXACT)
 def test_tokens_are_those_of_a_full_run_read_out_at_the_exits(family: Any, prompts: Any, policy: str) -> None:
     rows, layers = prompts[:N_ROWS], schedule(N_ROWS)
-    made = decode(endless(family), start(family, rows), parts(policy, layers))
-    _, states_LBTD = full_run(family, rows, [g.token_ids for g in made])
+    result = decode(endless(family), start(family, rows), parts(policy, layers))
+    _, states_LBTD = full_run(family, rows, [g.token_ids for g in result])
     logits = family.checkpoint.model.logits(states_LBTD)
-    for row, generation in enumerate(made):
+    for row, generation in enumerate(result):
         exits = skip_prompt(family, generation.exit_layers)
         assert exits == skip_prompt(family, layers[row])
         expected = [int(argmax_token(logits[layer - 1, row, at])) for at, layer in enumerate(exits)]
@@ -106,11 +106,11 @@ def test_keys_and_values_that_were_read_are_those_of_a_full_run(family: Any, pro
     rows = prompts[:N_ROWS]
     batch = start(family, rows)
     before = batch.cache.length
-    made = decode(endless(family), batch, parts(policy, schedule(N_ROWS)))
-    full, _ = full_run(family, rows, [g.token_ids for g in made])
+    result = decode(endless(family), batch, parts(policy, schedule(N_ROWS)))
+    full, _ = full_run(family, rows, [g.token_ids for g in result])
     assert batch.cache.length == full.length
     untouched = 0
-    for row, generation in enumerate(made):
+    for row, generation in enumerate(result):
         exits = skip_prompt(family, generation.exit_layers)
         for at in range(len(exits)):
             depth = L if policy == "exact" else read_depth(exits, at)
@@ -126,10 +126,10 @@ def test_lazy_state_copying_writes_what_the_eager_one_writes_and_only_what_is_re
     eager, lazy = start(placed, rows), start(placed, rows)
     before = eager.cache.length
     expected = decode(endless(placed), eager, parts("state-copy", layers))
-    made = decode(endless(placed), lazy, parts("state-copy-lazy", layers))
-    assert made == expected
+    result = decode(endless(placed), lazy, parts("state-copy-lazy", layers))
+    assert result == expected
     completed = 0
-    for row, generation in enumerate(made):
+    for row, generation in enumerate(result):
         exits = skip_prompt(placed, generation.exit_layers)
         for at, layer in enumerate(exits):
             depth = read_depth(exits, at)
@@ -230,8 +230,8 @@ def test_where_rows_go_on_the_others_are_filled_with_what_the_end_of_the_step_wo
             patch.setattr(Transformer, "fills_in_passing", in_passing)
             batch = start(family, prompts[: len(layers)])
             results.append((decode(endless(family), batch, parts(policy, layers)), batch.cache.self_kv))
-    (made, kv), (expected, expected_kv) = results
-    assert made == expected
+    (result, kv), (expected, expected_kv) = results
+    assert result == expected
     torch.testing.assert_close(kv, expected_kv, equal_nan=True, **TOLERANCE)
 
 
@@ -274,13 +274,13 @@ def test_where_all_tokens_leave_after_the_same_block_nothing_is_written_that_nob
     rows, static = prompts[:N_ROWS], Static(exit_layer=2, kv_policy=policy).parts(L)
     batch = start(placed, rows)
     before = batch.cache.length
-    made = decode(endless(placed), batch, static)
+    result = decode(endless(placed), batch, static)
     deeper = batch.cache.self_kv[2:, :, :, before : batch.cache.length]
     assert deeper.isnan().all() == (not static.runs_all_blocks), "what runs all blocks reads them too"
     if policy != "recompute-backlog":
         assert not any(batch.cache.waiting)
     monkeypatch.setattr(Parts, "reads_skipped", True)
-    assert decode(endless(placed), start(placed, rows), static) == made
+    assert decode(endless(placed), start(placed, rows), static) == result
 
 
 def test_tokens_that_wait_alike_in_all_rows_are_run_without_an_index(
@@ -293,8 +293,8 @@ def test_tokens_that_wait_alike_in_all_rows_are_run_without_an_index(
             indexed = decode(endless(placed), start(placed, prompts[:N_ROWS]), parts(policy, layers))
         with monkeypatch.context() as patch:
             patch.setattr(Transformer, "places", None)
-            made = decode(endless(placed), start(placed, prompts[:N_ROWS]), parts(policy, layers))
-        assert made == indexed
+            result = decode(endless(placed), start(placed, prompts[:N_ROWS]), parts(policy, layers))
+        assert result == indexed
 
 
 @pytest.fixture
@@ -308,8 +308,8 @@ def test_every_policy_runs_what_it_says_and_no_more(placed: Any, prompts: Any, p
     layers = {4: [3, 2, 1, 4, 1, 2, 5, 1, 3]}
     batch = start(placed, prompts[4:5], first_seed=4)
     spy.clear()
-    (made,) = decode(endless(placed), batch, parts(policy, layers))
-    exits = skip_prompt(placed, made.exit_layers)
+    (result,) = decode(endless(placed), batch, parts(policy, layers))
+    exits = skip_prompt(placed, result.exit_layers)
     reads = [read_depth(exits, at) for at in range(len(exits))]
     own = [sum(layer >= block for layer in exits) for block in range(1, L + 1)]
     made_up = sum(depth - layer for depth, layer in zip(reads, exits, strict=True))
@@ -331,7 +331,7 @@ def test_every_policy_runs_what_it_says_and_no_more(placed: Any, prompts: Any, p
     assert spy.filled == (skipped if policy in ("state-copy", "noisy") else 0)
     assert spy.projected == (made_up if policy == "state-copy-lazy" else 0)
     runs_all = policy in ("exact", "noisy")
-    assert skip_prompt(placed, made.blocks_run) == ([L] * len(exits) if runs_all else exits)
+    assert skip_prompt(placed, result.blocks_run) == ([L] * len(exits) if runs_all else exits)
 
 
 @pytest.mark.parametrize("policy", WAITING)
@@ -341,11 +341,11 @@ def test_in_a_batch_a_policy_that_waits_runs_nothing_as_rows_leave(
     layers = schedule(N_ROWS)
     batch = start(placed, prompts[:N_ROWS])
     spy.clear()
-    made = decode(endless(placed), batch, parts(policy, layers))
-    steps = list(zip(*(skip_prompt(placed, g.exit_layers) for g in made), strict=True))
+    result = decode(endless(placed), batch, parts(policy, layers))
+    steps = list(zip(*(skip_prompt(placed, g.exit_layers) for g in result), strict=True))
     assert spy.calls[1:] == [sum(max(step) >= block for step in steps) for block in range(1, L + 1)]
     assert spy.filled == 0
-    assert all(g.blocks_run == g.exit_layers for g in made)
+    assert all(g.blocks_run == g.exit_layers for g in result)
 
 
 def test_a_token_that_has_all_blocks_waits_no_longer(placed: Any, prompts: Any) -> None:
@@ -362,7 +362,7 @@ def test_a_token_that_has_all_blocks_waits_no_longer(placed: Any, prompts: Any) 
                     N_NEW,
                     seeds,
                 )
-            waiting.append([sum(token.done < L for token in tokens) for tokens in batch.cache.waiting])
+            waiting.append([sum(token.n_blocks_run < L for token in tokens) for tokens in batch.cache.waiting])
         assert waiting == [[1, 1], [2, 2], [0, 3], [1, 0]], policy
 
 
@@ -370,9 +370,9 @@ def test_a_token_that_has_all_blocks_waits_no_longer(placed: Any, prompts: Any) 
 def test_an_oracle_runs_every_block_whatever_the_policy(placed: Any, prompts: Any, policy: str) -> None:
     gate = FullAgreement(stable=False)
     oracle = dataclasses.replace(parts(policy, {}), gate=gate)
-    made = decode(endless(placed), start(placed, prompts[:N_ROWS]), oracle)
+    result = decode(endless(placed), start(placed, prompts[:N_ROWS]), oracle)
     full = decode(endless(placed), start(placed, prompts[:N_ROWS]), dataclasses.replace(oracle, blocks=frozenset()))
-    assert {ran for g in made for ran in g.blocks_run} == {L}
-    assert min(layer for g in made for layer in g.exit_layers) < L
+    assert {ran for g in result for ran in g.blocks_run} == {L}
+    assert min(layer for g in result for layer in g.exit_layers) < L
     if policy in EXACT:  # the token is the full model's, and so is the cache
-        assert [g.token_ids for g in made] == [g.token_ids for g in full]
+        assert [g.token_ids for g in result] == [g.token_ids for g in full]

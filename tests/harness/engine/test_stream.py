@@ -60,7 +60,7 @@ def alone(name: str, parts: Parts, asked: GenerationSettings | None = None) -> l
     """Each prompt in a batch of its own."""
     checkpoint = loaded(name)
     batches = [prefill(checkpoint.model, [request], NEW_TOKENS) for request in requests(name)]
-    return [decode(checkpoint, batch, parts, asked=asked)[0] for batch in batches]
+    return [decode(checkpoint, batch, parts, settings=asked)[0] for batch in batches]
 
 
 def streamed(
@@ -71,16 +71,16 @@ def streamed(
     checkpoint: Checkpoint | None = None,
 ) -> Stream:
     rules = [parts.threshold for parts in settings]
-    made = Stream(checkpoint or loaded(name), requests(name), settings[0], rules, NEW_TOKENS, rows, asked=asked)
-    made.run()
-    return made
+    stream = Stream(checkpoint or loaded(name), requests(name), settings[0], rules, NEW_TOKENS, rows, settings=asked)
+    stream.run()
+    return stream
 
 
 def told(generations: Sequence[Generation]) -> list[Any]:
     """Everything but scores, whose last digits may differ."""
     return [
-        (made.token_ids, made.stop_reason, [record._replace(score=None) for record in made.records])
-        for made in generations
+        (generation.token_ids, generation.stop_reason, [record._replace(score=None) for record in generation.records])
+        for generation in generations
     ]
 
 
@@ -110,9 +110,9 @@ def test_thresholds_in_one_pass_answer_as_each_alone(name: str, policy: str) -> 
     settings = swept(name, kv_policy=policy)
     expected = [alone(name, parts) for parts in settings]
     for rows in (64, 7, 2):
-        made = streamed(name, settings, rows)
+        stream = streamed(name, settings, rows)
         for number, theirs in enumerate(expected):
-            answers = [made.made(prompt)[number] for prompt in range(len(theirs))]
+            answers = [stream.answers_to(prompt)[number] for prompt in range(len(theirs))]
             assert told(answers) == told(theirs), rows
             for one, other in zip(answers, theirs, strict=True):
                 assert one.scores == pytest.approx(other.scores, abs=1e-4)
@@ -124,18 +124,18 @@ def test_rows_whose_drafts_are_cut_join_and_are_joined(name: str, method: str, m
     """They stand at positions of their own."""
     params = {"exit_layer": 2, "drafts": 3} if method == "self-speculation" else {"kv_policy": "sync-parallel-rollback"}
     parts, batches = parts_of(name, method, **params), Batches(monkeypatch)
-    made = streamed(name, [parts], 3)
+    stream = streamed(name, [parts], 3)
     assert batches.joined
-    assert told([made.made(prompt)[0] for prompt in range(len(requests(name)))]) == told(alone(name, parts))
+    assert told([stream.answers_to(prompt)[0] for prompt in range(len(requests(name)))]) == told(alone(name, parts))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_a_row_has_seen_goes_with_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, batches = swept(name), Batches(monkeypatch)
-    made = streamed(name, settings, 5, RULES)
+    stream = streamed(name, settings, 5, RULES)
     assert batches.joined
     for number, parts in enumerate(settings):
-        assert told([made.made(prompt)[number] for prompt in range(len(requests(name)))]) == told(
+        assert told([stream.answers_to(prompt)[number] for prompt in range(len(requests(name)))]) == told(
             alone(name, parts, RULES)
         )
 
@@ -167,9 +167,9 @@ def test_one_long_answer_does_not_hold_those_that_wait(monkeypatch: pytest.Monke
         return len(token_ids) == 2 and token_ids is not first[0]
 
     rules = [parts_of(name, "full").threshold]
-    made = Stream(endless, requests(name), parts_of(name, "full"), rules, NEW_TOKENS, 2, stops)
-    made.run()
-    lengths = sorted(len(made.made(prompt)[0].token_ids) for prompt in range(len(requests(name))))
+    stream = Stream(endless, requests(name), parts_of(name, "full"), rules, NEW_TOKENS, 2, stops)
+    stream.run()
+    lengths = sorted(len(stream.answers_to(prompt)[0].token_ids) for prompt in range(len(requests(name))))
     assert lengths == [*[2] * (len(lengths) - 1), NEW_TOKENS]
     assert batches.joined == [1] * 5, "the long one alone was left each time"
 
@@ -185,11 +185,13 @@ def test_where_memory_is_out_what_is_left_goes_on_with_half_the_rows(monkeypatch
 
     monkeypatch.setattr(Decoding, "step", limited)
     settings = swept(name)
-    made = streamed(name, settings, 12)
-    assert (made.rows, most[0]) == (3, 3)
+    stream = streamed(name, settings, 12)
+    assert (stream.rows, most[0]) == (3, 3)
     monkeypatch.undo()
     for number, parts in enumerate(settings):
-        assert told([made.made(prompt)[number] for prompt in range(len(requests(name)))]) == told(alone(name, parts))
+        assert told([stream.answers_to(prompt)[number] for prompt in range(len(requests(name)))]) == told(
+            alone(name, parts)
+        )
 
 
 def test_a_single_row_without_memory_fails_and_so_does_any_other_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +211,9 @@ def test_a_single_row_without_memory_fails_and_so_does_any_other_error(monkeypat
 def test_the_hosted_engine_decodes_thresholds_of_a_prompt_together(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its caches take no rows in: a batch is decoded to its end."""
     settings, batches, hosted = swept(name), Batches(monkeypatch), loaded(name, "hosted")
-    made = streamed(name, settings, 6, checkpoint=hosted)
+    stream = streamed(name, settings, 6, checkpoint=hosted)
     assert batches.joined == []
     for number, parts in enumerate(settings):
-        assert told([made.made(prompt)[number] for prompt in range(len(requests(name)))]) == told(alone(name, parts))
+        assert told([stream.answers_to(prompt)[number] for prompt in range(len(requests(name)))]) == told(
+            alone(name, parts)
+        )

@@ -33,7 +33,7 @@ def test_a_head_in_the_file_is_used(twin: Callable[[str], Any], tmp_path: Path) 
     checkpoint = load_checkpoint(tmp_path)
     prompts = [[5, 9, 30, 44], [12, 8]]
     parts = baseline_method()().parts(checkpoint.model.n_blocks)
-    made = decode(checkpoint, prefill(checkpoint.model, [Request(prompt) for prompt in prompts], 10), parts)
-    for prompt, generation in zip(prompts, made, strict=True):
-        out = reference.generate(torch.tensor([prompt]), max_new_tokens=10, do_sample=False, use_cache=False)
-        assert generation.token_ids == out[0, 1:].tolist()
+    result = decode(checkpoint, prefill(checkpoint.model, [Request(prompt) for prompt in prompts], 10), parts)
+    for prompt, generation in zip(prompts, result, strict=True):
+        generated = reference.generate(torch.tensor([prompt]), max_new_tokens=10, do_sample=False, use_cache=False)
+        assert generation.token_ids == generated[0, 1:].tolist()

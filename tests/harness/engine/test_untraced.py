@@ -101,8 +101,8 @@ def test_nothing_is_recorded_while_the_clock_runs(
     assert len(measured.readings) == 2 * len(timing.ORDER) * 3
     assert all(len(g.records) == len(g.token_ids) for g in measured.method), "told by a decode before"
     timed = {(r.position, r.doc_key): r.n_tokens for r in measured.readings if r.phase == "total"}
-    for position, made in ((0, measured.full), (2, measured.method)):
-        assert timed[position, "0"] + timed[position, "2"] == sum(len(g.token_ids) for g in made)
+    for position, result in ((0, measured.full), (2, measured.method)):
+        assert timed[position, "0"] + timed[position, "2"] == sum(len(g.token_ids) for g in result)
 
 
 @pytest.mark.parametrize("forbid", [_forbid_records, lambda p: p.setattr(BlockView, "largest_logits", _forbidden)])

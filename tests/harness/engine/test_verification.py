@@ -221,17 +221,17 @@ def test_self_speculation_is_full_depth_whatever_drafts_and_however_many(
     full = run(placed, rows, Full(), stops)
     assert {g.stop_reason for g in full} >= {"eos", "stop_string" if stops else "length"}
     for method in [*SPECULATIONS[stops is None :: 2], SelfSpeculation(exit_layer=L)]:
-        made = run(placed, rows, method, stops)
-        assert [(g.token_ids, g.stop_reason) for g in made] == [(g.token_ids, g.stop_reason) for g in full], method
+        result = run(placed, rows, method, stops)
+        assert [(g.token_ids, g.stop_reason) for g in result] == [(g.token_ids, g.stop_reason) for g in full], method
 
 
 def test_a_bound_of_0_rolls_every_draft_back_to_full_depth(placed: Any, prompts: Any) -> None:
     rows, rejected = prompts[:N_ROWS], 0
     for stops, (exit_layer, threshold) in itertools.product([None, stops_somewhere], [(1, 0.0), (1, 0.05), (3, 0.1)]):
         method = Free(exit_layer=exit_layer, threshold=threshold, kv_policy=ROLLBACK, rollback=0.0)
-        made = run(placed, rows, method, stops)
-        assert [g.token_ids for g in made] == [g.token_ids for g in run(placed, rows, Full(), stops)]
-        rejected += sum(sum(g.rejected) for g in made)
+        result = run(placed, rows, method, stops)
+        assert [g.token_ids for g in result] == [g.token_ids for g in run(placed, rows, Full(), stops)]
+        rejected += sum(sum(g.rejected) for g in result)
     assert rejected > 50
 
 
@@ -258,8 +258,8 @@ def test_a_threshold_that_no_margin_exceeds_is_full_depth(placed: Any, prompts: 
     rows = prompts[:N_ROWS]
     full = run(placed, rows, Full())
     for policy in ("sync-parallel", "state-copy-lazy", ROLLBACK):
-        made = run(placed, rows, Free(exit_layer=2, threshold=1.0, kv_policy=policy))
-        assert [(g.token_ids, g.exit_layers, g.rejected) for g in made] == [
+        result = run(placed, rows, Free(exit_layer=2, threshold=1.0, kv_policy=policy))
+        assert [(g.token_ids, g.exit_layers, g.rejected) for g in result] == [
             (g.token_ids, g.exit_layers, g.rejected) for g in full
         ]
 
@@ -285,9 +285,9 @@ def test_the_cache_is_that_of_a_full_run_over_the_answer(placed: Any, prompts: A
     model = placed.checkpoint.model
     for prompt in prompts[:6]:
         batch = start(placed, [prompt])
-        (made,) = decode(endless(placed), batch, parts(method))
+        (result,) = decode(endless(placed), batch, parts(method))
         full, _ = model.start([prompt], N_NEW)
-        fed = made.token_ids[:-1]
+        fed = result.token_ids[:-1]
         fed = [placed.checkpoint.start_id, *fed] if placed.is_seq2seq else fed
         hidden, context = model.embed(torch.tensor([fed]), full)
         for block in range(1, L + 1):
@@ -331,13 +331,13 @@ def test_the_declared_work_is_what_a_flop_counter_sees(placed: Any, prompts: Any
     for prompt in prompts[:1]:
         batch = start(placed, [prompt])
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-            (made,) = decode(endless(placed), batch, parts(method), stops_somewhere)
+            (result,) = decode(endless(placed), batch, parts(method), stops_somewhere)
         first_token: Any = "gated" if placed.is_seq2seq else "full"
-        (declared,) = answer_costs(placed.checkpoint, parts(method), [made], [len(prompt)], first_token)
+        (declared,) = answer_costs(placed.checkpoint, parts(method), [result], [len(prompt)], first_token)
         # Positions in vain count as if they stood where the token does that replaced them, with fewer keys to see.
         seen = counter.get_total_flops()
         assert 0.94 * seen <= declared.matmul_flops <= 1.001 * seen
-        assert wasted(made) or declared.matmul_flops == pytest.approx(seen, rel=1e-6)
+        assert wasted(result) or declared.matmul_flops == pytest.approx(seen, rel=1e-6)
 
 
 class Blocks:
@@ -366,10 +366,10 @@ def test_positions_and_weights_read_follow_from_the_trace(
         batch = start(placed, [prompt])
         with monkeypatch.context() as patch:
             blocks = Blocks(patch)
-            (made,) = decode(endless(placed), batch, parts(method), stops_somewhere)
-        fed = len(made.token_ids) - (0 if placed.is_seq2seq else 1)
-        everything = fed + wasted(made)
-        layers = made.exit_layers[-fed:] if fed else []
+            (result,) = decode(endless(placed), batch, parts(method), stops_somewhere)
+        fed = len(result.token_ids) - (0 if placed.is_seq2seq else 1)
+        everything = fed + wasted(result)
+        layers = result.exit_layers[-fed:] if fed else []
         tail = len(layers) - max((at + 1 for at, layer in enumerate(layers) if layer == L), default=0)
         verifies_tail = parts(method).kv_policy.verifies_tail
         passes = sum(layer == L for layer in layers) + (verifies_tail and tail > 0)
@@ -395,8 +395,8 @@ def test_drafts_are_read_out_with_the_token_that_runs_beside_them(
         counting(Transformer, "logits", patch)
         counting(BlockRunner, "complete", patch)
         counting(BlockRunner, "defer", patch)
-        (made,) = decode(endless(placed), batch, parts(method), stops_somewhere)
-    steps = len(made.token_ids) + wasted(made)
+        (result,) = decode(endless(placed), batch, parts(method), stops_somewhere)
+    steps = len(result.token_ids) + wasted(result)
     deep = steps - counted["defer"]
     assert counted["logits"] <= steps + (deep if isinstance(method, Free) else 0) + counted["complete"]
 
@@ -423,8 +423,8 @@ def test_bfloat16_verifies_too(placed: Any, prompts: Any) -> None:
 
     half = load_checkpoint(placed.folder, dtype=torch.bfloat16)
     batch = prefill(half.model, [Request(prompt) for prompt in prompts[:N_ROWS]], N_NEW)
-    made = decode(dataclasses.replace(half, eos_ids=frozenset()), batch, parts(SPECULATIONS[2]))
-    assert {len(g.token_ids) for g in made} == {N_NEW}
+    result = decode(dataclasses.replace(half, eos_ids=frozenset()), batch, parts(SPECULATIONS[2]))
+    assert {len(g.token_ids) for g in result} == {N_NEW}
 
 
 def test_every_method_that_verifies_is_tried_here() -> None:

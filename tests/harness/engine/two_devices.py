@@ -42,11 +42,11 @@ class Marked(torch.Tensor):
 
     @staticmethod
     def __new__(cls, raw: torch.Tensor, device: torch.device) -> Marked:
-        made = torch.Tensor._make_wrapper_subclass(
+        result = torch.Tensor._make_wrapper_subclass(
             cls, raw.shape, strides=raw.stride(), storage_offset=raw.storage_offset(), dtype=raw.dtype, device=device
         )
-        made.raw = raw
-        return made
+        result.raw = raw
+        return result
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -85,25 +85,25 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         kwargs = {**kwargs, "device": torch.device("cpu")}
     args, kwargs = (tree_map_only(Marked, lambda tensor: tensor.raw, each) for each in (args, kwargs))
     known = {id(tensor.raw): tensor for tensor in tensors if isinstance(tensor, Marked)}
-    made = func(*args, **kwargs)
+    result = func(*args, **kwargs)
     if device.type != "twin":
-        return made
+        return result
 
     def marked(raw: torch.Tensor) -> torch.Tensor:
         return known[id(raw)] if id(raw) in known else Marked(raw, device)
 
-    return tree_map_only(torch.Tensor, marked, made)
+    return tree_map_only(torch.Tensor, marked, result)
 
 
 def methods(n_rows: int, n_blocks: int) -> dict[str, Parts]:
     """Full depth, gates, and rows that leave after different blocks under every KV policy that any engine runs."""
     every = blocks_from(1, n_blocks)
-    found = {"full": baseline_method()().parts(n_blocks)}
-    found["saturation"] = get_method("calm-saturation").from_params({"threshold": 0.9}).parts(n_blocks)
+    results = {"full": baseline_method()().parts(n_blocks)}
+    results["saturation"] = get_method("calm-saturation").from_params({"threshold": 0.9}).parts(n_blocks)
     for name, policy in KV_POLICIES.items():
         exits = {row: [1 + (row + step) % n_blocks for step in range(4)] for row in range(n_rows)}
-        found[name] = Parts(Scheduled(exits), Constant(0.5), LMHead(), policy, every)
-    return found
+        results[name] = Parts(Scheduled(exits), Constant(0.5), LMHead(), policy, every)
+    return results
 
 
 def answers(checkpoint: Any) -> dict[str, Any]:
@@ -111,15 +111,15 @@ def answers(checkpoint: Any) -> dict[str, Any]:
     draw = torch.Generator().manual_seed(1)
     prompts = [torch.randint(3, 90, (7 - row,), generator=draw).tolist() for row in range(3)]
     requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts)]
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, parts in methods(len(prompts), checkpoint.model.n_blocks).items():
         decoded = decode(checkpoint, prefill(checkpoint.model, requests, 4), parts)
-        found[name] = [(made.token_ids, made.exit_layers) for made in decoded]
+        results[name] = [(result.token_ids, result.exit_layers) for result in decoded]
     contexts = [Context(prompts[0], [[5, 6, 7], [8, 9]])]
     scored = score(checkpoint, contexts, methods(1, checkpoint.model.n_blocks)["saturation"])
-    found["scored"] = [round(one.total_logprob, 3) for of_context in scored for one in of_context]
-    found["probed"] = states_of(checkpoint, [prompts[0]], [[5, 6, 7]]).cpu()
-    return found
+    results["scored"] = [round(one.total_logprob, 3) for of_context in scored for one in of_context]
+    results["probed"] = states_of(checkpoint, [prompts[0]], [[5, 6, 7]]).cpu()
+    return results
 
 
 def main() -> None:

@@ -40,9 +40,9 @@ def test_off_ramps_are_told_and_all_comes_as_json(three: Path, capsys: pytest.Ca
     assert main(["inspect", str(three)]) == 0
     assert "off-ramps (linear, 102 parameters) after blocks 1, 3" in " ".join(capsys.readouterr().out.split())
     assert main(["inspect", str(three), "--format", "json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["shape"]["off_ramps"] == {"kind": "linear", "blocks": [1, 3], "numel": 102}
-    assert (told["shape"]["blocks"], told["shape"]["labels"]) == (4, ["Bad", "So-so", "Good"])
+    output = json.loads(capsys.readouterr().out)
+    assert output["shape"]["off_ramps"] == {"kind": "linear", "blocks": [1, 3], "numel": 102}
+    assert (output["shape"]["blocks"], output["shape"]["labels"]) == (4, ["Bad", "So-so", "Good"])
 
 
 def test_a_regression_refuses_gates_of_labels(classifier_folder: Callable[..., Path]) -> None:
@@ -56,5 +56,5 @@ def test_what_keeps_it_from_being_run_is_told_on_one_screen(three: Path, capsys:
     draw = torch.Generator().manual_seed(1)
     save_off_ramps(three / OFF_RAMPS_FILE, "linear", new_off_ramps("linear", (1, 3), 8, 3, draw))
     assert main(["inspect", str(three)]) == 1
-    said = capsys.readouterr().out
-    assert "It cannot be run as it is:" in said and OFF_RAMPS_FILE in said and "tokenizer" in said
+    output = capsys.readouterr().out
+    assert "It cannot be run as it is:" in output and OFF_RAMPS_FILE in output and "tokenizer" in output

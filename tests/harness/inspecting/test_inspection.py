@@ -22,7 +22,7 @@ import transformers
 
 from exitbench.errors import UserError
 from exitbench.harness.inspecting import inspection
-from exitbench.harness.inspecting.asking import Asking, Skipping
+from exitbench.harness.inspecting.asking import GateCost, SkipCost
 from exitbench.harness.inspecting.inspection import Inspection, inspect_folder
 from exitbench.harness.training.store import SHIPPED
 
@@ -59,12 +59,12 @@ def numel_of(path: Path, pattern: str = ".*") -> int:
     return sum(sizes)
 
 
-def method_of(found: Inspection, name: str) -> Asking:
+def method_of(found: Inspection, name: str) -> GateCost:
     assert found.work is not None
     return next(asking for asking in found.work.methods if asking.method == name)
 
 
-def policy_of(found: Inspection, name: str) -> Skipping:
+def policy_of(found: Inspection, name: str) -> SkipCost:
     assert found.work is not None
     return next(policy for policy in found.work.kv_policies if policy.policy == name)
 
@@ -174,31 +174,31 @@ def test_what_gates_read_is_seen_as_they_read(shipped: Inspection) -> None:
 
 
 def test_an_encoder_decoder(checkpoint: Path) -> None:
-    found = inspect_folder(checkpoint, context=CONTEXT)
+    result = inspect_folder(checkpoint, context=CONTEXT)
     weights = checkpoint / "model.safetensors"
-    shape, work = found.shape, found.work
+    shape, work = result.shape, result.work
     assert shape is not None and work is not None
     assert (shape.encoder_blocks, shape.decoder_blocks, shape.positions) == (2, 2, None)
     assert shape.parameters.total == numel_of(weights)
     assert shape.parameters.blocks == numel_of(weights, r"decoder\.block\..*")
     assert shape.parameters.encoder == numel_of(weights, r"encoder\.(block|final).*")
-    assert (found.tokens.start_id, found.tokens.end_ids, found.lacks) == (0, (1,), ())
+    assert (result.tokens.start_id, result.tokens.end_ids, result.lacks) == (0, (1,), ())
     d, inner, ff = 16, 16, 32
     assert work.block_weights == 6 * d * inner + 2 * d * ff  # keys and values of the source are made once
     assert (work.context, work.source) == (CONTEXT, CONTEXT)
     read = work.block_weights + 2 * 2 * CONTEXT * inner
-    assert policy_of(found, "state-copy").bytes_share == pytest.approx(2 * d * inner / read)
-    assert method_of(found, "heads").why_not is not None
-    assert "trained exit heads" in str(method_of(found, "heads").why_not)
+    assert policy_of(result, "state-copy").bytes_share == pytest.approx(2 * d * inner / read)
+    assert method_of(result, "heads").why_not is not None
+    assert "trained exit heads" in str(method_of(result, "heads").why_not)
 
 
 def test_a_decoder_only_model_with_few_positions(causal_model: Path) -> None:
-    found = inspect_folder(causal_model)
-    assert found.shape is not None and found.work is not None
-    assert (found.shape.encoder_blocks, found.shape.decoder_blocks, found.shape.positions) == (0, 3, 58)
-    assert found.work.context == 58
-    assert found.shape.parameters.total == numel_of(causal_model / "model.safetensors")
-    late = method_of(found, "mee-lstm")
+    result = inspect_folder(causal_model)
+    assert result.shape is not None and result.work is not None
+    assert (result.shape.encoder_blocks, result.shape.decoder_blocks, result.shape.positions) == (0, 3, 58)
+    assert result.work.context == 58
+    assert result.shape.parameters.total == numel_of(causal_model / "model.safetensors")
+    late = method_of(result, "mee-lstm")
     assert "mee-lstm.min_exit = 4 is above the depth" in str(late.why_not)
     with pytest.raises(UserError, match="--context is 59; allowed: at most 58"):
         inspect_folder(causal_model, context=59)
@@ -209,10 +209,10 @@ def test_a_head_of_its_own_is_counted(tmp_path: Path) -> None:
     reference.config.tie_word_embeddings = False  # the constructor only stops scaling
     reference.lm_head.weight = torch.nn.Parameter(torch.randn_like(reference.shared.weight))
     reference.save_pretrained(tmp_path)
-    found = inspect_folder(tmp_path)
-    assert found.shape is not None
-    assert found.shape.parameters.head == numel_of(tmp_path / "model.safetensors", r"lm_head\.weight") == 90 * 16
-    assert found.shape.parameters.total == numel_of(tmp_path / "model.safetensors")
+    result = inspect_folder(tmp_path)
+    assert result.shape is not None
+    assert result.shape.parameters.head == numel_of(tmp_path / "model.safetensors", r"lm_head\.weight") == 90 * 16
+    assert result.shape.parameters.total == numel_of(tmp_path / "model.safetensors")
 
 
 # ---------------------------------------------------------------------------------------------- the hosted engine
@@ -243,25 +243,25 @@ def test_what_does_not_fit_into_memory_is_told_by_its_configuration(
     counted: Inspection, gemma2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inspection, "available_bytes", lambda device: 4 * numel_of(gemma2 / "model.safetensors"))
-    found = inspect_folder(gemma2, context=CONTEXT)
-    assert (found.engines[0].why_not, found.engines[0].is_proved) == (None, False)
-    assert found.work is not None and counted.work is not None
-    assert not found.work.is_counted
-    assert found.work.refused_choices == {}
+    result = inspect_folder(gemma2, context=CONTEXT)
+    assert (result.engines[0].why_not, result.engines[0].is_proved) == (None, False)
+    assert result.work is not None and counted.work is not None
+    assert not result.work.is_counted
+    assert result.work.refused_choices == {}
     for name in ("block_weights", "head_weights", "kv_per_token"):
-        assert getattr(found.work, name) == getattr(counted.work, name)
-    assert found.shape == counted.shape
-    assert method_of(found, "calm-softmax").bytes_share == method_of(counted, "calm-softmax").bytes_share
+        assert getattr(result.work, name) == getattr(counted.work, name)
+    assert result.shape == counted.shape
+    assert method_of(result, "calm-softmax").bytes_share == method_of(counted, "calm-softmax").bytes_share
 
 
 def test_a_model_that_no_engine_runs_is_told_as_far_as_its_configuration_goes(tmp_path: Path) -> None:
     config = transformers.MambaConfig(vocab_size=100, hidden_size=16, num_hidden_layers=3, state_size=4)
     transformers.MambaForCausalLM(config).save_pretrained(tmp_path)
-    found = inspect_folder(tmp_path)
-    assert "model_type 'mamba' cannot be run block by block" in found.lacks[0]
-    assert found.engines[0].why_not == found.lacks[0]
-    assert found.shape is not None
-    assert (found.shape.decoder_blocks, found.shape.width, found.shape.vocabulary) == (3, 16, 100)
+    result = inspect_folder(tmp_path)
+    assert "model_type 'mamba' cannot be run block by block" in result.lacks[0]
+    assert result.engines[0].why_not == result.lacks[0]
+    assert result.shape is not None
+    assert (result.shape.decoder_blocks, result.shape.width, result.shape.vocabulary) == (3, 16, 100)
 
 
 # ------------------------------------------------------------------------------------------------ what is missing
@@ -281,16 +281,16 @@ def test_a_pickle_is_not_opened(causal_model: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(causal_model, tmp_path / "model")
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
-    found = inspect_folder(folder)
+    result = inspect_folder(folder)
     assert not (tmp_path / "sprung").exists()
-    assert (found.engines, found.stored) == ((), None)
-    assert "Only safetensors weights of these names are read, never pickles" in found.lacks[0]
-    assert found.shape is not None and found.work is not None
+    assert (result.engines, result.stored) == ((), None)
+    assert "Only safetensors weights of these names are read, never pickles" in result.lacks[0]
+    assert result.shape is not None and result.work is not None
     whole = inspect_folder(causal_model)
-    assert found.shape == whole.shape
-    assert not found.work.is_counted
+    assert result.shape == whole.shape
+    assert not result.work.is_counted
     assert whole.work is not None
-    assert found.work.block_weights == whole.work.block_weights
+    assert result.work.block_weights == whole.work.block_weights
 
 
 @pytest.mark.parametrize("has_tokenizer", [True, False])
@@ -308,21 +308,21 @@ def test_the_command_told_converts_a_pickle(causal_model: Path, tmp_path: Path, 
     python, *arguments = shlex.split(command)
     assert python == "python"
     subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
-    found = inspect_folder(Path(f"{folder}-safetensors"))
-    assert [tried.why_not for tried in found.engines] == [None, None]
-    assert bool(found.lacks) is not has_tokenizer
-    assert found.shape == inspect_folder(causal_model).shape
+    result = inspect_folder(Path(f"{folder}-safetensors"))
+    assert [tried.why_not for tried in result.engines] == [None, None]
+    assert bool(result.lacks) is not has_tokenizer
+    assert result.shape == inspect_folder(causal_model).shape
 
 
 def test_a_tokenizer_that_is_missing_is_the_only_thing_told(causal_model: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(causal_model, tmp_path / "model")
     for path in folder.glob("*token*"):
         path.unlink()
-    found = inspect_folder(folder)
-    assert [message for message in found.lacks if "no tokenizer files" not in message] == []
-    assert len(found.lacks) == 1
-    assert found.tokens == dataclasses.replace(found.tokens, tokenizer=None, n_tokens=None, has_chat_template=None)
-    assert found.engines[0].why_not is None
+    result = inspect_folder(folder)
+    assert [message for message in result.lacks if "no tokenizer files" not in message] == []
+    assert len(result.lacks) == 1
+    assert result.tokens == dataclasses.replace(result.tokens, tokenizer=None, n_tokens=None, has_chat_template=None)
+    assert result.engines[0].why_not is None
 
 
 def test_a_tokenizer_of_another_model_is_told(causal_model: Path, tmp_path: Path) -> None:
@@ -341,30 +341,30 @@ def test_quantised_weights_are_told_in_the_loaders_words_and_the_rest_by_config(
     folder = shutil.copytree(causal_model, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "gptq"}}))
-    found = inspect_folder(folder)
-    (message,) = found.lacks
+    result = inspect_folder(folder)
+    (message,) = result.lacks
     assert "quantization_config ('gptq'): quantised weights are not supported" in message
-    assert found.shape == inspect_folder(causal_model).shape
-    assert found.stored is not None
+    assert result.shape == inspect_folder(causal_model).shape
+    assert result.stored is not None
 
 
 def test_weights_that_do_not_fit_the_configuration_are_told(causal_model: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(causal_model, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "n_layer": 7}))
-    found = inspect_folder(folder)
-    assert "n_layer is 7, but the weights (model.safetensors) hold 3 blocks" in found.lacks[0]
-    assert found.stored is not None
-    assert found.stored.numel == numel_of(causal_model / "model.safetensors")
+    result = inspect_folder(folder)
+    assert "n_layer is 7, but the weights (model.safetensors) hold 3 blocks" in result.lacks[0]
+    assert result.stored is not None
+    assert result.stored.numel == numel_of(causal_model / "model.safetensors")
 
 
 def test_a_family_that_nobody_knows(causal_model: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(causal_model, tmp_path / "model")
     (folder / "config.json").write_text('{"model_type": "nobody"}')
-    found = inspect_folder(folder)
-    assert (found.family, found.shape, found.work, found.engines) == ("nobody", None, None, ())
-    assert "model_type 'nobody' is not supported" in found.lacks[0]
-    assert found.stored is not None
+    result = inspect_folder(folder)
+    assert (result.family, result.shape, result.work, result.engines) == ("nobody", None, None, ())
+    assert "model_type 'nobody' is not supported" in result.lacks[0]
+    assert result.stored is not None
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_what_fits_is_planned(plan: Callable[..., Plan]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "task", "said"),
+    ("labels", "task", "message"),
     [
         (("no", "yes"), POLARITY, "one of 3 labels (bad, so-so, good), and the model gives one of 2 labels (no, yes)"),
         (NUMBER, POLARITY, "one of 3 labels (bad, so-so, good), and the model gives a number (regression)"),
@@ -56,9 +56,9 @@ def test_what_fits_is_planned(plan: Callable[..., Plan]) -> None:
     ],
 )
 def test_other_labels_than_the_tasks_are_refused(
-    labels: tuple[str, ...], task: str, said: str, plan: Callable[..., Plan]
+    labels: tuple[str, ...], task: str, message: str, plan: Callable[..., Plan]
 ) -> None:
-    assert said in refused(lambda: plan(labels, task))
+    assert message in refused(lambda: plan(labels, task))
 
 
 @pytest.mark.parametrize("method", ["entropy", "max-prob", "deebert", "fastbert", "oracle", "patience"])
@@ -95,7 +95,7 @@ def test_kinds_of_cells_of_decoders_are_refused(kind: str, plan: Callable[..., P
 
 
 @pytest.mark.parametrize(
-    ("sweep", "said"),
+    ("sweep", "message"),
     [
         ('method = "max-prob"\ngrid = { kv_policy = ["exact"] }', "an encoder keeps no keys and values"),
         ('method = "max-prob"\ngrid = { head = ["pruned-fixed"] }', "a classifier is read out as a whole"),
@@ -103,8 +103,8 @@ def test_kinds_of_cells_of_decoders_are_refused(kind: str, plan: Callable[..., P
         ('method = "static"\ngrid = { exit_layer = [5] }', "static.exit_layer = 5 is above the depth"),
     ],
 )
-def test_methods_that_need_a_decoder_are_refused(sweep: str, said: str, plan: Callable[..., Plan]) -> None:
-    assert said in refused(lambda: plan(THREE, POLARITY, sweep))
+def test_methods_that_need_a_decoder_are_refused(sweep: str, message: str, plan: Callable[..., Plan]) -> None:
+    assert message in refused(lambda: plan(THREE, POLARITY, sweep))
 
 
 def test_what_is_fitted_on_the_models_own_head_is_refused(plan: Callable[..., Plan]) -> None:

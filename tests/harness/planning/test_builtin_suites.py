@@ -17,7 +17,7 @@ def test_every_cell_of_the_first_run_is_one_of_the_full_suite() -> None:
     assert {draft.label for draft in expand(part, None)} < {draft.label for draft in expand(full, None)}
     assert {entry.name: entry.recipe for entry in part.models} == {e.name: e.recipe for e in full.models}
     for mine, other in zip(part.tasks, full.tasks, strict=True):
-        assert dataclasses.replace(mine, where="") == dataclasses.replace(other, where="")
+        assert dataclasses.replace(mine, location="") == dataclasses.replace(other, location="")
     for name in SETTINGS:
         assert getattr(part, name) == getattr(full, name), name
 

@@ -124,8 +124,8 @@ def test_a_run_says_where_its_blocks_were(planned: Planned, tmp_path: Path) -> N
     spec = WorkerSpec(group.to_run("stale"), group.folder, None, spool, "cpu", 1)
     assert worker.run(spec, lambda event: None) == 0
     ingest(spool, tmp_path / "exitbench.duckdb")
-    told = open_database(tmp_path / "exitbench.duckdb").query("SELECT DISTINCT device_map, conditions FROM runs")
-    assert told.to_pylist() == [
+    answer = open_database(tmp_path / "exitbench.duckdb").query("SELECT DISTINCT device_map, conditions FROM runs")
+    assert answer.to_pylist() == [
         {
             "device_map": f'[["cpu",{depth(plan)}]]',
             "conditions": f"float32, cpu, batch 1, hosted, {depth(plan)} blocks on cpu",

@@ -100,12 +100,12 @@ def test_a_head_that_the_checkpoint_does_not_have_is_refused(planner: Planner, f
 
 
 def test_other_heads_are_another_model(planner: Planner, folder: Path) -> None:
-    found = []
+    results = []
     for blocks in ((1, 3), (2,)):
         write_heads(folder, blocks)
         (group,) = planner().groups
-        found.append({cell.item.cell.cell_id for cell in group.cells})
-    assert found[0].isdisjoint(found[1])
+        results.append({cell.item.cell.cell_id for cell in group.cells})
+    assert results[0].isdisjoint(results[1])
 
 
 def test_cells_with_heads_run(planner: Planner, folder: Path, tmp_path: Path) -> None:

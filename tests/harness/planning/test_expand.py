@@ -237,9 +237,9 @@ def test_other_calibration_documents_change_the_calibration_only(planner: Planne
 def test_a_selection_keeps_fits_and_scores_that_it_needs(
     drafted: Callable[..., list[CellTemplate]], only: str | None, kinds: tuple[Kind, ...] | None, kept: list[str]
 ) -> None:
-    found = names(select(drafted(CLASSIFIER, CALIBRATED), only, kinds))
-    assert len(found) == len(kept)
-    assert all(name.endswith(end) for name, end in zip(found, kept, strict=True))
+    result = names(select(drafted(CLASSIFIER, CALIBRATED), only, kinds))
+    assert len(result) == len(kept)
+    assert all(name.endswith(end) for name, end in zip(result, kept, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -303,15 +303,15 @@ def test_each_setting_that_changes_greedy_answers_is_told(model: Path, name: str
 
 def test_numbers_that_json_lacks_are_spelled(model: Path) -> None:
     ask(model, repetition_penalty=float("nan"))
-    found = not_applied(model, GenerationSettings(4))
-    assert found.settings == {"repetition_penalty": "nan"}
+    result = not_applied(model, GenerationSettings(4))
+    assert result.settings == {"repetition_penalty": "nan"}
 
 
 def test_long_values_are_shortened_where_they_are_printed(model: Path) -> None:
     ask(model, suppress_tokens=list(range(1000)))
-    found = not_applied(model, GenerationSettings(4))
-    assert len(str(found)) < 140
-    assert found.settings["suppress_tokens"] == list(range(1000))
+    result = not_applied(model, GenerationSettings(4))
+    assert len(str(result)) < 140
+    assert result.settings["suppress_tokens"] == list(range(1000))
 
 
 def test_config_json_counts_only_without_a_generation_config_as_in_transformers(model: Path) -> None:

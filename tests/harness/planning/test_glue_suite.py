@@ -62,10 +62,10 @@ def test_what_is_not_trained_is_planned_with_the_command_that_trains_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["plan", "glue", "--data-dir", str(data_dir)]) == 0
-    told = capsys.readouterr().out
-    assert "rte-joint: recipe rte-encoder-joint, not trained yet" in told
-    assert "`exitbench train rte-encoder-joint --data-dir DIR`" in told
-    assert told.count("not trained yet") == len(SUITE.models)
+    output = capsys.readouterr().out
+    assert "rte-joint: recipe rte-encoder-joint, not trained yet" in output
+    assert "`exitbench train rte-encoder-joint --data-dir DIR`" in output
+    assert output.count("not trained yet") == len(SUITE.models)
 
 
 def test_a_missing_data_folder_is_told_in_a_line(tmp_path: Path) -> None:

@@ -119,9 +119,9 @@ def test_a_run_is_refused_before_anything_is_measured_and_a_plan_says_so(
     assert main(["plan", *words]) == 0
     assert "On this machine: model 'tiny' (" in capsys.readouterr().out
     assert main(["run", *words]) == 2
-    told = capsys.readouterr().err
-    assert "does not fit: its weights take" in told and "What needs less:" in told
-    assert "Traceback" not in told
+    messages = capsys.readouterr().err
+    assert "does not fit: its weights take" in messages and "What needs less:" in messages
+    assert "Traceback" not in messages
     assert not (tmp_path / "runs" / "spool").exists()
     left(1024**2)
     assert main(["plan", *words]) == 0

@@ -115,5 +115,5 @@ def test_the_table_says_which_cells_share_and_what_that_is_estimated_by(
     (tmp_path / "again.toml").write_text((tmp_path / "suite.toml").read_text().replace("seed = 3", "seed = 4"))
     told = table("again.toml")
     assert f"{cells} cells in {n_passes} passes; " in told and "at most" not in told and "unknown" not in told
-    made = make_plan(load_suite(tmp_path / "again.toml"), tmp_path / "spool", tmp_path / "models", None)
-    assert not any(estimate.at_most for estimate in estimate_plan(made, tmp_path / "spool", "failed").values())
+    result = make_plan(load_suite(tmp_path / "again.toml"), tmp_path / "spool", tmp_path / "models", None)
+    assert not any(estimate.at_most for estimate in estimate_plan(result, tmp_path / "spool", "failed").values())

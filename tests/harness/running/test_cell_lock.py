@@ -126,6 +126,6 @@ def test_two_runs_at_once_run_every_cell_once(
     assert [run.returncode for run in runs] == [0, 0], shown
     for text in shown:
         assert sum(": ok" in line for line in text.splitlines()) == 8
-    attempts = [read_attempt(found.path) for found in scan_spool(tmp_path / "runs" / "spool")]
+    attempts = [read_attempt(result.path) for result in scan_spool(tmp_path / "runs" / "spool")]
     assert len({record.attempt.cell_id for record in attempts}) == len(attempts) == 8
     assert {record.status["status"] for record in attempts} == {"ok"}

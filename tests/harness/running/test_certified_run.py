@@ -70,14 +70,14 @@ def cells(plan: Plan) -> dict[str, CellJob]:
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, CellJob], dict[str, CellJob]]:
     """Where both suites ran, and their cells: of exact heads, of certified ones."""
-    root, found = tmp_path_factory.mktemp("precision"), []
+    root, result = tmp_path_factory.mktemp("precision"), []
     for defaults in ("", CERTIFIED):
         plan = planned(root, GATED, defaults)
         (group,) = plan.groups
         assert group.folder is not None
         worker.run(WorkerSpec(group.to_run("failed"), group.folder, None, root / "spool", "cpu", 1), lambda event: None)
-        found.append(cells(plan))
-    return root, found[0], found[1]
+        result.append(cells(plan))
+    return root, result[0], result[1]
 
 
 def test_what_decodes_with_a_gate_that_decides_is_another_cell(ran: Any) -> None:
@@ -97,8 +97,8 @@ def test_answers_exit_layers_and_scores_are_those_of_exact_heads(ran: Any) -> No
     assert {ended[item.cell.cell_id].status for item in (*exact.values(), *certified.values())} == {"ok"}
     for label in ("calm-softmax:threshold=0.3/quality", "calm-softmax:threshold=0.8/quality"):
         ours, theirs = (
-            pq.read_table(ended[found[label].cell.cell_id].path / "tokens.parquet").to_pylist()
-            for found in (certified, exact)
+            pq.read_table(ended[result[label].cell.cell_id].path / "tokens.parquet").to_pylist()
+            for result in (certified, exact)
         )
         for own, other in zip(ours, theirs, strict=True):
             same = ("doc_key", "position", "token_id", "exit_layer", "blocks_run", "reason")
@@ -118,7 +118,7 @@ def test_a_calibration_chooses_the_same_threshold(ran: Any) -> None:
     ended = latest_status(root / "spool")
     (label,) = (label for label in exact if label.endswith("/calibration"))
     ours, theirs = (
-        pq.read_table(ended[found[label].cell.cell_id].path / "calibration.parquet") for found in (certified, exact)
+        pq.read_table(ended[result[label].cell.cell_id].path / "calibration.parquet") for result in (certified, exact)
     )
     assert ours.equals(theirs)
 
@@ -137,12 +137,12 @@ def test_the_database_says_of_each_run_and_token_how_heads_were_read(ran: Any) -
             ("static", "exact"),
         ]
         assert [row["conditions"].endswith("certified head") for row in runs] == [True, False, False, False]
-        told = database.query(
+        answer = database.query(
             "SELECT r.head_precision, count(t.head_rows_int8) AS known, count(*) AS n FROM token_trace AS t "
             "JOIN runs AS r USING (attempt_id) WHERE r.kind = 'quality' GROUP BY ALL ORDER BY ALL"
         ).to_pylist()
-        assert [(row["head_precision"], row["known"] == row["n"], row["known"]) for row in told] == [
-            ("certified", True, told[0]["n"]),
+        assert [(row["head_precision"], row["known"] == row["n"], row["known"]) for row in answer] == [
+            ("certified", True, answer[0]["n"]),
             ("exact", False, 0),
         ]
 

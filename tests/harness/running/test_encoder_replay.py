@@ -97,10 +97,10 @@ def test_the_deepest_run_tells_where_each_document_leaves_at_lower_thresholds(
 
 def test_the_saved_query_has_depth_and_score_of_the_runs_themselves(database: Database) -> None:
     """At patience 1 the replay of patience 3 is the run."""
-    found = database.query(saved_query("encoder_replay").with_defaults()).to_pylist()
-    assert {row["method"] for row in found} == set(SWEEPS) and {row["n"] for row in found} == {60}
+    result = database.query(saved_query("encoder_replay").with_defaults()).to_pylist()
+    assert {row["method"] for row in result} == set(SWEEPS) and {row["n"] for row in result} == {60}
     shallow = _runs(database, "joint", "pabee")[0]
-    (row,) = (row for row in found if (row["model"], row["method"], row["level"]) == ("joint", "pabee", 1))
+    (row,) = (row for row in result if (row["model"], row["method"], row["level"]) == ("joint", "pabee", 1))
     assert row["mean_exit_layer"] == pytest.approx(shallow["mean_exit_layer"])
     sql = "SELECT value FROM frontier WHERE attempt_id = $run"
     (value,) = database.query(sql, {"run": shallow["attempt_id"]})["value"].to_pylist()

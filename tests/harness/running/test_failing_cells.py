@@ -72,8 +72,8 @@ def test_an_error_is_one_row_and_the_next_cell_runs(
     assert [event["status"] for event in events if event["event"] == "end"] == [status, status]
     attempts = list(scan_spool(spec.spool))
     assert len(attempts) == 2 and all(attempt.finished for attempt in attempts)
-    for found in latest_status(spec.spool).values():
-        assert found.status == status and str(found.reason).startswith(reason)
+    for result in latest_status(spec.spool).values():
+        assert result.status == status and str(result.reason).startswith(reason)
 
 
 def test_an_interrupt_ends_the_worker_with_one_row(spec: WorkerSpec) -> None:

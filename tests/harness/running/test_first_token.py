@@ -106,12 +106,12 @@ def run(folder: Path, checkpoint: Path, tasks: list[str], sweeps: str) -> dict[s
     assert (
         worker.run(WorkerSpec(items, checkpoint, folder / "data", folder / "spool", "cpu", 1), lambda event: None) == 0
     )
-    found = {}
+    results = {}
     for item in items:
         status = attempt_status(folder / "spool", item.cell.cell_id)
         assert status is not None and status.status == "ok", status
-        found[item.label] = status.path
-    return found
+        results[item.label] = status.path
+    return results
 
 
 def exits(attempt: Path) -> dict[tuple[str, int], tuple[int, int]]:
@@ -170,7 +170,7 @@ def test_a_gated_first_token_is_asked_of_a_task(
     assert {layer for layer, _ in static.values()} == {2}
     ingest(tmp_path / "spool", tmp_path / "x.duckdb")
     with open_database(tmp_path / "x.duckdb") as database:
-        told = database.query("SELECT DISTINCT task_label, first_token FROM runs ORDER BY 1").to_pylist()
+        answer = database.query("SELECT DISTINCT task_label, first_token FROM runs ORDER BY 1").to_pylist()
         ideal = database.query(
             """SELECT task_label, value FROM metric_values WHERE metric = 'cost_blocks_bytes' AND method = 'full'
             ORDER BY 1"""
@@ -182,7 +182,7 @@ def test_a_gated_first_token_is_asked_of_a_task(
         swept = [row for row in database.query(query.sql, query.defaults).to_pylist() if row["threshold"] == 0.05]
         query = saved_query("threshold_for_agreement")
         least = database.query(query.sql, {**query.defaults, "agreement": 0.0}).to_pylist()
-    assert told == [{"task_label": "gated", "first_token": "gated"}, {"task_label": "whole", "first_token": "full"}]
+    assert answer == [{"task_label": "gated", "first_token": "gated"}, {"task_label": "whole", "first_token": "full"}]
     assert ideal[0]["value"] > ideal[1]["value"]
     for asked in (swept, least):
         assert [row["threshold"] for row in asked] == [0.05, 0.05]

@@ -103,12 +103,14 @@ def test_cells_of_an_encoder_decoder_are_decoded_as_asked(run: Callable[..., Ran
     for document in item.data.load(None):
         prompt = tokenizer(task.prompt(document), return_tensors="pt")["input_ids"]
         # With a cache, transformers fails where encoder and decoder differ in depth.
-        out = model.generate(prompt, max_new_tokens=LONGEST, do_sample=False, num_beams=1, use_cache=False, **rules)
-        expected[document.key] = out[0, 1:].tolist()
+        generated = model.generate(
+            prompt, max_new_tokens=LONGEST, do_sample=False, num_beams=1, use_cache=False, **rules
+        )
+        expected[document.key] = generated[0, 1:].tolist()
     assert len(expected) == 20
     check_all_cells(ran, expected)
-    told = json.loads((ran["m/wmt-en-fr/full/quality"][1] / "cell.json").read_text())
-    assert told["generation"] == {"max_new_tokens": LONGEST, "stop": [], **rules}
+    record = json.loads((ran["m/wmt-en-fr/full/quality"][1] / "cell.json").read_text())
+    assert record["generation"] == {"max_new_tokens": LONGEST, "stop": [], **rules}
 
 
 def test_cells_of_a_decoder_are_decoded_as_asked_behind_a_chat_template(
@@ -127,8 +129,8 @@ def test_cells_of_a_decoder_are_decoded_as_asked_behind_a_chat_template(
         prompt = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
-        out = model.generate(**prompt, max_new_tokens=LONGEST, do_sample=False, num_beams=1, **rules)
-        expected[document.key] = out[0, prompt["input_ids"].shape[1] :].tolist()
+        generated = model.generate(**prompt, max_new_tokens=LONGEST, do_sample=False, num_beams=1, **rules)
+        expected[document.key] = generated[0, prompt["input_ids"].shape[1] :].tolist()
     check_all_cells(ran, expected)
 
 
@@ -148,14 +150,14 @@ def test_what_is_not_applied_stands_with_the_run(run: Callable[..., Ran], causal
     ingest(tmp_path / "spool", tmp_path / "x.duckdb")
     with open_database(tmp_path / "x.duckdb") as database:
         runs = database.query("SELECT kind, not_applied FROM runs ORDER BY kind").to_pylist()
-        found = database.query("SELECT kind, severity, message FROM qc WHERE rule = 'generation_not_applied'")
+        result = database.query("SELECT kind, severity, message FROM qc WHERE rule = 'generation_not_applied'")
     assert [(row["kind"], json.loads(row["not_applied"])) for row in runs] == [
         ("probe", {"num_beams": 4, "repetition_penalty": 1.3}),
         ("quality", {"num_beams": 4, "repetition_penalty": 1.3}),
     ]
     message = 'not decoded as the checkpoint\'s own settings ask: {"num_beams":4,"repetition_penalty":1.3}'
-    assert [(row["kind"], row["severity"]) for row in found.to_pylist()] == [("quality", 2)]
-    assert found.to_pylist()[0]["message"].replace(" ", "") == message.replace(" ", "")
+    assert [(row["kind"], row["severity"]) for row in result.to_pylist()] == [("quality", 2)]
+    assert result.to_pylist()[0]["message"].replace(" ", "") == message.replace(" ", "")
 
 
 def test_without_settings_of_its_own_nothing_is_told(

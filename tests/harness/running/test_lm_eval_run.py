@@ -100,13 +100,13 @@ def _records(n: int, seed: int) -> list[dict[str, Any]]:
 
 def _tokenizer(*, ends: bool) -> PreTrainedTokenizerFast:
     """Pieces of bytes, a space with the word behind it; `ends`: with the end of sequence, as a T5's."""
-    made = ByteLevelBPETokenizer()
+    bpe = ByteLevelBPETokenizer()
     texts = [record["question"] + "\nA: " + record["text"] for record in _records(40, 5)]
-    made.train_from_iterator(texts, vocab_size=330, special_tokens=["<s>", "</s>", "<pad>"], show_progress=False)
+    bpe.train_from_iterator(texts, vocab_size=330, special_tokens=["<s>", "</s>", "<pad>"], show_progress=False)
     if ends:
-        made._tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+        bpe._tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-    return PreTrainedTokenizerFast(tokenizer_object=made._tokenizer, **special)
+    return PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, **special)
 
 
 def _is_text(tokenizer: PreTrainedTokenizerFast, token_id: int) -> bool:
@@ -208,21 +208,23 @@ def run(
     items = tuple(cell.item for cell in group.cells)
     spec = WorkerSpec(items, model, data, root / "spool", "cpu", 1, shares=shares)
     assert worker.run(spec, lambda event: None) == 0
-    found = {}
+    results = {}
     for item in items:
-        (found[item.label.partition("/")[2]],) = (root / "spool" / item.cell.cell_id[:2] / item.cell.cell_id).iterdir()
-    return found
+        (results[item.label.partition("/")[2]],) = (
+            root / "spool" / item.cell.cell_id[:2] / item.cell.cell_id
+        ).iterdir()
+    return results
 
 
 def status(attempt: Path) -> tuple[str, str]:
-    told = json.loads((attempt / "status.json").read_text())
+    record = json.loads((attempt / "status.json").read_text())
     log = attempt / "log.txt"
-    return told["status"], log.read_text() if log.exists() else str(told["reason"])
+    return record["status"], log.read_text() if log.exists() else str(record["reason"])
 
 
 def rows(attempt: Path, table: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = pq.read_table(attempt / f"{table}.parquet").to_pylist()
-    return found
+    result: list[dict[str, Any]] = pq.read_table(attempt / f"{table}.parquet").to_pylist()
+    return result
 
 
 STATIC = '[[sweep]]\nmethod = "static"\ngrid = { exit_layer = [2] }\nkinds = ["quality"]\n'
@@ -243,10 +245,10 @@ def theirs(models: dict[str, Path], data: Path) -> Callable[[str, str], dict[str
         if kind not in backends:
             backends[kind] = HFLM(pretrained=str(models[kind]), device="cpu", dtype="float32", batch_size=1)
         manager = TaskManager(include_path=str(data / "theirs"), include_defaults=False)
-        found: dict[str, Any] = simple_evaluate(
+        result: dict[str, Any] = simple_evaluate(
             model=backends[kind], tasks=[task], task_manager=manager, bootstrap_iters=0, log_samples=True
         )
-        return found
+        return result
 
     return ask
 
@@ -257,11 +259,11 @@ KINDS = {"causal": ("text", "choice", "letter", "rolling"), "seq2seq": ("text", 
 @pytest.fixture(scope="module")
 def runs(models: dict[str, Path], data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Path]]:
     """Full depth, a static depth and a gate on every task, of both kinds of model."""
-    found = {}
+    results = {}
     for kind, names in KINDS.items():
         tasks, root = "".join(map(entry, names)), tmp_path_factory.mktemp(kind) / "run"
-        found[kind] = run(root, models[kind], data, tasks, STATIC + GATED)
-    return found
+        results[kind] = run(root, models[kind], data, tasks, STATIC + GATED)
+    return results
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in KINDS.items() for name in names])
@@ -422,17 +424,17 @@ def test_a_database_has_choices_and_questions_about_them_have_answers(
     with open_database(database) as opened:
 
         def ask(sql: str) -> list[dict[str, Any]]:
-            found: list[dict[str, Any]] = opened.query(sql).to_pylist()
-            return found
+            result: list[dict[str, Any]] = opened.query(sql).to_pylist()
+            return result
 
         counted = "SELECT method, count(DISTINCT attempt_id) AS n FROM token_trace WHERE choice IS NOT NULL"
         runs_of = ask(f"{counted} GROUP BY ALL ORDER BY ALL")
         assert runs_of == [{"method": "calm-softmax", "n": 4}, {"method": "full", "n": 1}, {"method": "static", "n": 1}]
         trace = rows(attempts["choice/static:exit_layer=2/quality"], "tokens")
         of_static = "method = 'static' AND choice IS NOT NULL"
-        found = ask(f"FROM token_trace WHERE {of_static} ORDER BY doc_key, choice, position")
+        result = ask(f"FROM token_trace WHERE {of_static} ORDER BY doc_key, choice, position")
         expected = sorted(trace, key=lambda row: (row["doc_key"], row["choice"], row["position"]))
-        assert [{name: row[name] for name in expected[0]} for row in found] == expected
+        assert [{name: row[name] for name in expected[0]} for row in result] == expected
         assert ask("SELECT * FROM qc WHERE severity = 3") == []
         probed = ask("SELECT count(*) AS n, count(logprob) AS told FROM probe_trace WHERE choice IS NOT NULL")
         assert probed == [{"n": len(trace), "told": len(trace)}]
@@ -589,8 +591,8 @@ def test_what_has_no_log_probabilities_is_skipped_with_the_reason(
     sweep = f'[[sweep]]\nmethod = "{method}"\nkinds = ["{kinds}"]\n'
     attempts = run(tmp_path / "run", models["causal"], data, entry("choice"), sweep)
     (attempt,) = (attempt for label, attempt in attempts.items() if f"/{method}" in label)
-    told = json.loads((attempt / "status.json").read_text())
-    assert told["status"] == "skipped" and words in told["reason"]
+    record = json.loads((attempt / "status.json").read_text())
+    assert record["status"] == "skipped" and words in record["reason"]
 
 
 def test_prompts_longer_than_the_model_are_cut_on_their_left_and_counted(
@@ -662,13 +664,13 @@ def test_one_document_that_cannot_be_scored_costs_no_cell(
         "fit": (1, 6),
         "calibration": (2, 17),
     }
-    assert "Left out: document " in (told := capfd.readouterr().err)
-    assert ": no token is left to score of ''; the tokenizer may have merged it with its context." in told
+    assert "Left out: document " in (messages := capfd.readouterr().err)
+    assert ": no token is left to score of ''; the tokenizer may have merged it with its context." in messages
     ingest(tmp_path / "run" / "spool", tmp_path / "x.duckdb")
     with open_database(tmp_path / "x.duckdb") as database:
         query = "SELECT DISTINCT severity, message FROM qc WHERE kind = 'quality' AND rule = 'documents_unscorable'"
-        (found,) = database.query(query).to_pylist()
-    assert (found["severity"], found["message"]) == (
+        (result,) = database.query(query).to_pylist()
+    assert (result["severity"], result["message"]) == (
         2,
         "1 of 11 documents are left out: a text of theirs has no token to be scored, or more than the model reads",
     )
@@ -709,9 +711,9 @@ def test_a_task_of_such_documents_alone_fails(models: dict[str, Path], unscorabl
 def test_what_does_not_go_with_a_task_is_refused(
     models: dict[str, Path], data: Path, tmp_path: Path, text: str, words: str
 ) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         planned(tmp_path / "run", models["causal"], data, text, STATIC)
-    assert words in str(told.value) and "suite.toml:" in str(told.value)
+    assert words in str(caught.value) and "suite.toml:" in str(caught.value)
 
 
 def test_a_task_whose_own_yaml_samples_is_refused_unless_told_to_be_greedy(

@@ -183,9 +183,9 @@ def test_tokens_match_that_are_the_most_probable_in_both_formats_or_in_neither()
 
     own = [[scored([-1.0, -2.0, -3.0], [True, True, False])], [scored([-1.0], [False])]]
     other = [[scored([-1.5, -2.0, -2.75], [True, False, False])], [scored([-1.0], [True])]]
-    found = metrics_module.token_gaps(zip(own, other, strict=True), 0)
-    assert found["format_token_match"].value == 2 / 4
-    assert found["format_logprob_gap"].value == pytest.approx(0.75 / 4)
+    result = metrics_module.token_gaps(zip(own, other, strict=True), 0)
+    assert result["format_token_match"].value == 2 / 4
+    assert result["format_logprob_gap"].value == pytest.approx(0.75 / 4)
     assert metrics_module.token_gaps([], 0) == {}
 
 
@@ -206,8 +206,8 @@ def test_without_memory_for_both_the_quality_is_measured_alone(
     monkeypatch.setattr(passes, "available_bytes", lambda *devices: 1000)
     _, metrics = ran("bfloat16", model, SQUAD)
     assert not metrics
-    told = capsys.readouterr().err
-    assert "bfloat16 was not compared with float32: that needs" in told and "on cpu" in told
+    messages = capsys.readouterr().err
+    assert "bfloat16 was not compared with float32: that needs" in messages and "on cpu" in messages
 
 
 def test_a_reference_for_which_memory_runs_out_costs_no_answer(

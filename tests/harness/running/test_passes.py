@@ -30,7 +30,7 @@ from exitbench.harness.work import generation
 from exitbench.harness.work.base import Work
 from exitbench.harness.work.generation import text_loss
 from exitbench.harness.work.kinds import work_of
-from exitbench.harness.work.lm import Answer
+from exitbench.harness.work.lm import DocumentAnswer
 from exitbench.harness.work.loaded import LoadedModel
 from exitbench.harness.work.metrics import depth_interval
 from exitbench.results.spool.attempts import attempt_status, latest_status
@@ -300,8 +300,8 @@ def reference(ran: Run, worded_model: Path) -> Reference:
         prompt = torch.tensor([tokenizer(get_task("squad").prompt(document))["input_ids"]])
         fed = torch.tensor([[0, *outputs[document.key][:-1]]])
         with torch.no_grad():
-            made = model(input_ids=prompt, decoder_input_ids=fed, output_hidden_states=True)
-            *raw, last = made.decoder_hidden_states  # transformers norms the last state itself
+            result = model(input_ids=prompt, decoder_input_ids=fed, output_hidden_states=True)
+            *raw, last = result.decoder_hidden_states  # transformers norms the last state itself
             states = [model.decoder.final_layer_norm(state) for state in raw[1:]]
             normed[document.key] = torch.cat([*states, last])
             logits[document.key] = model.lm_head(normed[document.key] * normed[document.key].shape[-1] ** -0.5)
@@ -534,8 +534,8 @@ def calibrating(ran: Run, consistency: Consistency) -> CellJob:
     return replace(item, cell=replace(item.cell, calibration=replace(item.cell.calibration, consistency=consistency)))
 
 
-def said(text: str) -> Sequence[Answer]:
-    return [Answer(1, Generation(), text)]
+def said(text: str) -> Sequence[DocumentAnswer]:
+    return [DocumentAnswer(1, Generation(), text)]
 
 
 # ------------------------------------------------------------------------------------------ verification

@@ -98,8 +98,8 @@ def test_int8_is_a_number_format_of_its_own(planned: Planned, tmp_path: Path) ->
     run(int8, tmp_path / "spool")
     ingest(tmp_path / "spool", tmp_path / "x.duckdb")
     with duckdb.connect(str(tmp_path / "x.duckdb"), read_only=True) as connection:
-        found = connection.execute("SELECT DISTINCT dtype, conditions FROM runs").fetchall()
-    assert found == [("int8", "int8, cpu, batch 1")]
+        result = connection.execute("SELECT DISTINCT dtype, conditions FROM runs").fetchall()
+    assert result == [("int8", "int8, cpu, batch 1")]
 
 
 def test_int8_on_the_hosted_engine_is_refused_before_anything_runs(planned: Planned) -> None:

@@ -51,15 +51,15 @@ def test_without_shards_a_plan_is_whole(whole: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shards", "said"),
+    ("shards", "message"),
     [
         ([Shard(1, 2), Shard(2, 3)], "parts of two splits"),
         ([Shard(1, 2), Shard(1, 2)], "name each part once"),
         ([Shard(2, 1000)], "Allowed: K/N with N up to"),
     ],
 )
-def test_shards_that_cannot_be(whole: Plan, shards: list[Shard], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_shards_that_cannot_be(whole: Plan, shards: list[Shard], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         part(whole, shards)
 
 

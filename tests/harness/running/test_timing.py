@@ -19,7 +19,7 @@ from exitbench.harness.running import worker
 from exitbench.harness.running.energy.readings import Energy
 from exitbench.harness.running.timing import (
     ORDER,
-    Reading,
+    PhaseTiming,
     Timing,
     measure,
     request_metrics,
@@ -35,8 +35,10 @@ from exitbench.results.statistics.speed import MIN_ROUNDS
 from exitbench.results.statistics.split import is_choosing
 
 
-def reading(doc: str, arm: str, wall_ns: int, *, twin: bool = False, phase: str = "total", round_: int = 0) -> Reading:
-    return Reading(doc, round_, 0, arm, twin, phase, 10, wall_ns, None, wall_ns // 2)
+def reading(
+    doc: str, arm: str, wall_ns: int, *, twin: bool = False, phase: str = "total", round_: int = 0
+) -> PhaseTiming:
+    return PhaseTiming(doc, round_, 0, arm, twin, phase, 10, wall_ns, None, wall_ns // 2)
 
 
 def test_a_speedup_is_a_ratio_of_sums_and_not_a_mean_of_ratios() -> None:
@@ -201,10 +203,10 @@ def test_a_schedule_repeats_an_oracles_answers_without_looking_ahead(worded_mode
     oracle = get_method("oracle").from_params({}).parts(checkpoint.model.n_blocks)
     requests = [Request([5, 6, 7 + n, 20 + n], seed=n) for n in range(8)]
     told = decode(checkpoint, prefill(checkpoint.model, requests, 8), oracle)
-    known = Scheduled({request.seed: made.exit_layers for request, made in zip(requests, told, strict=True)})
+    known = Scheduled({request.seed: result.exit_layers for request, result in zip(requests, told, strict=True)})
     parts = type(oracle)(known, oracle.threshold, oracle.head, oracle.kv_policy, oracle.blocks)
     knew = decode(checkpoint, prefill(checkpoint.model, requests, 8), parts)
-    assert [made.token_ids for made in knew] == [made.token_ids for made in told]
-    assert [made.exit_layers for made in knew] == [made.exit_layers for made in told]
-    assert [made.blocks_run for made in knew] == [made.exit_layers for made in told]
-    assert len({layer for made in told for layer in made.exit_layers}) > 1
+    assert [result.token_ids for result in knew] == [result.token_ids for result in told]
+    assert [result.exit_layers for result in knew] == [result.exit_layers for result in told]
+    assert [result.blocks_run for result in knew] == [result.exit_layers for result in told]
+    assert len({layer for result in told for layer in result.exit_layers}) > 1

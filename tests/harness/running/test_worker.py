@@ -126,11 +126,11 @@ def test_a_replay_in_sql_equals_a_loop_over_the_probed_tokens(
                     exit_layer = block
             expected[key, position] = (exit_layer, top1[exit_layer - 1])
             depths.add(exit_layer)
-        found = query(
+        result = query(
             f"""SELECT doc_key, position, exit_layer, token_id FROM token_exit JOIN attempt USING (attempt_id)
                 WHERE cell_id = '{cell.cell_id}'"""
         )
-        assert {(key, position): (layer, token) for key, position, layer, token in found} == expected
+        assert {(key, position): (layer, token) for key, position, layer, token in result} == expected
     assert depths == {1, 2, 3, 4}, "the model must make every depth happen"
 
 
@@ -217,8 +217,8 @@ def test_what_was_timed_and_the_ideal_of_it_stand_beside_the_speed_up(
 
 
 def test_every_metric_says_what_it_is_about(query: Callable[[str], list[tuple[Any, ...]]]) -> None:
-    told = query("SELECT kind, role, list(DISTINCT metric ORDER BY metric) FROM metric_values GROUP BY ALL")
-    roles = {(kind, role): metrics for kind, role, metrics in told}
+    answer = query("SELECT kind, role, list(DISTINCT metric ORDER BY metric) FROM metric_values GROUP BY ALL")
+    roles = {(kind, role): metrics for kind, role, metrics in answer}
     assert {kind for kind, role in roles if role in ("headline", "task")} == {"quality"}
     assert roles["quality", "depth"] == ["mean_blocks_run", "mean_exit_layer"]
     assert roles["quality", "agreement"] == ["token_match"]

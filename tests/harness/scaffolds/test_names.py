@@ -19,9 +19,9 @@ def test_words_and_digits_joined_by_hyphens_are_a_name(name: str) -> None:
     ],
 )
 def test_what_is_no_name_is_told_with_what_is(name: str) -> None:
-    with pytest.raises(UserError, match=r"cannot be a name\. Allowed: lower-case letters a to z") as told:
+    with pytest.raises(UserError, match=r"cannot be a name\. Allowed: lower-case letters a to z") as caught:
         check_new_name(name)
-    assert len(str(told.value)) < 300
+    assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from exitbench.harness.service import running
 
 
 @pytest.mark.parametrize(
-    ("free", "device", "executor", "cells", "threads", "said"),
+    ("free", "device", "executor", "cells", "threads", "message"),
     [
         (4, "cpu", "local", 3, 4, ""),
         (1, "cpu", "local", 3, 1, "1 thread of torch instead of 4"),
@@ -25,7 +25,7 @@ def test_threads_are_no_more_than_the_free_cores_and_fewer_than_all_are_said(
     executor: str,
     cells: int,
     threads: int,
-    said: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -34,5 +34,5 @@ def test_threads_are_no_more_than_the_free_cores_and_fewer_than_all_are_said(
     local: Any = SimpleNamespace(threads=free)
     options: Any = SimpleNamespace(executor=executor, retry="failed")
     assert running._free_threads(plan, local, options) == threads
-    told = "".join(capsys.readouterr())
-    assert said in told if said else not told
+    output = "".join(capsys.readouterr())
+    assert message in output if message else not output

@@ -14,7 +14,7 @@ from exitbench.errors import UserError
 from exitbench.harness.training import Recipe, load_recipe
 from exitbench.harness.training.data import (
     Example,
-    Pair,
+    TrainingPair,
     curriculum,
     cut_batches,
     encode,
@@ -61,11 +61,11 @@ def test_whatever_a_tokenizer_adds_an_answer_is_its_own_text_and_the_end_token()
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     wrapped = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="<end>")
-    (example,) = encode([Pair("a", "un")], wrapped, 9)
+    (example,) = encode([TrainingPair("a", "un")], wrapped, 9)
     assert (example.source.tolist(), example.target.tolist()) == ([0, 2], [3, 1])
-    assert encode([Pair("a", "un")], wrapped, 1) == []
+    assert encode([TrainingPair("a", "un")], wrapped, 1) == []
     with pytest.raises(UserError, match="no end token"):
-        encode([Pair("a", "un")], PreTrainedTokenizerFast(tokenizer_object=words), 9)
+        encode([TrainingPair("a", "un")], PreTrainedTokenizerFast(tokenizer_object=words), 9)
 
 
 def test_a_curriculum_shows_later_portions_from_their_step_on_and_never_drops_one() -> None:

@@ -68,8 +68,10 @@ def answers(checkpoint: Checkpoint, prompts: list[list[int]], method: Any) -> li
 
 def generated(model: Any, prompts: list[list[int]]) -> list[list[int]]:
     """What transformers alone answers; without the prompt or the token that an answer begins with."""
-    made = [model.generate(torch.tensor([p]), max_new_tokens=NEW_TOKENS, do_sample=False)[0].tolist() for p in prompts]
-    return [ids[1 if model.config.is_encoder_decoder else len(p) :] for ids, p in zip(made, prompts, strict=True)]
+    result = [
+        model.generate(torch.tensor([p]), max_new_tokens=NEW_TOKENS, do_sample=False)[0].tolist() for p in prompts
+    ]
+    return [ids[1 if model.config.is_encoder_decoder else len(p) :] for ids, p in zip(result, prompts, strict=True)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -53,13 +53,13 @@ def test_the_second_block_of_a_causal_model_looks_behind_earlier_equal_tokens(
 ) -> None:
     """At the second time that a name is said: head h at the token h + 1 behind the first."""
     model, draw = made("llama", neighbour_heads), random.Random(0)
-    found = []
+    results = []
     for _ in range(30):
         names = draw.sample(NAMES, 12)
         said = draw.randrange(8)
         attention_HTT = attended(model, " ".join([*names, names[said]]))[1][0]
-        found.append([float(attention_HTT[head, -1, said + head + 1]) for head in range(3)])
-    assert least < torch.tensor(found).mean() < most
+        results.append([float(attention_HTT[head, -1, said + head + 1]) for head in range(3)])
+    assert least < torch.tensor(results).mean() < most
 
 
 def test_transformers_generates_with_a_cache_whatever_the_depth_of_the_encoder() -> None:

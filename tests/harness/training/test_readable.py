@@ -72,14 +72,14 @@ def encoder_decoder(config: Any, cls: Any) -> Any:
         for stack in ("encoder", "decoder")
         for part, n in (("ffn_dim", 32), ("attention_heads", 4))
     }
-    made = cls(
+    result = cls(
         config(
             vocab_size=VOCABULARY, d_model=WIDTH, encoder_layers=2, decoder_layers=BLOCKS, decoder_start_token_id=0,
             max_position_embeddings=16, dropout=0.0, scale_embedding=True, pad_token_id=0, eos_token_id=1, **stacks,
         )
     )  # fmt: skip
-    made.final_logits_bias.normal_()  # published translators have one
-    return made
+    result.final_logits_bias.normal_()  # published translators have one
+    return result
 
 
 PARALLEL = {key: value for key, value in ROPE.items() if key != "num_key_value_heads"} | {"num_attention_heads": 2}
@@ -108,11 +108,11 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 @pytest.fixture(params=FAMILIES)
 def model(request: pytest.FixtureRequest) -> Any:
     torch.manual_seed(1)
-    made = FAMILIES[request.param]().eval()
+    result = FAMILIES[request.param]().eval()
     # Norms are drawn as ones, and biases as zeros, which would hide a norm that is left out or applied twice.
-    for parameter in made.parameters():
+    for parameter in result.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
-    return made
+    return result
 
 
 def batch_for(model: Any) -> Inputs:

@@ -23,7 +23,7 @@ from exitbench.harness.training.objectives import make_objective
 from exitbench.harness.training.recipe import Recipe
 from exitbench.harness.training.store import TRAINING_VERSION, model_digest
 from exitbench.harness.training.train import train
-from exitbench.harness.training.trainer import COMPLETE, Clock, ExitTrainer
+from exitbench.harness.training.trainer import COMPLETE, ExitTrainer, TrainingClock
 
 # A fork has torch imported already; with one thread of torch it is safe.
 FORK = multiprocessing.get_context("fork")
@@ -46,11 +46,11 @@ def interrupted(*_: Any) -> None:
 
 def log_of(folder: Path) -> dict[tuple[str, str], list[float]]:
     """Values by metric and block, in order of the steps."""
-    found: dict[tuple[str, str], list[float]] = {}
+    results: dict[tuple[str, str], list[float]] = {}
     with (folder / "training_log.csv").open(newline="") as file:
         for row in csv.DictReader(file):
-            found.setdefault((row["metric"], row["block"]), []).append(float(row["value"]))
-    return found
+            results.setdefault((row["metric"], row["block"]), []).append(float(row["value"]))
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -277,7 +277,9 @@ def test_a_batch_that_does_not_fit_is_tried_smaller_to_the_same_effect(
         objective = Full(recipe, model, most_rows)
         batches = lambda _: iter([pad(rows, causal=False)] * 2)  # noqa: E731
         folder = tmp_path / str(most_rows)
-        trainer = ExitTrainer(model, objective, batches, recipe.optimisation, folder, 0, lambda step: None, Clock(None))
+        trainer = ExitTrainer(
+            model, objective, batches, recipe.optimisation, folder, 0, lambda step: None, TrainingClock(None)
+        )
         trainer.train()
         weights.append(model.decoder.block[0].layer[0].SelfAttention.q.weight.detach().clone())
         seen.append(objective.seen)
@@ -303,7 +305,7 @@ def test_one_row_that_does_not_fit_is_the_end(write_recipe: WriteRecipe, data_di
         tmp_path / "work",
         0,
         lambda step: None,
-        Clock(None),
+        TrainingClock(None),
     )
     with pytest.raises(UserError, match="a single pair does not fit"):
         trainer.train()

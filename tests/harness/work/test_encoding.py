@@ -22,9 +22,9 @@ CONTINUATIONS = [" sees the cat", "sees", "at sees", "<s> sees"]
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    made = ByteLevelBPETokenizer()
-    made.train_from_iterator([TEXT] * 3, vocab_size=300, special_tokens=["<s>", "</s>"], show_progress=False)
-    return PreTrainedTokenizerFast(tokenizer_object=made._tokenizer, bos_token="<s>", eos_token="</s>")
+    bpe = ByteLevelBPETokenizer()
+    bpe.train_from_iterator([TEXT] * 3, vocab_size=300, special_tokens=["<s>", "</s>"], show_progress=False)
+    return PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, bos_token="<s>", eos_token="</s>")
 
 
 class Theirs(HFLM):  # type: ignore[misc]
@@ -88,20 +88,20 @@ def test_what_is_too_long_is_cut_on_the_left_and_counted(tokenizer: Any, kind: A
 )
 def test_what_cannot_be_scored_names_its_document(tokenizer: Any, context: str, continuation: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        TextRequest.of(Encoding(tokenizer, "causal", 6), "k1", context, continuation)
+        TextRequest.encode(Encoding(tokenizer, "causal", 6), "k1", context, continuation)
 
 
 def test_an_empty_text_and_an_encoder_decoder_have_no_windows(tokenizer: Any) -> None:
     with pytest.raises(UserError, match="document k1: there is nothing to score"):
-        TextRequest.of(Encoding(tokenizer, "causal", 6), "k1", "")
+        TextRequest.encode(Encoding(tokenizer, "causal", 6), "k1", "")
     with pytest.raises(UserError, match=r"loglikelihood_rolling.* is for decoder-only models"):
-        TextRequest.of(Encoding(tokenizer, "seq2seq", 6), "k1", TEXT)
+        TextRequest.encode(Encoding(tokenizer, "seq2seq", 6), "k1", TEXT)
 
 
 def test_texts_of_a_document_share_a_context_where_it_is_the_same(tokenizer: Any) -> None:
     encoding = Encoding(tokenizer, "causal", 50)
     asked = [
-        TextRequest.of(encoding, key, context, continuation)
+        TextRequest.encode(encoding, key, context, continuation)
         for key, context, continuation in (
             ("b", "the dog", " sees"),
             ("b", "the cat", " sees"),

@@ -106,22 +106,22 @@ def lengths(run: Run, data: DataRequest) -> dict[str, int]:
 
 
 def test_every_kind_of_cell_leaves_out_what_does_not_fit_the_model(run: Callable[..., Run]) -> None:
-    made = run(ALL_KINDS)
-    assert {item.cell.kind for item in made.items} == {
+    built = run(ALL_KINDS)
+    assert {item.cell.kind for item in built.items} == {
         *("quality", "timing", "probe", "scores", "replay", "fit", "calibration")
     }
-    for item in made.items:
-        known = [lengths(made, data) for data in (item.data, item.held_out) if data is not None]
+    for item in built.items:
+        known = [lengths(built, data) for data in (item.data, item.held_out) if data is not None]
         fitting = {key for own in known for key, length in own.items() if length + LONGEST <= 58}
         dropped = sum(map(len, known)) - len(fitting)
         assert dropped > 0, "some are too long"
-        counts = {row["metric"]: row for row in made.rows(item.cell, "metrics")}
+        counts = {row["metric"]: row for row in built.rows(item.cell, "metrics")}
         assert (counts["documents_dropped"]["value"], counts["documents_dropped"]["n"]) == (
             dropped,
             len(fitting) + dropped,
         )
         assert "prompts_truncated" not in counts
-        tables = {name: made.rows(item.cell, name) for name in ("samples", "tokens", "probe", "scores", "timings")}
+        tables = {name: built.rows(item.cell, name) for name in ("samples", "tokens", "probe", "scores", "timings")}
         for rows in filter(None, tables.values()):
             keys = {row["doc_key"] for row in rows}
             assert keys <= fitting
@@ -131,60 +131,62 @@ def test_every_kind_of_cell_leaves_out_what_does_not_fit_the_model(run: Callable
             assert {row["n_cut"] for row in tables["samples"]} == {None}
             assert counts["f1"]["n"] == len(fitting)
         if item.cell.kind == "calibration":
-            assert {row["n"] for row in made.rows(item.cell, "calibration")} == {
+            assert {row["n"] for row in built.rows(item.cell, "calibration")} == {
                 sum(length + LONGEST <= 58 for length in known[0].values())
             }
     left_out = "of 20 documents are left out: prompt and answer do not fit the model's positions"
-    found = [row for row in made.findings() if row[1] == "documents_dropped"]
-    assert len(found) == len(made.items)
-    assert {severity for _, _, severity, _ in found} == {2}
-    assert {message.partition(" ")[2] for kind, _, _, message in found if kind == "quality"} == {left_out}
+    result = [row for row in built.findings() if row[1] == "documents_dropped"]
+    assert len(result) == len(built.items)
+    assert {severity for _, _, severity, _ in result} == {2}
+    assert {message.partition(" ")[2] for kind, _, _, message in result if kind == "quality"} == {left_out}
 
 
 def test_what_the_suite_asks_to_drop_is_a_remark(run: Callable[..., Run]) -> None:
-    made = run(ONE_KIND, "max_prompt_tokens = 47", 'truncate = "drop"')
-    known = lengths(made, made.items[0].data)
+    result = run(ONE_KIND, "max_prompt_tokens = 47", 'truncate = "drop"')
+    known = lengths(result, result.items[0].data)
     fitting = {key for key, length in known.items() if length <= 47}
-    for item in made.items:
-        rows = made.rows(item.cell, "samples")
+    for item in result.items:
+        rows = result.rows(item.cell, "samples")
         assert {row["doc_key"]: row["n_prompt"] for row in rows} == {key: known[key] for key in fitting}
         assert {row["n_cut"] for row in rows} == {0}
     said = f"{20 - len(fitting)} of 20 documents are left out: their prompts are longer than max_prompt_tokens"
-    assert made.findings() == [("quality", "documents_dropped", 1, said)] * 2
+    assert result.findings() == [("quality", "documents_dropped", 1, said)] * 2
 
 
 def test_a_decoder_only_model_reads_the_question_last_in_every_kind_of_cell(run: Callable[..., Run]) -> None:
-    made = run(ALL_KINDS, "max_prompt_tokens = 47", 'truncate = "drop"')
-    model = LoadedModel(WorkerSpec(made.items, made.model, None, made.folder / "other", "cpu", 1))
-    tokenizer, item = AutoTokenizer.from_pretrained(made.model), made.items[0]
+    result = run(ALL_KINDS, "max_prompt_tokens = 47", 'truncate = "drop"')
+    model = LoadedModel(WorkerSpec(result.items, result.model, None, result.folder / "other", "cpu", 1))
+    tokenizer, item = AutoTokenizer.from_pretrained(result.model), result.items[0]
     work = work_of(model, item)
     for document in work.documents:
         (request,) = work.requests([document])
         assert request.prompt_ids == tokenizer(Squad().causal_prompt(document))["input_ids"]
-    (config,) = {item.cell.task.prompts_sha256 for item in made.items if item.data == made.items[0].data}
-    described = Corpora(made.folder / "other").describe(item.data, None).prompts_sha256
+    (config,) = {item.cell.task.prompts_sha256 for item in result.items if item.data == result.items[0].data}
+    described = Corpora(result.folder / "other").describe(item.data, None).prompts_sha256
     assert config == described["causal"] != described["seq2seq"]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_prompts_are_cut_and_answered_as_transformers_answers_them(run: Callable[..., Run], side: str) -> None:
-    made = run(ONE_KIND, "max_prompt_tokens = 47", f'truncate = "{side}"')
-    known, data = lengths(made, made.items[0].data), made.items[0].data
-    tokenizer = AutoTokenizer.from_pretrained(made.model, truncation_side=side)
-    reference = GPT2LMHeadModel.from_pretrained(made.model).eval()
+    result = run(ONE_KIND, "max_prompt_tokens = 47", f'truncate = "{side}"')
+    known, data = lengths(result, result.items[0].data), result.items[0].data
+    tokenizer = AutoTokenizer.from_pretrained(result.model, truncation_side=side)
+    reference = GPT2LMHeadModel.from_pretrained(result.model).eval()
     documents = {document.key: document for document in data.load(None)}
-    full = next(item for item in made.items if item.cell.full_depth_cell_id is None)
-    for item in made.items:
-        rows = made.rows(item.cell, "samples")
+    full = next(item for item in result.items if item.cell.full_depth_cell_id is None)
+    for item in result.items:
+        rows = result.rows(item.cell, "samples")
         assert {row["doc_key"]: row["n_cut"] for row in rows} == {key: max(0, n - 47) for key, n in known.items()}
         assert {row["doc_key"]: row["n_prompt"] for row in rows} == {key: min(47, n) for key, n in known.items()}
-    for row in made.rows(full.cell, "samples"):
+    for row in result.rows(full.cell, "samples"):
         prompt = tokenizer(get_task("squad").causal_prompt(documents[row["doc_key"]]), truncation=True, max_length=47)
-        out = reference.generate(**prompt.convert_to_tensors("pt", prepend_batch_axis=True), max_new_tokens=LONGEST)
-        assert row["output_ids"] == out[0, row["n_prompt"] :].tolist()
+        generated = reference.generate(
+            **prompt.convert_to_tensors("pt", prepend_batch_axis=True), max_new_tokens=LONGEST
+        )
+        assert row["output_ids"] == generated[0, row["n_prompt"] :].tolist()
     n_cut = sum(length > 47 for length in known.values())
     said = ("quality", "prompts_truncated", 1, f"{n_cut} of 20 prompts are cut to max_prompt_tokens")
-    assert made.findings() == [said] * 2
+    assert result.findings() == [said] * 2
 
 
 def test_a_cell_that_no_document_fits_fails_and_says_so(causal_model: Path, tmp_path: Path) -> None:
@@ -203,11 +205,11 @@ def test_a_cell_that_no_document_fits_fails_and_says_so(causal_model: Path, tmp_
 def test_a_run_says_on_the_terminal_what_it_left_out(
     run: Callable[..., Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = run(ONE_KIND)
-    made.findings()
-    print_left_out(made.folder / "x.duckdb", "long")
-    n = sum(length + LONGEST > 58 for length in lengths(made, made.items[0].data).values())
+    result = run(ONE_KIND)
+    result.findings()
+    print_left_out(result.folder / "x.duckdb", "long")
+    n = sum(length + LONGEST > 58 for length in lengths(result, result.items[0].data).values())
     assert capsys.readouterr().out == f"small on squad: {n} of 20 documents left out, whose prompts are too long\n"
     assert n > 0
-    print_left_out(made.folder / "x.duckdb", "another suite")
+    print_left_out(result.folder / "x.duckdb", "another suite")
     assert capsys.readouterr().out == ""

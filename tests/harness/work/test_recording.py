@@ -118,8 +118,8 @@ def test_every_part_of_every_block_is_read_out_for_every_token(database: Databas
     documents = {row["doc_key"] for row in rows}
     assert len(documents) == RECORDED < len({answer["doc_key"] for answer in answers}) == DOCUMENTS
     expected = [(*answer.values(), block) for answer in answers for block in range(1, DEPTH + 1)]
-    found = [(row["doc_key"], row["position"], row["token_id"], row["block"]) for row in rows]
-    assert sorted(found) == sorted(row for row in expected if row[0] in documents)
+    result = [(row["doc_key"], row["position"], row["token_id"], row["block"]) for row in rows]
+    assert sorted(result) == sorted(row for row in expected if row[0] in documents)
     assert all(row["parts"] == sorted(PARTS) and row["kept"] == 10 for row in rows)
     assert all(row["off"] < 0.5 and 0 < row["entropy"] < 12 for row in rows)
 
@@ -192,13 +192,13 @@ def test_prompts_are_kept_as_they_were_fed(clocked: Database, worded_model: Path
     tokenizer, task = AutoTokenizer.from_pretrained(worded_model), get_task("squad")
     documents = {document.key: document for document in builtin.documents("squad", "test", 1000)}
     rows = clocked.query("SELECT doc_key, position, token_id, text FROM prompt_tokens ORDER BY ALL").to_pylist()
-    found: dict[str, list[int]] = {}
+    results: dict[str, list[int]] = {}
     for row in rows:
-        found.setdefault(row["doc_key"], []).append(row["token_id"])
-        assert row["position"] == len(found[row["doc_key"]])
+        results.setdefault(row["doc_key"], []).append(row["token_id"])
+        assert row["position"] == len(results[row["doc_key"]])
         assert row["text"] == tokenizer.convert_ids_to_tokens(row["token_id"])
-    assert len(found) == RECORDED
-    assert found == {key: tokenizer(task.prompt(documents[key]))["input_ids"] for key in found}
+    assert len(results) == RECORDED
+    assert results == {key: tokenizer(task.prompt(documents[key]))["input_ids"] for key in results}
 
 
 def test_every_token_of_the_answers_has_a_time_in_every_round_and_arm(clocked: Database) -> None:

@@ -17,8 +17,8 @@ from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
 from exitbench.harness.work import partners
-from exitbench.harness.work.partners import asking_the_same
-from exitbench.harness.work.sharing import Recorded
+from exitbench.harness.work.partners import batchable_with
+from exitbench.harness.work.sharing import ReplaySource
 from exitbench.methods.registry import get_method, method_names
 from exitbench.methods.thresholds import Constant
 from exitbench.results.spool.attempts import latest_status, read_attempt
@@ -104,13 +104,13 @@ def stored(spec: WorkerSpec) -> dict[str, Any]:
 @pytest.fixture
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many rules each reading applied, in their order."""
-    seen, exits = [], Recorded.exits
+    seen, exits = [], ReplaySource.exits
 
-    def counted(recorded: Recorded, rules: dict[str, str]) -> Any:
+    def counted(recorded: ReplaySource, rules: dict[str, str]) -> Any:
         seen.append(len(rules))
         return exits(recorded, rules)
 
-    monkeypatch.setattr(Recorded, "exits", counted)
+    monkeypatch.setattr(ReplaySource, "exits", counted)
     return seen
 
 
@@ -175,7 +175,7 @@ def test_what_waits_is_bounded(
 
 def test_only_what_reads_the_same_is_read_together(spec: WorkerSpec) -> None:
     one, *others = by_probe(spec)
-    assert asking_the_same(one, others) == others
+    assert batchable_with(one, others) == others
     changes: tuple[dict[str, Any], ...] = (
         {"kind": "probe"},
         {"seed": 4},
@@ -183,4 +183,4 @@ def test_only_what_reads_the_same_is_read_together(spec: WorkerSpec) -> None:
         {"scores_cell_id": "0" * 64},
     )
     differing = [replace(others[0], cell=replace(others[0].cell, **change)) for change in changes]
-    assert asking_the_same(one, [*differing, replace(others[0], data=replace(one.data, limit=3))]) == []
+    assert batchable_with(one, [*differing, replace(others[0], data=replace(one.data, limit=3))]) == []

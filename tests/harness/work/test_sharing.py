@@ -25,7 +25,7 @@ from exitbench.harness.running.cell_lock import hold
 from exitbench.harness.work import partners
 from exitbench.harness.work.kinds import work_of
 from exitbench.harness.work.loaded import LoadedModel
-from exitbench.harness.work.partners import asking_the_same
+from exitbench.harness.work.partners import batchable_with
 from exitbench.methods.base import BlockView, Gate
 from exitbench.methods.registry import get_method
 from exitbench.methods.thresholds import Constant
@@ -217,7 +217,7 @@ def test_an_interrupt_lets_go_of_cells_that_were_to_follow(spec: WorkerSpec) -> 
 
 def test_cells_of_other_documents_kinds_seeds_or_methods_never_share(spec: WorkerSpec) -> None:
     one, other = swept(spec)[:2]
-    assert asking_the_same(one, [other]) == [other]
+    assert batchable_with(one, [other]) == [other]
     full = next(item for item in spec.cells if item.cell.method.name == "full")
     cell = other.cell
     others = [
@@ -226,9 +226,9 @@ def test_cells_of_other_documents_kinds_seeds_or_methods_never_share(spec: Worke
         *(replace(other, cell=replace(cell, **change)) for change in CHANGES),
         replace(other, cell=replace(cell, generation=replace(cell.generation, min_length=2))),
     ]
-    assert asking_the_same(one, others) == []
+    assert batchable_with(one, others) == []
     timed = replace(one, cell=replace(one.cell, kind="timing"))
-    assert asking_the_same(timed, [replace(other, cell=replace(cell, kind="timing"))]) == []
+    assert batchable_with(timed, [replace(other, cell=replace(cell, kind="timing"))]) == []
 
 
 CHANGES: list[dict[str, Any]] = [

@@ -194,24 +194,24 @@ def test_the_published_batch_leaves_when_every_row_of_it_would(bert: World) -> N
 
 
 def test_the_published_entropy_never_exits_where_a_probability_is_rounded_to_zero(classifier: Classifier) -> None:
-    made = world(classifier, "bert")
-    assert made.model.off_ramps is not None
+    result = world(classifier, "bert")
+    assert result.model.off_ramps is not None
     bias = torch.tensor([200.0, 0.0, 0.0])  # p = (1, 0, 0) in single precision: as sure as can be
-    made.model.off_ramps.tensors["1.out.bias"].copy_(bias)
-    made.model.off_ramps.tensors["2.out.bias"].copy_(bias)
+    result.model.off_ramps.tensors["1.out.bias"].copy_(bias)
+    result.model.off_ramps.tensors["2.out.bias"].copy_(bias)
     own_head = parts_of(
         "deebert", {"threshold": 0.0, "rule": "per-block", "levels": [0.3, 0.3, 0.0], "underflow": "nan"}
     )
-    assert {answer.record.exit_layer for answer in in_batches_of(made, own_head, N)} == {L}
+    assert {answer.record.exit_layer for answer in in_batches_of(result, own_head, N)} == {L}
     safe = parts_of("deebert", {"threshold": 0.3})
-    assert {answer.record.exit_layer for answer in in_batches_of(made, safe, N)} == {1}
+    assert {answer.record.exit_layer for answer in in_batches_of(result, safe, N)} == {1}
 
 
 @pytest.mark.parametrize("tolerance", [0.3, 1.0])
 def test_numbers_confirm_each_other_within_a_tolerance(tolerance: float, classifier: Classifier) -> None:
-    made = world(classifier, "bert", "linear", labels=1)
-    answers = in_batches_of(made, parts_of("pabee", {"patience": 1, "tolerance": tolerance}), size=5)
-    for said, answer in zip(made.said[:, :, 0], answers, strict=True):
+    result = world(classifier, "bert", "linear", labels=1)
+    answers = in_batches_of(result, parts_of("pabee", {"patience": 1, "tolerance": tolerance}), size=5)
+    for said, answer in zip(result.said[:, :, 0], answers, strict=True):
         expected = next((b for b in range(2, L) if abs(said[b - 1] - said[b - 2]) < tolerance), L)
         assert answer.record.exit_layer == expected
         assert answer.value == pytest.approx(said[expected - 1], abs=1e-4)
@@ -252,11 +252,11 @@ def test_scores_of_stored_states_are_those_of_a_real_run(bert: World) -> None:
 
 
 def test_logits_that_are_not_finite_are_refused_where_numbers_are_checked(classifier: Classifier) -> None:
-    made = world(classifier, "bert")
-    assert made.model.off_ramps is not None
-    made.model.off_ramps.tensors["1.out.bias"].fill_(math.nan)
+    result = world(classifier, "bert")
+    assert result.model.off_ramps is not None
+    result.model.off_ramps.tensors["1.out.bias"].fill_(math.nan)
     with pytest.raises(ArithmeticError, match="after block 1 is not finite"):
-        in_batches_of(made, parts_of("max-prob", {}), N)
+        in_batches_of(result, parts_of("max-prob", {}), N)
 
 
 # ------------------------------------------------------------------------------------------------------- costs

@@ -106,16 +106,16 @@ def test_an_encoder_without_a_head_is_told_as_such(saved: Callable[..., Path], a
         "`exitbench train` makes "
         "a classifier of an encoder (docs/training.md)."
     )
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         load_checkpoint(folder)
-    assert str(told.value) == expected
-    found = inspect_folder(folder)
-    assert expected in found.lacks and not any("quantised" in line or "I64" in line for line in found.lacks)
-    assert found.shape is None, "which would be a decoder's"
+    assert str(caught.value) == expected
+    result = inspect_folder(folder)
+    assert expected in result.lacks and not any("quantised" in line or "I64" in line for line in result.lacks)
+    assert result.shape is None, "which would be a decoder's"
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"model_type": "xlm"}, "model_type 'xlm' has no classifier with exits. Allowed: albert, bert,"),
         ({"problem_type": "multi_label_classification"}, "allowed: one label a text, or a number"),
@@ -124,8 +124,8 @@ def test_an_encoder_without_a_head_is_told_as_such(saved: Callable[..., Path], a
         ({"id2label": {"0": "a", "1": "b"}, "num_labels": 2}, r"shape \[3\], config.json asks for \[2\]"),
     ],
 )
-def test_what_cannot_be_computed_with_is_refused(values: Any, said: str, saved: Callable[..., Path]) -> None:
-    with pytest.raises(UserError, match=said):
+def test_what_cannot_be_computed_with_is_refused(values: Any, message: str, saved: Callable[..., Path]) -> None:
+    with pytest.raises(UserError, match=message):
         load_encoder(changed(saved("bert"), **values))
 
 

@@ -49,10 +49,10 @@ def test_a_read_out_multiplies_the_weights_of_its_maps(kind: RampKind, numel: in
 @pytest.mark.parametrize("kind", RAMP_KINDS)
 def test_a_file_gives_back_what_was_saved(kind: RampKind, tmp_path: Path) -> None:
     save_off_ramps(tmp_path / OFF_RAMPS_FILE, kind, ramps(kind))
-    found = load_off_ramps(tmp_path, L, D, C)
-    assert found is not None
-    assert (found.kind, found.blocks) == (kind, (1, 2, 4))
-    assert all(torch.equal(found.tensors[name], tensor) for name, tensor in ramps(kind).items())
+    result = load_off_ramps(tmp_path, L, D, C)
+    assert result is not None
+    assert (result.kind, result.blocks) == (kind, (1, 2, 4))
+    assert all(torch.equal(result.tensors[name], tensor) for name, tensor in ramps(kind).items())
 
 
 def test_without_a_file_there_are_none(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_without_a_file_there_are_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("metadata", "said"),
+    ("metadata", "message"),
     [
         ({"kind": "liner", "blocks": "1,2,4"}, "Did you mean 'linear'"),
         ({"kind": "linear", "blocks": "2,1"}, "ascending block numbers"),
@@ -72,8 +72,8 @@ def test_without_a_file_there_are_none(tmp_path: Path) -> None:
         ([], "metadata 'kind' is None"),
     ],
 )
-def test_metadata_that_do_not_fit_are_refused(metadata: Any, said: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=said):
+def test_metadata_that_do_not_fit_are_refused(metadata: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
         loaded(tmp_path, ramps(), metadata)
 
 

@@ -92,7 +92,7 @@ class Hub:
     def requested(self) -> set[str]:
         """Return the names of all requested files, by any HTTP method."""
         of_file = (re.search(r"/resolve/[^/]+/(.*)", path) for _, path in self.asked)
-        return {found.group(1) for found in of_file if found}
+        return {result.group(1) for result in of_file if result}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -111,13 +111,13 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         hub, path = self.hub, unquote(urlsplit(self.path).path)
         hub.asked.append((self.command, path))
-        if (found := re.fullmatch(rf"/api/models/{NAME}/(revision|tree)/(.+)", path)) is not None:
-            self._api(found.group(1), found.group(2))
-        elif (found := re.fullmatch(rf"/{NAME}/resolve/([^/]+|refs/pr/\d+)/(.+)", path)) is not None:
-            self._file(found.group(1), found.group(2))
-        elif (found := re.fullmatch(r"/cdn/([0-9a-f]+)/(.+)", path)) is not None:
+        if (result := re.fullmatch(rf"/api/models/{NAME}/(revision|tree)/(.+)", path)) is not None:
+            self._api(result.group(1), result.group(2))
+        elif (result := re.fullmatch(rf"/{NAME}/resolve/([^/]+|refs/pr/\d+)/(.+)", path)) is not None:
+            self._file(result.group(1), result.group(2))
+        elif (result := re.fullmatch(r"/cdn/([0-9a-f]+)/(.+)", path)) is not None:
             hub.tokens_elsewhere += self.headers.get_all("authorization", [])
-            self._send_file(hub.commits[found.group(1)], found.group(2))
+            self._send_file(hub.commits[result.group(1)], result.group(2))
         else:
             self._refuse(401, "RepoNotFound")
 

@@ -199,9 +199,9 @@ def test_a_cache_that_does_not_know_the_repositorys_files_is_taken_with_a_remark
     (listing,) = (located.folder.parents[1] / "trees").iterdir()
     listing.unlink()
     huggingface_hub._tree_cache._IN_MEMORY_TREE_CACHE.clear()
-    found = find(MODEL)
-    assert found is not None and found.folder == located.folder
-    (remark,) = found.remarks
+    result = find(MODEL)
+    assert result is not None and result.folder == located.folder
+    (remark,) = result.remarks
     assert "does not say which files the repository has" in remark
     assert fetch(HubName(NAME, FIRST), silent) == located
 
@@ -370,8 +370,8 @@ def test_a_header_that_is_no_digest_names_no_file(hub: Any, tmp_path: Path, file
     hub.headers[file] = {header: f'"{value}"' if header != "X-Repo-Commit" else value}
     with pytest.raises(UserError, match=r"which is (no digest|none)"):
         fetch(MODEL, silent)
-    made = set(tmp_path.rglob("*")) - before
-    assert all(path.is_relative_to(tmp_path / "cache") and "pwned" not in path.name for path in made)
+    result = set(tmp_path.rglob("*")) - before
+    assert all(path.is_relative_to(tmp_path / "cache") and "pwned" not in path.name for path in result)
     assert find(MODEL) is None
 
 

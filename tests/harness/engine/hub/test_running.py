@@ -55,26 +55,26 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
 
 
 def test_plan_downloads_nothing(hub: Any, command: Command, tmp_path: Path) -> None:
-    code, out, _ = command("plan", f"hub:{NAME}@v1")
+    code, stdout, _ = command("plan", f"hub:{NAME}@v1")
     assert code == 0
-    assert f"tiny: checkpoint hub:{NAME}@v1, not on this machine (`run --hub` fetches it)" in out
-    assert "1 cell: 1 new" in out
+    assert f"tiny: checkpoint hub:{NAME}@v1, not on this machine (`run --hub` fetches it)" in stdout
+    assert "1 cell: 1 new" in stdout
     assert hub.asked == [] and not (tmp_path / "cache").exists()
 
 
 def test_a_run_that_is_not_asked_to_fetch_measures_nothing(hub: Any, command: Command, tmp_path: Path) -> None:
-    code, out, err = command("run", f"hub:{NAME}")
-    assert (code, out) == (2, "")
-    assert err.startswith(f"exitbench: hub:{NAME}@main is not on this machine") and "`--hub` fetches it" in err
+    code, stdout, stderr = command("run", f"hub:{NAME}")
+    assert (code, stdout) == (2, "")
+    assert stderr.startswith(f"exitbench: hub:{NAME}@main is not on this machine") and "`--hub` fetches it" in stderr
     assert hub.asked == [] and not (tmp_path / "runs" / "spool").exists()
 
 
 def test_a_run_without_a_network_measures_nothing(hub: Any, command: Command, tmp_path: Path) -> None:
     hub.stop()
-    code, out, err = command("run", f"hub:{NAME}", "--hub")
-    assert (code, out) == (2, "")
-    assert err.startswith(f"exitbench: hub:{NAME}@main: could not be fetched from {hub.endpoint}")
-    assert "Traceback" not in err and len(err) < 1000
+    code, stdout, stderr = command("run", f"hub:{NAME}", "--hub")
+    assert (code, stdout) == (2, "")
+    assert stderr.startswith(f"exitbench: hub:{NAME}@main: could not be fetched from {hub.endpoint}")
+    assert "Traceback" not in stderr and len(stderr) < 1000
     assert not (tmp_path / "runs" / "spool").exists()
 
 
@@ -101,9 +101,9 @@ def test_a_name_that_is_none_is_told_with_its_line(hub: Any, command: Command, t
 def test_a_run_says_of_which_commit_and_is_done_wherever_the_files_lie(
     hub: Any, published: dict[str, bytes], command: Command, tmp_path: Path
 ) -> None:
-    code, _, err = command("run", f"hub:{NAME}", "--hub", "--no-report")
-    assert code == 0, err
-    assert f"of hub:{NAME}@{FIRST}" in err
+    code, _, stderr = command("run", f"hub:{NAME}", "--hub", "--no-report")
+    assert code == 0, stderr
+    assert f"of hub:{NAME}@{FIRST}" in stderr
     assert hub.requested == set(published)
     assert not (tmp_path / "RAN").exists()
     with open_database(tmp_path / "runs" / "exitbench.duckdb") as database:
@@ -114,13 +114,13 @@ def test_a_run_says_of_which_commit_and_is_done_wherever_the_files_lie(
     assert largest >= len(tokens["model"]["vocab"]) + 1  # a row of the embedding that no token has
 
     hub.stop()
-    code, _, err = command("run", f"hub:{NAME}", "--no-report")
-    assert code == 0 and "Nothing to run: 1 cell is done" in err
+    code, _, stderr = command("run", f"hub:{NAME}", "--no-report")
+    assert code == 0 and "Nothing to run: 1 cell is done" in stderr
 
     located = find(HubName(NAME))
     assert located is not None
-    _, out, _ = command("plan", shutil.copytree(located.folder, tmp_path / "copied"))
-    assert "1 cell: 1 done" in out
+    _, stdout, _ = command("plan", shutil.copytree(located.folder, tmp_path / "copied"))
+    assert "1 cell: 1 done" in stdout
 
     stored = find_stored(tmp_path / "runs" / "spool", "tiny/squad/full")
     assert find_checkpoint(stored, tmp_path / "no-models", tmp_path / "no-logs") == located.folder

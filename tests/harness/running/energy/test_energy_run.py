@@ -157,8 +157,8 @@ def test_every_counter_is_kept_with_its_idle_power_and_its_steps(query: Query) -
         assert (row["ms"], row["update_ms"]) == (1000, 1)
         assert row["idle_power_w"] == pytest.approx(IDLE_W * part)
         assert row["net_joules"] == pytest.approx(row["joules"] - IDLE_W * part)
-    told = {row["metric"]: row["value"] for row in query("FROM metric_values WHERE role = 'energy'")}
-    assert (told["idle_power_w"], told["energy_counters"], told["energy_updates"]) == (IDLE_W, 2, 1000)
+    answer = {row["metric"]: row["value"] for row in query("FROM metric_values WHERE role = 'energy'")}
+    assert (answer["idle_power_w"], answer["energy_counters"], answer["energy_updates"]) == (IDLE_W, 2, 1000)
 
 
 def energy_logged(spool: Path) -> list[str]:

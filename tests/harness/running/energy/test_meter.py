@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from exitbench.harness.running.energy import meter
-from exitbench.harness.running.energy.counters import Counter, CounterError, Found
+from exitbench.harness.running.energy.counters import Counter, CounterError, CounterSource
 from exitbench.harness.running.energy.meter import IDLE_S, SETTLE_S, Idle, MachineMeter, Moment, open_meter
 from exitbench.harness.running.energy.powercap import powercap_counters
 
@@ -76,11 +76,13 @@ def test_idle_power_of_a_counter_that_comes_round_meanwhile(zones: Any) -> None:
     assert idle.idle_uj == pytest.approx(50_000_000, rel=0.002)
 
 
-def found(*domains: str) -> Found:
+def found(*domains: str) -> CounterSource:
     def read_uj() -> int:
         raise CounterError("not in this test")
 
-    return Found(tuple(Counter(domain, True, None, 9, read_uj) for domain in domains), ", ".join(domains) or "none")
+    return CounterSource(
+        tuple(Counter(domain, True, None, 9, read_uj) for domain in domains), ", ".join(domains) or "none"
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,11 @@ def found(*domains: str) -> Found:
     ],
 )
 def test_what_is_read_is_where_the_model_works(
-    device: str, processors: Found, gpus: Found, read: tuple[str, ...] | str, monkeypatch: pytest.MonkeyPatch
+    device: str,
+    processors: CounterSource,
+    gpus: CounterSource,
+    read: tuple[str, ...] | str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(meter, "powercap_counters", lambda: processors)
     monkeypatch.setattr(meter, "nvml_counters", lambda uuids: gpus)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from exitbench.harness.running.energy.counters import CounterError, Found
+from exitbench.harness.running.energy.counters import CounterError, CounterSource
 from exitbench.harness.running.energy.nvml import nvml_counters
 
 
@@ -33,17 +33,17 @@ class Library:
 
 def test_every_gpu_of_a_model_is_counted_in_torchs_order() -> None:
     library = Library({"GPU-a": 7, "GPU-b": 2**40, "GPU-of-others": 9})
-    found = nvml_counters(["GPU-b", "GPU-a"], lambda name: library)
-    assert [(counter.domain, counter.read_uj()) for counter in found.counters] == [
+    result = nvml_counters(["GPU-b", "GPU-a"], lambda name: library)
+    assert [(counter.domain, counter.read_uj()) for counter in result.counters] == [
         ("gpu-0", 2**40 * 1000),
         ("gpu-1", 7_000),
     ]
-    assert found.told == "gpu-0, gpu-1"
+    assert result.summary == "gpu-0, gpu-1"
     library.spent_mj["GPU-a"] = 10
-    assert found.counters[1].read_uj() == 10_000
+    assert result.counters[1].read_uj() == 10_000
     library.codes["energy"] = 15  # lost
     with pytest.raises(CounterError, match="nvmlDeviceGetTotalEnergyConsumption ends with code 15"):
-        found.counters[1].read_uj()
+        result.counters[1].read_uj()
 
 
 @pytest.mark.parametrize(
@@ -60,15 +60,19 @@ def test_a_gpu_that_does_not_tell_leaves_no_counter(
 ) -> None:
     library = Library({"GPU-a": spent_mj})
     library.codes = codes
-    assert nvml_counters(uuids, lambda name: library) == Found((), f"counters of the GPU are not readable: {says}")
+    assert nvml_counters(uuids, lambda name: library) == CounterSource(
+        (), f"counters of the GPU are not readable: {says}"
+    )
 
 
 def test_an_old_driver_and_none_are_told() -> None:
     def missing(name: str) -> Any:
         raise OSError(f"{name}: cannot open shared object file")
 
-    assert nvml_counters(["GPU-a"], missing) == Found((), "no counters of the GPU: libnvidia-ml.so.1 is not there")
+    assert nvml_counters(["GPU-a"], missing) == CounterSource(
+        (), "no counters of the GPU: libnvidia-ml.so.1 is not there"
+    )
     told = "counters of the GPU are not readable: libnvidia-ml.so.1 has no nvmlInit_v2"
-    assert nvml_counters(["GPU-a"], lambda name: object()) == Found((), told)
+    assert nvml_counters(["GPU-a"], lambda name: object()) == CounterSource((), told)
     told = "no counters of the GPU: torch does not say which one it is"
-    assert nvml_counters([], lambda name: object()) == Found((), told)
+    assert nvml_counters([], lambda name: object()) == CounterSource((), told)

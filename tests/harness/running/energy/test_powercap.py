@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 
 from exitbench.harness.running.energy import powercap
-from exitbench.harness.running.energy.counters import Counter, CounterError, Found
+from exitbench.harness.running.energy.counters import Counter, CounterError, CounterSource
 from exitbench.harness.running.energy.powercap import powercap_counters
 
 
 def test_packages_and_their_memory_are_counted_and_the_board_is_kept_apart(server: Any) -> None:
-    found = powercap_counters(server.root)
-    assert {counter.domain: (counter.is_counted, counter.read_uj()) for counter in found.counters} == {
+    result = powercap_counters(server.root)
+    assert {counter.domain: (counter.is_counted, counter.read_uj()) for counter in result.counters} == {
         "package-0": (True, 1_000),
         "package-0/dram": (True, 50),
         "package-1": (True, 2_000),
         "psys": (False, 9_000),
     }
-    assert found.told == "package-0, package-0/dram, package-1, psys"
-    assert {counter.domain: counter.range_uj for counter in found.counters}["package-0/dram"] == 65_712_999_613
+    assert result.summary == "package-0, package-0/dram, package-1, psys"
+    assert {counter.domain: counter.range_uj for counter in result.counters}["package-0/dram"] == 65_712_999_613
 
 
 def test_a_counter_is_read_anew_each_time(server: Any) -> None:
@@ -62,9 +62,9 @@ def test_one_zone_that_is_not_as_it_should_be_leaves_no_counter(
     change: Callable[[Any], object], says: str, server: Any
 ) -> None:
     change(server)
-    found = powercap_counters(server.root)
-    assert found.counters == ()
-    assert re.match(f"counters of the processor are not readable: .*{says}", found.told)
+    result = powercap_counters(server.root)
+    assert result.counters == ()
+    assert re.match(f"counters of the processor are not readable: .*{says}", result.summary)
 
 
 def test_counters_that_only_root_may_read_are_told(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,19 +74,19 @@ def test_counters_that_only_root_may_read_are_told(server: Any, monkeypatch: pyt
         return path.read_bytes()
 
     monkeypatch.setattr(powercap, "read_regular", refused)
-    found = powercap.powercap_counters(server.root)
+    result = powercap.powercap_counters(server.root)
     path = server.root / "intel-rapl:0" / "energy_uj"
-    assert found == Found((), f"counters of the processor are not readable: {path}: Permission denied")
+    assert result == CounterSource((), f"counters of the processor are not readable: {path}: Permission denied")
 
 
 def test_a_machine_without_counters_says_so(tmp_path: Path, zones: Any) -> None:
     missing = tmp_path / "missing"
     told = "no counters of the processor: "
-    assert powercap_counters(missing) == Found((), f"{told}{missing}: No such file or directory")
+    assert powercap_counters(missing) == CounterSource((), f"{told}{missing}: No such file or directory")
     (zones.root / "intel-rapl").mkdir()
-    assert powercap_counters(zones.root) == Found((), f"{told}{zones.root} has no intel-rapl zone")
+    assert powercap_counters(zones.root) == CounterSource((), f"{told}{zones.root} has no intel-rapl zone")
     zones.zone("intel-rapl:0", "psys", 5)
-    assert powercap_counters(zones.root) == Found((), f"{told}{zones.root} has no package")
+    assert powercap_counters(zones.root) == CounterSource((), f"{told}{zones.root} has no package")
 
 
 def test_a_zone_that_vanishes_is_an_error_of_its_reading(server: Any) -> None:

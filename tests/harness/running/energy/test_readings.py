@@ -73,7 +73,7 @@ TOKENS = {"full": 800, "method": 400}
 
 def test_what_is_spent_between_decodes_is_nobodys() -> None:
     energy = spent(ARMS)
-    assert energy.told == "package-0, psys" and energy.domains == IDLE
+    assert energy.summary == "package-0, psys" and energy.domains == IDLE
     assert len(energy.readings) == 2 * 4 * len(ORDER) * 2
     for reading in energy.readings:
         own = int(reading.doc_key) * ARMS[reading.arm, reading.twin] * (10 if reading.domain == "psys" else 1)
@@ -140,7 +140,7 @@ def test_a_domain_that_vanishes_ends_the_energy_of_its_timing(server: Any) -> No
     with log.around(Place("a", 0, 1, "method", False)):
         shutil.rmtree(server.root / "intel-rapl:1")
     energy = log.close()
-    assert energy.readings == () and "intel-rapl:1/energy_uj: No such file" in energy.told
+    assert energy.readings == () and "intel-rapl:1/energy_uj: No such file" in energy.summary
 
 
 class Logged(Scripted):
@@ -175,7 +175,7 @@ def test_counters_are_read_around_every_decode_and_never_while_its_clock_runs() 
             clock.mark()
             return (), 1
 
-        def knowing(self, parts: Any, units: Any, made: Any) -> Any:
+        def with_known_exits(self, parts: Any, units: Any, made: Any) -> Any:
             raise AssertionError
 
     parts: Any = SimpleNamespace(gate=SimpleNamespace(looks_ahead=False))
@@ -217,7 +217,7 @@ def test_a_timing_has_the_energy_of_all_its_decodes_or_none(
             done.append(arm)
     assert done == decodes  # whatever the counters say
     energy = log.close()
-    assert (energy.readings, energy.domains) == ((), ()) and energy.told.startswith(says)
+    assert (energy.readings, energy.domains) == ((), ()) and energy.summary.startswith(says)
 
 
 def test_a_counter_that_cannot_tell_idle_power_is_not_read() -> None:

@@ -45,8 +45,8 @@ def record(spec: WorkerSpec, cell: int) -> dict[str, Any]:
     """status.json of a cell's only finished attempt, with what cell.json says of its time-out."""
     cell_id = spec.cells[cell].cell.cell_id
     assert len(list(spec.spool.glob(f"*/{cell_id}/*/DONE"))) == 1
-    found = read_attempt(latest_status(spec.spool)[cell_id].path)
-    return {**found.status, "cell_timeout_s": found.cell.get("cell_timeout_s")}
+    result = read_attempt(latest_status(spec.spool)[cell_id].path)
+    return {**result.status, "cell_timeout_s": result.cell.get("cell_timeout_s")}
 
 
 def logs(tmp_path: Path) -> str:
@@ -184,14 +184,14 @@ def test_a_process_that_a_method_leaves_behind_is_ended_with_the_worker(
 
 def _stats() -> list[list[str]]:
     """Of every process: id, name, state, parent, group."""
-    found = []
+    results = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             before, _, after = path.read_text().rpartition(")")
         except OSError:
             continue
-        found.append([*before.split(" (", 1), *after.split()])
-    return found
+        results.append([*before.split(" (", 1), *after.split()])
+    return results
 
 
 def test_a_method_that_closes_standard_output_costs_nothing(worker: Worker, run: Callable[..., list[str]]) -> None:
@@ -239,9 +239,9 @@ def test_waiting_for_another_process_is_not_hanging_and_is_told_once(
 ) -> None:
     waits = "(say('wait', item, holder='process 7'), say('wait', item, holder='process 7'), time.sleep(4), wake())"
     command = worker("two", waits.replace("wake()", "say('held', item)"))
-    shown = io.StringIO()
+    output = io.StringIO()
     timed = replace(spec, cells=with_timeouts(spec, (LONG_S, 3.0, LONG_S)))
-    with Lines(dict.fromkeys(map(str, range(3)), Expected()), shown) as progress:
+    with Lines(dict.fromkeys(map(str, range(3)), Expected()), output) as progress:
         LocalExecutor(tmp_path / "logs", worker=command, cores=1).run([timed], progress, lambda: None)
     assert {status.status for status in latest_status(spec.spool).values()} == {"ok"}
-    assert shown.getvalue().count("two: waiting for process 7, which runs it\n") == 1
+    assert output.getvalue().count("two: waiting for process 7, which runs it\n") == 1

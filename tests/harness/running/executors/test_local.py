@@ -28,10 +28,10 @@ Worker = Callable[[str, str], tuple[str, ...]]
 
 def outcome(spec: WorkerSpec, command: tuple[str, ...], tmp_path: Path) -> tuple[list[str], str]:
     """Statuses by cell in order, and what was shown."""
-    shown = io.StringIO()
-    with Lines(dict.fromkeys(map(str, range(len(spec.cells))), Expected()), shown) as progress:
+    output = io.StringIO()
+    with Lines(dict.fromkeys(map(str, range(len(spec.cells))), Expected()), output) as progress:
         statuses = LocalExecutor(tmp_path / "logs", worker=command, cores=1).run([spec], progress, lambda: None)
-    return [statuses[item.cell.cell_id] for item in spec.cells], shown.getvalue()
+    return [statuses[item.cell.cell_id] for item in spec.cells], output.getvalue()
 
 
 def test_every_cell_is_run_and_shown_once(spec: WorkerSpec, worker: Worker, tmp_path: Path) -> None:
@@ -253,9 +253,9 @@ def test_a_run_waits_until_a_gpu_is_free(spec: WorkerSpec, worker: Worker, tmp_p
 
 
 def test_cells_are_shown_by_name_while_several_run(spec: WorkerSpec, worker: Worker, tmp_path: Path) -> None:
-    shown = io.StringIO()
+    output = io.StringIO()
     executor = LocalExecutor(tmp_path / "logs", TWO_GPUS, worker("*", "meet(2)"), tmp_path / "gpus")
-    with Lines(dict.fromkeys(map(str, range(2)), Expected()), shown) as progress:
+    with Lines(dict.fromkeys(map(str, range(2)), Expected()), output) as progress:
         executor.run(groups_of(spec)[:2], progress, lambda: None)
-    lines = sorted(line.split(": ")[0].split("] ")[1] for line in shown.getvalue().splitlines())
+    lines = sorted(line.split(": ")[0].split("] ")[1] for line in output.getvalue().splitlines())
     assert lines == ["one (2 documents)", "two (2 documents)"]

@@ -134,8 +134,8 @@ def submission(spec: WorkerSpec, tmp_path: Path) -> Path:
 
 def ended(spec: WorkerSpec) -> list[tuple[str, str | None] | None]:
     """Status and reason of each cell."""
-    found = [attempt_status(spec.spool, item.cell.cell_id) for item in spec.cells]
-    return [status and (status.status, status.reason) for status in found]
+    result = [attempt_status(spec.spool, item.cell.cell_id) for item in spec.cells]
+    return [status and (status.status, status.reason) for status in result]
 
 
 def begin(spec: WorkerSpec, cell: int) -> None:

@@ -119,16 +119,16 @@ def test_a_pretrained_encoder_without_a_classifier_is_given_one_of_the_tasks_lab
     first = trained(write_recipe(*LAST, ("steps = 12", "steps = 1")), data_dir)
     AutoTokenizer.from_pretrained(first).save_pretrained(folder)
     further = trained(write_further('checkpoint = "pretrained"', ('"pooler-linear"', '"shared-pooler"')), data_dir)
-    found = AutoModelForSequenceClassification.from_pretrained(further)
-    assert (found.config.id2label, found.config.model_type) == ({0: "negative", 1: "positive"}, config.model_type)
+    result = AutoModelForSequenceClassification.from_pretrained(further)
+    assert (result.config.id2label, result.config.model_type) == ({0: "negative", 1: "positive"}, config.model_type)
     assert load_off_ramps(further, 3, 16, 2) is not None
 
 
 def test_ratings_are_learned_by_squared_error_and_judged_by_pearson(write_recipe: WriteRecipe, data_dir: Path) -> None:
     folder = trained(write_recipe(*RATINGS), data_dir)
     assert AutoModelForSequenceClassification.from_pretrained(folder).config.problem_type == "regression"
-    found = card_of(folder)["validation"]
-    assert (found["metric"], found["token_accuracy"], len(found["score"])) == ("pearson", None, 3)
+    result = card_of(folder)["validation"]
+    assert (result["metric"], result["token_accuracy"], len(result["score"])) == ("pearson", None, 3)
     assert load_off_ramps(folder, 3, 16, 1) is not None
 
 
@@ -173,7 +173,7 @@ def test_blocks_can_share_their_weights_at_first(write_recipe: WriteRecipe, data
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ((('"weighted"', '"shallow-deep"\nshallow_blocks = 1'),), "which is for decoders. Allowed for encoders: alter"),
         ((('"weighted"', '"two-stage"'),), "'two-stage' needs a .start., which is frozen"),
@@ -188,9 +188,9 @@ def test_blocks_can_share_their_weights_at_first(write_recipe: WriteRecipe, data
     ],
 )
 def test_a_recipe_that_no_encoder_could_be_trained_by_is_refused(
-    changes: tuple[tuple[str, str], ...], told: str, write_recipe: WriteRecipe
+    changes: tuple[tuple[str, str], ...], message: str, write_recipe: WriteRecipe
 ) -> None:
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         load_recipe(write_recipe(*changes))
 
 

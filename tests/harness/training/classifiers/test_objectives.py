@@ -35,8 +35,8 @@ def bert(n_labels: int = 2) -> BertForSequenceClassification:
 def states(model: BertForSequenceClassification) -> list[Tensor]:
     """What the blocks say of the first token, by transformers' own pass, each [B, D]."""
     inputs = {name: tensor for name, tensor in BATCH.items() if name != "labels"}
-    found: list[Tensor] = [h[:, 0] for h in model(**inputs, output_hidden_states=True).hidden_states[1:]]
-    return found
+    result: list[Tensor] = [h[:, 0] for h in model(**inputs, output_hidden_states=True).hidden_states[1:]]
+    return result
 
 
 def pooled(model: BertForSequenceClassification, state_BD: Tensor) -> Tensor:
