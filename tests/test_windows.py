@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from exitbench import __version__
+
 LIBRARIES = "import asyncio, shutil, socket, subprocess, tempfile, duckdb_engine, pyarrow.parquet"
 MORE_LIBRARIES = "import concurrent.futures.process, jinja2, matplotlib.pyplot, rich.progress"
 WITHOUT_UNIX = """
@@ -65,7 +67,7 @@ def on_windows(script: str, *arguments: str, libraries: str = LIBRARIES) -> subp
 
 def test_the_package_its_results_and_its_reports_are_imported() -> None:
     done = on_windows(IMPORTS, libraries=f"{LIBRARIES}\n{MORE_LIBRARIES}")
-    assert (done.returncode, done.stdout) == (0, "0.1.0\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"{__version__}\n"), done.stderr
 
 
 def test_the_command_line_explains_itself() -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from exitbench.lm_eval_registration import register_with_lm_eval
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 if TYPE_CHECKING:
     from exitbench.errors import UserError as UserError

@@ -232,9 +232,20 @@ def test_the_glossary_explains_each_word_once() -> None:
     assert len(entries) == len(re.findall(r"^- \*\*.+?\*\*: \S", glossary, flags=re.MULTILINE))
 
 
-def test_the_citation_file_is_of_this_version() -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_citation_of_a_page_is_of_this_version(page: str) -> None:
+    (entry,) = re.findall(r"```bibtex\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    assert re.findall(r"^  version = \{(.+)\},$", entry, re.MULTILINE) == [exitbench.__version__]
+    assert f"year    = {{{_citation()['date-released'][:4]}}}" in entry
+
+
+def _citation() -> dict[str, str]:
     pairs = re.findall(r"^([a-z-]+):(?: (.*))?$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
-    citation = {key: value.strip('"') for key, value in pairs}
+    return {key: value.strip('"') for key, value in pairs}
+
+
+def test_the_citation_file_is_of_this_version() -> None:
+    citation = _citation()
     assert citation["version"] == exitbench.__version__
     assert citation["cff-version"] == "1.2.0"
     assert citation["type"] == "software"
