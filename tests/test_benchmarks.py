@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -217,10 +218,10 @@ def test_what_is_wrong_fails_and_is_not_timed(gpu: Any, tmp_path: Path, monkeypa
 
     right = gpu_checks._answers_of
 
-    def wrong(case: Any) -> list[Any]:
-        answers = right(case)
-        answers[0].token_ids[1] += 1
-        return answers
+    def wrong(case: Any) -> Iterator[list[Any]]:
+        for answers in right(case):
+            answers[0].token_ids[1] += 1
+            yield answers
 
     monkeypatch.setattr(gpu_checks, "_answers_of", wrong)
     code, told = run_on_cpu(gpu, "correctness", "llama", out=tmp_path / "told.json")

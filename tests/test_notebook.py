@@ -36,7 +36,7 @@ def test_its_cells_run_in_order(snippets: ModuleType, tmp_path: Path) -> None:
         code = code.replace(whole, few)
     python, apart = snippets.Python(tmp_path), f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}"
     try:
-        python.said(snippets.Block("temporary files", "python", None, apart))
-        assert "\nwmt-en-fr (vanilla): " in python.said(snippets.Block(NOTEBOOK.name, "python", None, code))
+        python.output_of(snippets.Block("temporary files", "python", None, apart))
+        assert "\nwmt-en-fr (vanilla): " in python.output_of(snippets.Block(NOTEBOOK.name, "python", None, code))
     finally:
         python.end()

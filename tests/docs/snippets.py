@@ -36,6 +36,7 @@ REASONS = (
     "takes minutes",
     "an excerpt",
     "a message",
+    "a reference",
 )
 """What a block may be shown for that is not run; more may follow behind it in brackets."""
 
@@ -233,16 +234,16 @@ class Python:
 
     def __init__(self, folder: Path) -> None:
         self._pipes = tempfile.TemporaryDirectory()
-        request_pipe, reply_pipe = (os.path.join(self._pipes.name, name) for name in ("told", "said"))
+        request_pipe, reply_pipe = (os.path.join(self._pipes.name, name) for name in ("request", "reply"))
         os.mkfifo(request_pipe), os.mkfifo(reply_pipe)
         _run_command(["python"], folder, request_pipe, reply_pipe)
-        self._told = open(request_pipe, "w", encoding="utf-8")  # noqa: SIM115 - until `end`
-        self._said = open(reply_pipe, encoding="utf-8")  # noqa: SIM115
+        self._requests = open(request_pipe, "w", encoding="utf-8")  # noqa: SIM115 - until `end`
+        self._replies = open(reply_pipe, encoding="utf-8")  # noqa: SIM115
 
     def output_of(self, block: Block) -> str:
         """Have it run a block; returns what it printed."""
-        print(json.dumps([block.text, block.place]), file=self._told, flush=True)
-        answer = self._said.readline()
+        print(json.dumps([block.text, block.place]), file=self._requests, flush=True)
+        answer = self._replies.readline()
         printed, error = json.loads(answer) if answer else ("", "the interpreter has ended")
         if error:
             raise Wrong(f"{block.place}: {error}")
@@ -250,9 +251,9 @@ class Python:
 
     def end(self) -> None:
         """End it, and wait for that."""
-        self._told.close()
-        self._said.read()
-        self._said.close()
+        self._requests.close()
+        self._replies.read()
+        self._replies.close()
         self._pipes.cleanup()
 
 
