@@ -53,8 +53,8 @@ class Berxit(Thresholded, PeriodicGating):
     source: ClassVar[str] = "BERxiT (learning to exit)"
 
     epochs: int = param(5, "passes over the train split", low=1)
-    learning_rate: float = param(1e-2, "of AdamW", low=0.0)
-    fit_seed: int = param(0, "of the order", low=0)
+    learning_rate: float = param(1e-2, "learning rate of AdamW", low=0.0)
+    fit_seed: int = param(0, "seed of the data order", low=0)
 
     def check(self, n_blocks: int) -> None:
         """There must be a block to train on."""

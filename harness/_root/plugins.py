@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from exitbench.errors import UserError, told
+from exitbench.errors import UserError, one_line
 
 PACKAGE: Final = "exitbench_plugins"
 """Package name under which the folder's files are imported."""
@@ -66,7 +66,7 @@ def _load(folder: Path) -> None:
         try:
             importlib.import_module(f"{PACKAGE}.{path.stem}")
         except (Exception, SystemExit) as error:
-            raise UserError(f"plug-in {path}: {type(error).__name__}: {told(error)}") from error
+            raise UserError(f"plug-in {path}: {type(error).__name__}: {one_line(error)}") from error
 
 
 def _modules(folder: Path) -> tuple[Path, ...]:

@@ -224,7 +224,7 @@ class ExitBenchLM(EarlyExitLM):
         """Answer generation requests greedily; return the texts in request order.
 
         Raises:
-            UserError: A request asks for sampling or beams.
+            UserError: A request requires sampling or beams.
         """
         for request in requests:
             _require_greedy(request)
@@ -328,6 +328,6 @@ def _key(request: Instance, number: int, splits: Mapping[str, str]) -> str:
 def _require_greedy(request: Instance) -> None:
     if (other := why_not_greedy(request.args[1])) is not None:
         raise UserError(
-            f"{MODEL}: task {request.task_name!r} asks for {other.what}, but decoding is greedy; allowed: "
+            f"{MODEL}: task {request.task_name!r} requires {other.what}, but decoding is greedy; allowed: "
             f"--gen_kwargs {other.name}={other.value}."
         )

@@ -79,7 +79,7 @@ class _ResponseCheck:
         if _COMMIT_HEADER in headers and not is_commit(headers[_COMMIT_HEADER]):
             raise self._refusal(f"the commit {shortened(headers[_COMMIT_HEADER])}, which is none")
         if headers.get("Content-Encoding", "identity") != "identity":
-            raise self._refusal("a compressed response, though it was asked for none")
+            raise self._refusal("a compressed response, though none was requested")
         is_api = path.startswith(_API) or f"{_API}models/" in path  # a mirror's endpoint may have a path
         if is_api and response.request.method != "HEAD":
             self._read_api(response, is_listing="/tree/" in path)

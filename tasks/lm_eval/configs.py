@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exitbench.errors import UserError, suggestion, told
+from exitbench.errors import UserError, one_line, suggestion
 from exitbench.tasks.declared_choices import choice_config
 from exitbench.tasks.document import canonical_json
 from exitbench.tasks.lm_eval.settings import LmEvalSettings
@@ -137,7 +137,7 @@ def _build(name: str, settings: LmEvalSettings) -> Any:
     except UserError:
         raise
     except Exception as error:  # any error of the task's code at import
-        why = f"{type(error).__name__}: {told(error, 200)}"
+        why = f"{type(error).__name__}: {one_line(error, 200)}"
         raise UserError(
             f"lm-eval: {name!r} cannot be read: {why}. Code of metrics is not downloaded; one that lm-eval's own run "
             "has put into the cache of `evaluate` is used."
@@ -203,7 +203,7 @@ def _generation(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _require_equal_configs(name: str, leaves: list[LeafConfig]) -> None:
     for what, kinds in (
-        ("what they ask of a model", {leaf.output_type for leaf in leaves}),
+        ("what they request from a model", {leaf.output_type for leaf in leaves}),
         ("their metrics", {canonical_json(_plain(_scoring(leaf))) for leaf in leaves}),
     ):
         if len(kinds) > 1:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import yaml
 
-from exitbench.errors import UserError, suggestion, told
+from exitbench.errors import UserError, one_line, suggestion
 from exitbench.terminal import without_middle
 
 MAX_FILE_BYTES = 1 << 20
@@ -302,7 +302,7 @@ def _check_filters(filters: object, location: str) -> None:
             try:
                 get_filter(name)(**kwargs)
             except Exception as error:  # any error about its arguments, such as an invalid regular expression
-                raise UserError(f"{location}: filter_list: {name}: {told(error)}") from error
+                raise UserError(f"{location}: filter_list: {name}: {one_line(error)}") from error
 
 
 def _check_fewshot(fewshot: object, location: str) -> None:

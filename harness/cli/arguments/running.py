@@ -100,7 +100,7 @@ def _add_tune(commands: Commands) -> None:
     parser.add_argument("--suite", default="builtin", metavar="SUITE", help="whose model and task (builtin)")
     about = "of full depth's quality, in percent: what may be lost (1%%)"
     parser.add_argument("--max-loss", type=_percent, default=1.0, metavar="P%", help=about)
-    about = "methods with a threshold (those whose score a probe tells and that need nothing trained)"
+    about = "methods with a threshold (those whose score can be computed from a probe and that need no training)"
     parser.add_argument("--methods", type=_names, default=(), metavar="NAME,..", help=about)
     about = "documents that thresholds are chosen on (200)"
     parser.add_argument("--documents", type=up_to(MOST_DOCUMENTS), default=200, metavar="N", help=about)
@@ -184,7 +184,7 @@ def _add_new(commands: Commands) -> None:
 
 def _add_method(kinds: Commands) -> None:
     examples = "  exitbench new method my-method\n  exitbench new method my-method --to my-project"
-    about = "Write a method: a plug-in with a gate that works, its test, and a suite that runs it beside others."
+    about = "Write a method: a plug-in with a gate that works, its test, and a suite that compares it with others."
     parser = command(kinds, "method", "new:new_method", about, examples)
     _add_name(parser)
 
@@ -216,7 +216,7 @@ def _add_suite(kinds: Commands) -> None:
     parser.add_argument("--task", action="append", default=[], metavar="TASK", help=about)
     about = "of a single --task: a key of [tasks.LABEL] of a suite, as TOML has it; may be repeated"
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=about)
-    add_data_dir(parser, "that the task names, for the commands told")
+    add_data_dir(parser, "that the task names; used in the suggested commands")
     add_plugins(parser)
     add_runs(parser)
 

@@ -145,7 +145,7 @@ class EncoderClassifier:
 
     def exit_logits(self, block: int, hidden_AD: Tensor) -> Tensor:
         """Return the logits of a block's off-ramp, [A, C]."""
-        assert self.off_ramps is not None, "asked of blocks that have one"
+        assert self.off_ramps is not None, "called only for blocks that have an off-ramp"
         return self.off_ramps.logits(block, hidden_AD)
 
     def exit_head_numel(self, block: int) -> int:

@@ -57,7 +57,7 @@ def test_a_name_has_an_owner_and_perhaps_a_revision(written: str, repository: st
 @pytest.mark.parametrize("written", ["models/hub:x/y", "../hub", "HUB:a/b", "hub/a"])
 def test_anything_else_is_a_folder(written: str) -> None:
     assert read_name(written) is None
-    assert locate(written, ask_hub=True, say=silent).folder == Path(written)
+    assert locate(written, query_hub=True, say=silent).folder == Path(written)
 
 
 @pytest.mark.parametrize(
@@ -174,10 +174,10 @@ def test_what_is_here_is_not_downloaded_again(hub: Any) -> None:
 def test_without_being_asked_nothing_asks_the_hub(hub: Any) -> None:
     assert find(MODEL) is None
     with pytest.raises(UserError, match=f"hub:{NAME}@main is not on this machine, or not whole.*--hub"):
-        locate(f"hub:{NAME}", ask_hub=False, say=silent)
-    located = locate(f"hub:{NAME}", ask_hub=True, say=silent)
+        locate(f"hub:{NAME}", query_hub=False, say=silent)
+    located = locate(f"hub:{NAME}", query_hub=True, say=silent)
     asked = list(hub.asked)
-    assert locate(f"hub:{NAME}", ask_hub=False, say=silent) == located
+    assert locate(f"hub:{NAME}", query_hub=False, say=silent) == located
     assert hub.asked == asked
 
 
@@ -261,7 +261,7 @@ def test_no_network_is_not_passed_over_because_something_is_cached(hub: Any) -> 
 
 def test_a_hub_that_is_switched_off_is_told(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    refused("HF_HUB_OFFLINE is set, so that the hub is not asked; unset it")
+    refused("HF_HUB_OFFLINE is set, so the hub is not queried; unset it")
 
 
 @pytest.fixture

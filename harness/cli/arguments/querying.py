@@ -117,7 +117,7 @@ def _add_show(commands: Commands) -> None:
         "  exitbench show 'weighted/squad/calm-softmax*0.9' --doc 3 --against 'weighted/squad/full'\n"
         "  exitbench show bb965132 --doc 3 --token 5"
     )
-    about = "Print an answer token by token, in the colours of exit layers: alone or beside another run's answer."
+    about = "Print an answer token by token, in the colours of exit layers: alone or next to another run's answer."
     parser = command(commands, "show", "show:show", about, examples)
     naming = "attempt or cell id, or its beginning, or a glob over MODEL/TASK/METHOD"
     parser.add_argument("run", metavar="RUN", help=f"the run: {naming}")
@@ -148,14 +148,14 @@ def _add_sql(commands: Commands) -> None:
         commands,
         "sql",
         "sql:sql",
-        "Ask the database in SQL: one query, which only reads. Without one: list the questions of saved queries.",
+        "Query the database in SQL, read-only. Without a query: list the questions of the saved queries.",
         examples,
     )
     parser.add_argument(
         "query", nargs="?", metavar="QUERY", help="one DuckDB SELECT; @NAME: a saved one; -: from standard input"
     )
     add_database(parser)
-    add_lake(parser, "ask a lake in place of a database: a folder, or s3://BUCKET/PREFIX (`exitbench export lake`)")
+    add_lake(parser, "query a lake in place of a database: a folder, or s3://BUCKET/PREFIX (`exitbench export lake`)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="value of the query's parameter $NAME"
     )
@@ -313,7 +313,7 @@ def _add_inspect(commands: Commands) -> None:
         "  exitbench inspect checkpoints/mine --engine hosted --context 4000\n"
         "  exitbench inspect checkpoints/mine --format json"
     )
-    about = "Say what a model is, what runs it, what methods cost on it. Exit code 1 where it cannot run as it is."
+    about = "Describe a model, what runs it, and what methods cost on it. Exit code 1 if it cannot run."
     parser = command(commands, "inspect", "inspect:inspect", about, examples)
     parser.add_argument("model", metavar="MODEL", help="folder of a checkpoint, hub:OWNER/NAME, or a recipe")
     parser.add_argument(
