@@ -75,7 +75,7 @@ class Berxit(Thresholded, PeriodicGating):
         return {"epochs": self.epochs, "learning_rate": self.learning_rate, "fit_seed": self.fit_seed}
 
     def fit_gate(self, train_data: FitData, held_out_data: FitData, on_progress: Callable[[float], None]) -> Fitted:
-        """Train the module with AdamW; the curve has a row an epoch."""
+        """Train the module with AdamW; the curve has one row per epoch."""
         generator = torch.Generator().manual_seed(self.fit_seed)
         (state_MD, right_M), (other_MD, other_M) = _examples(train_data), _examples(held_out_data)
         weight = state_MD.new_zeros(state_MD.shape[1]).requires_grad_()

@@ -87,7 +87,7 @@ class PeriodicGating(Gating):
 
 @dataclass(frozen=True)
 class Thresholded(Gating):
-    """A method that compares a score with one threshold, one a block, or one a block that is fitted."""
+    """A method that compares a score with one threshold, one per block, or one fitted per block."""
 
     threshold: float = param(0.9, "lambda: exit if the score > threshold", low=0.0, high=1.0)
     rule: str = param(

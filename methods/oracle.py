@@ -52,7 +52,7 @@ class Oracle(Skipping):
     """
 
     name: ClassVar[str] = "oracle"
-    source: ClassVar[str] = "t5x's token-consistency oracle; NATCAP's ideal exit (first); stable: ours"
+    source: ClassVar[str] = "t5x's token-consistency oracle; NATCAP's ideal exit (first); stable: this project's"
 
     match: str = param(
         "first",

@@ -31,7 +31,7 @@ def use_plugins(folder: Path) -> tuple[Path, ...]:
     """
     folder = folder.resolve()
     if not folder.is_dir():
-        raise UserError(f"--plugins {folder}: is no folder. Needed: one with Python files or tasks in TOML.")
+        raise UserError(f"--plugins {folder}: is not a folder. Needed: a folder with Python files or tasks in TOML.")
     if (other := plugins_folder()) not in (None, folder):
         raise UserError(f"--plugins {folder}: {other} is in use. One folder goes with one process.")
     files = _modules(folder)

@@ -205,7 +205,7 @@ def require_tunable(name: str) -> None:
     """
     if not _is_searchable(get_method(name)()):
         allowed = [other for other in method_names() if _is_searchable(get_method(other)())]
-        raise UserError(f"method {name!r} has no threshold that a replay could search.{suggestion(name, allowed)}")
+        raise UserError(f"method {name!r} has no threshold that a replay can search.{suggestion(name, allowed)}")
 
 
 def _is_searchable(method: Method) -> bool:

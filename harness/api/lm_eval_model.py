@@ -253,7 +253,7 @@ class ExitBenchLM(EarlyExitLM):
     def _score(self, requests: list[Instance]) -> list[ScoredText]:
         if (reason := why_not(self.parts)) is not None:
             raise UserError(
-                f"{MODEL}: log-likelihoods cannot be had of method {self.arguments.method.name!r}: it {reason}."
+                f"{MODEL}: method {self.arguments.method.name!r} does not provide log-likelihoods: it {reason}."
             )
         self.prompts = self._scoring
         with self._progress_shown(requests, "scoring", 0, is_quiet=False):

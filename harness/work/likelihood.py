@@ -85,7 +85,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
     def why_not(cls, parts: Parts, method: str) -> str | None:
         """Return why a method does not provide log-likelihoods; None if it does."""
         reason = why_no_likelihood(parts)
-        return None if reason is None else f"log-likelihoods cannot be had of {method}: it {reason}"
+        return None if reason is None else f"{method} does not provide log-likelihoods: it {reason}"
 
     @classmethod
     def resolve(cls, task: Task, settings: GenerationSettings, model: ModelRef) -> GenerationSettings:

@@ -151,7 +151,7 @@ class KVPolicy(ABC):
     name: ClassVar[str]
     deferred: ClassVar[Literal["project", "run", "rerun"] | None] = None
     """How a deferred token is completed when a later one runs a block that it skipped: its exit state is projected to
-    keys and values; or it runs the block beside the later one; or it runs again from block 1 on."""
+    keys and values; or it runs the block together with the later one; or it runs again from block 1 on."""
     runs_all_blocks: ClassVar[bool] = False
     """Whether the skipped blocks are run after all, before the next token."""
     verifies: ClassVar[bool] = False

@@ -133,7 +133,7 @@ def _build(name: str, settings: LmEvalSettings) -> Any:
     except ImportError as error:
         raise UserError(f"lm-eval: {name!r} needs a package that is not installed: {error}.") from None
     except SystemExit as error:  # the task needs something that is not installed, and its code exits
-        raise UserError(f"lm-eval: {name!r} cannot be had here: its own code gave up when it was read.") from error
+        raise UserError(f"lm-eval: {name!r} is not available here: its own code failed while it was loaded.") from error
     except UserError:
         raise
     except Exception as error:  # any error of the task's code at import
@@ -173,7 +173,7 @@ def _leaves_of(name: str, group: Any) -> list[LeafConfig]:
         elif hasattr(child, "aggregate_metric_list"):
             leaves += _leaves_of(name, child)
         else:
-            raise UserError(f"lm-eval: group {name!r} describes a task within itself; allowed: one a file.")
+            raise UserError(f"lm-eval: group {name!r} describes a task within itself; allowed: one per file.")
     if not all(weighted):
         raise _mixed_group_error(name, leaves, "its tasks count the same whatever their size")
     return leaves

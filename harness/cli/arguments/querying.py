@@ -68,7 +68,7 @@ def _add_report(commands: Commands) -> None:
     parser.add_argument("--single-file", action="store_true", help="a page that holds its pictures and data, to send")
     about = "figures to draw, by name (`exitbench list figures`), or tables to print; html: as pdf, svg and png"
     parser.add_argument("--only", default="*", metavar="GLOB", help=about)
-    parser.add_argument("--draft", action="store_true", help="write it even where findings say not to cite it")
+    parser.add_argument("--draft", action="store_true", help="write it even if findings say not to cite it")
     parser.add_argument(
         "--out", type=Path, metavar="PATH", help="folder of the page (RUNS/report), or file of the tables"
     )
@@ -101,7 +101,9 @@ def _add_claims(commands: Commands) -> None:
     add_database(parser)
     papers = "only claims of mee, prune, natcap, heads, calm_free or encoders"
     parser.add_argument("--paper", metavar="NAME", help=papers)
-    about = "only claim (the authors' words), consistency (printed numbers against each other) or question (ours)"
+    about = (
+        "only claim (the authors' words), consistency (printed numbers against each other) or question (of ExitBench)"
+    )
     parser.add_argument("--kind", metavar="KIND", help=about)
     about = (
         "only those with it: holds here, fails here (measured); consistent, inconsistent (printed numbers); undecided, "
@@ -162,7 +164,7 @@ def _add_sql(commands: Commands) -> None:
     parser.add_argument(
         "--format",
         choices=("table", "csv", "json", "parquet"),
-        help="table (on a terminal too narrow for it: a line a value), or what the name of --out ends in",
+        help="table (on a narrow terminal: one line per value), or the format that the name of --out ends in",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="save the rows: csv, json or parquet")
     parser.add_argument("--force", action="store_true", help="replace the file of --out")
@@ -196,7 +198,7 @@ def _add_status(commands: Commands) -> None:
     parser.add_argument("suite", nargs="?", metavar="SUITE", help="only its cells, and the time left for all of them")
     add_data_dir(parser, "that the suite names")
     add_runs(parser)
-    add_lake(parser, "what a lake has of it, whoever ran it: a folder, or s3://BUCKET/PREFIX")
+    add_lake(parser, "its attempts in a lake, from every machine: a folder, or s3://BUCKET/PREFIX")
     parser.add_argument("--watch", action="store_true", help="refresh until Ctrl-C")
 
 
@@ -292,7 +294,7 @@ def _add_verify(commands: Commands) -> None:
         "  exitbench verify 'vanilla/squad/full'\n"
         "  exitbench verify 3f9a12c4 --model checkpoints/mine --data-dir ../data"
     )
-    about = "Run a stored cell again and compare every token (exit code 1 if any differs). The database stays as it is."
+    about = "Run a stored cell again and compare every token (exit code 1 if any differs). The database is not changed."
     parser = command(commands, "verify", "verify:verify_run", about, examples)
     parser.add_argument(
         "run", metavar="RUN", help="attempt or cell id or its beginning, or a glob of MODEL/TASK/METHOD"

@@ -27,7 +27,7 @@ _NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 
 
 def inspect(arguments: Namespace) -> int:
-    """Print the inspection of a model; return 1 if it cannot be run as it is.
+    """Print the inspection of a model; return 1 if it cannot be run.
 
     Raises:
         UserError: The model does not exist, or its configuration cannot be read.
@@ -217,7 +217,7 @@ def _possible(gate: GateCost) -> str:
 def _policies(work: TokenCost) -> Iterator[str]:
     yield ""
     costs = ", ".join(map(_policy, work.kv_policies))
-    about = "KV policies, bytes/FLOPs of a skipped block until a token at full depth has followed, in blocks run: "
+    about = "KV policies: bytes/FLOPs per skipped block, up to the next token at full depth, relative to one block: "
     yield fill(f"{about}{costs}", WIDTH, subsequent_indent="  ", break_on_hyphens=False).replace(_NO_BREAK, " ")
     yield from reasons([(policy.policy, policy.why_not) for policy in work.kv_policies])
     alone = [(p.policy, None if p.why_not else p.why_alone) for p in work.kv_policies]
@@ -245,7 +245,7 @@ def _percent(share: float | None) -> str:
 def _lacks(inspection: Inspection) -> Iterator[str]:
     if inspection.lacks:
         yield ""
-        yield "It cannot be run as it is:"
+        yield "It cannot be run:"
     yield from (item(one_screen(message)) for message in inspection.lacks)
     if inspection.convert is not None:
         yield item("To convert the pickle yourself, in an environment that you trust (opening one can run its code):")
@@ -275,7 +275,7 @@ def classifier_lines(inspection: ClassifierInspection) -> Iterator[str]:
         yield from reasons([(runnable.method, runnable.why_not) for runnable in inspection.methods])
     if inspection.lacks:
         yield ""
-        yield "It cannot be run as it is:"
+        yield "It cannot be run:"
         yield from (item(one_screen(message)) for message in inspection.lacks)
 
 

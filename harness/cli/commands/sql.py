@@ -170,7 +170,7 @@ def _format(requested: str | None, file: Path | None) -> str:
     """Return the requested format, or that of the file's suffix."""
     if file is None:
         if requested == "parquet":
-            raise UserError("--format parquet is not for a screen. Add --out FILE.")
+            raise UserError("--format parquet cannot be printed. Add --out FILE.")
         return requested or "table"
     files = ("csv", "json", "parquet")
     form = requested or file.suffix.removeprefix(".")

@@ -237,7 +237,7 @@ def _ask(name: HubName) -> tuple[str, dict[str, int]]:
         info = api.model_info(name.repository, revision=name.revision, files_metadata=True)
         commit = info.sha or ""
         if not is_commit(commit):
-            raise UserError(f"{name}: the hub answers with the commit {shortened(commit)}, which is none.")
+            raise UserError(f"{name}: the hub answers with the commit {shortened(commit)}, which is not a commit.")
         if api.resolve_revision(name.repository, revision=name.revision).resolved != commit:
             raise UserError(f"{name} was changed just now; the same command gets it as it is.")
         files = info.siblings or ()

@@ -351,7 +351,7 @@ def test_what_cannot_be_used_is_refused_before_weights_come(hub: Any, tmp_path: 
 @pytest.mark.parametrize("commit", ["../../../evil", "main", "", None, "1" * 39, "1" * 40 + "\n"])
 def test_a_commit_that_is_none_makes_no_folder(hub: Any, tmp_path: Path, commit: str | None) -> None:
     hub.answers["sha"] = commit
-    with pytest.raises(UserError, match="which is none"):
+    with pytest.raises(UserError, match="which is not a commit"):
         fetch(MODEL, silent)
     assert not (tmp_path / "cache").exists() and not list(tmp_path.rglob("evil*"))
 
@@ -368,7 +368,7 @@ def test_a_header_that_is_no_digest_names_no_file(hub: Any, tmp_path: Path, file
     before = set(tmp_path.rglob("*"))
     value = value.format(folder=tmp_path)
     hub.headers[file] = {header: f'"{value}"' if header != "X-Repo-Commit" else value}
-    with pytest.raises(UserError, match=r"which is (no digest|none)"):
+    with pytest.raises(UserError, match=r"which is (no digest|not a commit)"):
         fetch(MODEL, silent)
     result = set(tmp_path.rglob("*")) - before
     assert all(path.is_relative_to(tmp_path / "cache") and "pwned" not in path.name for path in result)
@@ -379,7 +379,7 @@ def test_a_header_that_is_no_digest_names_no_file(hub: Any, tmp_path: Path, file
 def test_a_listing_whose_digests_are_none_is_refused_before_a_file_is_asked_for(hub: Any, value: object) -> None:
     name = shards(hub.files)[0]
     hub.listing[name] = {"lfs": {"oid": value, "size": 5, "pointerSize": 130}, "xetHash": "a" * 64}
-    with pytest.raises(UserError, match="in a listing, which is none"):
+    with pytest.raises(UserError, match="in a listing, which is not a digest"):
         fetch(MODEL, silent)
     assert not hub.requested
 
