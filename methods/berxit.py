@@ -53,8 +53,8 @@ class Berxit(Thresholded, PeriodicGating):
     source: ClassVar[str] = "BERxiT (learning to exit)"
 
     epochs: int = param(5, "passes over the train split", low=1)
-    learning_rate: float = param(1e-2, "of AdamW", low=0.0)
-    fit_seed: int = param(0, "of the order", low=0)
+    learning_rate: float = param(1e-2, "learning rate of AdamW", low=0.0)
+    fit_seed: int = param(0, "seed of the data order", low=0)
 
     def check(self, n_blocks: int) -> None:
         """There must be a block to train on."""
@@ -75,7 +75,7 @@ class Berxit(Thresholded, PeriodicGating):
         return {"epochs": self.epochs, "learning_rate": self.learning_rate, "fit_seed": self.fit_seed}
 
     def fit_gate(self, train_data: FitData, held_out_data: FitData, on_progress: Callable[[float], None]) -> Fitted:
-        """Train the module with AdamW; the curve has a row an epoch."""
+        """Train the module with AdamW; the curve has one row per epoch."""
         generator = torch.Generator().manual_seed(self.fit_seed)
         (state_MD, right_M), (other_MD, other_M) = _examples(train_data), _examples(held_out_data)
         weight = state_MD.new_zeros(state_MD.shape[1]).requires_grad_()

@@ -136,7 +136,7 @@ class ContrastiveBase(SoftmaxGated):
     alpha: float = param(0.1, "bound of the plausible set, as a share of the best probability", low=0.0, high=1.0)
     alpha_schedule: str = param(
         "constant",
-        "constant (the code), or hyperbolic: alpha / (1 + alpha_decay l) (1 - confidence before) (the text)",
+        "constant (the code), or hyperbolic (the text): alpha / (1 + alpha_decay l) (1 - confidence before)",
         choices=("constant", "hyperbolic"),
     )
     alpha_decay: float = param(1.0, "decay of the hyperbolic schedule; no value was published", low=0.0)

@@ -42,7 +42,7 @@ class DeeBert(Thresholded, PeriodicGating):
     name: ClassVar[str] = "deebert"
     source: ClassVar[str] = "DeeBERT section 3"
 
-    threshold: float = param(0.3, "S: exit where the entropy in nats < threshold", low=0.0)
+    threshold: float = param(0.3, "S: exit if the entropy in nats < threshold", low=0.0)
     underflow: str = param(
         "zero",
         "value of p log p if p is 0 in single precision: zero (its limit), or nan (as published; then no token exits)",

@@ -72,7 +72,7 @@ class Entropy(SoftmaxGated):
     name: ClassVar[str] = "entropy"
     source: ClassVar[str] = "NATCAP section 3"
 
-    threshold: float = param(0.5, "exit where the entropy in nats < threshold", low=0.0)
+    threshold: float = param(0.5, "exit if the entropy in nats < threshold", low=0.0)
 
     def level(self, threshold: float) -> float:
         """An entropy, on the scale of the score."""

@@ -58,7 +58,7 @@ class TrainedExitHeads(Thresholded):
     source: ClassVar[str] = "HEADS; kind lens: tuned lens"
     needs_exit_heads: ClassVar[bool] = True
 
-    threshold: float = param(0.9, "exit where the confidence > threshold, on the scale of the confidence")
+    threshold: float = param(0.9, "exit if the confidence > threshold, on the scale of the confidence")
     levels: tuple[float, ...] = param((), "thresholds of blocks 1..L-1, for rule per-block")
     exit_blocks: tuple[int, ...] = param((), "exit heads to use, by block; empty: all of the checkpoint", low=1)
     confidence: str = param("breaking-ties", "confidence of a head's logits", choices=tuple(CONFIDENCES))

@@ -71,7 +71,7 @@ class TrainedGate(Gated):
         return {name: value for name, value in self.params().items() if name not in shared}
 
     def fit_gate(self, train_data: FitData, held_out_data: FitData, on_progress: Callable[[float], None]) -> Fitted:
-        """Train the network with AdamW; the curve has a row an epoch."""
+        """Train the network with AdamW; the curve has one row per epoch."""
         generator = torch.Generator().manual_seed(self.fit_seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.fit_seed)

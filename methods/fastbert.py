@@ -40,7 +40,7 @@ class FastBert(Thresholded, PeriodicGating):
     name: ClassVar[str] = "fastbert"
     source: ClassVar[str] = "FastBERT section 3.3 (adaptive inference)"
 
-    threshold: float = param(0.5, "speed: exit where H / log C < threshold", low=0.0, high=1.0)
+    threshold: float = param(0.5, "speed: exit if H / log C < threshold", low=0.0, high=1.0)
 
     def level(self, threshold: float) -> float:
         """Return an uncertainty threshold on the scale of the score."""

@@ -39,9 +39,9 @@ class Free(Method):
     name: ClassVar[str] = "free"
     source: ClassVar[str] = "FREE sections 4.1-4.3"
 
-    exit_layer: int = param(2, "S: blocks of a shallow token", low=1)
+    exit_layer: int = param(2, "S: number of blocks run for a shallow token", low=1)
     threshold: float = param(
-        0.9, "lambda: exit where the margin > threshold; adaptive rules start there", low=0.0, high=1.0
+        0.9, "lambda: exit if the margin > threshold; initial value of adaptive rules", low=0.0, high=1.0
     )
     rule: str = param(
         "constant",

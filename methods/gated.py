@@ -38,13 +38,13 @@ class Skipping(Method):
     """A method whose tokens leave at different blocks, one by one."""
 
     kv_policy: str = param(
-        "state-copy", "how keys and values of skipped blocks are computed", choices=tuple(KV_POLICIES)
+        "state-copy", "policy that computes keys and values of skipped blocks", choices=tuple(KV_POLICIES)
     )
 
 
 @dataclass(frozen=True)
 class Gating(Skipping):
-    """A method that asks a gate at some blocks."""
+    """A method that evaluates a gate at some blocks."""
 
     @abstractmethod
     def blocks(self, n_blocks: int) -> frozenset[int]:
@@ -70,7 +70,7 @@ class Gating(Skipping):
 
 @dataclass(frozen=True)
 class PeriodicGating(Gating):
-    """A method that asks a gate at blocks in regular distance."""
+    """A method that evaluates a gate at every n-th block."""
 
     min_exit: int = param(1, "first block at which the gate is evaluated", low=1)
     every: int = param(1, "evaluate the gate at every n-th block from min_exit on", low=1)
@@ -87,9 +87,9 @@ class PeriodicGating(Gating):
 
 @dataclass(frozen=True)
 class Thresholded(Gating):
-    """A method that compares a score with one threshold, one a block, or one a block that is fitted."""
+    """A method that compares a score with one threshold, one per block, or one fitted per block."""
 
-    threshold: float = param(0.9, "lambda: exit where the score > threshold", low=0.0, high=1.0)
+    threshold: float = param(0.9, "lambda: exit if the score > threshold", low=0.0, high=1.0)
     rule: str = param(
         "constant",
         "constant: threshold; per-block: levels; epsilon: one threshold per block, fitted on the train split so that "

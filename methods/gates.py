@@ -89,7 +89,7 @@ class Masses(NamedTuple):
     def widened(self, low_A: Tensor, high_A: Tensor) -> tuple[Tensor, Tensor]:
         """Return bounds of the largest probability, or of it less another, with what rounding does; in [0, 1]."""
         slack_A = 2 * self.rounding / (1 + self.rest_low_A)  # of a probability no larger than 1 / (1 + rest_low)
-        # Where all lower ends are out of reach of float32, nothing is known; NaN stays NaN.
+        # Where all lower ends are out of reach of float32, there is no lower bound; NaN stays NaN.
         low_A = torch.where(self.first_low_A > _SMALLEST, low_A, 0 * low_A)
         return (low_A - slack_A).clamp(0, 1), (high_A + slack_A).clamp(0, 1)
 

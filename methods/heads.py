@@ -149,7 +149,7 @@ class PrunedHead(LMHead):
         return view.memory["kept_weights"]
 
     def _sizes(self, view: BlockView) -> int | Tensor:
-        """Ids read at this block: one number, or one a row where it follows the confidence."""
+        """Ids read at this block: one number, or one per row if it depends on the confidence."""
         model, n_kept = view.model, view.memory["kept_ids"].shape[1]
         if self.keeping == "fixed":
             return n_kept

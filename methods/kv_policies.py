@@ -72,7 +72,7 @@ class Noisy(KVPolicy):
 
 
 class Deferred(KVPolicy):
-    """Skipped blocks are left alone until a later token of the same answer runs them."""
+    """Skipped blocks are not filled until a later token of the same answer runs them."""
 
     def on_exit(self, cache: DecoderCache, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
         """Keep the exit state."""

@@ -94,7 +94,7 @@ class MeeLstm(TrainedGate):
         "decay of the threshold with the position; MEE's runs use code",
         choices=("none", "code", "paper"),
     )
-    layers: int = param(2, "2 (the text) or 1 (the code)", low=1, high=2)
+    layers: int = param(2, "LSTM layers: 2 (as in the text) or 1 (as in the code)", low=1, high=2)
     hidden: int = param(250, "width of the LSTM", low=1)
     variant: str = param(
         "text",

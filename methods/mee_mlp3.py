@@ -55,7 +55,9 @@ class MeeMlp3(TrainedGate):
     first_block: ClassVar[int] = 2
 
     min_exit: int = param(4, "first block at which the gate is evaluated", low=1)
-    decay: str = param("code", "as MEE's runs", choices=("none", "code", "paper"))
+    decay: str = param(
+        "code", "decay of the threshold with the position; MEE's runs use code", choices=("none", "code", "paper")
+    )
 
     def build_network(self, d_model: int) -> nn.Module:
         """Two layers."""

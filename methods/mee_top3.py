@@ -20,7 +20,7 @@ class Growing(Gate):
 
     Args:
         logits: Read raw logits (the bug of the repository's last commit).
-        inner: Also ask m > this and score 1 (the published code); None: score m itself.
+        inner: Also require m > this and score 1 (the published code); None: score m itself.
     """
 
     needs_history: ClassVar[bool] = True
@@ -79,10 +79,14 @@ class MeeTop3(Gated):
     source: ClassVar[str] = "MEE section 3"
 
     min_exit: int = param(4, "first block at which the gate is evaluated", low=1)
-    decay: str = param("code", "as MEE's runs", choices=("none", "code", "paper"))
-    variant: str = param("text", "text: score m; code: score 1 where m > threshold", choices=("text", "code"))
+    decay: str = param(
+        "code", "decay of the threshold with the position; MEE's runs use code", choices=("none", "code", "paper")
+    )
+    variant: str = param("text", "text: score m; code: score 1 if m > threshold", choices=("text", "code"))
     signal: str = param(
-        "probabilities", "what grows; logits is the bug of the last commit", choices=("probabilities", "logits")
+        "probabilities",
+        "values that must grow; logits reproduces the bug of the last commit",
+        choices=("probabilities", "logits"),
     )
 
     def check(self, n_blocks: int) -> None:

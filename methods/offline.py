@@ -20,7 +20,7 @@ CHUNK_BYTES = 64 * 2**20
 def score_states(
     parts: Parts, model: ModelInterface, states_LND: Tensor, *, position: int = 1, seeds_N: Sequence[int] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Ask the gate at every block.
+    """Evaluate the gate at every block.
 
     Args:
         parts: The method.
@@ -53,7 +53,7 @@ def score_given(
     position: int = 1,
     seeds_N: Sequence[int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Ask the gate at every block, and for the probability of given tokens.
+    """Evaluate the gate at every block, and compute the probability of given tokens.
 
     Args:
         parts: The method.

@@ -17,7 +17,7 @@ from exitbench.methods.thresholds import Constant
 class FullAgreement(Gate):
     """Score 1 where this block already chooses the token of the last block.
 
-    ``stable`` also asks that every later block chooses it. Runs the full depth first. Its
+    ``stable`` also requires that every later block chooses it. Runs the full depth first. Its
     declared cost is zero: an oracle knows its exits, and its cost is that of a method that knows them.
     """
 
@@ -52,7 +52,7 @@ class Oracle(Skipping):
     """
 
     name: ClassVar[str] = "oracle"
-    source: ClassVar[str] = "t5x's token-consistency oracle; NATCAP's ideal exit (first); stable: ours"
+    source: ClassVar[str] = "t5x's token-consistency oracle; NATCAP's ideal exit (first); stable: this project's"
 
     match: str = param(
         "first",

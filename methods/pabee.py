@@ -60,11 +60,11 @@ class Pabee(PeriodicGating):
     name: ClassVar[str] = "pabee"
     source: ClassVar[str] = "PABEE section 3"
 
-    patience: int = param(2, "t: how many off-ramps in a row must confirm the prediction", low=1)
-    tolerance: float = param(0.5, "tau of a regression: numbers nearer than this confirm each other", low=0.0)
+    patience: int = param(2, "t: number of consecutive off-ramps that must confirm the prediction", low=1)
+    tolerance: float = param(0.5, "tau, for regression: predictions closer than this confirm each other", low=0.0)
     batch: str = param(
         "row",
-        "who must agree: each row decides for itself, or whole, as published: nobody leaves before all do",
+        "row: each row of a batch exits on its own; whole: no row exits before all can (as published)",
         choices=("row", "whole"),
     )
 

@@ -45,15 +45,17 @@ class Streak(Gate):
 class Patience(SoftmaxGating):
     """Exit when `patience` consecutive blocks chose the same token; counting starts at the first gated block.
 
-    The papers' formula asks for patience + 1 equal predictions, their sentence for patience.
+    The papers' formula requires patience + 1 equal predictions, their text requires patience.
     """
 
     name: ClassVar[str] = "patience"
     source: ClassVar[str] = "NATCAP section 3 (after PABEE)"
 
-    patience: int = param(2, "tau: how long the prediction must hold", low=1)
+    patience: int = param(2, "tau: number of blocks for which the prediction must hold", low=1)
     counting: str = param(
-        "formula", "formula: tau + 1 equal predictions; sentence: tau", choices=("formula", "sentence")
+        "formula",
+        "formula: tau + 1 equal predictions; sentence: tau equal predictions",
+        choices=("formula", "sentence"),
     )
 
     def gate(self, fitted: Mapping[str, Tensor]) -> Streak:

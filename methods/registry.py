@@ -33,7 +33,7 @@ def register(cls: M) -> M:
     """Class decorator: make a method known by its name.
 
     Raises:
-        TypeError: It is no method that a suite can ask for.
+        TypeError: It is not a method that a suite can name.
         ValueError: Two different classes claim one name.
     """
     _check_usable(cls)

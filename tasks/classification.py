@@ -1,4 +1,4 @@
-"""Base class of tasks that ask for a label, or a number, per text or pair of texts: the tasks of encoders."""
+"""Base class of tasks that require a label, or a number, per text or pair of texts: the tasks of encoders."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ClassificationTask(Task):
         except ValueError:
             number = math.nan
         if not math.isfinite(number):
-            raise UserError(f"{self.name}: {text!r} is no finite number, which the task asks for.")
+            raise UserError(f"{self.name}: {text!r} is not a finite number, which the task requires.")
         return number
 
     def score(self, doc: Document, output: str) -> DocumentScore:

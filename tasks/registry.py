@@ -8,7 +8,7 @@ from functools import cache, partial
 from importlib.metadata import entry_points
 from typing import Final
 
-from exitbench.errors import UserError, suggestion, told
+from exitbench.errors import UserError, one_line, suggestion
 from exitbench.plugins import load_plugins
 from exitbench.provenance import distribution, revision_of_others
 from exitbench.tasks.base import FloatArray, Task
@@ -61,7 +61,7 @@ def _discover() -> None:
         try:
             register(point.load())
         except (Exception, SystemExit) as error:  # a broken task must not affect the others
-            _unusable[point.name] = f"{point.value}: {type(error).__name__}: {told(error)}"
+            _unusable[point.name] = f"{point.value}: {type(error).__name__}: {one_line(error)}"
     load_plugins()
 
 

@@ -98,7 +98,7 @@ def parse_pair(name: str) -> LanguagePair:
         UserError: The name contains an unknown language, or the same language twice.
     """
     match = _NAME.fullmatch(name)
-    assert match is not None, "is_pair has been asked"
+    assert match is not None, "`is_pair` was checked before"
     data_set, source, target = match.group("data_set", "source", "target")
     for language in (source, target):
         if language not in LANGUAGES:

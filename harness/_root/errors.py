@@ -26,7 +26,7 @@ class UserError(ValueError):
     """Bad input. The message says what was wrong, where, and what is allowed, and fits on one screen."""
 
 
-def told(error: BaseException, most: int = 300) -> str:
+def one_line(error: BaseException, most: int = 300) -> str:
     """Return a library's error message on one line, cut to `most` characters."""
     words = " ".join(str(error).split())
     return words if len(words) <= most else f"{words[: most - 3]}..."

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from exitbench.errors import UserError, told
+from exitbench.errors import UserError, one_line
 
 PACKAGE: Final = "exitbench_plugins"
 """Package name under which the folder's files are imported."""
@@ -31,7 +31,7 @@ def use_plugins(folder: Path) -> tuple[Path, ...]:
     """
     folder = folder.resolve()
     if not folder.is_dir():
-        raise UserError(f"--plugins {folder}: is no folder. Needed: one with Python files or tasks in TOML.")
+        raise UserError(f"--plugins {folder}: is not a folder. Needed: a folder with Python files or tasks in TOML.")
     if (other := plugins_folder()) not in (None, folder):
         raise UserError(f"--plugins {folder}: {other} is in use. One folder goes with one process.")
     files = _modules(folder)
@@ -66,7 +66,7 @@ def _load(folder: Path) -> None:
         try:
             importlib.import_module(f"{PACKAGE}.{path.stem}")
         except (Exception, SystemExit) as error:
-            raise UserError(f"plug-in {path}: {type(error).__name__}: {told(error)}") from error
+            raise UserError(f"plug-in {path}: {type(error).__name__}: {one_line(error)}") from error
 
 
 def _modules(folder: Path) -> tuple[Path, ...]:

@@ -39,7 +39,7 @@ def number_of(n: int, noun: str) -> str:
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
-def told_apart(texts: Sequence[str], width: int) -> list[str]:
+def abbreviate_uniquely(texts: Sequence[str], width: int) -> list[str]:
     """Abbreviate texts to a width so that different texts remain different.
 
     A text loses its end, or its middle if others share its beginning. If neither is unique, it is not cut.
@@ -49,7 +49,7 @@ def told_apart(texts: Sequence[str], width: int) -> list[str]:
         width: Characters, at least 3.
 
     Examples:
-        >>> told_apart(["calm-softmax", "calm-saturation", "full"], 8)
+        >>> abbreviate_uniquely(["calm-softmax", "calm-saturation", "full"], 8)
         ['calm-so…', 'calm-sa…', 'full']
     """
     abbreviated: dict[str, str] = {}

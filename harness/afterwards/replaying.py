@@ -105,14 +105,16 @@ def replay(probe: Probe, method: str, thresholds: Sequence[float], **params: Any
     settings = [kind.from_params({**params, "threshold": level}) for level in levels]
     if "threshold" in settings[0].unused_params():
         stated = ", ".join(f"{name} = {value!r}" for name, value in params.items())
-        raise UserError(f"method {method!r} does not look at its threshold with {stated}; there is nothing to sweep.")
+        raise UserError(f"method {method!r} does not use its threshold with {stated}; there is nothing to sweep.")
     settings[0].check(probe.n_blocks)
     all_parts = [setting.parts(probe.n_blocks) for setting in settings]
     score_sql, emitted_sql = all_parts[0].score_sql(probe.n_blocks), "top1_id[l]"
     if score_sql is None and probe.scored_by == method:
         score_sql, emitted_sql = "score[l]", "emitted_id[l]"
     if score_sql is None:
-        raise UserError(f"method {method!r}: a probe does not tell its score. Run it in a suite, as a replay cell.")
+        raise UserError(
+            f"method {method!r}: its score cannot be computed from a probe. Run it in a suite, as a replay cell."
+        )
     rules = [parts.threshold.sql(probe.max_new_tokens) for parts in all_parts]
     with in_memory() as connection:
         connection.register("probe", probe.table)
@@ -147,11 +149,11 @@ def stored_probe(database: Database, name: str, method: Method | None = None) ->
             if matches
             else "fits no probe"
         )
-        names = ", ".join(sorted(probes)[:_MAX_SHOWN_PROBES]) or "none; suites ask for them by kinds = ['probe']"
+        names = ", ".join(sorted(probes)[:_MAX_SHOWN_PROBES]) or "none; suites record them with kinds = ['probe']"
         raise UserError(f"{name!r} {fits}. One is needed, as MODEL/TASK. There are: {names}.")
     row = probes[matches[0]]
     is_causal = row["first_token"] != "gated" and row["is_causal"]
-    scores = None if method is None or method.probe_tells_score() else _scores(database, row["cell_id"], method)
+    scores = None if method is None or method.probe_has_score() else _scores(database, row["cell_id"], method)
     if method is None or scores is None:
         table = database.query("FROM probe_token WHERE attempt_id = ? ORDER BY doc_key, position", [row["attempt_id"]])
         return Probe(table, row["blocks"], row["max_new_tokens"], is_causal)

@@ -210,7 +210,7 @@ def _item(stored: StoredAttempt, repetitions: Path, folder: Path, data_dir: Path
     if changed := identity_differences(stored.cell["identity"], cell.identity):
         commit = stored.env["environment"]["git_commit"] or "unknown"
         raise UserError(
-            f"attempt {stored.attempt.attempt_id} cannot be repeated here, something else would be asked "
+            f"attempt {stored.attempt.attempt_id} cannot be repeated here, because the cell would not be the same "
             f"(it ran at commit {commit[:12]}):\n  " + "\n  ".join(changed)
         )
     status = attempt_status(repetitions, cell.cell_id)

@@ -139,9 +139,9 @@ class Tuning:
 
     def search(self) -> Suite:
         """Return the search suite: full depth, its probe, and gate scores that do not follow from the probe."""
-        asking = [name for name in self.methods if not get_method(name)().probe_tells_score()]
+        needing_scores = [name for name in self.methods if not get_method(name)().probe_has_score()]
         sweeps = [self._sweep(self.searched, baseline_method()(), (), "quality", "probe")]
-        sweeps += [self._sweep(self.searched, get_method(name)(), (), "scores") for name in asking]
+        sweeps += [self._sweep(self.searched, get_method(name)(), (), "scores") for name in needing_scores]
         return self._suite(self.searched, sweeps)
 
     def confirm(self, candidates: Iterable[Candidate]) -> Suite:
@@ -205,7 +205,7 @@ def require_tunable(name: str) -> None:
     """
     if not _is_searchable(get_method(name)()):
         allowed = [other for other in method_names() if _is_searchable(get_method(other)())]
-        raise UserError(f"method {name!r} has no threshold that a replay could search.{suggestion(name, allowed)}")
+        raise UserError(f"method {name!r} has no threshold that a replay can search.{suggestion(name, allowed)}")
 
 
 def _is_searchable(method: Method) -> bool:
@@ -215,7 +215,7 @@ def _is_searchable(method: Method) -> bool:
 
 def _is_quick(method: Method) -> bool:
     needs_training = method.needs_exit_heads or method.fit_params()
-    return _is_searchable(method) and not needs_training and method.probe_tells_score()
+    return _is_searchable(method) and not needs_training and method.probe_has_score()
 
 
 def find_candidates(database: Database, tuning: Tuning) -> list[Candidate]:

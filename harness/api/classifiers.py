@@ -135,7 +135,7 @@ def classify(
         2
     """
     if not isinstance(model, Classifier):
-        raise UserError("this model generates text; classify asks for a classifier. Decode with it: eb.decode.")
+        raise UserError("this model generates text; classify needs a classifier. Decode with it: eb.decode.")
     chosen = bound_method(model.checkpoint.model.n_blocks, model.checkpoint.model.exit_blocks, method, params)
     parts = chosen.parts(model.n_blocks)
     reason = model.checkpoint.model.why_not(parts, len(texts))

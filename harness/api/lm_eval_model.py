@@ -224,7 +224,7 @@ class ExitBenchLM(EarlyExitLM):
         """Answer generation requests greedily; return the texts in request order.
 
         Raises:
-            UserError: A request asks for sampling or beams.
+            UserError: A request requires sampling or beams.
         """
         for request in requests:
             _require_greedy(request)
@@ -253,7 +253,7 @@ class ExitBenchLM(EarlyExitLM):
     def _score(self, requests: list[Instance]) -> list[ScoredText]:
         if (reason := why_not(self.parts)) is not None:
             raise UserError(
-                f"{MODEL}: log-likelihoods cannot be had of method {self.arguments.method.name!r}: it {reason}."
+                f"{MODEL}: method {self.arguments.method.name!r} does not provide log-likelihoods: it {reason}."
             )
         self.prompts = self._scoring
         with self._progress_shown(requests, "scoring", 0, is_quiet=False):
@@ -328,6 +328,6 @@ def _key(request: Instance, number: int, splits: Mapping[str, str]) -> str:
 def _require_greedy(request: Instance) -> None:
     if (other := why_not_greedy(request.args[1])) is not None:
         raise UserError(
-            f"{MODEL}: task {request.task_name!r} asks for {other.what}, but decoding is greedy; allowed: "
+            f"{MODEL}: task {request.task_name!r} requires {other.what}, but decoding is greedy; allowed: "
             f"--gen_kwargs {other.name}={other.value}."
         )

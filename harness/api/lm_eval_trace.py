@@ -212,7 +212,9 @@ def _task_table(lm: ExitBenchLM, name: str, task: Any, arguments: Mapping[str, A
     if arguments["samples"] is not None:
         raise UserError(f"{MODEL}: trace goes with limit, not with samples, which suites do not have.")
     if name not in catalogue(include):
-        raise UserError(f"{MODEL}: trace: {name!r} is none of lm-eval's own tasks; include=DIR says where its YAML is.")
+        raise UserError(
+            f"{MODEL}: trace: {name!r} is not one of lm-eval's own tasks; include=DIR says where its YAML is."
+        )
     default_task = LmEvalTask(f"{PREFIX}{name}", LmEvalSettings(include=include))
     table: dict[str, Any] = {"task": f"{PREFIX}{name}"}
     table["source"] = "local" if config.dataset_path in FILE_FORMATS else "hub"

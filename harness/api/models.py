@@ -151,11 +151,11 @@ def find_model(name: str | Path, *, hub: bool = False) -> Path:
     Raises:
         UserError: The folder or model does not exist.
     """
-    folder = locate(name, ask_hub=hub, say=tell).folder
+    folder = locate(name, query_hub=hub, say=tell).folder
     if not folder.exists() and str(name) in recipe_names():
         trained = find_trained(load_recipe(str(name)), SHIPPED)
         if trained is None:
-            raise UserError(f"{name} does not come along. Train it: exitbench train {name}.")
+            raise UserError(f"{name} is not bundled. Train it: exitbench train {name}.")
         folder = trained
     if not is_file(folder / CONFIG) or not is_encoder(folder):
         read_config(folder)  # reports a folder that is not a checkpoint before its weights are searched

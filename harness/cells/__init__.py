@@ -10,7 +10,7 @@ Kinds of cell:
     quality      real decode through lm-eval, traced, never timed
     timing       real decode, ABBA against full depth, timed, never traced
     probe        full depth, teacher-forced over the model's own greedy output
-    scores       the method's own gate, asked at every block of every probed token
+    scores       the method's own gate, evaluated at every block of every probed token
     replay       SQL over a probe, and over scores if the probe lacks the gate's score; `execution` is 'simulated'
     fit          what a method trains or sets, on teacher-forced states of the train split
     calibration  real decodes of the calibration split at one level after another, until the risk is not controlled

@@ -244,7 +244,7 @@ class RecordSettings:
     documents: int
 
 
-def unasked_rows(kind: Kind, batch_size: int) -> int:
+def default_batch_rows(kind: Kind, batch_size: int) -> int:
     """Return the default number of documents that share a batch in a cell without `batch_rows`."""
     return UNTIMED_ROWS if kind in ("probe", "scores", "fit") else batch_size
 
@@ -300,7 +300,7 @@ class Cell:
     @property
     def rows(self) -> int:
         """Number of documents that share a batch."""
-        return self.batch_rows or unasked_rows(self.kind, self.batch_size)
+        return self.batch_rows or default_batch_rows(self.kind, self.batch_size)
 
     @property
     def depends_on(self) -> tuple[str, ...]:

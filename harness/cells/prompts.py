@@ -108,7 +108,7 @@ class Prompts:
             shortest = min(len(prompt.ids) for _, prompt in encoded)
             raise UserError(
                 f"none of the {len(encoded)} prompts fits: the shortest has {shortest} tokens, "
-                f"{max(self._longest, 0)} are left beside {self.generation.max_new_tokens} new ones."
+                f"{max(self._longest, 0)} fit next to {self.generation.max_new_tokens} new ones."
             )
         truncated = sum(bool(prompt.n_cut) for _, prompt in fitting)
         return Fitting(tuple(document for document, _ in fitting), len(encoded) - len(fitting), truncated=truncated)

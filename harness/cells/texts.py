@@ -89,7 +89,7 @@ def label_places(task: str, wanted_labels: Sequence[str] | None, labels: Sequenc
         )
         gives = "a number (regression)" if len(labels) == 1 else f"one of {len(labels)} labels ({', '.join(labels)})"
         raise UserError(
-            f"{task!r} asks for {what}, and the model gives {gives}; allowed: a model trained for the task."
+            f"{task!r} requires {what}, and the model gives {gives}; allowed: a model trained for the task."
         )
     if wanted_labels is None:
         return (0,)

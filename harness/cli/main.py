@@ -130,13 +130,13 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
 def whole_parser() -> "tuple[Overview, list[str]]":
     """Return the parser of all commands, and the names of the listed commands."""
     # Imported here, within `Interruptible`, so that Ctrl-C during the import is handled.
-    from exitbench.harness.cli.arguments import asking, keeping, running
+    from exitbench.harness.cli.arguments import keeping, querying, running
     from exitbench.harness.cli.arguments.common import HIDDEN, Overview, Parser
 
     parser = Overview("exitbench")
     parser.add_argument("-V", "--version", action="version", version=f"exitbench {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
-    for group in (running, asking, keeping):
+    for group in (running, querying, keeping):
         group.add_commands(commands)
     parser.commands = commands.choices
     return parser, [name for name in parser.commands if not name.startswith(HIDDEN)]

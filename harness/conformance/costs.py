@@ -42,7 +42,7 @@ class _From(Threshold):
         return float("-inf") if block >= self.firsts[position - 1] else float("inf")
 
     def sql(self, max_new_tokens: int) -> str:
-        raise NotImplementedError("a real decode asks no SQL")
+        raise NotImplementedError("a real decode runs no SQL")
 
 
 def declared(trial: Trial) -> Iterator[str]:

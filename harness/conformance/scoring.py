@@ -42,16 +42,16 @@ def same_again(trial: Trial) -> Iterator[str]:
             score_states(trial.parts, trial.model, trial.states_LND[:, :1], position=position + 1, seeds_N=[0])
         repeated_LN, _ = trial.scored(trial.parts)
         if not _equal(first_LN, repeated_LN):
-            yield "score() gives other numbers for the same input when asked again: something is kept between calls"
+            yield "score() gives other numbers for the same input when called again: state is kept between calls"
             return
     if not _equal(first_LN, trial.scored(trial.fresh())[0]):
-        yield "score() of a gate that was asked before differs from that of a new one"
+        yield "score() of a gate that was evaluated before differs from that of a new gate"
     position, at_N = next(trial.positions())
     for seed, at in list(enumerate(at_N.tolist()))[::8]:
         state = trial.states_LND[:, [at]]
         alone_L1, _ = score_states(trial.parts, trial.model, state, position=position, seeds_N=[seed])
         if not _equal(first_LN[:, [at]], alone_L1):
-            yield "score() of a row depends on the rows beside it"
+            yield "score() of a row depends on the other rows of the batch"
             return
 
 
@@ -172,7 +172,7 @@ def model_unchanged(trial: Trial) -> Iterator[str]:
     """Check that, after all checks of the method, full depth still answers as on a fresh decoder."""
     untouched = Trial(baseline_method()(), trial.shape)
     if trial.answers(untouched.plain) != untouched.answers(untouched.plain):
-        yield "the model's weights are not what they were before the method was asked"
+        yield "the model's weights are not what they were before the method ran"
 
 
 def _traces(generations: list[Generation]) -> list[tuple[list[int], list[int], list[int]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from exitbench.errors import UserError, told
+from exitbench.errors import UserError, one_line
 from exitbench.harness.engine.checkpoints.encoder_loading import load_encoder
 from exitbench.harness.engine.checkpoints.tokenizer_files import check_vocabulary, load_tokenizer
 from exitbench.harness.engine.encoders.model import EncoderClassifier, OffRamps, why_not
@@ -144,4 +144,4 @@ def _runnable(name: str, model: EncoderClassifier) -> RunnableMethod:
     except UserError as refusal:
         return RunnableMethod(name, is_fitted, str(refusal))
     except Exception as error:  # a third-party method may raise anything
-        return RunnableMethod(name, is_fitted, f"{type(error).__name__}: {told(error)}")
+        return RunnableMethod(name, is_fitted, f"{type(error).__name__}: {one_line(error)}")

@@ -21,7 +21,7 @@ from exitbench.harness.engine.model.available import available_bytes
 from exitbench.harness.engine.model.cost import TokenPlace
 from exitbench.harness.engine.model.exit_heads import ExitHeads
 from exitbench.harness.engine.model.model import Transformer
-from exitbench.harness.inspecting.asking import (
+from exitbench.harness.inspecting.gate_costs import (
     Costed,
     GateCost,
     SkipCost,

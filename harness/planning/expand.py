@@ -75,7 +75,7 @@ def expand(suite: Suite, limit: int | None = None) -> list[CellTemplate]:
         suite = replace(suite, tasks=tuple(_limited(entry, limit) for entry in suite.tasks))
     drafts: dict[str, CellTemplate] = {}
     for model in suite.models:
-        for task in (task for task in suite.tasks if model.is_asked(task.label)):
+        for task in (task for task in suite.tasks if model.runs_task(task.label)):
             cells = list(_cells_of_pair(suite, model, task))
             drafts.update((draft.label, draft) for draft in sorted(cells, key=_rank))
     return list(drafts.values())
@@ -243,7 +243,7 @@ class _Pair:
             yield self.probe(location)
             inputs["probe_cell_id"] = self.probe(location).label
         if kind == "scores" or (
-            kind == "replay" and not (self.task.work.probe_tells_scores and method.probe_tells_score())
+            kind == "replay" and not (self.task.work.probe_has_scores and method.probe_has_score())
         ):
             *needed, scores = self.scores(location, method)
             yield from (*needed, scores)

@@ -20,7 +20,7 @@ from exitbench.harness.cells.cell import (
     MethodRef,
     TaskRef,
     TimingSettings,
-    unasked_rows,
+    default_batch_rows,
 )
 from exitbench.harness.cells.corpus import Corpora, Corpus
 from exitbench.harness.cells.job import CellJob, DataRequest
@@ -400,7 +400,11 @@ class _Builder:
         """Return the requested batch rows; None if not requested, not applicable or equal to the default."""
         requested_rows = draft.task.batch_rows or self.suite.batch_rows
         decodes = draft.kind in ("quality", "probe", "scores", "calibration") and draft.record is None
-        return requested_rows if decodes and requested_rows != unasked_rows(draft.kind, self.suite.batch_size) else None
+        return (
+            requested_rows
+            if decodes and requested_rows != default_batch_rows(draft.kind, self.suite.batch_size)
+            else None
+        )
 
 
 def _planned(item: CellJob, statuses: Mapping[str, AttemptStatus], predecessors: Predecessors) -> PlannedCell:

@@ -31,7 +31,7 @@ from exitbench.harness.cells.cell import (
     RecordSettings,
     TimingSettings,
 )
-from exitbench.harness.engine.checkpoints.device_maps import AskedMap, read_device_map
+from exitbench.harness.engine.checkpoints.device_maps import RequestedMap, read_device_map
 from exitbench.harness.engine.checkpoints.files import gguf_note
 from exitbench.harness.engine.checkpoints.hub import HubName, read_name
 from exitbench.harness.planning.entries.task import MAX_BATCH, TaskEntry, read_task
@@ -79,10 +79,10 @@ class ModelEntry:
     random_weights: bool
     engine: EngineChoice = "auto"
     hub: HubName | None = None
-    device_map: AskedMap | None = None
+    device_map: RequestedMap | None = None
     tasks: tuple[str, ...] | None = None
 
-    def is_asked(self, label: str) -> bool:
+    def runs_task(self, label: str) -> bool:
         """Return whether the model runs the task of that label."""
         return self.tasks is None or label in self.tasks
 
@@ -232,10 +232,10 @@ def _require_pairs(suite: Suite) -> None:
     entries: tuple[Sweep | CalibrationEntry, ...] = (*suite.sweeps, *suite.calibrations)
     for entry in entries:
         models = [model for model in suite.models if model.name in entry.models]
-        if not any(model.is_asked(label) for model in models for label in entry.tasks):
+        if not any(model.runs_task(label) for model in models for label in entry.tasks):
             tasks_by_model = "; ".join(f"{model.name}: {', '.join(model.tasks or ())}" for model in models)
             raise UserError(
-                f"{entry.location}: none of its models is asked one of its tasks ({', '.join(entry.tasks)}). "
+                f"{entry.location}: none of its models runs one of its tasks ({', '.join(entry.tasks)}). "
                 f"Allowed by 'tasks' of [models.NAME]: {tasks_by_model}."
             )
 
@@ -263,7 +263,7 @@ def _sweeps(top: TomlTable, models: list[str], tasks: list[str], kinds: tuple[Ki
         sweep = _sweep(table, models, tasks, kinds)
         settings += len(sweep.models) * len(sweep.tasks) * len(sweep.points)
         if settings > MAX_SETTINGS:
-            raise table.error(None, f"asks for more than {MAX_SETTINGS} settings, with all sweeps before it.")
+            raise table.error(None, f"has more than {MAX_SETTINGS} settings, with all sweeps before it.")
         yield sweep
 
 

@@ -21,8 +21,8 @@ _NUMBERS: Final = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", 
 class Interruptible:
     """Context manager in which every error after an interrupt becomes a KeyboardInterrupt.
 
-    Signals that do not raise KeyboardInterrupt on entry are left alone (SIGINT in a shell's background jobs, SIGTERM by
-    default).
+    Signals that do not raise KeyboardInterrupt on entry are not changed (SIGINT in a shell's background jobs, SIGTERM
+    by default).
     """
 
     def __init__(self) -> None:

@@ -77,9 +77,9 @@ class _ResponseCheck:
     def __call__(self, response: httpx2.Response) -> None:
         headers, path = response.headers, response.request.url.path
         if _COMMIT_HEADER in headers and not is_commit(headers[_COMMIT_HEADER]):
-            raise self._refusal(f"the commit {shortened(headers[_COMMIT_HEADER])}, which is none")
+            raise self._refusal(f"the commit {shortened(headers[_COMMIT_HEADER])}, which is not a commit")
         if headers.get("Content-Encoding", "identity") != "identity":
-            raise self._refusal("a compressed response, though it was asked for none")
+            raise self._refusal("a compressed response, though none was requested")
         is_api = path.startswith(_API) or f"{_API}models/" in path  # a mirror's endpoint may have a path
         if is_api and response.request.method != "HEAD":
             self._read_api(response, is_listing="/tree/" in path)
@@ -127,7 +127,7 @@ class _ResponseCheck:
                 raise self._refusal("a listing whose entries are no objects")
             digest = record.get("oid", "0")
             if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-                raise self._refusal(f"the digest {shortened(str(digest))} in a listing, which is none")
+                raise self._refusal(f"the digest {shortened(str(digest))} in a listing, which is not a digest")
             require_size(record.get("size", 0), self._model, shortened(entry.get("path")))
 
     def _bounded(self, stream: Any) -> Any:

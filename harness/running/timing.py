@@ -77,7 +77,7 @@ def measure(
     settings: TimingSettings,
     seed: int,
     on_unit: Callable[[int], None],
-    meter: Meter | str = "nobody gave a meter",
+    meter: Meter | str = "no meter was given",
 ) -> Timing[Output]:
     """Time a method against full depth.
 

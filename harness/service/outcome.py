@@ -94,7 +94,7 @@ def _print_report(runs: Runs) -> None:
     options: dict[str, Any] = {"draft": True, "workers": available_cores(), "progress": True}
     report = patiently(lambda: current_report(runs.database, runs.report, **options), tell)
     print(f"Report    {report.index_html}{' (a draft: see `exitbench check`)' if report.is_draft else ''}")
-    print("          each setting beside the others: #frontier; every number: #results")
+    print("          each setting next to the others: #frontier; every number: #results")
     print_broken(report)
 
 

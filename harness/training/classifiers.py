@@ -72,7 +72,7 @@ def task_of(recipe: Recipe) -> ClassificationTask:
     task = get_task(names[0])
     if not isinstance(task, ClassificationTask):
         raise UserError(
-            f"Recipe {recipe.name!r}: an encoder answers with a label or a number, but task {task.name!r} asks for "
+            f"Recipe {recipe.name!r}: an encoder answers with a label or a number, but task {task.name!r} requires "
             "something else. Allowed: tasks of classification, such as those of GLUE."
         )
     return task

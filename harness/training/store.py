@@ -91,7 +91,8 @@ def ensure_trained(
     assert kind is not None, "a recipe without a start has an architecture"
     if recipe.off_ramps is not None and kind != "encoder":
         raise UserError(
-            f"Recipe {recipe.name!r}: [off_ramps] are for encoders; {start} is none, or its task no labels."
+            f"Recipe {recipe.name!r}: [off_ramps] are for encoders with labels; {start} is not an encoder, or its task "
+            "has no labels."
         )
     text = read_text(recipe, data_dir, kind)
     digest = model_digest(recipe, text.sha256, start_sha256, TRAINING_VERSION)

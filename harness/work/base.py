@@ -73,7 +73,7 @@ class Work(ABC, Generic[Answer]):
         kinds: Kinds of cells that support it.
         generates: Texts are generated, by greedy decoding: logit rules, stop strings, chat templates and certified
             heads apply.
-        probe_tells_scores: Replays can compute some gates' scores from the columns of a probe; otherwise they always
+        probe_has_scores: Replays can compute some gates' scores from the columns of a probe; otherwise they always
             need a scores cell.
         records: Sub-layers of blocks and times of tokens may be requested (``record``); a run may still skip them.
     """
@@ -81,7 +81,7 @@ class Work(ABC, Generic[Answer]):
     output_types: ClassVar[tuple[OutputType, ...]]
     kinds: ClassVar[tuple[Kind, ...]]
     generates: ClassVar[bool] = False
-    probe_tells_scores: ClassVar[bool] = False
+    probe_has_scores: ClassVar[bool] = False
     records: ClassVar[bool] = True
 
     def __init__(self, model: LoadedModel, item: CellJob, data: DataRequest | None = None) -> None:

@@ -60,7 +60,7 @@ class ClassificationWork(Work[Classified]):
         name = description.model.name
         if description.labels is None:
             raise UserError(
-                f"task {task.name!r} asks for labels or numbers, and model {name!r} generates text; allowed with it: "
+                f"task {task.name!r} requires labels or numbers, and model {name!r} generates text; allowed with it: "
                 "encoders with a classifier. 'tasks' of [models.NAME] says which are its own."
             )
         try:
@@ -82,7 +82,7 @@ class ClassificationWork(Work[Classified]):
     def about(cls, task: Task, max_new_tokens: int) -> str:
         """Return a line with the labels."""
         assert isinstance(task, ClassificationTask)
-        return f"labels: {', '.join(task.labels)}" if task.labels is not None else "a number is asked for"
+        return f"labels: {', '.join(task.labels)}" if task.labels is not None else "the answer is a number"
 
     # --- Documents and their texts
 

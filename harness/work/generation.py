@@ -59,7 +59,7 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
 
     output_types = ("generate_until",)
     generates = True
-    probe_tells_scores = True
+    probe_has_scores = True
 
     @classmethod
     def about(cls, task: Task, max_new_tokens: int) -> str:

@@ -85,7 +85,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
     def why_not(cls, parts: Parts, method: str) -> str | None:
         """Return why a method does not provide log-likelihoods; None if it does."""
         reason = why_no_likelihood(parts)
-        return None if reason is None else f"log-likelihoods cannot be had of {method}: it {reason}"
+        return None if reason is None else f"{method} does not provide log-likelihoods: it {reason}"
 
     @classmethod
     def resolve(cls, task: Task, settings: GenerationSettings, model: ModelRef) -> GenerationSettings:
@@ -94,7 +94,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
             return settings
         if task.output_type == "loglikelihood_rolling":
             raise UserError(
-                f"{task.name} asks for the log-likelihood of whole texts (loglikelihood_rolling), which lm-eval and "
+                f"{task.name} requires the log-likelihood of whole texts (loglikelihood_rolling), which lm-eval and "
                 f"ExitBench have for decoder-only models; model {model.name!r} is an encoder-decoder."
             )
         return replace(settings, first_token=None)
@@ -102,7 +102,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
     @classmethod
     def about(cls, task: Task, max_new_tokens: int) -> str:
         """Return a line saying that nothing is generated."""
-        return "log-likelihoods are asked for; nothing is generated"
+        return "log-likelihoods are computed; nothing is generated"
 
     @classmethod
     def readable_texts(cls, task: Task, documents: Sequence[Document]) -> Iterator[list[tuple[str, str]]]:
@@ -370,7 +370,9 @@ class LikelihoodWork(LmEvalWork[Answer]):
         """Find the exit block of each token, and score the choices with the log-probabilities read there."""
         cell, depth, parts = self.cell, self.model.model.n_blocks, self.parts()
         if self.settings.scope == "context":
-            raise Skip('scope = "context" keeps one depth for a context, which a replay of single tokens cannot tell')
+            raise Skip(
+                'scope = "context" keeps one depth for a context, which a replay of single tokens cannot reproduce'
+            )
         assert cell.scores_cell_id is not None, "the planner gives every replay of choices its scores"
         texts = self.texts(self.documents)
         first_position = 1 if cell.first_token == "gated" else 2

@@ -134,11 +134,11 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         A repeated request is answered once: decoding is greedy, and random methods are seeded by document.
 
         Raises:
-            UserError: A document asks for more than one text.
+            UserError: A document requires more than one text.
         """
         prepared = {self.key_of(request): request for request in requests}
         if len({(self.key_of(request), request.idx) for request in requests}) > len(prepared):
-            raise UserError("a document asks for several texts; allowed: tasks with one text a document.")
+            raise UserError("a document requires several texts; allowed: tasks with one text a document.")
         # Same settings share a batch, similar lengths are adjacent; answers are looked up by key.
         groups: dict[tuple[int, tuple[str, ...]], list[tuple[str, Prompt]]] = {}
         for key, request in prepared.items():
@@ -170,7 +170,7 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
 
     def _score(self, requests: list[Instance]) -> list[ScoredText]:
         if self.encoding is None:
-            raise UserError("our own tasks generate text; log-likelihoods are asked by tasks of lm-eval.")
+            raise UserError("tasks of ExitBench generate text; only tasks of lm-eval request log-likelihoods.")
         distinct = {(self.key_of(request), request.idx): request for request in requests}
         requested_texts = [
             TextRequest.encode(self.encoding, key, *distinct[key, index].args) for key, index in sorted(distinct)

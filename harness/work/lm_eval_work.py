@@ -36,7 +36,7 @@ class LmEvalWork(Work[Answer]):
         """Raise UserError for classifiers."""
         if description.labels is not None:
             raise UserError(
-                f"task {task.name!r} asks for texts, and model {description.model.name!r} is a classifier; "
+                f"task {task.name!r} requires texts, and model {description.model.name!r} is a classifier; "
                 "allowed with it: tasks of classification. 'tasks' of [models.NAME] says which are its own."
             )
 

@@ -18,7 +18,7 @@ from exitbench.harness.work.sharing import PASS_ROWS, differ_in_threshold_alone
 from exitbench.methods.base import Parts
 
 KEPT_TOKENS: Final = 2**22
-"""Most tokens kept for cells whose turn comes later, at about 100 bytes each."""
+"""Most tokens kept for cells that run later, at about 100 bytes each."""
 
 _OF_A_METHOD: Final = ("method", "kv_policy", "fit_cell_id")
 """Keys of an identity that describe the method."""

@@ -124,7 +124,7 @@ def time_tokens(work: GenerationWork, writer: AttemptWriter, on_progress: Progre
     cell, timing, settings = work.cell, work.cell.timing, work.cell.record
     assert timing is not None and settings is not None, "a timing cell has timing settings"
     if cell.batch_size > 1:
-        raise Skip("in a batch a token takes as long as the step that it shares with others: ask for batch size 1")
+        raise Skip("in a batch a token takes as long as the step that it shares with other rows: use batch size 1")
     full, method = work.full_parts, work.parts()
     if method.kv_policy.verifies:
         raise Skip("drafts are taken back or kept together: no time is one token's")

@@ -3,8 +3,8 @@
 Blocks are numbered 1..L; an exit layer is the number of blocks executed.
 
 A method is a frozen dataclass, registered by name, whose fields are its documented parameters; it builds `Parts`. The
-decode loop asks the gate at the method's blocks, compares with the threshold, emits from the head, and hands rows that
-leave to the KV policy. What each part promises:
+decode loop evaluates the gate at the method's blocks, compares with the threshold, emits from the head, and hands rows
+that leave to the KV policy. What each part promises:
 
 * A gate keeps what it remembers in `view.memory`, from which the loop drops rows as they leave. `needs_history` gates
   read the states of earlier blocks, `looks_ahead` gates (oracles) those of later ones.

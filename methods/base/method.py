@@ -98,10 +98,10 @@ class Method(ABC):
         return self.params()
 
     def unused_params(self) -> frozenset[str]:
-        """The parameters that others leave without effect, such as a threshold that the rule does not look at."""
+        """The parameters that others leave without effect, such as a threshold that the rule does not use."""
         return frozenset()
 
-    def probe_tells_score(self) -> bool:
+    def probe_has_score(self) -> bool:
         """Return whether the score follows from a probe's columns; if not, a replay needs a scores cell first."""
         return self.parts(n_blocks=2).score_sql(n_blocks=2) is not None
 

@@ -151,7 +151,7 @@ class KVPolicy(ABC):
     name: ClassVar[str]
     deferred: ClassVar[Literal["project", "run", "rerun"] | None] = None
     """How a deferred token is completed when a later one runs a block that it skipped: its exit state is projected to
-    keys and values; or it runs the block beside the later one; or it runs again from block 1 on."""
+    keys and values; or it runs the block together with the later one; or it runs again from block 1 on."""
     runs_all_blocks: ClassVar[bool] = False
     """Whether the skipped blocks are run after all, before the next token."""
     verifies: ClassVar[bool] = False
@@ -261,13 +261,13 @@ class Parts:
             wasted: Positions run in vain before each token; empty if none were.
         """
         blocks = sum((cost * layer for cost, layer in zip(block_costs, exit_layers, strict=True)), Cost())
-        gates = {layer: self.asking_cost(model, layer) for layer in set(exit_layers)}
+        gates = {layer: self.evaluation_cost(model, layer) for layer in set(exit_layers)}
         gating = sum((gates[layer] for layer in exit_layers), Cost())
         reading = self.head.cost(model, sum(head_rows))
         total = blocks + gating + reading + self.kv_cost(model, exit_layers, block_costs)
         if not self.kv_policy.verifies:
             return total
-        in_vain = self.asking_cost(model, model.n_blocks) * sum(wasted)
+        in_vain = self.evaluation_cost(model, model.n_blocks) * sum(wasted)
         drafting = Drafting(rejected, wasted, min(self.gate_blocks(model.n_blocks), default=model.n_blocks))
         return total + in_vain + self.kv_policy.verification_cost(model, exit_layers, block_costs, drafting)
 
@@ -277,7 +277,7 @@ class Parts:
             return Cost()
         return self.kv_policy.cost(model, exit_layers, block_costs)
 
-    def asking_cost(self, model: ModelInterface, exit_layer: int) -> Cost:
+    def evaluation_cost(self, model: ModelInterface, exit_layer: int) -> Cost:
         """Work of the gate on the way to an exit layer, beyond the rows of the LM head that are read for it."""
         gate_blocks = [block for block in self.gate_blocks(model.n_blocks) if block <= exit_layer]
         read = gate_blocks if self.gate.reads_logits else [exit_layer]

@@ -133,7 +133,7 @@ class BlockView:
 
     @property
     def logits_AK(self) -> Tensor:
-        """Logits of the method's head, computed once however often gate and emission ask."""
+        """Logits of the method's head, computed once for gate and emission together."""
         return self._reading().logits_AK
 
     @property
@@ -166,7 +166,7 @@ class BlockView:
     @property
     def logits_ahead_LAV(self) -> Tensor:
         """Logits after every block, for a gate that looks ahead."""
-        assert self.ahead_LAD is not None, "whoever runs the blocks runs ahead for gates that ask for it"
+        assert self.ahead_LAD is not None, "the caller runs all blocks ahead for gates that need it"
         return self._head.logits_ahead(self.model, self.ahead_LAD)
 
     @property

@@ -27,7 +27,7 @@ from exitbench.reports.plotting.style import (
     save,
     theme,
 )
-from exitbench.terminal import told_apart, visible
+from exitbench.terminal import abbreviate_uniquely, visible
 
 Interval = tuple[float | None, float | None]  # (low, high); None without an interval
 
@@ -233,7 +233,7 @@ def share_of_blocks_axis(axes: Axes, name: str) -> None:
 def legend_of_series(figure: Figure, styles: dict[str, SeriesStyle], extra: Sequence[Line2D | Patch] = ()) -> None:
     """Add a legend of the series and `extra` entries above all panels."""
     # matplotlib leaves out entries whose label starts with an underscore
-    names = told_apart([f" {name}" if name.startswith("_") else name for name in styles], _LEGEND_LENGTH)
+    names = abbreviate_uniquely([f" {name}" if name.startswith("_") else name for name in styles], _LEGEND_LENGTH)
     handles = [
         Line2D([], [], color=style.colour, marker=style.marker, linestyle="none", label=name)
         for name, style in zip(names, styles.values(), strict=True)

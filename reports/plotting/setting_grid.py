@@ -11,7 +11,7 @@ from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import Setting, labels, natural_key, setting, shorten
 from exitbench.reports.plotting.panels import draw_intervals, figure_of
 from exitbench.reports.plotting.style import SeriesStyle
-from exitbench.terminal import told_apart
+from exitbench.terminal import abbreviate_uniquely
 
 _LINE_INCHES = 0.14
 _MARGINS_INCHES = 0.8  # room for headings and for the axis below
@@ -64,7 +64,7 @@ def setting_grid(frame: Frame, headings: Sequence[str], *, share_x: bool = True)
             axes.set_ylim(len(kept_lines) - 0.5, -0.5)
             axes.set_yticks(range(len(kept_lines)), [""] * len(kept_lines))
             axes.tick_params(axis="y", length=0)
-        panels[0].set_yticklabels(told_apart([names[group] for group in kept_lines], _LABEL_LENGTH))
+        panels[0].set_yticklabels(abbreviate_uniquely([names[group] for group in kept_lines], _LABEL_LENGTH))
         note = f" ({len(kept_lines)} of {len(every)} settings)" if len(kept_lines) < len(every) else ""
         # above the lines: rotated next to only a few lines, it would not fit
         place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right"}

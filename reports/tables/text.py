@@ -26,7 +26,7 @@ from exitbench.reports.registry import discover
 from exitbench.reports.tables.columns import BREAKS, marked, written
 from exitbench.reports.tables.summary import blocks_run, delta, length_ratio, quality, speedup
 from exitbench.results.database.connection import Database, open_database
-from exitbench.terminal import number_of, told_apart, visible
+from exitbench.terminal import abbreviate_uniquely, number_of, visible
 
 _HEADINGS = ("method", "quality [95 %]", "Δ", "blocks run", "speed-up [95 %]", "per token", "length")
 _WIDTHS = (34, 20, 6, 11, 20, 9, 6)  # 118 including two spaces between columns
@@ -81,7 +81,7 @@ def _read(database: Path) -> _Results:
 
 def _blocks(results: _Results) -> list[tuple[str, list[tuple[str, ...]]]]:
     groups = results.real.groups("model", "task", "setting", "metric", "random_weights")
-    texts = told_apart(
+    texts = abbreviate_uniquely(
         [visible(name) for name in results.names.values()], _MOST_NAME_LINES * (_WIDTHS[0] - len(_INDENT))
     )
     names = dict(zip(results.names, texts, strict=True))

@@ -13,7 +13,7 @@ from typing import Final
 
 import duckdb
 
-from exitbench.errors import UserError, told
+from exitbench.errors import UserError, one_line
 from exitbench.results.database.access import AccessLock
 from exitbench.results.database.connection import Database, open_database, sandbox
 from exitbench.results.database.tables import declared_tables, printable, quoted, quoted_text
@@ -72,7 +72,7 @@ def _fill(duck: duckdb.DuckDBPyConnection, opened: list[LakeTable]) -> set[str]:
                 duck.execute(f"DROP TABLE {name}")
                 duck.execute(f"CREATE VIEW {name} AS {select}")
         except duckdb.Error as error:
-            raise UserError(f"{table.url}: its rows do not fit: {told(error)}") from None
+            raise UserError(f"{table.url}: its rows do not fit: {one_line(error)}") from None
         if table.name == "attempt":
             complete = {attempt for (attempt,) in duck.execute("SELECT attempt_id FROM attempt").fetchall()}
     return complete

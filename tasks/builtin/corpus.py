@@ -16,7 +16,7 @@ from exitbench.tasks.document import DEFAULT_LEVEL, Document, require_level
 WELL = ("happy",)
 UNWELL = tuple(mood.en for mood in MOODS if mood.en not in WELL)
 
-KINDS_ASKED: dict[int, tuple[Kind, ...]] = {
+QUESTION_KINDS: dict[int, tuple[Kind, ...]] = {
     1: ("copy", "hop1", "hop1"),
     2: ("copy", "hop1", "hop2", "hop2", "hop3"),
     3: ("copy", "hop2", "hop3", "hop4"),
@@ -26,7 +26,7 @@ KINDS_ASKED: dict[int, tuple[Kind, ...]] = {
 
 def mood(draw: Draw, level: int) -> Record:
     """Make one sentence with its label: 1 if the person is happy, 0 if not."""
-    kind = draw.choose(KINDS_ASKED[level])
+    kind = draw.choose(QUESTION_KINDS[level])
     label = draw.chance(0.5)
     hops = draw.choose((1, level)) if kind == "copy" else int(kind[-1])
     places = draw.sample(range(len(NUMBERS)), len(NUMBERS))

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exitbench.errors import UserError, suggestion, told
+from exitbench.errors import UserError, one_line, suggestion
 from exitbench.tasks.declared_choices import choice_config
 from exitbench.tasks.document import canonical_json
 from exitbench.tasks.lm_eval.settings import LmEvalSettings
@@ -133,11 +133,11 @@ def _build(name: str, settings: LmEvalSettings) -> Any:
     except ImportError as error:
         raise UserError(f"lm-eval: {name!r} needs a package that is not installed: {error}.") from None
     except SystemExit as error:  # the task needs something that is not installed, and its code exits
-        raise UserError(f"lm-eval: {name!r} cannot be had here: its own code gave up when it was read.") from error
+        raise UserError(f"lm-eval: {name!r} is not available here: its own code failed while it was loaded.") from error
     except UserError:
         raise
     except Exception as error:  # any error of the task's code at import
-        why = f"{type(error).__name__}: {told(error, 200)}"
+        why = f"{type(error).__name__}: {one_line(error, 200)}"
         raise UserError(
             f"lm-eval: {name!r} cannot be read: {why}. Code of metrics is not downloaded; one that lm-eval's own run "
             "has put into the cache of `evaluate` is used."
@@ -173,7 +173,7 @@ def _leaves_of(name: str, group: Any) -> list[LeafConfig]:
         elif hasattr(child, "aggregate_metric_list"):
             leaves += _leaves_of(name, child)
         else:
-            raise UserError(f"lm-eval: group {name!r} describes a task within itself; allowed: one a file.")
+            raise UserError(f"lm-eval: group {name!r} describes a task within itself; allowed: one per file.")
     if not all(weighted):
         raise _mixed_group_error(name, leaves, "its tasks count the same whatever their size")
     return leaves
@@ -203,7 +203,7 @@ def _generation(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _require_equal_configs(name: str, leaves: list[LeafConfig]) -> None:
     for what, kinds in (
-        ("what they ask of a model", {leaf.output_type for leaf in leaves}),
+        ("what they request from a model", {leaf.output_type for leaf in leaves}),
         ("their metrics", {canonical_json(_plain(_scoring(leaf))) for leaf in leaves}),
     ):
         if len(kinds) > 1:

@@ -5,7 +5,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exitbench.errors import UserError, suggestion, told
+from exitbench.errors import UserError, one_line, suggestion
 from exitbench.tasks.lm_eval.configs import LeafConfig
 from exitbench.tasks.lm_eval.readers import read_records
 from exitbench.tasks.lm_eval.user_yaml import is_hub_name
@@ -53,7 +53,7 @@ def changes_for(leaf: LeafConfig, source: "Source") -> dict[str, Any] | None:
         path = leaf.config.get("dataset_path")
         raise UserError(
             f"{name}: its data set {path!r} is one of the hub, and the local source names no files. Allowed: files = "
-            f'{{ {" = ..., ".join(splits(leaf.config))} = ... }}, or source = "hub", which asks the hub.'
+            f'{{ {" = ..., ".join(splits(leaf.config))} = ... }}, or source = "hub", which downloads it from the hub.'
         )
     return {"dataset_kwargs": _with_files(leaf, source.data_dir)}
 
@@ -63,11 +63,13 @@ def unreadable(leaf: LeafConfig, source: "Source", error: Exception) -> UserErro
     name, path = leaf.config.get("dataset_name"), leaf.config.get("dataset_path")
     label = f"{path} ({name})" if name else f"{path}"
     if source.kind != "hub":
-        return UserError(f"lm-eval: task {leaf.task_name!r}: {type(error).__name__}: {told(error)}")
+        return UserError(f"lm-eval: task {leaf.task_name!r}: {type(error).__name__}: {one_line(error)}")
+    cause = f"{type(error).__name__}: {one_line(error, 150)}"
     return UserError(
-        f"lm-eval: task {leaf.task_name!r}: data set {label} is not in the hub's cache and could not be downloaded "
-        f"({type(error).__name__}: {told(error, 150)}). Without a network: copy a cache and name it with HF_HOME or "
-        f'HF_DATASETS_CACHE; or use source = "local" with files = {{ {" = ..., ".join(splits(leaf.config))} = ... }}; '
+        f"lm-eval: task {leaf.task_name!r}: data set {label} is not in the hub's cache and could not be "
+        f"downloaded ({cause}). Without a network: copy a cache and name it with "
+        'HF_HOME or HF_DATASETS_CACHE; or use source = "local" with '
+        f"files = {{ {' = ..., '.join(splits(leaf.config))} = ... }}; "
         "HF_HUB_OFFLINE=1 keeps `datasets` from trying."
     )
 

@@ -17,7 +17,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
 from jinja2.sandbox import SandboxedEnvironment
 
-from exitbench.errors import UserError, suggestion, told
+from exitbench.errors import UserError, one_line, suggestion
 from exitbench.tasks.lm_eval.configs import LeafConfig, leaf_configs
 from exitbench.tasks.lm_eval.data import changes_for, unreadable
 from exitbench.tasks.lm_eval.settings import LmEvalSettings
@@ -88,7 +88,7 @@ class Leaf:
                 self._docs[kind] = list(read[kind]())
         return self._docs[kind]
 
-    def asking(self, kind: str, ordinals: Sequence[int], chat: Chat | None) -> Any:
+    def subset_task(self, kind: str, ordinals: Sequence[int], chat: Chat | None) -> Any:
         """Return a copy of lm-eval's task that is restricted to some documents.
 
         A document's few-shot examples are the same as when all documents are evaluated, so its prompt does not depend
@@ -213,7 +213,7 @@ def named_errors(name: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"lm-eval: task {name!r}: {type(error).__name__}: {told(error)}") from error
+        raise UserError(f"lm-eval: task {name!r}: {type(error).__name__}: {one_line(error)}") from error
 
 
 @contextmanager

@@ -337,7 +337,7 @@ def evaluate(
     by_name = {f"{leaf.name}/{kind}": (leaf, kind, documents) for leaf, kind, documents in selection}
     if len(by_name) < len(selection):
         raise UserError("lm-eval: documents of one task and split are from several sources.")
-    tasks = {name: leaf.asking(kind, sorted(documents), chat) for name, (leaf, kind, documents) in by_name.items()}
+    tasks = {name: leaf.subset_task(kind, sorted(documents), chat) for name, (leaf, kind, documents) in by_name.items()}
     results = evaluate_in_lm_eval(
         lm=lm, task_dict={"tasks": tasks}, bootstrap_iters=0, log_samples=True, confirm_run_unsafe_code=True
     )
@@ -371,7 +371,7 @@ def _scores_of(
     metrics: Sequence[LmEvalMetric],
 ) -> dict[str, DocumentScore]:
     scores: dict[str, DocumentScore] = {}
-    task = leaf.asking(kind, sorted(documents), None)
+    task = leaf.subset_task(kind, sorted(documents), None)
     task.build_all_requests()
     by_ordinal: dict[int, list[Any]] = {}
     for instance in task.instances:
@@ -395,7 +395,7 @@ def _scores_of(
 
 def filtered(leaf: Leaf, kind: str, ordinal: int, text: str) -> dict[str, Any]:
     """Return the result of each filter of a task for a text generated for a document."""
-    task = leaf.asking(kind, [ordinal], None)
+    task = leaf.subset_task(kind, [ordinal], None)
     task.build_all_requests()
     (instance,) = task.instances
     instance.resps = [text] * (instance.repeats or 1)

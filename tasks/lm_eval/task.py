@@ -102,7 +102,7 @@ class LmEvalTask(Task):
         """
         by_key: dict[str, list[Instance]] = {}
         for leaf, kind, by_ordinal in self._group_by_leaf(documents):
-            subset = leaf.asking(kind, sorted(by_ordinal), chat)
+            subset = leaf.subset_task(kind, sorted(by_ordinal), chat)
             subset.build_all_requests()
             for instance in subset.instances:
                 by_key.setdefault(by_ordinal[instance.doc_id].key, []).append(instance)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import yaml
 
-from exitbench.errors import UserError, suggestion, told
+from exitbench.errors import UserError, one_line, suggestion
 from exitbench.terminal import without_middle
 
 MAX_FILE_BYTES = 1 << 20
@@ -64,7 +64,9 @@ def read_folder(folder: Path) -> list[dict[str, Any]]:
     """
     folder = Path(os.path.normpath(folder))
     if not folder.is_dir():
-        raise UserError(f"include: {folder} is no folder. Needed: one with YAML files that describe tasks for lm-eval.")
+        raise UserError(
+            f"include: {folder} is not a folder. Needed: a folder with YAML files that describe tasks for lm-eval."
+        )
     configs: list[dict[str, Any]] = []
     names: dict[str, Path] = {}
     for path in _yaml_files(folder):
@@ -175,7 +177,7 @@ def _read(path: Path) -> dict[str, Any]:
             raise UserError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from None
         raise UserError(f"{path}{_place(error)}: not YAML: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise UserError(f"{path}: is no table of names and values.")
+        raise UserError(f"{path}: is not a table of names and values.")
     _count(value, path)
     return value
 
@@ -302,7 +304,7 @@ def _check_filters(filters: object, location: str) -> None:
             try:
                 get_filter(name)(**kwargs)
             except Exception as error:  # any error about its arguments, such as an invalid regular expression
-                raise UserError(f"{location}: filter_list: {name}: {told(error)}") from error
+                raise UserError(f"{location}: filter_list: {name}: {one_line(error)}") from error
 
 
 def _check_fewshot(fewshot: object, location: str) -> None:

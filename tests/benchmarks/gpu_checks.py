@@ -149,7 +149,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
 
 def _models(setting: Setting, n_documents: int) -> Iterator[tuple[str, Path, list[list[int]]]]:
     """Yield label, folder and prompts of each model."""
-    recipes = [entry.recipe for entry in load_suite("builtin").models if entry.recipe and entry.is_asked("squad")]
+    recipes = [entry.recipe for entry in load_suite("builtin").models if entry.recipe and entry.runs_task("squad")]
     for recipe in recipes[: 1 if setting.quick else None]:
         folder = find_trained(load_recipe(recipe), SHIPPED)
         assert folder is not None, f"{recipe} comes along"

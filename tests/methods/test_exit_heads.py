@@ -84,7 +84,7 @@ def test_neither_fit_nor_scores_depend_on_how_tokens_are_drawn() -> None:
     assert greedy.fit_params() == drawn.fit_params() != {}
     assert greedy.score_params() == drawn.score_params()
     assert heads(confidence="max-prob").score_params() != heads().score_params()
-    assert not heads().probe_tells_score(), "a probe reads the model's own head"
+    assert not heads().probe_has_score(), "a probe reads the model's own head"
 
 
 # ------------------------------------------------------------------------------------------ cost

@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 4], help="rows decoded together, in turn")
     options = parser.parse_args()
-    recipes = [entry.recipe for entry in load_suite("builtin").models if entry.recipe and entry.is_asked("squad")]
+    recipes = [entry.recipe for entry in load_suite("builtin").models if entry.recipe and entry.runs_task("squad")]
     total = Counted()
     for number, recipe in enumerate(recipes, 1):
         folder = find_trained(load_recipe(recipe), SHIPPED)

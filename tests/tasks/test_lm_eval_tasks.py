@@ -365,5 +365,5 @@ def test_a_task_that_ends_the_program_is_refused_instead(monkeypatch):
         raise SystemExit(1)
 
     monkeypatch.setattr("lm_eval.tasks._factory.TaskFactory._load_full_config", give_up)
-    with pytest.raises(UserError, match=r"'piqa' cannot be had here: its own code gave up"):
+    with pytest.raises(UserError, match=r"'piqa' is not available here: its own code failed"):
         get_task("lm-eval:piqa")

@@ -194,7 +194,8 @@ def test_a_file_that_fails_is_named(trust: Callable[..., None]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "message"), [(lambda folder: None, "is no folder"), (Path.mkdir, r"holds no \.py file and no \.toml file")]
+    ("make", "message"),
+    [(lambda folder: None, "is not a folder"), (Path.mkdir, r"holds no \.py file and no \.toml file")],
 )
 def test_a_folder_without_plug_ins_is_told(
     tmp_path: Path, forget_tasks: Callable[[], None], make: Callable[[Path], None], message: str

@@ -59,7 +59,7 @@ def brief(about: str) -> str:
 
 def add_selection(parser: Parser) -> None:
     """Add a suite and which of its cells."""
-    parser.add_argument("suite", metavar="SUITE", help="name of a suite that comes along, or path of a TOML file")
+    parser.add_argument("suite", metavar="SUITE", help="name of a bundled suite, or path of a TOML file")
     add_data_dir(parser, "that tasks and recipes name")
     add_plugins(parser)
     add_runs(parser)
@@ -185,7 +185,7 @@ DAILY: Final = ("run", "status", "report", "sql", "show", "compare", "tune", "li
 """The commands of the first screen, in the order in which they are needed."""
 PURPOSES: Final[Mapping[str, tuple[str, ...]]] = {
     "Run": ("plan", "run", "status", "train", "lm-eval"),
-    "Ask and compare": ("report", "open", "sql", "show", "compare", "tune", "replay", "claims"),
+    "Query and compare": ("report", "open", "sql", "show", "compare", "tune", "replay", "claims"),
     "Models, tasks, methods": ("list", "inspect", "show-prompts", "new"),
     "Keep and share": ("export", "import", "rescore", "annotate", "db", "gc"),
     "Check": ("check", "verify", "doctor", "env"),
@@ -194,7 +194,7 @@ PURPOSES: Final[Mapping[str, tuple[str, ...]]] = {
 _START: Final = """\
 usage: exitbench COMMAND ...
 
-Benchmark early-exit methods of language models, and ask the results in SQL.
+Benchmark early-exit methods of language models, and query the results in SQL.
 
 Start here:
   exitbench run builtin --limit 20    small models, generated data: a first run

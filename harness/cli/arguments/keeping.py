@@ -77,7 +77,7 @@ def _add_annotate(commands: Commands) -> None:
     )
     about = "Tag the words of stored answers with parts of speech: by spaCy or Stanza, full depth's answers only."
     parser = command(commands, "annotate", "afterwards:annotate_runs", about, examples)
-    parser.add_argument("what", choices=("upos",), help="universal parts of speech, one a token (view token_tags)")
+    parser.add_argument("what", choices=("upos",), help="universal parts of speech, one per token (view token_tags)")
     naming = "attempt or cell ids, or globs over MODEL/TASK/METHOD; every run at full depth without any"
     parser.add_argument("names", nargs="*", metavar="RUN", help=naming)
     parser.add_argument("--tagger", choices=("spacy", "stanza"), help="library (the first that is installed)")

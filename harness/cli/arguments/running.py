@@ -74,7 +74,7 @@ def _add_train(commands: Commands) -> None:
         "  exitbench train builtin-free\n"
         "  exitbench train my-recipe.toml --data-dir ../data --models-dir models"
     )
-    about = "Train the models of a suite, or one recipe. Interrupted, the same command goes on where it stopped."
+    about = "Train the models of a suite, or one recipe. If interrupted, the same command continues where it stopped."
     parser = command(commands, "train", "run:train", about, examples)
     parser.add_argument("what", metavar="SUITE", help="name or TOML file of a suite, or of a recipe")
     add_data_dir(parser, "that recipes name")
@@ -100,16 +100,16 @@ def _add_tune(commands: Commands) -> None:
     parser.add_argument("--suite", default="builtin", metavar="SUITE", help="whose model and task (builtin)")
     about = "of full depth's quality, in percent: what may be lost (1%%)"
     parser.add_argument("--max-loss", type=_percent, default=1.0, metavar="P%", help=about)
-    about = "methods with a threshold (those whose score a probe tells and that need nothing trained)"
+    about = "methods with a threshold (those whose score can be computed from a probe and that need no training)"
     parser.add_argument("--methods", type=_names, default=(), metavar="NAME,..", help=about)
     about = "documents that thresholds are chosen on (200)"
     parser.add_argument("--documents", type=up_to(MOST_DOCUMENTS), default=200, metavar="N", help=about)
     about = "methods that are timed at the end (3)"
     parser.add_argument("--finalists", type=up_to(100), default=3, metavar="N", help=about)
     about = (
-        "keep the bound on other documents too, but for this chance, by a calibration (Learn then Test). It needs many "
-        "--documents: of three finalists, to show 1%% at EPSILON 0.1, 339 where no document loses anything and 2,105 "
-        "where they lose half of it"
+        "keep the bound on other documents too, except with this probability, by a calibration (Learn then Test). It "
+        "needs many --documents: of three finalists, to show 1%% at EPSILON 0.1, 339 if no document loses anything "
+        "and 2,105 if they lose half of it"
     )
     parser.add_argument("--guarantee", type=_chance, metavar="EPSILON", help=about)
     about = "at most N documents of the task at the end"
@@ -175,7 +175,7 @@ def _add_new(commands: Commands) -> None:
         "  exitbench new task my-task\n"
         "  exitbench new suite my-suite --model ../models/mine"
     )
-    about = "Write files to begin with: a method, a task or a suite that runs as it is, with a test."
+    about = "Write starter files: a method, a task or a suite that runs unchanged, with a test."
     kinds = command(commands, "new", "new:new", about, examples).add_subparsers(required=True, metavar="KIND")
     _add_method(kinds)
     _add_task(kinds)
@@ -184,7 +184,7 @@ def _add_new(commands: Commands) -> None:
 
 def _add_method(kinds: Commands) -> None:
     examples = "  exitbench new method my-method\n  exitbench new method my-method --to my-project"
-    about = "Write a method: a plug-in with a gate that works, its test, and a suite that runs it beside others."
+    about = "Write a method: a plug-in with a gate that works, its test, and a suite that compares it with others."
     parser = command(kinds, "method", "new:new_method", about, examples)
     _add_name(parser)
 
@@ -216,12 +216,12 @@ def _add_suite(kinds: Commands) -> None:
     parser.add_argument("--task", action="append", default=[], metavar="TASK", help=about)
     about = "of a single --task: a key of [tasks.LABEL] of a suite, as TOML has it; may be repeated"
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=about)
-    add_data_dir(parser, "that the task names, for the commands told")
+    add_data_dir(parser, "that the task names; used in the suggested commands")
     add_plugins(parser)
     add_runs(parser)
 
 
 def _add_name(parser: Parser) -> None:
     parser.add_argument("name", metavar="NAME", help="its name: lower-case words and digits joined by hyphens")
-    about = "folder to write into, made if there is none (the current one); nothing in it is replaced"
+    about = "folder to write into, created if missing (the current one); no existing file is replaced"
     parser.add_argument("--to", type=Path, default=Path(), metavar="DIR", help=about)

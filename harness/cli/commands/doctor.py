@@ -12,8 +12,8 @@ from typing import Final
 
 from packaging.requirements import Requirement
 
-from exitbench.errors import UserError, told
-from exitbench.harness.running.energy.meter import energy_told
+from exitbench.errors import UserError, one_line
+from exitbench.harness.running.energy.meter import energy_summary
 from exitbench.harness.running.environment import PROJECT, hardware
 from exitbench.harness.service.folders import Runs
 from exitbench.results.database.access import DatabaseInUse
@@ -82,7 +82,7 @@ def _machine() -> Iterator[Finding]:
     yield Finding("cores", f"{specs['cores']} of {specs['cpu']}{busy}")
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") / GIB
     yield Finding("memory", f"{specs['ram_bytes'] / GIB:.1f} GiB, {available:.1f} GiB free")
-    yield Finding("energy", visible(energy_told()))
+    yield Finding("energy", visible(energy_summary()))
     yield Finding("GPU", f"{specs['gpu']}, driver {specs['driver']}, CUDA {specs['cuda']}" if specs["gpu"] else "none")
 
 
@@ -122,7 +122,7 @@ def _database(path: Path) -> Finding:
     except DatabaseInUse as error:
         return Finding("database", f"in use by {error.who}: a run waits for it")
     except UserError as error:
-        return Finding("database", visible(told(error)), stops=True)
+        return Finding("database", visible(one_line(error)), stops=True)
     last = f", the last of {row['last']:%Y-%m-%d %H:%M} UTC" if row["last"] else ""
     return Finding(
         "database", f"{number_of(row['runs'], 'run')}{last}; {number_of(failed['cells'], 'cell')} did not succeed"

@@ -17,8 +17,8 @@ from exitbench.harness.service.folders import Runs
 from exitbench.terminal import number_of, one_screen, tell
 
 if TYPE_CHECKING:
-    from exitbench.harness.inspecting.asking import GateCost, SkipCost
     from exitbench.harness.inspecting.encoders import ClassifierInspection, ClassifierShape
+    from exitbench.harness.inspecting.gate_costs import GateCost, SkipCost
     from exitbench.harness.inspecting.inspection import ArchitectureSummary, Inspection, TokenCost
 
 _FLOAT32, _BFLOAT16 = 4, 2
@@ -27,12 +27,12 @@ _NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 
 
 def inspect(arguments: Namespace) -> int:
-    """Print the inspection of a model; return 1 if it cannot be run as it is.
+    """Print the inspection of a model; return 1 if it cannot be run.
 
     Raises:
         UserError: The model does not exist, or its configuration cannot be read.
     """
-    folder = model_folder(arguments.model, Runs(arguments.runs).models, ask_hub=arguments.hub)
+    folder = model_folder(arguments.model, Runs(arguments.runs).models, query_hub=arguments.hub)
     from transformers.utils import logging
 
     from exitbench.harness.engine.checkpoints.encoder_loading import is_encoder
@@ -57,13 +57,13 @@ def _print(inspection: Inspection | ClassifierInspection, lines: Iterator[str], 
         tell("\n".join(lines), sys.stdout)
 
 
-def model_folder(written: str, models_dir: Path, *, ask_hub: bool = False) -> Path:
+def model_folder(written: str, models_dir: Path, *, query_hub: bool = False) -> Path:
     """Return the folder of a model given as a folder, a hub name, or the name or file of a recipe.
 
     Args:
         written: The model as the user wrote it.
         models_dir: Folder of trained recipes, searched in addition to the bundled models.
-        ask_hub: Whether missing files may be fetched from the hub.
+        query_hub: Whether missing files may be fetched from the hub.
 
     Raises:
         UserError: The model does not exist, is not local, or is not trained yet.
@@ -75,7 +75,7 @@ def model_folder(written: str, models_dir: Path, *, ask_hub: bool = False) -> Pa
 
     path = Path(written)
     if path.is_dir() or read_name(written) is not None:
-        return locate(written, ask_hub=ask_hub, say=tell).folder
+        return locate(written, query_hub=query_hub, say=tell).folder
     is_recipe = written.partition("@")[0] in recipe_names()
     if not is_recipe and path.suffix != ".toml":
         hint = gguf_note(path) or suggestion(written, recipe_names())
@@ -189,35 +189,35 @@ def _sizes(numel: float) -> str:
 def _methods(work: TokenCost, runs: bool) -> Iterator[str]:
     source = f" and {work.source:,} of source" if work.source else ""
     yield ""
-    yield f"A gate's mean work a block asked, in blocks run, at {work.context:,} tokens of context{source}:"
+    yield f"Mean work per gate evaluation, relative to one block, at {work.context:,} tokens of context{source}:"
     if not work.is_counted:
         yield "(by config.json alone, as if all weights of a block were read)"
     yield f"{'method':24}{'reads':34}{'bytes':>9}{'FLOPs':>9}  on this model"
-    for asking in work.methods:
-        reads = asking.reads if asking.why_not is None else "–"
+    for gate in work.methods:
+        reads = gate.reads if gate.why_not is None else "–"
         yield (
-            f"{asking.method:24}{reads:34}{_percent(asking.bytes_share):>9}{_percent(asking.flops_share):>9}  "
-            f"{_possible(asking) if runs or asking.why_not else '–'}"
+            f"{gate.method:24}{reads:34}{_percent(gate.bytes_share):>9}{_percent(gate.flops_share):>9}  "
+            f"{_possible(gate) if runs or gate.why_not else '–'}"
         ).rstrip()
-    yield from reasons([(asking.method, asking.why_not) for asking in work.methods])
+    yield from reasons([(gate.method, gate.why_not) for gate in work.methods])
     if runs:
-        alone = [(asking.method, asking.why_alone) for asking in work.methods if asking.why_not is None]
+        alone = [(gate.method, gate.why_alone) for gate in work.methods if gate.why_not is None]
         yield from reasons(alone, "; row by row: ")
 
 
-def _possible(asking: GateCost) -> str:
-    if asking.why_not is not None:
+def _possible(gate: GateCost) -> str:
+    if gate.why_not is not None:
         return "no, see below"
-    phrases = ["after a fit" if asking.is_fitted else "yes"]
-    phrases += [] if asking.n_asked else ["asks nowhere"]
-    phrases += [] if asking.why_alone is None else ["row by row"]
+    phrases = ["after a fit" if gate.is_fitted else "yes"]
+    phrases += [] if gate.n_evaluations else ["never evaluated"]
+    phrases += [] if gate.why_alone is None else ["row by row"]
     return ", ".join(phrases)
 
 
 def _policies(work: TokenCost) -> Iterator[str]:
     yield ""
     costs = ", ".join(map(_policy, work.kv_policies))
-    about = "KV policies, bytes/FLOPs of a skipped block until a token at full depth has followed, in blocks run: "
+    about = "KV policies: bytes/FLOPs per skipped block, up to the next token at full depth, relative to one block: "
     yield fill(f"{about}{costs}", WIDTH, subsequent_indent="  ", break_on_hyphens=False).replace(_NO_BREAK, " ")
     yield from reasons([(policy.policy, policy.why_not) for policy in work.kv_policies])
     alone = [(p.policy, None if p.why_not else p.why_alone) for p in work.kv_policies]
@@ -245,7 +245,7 @@ def _percent(share: float | None) -> str:
 def _lacks(inspection: Inspection) -> Iterator[str]:
     if inspection.lacks:
         yield ""
-        yield "It cannot be run as it is:"
+        yield "It cannot be run:"
     yield from (item(one_screen(message)) for message in inspection.lacks)
     if inspection.convert is not None:
         yield item("To convert the pickle yourself, in an environment that you trust (opening one can run its code):")
@@ -275,7 +275,7 @@ def classifier_lines(inspection: ClassifierInspection) -> Iterator[str]:
         yield from reasons([(runnable.method, runnable.why_not) for runnable in inspection.methods])
     if inspection.lacks:
         yield ""
-        yield "It cannot be run as it is:"
+        yield "It cannot be run:"
         yield from (item(one_screen(message)) for message in inspection.lacks)
 
 

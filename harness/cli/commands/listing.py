@@ -136,7 +136,7 @@ def _needs_of(method: "Method") -> str:
     needs += ["a fit on the train split"] if method.fit_params() else []
     needs += ["the full depth of every token first"] if parts.gate.looks_ahead else []
     needs += ["states of earlier blocks"] if parts.gate.needs_history else []
-    needs += [] if method.probe_tells_score() else ["a scores cell before a replay"]
+    needs += [] if method.probe_has_score() else ["a scores cell before a replay"]
     return ", ".join(needs) or "nothing"
 
 

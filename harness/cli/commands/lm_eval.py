@@ -3,7 +3,7 @@
 import sys
 from argparse import Namespace
 
-from exitbench.errors import UserError, told
+from exitbench.errors import UserError, one_line
 
 
 def lm_eval(arguments: Namespace) -> int:
@@ -23,7 +23,7 @@ def lm_eval(arguments: Namespace) -> int:
     except (ValueError, TypeError, FileNotFoundError) as error:
         if not _is_of_lm_eval(error):
             raise
-        raise UserError(f"lm-eval: {told(error)}") from error  # lm-eval raises these for bad input
+        raise UserError(f"lm-eval: {one_line(error)}") from error  # lm-eval raises these for bad input
     return 0
 
 

@@ -75,7 +75,7 @@ def new_suite(arguments: Namespace) -> int:
 
     name, to, written = arguments.name, arguments.to, arguments.model
     check_new_name(name)
-    folder = model_folder(written, Runs(arguments.runs).models, ask_hub=arguments.hub)
+    folder = model_folder(written, Runs(arguments.runs).models, query_hub=arguments.hub)
     hub = read_name(written)
     if hub is not None:
         key, value, stem = "path", written, hub.repository.rpartition("/")[2]

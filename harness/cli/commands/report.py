@@ -97,7 +97,7 @@ def _draw_figures(arguments: Namespace) -> int:
         if figure.picture:
             first, *other_files = figure.files
             other_formats = ", ".join(file.suffix[1:] for file in other_files)
-            print(f"Figure  {first}  ({other_formats} beside it)\n{figure.caption}\n")
+            print(f"Figure  {first}  ({other_formats} next to it)\n{figure.caption}\n")
         else:
             tell(f"{figure.source.name} could not be drawn: {figure.error}" if figure.error else _without_data(figure))
     return 1 if any(figure.error for figure in drawn) else 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 from exitbench.errors import UserError
 from exitbench.results.files.atomic import require_replaceable, whole_file
 from exitbench.results.files.formats import csv_writer
-from exitbench.terminal import told_apart, visible
+from exitbench.terminal import abbreviate_uniquely, visible
 
 if TYPE_CHECKING:
     from exitbench.results.database.answers import QueryResult
@@ -87,7 +87,7 @@ def _write_table(names: Row, rows: Iterable[Row], file: TextIO | None = None) ->
     room = shutil.get_terminal_size().columns if stream.isatty() else math.inf
     cells = [[_text(value) for value in row] for row in (names, *rows)]
     if _width(cells) > room:
-        columns = [told_apart(column, _CUT) for column in zip(*cells, strict=True)]
+        columns = [abbreviate_uniquely(column, _CUT) for column in zip(*cells, strict=True)]
         cut = [list(line) for line in zip(*columns, strict=True)]
         if rows and _width(cut) > room:
             _write_records(cells, stream)

@@ -99,7 +99,7 @@ def _open_source(arguments: Namespace) -> Database:
             raise UserError(f"--out {arguments.out} is the database itself. Name another file.")
         return _opened(path)
     if arguments.database is not None:
-        raise UserError("--lake: is asked in place of a database; leave out --database.")
+        raise UserError("--lake: is queried in place of a database; leave out --database.")
     from exitbench.results.lake.reading import open_lake
 
     return open_lake(arguments.lake)
@@ -170,7 +170,7 @@ def _format(requested: str | None, file: Path | None) -> str:
     """Return the requested format, or that of the file's suffix."""
     if file is None:
         if requested == "parquet":
-            raise UserError("--format parquet is not for a screen. Add --out FILE.")
+            raise UserError("--format parquet cannot be printed. Add --out FILE.")
         return requested or "table"
     files = ("csv", "json", "parquet")
     form = requested or file.suffix.removeprefix(".")

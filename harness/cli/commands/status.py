@@ -37,7 +37,7 @@ def status(arguments: Namespace) -> int:
             spool_state = spool_status(runs.spool, suite.cell_ids.__contains__)
             lines = [*_lines(spool_state, suite.cell_ids), suite.time_left(spool_state)]
         if not spool_state.attempts and runs.database.exists():
-            lines.append(f"{runs.database} is not looked at; `exitbench sql` asks it.")
+            lines.append(f"{runs.database} is not read; `exitbench sql` queries it.")
         return "\n".join(lines)
 
     if not arguments.watch:
@@ -57,7 +57,7 @@ def _status_of_lake(arguments: Namespace) -> int:
     from exitbench.results.lake.reading import lake_lines
 
     if arguments.watch:
-        raise UserError("--watch: follows the spool of this machine; a lake is looked at once.")
+        raise UserError("--watch: follows the spool of this machine; a lake is read once.")
     labels = None if arguments.suite is None else _labels(arguments)
     tell("\n".join(lake_lines(arguments.lake, labels)), sys.stdout)
     return 0

@@ -39,9 +39,9 @@ def env(arguments: Namespace) -> int:
         fields = "\n".join(f"  {name}: {shown_value(value)}" for name, value in described[0].fields.items())
         tell(f"{described[0].name}\n{fields}", sys.stdout)
         if arguments.of == [NOW]:
-            from exitbench.harness.running.energy.meter import energy_told
+            from exitbench.harness.running.energy.meter import energy_summary
 
-            tell(f"  energy: {energy_told()}", sys.stdout)
+            tell(f"  energy: {energy_summary()}", sys.stdout)
         return 0
     changed = differences(*described)
     tell(f"A: {described[0].name}\nB: {described[1].name}", sys.stdout)

@@ -10,7 +10,7 @@ from exitbench.errors import UserError
 from exitbench.harness.cells.cell import DeviceMap
 from exitbench.harness.reading.toml import MAX_COUNT, TomlTable
 
-AskedMap = DeviceMap | Literal["auto"]
+RequestedMap = DeviceMap | Literal["auto"]
 
 _DEVICE = re.compile(r"cpu|cuda:[0-9]{1,3}")
 _ALLOWED = '"auto", or a table such as { "cuda:0" = 12, "cuda:1" = 20 }: how many decoder blocks each device has'
@@ -18,7 +18,7 @@ _SHARE = 0.9
 """Largest share of a GPU's memory that an automatic map fills with weights; keys, values, activations use the rest."""
 
 
-def read_device_map(table: TomlTable) -> AskedMap | None:
+def read_device_map(table: TomlTable) -> RequestedMap | None:
     """Read ``device_map`` of a model; None if it has none.
 
     Raises:
@@ -37,7 +37,7 @@ def read_device_map(table: TomlTable) -> AskedMap | None:
 
 
 def resolve_device_map(
-    location: str, requested: AskedMap, device: str, folder: Path, dtype: str, n_blocks: int
+    location: str, requested: RequestedMap, device: str, folder: Path, dtype: str, n_blocks: int
 ) -> DeviceMap:
     """Return the number of blocks on each device, given this machine's GPUs and the size of the model.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exitbench.errors import UserError, told
+from exitbench.errors import UserError, one_line
 from exitbench.harness.reading.regular_files import is_file, read_json
 
 CONFIG = "config.json"
@@ -84,7 +84,7 @@ def check_plain(folder: Path, config: Mapping[str, Any]) -> None:
     for name in _ADAPTER_FILES:
         if (folder / name).is_symlink() or (folder / name).exists():
             raise UserError(
-                f"{folder / name}: an adapter beside the weights; transformers applies it, ExitBench would not. Merge "
+                f"{folder / name}: an adapter next to the weights; transformers applies it, ExitBench would not. Merge "
                 "it, `PeftModel.from_pretrained(model, folder).merge_and_unload().save_pretrained(other)`, or move it "
                 "out of the folder."
             )
@@ -169,4 +169,4 @@ def completed(path: Path, family: str, values: dict[str, Any]) -> Any:
     try:
         return AutoConfig.for_model(family, **values)
     except Exception as error:  # whatever these checks raise
-        raise UserError(f"{path}: not a configuration that transformers takes ({told(error)}).") from error
+        raise UserError(f"{path}: not a configuration that transformers takes ({one_line(error)}).") from error

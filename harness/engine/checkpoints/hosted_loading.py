@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from exitbench.errors import UserError, told
+from exitbench.errors import UserError, one_line
 from exitbench.harness.cells.cell import DeviceMap
 from exitbench.harness.engine.checkpoints.files import CONFIG, completed, listed
 from exitbench.harness.engine.checkpoints.tensor_files import Tensors, Unread, prefix_note
@@ -198,11 +198,11 @@ def filled(
             )
     except Exception as error:  # whatever the family's code raises for values that do not fit together
         raise UserError(
-            f"{folder}: transformers cannot make {cls.__name__} of {CONFIG} and these tensors ({told(error)})."
+            f"{folder}: transformers cannot make {cls.__name__} of {CONFIG} and these tensors ({one_line(error)})."
         ) from error
     for name, of_file, of_model in sorted(info["mismatched_keys"]):
         raise UserError(
-            f"{folder}: tensor {name!r} has shape {list(of_file)}, {CONFIG} asks for {list(of_model)} ({cls.__name__})."
+            f"{folder}: tensor {name!r} has shape {list(of_file)}, {CONFIG} requires {list(of_model)} ({cls.__name__})."
         )
     files = {name: tensor.tensors.files[name] for name, tensor in unread.items()}
     note = prefix_note(files, sorted(info["missing_keys"]))
@@ -274,4 +274,4 @@ def skeleton(folder: Path, raw: dict[str, Any]) -> Any:
         with torch.device("meta"):
             return cls._from_config(config)
     except Exception as error:  # whatever the family's code raises for values that do not fit together
-        raise UserError(f"{path}: transformers cannot make {cls.__name__} of it ({told(error)}).") from error
+        raise UserError(f"{path}: transformers cannot make {cls.__name__} of it ({one_line(error)}).") from error

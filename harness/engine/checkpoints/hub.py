@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from exitbench.errors import UserError, no_room, told
+from exitbench.errors import UserError, no_room, one_line
 from exitbench.harness.engine.checkpoints.files import (
     CONFIG,
     INDEX,
@@ -88,12 +88,12 @@ def read_name(written: str) -> HubName | None:
     return HubName(repository, revision)
 
 
-def locate(written: str | Path, *, ask_hub: bool, say: Callable[[str], object]) -> Located:
+def locate(written: str | Path, *, query_hub: bool, say: Callable[[str], object]) -> Located:
     """Return the folder and origin of a model as the user wrote it.
 
     Args:
         written: A folder, or a name of the hub.
-        ask_hub: Whether the hub may be asked for what is missing; otherwise only its cache is read.
+        query_hub: Whether the hub may be queried for what is missing; otherwise only its cache is read.
         say: Receives a message about each download.
 
     Raises:
@@ -102,7 +102,7 @@ def locate(written: str | Path, *, ask_hub: bool, say: Callable[[str], object]) 
     name = read_name(written) if isinstance(written, str) else None
     if name is None:
         return Located(Path(written))
-    located = fetch(name, say) if ask_hub else find(name)
+    located = fetch(name, say) if query_hub else find(name)
     if located is None:
         raise not_here(name)
     return located
@@ -114,7 +114,7 @@ def not_here(name: HubName) -> UserError:
 
     return UserError(
         f"{name} is not on this machine, or not whole (the hub's cache is {constants.HF_HUB_CACHE}). `--hub` fetches "
-        "it (from Python: hub=True); nothing is downloaded without being asked for."
+        "it (from Python: hub=True); nothing is downloaded without it."
     )
 
 
@@ -134,12 +134,14 @@ def find(name: HubName) -> Located | None:
     names = [path.name for path in folder.iterdir()] if listing is None else listing
     if not _has_weights(names) or _missing(folder, names):
         return None
-    unsure = "the hub's cache does not say which files the repository has: some may be missing (`run --hub` asks)"
+    unsure = (
+        "the hub's cache does not say which files the repository has: some may be missing (`run --hub` queries the hub)"
+    )
     return Located(folder, _source(name, folder.name), () if listing is not None else (unsure,))
 
 
 def fetch(name: HubName, say: Callable[[str], object]) -> Located:
-    """Ask the hub for the current commit of a model and download what the cache lacks.
+    """Query the hub for the current commit of a model and download what the cache lacks.
 
     Args:
         name: The model; a complete cached commit is not requested again, since commits do not change.
@@ -235,7 +237,7 @@ def _ask(name: HubName) -> tuple[str, dict[str, int]]:
         info = api.model_info(name.repository, revision=name.revision, files_metadata=True)
         commit = info.sha or ""
         if not is_commit(commit):
-            raise UserError(f"{name}: the hub answers with the commit {shortened(commit)}, which is none.")
+            raise UserError(f"{name}: the hub answers with the commit {shortened(commit)}, which is not a commit.")
         if api.resolve_revision(name.repository, revision=name.revision).resolved != commit:
             raise UserError(f"{name} was changed just now; the same command gets it as it is.")
         files = info.siblings or ()
@@ -316,14 +318,14 @@ def _as_user_errors(name: HubName) -> Iterator[None]:
         raise UserError(f"{name}: no such revision; allowed: a branch, a tag or a commit, all 40 digits.") from error
     except errors.OfflineModeIsEnabled as error:
         raise UserError(
-            f"{name}: HF_HUB_OFFLINE is set, so that the hub is not asked; unset it, or leave --hub out for what its "
+            f"{name}: HF_HUB_OFFLINE is set, so the hub is not queried; unset it, or leave --hub out for what its "
             "cache on this machine has."
         ) from error
     # huggingface_hub does not wrap errors of its HTTP client, which differs between its major versions.
     except Exception as error:
         if no_room(error) is not None:
             raise
-        cause = f"{type(error).__name__}: {told(error)}"
+        cause = f"{type(error).__name__}: {one_line(error)}"
         raise UserError(
             f"{name}: could not be fetched from {hub} ({cause}). What has come is kept, and the same command goes on; "
             "without --hub the cache on this machine is read alone."

@@ -72,7 +72,7 @@ class Tensors:
             actual = tuple(stored.get_shape())
             if shape and actual != shape:
                 raise UserError(
-                    f"{self.folder}: tensor {name!r} has shape {list(actual)}, config.json asks for {list(shape)}."
+                    f"{self.folder}: tensor {name!r} has shape {list(actual)}, config.json requires {list(shape)}."
                 )
             self.read.add(name)
             dtype = dtype or self.dtype
@@ -260,7 +260,7 @@ def check_heads(
             if name in needed:
                 raise UserError(f"{path}: tensor {name!r} is missing; kind {kind!r} needs it, {list(shape)}.")
         elif (actual := tuple(tensors[name].shape)) != shape:
-            raise UserError(f"{path}: tensor {name!r} has shape {list(actual)}, the model asks for {list(shape)}.")
+            raise UserError(f"{path}: tensor {name!r} has shape {list(actual)}, the model requires {list(shape)}.")
     if unknown := sorted(tensors.keys() - needed.keys() - optional.keys()):
         raise UserError(
             f"{path}: tensor {unknown[0]!r} is not part of heads of kind {kind!r} at blocks "

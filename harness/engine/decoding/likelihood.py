@@ -146,7 +146,7 @@ def keeping(parts: Parts, depth: int) -> Parts:
 
 def _check(contexts: Sequence[Context], parts: Parts, rows: int) -> None:
     if (reason := why_not(parts)) is not None:
-        raise UserError(f"log-likelihoods cannot be had of this method: it {reason}.")
+        raise UserError(f"this method does not provide log-likelihoods: it {reason}.")
     if rows < 1:
         raise UserError(f"rows is {rows}; allowed: 1 or more.")
     for number, context in enumerate(contexts, start=1):

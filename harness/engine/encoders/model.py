@@ -145,7 +145,7 @@ class EncoderClassifier:
 
     def exit_logits(self, block: int, hidden_AD: Tensor) -> Tensor:
         """Return the logits of a block's off-ramp, [A, C]."""
-        assert self.off_ramps is not None, "asked of blocks that have one"
+        assert self.off_ramps is not None, "called only for blocks that have an off-ramp"
         return self.off_ramps.logits(block, hidden_AD)
 
     def exit_head_numel(self, block: int) -> int:
@@ -205,7 +205,7 @@ def why_not(parts: Parts, *, is_regression: bool, is_fitted: bool = False) -> st
         is_fitted: Whether the method is trained on the train split first.
     """
     if type(parts.kv_policy) is not StateCopy:
-        return f"an encoder keeps no keys and values, and KV policy {parts.kv_policy.name!r} sees to those"
+        return f"an encoder keeps no keys and values, which KV policy {parts.kv_policy.name!r} needs"
     if type(parts.head) not in (LMHead, TrainedHead):
         return "its head reads a part of the vocabulary, and a classifier is read out as a whole"
     if is_regression and not parts.gate.scores_numbers:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from exitbench.errors import UserError, told
+from exitbench.errors import UserError, one_line
 from exitbench.harness.engine.hosted.cache import HostedCache
 from exitbench.harness.engine.hosted.calls import RecordedCalls, SparedLinear, WrappedBlock, learn_axes, state_of
 from exitbench.harness.engine.hosted.model import BlockWork, HostedTransformer
@@ -49,7 +49,7 @@ def tried(family: str) -> Iterator[None]:
         raise
     except Exception as error:  # whatever the family's code raises when it is called in another way
         name = type(error).__name__
-        raise UserError(f"{refused}: {name} while its blocks were tried ({told(error)}).") from error
+        raise UserError(f"{refused}: {name} while its blocks were tried ({one_line(error)}).") from error
 
 
 @torch.inference_mode()

@@ -80,7 +80,7 @@ def answer_parts(
         blocks=sum((cost * layer for cost, layer in zip(block_costs, exit_layers, strict=True)), Cost()),
         heads=parts.head.cost(model, head_rows) + _int8_cost(model, records),
         gates=sum(
-            (parts.asking_cost(model, layer) * tokens for layer, tokens in Counter(exit_layers).items()),
+            (parts.evaluation_cost(model, layer) * tokens for layer, tokens in Counter(exit_layers).items()),
             Cost(),
         ),
         kv=parts.kv_cost(model, exit_layers, block_costs),

@@ -124,12 +124,12 @@ class Headed(ABC):
 
     def exit_logits(self, block: int, hidden_AD: Tensor) -> Tensor:
         """Read out with the trained exit head of a block, [A, D] to [A, V]."""
-        assert self.exit_heads is not None, "asked at exit blocks only"
+        assert self.exit_heads is not None, "called at exit blocks only"
         return self.exit_heads.logits(block, hidden_AD, self.logits)
 
     def exit_head_numel(self, block: int) -> int:
         """Return the number of weights that one read-out of an exit head multiplies, for a lens with the LM head's."""
-        assert self.exit_heads is not None, "asked at exit blocks only"
+        assert self.exit_heads is not None, "called at exit blocks only"
         numel = self.exit_heads.numel(block)
         return numel + int(self.lm_head.weight.numel()) if self.exit_heads.kind == "lens" else numel
 

@@ -162,7 +162,7 @@ def use_fastest(model: Engine) -> Choices | None:
     Raises:
         UserError: `SWITCH` has an unknown value.
     """
-    if not _is_asked():
+    if not _is_measured():
         return None
     if not isinstance(model, Transformer) or model.device.type != "cpu" or model.lm_head.weight.dtype not in FORMS:
         return None
@@ -186,7 +186,7 @@ def measured(model: Transformer) -> dict[str, str]:
     return {**chosen, **fastest(_step_of_few_rows(model, chosen), clock)} if _has_room(model) else chosen
 
 
-def _is_asked() -> bool:
+def _is_measured() -> bool:
     setting = os.environ.get(SWITCH, "measured")
     if setting not in ("measured", "default"):
         raise UserError(f"{SWITCH} is {setting!r}; allowed: measured, default.")

@@ -56,7 +56,7 @@ def keep(key: ChoiceKey, chosen: Mapping[str, str]) -> dict[str, str] | None:
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps({"asked": key, "chosen": chosen}, indent=1, sort_keys=True), encoding="utf-8")
+        partial.write_text(json.dumps({"key": key, "chosen": chosen}, indent=1, sort_keys=True), encoding="utf-8")
         try:
             os.link(partial, path)
         except FileExistsError:
@@ -73,7 +73,7 @@ def keep(key: ChoiceKey, chosen: Mapping[str, str]) -> dict[str, str] | None:
 def all_kept(machine: ChoiceKey) -> Iterator[tuple[str, ChoiceKey, dict[str, str]]]:
     """Yield what is stored for a machine: the id in each file's name, the cache key and the choices."""
     for path in sorted(user_cache().glob(f"{_PREFIX}*.json")):
-        key = _content(path).get("asked")
+        key = _content(path).get("key")
         if not isinstance(key, dict) or path != _path(key) or not machine.items() <= key.items():
             continue
         with contextlib.suppress(KeyError, TypeError, AttributeError):  # a file of another program
@@ -89,7 +89,7 @@ def _usable(path: Path, key: ChoiceKey) -> dict[str, str] | None:
     """Return the choices in a file if its cache key matches and each form is available."""
     content = _content(path)
     chosen, places = content.get("chosen"), key["places"]
-    if content.get("asked") != key or not isinstance(chosen, dict) or chosen.keys() != places.keys():
+    if content.get("key") != key or not isinstance(chosen, dict) or chosen.keys() != places.keys():
         return None
     return chosen if all(chosen[place] in places[place]["forms"] for place in places) else None
 

@@ -89,9 +89,9 @@ def read_lm_eval(table: TomlTable, name: str, declaration: Declaration | None = 
             raise table.error(key, "does not go with a task of lm-eval; allowed: gen_kwargs = { max_gen_toks, until }.")
     for key in (*_LOGIT_KEYS, "gen_kwargs"):
         if not work.generates and key in table.values:
-            raise table.error(key, f"goes with tasks that generate text; {name} asks for log-likelihoods.")
+            raise table.error(key, f"goes with tasks that generate text; {name} requires log-likelihoods.")
     if work.generates and "scope" in table.values:
-        raise table.error("scope", f"goes with tasks that ask for log-likelihoods; {name} generates text.")
+        raise table.error("scope", f"goes with tasks that require log-likelihoods; {name} generates text.")
     scope = table.choose("scope", table.get("scope", str, "token"), SCOPES, "scope")
     if not work.generates:
         return LmEvalAsked(settings, work, 1, (), scope)
@@ -100,7 +100,7 @@ def read_lm_eval(table: TomlTable, name: str, declaration: Declaration | None = 
     if (other := why_not_greedy(generation)) is not None:
         allowed = f"gen_kwargs = {{ {other.name} = {json.dumps(other.value)} }}"
         key = "gen_kwargs" if other.name in table.table("gen_kwargs").values else "task"
-        raise table.error(key, f"asks for {other.what}, but decoding is greedy; allowed: {allowed}.")
+        raise table.error(key, f"requires {other.what}, but decoding is greedy; allowed: {allowed}.")
     until = generation.get("until", ())
     stop = (until,) if isinstance(until, str) else tuple(until)
     return LmEvalAsked(settings, work, task.default_max_new_tokens, stop, scope)

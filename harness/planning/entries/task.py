@@ -133,7 +133,7 @@ def read_task(label: str, table: TomlTable) -> TaskEntry:
     if not work_class(task).generates:
         for key in _OF_ANSWERS:
             if key in table.values:
-                raise table.error(key, f"goes with tasks whose answers are generated; {task.name!r} asks for labels.")
+                raise table.error(key, f"goes with tasks whose answers are generated; {task.name!r} requires labels.")
     data = DataRequest(
         task=task.name,
         source=cast(SourceKind, source),

@@ -132,7 +132,7 @@ def open_meter(device: str) -> Meter | str:
     return MachineMeter(tuple(counter for source in sources for counter in source.counters))
 
 
-def energy_told() -> str:
+def energy_summary() -> str:
     """Return one line saying which counters a timing would read on this machine, and why not others."""
     import torch
 

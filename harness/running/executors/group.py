@@ -30,7 +30,7 @@ WORKER: Final = (sys.executable, "-m", "exitbench.harness.running.worker_process
 GRACE_S = 20.0
 """Seconds that an interrupted worker has to end its attempt before it is killed."""
 
-# Exit codes of a worker that was asked to end; a signal if it was still starting.
+# Exit codes of a worker that was terminated on request; a signal if it was still starting.
 _END_REQUESTED: Final = (130, -signal.SIGINT, -signal.SIGTERM, -signal.SIGUSR2)
 
 _LOG_BYTES: Final = 1 << 18
@@ -228,7 +228,7 @@ class GroupRun:
         killed_for_memory = returncode == -signal.SIGKILL and _oom_kills() > oom_kills
         out_of_memory = killed_for_memory or (returncode != 0 and says_out_of_memory("".join(lines[-1:])))
         if returncode in _END_REQUESTED:
-            self.interrupted = self.interrupted or "the worker was asked to end"
+            self.interrupted = self.interrupted or "the worker was terminated on request"
         return _Death(returncode, self.interrupted, killed_for, out_of_memory, "\n".join(lines))
 
     def _follow(

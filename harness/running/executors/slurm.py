@@ -142,7 +142,7 @@ class SlurmExecutor:
                 if ready := list(self._ready(specs, followed)):
                     self._submit(ready)
         except NoAnswer as error:
-            tell(f"{error} Asked again in a while.")
+            tell(f"{error} Trying again later.")
 
     def _close(self) -> dict[str, str]:
         """Write rows for cells that ended jobs left unfinished; return the status of every cell of those jobs."""

@@ -25,7 +25,7 @@ ENDED: Final = {
 }
 """Final states of a job -> status in the spool for a cell that such a job began and did not end."""
 
-_ASK_S: Final = 60.0
+_SQUEUE_TIMEOUT_S: Final = 60.0
 
 
 class NoAnswer(UserError):
@@ -62,12 +62,16 @@ def list_jobs(names: Iterable[str]) -> dict[tuple[str, int], Job]:
     command = ["squeue", "--me", "--noheader", "--array", "--states=all", "--format=%j|%F|%K|%T"]
     try:
         completed = subprocess.run(
-            [*command, f"--name={','.join(wanted)}"], capture_output=True, text=True, check=True, timeout=_ASK_S
+            [*command, f"--name={','.join(wanted)}"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_SQUEUE_TIMEOUT_S,
         )
     except subprocess.CalledProcessError as error:
         raise NoAnswer(f"Slurm does not answer (squeue): {error.stderr.strip()}") from None
     except subprocess.TimeoutExpired:
-        raise NoAnswer(f"Slurm does not answer: squeue took more than {_ASK_S:g} s.") from None
+        raise NoAnswer(f"Slurm does not answer: squeue took more than {_SQUEUE_TIMEOUT_S:g} s.") from None
     jobs = {}
     for line in completed.stdout.splitlines():
         name, array_id, index, state = line.split("|")

@@ -15,7 +15,7 @@ from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import called, natural_key, percent, shorten
 from exitbench.reports.plotting.panels import draw_intervals, figure_of, legend_above, title_panel
 from exitbench.reports.plotting.style import COLOURS, MUTED
-from exitbench.terminal import told_apart
+from exitbench.terminal import abbreviate_uniquely
 
 ORDER = 18
 TITLE = "Where words are settled, by kind"
@@ -71,7 +71,7 @@ def plot(frame: Frame) -> Figure:
     height = _LINE_INCHES * sum(lines) + _AXIS_INCHES * (len(lines) + len(bands)) + _MARGIN_INCHES
     figure = figure_of(height)
     grid = figure.subplots(len(lines), len(bands[0]), squeeze=False, height_ratios=lines)
-    titles = dict(zip(models, told_apart(models, 16), strict=True))
+    titles = dict(zip(models, abbreviate_uniquely(models, 16), strict=True))
     for panels, (band, (task, rows, kinds)) in zip(grid, product(bands, tasks), strict=True):
         by_model = dict(rows.groups("model"))
         for axes, model in zip(panels, band, strict=False):

@@ -14,7 +14,7 @@ from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count, percent
 from exitbench.reports.plotting.panels import draw_intervals, figure_of, legend_of_series, title_panel
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
-from exitbench.terminal import told_apart
+from exitbench.terminal import abbreviate_uniquely
 
 ORDER = 12
 TITLE = "Measured against ideal speed-up"
@@ -94,7 +94,7 @@ def _strip(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str)
             axes.plot(row["realised"], y, color=style.colour, marker=style.marker, markersize=3.5, zorder=3)
     for share, line_style in _GOALS.items():
         axes.axvline(share, color=MUTED, linestyle=line_style, linewidth=0.9, zorder=1.5)
-    axes.set_yticks(range(len(methods)), told_apart(methods, 24))
+    axes.set_yticks(range(len(methods)), abbreviate_uniquely(methods, 24))
     axes.set_ylim(len(methods) - 0.5, -0.5)
     axes.set_xlim(0.9 * min(0.9, *frame.values("realised")), 1.1 * max(1.1, *frame.values("realised")))
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))

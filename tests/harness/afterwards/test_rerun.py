@@ -102,7 +102,7 @@ def test_another_revision_of_the_method_is_refused_before_anything_runs(
     monkeypatch.setattr(verifying, "revision", lambda cls: "2")
     code, output = show(attempt.attempt_id)
     assert code == 2
-    assert "something else would be asked" in output
+    assert "the cell would not be the same" in output
     assert "method.revision: 1 -> 2" in output
     assert len(list(cell_attempts(runs / "spool", attempt.cell_id))) == 1
 

@@ -282,7 +282,7 @@ def test_a_method_without_probabilities_is_refused_before_anything_is_scored(
     toy_models: dict[str, Path], manager: TaskManager
 ) -> None:
     lm = ExitBenchLM(pretrained=str(toy_models["causal"]), device="cpu", method="self-speculation")
-    with pytest.raises(UserError, match="log-likelihoods cannot be had of method 'self-speculation'"):
+    with pytest.raises(UserError, match="method 'self-speculation' does not provide log-likelihoods"):
         lm.loglikelihood(instances(manager, "toy_choice"))
 
 

@@ -168,5 +168,5 @@ def test_what_no_suite_asks_is_refused_before_anything_runs(
 
 
 def test_tasks_of_others_need_their_folder(toys: Toys, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="'toy_choice' is none of lm-eval's own tasks; include=DIR says"):
+    with pytest.raises(UserError, match="'toy_choice' is not one of lm-eval's own tasks; include=DIR says"):
         evaluate(toys, tmp_path / "x", ["toy_choice"], {"include": None})

@@ -122,7 +122,7 @@ def test_an_answer_shows_itself(model: eb.Model, prompts: list[str], capsys: pyt
         (lambda model: eb.decode(model, ["a"], "mee-lstm"), "must be fitted first"),
         (lambda model: eb.probe(model, []), "there are no prompts"),
         (lambda model: eb.replay(eb.probe(model, ["a"]), "static", [0.5]), "has no threshold"),
-        (lambda model: eb.replay(eb.probe(model, ["a"]), "mee-lstm", [0.5]), "does not tell its score"),
+        (lambda model: eb.replay(eb.probe(model, ["a"]), "mee-lstm", [0.5]), "cannot be computed from a probe"),
         (lambda model: eb.open_results("no such folder"), "there is no database. Allowed: a folder of runs"),
     ],
 )

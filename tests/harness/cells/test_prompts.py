@@ -81,7 +81,7 @@ def documents(*texts: str) -> list[tuple[Document, str]]:
     ("positions", "asked", "kept"),
     [
         (None, {}, [0, 1, 2]),
-        (9, {}, [0, 1]),  # 5 are left beside 4 new ones
+        (9, {}, [0, 1]),  # 5 fit next to 4 new ones
         (8, {}, [0]),
         (9, {"max_prompt_tokens": 2, "truncate": "drop"}, [0]),
         (None, {"max_prompt_tokens": 5, "truncate": "drop"}, [0, 1]),
@@ -99,7 +99,7 @@ def test_what_does_not_fit_is_left_out(
 
 
 def test_no_prompt_that_fits_is_an_error(tokenizer: Callable[..., Any]) -> None:
-    with pytest.raises(UserError, match="none of the 1 prompts fits: the shortest has 15 tokens, 5 are left beside 4"):
+    with pytest.raises(UserError, match="none of the 1 prompts fits: the shortest has 15 tokens, 5 fit next to 4"):
         Prompts(tokenizer(), GenerationSettings(4), 9).fitting(documents(TEXT))
 
 

@@ -17,7 +17,7 @@ def test_this_machine_says_in_one_line_what_energy_is_read(
     monkeypatch.setattr(meter, "_gpu_uuids", lambda: [])
     monkeypatch.setattr(meter, "powercap_counters", lambda: CounterSource((), "package-0, psys"))
     monkeypatch.setattr(meter, "nvml_counters", lambda uuids: CounterSource((), "no counters of the GPU: it is old"))
-    assert meter.energy_told() == message
+    assert meter.energy_summary() == message
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(["env", "show", "now"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "  energy: package-0, psys"

@@ -78,7 +78,7 @@ def test_what_is_missing_is_told_last_and_by_the_exit_code(
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     assert main(["inspect", str(folder)]) == 1
     output = capsys.readouterr().out
-    listed = output.partition("It cannot be run as it is:\n")[2]
+    listed = output.partition("It cannot be run:\n")[2]
     assert " ".join(listed.split()).startswith(f"- {folder}: no model.safetensors")  # broken where a line ends
     told = listed.splitlines()
     assert told[-2] == (

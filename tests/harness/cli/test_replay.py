@@ -78,7 +78,7 @@ def test_a_range_that_is_none_is_refused(
         (("{probe}", "calm-softmax", "--param", "min_exit=99"), "calm-softmax.min_exit = 99 is above the depth"),
         (
             ("{probe}", "calm-softmax", "--param", "rule=epsilon"),
-            "does not look at its threshold with rule = 'epsilon'",
+            "does not use its threshold with rule = 'epsilon'",
         ),
         (("{probe}", "heads", "--param", "exit_blocks=[0]"), "exit_blocks[0] = 0 is out of range"),
     ],

@@ -39,7 +39,7 @@ def test_figures_are_drawn_in_one_kind_of_file(runs: Path, capsys: pytest.Captur
         f"{CHOSEN}.pdf",
         f"{CHOSEN}.csv",
     }
-    assert f"{CHOSEN}.pdf  (csv beside it)" in capsys.readouterr().out
+    assert f"{CHOSEN}.pdf  (csv next to it)" in capsys.readouterr().out
 
 
 def test_figures_are_the_same_bytes_whatever_matplotlib_is_set_to(runs: Path, tmp_path: Path) -> None:

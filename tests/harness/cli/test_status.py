@@ -64,7 +64,7 @@ def test_no_spool_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_a_database_without_a_spool_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "exitbench.duckdb").touch()
     assert main(["status", "--runs", str(tmp_path)]) == 0
-    assert f"{tmp_path / 'exitbench.duckdb'} is not looked at; `exitbench sql` asks it." in capsys.readouterr().out
+    assert f"{tmp_path / 'exitbench.duckdb'} is not read; `exitbench sql` queries it." in capsys.readouterr().out
 
 
 def test_of_a_suite_it_tells_what_is_left(

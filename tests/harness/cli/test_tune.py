@@ -116,7 +116,7 @@ def test_a_confirmed_setting_is_written_as_a_suite(
     [
         (("weightd", "squad"), "suite 'builtin' has no model 'weightd'. Did you mean 'weighted'?"),
         (("weighted", "squat"), "suite 'builtin' has no task 'squat'. Did you mean 'squad'?"),
-        (("weighted", "squad", "--methods", "static"), "method 'static' has no threshold that a replay could search."),
+        (("weighted", "squad", "--methods", "static"), "method 'static' has no threshold that a replay can search."),
         (("weighted", "squad", "--methods", "max-prb"), "unknown method 'max-prb'. Did you mean 'max-prob'?"),
         (("weighted", "squad", "--max-loss", "0%"), "'0%' is not a percentage above 0 and below 100"),
         (("weighted", "squad", "--max-loss", "much"), "'much' is not a percentage"),

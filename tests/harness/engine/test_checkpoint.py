@@ -149,8 +149,8 @@ def test_missing_tensor(twin: Twins, tmp_path: Path, family: str, name: str) -> 
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("model.layers.1.self_attn.k_proj.weight", "has shape [16, 31], config.json asks for [16, 32]"),
-        ("model.embed_tokens.weight", "has shape [100, 31], config.json asks for [100, 32]"),
+        ("model.layers.1.self_attn.k_proj.weight", "has shape [16, 31], config.json requires [16, 32]"),
+        ("model.embed_tokens.weight", "has shape [100, 31], config.json requires [100, 32]"),
     ],
 )
 def test_wrong_shape(folder: Path, name: str, says: str) -> None:
@@ -161,7 +161,7 @@ def test_wrong_shape(folder: Path, name: str, says: str) -> None:
 def test_embedding_of_another_size(twin: Twins, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(twin("t5").folder, tmp_path / "t5"))
     edit_tensors(folder, lambda tensors: tensors.update({"shared.weight": tensors["shared.weight"][:, :-1].clone()}))
-    assert complaint(folder) == f"{folder}: tensor 'shared.weight' has shape [100, 31], config.json asks for [100, 32]."
+    assert complaint(folder) == f"{folder}: tensor 'shared.weight' has shape [100, 31], config.json requires [100, 32]."
 
 
 @pytest.mark.parametrize(

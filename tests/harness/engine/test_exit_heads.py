@@ -196,11 +196,11 @@ def test_tensors_that_do_not_fit_are_refused_with_name_and_shapes(tmp_path: Path
     def put(name: str, *shape: int) -> Callable[[dict[str, Tensor]], object]:
         return lambda tensors: tensors.update({name: torch.zeros(shape)})
 
-    asked = "has shape [11, 4], the model asks for [11, 5]."
+    asked = "has shape [11, 4], the model requires [11, 5]."
     assert spoiled(tmp_path, put("4.out.weight", V, 4)) == f"tensor '4.out.weight' {asked}"
-    assert "'2.norm.bias' has shape [9], the model asks for [8]" in spoiled(tmp_path, put("2.norm.bias", 9))
-    assert "'2.up.weight' has shape [5, 7], the model asks for [5, 8]" in spoiled(tmp_path, put("2.up.weight", H, 7))
-    assert "'2.up.bias' has shape [4], the model asks for [5]" in spoiled(tmp_path, put("2.up.bias", 4))
+    assert "'2.norm.bias' has shape [9], the model requires [8]" in spoiled(tmp_path, put("2.norm.bias", 9))
+    assert "'2.up.weight' has shape [5, 7], the model requires [5, 8]" in spoiled(tmp_path, put("2.up.weight", H, 7))
+    assert "'2.up.bias' has shape [4], the model requires [5]" in spoiled(tmp_path, put("2.up.bias", 4))
     missing = spoiled(tmp_path, lambda tensors: tensors.pop("2.out.weight"))
     assert missing == "tensor '2.out.weight' is missing; kind 'mlp' needs it, [11, 5]."
     unknown = spoiled(tmp_path, put("3.out.weight", V, D))

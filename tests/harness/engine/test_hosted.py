@@ -236,7 +236,7 @@ def test_recurrent_blocks_are_refused(scripts: Any, tmp_path: Path) -> None:
         (lambda t: t.update(odd=torch.ones(2)), "1 tensor is not part of the model that config.json describes: odd"),
         (
             lambda t: t.update({"model.decoder.layers.1.fc1.weight": torch.ones(3, 32)}),
-            "layers.1.fc1.weight' has shape [3, 32], config.json asks for [48, 32]",
+            "layers.1.fc1.weight' has shape [3, 32], config.json requires [48, 32]",
         ),
     ],
     ids=["missing", "unexpected", "misshapen"],

@@ -347,7 +347,7 @@ def test_another_shape_and_another_number_format_measure_anew(twin: Any, cache: 
         lambda path, kept: path.write_text(json.dumps({**kept, "chosen": {}})),
         lambda path, kept: path.write_text(json.dumps({**kept, "chosen": dict.fromkeys(kept["chosen"], "magic")})),
         lambda path, kept: path.write_text(json.dumps({**kept, "chosen": {place: [] for place in kept["chosen"]}})),
-        lambda path, kept: path.write_text(json.dumps({**kept, "asked": {**kept["asked"], "threads": 64}})),
+        lambda path, kept: path.write_text(json.dumps({**kept, "key": {**kept["key"], "threads": 64}})),
         lambda path, kept: path.write_text(json.dumps(kept) + " " * 2**17),
     ],
     ids=["torn", "no text", "no object", "nothing", "no form", "no name", "foreign", "too large"],

@@ -19,7 +19,7 @@ from exitbench.tasks import builtin
 from exitbench.tasks.builtin import TEXT_TASKS
 from exitbench.tasks.registry import get_task
 
-RECIPES = [entry.recipe for entry in load_suite("builtin").models if entry.recipe and entry.is_asked("squad")]
+RECIPES = [entry.recipe for entry in load_suite("builtin").models if entry.recipe and entry.runs_task("squad")]
 NEW_TOKENS = 40
 
 

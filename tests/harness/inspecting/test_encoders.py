@@ -57,4 +57,4 @@ def test_what_keeps_it_from_being_run_is_told_on_one_screen(three: Path, capsys:
     save_off_ramps(three / OFF_RAMPS_FILE, "linear", new_off_ramps("linear", (1, 3), 8, 3, draw))
     assert main(["inspect", str(three)]) == 1
     output = capsys.readouterr().out
-    assert "It cannot be run as it is:" in output and OFF_RAMPS_FILE in output and "tokenizer" in output
+    assert "It cannot be run:" in output and OFF_RAMPS_FILE in output and "tokenizer" in output

@@ -22,7 +22,7 @@ import transformers
 
 from exitbench.errors import UserError
 from exitbench.harness.inspecting import inspection
-from exitbench.harness.inspecting.asking import GateCost, SkipCost
+from exitbench.harness.inspecting.gate_costs import GateCost, SkipCost
 from exitbench.harness.inspecting.inspection import Inspection, inspect_folder
 from exitbench.harness.training.store import SHIPPED
 
@@ -61,7 +61,7 @@ def numel_of(path: Path, pattern: str = ".*") -> int:
 
 def method_of(found: Inspection, name: str) -> GateCost:
     assert found.work is not None
-    return next(asking for asking in found.work.methods if asking.method == name)
+    return next(gate for gate in found.work.methods if gate.method == name)
 
 
 def policy_of(found: Inspection, name: str) -> SkipCost:
@@ -124,7 +124,7 @@ def test_a_model_that_lacks_nothing(shipped: Inspection, shipped_folder: Path) -
     assert shipped.tokens.end_ids == (config["eos_token_id"],)
     assert (shipped.tokens.start_id, shipped.tokens.has_chat_template) == (None, False)
     assert shipped.tokens.n_tokens == config["vocab_size"]
-    assert all(asking.why_not is None for asking in (shipped.work.methods if shipped.work else ()))
+    assert all(gate.why_not is None for gate in (shipped.work.methods if shipped.work else ()))
 
 
 def test_work_is_that_of_the_formulas(shipped: Inspection, shipped_folder: Path) -> None:
@@ -143,7 +143,7 @@ def test_work_is_that_of_the_formulas(shipped: Inspection, shipped_folder: Path)
     assert margin.bytes_share == pytest.approx(v * d / read)
     assert margin.flops_share == pytest.approx((2 * v * d + 7 * v) / flops)
     heads = method_of(shipped, "heads")
-    assert heads.n_asked == 3
+    assert heads.n_evaluations == 3
     assert heads.bytes_share == pytest.approx(v * d / read)  # a linear head multiplies what the model's own does
     classifier = method_of(shipped, "calm-classifier")
     assert classifier.bytes_share == pytest.approx(2 * d / read)
@@ -157,8 +157,8 @@ def test_work_is_that_of_the_formulas(shipped: Inspection, shipped_folder: Path)
 
 def test_what_gates_read_is_seen_as_they_read(shipped: Inspection) -> None:
     def told(name: str) -> tuple[str, bool]:
-        asking = method_of(shipped, name)
-        return asking.reads, asking.is_fitted
+        gate = method_of(shipped, name)
+        return gate.reads, gate.is_fitted
 
     assert told("calm-softmax") == ("logits", False)
     assert told("heads") == ("logits of exit heads", False)

@@ -81,7 +81,7 @@ def test_chance_goes_as_deep_as_the_model(plan: Callable[..., Plan]) -> None:
 
 def test_texts_are_not_asked_of_a_classifier(plan: Callable[..., Plan]) -> None:
     squad = 'task = { task = "squad", source = "builtin", limit = 2'
-    assert "asks for texts, and model 'one' is a classifier" in refused(lambda: plan(THREE, squad))
+    assert "requires texts, and model 'one' is a classifier" in refused(lambda: plan(THREE, squad))
 
 
 def test_labels_are_not_asked_of_a_model_that_generates(plan: Callable[..., Plan], checkpoint: Path) -> None:

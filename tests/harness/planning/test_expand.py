@@ -134,7 +134,7 @@ def test_a_model_is_asked_the_tasks_that_it_names_and_another_all_of_them(write_
     with pytest.raises(UserError, match=r"\[models\.narrow\] tasks: .*Did you mean 'verses'"):
         load_suite(path)
     path.write_text(text + 'models = ["narrow"]\ntasks = ["lines"]\n')
-    with pytest.raises(UserError, match=r"none of its models is asked one of its tasks \(lines\).*narrow: verses"):
+    with pytest.raises(UserError, match=r"none of its models runs one of its tasks \(lines\).*narrow: verses"):
         load_suite(path)
 
 

@@ -695,11 +695,11 @@ def test_a_task_of_such_documents_alone_fails(models: dict[str, Path], unscorabl
     ("text", "words"),
     [
         (entry("letter", 'scope = "both"'), "unknown scope 'both'"),
-        (entry("text", 'scope = "context"'), "goes with tasks that ask for log-likelihoods"),
+        (entry("text", 'scope = "context"'), "goes with tasks that require log-likelihoods"),
         (entry("letter", 'scope = "context"\nfirst_token = "full"'), "keeps the depth of the first token"),
         (entry("letter", "gen_kwargs = { max_gen_toks = 3 }"), "goes with tasks that generate text"),
-        (entry("text", "gen_kwargs = { do_sample = true }"), "asks for sampling"),
-        (entry("text", "gen_kwargs = { num_beams = 4 }"), "asks for num_beams = 4"),
+        (entry("text", "gen_kwargs = { do_sample = true }"), "requires sampling"),
+        (entry("text", "gen_kwargs = { num_beams = 4 }"), "requires num_beams = 4"),
         (entry("text", "max_new_tokens = 3"), "does not go with a task of lm-eval"),
         (entry("text", "level = 2"), "goes with generated data"),
         (entry("text", "fewshot_as_multiturn = true"), "goes with chat_template = true"),
@@ -724,7 +724,7 @@ def test_a_task_whose_own_yaml_samples_is_refused_unless_told_to_be_greedy(
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "toy_sampled.yaml").write_text(yaml.safe_dump(config))
     task = f'[tasks.sampled]\ntask = "lm-eval:toy_sampled"\ninclude = "{tmp_path / "own"}"\n'
-    with pytest.raises(UserError, match=r"suite\.toml.*asks for sampling.*gen_kwargs = \{ do_sample = false \}"):
+    with pytest.raises(UserError, match=r"suite\.toml.*requires sampling.*gen_kwargs = \{ do_sample = false \}"):
         planned(tmp_path / "run", models["causal"], data, task, STATIC)
     planned(tmp_path / "run", models["causal"], data, f"{task}gen_kwargs = {{ do_sample = false }}\n", STATIC)
 

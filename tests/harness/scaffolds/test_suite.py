@@ -156,7 +156,7 @@ def test_of_choices_no_method_is_asked_that_gives_no_log_likelihoods(new_suite: 
     given = ("--task", "tasks/pick.toml", "--set", 'files={data="pick.jsonl"}', "--data-dir", ".")
     suite = new_suite("--model", shipped("builtin-layer-skip"), *given)
     assert "self-speculation" not in {sweep.method for sweep in suite.sweeps}
-    assert "self-speculation, log-likelihoods cannot be had of it" in comment(Path("asked.toml"))
+    assert "self-speculation, it does not provide log-likelihoods" in comment(Path("asked.toml"))
     assert plan_of(suite, tmp_path, tmp_path).groups[0].cells
 
 

@@ -21,7 +21,7 @@ from exitbench.harness.training.store import SHIPPED, TRAINING_VERSION
 from exitbench.results.spool.schema import TRAINING_LOG_FILE
 
 RECIPES = [
-    load_recipe(entry.recipe) for entry in load_suite("builtin").models if entry.recipe and entry.is_asked("squad")
+    load_recipe(entry.recipe) for entry in load_suite("builtin").models if entry.recipe and entry.runs_task("squad")
 ]
 ENCODERS = [load_recipe(entry.recipe) for entry in load_suite("builtin-encoder").models if entry.recipe]
 MEGABYTE = 2**20

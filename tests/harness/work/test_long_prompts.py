@@ -198,7 +198,7 @@ def test_a_cell_that_no_document_fits_fails_and_says_so(causal_model: Path, tmp_
     assert status is not None
     assert status.status == "failed"
     shortest = min(lengths(Run(tmp_path, items, causal_model), items[0].data).values())
-    said = f"none of the 20 prompts fits: the shortest has {shortest} tokens, 9 are left beside 8 new ones"
+    said = f"none of the 20 prompts fits: the shortest has {shortest} tokens, 9 fit next to 8 new ones"
     assert said in str(status.reason)
 
 

@@ -79,7 +79,7 @@ def test_off_ramps_of_another_model_are_refused(saved: Callable[..., Path]) -> N
     folder = saved("bert")
     tensors = new_off_ramps("linear", (1,), 16, 2, torch.Generator().manual_seed(0))
     save_off_ramps(folder / OFF_RAMPS_FILE, "linear", tensors)
-    with pytest.raises(UserError, match=r"has shape \[2, 16\], the model asks for \[3, 16\]"):
+    with pytest.raises(UserError, match=r"has shape \[2, 16\], the model requires \[3, 16\]"):
         load_encoder(folder)
 
 
@@ -121,7 +121,7 @@ def test_an_encoder_without_a_head_is_told_as_such(saved: Callable[..., Path], a
         ({"problem_type": "multi_label_classification"}, "allowed: one label a text, or a number"),
         ({"quantization_config": {"quant_method": "x"}}, "quantised weights are not supported"),
         ({"num_hidden_layers": 5}, "missing from the checkpoint"),
-        ({"id2label": {"0": "a", "1": "b"}, "num_labels": 2}, r"shape \[3\], config.json asks for \[2\]"),
+        ({"id2label": {"0": "a", "1": "b"}, "num_labels": 2}, r"shape \[3\], config.json requires \[2\]"),
     ],
 )
 def test_what_cannot_be_computed_with_is_refused(values: Any, message: str, saved: Callable[..., Path]) -> None:

@@ -79,7 +79,7 @@ def test_metadata_that_do_not_fit_are_refused(metadata: Any, message: str, tmp_p
 
 def test_off_ramps_for_other_labels_are_refused(tmp_path: Path) -> None:
     save_off_ramps(tmp_path / OFF_RAMPS_FILE, "linear", ramps())
-    with pytest.raises(UserError, match=r"'1.out.weight' has shape \[3, 8\], the model asks for \[2, 8\]"):
+    with pytest.raises(UserError, match=r"'1.out.weight' has shape \[3, 8\], the model requires \[2, 8\]"):
         load_off_ramps(tmp_path, L, D, 2)
 
 

@@ -57,7 +57,7 @@ def test_a_name_has_an_owner_and_perhaps_a_revision(written: str, repository: st
 @pytest.mark.parametrize("written", ["models/hub:x/y", "../hub", "HUB:a/b", "hub/a"])
 def test_anything_else_is_a_folder(written: str) -> None:
     assert read_name(written) is None
-    assert locate(written, ask_hub=True, say=silent).folder == Path(written)
+    assert locate(written, query_hub=True, say=silent).folder == Path(written)
 
 
 @pytest.mark.parametrize(
@@ -174,10 +174,10 @@ def test_what_is_here_is_not_downloaded_again(hub: Any) -> None:
 def test_without_being_asked_nothing_asks_the_hub(hub: Any) -> None:
     assert find(MODEL) is None
     with pytest.raises(UserError, match=f"hub:{NAME}@main is not on this machine, or not whole.*--hub"):
-        locate(f"hub:{NAME}", ask_hub=False, say=silent)
-    located = locate(f"hub:{NAME}", ask_hub=True, say=silent)
+        locate(f"hub:{NAME}", query_hub=False, say=silent)
+    located = locate(f"hub:{NAME}", query_hub=True, say=silent)
     asked = list(hub.asked)
-    assert locate(f"hub:{NAME}", ask_hub=False, say=silent) == located
+    assert locate(f"hub:{NAME}", query_hub=False, say=silent) == located
     assert hub.asked == asked
 
 
@@ -261,7 +261,7 @@ def test_no_network_is_not_passed_over_because_something_is_cached(hub: Any) -> 
 
 def test_a_hub_that_is_switched_off_is_told(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    refused("HF_HUB_OFFLINE is set, so that the hub is not asked; unset it")
+    refused("HF_HUB_OFFLINE is set, so the hub is not queried; unset it")
 
 
 @pytest.fixture
@@ -351,7 +351,7 @@ def test_what_cannot_be_used_is_refused_before_weights_come(hub: Any, tmp_path: 
 @pytest.mark.parametrize("commit", ["../../../evil", "main", "", None, "1" * 39, "1" * 40 + "\n"])
 def test_a_commit_that_is_none_makes_no_folder(hub: Any, tmp_path: Path, commit: str | None) -> None:
     hub.answers["sha"] = commit
-    with pytest.raises(UserError, match="which is none"):
+    with pytest.raises(UserError, match="which is not a commit"):
         fetch(MODEL, silent)
     assert not (tmp_path / "cache").exists() and not list(tmp_path.rglob("evil*"))
 
@@ -368,7 +368,7 @@ def test_a_header_that_is_no_digest_names_no_file(hub: Any, tmp_path: Path, file
     before = set(tmp_path.rglob("*"))
     value = value.format(folder=tmp_path)
     hub.headers[file] = {header: f'"{value}"' if header != "X-Repo-Commit" else value}
-    with pytest.raises(UserError, match=r"which is (no digest|none)"):
+    with pytest.raises(UserError, match=r"which is (no digest|not a commit)"):
         fetch(MODEL, silent)
     result = set(tmp_path.rglob("*")) - before
     assert all(path.is_relative_to(tmp_path / "cache") and "pwned" not in path.name for path in result)
@@ -379,7 +379,7 @@ def test_a_header_that_is_no_digest_names_no_file(hub: Any, tmp_path: Path, file
 def test_a_listing_whose_digests_are_none_is_refused_before_a_file_is_asked_for(hub: Any, value: object) -> None:
     name = shards(hub.files)[0]
     hub.listing[name] = {"lfs": {"oid": value, "size": 5, "pointerSize": 130}, "xetHash": "a" * 64}
-    with pytest.raises(UserError, match="in a listing, which is none"):
+    with pytest.raises(UserError, match="in a listing, which is not a digest"):
         fetch(MODEL, silent)
     assert not hub.requested
 

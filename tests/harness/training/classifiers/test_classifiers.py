@@ -196,7 +196,7 @@ def test_a_recipe_that_no_encoder_could_be_trained_by_is_refused(
 
 def test_a_task_that_asks_for_text_is_refused(write_recipe: WriteRecipe) -> None:
     path = write_recipe(('"sst2"', '"squad"'))
-    with pytest.raises(UserError, match=r"task 'squad' asks for something else\. Allowed: tasks of classification"):
+    with pytest.raises(UserError, match=r"task 'squad' requires something else\. Allowed: tasks of classification"):
         task_of(load_recipe(path))
 
 

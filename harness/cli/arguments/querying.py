@@ -68,7 +68,7 @@ def _add_report(commands: Commands) -> None:
     parser.add_argument("--single-file", action="store_true", help="a page that holds its pictures and data, to send")
     about = "figures to draw, by name (`exitbench list figures`), or tables to print; html: as pdf, svg and png"
     parser.add_argument("--only", default="*", metavar="GLOB", help=about)
-    parser.add_argument("--draft", action="store_true", help="write it even where findings say not to cite it")
+    parser.add_argument("--draft", action="store_true", help="write it even if findings say not to cite it")
     parser.add_argument(
         "--out", type=Path, metavar="PATH", help="folder of the page (RUNS/report), or file of the tables"
     )
@@ -101,7 +101,9 @@ def _add_claims(commands: Commands) -> None:
     add_database(parser)
     papers = "only claims of mee, prune, natcap, heads, calm_free or encoders"
     parser.add_argument("--paper", metavar="NAME", help=papers)
-    about = "only claim (the authors' words), consistency (printed numbers against each other) or question (ours)"
+    about = (
+        "only claim (the authors' words), consistency (printed numbers against each other) or question (of ExitBench)"
+    )
     parser.add_argument("--kind", metavar="KIND", help=about)
     about = (
         "only those with it: holds here, fails here (measured); consistent, inconsistent (printed numbers); undecided, "
@@ -117,7 +119,7 @@ def _add_show(commands: Commands) -> None:
         "  exitbench show 'weighted/squad/calm-softmax*0.9' --doc 3 --against 'weighted/squad/full'\n"
         "  exitbench show bb965132 --doc 3 --token 5"
     )
-    about = "Print an answer token by token, in the colours of exit layers: alone or beside another run's answer."
+    about = "Print an answer token by token, in the colours of exit layers: alone or next to another run's answer."
     parser = command(commands, "show", "show:show", about, examples)
     naming = "attempt or cell id, or its beginning, or a glob over MODEL/TASK/METHOD"
     parser.add_argument("run", metavar="RUN", help=f"the run: {naming}")
@@ -148,21 +150,21 @@ def _add_sql(commands: Commands) -> None:
         commands,
         "sql",
         "sql:sql",
-        "Ask the database in SQL: one query, which only reads. Without one: list the questions of saved queries.",
+        "Query the database in SQL, read-only. Without a query: list the questions of the saved queries.",
         examples,
     )
     parser.add_argument(
         "query", nargs="?", metavar="QUERY", help="one DuckDB SELECT; @NAME: a saved one; -: from standard input"
     )
     add_database(parser)
-    add_lake(parser, "ask a lake in place of a database: a folder, or s3://BUCKET/PREFIX (`exitbench export lake`)")
+    add_lake(parser, "query a lake in place of a database: a folder, or s3://BUCKET/PREFIX (`exitbench export lake`)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="value of the query's parameter $NAME"
     )
     parser.add_argument(
         "--format",
         choices=("table", "csv", "json", "parquet"),
-        help="table (on a terminal too narrow for it: a line a value), or what the name of --out ends in",
+        help="table (on a narrow terminal: one line per value), or the format that the name of --out ends in",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="save the rows: csv, json or parquet")
     parser.add_argument("--force", action="store_true", help="replace the file of --out")
@@ -196,7 +198,7 @@ def _add_status(commands: Commands) -> None:
     parser.add_argument("suite", nargs="?", metavar="SUITE", help="only its cells, and the time left for all of them")
     add_data_dir(parser, "that the suite names")
     add_runs(parser)
-    add_lake(parser, "what a lake has of it, whoever ran it: a folder, or s3://BUCKET/PREFIX")
+    add_lake(parser, "its attempts in a lake, from every machine: a folder, or s3://BUCKET/PREFIX")
     parser.add_argument("--watch", action="store_true", help="refresh until Ctrl-C")
 
 
@@ -292,7 +294,7 @@ def _add_verify(commands: Commands) -> None:
         "  exitbench verify 'vanilla/squad/full'\n"
         "  exitbench verify 3f9a12c4 --model checkpoints/mine --data-dir ../data"
     )
-    about = "Run a stored cell again and compare every token (exit code 1 if any differs). The database stays as it is."
+    about = "Run a stored cell again and compare every token (exit code 1 if any differs). The database is not changed."
     parser = command(commands, "verify", "verify:verify_run", about, examples)
     parser.add_argument(
         "run", metavar="RUN", help="attempt or cell id or its beginning, or a glob of MODEL/TASK/METHOD"
@@ -313,7 +315,7 @@ def _add_inspect(commands: Commands) -> None:
         "  exitbench inspect checkpoints/mine --engine hosted --context 4000\n"
         "  exitbench inspect checkpoints/mine --format json"
     )
-    about = "Say what a model is, what runs it, what methods cost on it. Exit code 1 where it cannot run as it is."
+    about = "Describe a model, what runs it, and what methods cost on it. Exit code 1 if it cannot run."
     parser = command(commands, "inspect", "inspect:inspect", about, examples)
     parser.add_argument("model", metavar="MODEL", help="folder of a checkpoint, hub:OWNER/NAME, or a recipe")
     parser.add_argument(

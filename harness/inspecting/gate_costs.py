@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from exitbench.errors import UserError, told
+from exitbench.errors import UserError, one_line
 from exitbench.harness.conformance.decoder import PROMPTS, Shape, Trial
 from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Request
@@ -40,7 +40,7 @@ class GateCost:
     Attributes:
         method: Name of the method.
         reads: Description of the gate's input.
-        n_asked: Number of blocks at which the gate is evaluated.
+        n_evaluations: Number of blocks at which the gate is evaluated.
         bytes_share: Numbers read per gate evaluation, averaged over these blocks, relative to one block; None if the
             gate is never evaluated.
         flops_share: Floating-point operations per gate evaluation, relative to one block; None in the same case.
@@ -51,7 +51,7 @@ class GateCost:
 
     method: str
     reads: str = "nothing"
-    n_asked: int = 0
+    n_evaluations: int = 0
     bytes_share: float | None = None
     flops_share: float | None = None
     is_fitted: bool = False
@@ -99,19 +99,19 @@ def _costs_of(name: str, model: Costed, place: TokenPlace, why_not: WhyNot) -> G
     except UserError as refusal:
         return GateCost(name, why_not=str(refusal))
     except Exception as error:  # a third-party method may raise anything
-        return GateCost(name, why_not=f"{type(error).__name__}: {told(error)}")
+        return GateCost(name, why_not=f"{type(error).__name__}: {one_line(error)}")
 
 
 def _gate_cost(method: Method, model: Costed, place: TokenPlace, why_not: WhyNot) -> GateCost:
     parts, is_fitted = method.parts(model.n_blocks), bool(method.fit_params())
-    asking = GateCost(method.name, is_fitted=is_fitted, why_not=why_not(parts, 1), why_alone=why_not(parts, 2))
+    cost = GateCost(method.name, is_fitted=is_fitted, why_not=why_not(parts, 1), why_alone=why_not(parts, 2))
     if not (exit_blocks := parts.gate_blocks(model.n_blocks)):
-        return asking
+        return cost
     rows = _rows_read(method, Shape(model.n_blocks, model.exit_blocks))
-    work = parts.asking_cost(model, model.n_blocks) + parts.head.cost(model, rows * model.vocab_size)
+    work = parts.evaluation_cost(model, model.n_blocks) + parts.head.cost(model, rows * model.vocab_size)
     in_bytes, in_flops = _shares(work * (1 / len(exit_blocks)), model.block_cost(place))
     reads = _reads(parts, method.needs_exit_heads, rows, work)
-    return replace(asking, reads=reads, n_asked=len(exit_blocks), bytes_share=in_bytes, flops_share=in_flops)
+    return replace(cost, reads=reads, n_evaluations=len(exit_blocks), bytes_share=in_bytes, flops_share=in_flops)
 
 
 def _reads(parts: Parts, has_own_heads: bool, rows: float, work: Cost) -> str:
