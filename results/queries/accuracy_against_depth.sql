@@ -1,9 +1,9 @@
--- Choices: How much accuracy, and how many of full depth's choices, does depth buy on multiple-choice tasks?
--- Share of the documents whose most probable choice is the right one, and of those where it is full depth's, against the
--- block after which its tokens were scored, for every run of a task with right choices, cheapest first. half_width is half
--- of a 95% interval of the accuracy; chance: the accuracy of a choice drawn at random; logprob_gap: how far log-probabilities
--- of choices are from full depth's (mean absolute difference, nats); speedup is of the timing of the same setting, where
--- there is one.
+-- Choices: How do accuracy and agreement with full depth grow with depth on multiple-choice tasks?
+-- One row per run of a multiple-choice task, cheapest first. accuracy: share of documents whose most probable choice is
+-- the right one; same_choice: share whose most probable choice is full depth's. mean_exit_layer: block after which the
+-- tokens of the choices were scored; half_width: half of the 95% interval of the accuracy; chance: accuracy of random
+-- choices; logprob_gap: mean absolute difference between log-probabilities of choices and full depth's, in nats;
+-- speedup: from the timing of the same setting, NULL if it was not timed.
 WITH documents AS (
     SELECT
         attempt_id, doc_key, bool_or(is_chosen AND is_right) AS right_chosen,

@@ -1,6 +1,6 @@
--- Agreement: What happens behind the first token that differs from full depth's?
--- Before and behind it (the differing token itself is behind): tokens, share that are full depth's at the same position, exit layer.
--- A share near 0 behind it says that outputs never come back.
+-- Agreement: What happens after the first token that differs from full depth's?
+-- Before and after it (the differing token itself counts as after): number of tokens, share equal to full depth's token
+-- at the same position, and exit layer. A share near 0 after it means that outputs never return to full depth's.
 SELECT model, task_label, method, label, kv_policy, seed, diverged, share_equal, mean_exit_layer, tokens
 FROM (
     SELECT attempt_id, diverged, avg(equal_full::INTEGER) AS share_equal, avg(exit_layer) AS mean_exit_layer, count(*) AS tokens

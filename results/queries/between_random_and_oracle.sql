@@ -1,8 +1,9 @@
--- Agreement: Where does each method lie between random exits and the oracle?
--- The share of random's shortfall in agreement with full depth that it makes up, next to where each leaves, all on the
--- same documents under the same settings and seed. Random is interpolated between the mean exit layers at which it was
--- run, and full depth; below the smallest it is that one (shallower). The oracle is that of the first match if there is
--- one. Both have the method's own KV policy if they were run with it, else state-copy.
+-- Agreement: How does each method compare with random exits (0) and the oracle (1)?
+-- share: (method - random) / (oracle - random) in agreement with full depth, next to the exit layer of each. All runs
+-- have the same documents, settings and seed. Random exits are interpolated between the mean exit layers at which they
+-- were run and full depth; below the smallest of these layers that run is used (shallower). The oracle exits at the
+-- first match if such a run exists. Random exits and the oracle have the method's KV policy if they were run with it,
+-- else state-copy.
 WITH points AS (
     SELECT f.*, r.setting_id FROM frontier AS f JOIN runs AS r USING (attempt_id) WHERE f.execution = 'real'
 ),

@@ -1,7 +1,7 @@
 -- Confidence: How do predictions and states change from block to block?
--- Means over probed tokens: agreement of the block's top-1 with full depth's, probability of full depth's token,
--- entropy (nats), cosine with the block before and with the last block, Jensen-Shannon divergence to the last block
--- (nats).
+-- Means over probed tokens: agreement of the block's top-1 with full depth's, probability of full depth's token, and
+-- entropy (nats). Also cosine similarity to the previous and to the last block, and Jensen-Shannon divergence from the
+-- last block (nats).
 -- $model = *: models, a pattern
 -- $documents = 50: documents of each probe, the first by key
 WITH chosen AS (

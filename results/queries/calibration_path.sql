@@ -1,6 +1,6 @@
--- Confidence: Which level did each calibration choose, and how did the walk get there?
--- Every calibration, level by level from the most conservative: loss, p-value, whether the level passed, how deep
--- tokens go there, and which level was chosen (none where the first failed: full depth is used then).
+-- Confidence: Which level did each calibration choose, and which levels did it test before?
+-- One row per calibration and level, from the most conservative: loss, p-value, whether the level passed, mean exit
+-- layer at this level, and which level was chosen. No level is chosen if the first one failed; full depth is used then.
 SELECT
     model, task_label, method, label, kv_policy, seed, consistency, rule, delta, epsilon, step, threshold, mean_loss,
     p_value, passed, chosen, mean_exit_layer, n

@@ -1,7 +1,7 @@
--- Confidence: At which blocks is the top probability too sure of itself?
--- Per block: the mean of p1, the share of tokens whose top-1 is full depth's, and the expected calibration error: the
--- mean distance between the two over steps of 0.1 of p1, weighted by their tokens. One threshold for all blocks fits
--- only if the error is alike at all of them.
+-- Confidence: At which blocks is the top probability overconfident?
+-- One row per block: the mean of p1, the share of tokens whose top-1 is full depth's, and the expected calibration
+-- error. This error is the mean distance between the two over bins of p1 of width 0.1, weighted by the number of
+-- tokens. One threshold for all blocks is adequate only if the error is similar at all of them.
 -- $model = *: models, a pattern
 -- $documents = 50: documents of each probe, the first by key
 WITH chosen AS (

@@ -1,7 +1,7 @@
--- Confidence: When a gate lets a wrong token go, how many blocks later would it have been right?
--- Each document counts once, at the first token that differs from full depth's. blocks_missing: the first block whose most
--- probable token is full depth's, less the exit layer, mean over these; share_next: how often one more block was enough;
--- confidence: of the gate, mean.
+-- Confidence: When a token exits with a wrong prediction, how many more blocks would have made it right?
+-- Each document counts once, at the first token that differs from full depth's. blocks_missing: first block whose most
+-- probable token is full depth's, minus the exit layer, mean over documents; share_next: how often one more block was
+-- enough; confidence: mean score of the gate.
 WITH probed AS MATERIALIZED (
     SELECT r.attempt_id, b.attempt_id AS probe_id
     FROM runs AS r JOIN plain_probes AS b ON b.full_depth_cell_id = r.full_depth_cell_id AND b.is_latest

@@ -1,8 +1,8 @@
--- Exits: Do deep tokens come in runs?
--- correlation: of a token's exit layer with that of the token before it in the same output, over all pairs. Near 0,
--- depth is a matter of the single token; high, of the passage, and then a decaying threshold or a batch of alike rows
--- pays. full_after_early: of tokens that follow an early exit, the share that ran all blocks: those find keys and
--- values missing. Documents with missing positions are left out.
+-- Exits: Do tokens that need many blocks come in runs?
+-- correlation: between the exit layers of adjacent tokens of an output, over all pairs. Near 0, depth depends on the
+-- single token. If it is high, depth depends on the passage; then a decaying threshold or a batch of similar rows
+-- helps. full_after_early: of the tokens after an early exit, the share that ran all blocks; these tokens need keys and
+-- values of skipped blocks. Documents with missing positions are excluded.
 -- $model = *: models, a pattern
 -- $method = *: methods, a pattern
 -- $documents = 100: documents of each run, the first by key

@@ -1,7 +1,7 @@
--- Agreement: At which exit layers do outputs leave full depth's?
--- Of the tokens that follow nothing but full depth's text, by where they left: how many there are, and the share at
--- which the output departs. At the last block it is the damage done by earlier exits (their keys and values), not by
--- this one. Documents with missing positions are left out.
+-- Agreement: At which exit layers do outputs start to differ from full depth's?
+-- Of the tokens whose context is still full depth's text, by exit layer: number of tokens, and share at which the
+-- output starts to differ. At the last block the cause is earlier exits (their approximate keys and values), not the
+-- exit of this token. Documents with missing positions are excluded.
 -- $model = *: models, a pattern
 -- $method = *: methods, a pattern
 -- $documents = 100: documents of each run, the first by key
@@ -16,7 +16,7 @@ tokens AS (
         attempt_id, first_divergence, exit_layer[:coalesce(first_divergence, len(exit_layer))] AS followed,
         unnest(followed) AS exit_layer, generate_subscripts(followed, 1) AS position
     FROM documents
-    WHERE is_known -- a trace that has no token of full depth says nothing of it
+    WHERE is_known -- excludes traces without full depth's tokens
 )
 SELECT
     model, task_label, method, label, kv_policy, seed, exit_layer, count(*) AS tokens,

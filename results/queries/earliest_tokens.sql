@@ -1,9 +1,9 @@
--- Exits: Which tokens leave earliest?
--- Of tokens that a run emitted at least $times times, those with the lowest mean exit layer, and the share of them that
--- is full depth's (share_equal_full). Early and wrong tokens are what the gate is sure of without reason.
+-- Exits: Which tokens exit earliest?
+-- Of the tokens that a run emitted at least $times times, those with the lowest mean exit layer. share_equal_full:
+-- share of them equal to full depth's token. Tokens that exit early and are wrong show where the gate is overconfident.
 -- $model = *: models, a pattern
 -- $method = *: methods, a pattern
--- $times = 3: how often a token must occur
+-- $times = 3: minimum number of occurrences of a token
 -- $documents = 100: documents of each run, the first by key
 -- $rows = 5: tokens of each run
 WITH chosen AS (

@@ -1,5 +1,5 @@
--- Encoders: What does each exit rule keep of an encoder's score, and how many layers does it save?
--- One row a run. always_one_label: share of documents that have the most frequent label, in percent; NULL of ratings.
+-- Encoders: How much of an encoder's score does each exit rule keep, and how many layers does it save?
+-- One row per run. always_one_label: share of documents with the most frequent label, in percent; NULL for regression.
 -- agrees_with_full: share of documents with full depth's answer.
 WITH most_frequent AS (
     SELECT attempt_id, 100 * max(n) / sum(n) AS percent

@@ -1,6 +1,7 @@
--- Encoders: How right would an encoder be, and how deep, at other thresholds than those that ran?
--- Of each method's deepest run on a model and task, at $steps thresholds of its score that are spread over what it told of. Exact: gates say
--- the same of a text at any threshold. level is on the scale of the score, where higher is more confident.
+-- Encoders: What would the score and depth of an encoder be at thresholds that were not run?
+-- For each method's deepest run on a model and task, at $steps thresholds spread over the scores it recorded. The
+-- result is exact, because the score of a text does not depend on the threshold. level is on the scale of the score;
+-- higher is more confident.
 -- $steps = 10: thresholds of each run
 WITH depth AS (
     SELECT attempt_id, sum(block) FILTER (exited) AS depth FROM sequence_trace

@@ -1,9 +1,9 @@
 -- Provenance: What differs between the software and machines of two runs?
--- One row a fact that is not the same on both sides: interpreter, platform, commit, package, variable, part of the
--- machine. NULL: not there. Without $a and $b: the latest attempts on the two pairs of software and machine used
--- last. No rows: nothing differs.
--- $a = null: beginning of an attempt's id
--- $b = null: beginning of another's
+-- One row per property that differs: interpreter, platform, commit, package, environment variable, part of the machine.
+-- NULL: not present on that side. Without $a and $b, the query compares the latest attempts on the two most recently
+-- used pairs of software and machine. No rows: nothing differs.
+-- $a = null: first characters of an attempt's id
+-- $b = null: first characters of another attempt's id
 WITH used AS (
     SELECT max(attempt_id) AS attempt_id, row_number() OVER (ORDER BY max(attempt_id) DESC) AS place
     FROM attempt GROUP BY env_id, hw_id

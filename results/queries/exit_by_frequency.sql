@@ -1,7 +1,7 @@
--- Exits: Do rare tokens run deeper than frequent ones?
--- Frequency of a token is counted in the run's own outputs of these documents: hapax (once), 2 to 9, 10 to 99 and
--- more times. If depth does not depend on it, the gate does not just know frequent words. share_equal_full: of these tokens,
--- those equal to full depth's at that place.
+-- Exits: Do rare tokens exit later than frequent ones?
+-- The frequency of a token is counted in the run's own outputs of these documents: once (hapax), 2 to 9, 10 to 99, and
+-- 100 or more times. If the exit layer does not depend on it, the gate does more than recognize frequent words.
+-- share_equal_full: share of these tokens equal to full depth's token at the same position.
 -- $model = *: models, a pattern
 -- $method = *: methods, a pattern
 -- $documents = 100: documents of each run, the first by key

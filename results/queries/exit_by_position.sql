@@ -1,6 +1,6 @@
 -- Exits: Do later tokens exit earlier?
--- How deep tokens go by their position in the output, or in a given text, for every run that skipped blocks. At far positions
--- few outputs are left (n), and those are the long ones.
+-- Mean exit layer by position of the token in the output, or in a given text, for every run that skipped blocks. Few
+-- outputs reach high positions (n), and those are the long ones.
 WITH depths AS (
     SELECT attempt_id, position, avg(exit_layer) AS mean_exit_layer, count(*) AS n FROM token_exit GROUP BY ALL
 )

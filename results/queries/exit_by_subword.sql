@@ -1,8 +1,8 @@
--- Exits: Do the first pieces of words run deeper than the pieces that continue them?
--- One row a run and kind of piece. If continuations leave much earlier, a speed-up on this tokenizer does not carry
--- over to one with longer pieces. share_equal_full: share equal to full depth's token at that place. The first token of an
--- output counts as a first piece; where a tokenizer does not mark spaces, every token does; unknown: no vocabulary is
--- stored.
+-- Exits: Do the first pieces of words exit later than the pieces that continue them?
+-- One row per run and kind of piece. If continuation pieces exit much earlier, the speed-up depends on the tokenizer
+-- and will be smaller with longer pieces. share_equal_full: share equal to full depth's token at the same position. The
+-- first token of an output counts as a first piece, and so does every token if the tokenizer does not mark spaces;
+-- unknown: no vocabulary is stored.
 -- $model = *: models, a pattern
 -- $method = *: methods, a pattern
 -- $documents = 100: documents of each run, the first by key

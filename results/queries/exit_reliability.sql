@@ -1,7 +1,8 @@
--- Confidence: When a gate lets a token go, how often is it right, by how sure the gate was?
--- Exits of real decodes, up to and with the first token that differs, in ten equal groups of each run by the gate's
--- score, the least sure first (scores of gates are on scales of their own, and for some less is surer: then the trend
--- is reversed). Where even the least sure group agrees nearly always, the threshold can go down.
+-- Confidence: How often is an exit right, by confidence of the gate?
+-- Exits of real decodes, up to and including the first token that differs, in ten groups of equal size per run. Groups
+-- are ordered by the gate's score, the lowest first. Scores of different gates are not comparable; for some gates a
+-- lower score is more confident, which reverses the trend. If even the least confident group nearly always agrees, the
+-- threshold can be relaxed.
 -- $model = *: models, a pattern
 -- $method = *: methods, a pattern
 -- $documents = 100: documents of each run, the first by key
@@ -16,7 +17,7 @@ grouped AS (
         t.attempt_id, t.exit_layer, t.score, t.token_id = t.full_token_id AS agrees,
         ntile(10) OVER (PARTITION BY t.attempt_id ORDER BY t.score, t.doc_key, t.position) AS tenth
     FROM token_exit AS t JOIN chosen AS c ON c.attempt_id = t.attempt_id AND c.doc_key = t.doc_key
-    -- A trace that has no token of full depth says nothing of it.
+    -- Traces without full depth's tokens are excluded.
     WHERE c.is_known AND t.reason = 'threshold' AND t.score IS NOT NULL AND coalesce(t.position <= c.first_divergence, true)
     WINDOW run AS (PARTITION BY t.attempt_id)
     QUALIFY min(t.score) OVER run < max(t.score) OVER run

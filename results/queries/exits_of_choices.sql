@@ -1,6 +1,7 @@
--- Choices: Do right and chosen answers leave earlier than the others?
--- Where tokens of choices were scored, by whether the choice is the right one and whether it was chosen, for every run
--- that skipped blocks on a task with right choices. mean_score is the gate's confidence where it was asked.
+-- Choices: Do right and chosen answers exit earlier than the others?
+-- Exit layer of the tokens of choices, by whether the choice is right and whether it was chosen, for every
+-- multiple-choice run that skipped blocks. mean_score is the mean confidence of the gate over the blocks at which it
+-- was evaluated.
 SELECT
     t.model, t.task_label, t.method, t.label, t.kv_policy, t.execution, t.is_right, t.is_chosen,
     avg(t.exit_layer) AS mean_exit_layer, any_value(r.blocks) AS blocks, avg(t.score) AS mean_score,

@@ -1,7 +1,7 @@
--- Agreement: How many outputs are full depth's to the last token, and where do the others depart?
--- Of every real run: share of documents whose output equals full depth's, and the mean position of the first token
--- that differs in the others (a shorter or longer output differs where one of the two has ended). Runs of which an
--- export left the ids out are left out.
+-- Agreement: How many outputs are identical to full depth's, and where do the others first differ?
+-- One row per real run: share of documents whose output is identical to full depth's, and the mean position of the
+-- first differing token in the others. If one output is a prefix of the other, they differ where the shorter one ends.
+-- Runs whose token ids were omitted by an export are excluded.
 WITH pairs AS (
     SELECT r.*, s.doc_key, s.output_ids, f.output_ids AS full_ids
     FROM runs AS r

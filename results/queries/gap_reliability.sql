@@ -1,7 +1,7 @@
--- Confidence: Does the gap between the two best tokens tell how often a block already says what full depth says?
--- A reliability table over all blocks but the last of a probe: tokens and blocks by p1 - p2 in steps of 0.1, and
--- the share whose top-1 is full depth's. A threshold is as good as the agreement just above it; overconfidence is the
--- gap minus that share where positive.
+-- Confidence: Does the gap between the two best tokens predict whether a block already agrees with full depth?
+-- A reliability table over all blocks but the last of a probe: number of tokens and blocks by p1 - p2 in bins of 0.1,
+-- and the share whose top-1 is full depth's. A threshold is as good as the agreement just above it. overconfidence: the
+-- gap minus that share, if positive.
 -- $model = *: models, a pattern
 -- $documents = 100: documents of each probe, the first by key
 WITH chosen AS (

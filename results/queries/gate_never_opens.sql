@@ -1,6 +1,6 @@
--- Exits: How many tokens does the gate never let go, and where do the others leave?
--- share_last: tokens that ran all blocks because the gate did not open. A low mean depth with a high share_last is a
--- gate that is either sure at once or never; the quartiles are of the tokens that it let go.
+-- Exits: How many tokens never exit early, and where do the others exit?
+-- share_last: share of tokens that ran all blocks because the gate did not open. A low mean depth with a high
+-- share_last means that the gate opens at once or never. The quartiles are over the tokens that exited early.
 WITH chosen AS (
     SELECT * FROM runs WHERE kind = 'quality' AND NOT is_full_depth
 ),

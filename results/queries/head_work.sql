@@ -1,7 +1,8 @@
--- Cost and speed: How much of the work goes into LM heads?
--- A gate over logits multiplies the head at every block it asks. heads_per_token: rows multiplied, in full heads
--- (full depth multiplies one a token); blocks_per_token: blocks executed. With a large vocabulary and small blocks a
--- head weighs as much as several blocks: compare ideal_speedup_flops, which counts both, with blocks alone.
+-- Cost and speed: How much of the work is spent in LM heads?
+-- A gate that needs logits evaluates the LM head at every gated block. heads_per_token: rows of the head multiplied, in
+-- units of a full head (full depth: one per token); blocks_per_token: blocks executed. With a large vocabulary and
+-- small blocks, a head costs as much as several blocks. Compare ideal_speedup_flops, which counts both, with the blocks
+-- alone.
 WITH work AS (
     SELECT attempt_id, avg(head_rows) AS head_rows, avg(blocks_run) AS blocks_run, count(*) AS n
     FROM token_trace WHERE head_rows IS NOT NULL GROUP BY attempt_id

@@ -1,6 +1,6 @@
--- Exits: Do words that need more reasoning steps run deeper?
--- Words of the generated data that need 1 to 5 look-ups. From probes: the block from which full depth's token is
--- top-1 for good. From real decodes: where the method exits, and the share of its tokens that still is full depth's.
+-- Exits: Do words that need more reasoning steps exit later?
+-- Words of the generated data that need 1 to 5 look-ups. From probes: block from which full depth's token stays top-1.
+-- From real decodes: the method's exit layer, and the share of its tokens equal to full depth's.
 SELECT
     model, task_label, kind, method, label, kv_policy, seed, token_kind, mean_stable_from,
     mean_exit_layer, share_equal_full, n

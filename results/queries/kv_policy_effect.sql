@@ -1,7 +1,7 @@
--- Agreement: What does the way of filling missing keys and values cost or bring, all else equal?
--- Each run beside the run of the same method, parameters and seed under the policy $reference: exits, blocks run, tokens
--- equal to full depth's, score and speed-up, as differences.
--- $reference = state-copy: the policy to compare with
+-- Agreement: How does the KV policy change results, all else equal?
+-- Each run next to the run of the same method, parameters and seed under the policy $reference. The columns are
+-- differences: exit layer, blocks run, tokens equal to full depth's, score and speed-up.
+-- $reference = state-copy: KV policy to compare with
 WITH points AS (
     SELECT *, json_merge_patch(params, '{"kv_policy": null}')::VARCHAR AS method_params
     FROM frontier WHERE execution = 'real' AND NOT is_full_depth

@@ -1,7 +1,7 @@
--- Exits: How often is full depth's token on top of an early block and lost again?
--- An exit at the first match would be right by luck. share_lost: tokens whose first match is not yet settled;
--- blocks_between: how long such a token takes to come back for good; share_only_last: settled by the last block
--- alone, so that no early exit is safe.
+-- Exits: How often is full depth's token top-1 at an early block and then lost again?
+-- For such tokens an exit at the first match would be right only by luck. share_lost: share of tokens whose top-1
+-- changes again after the first match; blocks_between: mean number of blocks until full depth's token returns for good;
+-- share_only_last: share of tokens settled only at the last block, for which no early exit is safe.
 SELECT
     p.model, p.task_label, any_value(r.blocks) AS blocks, avg(p.first_match) AS mean_first_match,
     avg(p.stable_from) AS mean_stable_from, count_if(p.first_match < p.stable_from) / count(*) AS share_lost,

@@ -1,10 +1,10 @@
--- Quality: Which documents lose score, and how long before the error was the early exit?
--- differs_at: first token that is not full depth's; exit_layer: where that token left; tokens_since_exit: distance
--- back to the latest token that left early: 0 is a wrong exit, more is a token that ran all blocks over keys and
--- values that earlier exits had filled in. NULL: the output only ended earlier. The greatest losses first, in points or,
--- where less is better, in errors.
+-- Quality: Which documents lose score, and how far before the error was the early exit?
+-- differs_at: position of the first token that is not full depth's; exit_layer: exit layer of that token;
+-- tokens_since_exit: distance to the latest token that exited early. 0 means a wrong exit. More means a token that ran
+-- all blocks, with keys and values filled in by earlier exits. NULL: the output only ended earlier. Largest losses
+-- first, in points (in errors if less is better).
 -- $model = *: models, a pattern
--- $task = *: tasks as the suite labels them, a pattern
+-- $task = *: task labels of the suite, a pattern
 -- $method = *: methods, a pattern
 -- $rows = 100: documents to list
 WITH lost AS (
@@ -28,7 +28,7 @@ tokens AS (
         min(t.position) FILTER (t.token_id IS DISTINCT FROM t.full_token_id) OVER document AS differs_at
     FROM token_exit AS t JOIN lost AS l ON l.attempt_id = t.attempt_id AND l.doc_key = t.doc_key
     WINDOW document AS (PARTITION BY t.attempt_id, t.doc_key)
-    -- A trace that has no token of full depth says nothing of it.
+    -- Traces without full depth's tokens are excluded.
     QUALIFY count(t.full_token_id) OVER document > 0
 ),
 errors AS (

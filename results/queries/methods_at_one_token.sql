@@ -1,7 +1,7 @@
--- Exits: What does every method say at one token, and where does it leave?
--- One row a setting at a position of a document, the earliest exit first. Without a document the first by key of each model and
--- task. diverged: an earlier token differed already.
--- $position = 1: of the token in the answer
+-- Exits: Which token does each method emit at one position, and where does it exit?
+-- One row per setting at one position of a document, the earliest exit first. By default, the first document by key of
+-- each model and task. diverged: an earlier token already differed from full depth's.
+-- $position = 1: position of the token in the answer
 -- $document = *: key of the document, a pattern
 SELECT
     model, task_label, doc_key, position, method, label, kv_policy, seed, execution, exit_layer, token_id, text, full_text,

@@ -1,8 +1,8 @@
--- Agreement: How many divergences are near-ties, where full depth itself could as well have said something else?
--- Each document counts once, where its output first differs. near_tie: full depth's two best tokens lie less than
--- $margin nats apart there (the difference of their logits), by the probe. said_second: what the run said was full
--- depth's second choice. behind_end: the run went on where full depth had ended, which is no near-tie.
--- $margin = 0.1: nats; rounding alone moves logits by far less
+-- Agreement: How many divergences are near-ties of full depth's two best tokens?
+-- Each document counts once, where its output first differs. near_tie: the logits of full depth's two best tokens are
+-- less than $margin nats apart there, by the probe. said_second: the run emitted full depth's second choice.
+-- behind_end: the run continued after full depth had ended, which does not count as a near-tie.
+-- $margin = 0.1: difference in nats; rounding alone changes logits by far less
 -- $model = *: models, a pattern
 -- $method = *: methods, a pattern
 -- $documents = 100: documents of each run, the first by key
@@ -23,7 +23,7 @@ first_difference AS (
     SEMI JOIN chosen USING (attempt_id, doc_key)
     JOIN beside USING (attempt_id)
     GROUP BY attempt_id, doc_key
-    -- A trace that has no token of full depth says nothing of it.
+    -- Traces without full depth's tokens are excluded.
     HAVING count(full_token_id) > 0 AND count_if(differs) > 0
 ),
 probed AS (

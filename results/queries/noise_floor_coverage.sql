@@ -1,7 +1,8 @@
--- Cost and speed: How often does full depth differ from itself?
--- In every timing session full depth is timed against itself, where the truth is 1. share: of these intervals of 95%,
--- those that lack 1, with its own exact (Clopper-Pearson) 95% interval low to high; 0.05 is what they promise. chance:
--- how probable so many or more would be then. documents: fewest to most of a session, or batches of them.
+-- Cost and speed: How often do full depth's timings differ significantly from each other?
+-- Every timing session times full depth against itself, where the true ratio is 1. share: share of these 95% intervals
+-- that do not contain 1, nominally 0.05, with its exact (Clopper-Pearson) 95% interval from low to high. chance:
+-- probability of at least this many such intervals if the nominal rate holds. documents: fewest to most documents, or
+-- batches of documents, per session.
 WITH counted AS (
     SELECT
         n.suite, r.cpu, r.gpu, count(*) AS intervals, count(*) FILTER (NOT 1 BETWEEN ci_low AND ci_high) AS missed,
@@ -10,7 +11,7 @@ WITH counted AS (
     WHERE n.metric = 'aa_speedup' AND n.is_current AND n.ci_low IS NOT NULL
     GROUP BY ALL
 ),
--- The binomial distribution's two tails at every p: an exact interval has the p at which neither is below 2.5%.
+-- Binomial tails at every p; the exact interval contains each p for which both are at least 2.5%.
 tails AS (
     SELECT
         suite, cpu, gpu, p, coalesce(sum(mass) FILTER (k <= missed), 0) AS so_few, coalesce(sum(mass) FILTER (k >= missed), 0) AS so_many

@@ -1,15 +1,15 @@
--- Agreement: What does decoding in another number format change?
--- Each real run in $dtype beside the run that differs from it in the number format alone (methods that are fitted were
--- fitted in it): same weights, documents, method, parameters, generation, device, batch size and seed. share_identical:
--- of the documents, those with the same tokens in both (NULL where an export left them out); value_more: score in
--- $dtype minus that in $reference; half_width: of its 95% interval over documents, NULL where the metric is no mean
--- over documents; exit_layer_more: how much deeper tokens go.
+-- Agreement: How does decoding in another number format change results?
+-- Each real run in $dtype next to the run that differs only in its number format: same weights, documents, method,
+-- parameters, generation, device, batch size and seed. Fitted methods were fitted in their own format. share_identical:
+-- share of documents with the same tokens in both (NULL if an export omitted them). value_more: score in $dtype minus
+-- that in $reference. half_width: half of its 95% interval over documents, NULL if the metric is not a mean over
+-- documents. exit_layer_more: difference in mean exit layer.
 -- $dtype = bfloat16: number format of weights and arithmetic
 -- $reference = float32: number format to compare with
 WITH points AS (
     SELECT
         f.*,
-        -- What was asked, without the number format; the fit is another one because of it.
+        -- The cell's identity without the number format, and without the fit, which depends on it.
         json_merge_patch(c.identity, '{"dtype": null, "fit_cell_id": null}')::VARCHAR AS asked
     FROM frontier AS f
     JOIN cell AS c ON c.cell_id = f.cell_id
@@ -37,7 +37,7 @@ documents AS (
 SELECT
     p.model, p.task_label, p.method, p.label, p.kv_policy, p.seed, d.documents, d.share_identical, p.metric,
     w.value AS reference_value, p.value, p.value - w.value AS value_more,
-    -- Of all metrics only a mean is the mean of its scores of documents, in both runs.
+    -- Only if the metric is the mean of its scores of documents in both runs.
     CASE WHEN abs(d.mean_score - p.value) < 1e-6 AND abs(d.other_mean_score - w.value) < 1e-6
         THEN d.half_width END AS half_width,
     p.other_exit_layer AS reference_exit_layer, p.mean_exit_layer,

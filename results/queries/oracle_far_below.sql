@@ -1,11 +1,11 @@
--- Exits: At which tokens does a method run much deeper than it had to?
--- The oracle's layer is the first block whose most probable token is full depth's (oracle_layer), or from which it
--- stays so (settled_at), in the probe. Only tokens before a run's output leaves full depth's, where both read the
--- same text. The deepest waste first; many of one token or kind point at a gate that mistrusts it for no reason.
+-- Exits: At which tokens does a method run many more blocks than needed?
+-- oracle_layer: first block whose most probable token is full depth's, in the probe; settled_at: first block from which
+-- it stays so. Only tokens before the output differs from full depth's count, because both then have the same context.
+-- Largest excess first. Many rows of one token or kind show where the gate is too cautious.
 -- $model = *: models, a pattern
--- $task = *: tasks as the suite labels them, a pattern
+-- $task = *: task labels of the suite, a pattern
 -- $method = *: methods, a pattern
--- $blocks = 2: at least so many blocks too many
+-- $blocks = 2: minimum number of excess blocks
 -- $documents = 20: documents of each run, the first by key
 -- $rows = 100: tokens to list
 WITH beside AS (
@@ -24,7 +24,7 @@ emitted AS (
         min(t.position) FILTER (t.token_id IS DISTINCT FROM t.full_token_id) OVER document AS differs_at
     FROM token_exit AS t SEMI JOIN chosen USING (attempt_id, doc_key) JOIN beside AS b USING (attempt_id)
     WINDOW document AS (PARTITION BY t.attempt_id, t.doc_key)
-    -- A trace that has no token of full depth says nothing of it.
+    -- Traces without full depth's tokens are excluded.
     QUALIFY count(t.full_token_id) OVER document > 0
 )
 SELECT

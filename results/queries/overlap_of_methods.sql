@@ -1,8 +1,9 @@
--- Exits: Do two methods let the same tokens go early?
--- Every two settings of different methods on one model and task, over tokens at the same place of both outputs. same_layer: share that
--- left after the same block; correlation: of exit layers, NULL where one of them is constant; both_equal: share where both said what full depth said.
--- $method = calm-*: the first method, a pattern
--- $other = *: the second, a pattern
+-- Exits: Do two methods let the same tokens exit early?
+-- One row per pair of settings of different methods on one model and task, over tokens at the same position of both
+-- outputs. same_layer: share with the same exit layer; correlation: between exit layers, NULL if one of them is
+-- constant; both_equal: share at which both emitted full depth's token.
+-- $method = calm-*: first method, a pattern
+-- $other = *: second method, a pattern
 WITH pairs AS MATERIALIZED (
     SELECT
         row_number() OVER ()::INTEGER AS pair, a.attempt_id AS first_id, b.attempt_id AS second_id, a.model, a.task_label, a.method,
@@ -11,7 +12,7 @@ WITH pairs AS MATERIALIZED (
     WHERE a.method GLOB $method AND b.method GLOB $other AND a.method <> b.method AND execution = 'real'
         AND a.attempt_id IN (SELECT attempt_id FROM document_exit) AND b.attempt_id IN (SELECT attempt_id FROM document_exit)
 ),
--- Counted first: exit layers are few, and everything that is asked follows from how often two of them meet.
+-- Counted first: exit layers are few, and all results follow from the counts of their pairs.
 counted AS (
     SELECT pair, x, y, both_equal, count(*) AS n
     FROM (
@@ -20,7 +21,7 @@ counted AS (
             CASE WHEN a.is_known THEN unnest(a.is_equal) END AND CASE WHEN b.is_known THEN unnest(b.is_equal) END AS both_equal
         FROM pairs
         JOIN document_exit AS a ON a.attempt_id = first_id
-        -- LEFT keeps the order of joins: every two runs of a document are many more than those that are asked for.
+        -- LEFT keeps the order of joins: all pairs of runs of a document are many more than the requested ones.
         LEFT JOIN document_exit AS b ON b.attempt_id = second_id AND b.doc_key = a.doc_key
     ) WHERE x IS NOT NULL AND y IS NOT NULL GROUP BY ALL
 ),

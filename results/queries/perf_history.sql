@@ -1,7 +1,7 @@
--- Cost and speed: How has the speed of ExitBench itself gone from commit to commit?
--- The benchmarks of `nox -s perf`, each on each machine in the order measured: seconds (the median of a commit's
--- runs), times those of the commit before it, and what was measured besides, beside its goal. Runs of different days
--- differ by what else the machine did: `nox -s perf -- --against REV` tells whether a change is one.
+-- Cost and speed: How has the speed of ExitBench itself changed from commit to commit?
+-- The benchmarks of `nox -s perf`, in the order measured on each machine: seconds (the median of a commit's runs), the
+-- ratio to the previous commit, and other measured values next to their goals. Runs of different days also differ in
+-- the load of the machine. `nox -s perf -- --against REV` tests whether a change is real.
 -- $benchmark = *: benchmarks, a pattern
 WITH measured AS (
     SELECT
@@ -9,7 +9,7 @@ WITH measured AS (
         median(median_s) AS median_s, arg_max(extra, measured_at) AS extra
     FROM perf
     WHERE benchmark GLOB $benchmark
-    -- Work that was not committed is not the same from run to run.
+    -- Uncommitted work differs from run to run.
     GROUP BY benchmark, cpu, gpu, threads, machine_id, commit, dirty, CASE WHEN dirty THEN perf_run_id END
 )
 SELECT

@@ -1,7 +1,7 @@
--- Cost and speed: How many drafted tokens does full depth throw away?
--- Of methods that draft and verify. rejected_per_token: drafts thrown away for each token of the answer;
--- share_corrected: tokens of the answer that are full depth's own choice in place of a draft; acceptance_rate: the
--- run's metric of that name.
+-- Cost and speed: How many drafted tokens does full depth reject?
+-- For methods that draft and verify. rejected_per_token: rejected drafts per token of the answer; share_corrected:
+-- share of the answer's tokens that full depth chose in place of a draft; acceptance_rate: the run's metric of that
+-- name.
 SELECT
     t.model, t.task_label, t.method, t.label, t.kv_policy, t.seed, sum(t.rejected)::BIGINT AS rejected,
     sum(t.rejected) / count(*) AS rejected_per_token, count_if(t.rejected > 0) / count(*) AS share_corrected,

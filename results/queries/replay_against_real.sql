@@ -1,6 +1,7 @@
--- Agreement: How far off are replays of a probe from real decodes of the same method?
--- A replay (simulated) does not see that an early exit changes later keys, values and tokens. One row a method that
--- has both, over the same full depth: real minus simulated. A replay can be trusted for what it is off by little.
+-- Agreement: How far do replays of a probe deviate from real decodes of the same method?
+-- A replay (simulated) does not model that an early exit changes later keys, values and tokens. One row per method that
+-- has both, with the same full depth: real minus simulated. Trust replays only for quantities whose difference is
+-- small.
 SELECT
     q.model, q.task_label, q.method, q.label, q.kv_policy, q.seed, q.mean_exit_layer,
     s.mean_exit_layer AS simulated_exit_layer, q.mean_exit_layer - s.mean_exit_layer AS exit_layer_off, q.token_match,

@@ -1,6 +1,6 @@
 -- Quality: How many blocks would an oracle of scores need?
--- Of the static depths that were run and full depth, the smallest that scores each document as well as full depth
--- does in the task's headline metric. One row a depth: how many documents need it, and the mean of all n.
+-- Of full depth and the static depths that were run, the smallest that scores each document as well as full depth in
+-- the task's headline metric. One row per depth: number of documents that need it, and the mean over all n documents.
 WITH scored AS (
     SELECT
         f.model, f.task_label, f.kv_policy, f.seed, r.setting_id, f.blocks, s.doc_key,

@@ -1,7 +1,6 @@
 -- Quality: How much do results vary over seeds?
--- Runs that differ in nothing but the seed: mean and standard deviation of score, depth and agreement. A difference
--- between two methods that is smaller than a few of these deviations needs more seeds, whatever the interval over
--- documents says.
+-- Runs that differ only in the seed: mean and standard deviation of score, depth and agreement. If two methods differ
+-- by less than a few of these deviations, more seeds are needed, whatever the interval over documents.
 SELECT
     model, task_label, method, label, kv_policy, metric, count(*) AS seeds, avg(value) AS mean_value,
     stddev_samp(value) AS sd_value, avg(mean_exit_layer) AS mean_exit_layer,

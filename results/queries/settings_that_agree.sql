@@ -1,6 +1,7 @@
--- Agreement: Which setting of each method runs fewest blocks and still says what full depth says?
--- Of the real decodes of a method on a model and task, the one of fewest blocks per token whose token_match (share of full
--- depth's tokens at the same position) is at least $agreement. Methods of which no setting agrees as much are left out.
+-- Agreement: Which setting of each method runs the fewest blocks and still agrees with full depth?
+-- Of the real decodes of a method on a model and task, the one with the fewest blocks per token whose token_match is at
+-- least $agreement. token_match is the share of full depth's tokens at the same position. Methods without such a
+-- setting are excluded.
 -- $agreement = 0.99: share of full depth's tokens
 SELECT model, task_label, method, label, kv_policy, seed, token_match, mean_blocks_run, blocks, speedup
 FROM frontier

@@ -1,7 +1,7 @@
--- Confidence: Which signal tells best, at each block, whether a token may leave?
--- The area under the ROC curve: how often a signal is higher at a token whose top-1 is full depth's than at one whose
--- top-1 is not (ties count half). 0.5 tells nothing, 1 everything, whatever the threshold. Signals: p1, the gap p1 -
--- p2, entropy (negative) and cosine with the block before. Blocks at which all or no tokens agree have no row.
+-- Confidence: Which signal predicts best, at each block, whether a token may exit?
+-- Area under the ROC curve: how often a signal is higher at a token whose top-1 is full depth's than at one whose top-1
+-- is not (ties count half). 0.5 is uninformative, 1 is perfect. Signals: p1, the gap p1 - p2, negative entropy, and the
+-- cosine similarity to the previous block. Blocks at which all tokens agree, or none, have no row.
 -- $model = *: models, a pattern
 -- $documents = 5: documents of each probe, the first by key
 WITH chosen AS (

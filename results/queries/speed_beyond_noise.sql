@@ -1,8 +1,8 @@
--- Cost and speed: Which speed-ups are more than noise?
--- Full depth was timed against itself in the same session: aa_low to aa_high is what no difference looks like. A
--- method is faster or slower if its own 95% interval lies outside of that. Not measurable now: one of the two intervals
--- is wider than 10 times, of a busy machine or of very few documents. is_other_length: its answers are more than 5%
--- shorter or longer than full depth's.
+-- Cost and speed: Which speed-ups are larger than noise?
+-- Full depth was timed against itself in the same session: aa_low to aa_high is the interval of a ratio whose true
+-- value is 1. A method is faster or slower if its own 95% interval is outside of that interval. Not measurable: one of
+-- the two intervals is wider than a factor of 10, because the machine was busy or there are very few documents.
+-- is_other_length: answers are more than 5% shorter or longer than full depth's.
 SELECT
     model, task_label, method, label, kv_policy, seed, speedup, speedup_low, speedup_high, aa_low, aa_high,
     CASE

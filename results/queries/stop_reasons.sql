@@ -1,6 +1,6 @@
 -- Quality: How do outputs end, and are they as long as full depth's?
--- A method that more often runs into the limit of new tokens has lost the end of its sentence; one whose outputs are
--- much shorter than full depth's (length_factor) may score well on precision and look fast.
+-- A method that reaches the limit of new tokens more often has missed the end of its answer. If outputs are much
+-- shorter than full depth's (length_factor), the method may have a high precision and seem fast.
 SELECT
     r.model, r.task_label, r.method, r.label, r.kv_policy, r.seed, avg(s.n_output) AS mean_tokens,
     avg(f.n_output) AS full_mean_tokens, sum(s.n_output) / nullif(sum(f.n_output), 0) AS length_factor,

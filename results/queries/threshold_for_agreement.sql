@@ -1,8 +1,9 @@
--- Agreement: Which threshold is needed for 99% agreement, by task?
--- The smallest threshold of the softmax-gap gate at which a share of the tokens is full depth's, by replay over a
--- probe, and how deep tokens go there. Simulated: in a real run an early exit changes later keys and tokens.
+-- Agreement: Which threshold gives 99% agreement, by task?
+-- The smallest threshold of the softmax-gap gate at which the share $agreement of the tokens is full depth's, by replay
+-- over a probe, and the mean exit layer there. Simulated: in a real run an early exit changes later keys, values and
+-- tokens.
 -- $agreement = 0.99: share of tokens that must equal full depth's
--- $documents = 200: documents of each probe to replay, the first by key; all of many millions of tokens take a while
+-- $documents = 200: documents of each probe to replay, the first by key; many millions of tokens take a while
 WITH probes AS MATERIALIZED (
     SELECT row_number() OVER () AS number, attempt_id, model, task_label, first_token FROM plain_probes WHERE is_largest
 ),

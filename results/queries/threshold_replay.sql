@@ -1,8 +1,8 @@
--- Agreement: How do depth and agreement go with the threshold?
--- Replay of the softmax-gap gate over a probe: exit at the first block where p1 - p2 exceeds the threshold, else
--- at the last. One row a model, task and threshold. Simulated: in a real run an early exit changes later keys and
+-- Agreement: How do depth and agreement depend on the threshold?
+-- Replay of the softmax-gap gate over a probe: exit at the first block where p1 - p2 exceeds the threshold, else at the
+-- last. One row per model, task and threshold. Simulated: in a real run an early exit changes later keys, values and
 -- tokens.
--- $documents = 200: documents of each probe to replay, the first by key; all of many millions of tokens take a while
+-- $documents = 200: documents of each probe to replay, the first by key; many millions of tokens take a while
 WITH probes AS MATERIALIZED (
     SELECT row_number() OVER () AS number, attempt_id, model, task_label, first_token FROM plain_probes WHERE is_largest AND NOT random_weights
 ),

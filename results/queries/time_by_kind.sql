@@ -1,7 +1,6 @@
--- Provenance: Where did the hours go?
--- By model, kind of cell and how attempts ended: attempts, hours, seconds of one, and the largest peak of memory.
--- Time of attempts that did not end well was spent in vain. Where the disk space goes is known to the file system
--- alone: `du -sh runs/spool`.
+-- Provenance: How was the compute time spent?
+-- By model, kind of cell and status: number of attempts, hours in total, seconds per attempt, and the largest peak
+-- memory. Time of attempts that did not succeed was wasted. Disk space is not in the database: use `du -sh runs/spool`.
 SELECT
     m.name AS model, c.kind, a.status, count(*) AS attempts,
     sum(epoch(a.ended_at) - epoch(a.started_at)) / 3600 AS hours,

@@ -1,7 +1,7 @@
--- Cost and speed: Which methods look fast because they say less?
--- length_ratio: tokens of the answers that were timed over those of full depth's. A method below 1 saved time by
--- stopping earlier, one above 1 wrote more; only the speed-up per token, of decoding alone, is early exit's (that per
--- request has the prompt in it too). Answers that differ most in length come first.
+-- Cost and speed: Which methods seem fast because their answers are shorter?
+-- length_ratio: number of tokens in the timed answers over full depth's. A method below 1 saved time by stopping
+-- earlier; one above 1 wrote more. Only the speed-up per token, of decoding alone, is due to early exit; the speed-up
+-- per request includes the prompt. Largest differences in length first.
 WITH timed AS (
     SELECT
         model, task_label, method, label, kv_policy, seed, cell_id,

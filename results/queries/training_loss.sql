@@ -1,6 +1,6 @@
--- Provenance: How did the losses of trained models go?
--- By model, metric and block (none: the whole model): the logged value at the first step, half-way and at the last
--- step. An early block whose loss still falls much in the second half was not trained to its end.
+-- Provenance: How did the losses of trained models develop?
+-- One row per model, metric and block (none: the whole model): the logged value at the first step, halfway, and at the
+-- last step. If the loss of an early block still falls much in the second half, its training had not converged.
 SELECT
     model, recipe, metric, block, arg_min(value, step) AS first_value,
     arg_min(value, step) FILTER (step >= last_step / 2) AS value_half_way, arg_max(value, step) AS last_value,

@@ -1,7 +1,7 @@
--- Exits: How many blocks does each setting run beyond the first that was right?
--- Over tokens before an output leaves full depth's: exit layer less the first block whose most probable token is already
--- full depth's, by the probe. wasted: blocks per token beyond it; early: share of tokens that left before it and said the
--- same nevertheless; exact: share that left there.
+-- Exits: How many blocks does each setting run after the first block that was right?
+-- For tokens before the output differs from full depth's: exit layer minus the first block whose most probable token is
+-- full depth's, by the probe. wasted: excess blocks per token; early: share of tokens that exited before that block and
+-- still emitted the same token; exact: share that exited there.
 WITH probed AS MATERIALIZED (
     SELECT r.attempt_id, b.attempt_id AS probe_id
     FROM runs AS r JOIN plain_probes AS b ON b.full_depth_cell_id = r.full_depth_cell_id AND b.is_latest

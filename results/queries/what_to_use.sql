@@ -1,10 +1,10 @@
--- Cost and speed: What should be used on each task, and do other documents confirm it?
--- The view pareto at one allowed loss. On a third of the documents the fastest setting is chosen whose loss is bounded by $loss percent
--- of full depth's quality; is_confirmed: on the other documents its loss is bounded by as much and it is shown to be faster than
--- full depth. All numbers are of those other documents, on which nothing was chosen. Static depths are chosen among themselves.
--- Without a row for a model and task no timed setting is bounded by that loss: full depth.
+-- Cost and speed: Which setting should be used on each task, and do other documents confirm it?
+-- The view pareto at one allowed loss. On a third of the documents, the fastest setting is chosen whose loss is bounded
+-- by $loss percent of full depth's quality. is_confirmed: on the other documents its loss has the same bound and it is
+-- significantly faster than full depth. All numbers are from those other documents. Static depths are chosen among
+-- themselves. If a model and task have no row, no timed setting has that bound: use full depth.
 -- $loss = 1: percent of full depth's quality that may be lost
--- $suite = null: only runs that this suite asked for; null for all
+-- $suite = null: only runs of this suite; null for all
 SELECT
     model, task_label, method, label, kv_policy, is_static, coalesce(confirmed_percent <= $loss, false) AS is_confirmed, metric, confirming_n,
     confirming_delta, confirming_delta_low, confirming_delta_high, confirming_loss_high_percent, confirming_speedup,

@@ -1,7 +1,7 @@
--- Cost and speed: How many skipped blocks are run after all?
--- Where a KV policy runs skipped blocks later, or full depth verifies, a token costs more blocks than the layer it
--- left at. blocks_caught_up: executed beyond the exit layer, a token; share_of_skipped: of the blocks that the exits
--- skipped.
+-- Cost and speed: How many skipped blocks are run later after all?
+-- If a KV policy runs skipped blocks later, or full depth verifies tokens, a token costs more blocks than its exit
+-- layer. blocks_caught_up: blocks executed beyond the exit layer, per token; share_of_skipped: these as a share of the
+-- blocks that the exits skipped.
 WITH work AS (
     SELECT
         attempt_id, avg(exit_layer) AS mean_exit_layer, avg(blocks_run) AS blocks_per_token,
