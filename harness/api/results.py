@@ -36,7 +36,15 @@ class Results:
     database: Database
 
     def frontier(self) -> pa.Table:
-        """Return quality, depth, cost and speed of every setting: the view `frontier` (`exitbench sql --schema`)."""
+        """Return quality, depth, cost and speed of every setting: the view `frontier` (`exitbench sql --schema`).
+
+        Examples:
+            >>> import exitbench as eb
+            >>> with eb.open_results("runs") as results:
+            ...     frontier = results.frontier()
+            >>> frontier.select(["method", "mean_exit_layer"]).to_pylist()[0]
+            {'method': 'full', 'mean_exit_layer': 8.0}
+        """
         return self.database.query("FROM frontier ORDER BY model, task_label, method, params")
 
     def tokens(self, run: str) -> pa.Table:
@@ -47,6 +55,13 @@ class Results:
 
         Raises:
             UserError: No run matches.
+
+        Examples:
+            >>> import exitbench as eb
+            >>> with eb.open_results("runs") as results:
+            ...     tokens = results.tokens("weighted/squad/full")
+            >>> set(tokens["exit_layer"].to_pylist())
+            {8}
         """
         attempts = [run_entry.attempt_id for run_entry in named(traced_runs(self.database)).find(run)]
         return self.database.query(_TOKENS, {"attempts": attempts})
@@ -56,6 +71,13 @@ class Results:
 
         Raises:
             UserError: DuckDB rejects the query.
+
+        Examples:
+            >>> import exitbench as eb
+            >>> with eb.open_results("runs") as results:
+            ...     settings = results.sql("SELECT count(*) AS n FROM frontier WHERE method = ?", ["static"])
+            >>> settings.to_pylist()
+            [{'n': 3}]
         """
         return self.database.query(query, parameters)
 
@@ -84,6 +106,13 @@ class Results:
 
         Raises:
             UserError: A name matches no run or too many, or the runs have different documents.
+
+        Examples:
+            >>> import exitbench as eb
+            >>> with eb.open_results("runs") as results:
+            ...     contrasts = results.compare("weighted/squad/full", "weighted/squad/static*")
+            >>> set(contrasts["run_a"].to_pylist())
+            {'weighted/squad/full'}
         """
         return pa.Table.from_pylist(
             [asdict(contrast) for contrast in compare_runs(self.database, run_a, run_b).contrasts]
@@ -113,6 +142,16 @@ class Results:
 
         Raises:
             UserError: The glob matches none, or several.
+
+        Examples:
+            >>> import exitbench as eb
+            >>> report = eb.run("builtin", only="weighted/squad/full/probe", limit=2, report=False)
+            ... # doctest: +ELLIPSIS
+            squad (weighted): ...
+            >>> with eb.open_results("runs") as results:
+            ...     probe = results.probe("weighted/squad")
+            >>> probe.n_blocks
+            8
         """
         from exitbench.harness.afterwards.replaying import stored_probe  # loads torch
 
