@@ -8,7 +8,7 @@
   (`finding(frame)`).
 * Views that many queries read are computed once, as temporary tables with the views' names, so a figure's SQL also runs
   in `exitbench sql`.
-* Findings of severity 3 (view `qc`) forbid a final report; `--draft` and `exitbench run` write one that says so.
+* Findings of severity 3 (view `qc`) forbid a final report; `--draft` and `exitbench run` write a draft, marked as such.
 * Packed answers of the page are kept in `report/.answers`, named after digests of their rows and code.
 * A ledger entry (`claims`) is a claim with its place and a quotation of at most 25 words, a consistency check of
   printed numbers, or a question of this project. A claim holds or fails only if the whole interval of its evidence

@@ -34,8 +34,8 @@ _START: Final = """\
 Every figure that a report may have, with the query behind it. The whole report is drawn by `exitbench report`.
 
 The command below a figure draws it alone, from the database in `runs/`. It writes SVG, PDF, PNG and CSV.
-Pictures here, where there are any, are of small models on generated data, and of few documents: they show what is
-drawn, not what early exit is worth. [Reproduce a figure](guide/reproduce-a-figure.md) tells how to make your own.
+Pictures here, if any, are of small models, generated data and few documents: they show what a figure contains, not
+how well early exit works. [Reproduce a figure](guide/reproduce-a-figure.md) explains how to make your own.
 """
 
 

@@ -237,7 +237,7 @@ class Drawings:
             yield from (future.result() for future in as_completed(futures))
         except BrokenProcessPool as error:
             raise UserError(
-                "A process that draws was killed, for its memory perhaps. Fewer cores need less."
+                "A drawing process was killed, perhaps because memory ran out. Fewer cores need less memory."
             ) from error
 
     def _finished(self, source: ReportSource, frame: Frame) -> DrawnFigure:

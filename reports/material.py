@@ -41,7 +41,7 @@ def require_final(severe: tuple[str, ...], path: Path, draft: bool) -> None:
     if severe and not draft:
         raise UserError(
             f"{len(severe)} findings say not to cite runs of {path}, for example: {severe[0]}\n"
-            "See `exitbench check`. Run what it names again, or ask for a draft with --draft."
+            "See `exitbench check`. Repeat the runs that it names, or write a draft with --draft."
         )
 
 

@@ -120,7 +120,9 @@ def find_answers(database: Database, names: Sequence[str], document: str) -> lis
         # A number is resolved on the first run, so that all runs show the same document.
         key = _document(document, keys, name) if not results else results[0].key
         if key not in keys:
-            raise UserError(f"{name} has not answered document {key} of {results[0].name}: its documents are others.")
+            raise UserError(
+                f"{name} has not answered document {key} of {results[0].name}: its documents are different."
+            )
         results.append(_answer(database, run, name, key, keys))
     return results
 
@@ -136,7 +138,7 @@ def _document(text: str, keys: Sequence[str], name: str) -> str:
     if matches:
         raise UserError(
             f"{name} has no document {text!r}: {len(matches)} keys begin with it, such as {matches[0]!r}. "
-            f"Allowed: 1 to {len(keys)}, or more of a key."
+            f"Allowed: 1 to {len(keys)}, or more characters of a key."
         )
     close = get_close_matches(text, keys, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
@@ -182,7 +184,7 @@ _WIDE: Final = 160
 """Width in columns of a table that is written to a file."""
 
 _SUBSCRIPTS: Final = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
-_REASONS: Final = {"threshold": "the method let it go", "last": "no block was left"}
+_REASONS: Final = {"threshold": "the gate opened", "last": "it is the last block"}
 
 
 class HeatMap:
@@ -234,12 +236,12 @@ class HeatMap:
         self._line(f"exit after block {row['exit_layer']} of {answer.run.blocks}: {reason}{score}")
         if answer.full_ids is not None:
             full = answer.full_text(place)
-            outcome = "had ended before" if full is None else f"said {_quoted(full)}"
+            outcome = "had already ended" if full is None else f"has {_quoted(full)}"
             self._line(f"full depth {outcome}" + (", another token" if full and answer.differs(place) else ""))
         if place > answer.shared:
             self._line(
-                f"Read-outs by block are of full depth's own answer, which this one left at token {answer.shared + 1}: "
-                "they say nothing about this token."
+                "Read-outs by block are of full depth's answer, which differs from this one from token "
+                f"{answer.shared + 1} on: they do not apply to this token."
             )
         elif place >= len(answer.probe):
             self._line("Full depth's answer was not probed here, so there are no read-outs by block.")
@@ -279,7 +281,7 @@ class HeatMap:
             legend.append("underlined", Style(underline=True))
         else:
             legend.append(f"1 to {blocks} as word{self._number(blocks)}; *")
-        legend.append(f": not full depth's token; {'!=' if self._plain else '≠'}: the first that is not")
+        legend.append(f": not full depth's token; {'!=' if self._plain else '≠'}: the first that differs")
         return legend
 
     def _lens(self, answer: TracedAnswer, place: int) -> Table:
@@ -335,7 +337,7 @@ def _summary(answer: TracedAnswer) -> str:
 def _together(first: TracedAnswer, other: TracedAnswer) -> str:
     if first.ids == other.ids:
         return "both answers are the same"
-    return f"the answers part at token {shared_prefix(first.ids, other.ids) + 1}"
+    return f"the answers differ from token {shared_prefix(first.ids, other.ids) + 1}"
 
 
 def _quoted(text: str) -> str:

@@ -372,7 +372,7 @@ def _at(n: int, at: NDArray[np.int64], column: pa.ChunkedArray) -> NDArray[np.fl
 
 def _short(number: str) -> str:
     """Return a regression's output with four digits."""
-    return f"{float(number):.4g}" if number else "left out"
+    return f"{float(number):.4g}" if number else "omitted"
 
 
 _MAKES: Final = ("duckdb", "numpy", "pyarrow")

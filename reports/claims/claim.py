@@ -193,8 +193,8 @@ _OPTIONAL_MEASURED: Final[Keys] = {**_OPTIONAL, "simulated": bool, "exact": bool
 
 _MEANING: Final = {
     CLAIM: f"a claim quotes its authors in at most {MOST_WORDS} words (or says why not: unquoted) and is measured",
-    CONSISTENCY: "a consistency check holds printed numbers against each other: it quotes nobody and runs nothing",
-    QUESTION: "a question is ours: it quotes nobody and is measured",
+    CONSISTENCY: "a consistency check compares printed numbers with each other: it has no quotation and runs nothing",
+    QUESTION: "a question is this project's: it has no quotation and is measured",
 }
 
 

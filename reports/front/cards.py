@@ -279,7 +279,7 @@ def _against_method(recommendation: Recommendation, name: Name) -> str:
         return f"The time of the chosen method, {name(method)}, has no interval to compare."
     if static["confirming_speedup_low"] > method["confirming_speedup_high"]:
         return f"The fastest method, {name(method)} ({_speed(method)}), is slower than this static depth."
-    return f"No method is shown to be faster than this static depth: {name(method)} is not told apart from it."
+    return f"No method is shown to be faster than this static depth: its interval overlaps that of {name(method)}."
 
 
 def _why_full_depth(card: Card, recommendation: Recommendation, name: Name) -> str:
@@ -328,7 +328,7 @@ def _random(recommendation: Recommendation) -> str:
     if row["mean_blocks_run"] > head["mean_blocks_run"] or row["confirming_loss_high_percent"] is None:
         return ""
     no_worse = row["confirming_loss_high_percent"] <= head["confirming_loss_high_percent"]
-    return "Random exits no deeper are bounded as tightly." if no_worse else ""
+    return "Random exits with no more blocks run have an equally low bound on the loss." if no_worse else ""
 
 
 def _speed(row: Row) -> str:
@@ -349,7 +349,7 @@ def findings_line(findings: Sequence[Row]) -> tuple[str, int]:
         findings: Rows of the table of findings.
     """
     if not findings:
-        return "No rule found anything about these runs.", 0
+        return "No rule has a finding about these runs.", 0
     counts = Counter(row["severity"] for row in findings)
     parts = (f"{counts[severity]} × {words}" for severity, words in _WORDS.items() if counts[severity])
     return f"{number_of(len(findings), 'finding')}: {', '.join(parts)}.", max(counts)

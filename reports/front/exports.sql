@@ -1,4 +1,4 @@
--- What a suite must say to ask for a run again: one row a run that is scored, timed or not.
+-- Suite entries that repeat a run: one row per scored run, timed or not.
 WITH timed AS (
     SELECT
         c.setting_id, c.method, c.method_revision, c.params::VARCHAR AS params, c.kv_policy, c.identity -> 'timing' AS timing

@@ -1,4 +1,4 @@
--- What ran, one row a model, task, machine and commit, timed or not.
+-- Runs of the report: one row per model, task, machine and commit, timed or not.
 SELECT
     r.model, r.model_kind, r.blocks, r.parameters, r.random_weights, r.task_label AS task, d.source = 'builtin' AS is_generated,
     max(r.documents) AS documents, r.kind = 'timing' AS is_timed,

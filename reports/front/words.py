@@ -139,7 +139,7 @@ class _CardWriter:
             if (note := number_format(row)) is not None:
                 yield "Number format", note
             yield "Change", _confirmed_change(row)
-            yield "Blocks run", f"{_blocks(row)} a token"
+            yield "Blocks run", f"{_blocks(row)} per token"
             if row["token_match"] is not None:
                 yield "Agreement", f"{row['token_match']:.1%} of tokens are full depth's"
             yield "Guaranteed", self.guarantee(row)
@@ -186,7 +186,7 @@ class _CardWriter:
         if (oracle := self.card.oracle) is not None:
             # its blocks run are not comparable: to know the first correct block, it runs all of them
             depth = f"exits at {oracle['mean_exit_layer']:.2f}"
-            lines.append(Alternative("Oracle, the bound", self.short(oracle), ABSENT, ABSENT, depth))
+            lines.append(Alternative("Oracle (upper bound)", self.short(oracle), ABSENT, ABSENT, depth))
         return lines
 
     def line(self, what: str, row: Row) -> Alternative:
@@ -222,7 +222,7 @@ class _CardWriter:
             "generated data" if full["is_generated"] else "real data",
             f"{size(full['parameters'])} parameters",
             full["setting"],
-            number_of(full["n"], "document") + (" (a part)" if full["limited"] else ""),
+            number_of(full["n"], "document") + (" (subset)" if full["limited"] else ""),
             *(f"{documents} timed × {rounds}" for documents, rounds in sorted(counts, key=str)),
         ]
         return " · ".join(about)
@@ -292,7 +292,7 @@ def facts(runs: Sequence[Row], results: Sequence[Row]) -> tuple[tuple[str, str],
     return (
         ("Models", "; ".join(f"{', '.join(models)} ({shape})" for shape, models in shapes.items())),
         ("Data", "; ".join(f"{', '.join(tasks)} ({kind})" for kind, tasks in kinds.items())),
-        ("Documents", f"{_range(row['documents'] for row in runs)} a task" + (f", {timed} timed" if timed else "")),
+        ("Documents", f"{_range(row['documents'] for row in runs)} per task" + (f", {timed} timed" if timed else "")),
         ("Machine", "; ".join(machines)),
         ("Commit", ", ".join(commits)),
         ("Date", days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"),

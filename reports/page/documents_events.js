@@ -9,7 +9,7 @@ const EVENTS = {
   wrongExits: (group, run) =>
     places(group, run, (token) => (token.first && token.exit < group.blocks ? token.exit : null)).map((place) => ({
       ...place,
-      told: `left after block ${place.token.exit} of ${group.blocks} with another ${group.noun} than full depth`,
+      told: `exited after block ${place.token.exit} of ${group.blocks} with another ${group.noun} than full depth`,
     })),
 
   /** What ran most blocks after the first that had full depth's token on top. */

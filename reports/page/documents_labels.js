@@ -1,7 +1,7 @@
 "use strict";
 // Texts that an encoder classified: each left as a whole, with a label, or a number, for its only token.
 
-const ASKED = ["not asked", "asked", "left here"];
+const ASKED = ["not evaluated", "evaluated", "exited here"];
 
 class ClassifiedGroup extends TraceGroup {
   constructor(entry, header, columns) {
@@ -80,7 +80,7 @@ class ClassifiedGroup extends TraceGroup {
   }
 
   sums({ run, document, tokens: [token] }) {
-    const parts = [`left after block ${token.exit} of ${this.blocks}`];
+    const parts = [`exited after block ${token.exit} of ${this.blocks}`];
     if (token.right !== null) parts.push(token.right ? "✓ the true label" : "✗ not the true label");
     const score = this.documentScore(run, document);
     if (score !== null && this.header.is_number) parts.push(`${this.header.metric} ${decimal(score, 1)}`);
@@ -91,12 +91,12 @@ class ClassifiedGroup extends TraceGroup {
 /** The text and its true label, above the answers. */
 function inputParts(group, document) {
   const [text, gold] = [group.header.inputs[document], group.header.golds[document]];
-  const body = text === null ? [make("p", "hint", "The text was not kept.")] : text.split("\n").map((line) => make("p", "", make("bdi", "", visible(line))));
-  const truth = gold === null ? "not kept" : make("bdi", "said", shown(gold));
+  const body = text === null ? [make("p", "hint", "The text was not stored.")] : text.split("\n").map((line) => make("p", "", make("bdi", "", visible(line))));
+  const truth = gold === null ? "not stored" : make("bdi", "said", shown(gold));
   return [...body, make("p", "truth", make("span", "", `True ${group.noun}: `), truth)];
 }
 
-/** A cell for each block: what it said and how sure it was; faded behind the exit, and empty where nobody asked. */
+/** A cell for each block: its prediction and confidence; faded after the exit, and empty if no run evaluated it. */
 function blockStrip(group, { run, document, tokens: [token] }) {
   const cells = group.blocksOf(run, document).map((block, n) => {
     const number = make("span", `token exit-${n + 1}`, `${n + 1}${block.asked === 2 ? " ▲" : ""}`);
@@ -106,7 +106,7 @@ function blockStrip(group, { run, document, tokens: [token] }) {
     return cell;
   });
   const strip = make("ol", "blocks", ...cells);
-  strip.setAttribute("aria-label", `What each of ${group.blocks} blocks said`);
+  strip.setAttribute("aria-label", `Prediction of each of ${group.blocks} blocks`);
   strip.tabIndex = 0;
   return strip;
 }
@@ -141,7 +141,7 @@ class LabelPanel extends TokenPanel {
     if (gold !== null) add("Truth", make("bdi", "said", shown(gold, 60)), token.right === null ? "" : token.right ? " ✓ the same" : " ✗ another");
     if (token.full !== null) add("Full depth", make("bdi", "said", shown(token.full, 60)), !answer.compared ? "" : token.differs ? ` ≠ another ${group.noun}` : " ✓ the same");
     const first = group.firstAgreeing(answer.document);
-    if (first !== null) add("Settled", `block ${first}: the first asked that says what full depth says`);
+    if (first !== null) add("Settled", `block ${first}: the first evaluated block that agrees with full depth`);
     if (token.score !== null) add("Gate", `score ${Number(token.score.toPrecision(3))} where it left`);
     return list;
   }
@@ -161,10 +161,10 @@ class LabelPanel extends TokenPanel {
       return make("tr", n + 1 === token.exit ? "left-here" : "", name, said, probability, score, make("td", "p", ASKED[block.asked]));
     });
     const underlined = group.header.is_number ? "" : "; the true label is underlined";
-    const wide = make("div", "lens", make("table", "", make("caption", "", `What each block said${underlined}; – where no method here asked it`), make("thead", "", head), make("tbody", "", ...rows)));
+    const wide = make("div", "lens", make("table", "", make("caption", "", `Prediction of each block${underlined}; – if no method here evaluated it`), make("thead", "", head), make("tbody", "", ...rows)));
     wide.tabIndex = 0;
     wide.setAttribute("role", "region");
-    wide.setAttribute("aria-label", "What each block said");
+    wide.setAttribute("aria-label", "Prediction of each block");
     return wide;
   }
 

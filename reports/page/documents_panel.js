@@ -166,7 +166,7 @@ class TokenPanel {
   }
 
   announce(group, token) {
-    const same = token.full === null ? "" : token.differs ? `, full depth said ${shown(token.full, 60)}` : ", as full depth";
+    const same = token.full === null ? "" : token.differs ? `, full depth has ${shown(token.full, 60)}` : ", as full depth";
     const oracle = token.probe === null ? "" : `. Oracle layer ${group.columns.first_match.values[token.probe]}`;
     this.live.textContent = `Token ${token.position + 1}, ${shown(token.text, 60)}: exit after block ${token.exit} of ${group.blocks}${same}${oracle}.`;
   }

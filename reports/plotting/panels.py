@@ -49,7 +49,7 @@ MOST_PANELS: Final = 24
 """Maximum number of panels that fit a page; a figure draws at most these and says so."""
 LENGTH_NOTE = (
     f"{OTHER_LENGTH} marks answers more than 5 % shorter or longer than full depth's; a dotted line leads from there "
-    "to the speed-up per token, of decoding alone: who stops earlier is not faster."
+    "to the speed-up per token, of decoding alone, because stopping earlier is not early exit."
 )
 """Caption text for `draw_lengths`."""
 FLOOR_NOTE = "The grey bar behind a point is full depth timed against itself in the same session (its A/A noise floor)"
@@ -319,7 +319,7 @@ def sweep_picture(
         by_threshold.plot(x, depths, color=COLOURS[0], marker="o" if len(x) < 30 else "", markersize=3)
         by_threshold.set(xlabel="threshold", ylabel=f"mean exit layer (of {n_blocks})", ylim=(0, n_blocks * 1.05))
         trade.plot(depths, matches, color=COLOURS[1], marker="o" if len(x) < 30 else ".", markersize=3)
-        trade.set(xlabel=f"mean exit layer (of {n_blocks})", ylabel="tokens as full depth")
+        trade.set(xlabel=f"mean exit layer (of {n_blocks})", ylabel="tokens equal to full depth's")
         trade.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
         figure.suptitle(f"{visible(title)} (simulated)")
         return save(figure, kind)

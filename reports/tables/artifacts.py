@@ -6,7 +6,7 @@ from exitbench.reports.tables.columns import TableCell, TableColumn, number, tex
 SECTION = "provenance"
 ORDER = 50
 TITLE = "Weights and documents"
-CAPTION = "SHA-256 of what was measured: of a model's weights, and of the canonical form of a task's documents."
+CAPTION = "SHA-256 of the models' weights, and of the canonical form of the tasks' documents."
 EMPTY = "No data yet: run `nox -s bench`."
 
 

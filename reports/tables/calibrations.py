@@ -7,9 +7,9 @@ from exitbench.results.statistics.risk_control import documents_needed
 ORDER = 15
 TITLE = "Calibrated thresholds"
 CAPTION = (
-    "Levels from the most conservative on, each a real decode of the calibration split; the last one whose loss is "
-    "shown to be at most δ with confidence 1 - ε is chosen, and checked on documents that calibration did not see. "
-    "Needed: how many documents it takes to show that of a level that failed, if its loss stays what it was here."
+    "Tested levels, from the most conservative, each a real decode of the calibration split. The chosen level is the "
+    "last one whose loss is shown to be at most δ with confidence 1 - ε. It is checked on held-out documents. Needed: "
+    "number of documents with which a failed level would have passed, if its loss stays the same."
 )
 EMPTY = (
     "No calibration yet: run `nox -s bench`, or `exitbench run --kinds calibration` with any suite that has a "

@@ -1,5 +1,5 @@
--- Thresholds chosen with a guarantee: every level tried, conservative first, and the loss of the choice on documents
--- that calibration did not see.
+-- Thresholds chosen with a guarantee: every tested level, the most conservative first, and the loss of the choice on
+-- held-out documents.
 SELECT c.model, c.task_label AS task, c.method, c.params, c.kv_policy, c.consistency, c.rule, c.delta, c.epsilon, c.n,
        c.threshold, c.mean_loss, c.p_value, c.mean_exit_layer,
        CASE WHEN c.chosen THEN 'chosen' WHEN c.passed THEN 'passed' ELSE 'failed' END AS verdict,

@@ -13,14 +13,14 @@ ABSENT = "–"
 BREAKS = "✗"
 """Mark before the name of a method that breaks its contract."""
 LENGTH_NOTE = (
-    f"Tokens: of a timed answer, of full depth's, {OTHER_LENGTH} where they differ by more than 5 %, since a method "
-    "that stops earlier is not faster; per token: the speed-up of decoding one."
+    f"Tokens: mean number per timed answer, and full depth's; {OTHER_LENGTH}: they differ by more than 5 %, which also "
+    "changes the speed-up of a request. Per token: the speed-up of decoding one token."
 )
 DECODING_NOTE = (
-    "Decoding and ideal are of the same answers without their prompts: the measured speed-up, and the one that their "
-    "work allows (bytes read at batch size 1, operations at larger ones)."
+    "Decoding and ideal: the measured speed-up of the same answers without their prompts, and the one that their work "
+    "allows (bytes read at batch size 1, operations at larger ones)."
 )
-BREAKS_NOTE = f"{BREAKS}: the method breaks its contract, so that its numbers are not to be cited (see the findings)."
+BREAKS_NOTE = f"{BREAKS}: the method breaks its contract; do not cite its numbers (see the findings)."
 
 
 @dataclass(frozen=True)

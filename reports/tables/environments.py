@@ -6,7 +6,7 @@ from exitbench.reports.tables.columns import ABSENT, TableCell, TableColumn, num
 SECTION = "provenance"
 ORDER = 40
 TITLE = "Environments"
-CAPTION = "One row an environment and machine that attempts ran on. Times are UTC."
+CAPTION = "One row per software environment and machine of attempts. Times are UTC."
 EMPTY = "No data yet: run `nox -s bench`."
 
 

@@ -1,4 +1,4 @@
--- What the attempts ran on, one row an environment and machine; times are UTC.
+-- Software and machines of the attempts: one row per environment and machine; times are UTC.
 WITH use AS (
     SELECT env_id, hw_id, count(*) AS attempts, min(started_at) AS first_start, max(ended_at) AS last_end
     FROM attempt

@@ -6,10 +6,10 @@ from exitbench.reports.tables.columns import ABSENT, TableCell, TableColumn, met
 ORDER = 20
 TITLE = "Depth by kind of token"
 CAPTION = (
-    "On the built-in data, whose words carry their kind. Probes: first match is the first block whose most likely "
-    "token is the final one, stable from is the first after which it stays so. Real decodes: the block after which "
-    "tokens leave, and the share of the run's own tokens that are full depth's at the same position (in the results it "
-    "is of full depth's tokens). ± is half a 95 % interval, clustered by document."
+    "On the built-in data, in which every word has a kind. Probes: first match is the first block whose most probable "
+    "token is the final one, stable from is the first block from which it stays so. Real decodes: the exit layer, and "
+    "the share of the run's own tokens that equal full depth's at the same position (in the results table it is a "
+    "share of full depth's tokens). ± is half a 95 % interval, clustered by document."
 )
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `probe` cells on the built-in data."
 

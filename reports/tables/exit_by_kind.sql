@@ -13,7 +13,7 @@ probes AS (
 ),
 emitted AS (
     SELECT t.attempt_id, t.token_kind, t.doc_key, count(*) AS n, sum(t.exit_layer) AS exit_layer,
-           -- behind full depth's end nothing is equal
+           -- after full depth's end, no token is equal
            CASE WHEN count(t.full_token_id) > 0 THEN count_if(t.token_id = t.full_token_id) END AS equal_full
     FROM token_exit AS t
     SEMI JOIN (SELECT attempt_id FROM runs WHERE NOT random_weights AND execution = 'real') USING (attempt_id)

@@ -5,8 +5,8 @@ from exitbench.reports.tables.columns import method, settings, text
 SECTION = "provenance"
 ORDER = 30
 TITLE = "Failures"
-CAPTION = "Cells whose latest attempt did not end well."
-EMPTY = "None: the latest attempt of every cell ended well."
+CAPTION = "Cells whose latest attempt did not succeed, with the reason."
+EMPTY = "None: the latest attempt of every cell succeeded."
 
 
 COLUMNS = (

@@ -9,13 +9,14 @@ from exitbench.reports.tables.summary import blocks_run, change, exit_layer, num
 
 SECTION = "results"
 ORDER = 12
-TITLE = "A setting of each method"
+TITLE = "One setting per method"
 CAPTION = (
-    "Of each method one setting, chosen on a third of the documents: the fastest whose loss these bound by 5 % of full "
-    "depth's quality, or else the one that loses least. Δ, the difference to full depth paired by document, and the "
-    "speed-up are of the other documents. Brackets are 95 % intervals. The speed-up is of whole requests (≈: full "
-    f"depth timed against itself varies as much; {OTHER_LENGTH}: answers are more than 5 % shorter or longer than full "
-    "depth's). Tokens = full: the share of full depth's tokens that the method has at the same position."
+    "One setting per method, chosen on a third of the documents: the fastest whose loss these bound by 5 % of full "
+    "depth's quality, or else the one that loses least. Δ is the difference to full depth, paired by document. Δ and "
+    "the speed-up are from the other documents. Brackets are 95 % intervals. The speed-up is of whole requests (≈: "
+    f"within the noise floor of full depth timed against itself; {OTHER_LENGTH}: answers are more than 5 % shorter or "
+    "longer than full depth's). Tokens = full: agreement, the share of full depth's tokens that the method has at the "
+    "same position."
 )
 EMPTY = "Nothing timed: add `timing` to the kinds of a suite, or run `nox -s bench`."
 

@@ -1,7 +1,7 @@
--- Ten timed settings on one model and task: where most methods were timed, on whole data before parts of it; of those where Δ has
--- an interval, and quality differs most.
--- Of each method the fastest setting whose loss the choosing documents bound by 5 % of full depth's quality; of a method
--- without one, the setting that loses least on them. Δ and speed-ups are of the other documents.
+-- Ten timed settings on one model and task: the one with the most timed methods, on whole data rather than subsets; of
+-- several, one where Δ has an interval and quality differs most.
+-- Of each method, the fastest setting whose loss the choosing documents bound by 5 % of full depth's quality; if a
+-- method has none, the setting that loses least on them. Δ and speed-ups are from the other documents.
 WITH timed AS (
     SELECT
         f.* EXCLUDE (speedup, speedup_low, speedup_high), f.conditions AS setting,

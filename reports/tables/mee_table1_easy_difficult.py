@@ -5,16 +5,17 @@ from exitbench.reports.tables.columns import ABSENT, TableCell, TableColumn, num
 
 TITLE = "Easy and difficult documents"
 CAPTION = (
-    "Similarity s of a block's state to that of the last block L: cosine of the final-normed states, at blocks 1 to L "
-    "- 1 of every token of full depth's own output. Easy and difficult are the quarters of the documents of highest "
-    "and lowest mean s over tokens and blocks, so that they differ in s by construction. First similar: the first "
-    "block with s ≥ 0.9, L where there is none; similar: how many such blocks; both are means ± half of their 95 % "
-    "interval over documents, where these differ, and (standard deviation) over the class's tokens. Length: tokens of "
-    "a document. Growing: share of tokens whose s strictly increases at every block, and at every block after a sixth "
-    "or a third of all (rounded, in brackets); nearly growing: s falls by no more than 0.01 in all, which rounding may "
-    "do. Table 1 of the Monotonic Early Exiting paper, whose rows stand below ours, without intervals, counts 0 where "
-    "no block is similar, which biases first similar down, measures length in characters, reads forced reference "
-    "tokens (at most 30), and takes the top and bottom 1,000 examples by their best or worst prefix."
+    "Similarity s of a block's state to that of the last block L: cosine of the states after the final norm, at "
+    "blocks 1 to L - 1 of every token of full depth's own output. Easy and difficult are the quarters of the "
+    "documents with the highest and lowest mean s over tokens and blocks, so they differ in s by construction. First "
+    "similar: the first block with s ≥ 0.9, L if there is none. Similar: number of such blocks. Both are means ± half "
+    "of their 95 % interval over documents, if these differ, and (standard deviation) over the class's tokens. "
+    "Length: tokens of a document. Growing: share of tokens whose s strictly increases at every block, and at every "
+    "block after a sixth or a third of all (rounded, in parentheses); nearly growing: s falls by no more than 0.01 in "
+    "total, which rounding may cause. The rows of Table 1 of the Monotonic Early Exiting paper are below ours, "
+    "without intervals. It counts 0 if no block is similar, which biases first similar down. It measures length in "
+    "characters, reads forced reference tokens (at most 30), and takes the top and bottom 1,000 examples by their "
+    "best or worst prefix."
 )
 EMPTY = "No data yet: run `nox -s paper -- mee`, or any suite with `probe` cells of models with trained weights."
 

@@ -1,6 +1,6 @@
 -- Easy and difficult documents: how similar the states of their tokens are to the last block's, s(l), 1 <= l < L.
--- One row a model, task and class; a class is a quarter of the documents, by the mean of s over tokens and blocks. Then
--- the published classes. Where a model was probed several times on a task, the run with the most documents counts.
+-- One row per model, task and class; a class is a quarter of the documents, by the mean of s over tokens and blocks.
+-- Then the published classes. If a model was probed several times on a task, the run with the most documents counts.
 -- Rounded where the last digits of a sum depend on the order in which threads add.
 WITH settled AS (
     SELECT attempt_id, doc_key, count(*) AS length, sum(first_similar) AS first_similar,

@@ -7,12 +7,12 @@ __all__ = ["CAPTION", "COLUMNS", "EMPTY", "TITLE"]
 
 TITLE = "One token, read out of every part of every block"
 CAPTION = (
-    "Final norm and LM head applied to what attention and feed-forward each add to the residual stream, to the stream "
-    "after them, and to the stream after the block: the ten most likely tokens, as the tokenizer spells them, the "
-    "largest probability, the place of the final token among the ten, and the entropy in nats. Of the recorded tokens "
-    "of each model, the one whose final token becomes the most likely at the latest block: a late token, not a usual "
-    "one. Trained on: the last block alone, or every block (joint optimisation). After Table 12 of Early Exit Is a "
-    "Natural Capability, which prints ids."
+    "Final norm and LM head applied to the outputs that attention and feed-forward each add to the residual stream, "
+    "to the stream after them, and to the stream after the block. Columns: the ten most probable tokens, as spelled "
+    "by the tokenizer, the largest probability, the rank of the final token among the ten, and the entropy in nats. "
+    "Of the recorded tokens of each model, the one whose final token becomes the most probable at the latest block: a "
+    "late token, not a typical one. Trained on: the last block alone, or every block (joint optimisation). After "
+    "Table 12 of Early Exit Is a Natural Capability, which prints ids."
 )
 
 COLUMNS = (

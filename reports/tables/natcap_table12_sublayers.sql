@@ -1,6 +1,6 @@
--- What every part of every block of one token reads out as: its ten most likely tokens, spelled, and the largest of
--- their probabilities, one row a model, block and part. The token is the recorded one of each model whose final token
--- becomes the most likely at the latest block; of equals the first by task, document and position.
+-- Read-outs of every part of every block for one token: the ten most probable tokens, as text, and the largest of
+-- their probabilities, one row per model, block and part. The token is the recorded one of each model whose final token
+-- becomes the most probable at the latest block; of several, the first by task, document and position.
 WITH trained AS (
     SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last block'
                        WHEN max(loss) IN ('weighted', 'branchynet', 'layer-skip') THEN 'every block' ELSE max(loss) END AS training

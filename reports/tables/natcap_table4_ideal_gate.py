@@ -18,17 +18,17 @@ from exitbench.reports.tables.summary import length, timed
 
 __all__ = ["CAPTION", "COLUMNS", "EMPTY", "TITLE"]
 
-TITLE = "What the ideal exit would save"
+TITLE = "Speed-up of the ideal exit"
 CAPTION = (
-    "Every token leaves at the first block whose most likely token is the last block's. Speed-up: measured wall "
-    "time against full depth in the same run, with exit layers that an untimed decode has found, so that finding "
-    f"them costs nothing and skipped blocks are really skipped; ≈ and grey: inside the noise floor. {LENGTH_NOTE} "
-    f"{DECODING_NOTE} Exit layer: mean, with a decoder's first token from reading the prompt (all blocks) where it "
-    "has no encoder. Score: of that decode, whose skipped blocks get keys and values by the KV policy; Δ: to full "
-    "depth. Brackets are 95 % intervals over documents. Trained on: the last block alone, or every block (joint "
+    "Every token exits at the first block whose most probable token is the last block's. Speed-up: wall time of full "
+    "depth over that of this exit, in the same run. The exit layers are known from an untimed decode, so that finding "
+    f"them costs nothing and skipped blocks are really skipped; ≈ and gray: within the noise floor. {LENGTH_NOTE} "
+    f"{DECODING_NOTE} Exit layer: mean; a decoder without an encoder reads its first token from the prompt's pass (all "
+    "blocks). Score: of that decode, in which skipped blocks get keys and values by the KV policy; Δ: to full depth. "
+    "Brackets are 95 % intervals over documents. Trained on: the last block alone, or every block (joint "
     "optimisation). Rows of Table 4 of Early Exit Is a Natural Capability are of encoders on GLUE, by wall clock on "
-    "one A100: their speed-up, and the score of full depth. Ours stand above those of their task: small encoders, "
-    "of which a document is one token, without keys and values to keep."
+    "one A100: their speed-up, and the score of full depth. Ours are above those of the same task: small encoders, "
+    "for which a document is one token, without a KV cache."
 )
 
 

@@ -1,5 +1,5 @@
--- Speed-up and score of the ideal exit, told to a method that then really skips: one row a model, task and setting; then
--- what the paper printed, one row a model, data and way of training (its scores of full depth).
+-- Speed-up and score of the ideal exit, run by a method that knows it and really skips blocks: one row per model, task
+-- and setting; then the paper's values, one row per model, data and training (with its scores of full depth).
 WITH trained AS (
     SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last block'
                        WHEN max(loss) IN ('weighted', 'branchynet', 'layer-skip') THEN 'every block' ELSE max(loss) END AS training

@@ -6,16 +6,16 @@ from exitbench.reports.tables.columns import TableCell, TableColumn, number, tex
 
 __all__ = ["CAPTION", "COLUMNS", "EMPTY", "TITLE"]
 
-TITLE = "How many blocks tokens need, by task and model"
+TITLE = "Ideal exit by task and model"
 CAPTION = (
-    "Ideal exit: the first block whose most likely token is that of the last block, mean over the tokens of full "
-    "depth's own output; depth: the same as a share of all blocks; able to exit: tokens whose ideal exit is not the "
-    "last block; score: of full depth. Brackets are 95 % intervals over documents. Trained on: the last block alone, "
-    "or every block (joint optimisation). Rows not from here are what Tables 1, 2, 3, 7, 8 and 10 of Early Exit Is a "
-    "Natural Capability print for other models on other data of the same kind; whether those count blocks from 0 or 1 "
-    "is not said, and BERT on RTE is printed as 4.34 and as 3.60. Ours are as large as Parameters says, most of "
-    "them small. Of an encoder a document is one token, its label, and the ideal exits are those of an oracle's run "
-    "(suite `builtin-encoder`, on generated sentences); code and reasoning (GSM8K) are measured by suite `lm-eval`."
+    "Ideal exit: the first block whose most probable token is that of the last block, mean over the tokens of full "
+    "depth's own output. Depth: the same as a share of all blocks. Able to exit: tokens whose ideal exit is not the "
+    "last block. Score: full depth's. Brackets are 95 % intervals over documents. Trained on: the last block alone, "
+    "or every block (joint optimisation). Rows from Tables 1, 2, 3, 7, 8 and 10 of Early Exit Is a Natural Capability "
+    "are of other models on other data of the same kind. The paper does not say whether it counts blocks from 0 or 1; "
+    "BERT on RTE is printed as 4.34 and as 3.60. The size of our models is in the column Parameters; most are small. "
+    "For an encoder a document is one token, its label, and the ideal exits are those of an oracle's run (suite "
+    "`builtin-encoder`, on generated sentences). Code and reasoning (GSM8K) are measured by suite `lm-eval`."
 )
 
 

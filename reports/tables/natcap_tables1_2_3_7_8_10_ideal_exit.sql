@@ -1,6 +1,6 @@
--- Ideal exit, share of tokens that can leave before the last block, and score of full depth: one row a probe run, or, of an
--- encoder without one, a run of the oracle, whose exits are the ideal ones; then what the paper printed on data of the same
--- kind, one row a table, model and data. Rows of encoders stand beside the published ones of their task.
+-- Ideal exit, share of tokens that can exit before the last block, and score of full depth: one row per probe run, or,
+-- of an encoder without one, a run of the oracle, whose exits are the ideal ones; then the paper's values on data of
+-- the same kind, one row per table, model and data. Rows of encoders are next to the published ones of their task.
 -- Rounded, because the last digits of sums depend on the order in which threads add.
 WITH trained AS (
     SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last block'
@@ -20,7 +20,7 @@ probed AS (
            CAST(sum(n) AS BIGINT) AS n
     FROM documents GROUP BY ALL
 ),
-told AS (  -- of several runs of the oracle (in other batches) the one of most documents, of these the newest
+told AS (  -- of several runs of the oracle (in other batches), the one with the most documents, of these the newest
     SELECT t.attempt_id, r.model, r.task_label, avg(t.exit_layer) AS ideal_exit, mean_half_width(t.exit_layer) AS ideal_half_width,
            avg((t.exit_layer < r.blocks)::INTEGER) AS can_exit,
            half_width((t.exit_layer < r.blocks)::INTEGER, 1) AS can_exit_half_width, max(r.blocks) AS blocks, count(*) AS n

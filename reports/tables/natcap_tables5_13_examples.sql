@@ -1,5 +1,5 @@
 -- One document of each task, the first by its key that every probed model answers: its answers token by token with the
--- exit layer of each, once with the ideal exits of full depth's answer and once as a real decode that leaves there.
+-- exit layer of each, once with the ideal exits of full depth's answer and once as a real decode that exits there.
 -- Answers are cut at 40 tokens.
 WITH trained AS (
     SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last block'

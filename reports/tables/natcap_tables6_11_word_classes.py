@@ -3,13 +3,13 @@
 from exitbench.reports.frame import Row
 from exitbench.reports.tables.columns import TableCell, TableColumn, number, text, with_interval
 
-TITLE = "Which words need many blocks: ideal exits by word class"
+TITLE = "Ideal exits by word class"
 CAPTION = (
-    "Ideal exit (the first block whose most likely token is that of the last block) of the tokens of full depth's "
-    "answers, by the universal part of speech (UPOS) of the word that a token belongs to, with 95 % intervals over "
-    "documents, and the class's share of all tagged tokens. Beside it what Table 11 (and 6, its extremes) of Early "
-    "Exit Is a Natural Capability prints for Llama-2-chat on German to English, of 32 or 40 blocks, which it does not "
-    "say; its tags are of Stanford CoreNLP."
+    "Ideal exit (the first block whose most probable token is that of the last block) of the tokens of full depth's "
+    "answers, by the universal part of speech (UPOS) of the token's word, with 95 % intervals over documents, and the "
+    "class's share of all tagged tokens. Next to it, the values of Table 11 (and 6, its extremes) of Early Exit Is a "
+    "Natural Capability for Llama-2-chat on German to English; the paper does not say whether of 32 or 40 blocks. Its "
+    "tags are from Stanford CoreNLP."
 )
 EMPTY = (
     "Not measured: words have no tags yet. Install a tagger's model and run `exitbench annotate upos` on results with "

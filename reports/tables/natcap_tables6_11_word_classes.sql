@@ -1,11 +1,11 @@
--- Ideal exit by word class (UPOS), one row a task, model, tagger and class, beside what the paper printed for the class.
+-- Ideal exit by word class (UPOS), one row per task, model, tagger and class, next to the paper's value for the class.
 -- Rounded, because the last digits of sums depend on the order in which threads add.
 WITH tagged AS (
     SELECT DISTINCT r.setting_id, t.doc_key, t.position, t.upos, t.tagger
     FROM token_tags AS t JOIN runs AS r USING (attempt_id)
     WHERE NOT t.random_weights
 ),
-probes AS (  -- where a model was probed several times on a task, the run with the most documents, of these the latest
+probes AS (  -- if a model was probed several times on a task: the run with the most documents, of these the latest
     SELECT r.attempt_id, t.setting_id, t.tagger
     FROM (SELECT DISTINCT setting_id, tagger FROM tagged) AS t JOIN runs AS r USING (setting_id)
     WHERE r.kind = 'probe' AND r.record IS NULL

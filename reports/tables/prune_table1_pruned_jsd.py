@@ -7,18 +7,18 @@ from exitbench.reports.tables.columns import ABSENT, TableCell, TableColumn, num
 
 __all__ = ["CAPTION", "COLUMNS", "EMPTY", "TITLE"]
 
-TITLE = "The contrastive gate over pruned heads, averaged over first blocks asked"
+TITLE = "The contrastive gate over pruned heads, averaged over first gated blocks"
 CAPTION = (
-    "Mean ± standard deviation over settings, which differ in the first block asked: a spread of settings, no "
-    "uncertainty of a result. Exit: mean exit layer as a share of all blocks. Late: first blocks asked between 15 and "
-    "21 of 24 of the depth, listed in that column, after the published 15, 17, 18, 19 and 20; all: every block asked. "
-    "Such averages mislead. A gate asked late leaves soon after the first block asked, so that its mean exit tells "
-    "which blocks were averaged over, not what pruning does. A mean over all blocks also counts settings whose output "
-    "is broken (lowest score): “Means over settings hide what the gain costs” leaves them out. And two points of "
-    "score are far inside the interval that the documents of one setting leave (figures 10 and 11). Table 1 of PRUNE "
-    "(whose text says “last 4” and lists five; the numbers are in the final blog: t5-large, 100 samples), on our "
-    "models and data. The published exit of fixed pruning on SamSum, 87.6 % of the blocks, is not the mean of its own "
-    f"five points, 82.4 %, and the gain told of adaptive over fixed pruning is that difference. {STAND_INS}"
+    "Mean ± standard deviation over settings, which differ in the first gated block: variation between settings, not "
+    "the uncertainty of a result. Exit: mean exit layer as a share of all blocks. Late: first gated blocks between 15 "
+    "and 21 of 24 of the depth, listed in that column, after the published 15, 17, 18, 19 and 20; all: every gated "
+    "block. Such averages mislead. A late gate exits soon after the first gated block, so its mean exit shows which "
+    "blocks were averaged over, not what pruning does. A mean over all blocks also counts settings whose output is "
+    "broken (lowest score); “Means over settings hide what the gain costs” excludes them. And two points of score are "
+    "far inside the interval over documents of one setting (figures 10 and 11). Table 1 of PRUNE (whose text says "
+    "“last 4” and lists five; the numbers are in the final blog: t5-large, 100 samples), on our models and data. The "
+    "published exit of fixed pruning on SamSum, 87.6 % of the blocks, is not the mean of its own five points, 82.4 %, "
+    f"and the reported gain of adaptive over fixed pruning is that difference. {STAND_INS}"
 )
 
 
@@ -54,7 +54,7 @@ COLUMNS = (
     number("Settings", "settings", "{}"),
     _spread("Exit, all", "depth_all", ".1%"),
     _spread("Score, all", "score_all", ".1f"),
-    number("Worst score", "score_worst", "{:.1f}"),
+    number("Lowest score", "score_worst", "{:.1f}"),
     number("Full depth", "full_value", "{:.1f}"),
     _spread("Published exit", "published_depth", ".1%"),
     _spread("Published score", "published_score", ".1f"),

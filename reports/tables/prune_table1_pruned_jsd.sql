@@ -1,5 +1,5 @@
--- The contrastive gate (JSD) over pruned heads: mean and standard deviation over first blocks asked, of the late ones as
--- published (15 to 20 of 24, ours from 15/24 to 7/8) and of all. One row a task, model and head.
+-- The contrastive gate (JSD) over pruned heads: mean and standard deviation over first gated blocks, of the late ones
+-- as published (15 to 20 of 24, ours from 15/24 to 7/8) and of all. One row per task, model and head.
 WITH trained AS (SELECT model, min(loss) AS loss FROM trainings GROUP BY model),
 asked AS (
     SELECT r.full_depth_cell_id, f.task, f.task_label, f.model, coalesce(t.loss, 'unknown') AS loss,
@@ -14,7 +14,7 @@ asked AS (
           AND f.method = 'contrastive-jsd' AND f.params ->> 'rule' = 'constant' AND f.params ->> 'decay' = 'none'
           AND f.params ->> 'every' = '1' AND coalesce(f.params ->> 'emit_score', 'plain') = 'plain'
           AND f.conforms IS DISTINCT FROM false
-    QUALIFY row_number() OVER (  -- of lists of several sizes the latest run
+    QUALIFY row_number() OVER (  -- if lists of several sizes were run, the latest run
         PARTITION BY f.model, setting, r.full_depth_cell_id, head, min_exit ORDER BY f.attempt_id DESC
     ) = 1
 ),
@@ -31,7 +31,7 @@ means AS (
     )
     GROUP BY task, task_label, model, loss, setting, head, metric, full_depth_cell_id
     HAVING count(*) > 1
-    QUALIFY row_number() OVER (  -- the documents that most settings were run on
+    QUALIFY row_number() OVER (  -- the documents on which most settings were run
         PARTITION BY task_label, model, setting, head ORDER BY count(*) DESC, max(n) DESC, full_depth_cell_id
     ) = 1
 ),

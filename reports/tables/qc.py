@@ -7,10 +7,10 @@ SECTION = "findings"
 ORDER = 5
 TITLE = "Findings"
 CAPTION = (
-    "Found by rules over all runs, worst first. 3: do not cite these runs; 2: look before you cite them; 1: a remark. "
-    "A finding that several runs share is one row. `exitbench check` names the runs."
+    "Findings of rules over all runs, most severe first. 3: do not cite these runs; 2: look before you cite them; 1: "
+    "a remark. A finding shared by several runs is one row. `exitbench check` names the runs."
 )
-EMPTY = "None: no rule found anything about these runs."
+EMPTY = "None: no rule has a finding about these runs."
 
 _WORDS = {3: "3 · do not cite", 2: "2 · look first", 1: "1 · remark"}
 

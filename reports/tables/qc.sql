@@ -1,5 +1,5 @@
--- What readers should know of the runs, worst first: one row a finding, with the runs that have it. Findings that differ
--- in their numbers are rows of their own.
+-- Findings about the runs, most severe first: one row per finding, with the runs that have it. Findings that differ
+-- only in their numbers are separate rows.
 SELECT severity, rule, message, count(*) AS runs, string_agg(DISTINCT kind, ', ' ORDER BY kind) AS kind,
        string_agg(DISTINCT model, ', ' ORDER BY model) AS model,
        string_agg(DISTINCT task_label, ', ' ORDER BY task_label) AS task,

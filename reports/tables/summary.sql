@@ -1,7 +1,7 @@
--- One row a model, task and setting of a method: quality, depth and speed beside full depth. Within a model and task those
--- come first that are shown to lose at most 1% of full depth's quality, the fastest of them first.
+-- One row per model, task and setting of a method: quality, depth and speed next to full depth's. Within a model and
+-- task, settings shown to lose at most 1% of full depth's quality come first, the fastest at the top.
 -- A speed-up is inside the noise floor when its interval overlaps that of full depth timed against itself (A/A).
--- promised_*: what a calibration of the same method promises at this threshold, of other documents.
+-- promised_*: guarantee of a calibration of the same method at this threshold, on other documents.
 WITH promised AS (
     SELECT r.model, r.task_label, r.conditions, r.method, r.params, r.kv_policy, c.threshold, c.delta, c.epsilon, c.consistency
     FROM calibrations AS c JOIN runs AS r USING (attempt_id)

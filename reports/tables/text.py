@@ -35,12 +35,12 @@ _MOST_NAME_LINES = 4
 """Maximum number of lines of a setting's name, unless it needs more to be unique."""
 _LEGEND = "\n".join(
     (
-        "Δ: to full depth; blocks run: for a token; speed-up: of whole requests, ≈: inside the noise floor (full depth",
+        "Δ: to full depth; blocks run: per token; speed-up: of whole requests, ≈: within the noise floor (full depth",
         "against itself); per token: of decoding alone; length: tokens of the timed answers over full depth's,",
-        f"{OTHER_LENGTH}: more than 5 % off, so that the speed-up is not of early exit alone.",
+        f"{OTHER_LENGTH}: more than 5 % different, so the speed-up is not due to early exit alone.",
     )
 )
-_BREAKS = f"{BREAKS}: the method breaks its contract; its numbers are not to be cited (`exitbench check` says why)."
+_BREAKS = f"{BREAKS}: the method breaks its contract; do not cite its numbers (`exitbench check` gives the reasons)."
 _NOTHING = "No results yet."
 
 

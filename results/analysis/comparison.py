@@ -251,7 +251,7 @@ class _Comparer:
             if a[setting] != b[setting]
         ]
         warnings += [
-            f"{name}: its method breaks its contract, so its numbers are not to be cited (`exitbench check` says why)"
+            f"{name}: its method breaks its contract; do not cite its numbers (`exitbench check` gives the reasons)"
             for name, facts in ((name_a, a), (name_b, b))
             if facts["conforms"] is False
         ]
@@ -290,7 +290,7 @@ class _Comparer:
             a=sum(lengths_a) / n,
             b=sum(lengths_b) / n,
         )
-        why_not = "" if a.has_ids() and b.has_ids() else "token ids were left out of an export"
+        why_not = "" if a.has_ids() and b.has_ids() else "token ids were omitted by an export"
         if len({self._facts[run.attempt_id]["tokenizer_sha256"] for run in (run_a, run_b)}) > 1:
             why_not = "different tokenizers"
         if why_not:

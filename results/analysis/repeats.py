@@ -68,7 +68,9 @@ def compare_attempts(stored: Path, repeated: Path) -> list[FileComparison]:
     names = [*(f"{table}.parquet" for table in KEYS), FITTED_FILE]
     names = [name for name in names if name in old.digests or name in new.digests]
     if not names:
-        raise UserError(f"{stored}: left nothing that a repetition must equal (only {', '.join(sorted(old.digests))}).")
+        raise UserError(
+            f"{stored}: has no files that a repetition must reproduce (only {', '.join(sorted(old.digests))})."
+        )
     compared = []
     for name in names:
         if name not in old.digests or name not in new.digests:
@@ -147,7 +149,7 @@ def _change(column: str, old: Any, new: Any) -> str:
 
 
 def _same(old: Any, new: Any) -> bool:
-    """Return whether two values are equal, where NaN ("not asked") equals itself."""
+    """Return whether two values are equal, where NaN (not evaluated) equals itself."""
     if isinstance(old, list) and isinstance(new, list):
         return len(old) == len(new) and all(map(_same, old, new))
     return bool(old == new or (old != old and new != new))
@@ -228,11 +230,11 @@ def find(prefix: str, spool_root: Path, database: Path) -> EnvironmentDescriptio
         locations = f"{spool_root} or {database}"
         if not matches:
             raise UserError(
-                f"No attempt, cell, environment or machine in {locations} has an id that begins {prefix!r}."
+                f"No attempt, cell, environment or machine in {locations} has an id that begins with {prefix!r}."
             )
         by_name = sorted(matches.values(), key=lambda match: match.name)
         names = "".join(f"\n  {described.name}" for described in by_name[:_MAX_SHOWN_MATCHES])
-        raise UserError(f"{len(matches)} things in {locations} have an id that begins {prefix!r}:{names}")
+        raise UserError(f"{len(matches)} ids in {locations} begin with {prefix!r}:{names}")
     return next(iter(matches.values()))
 
 

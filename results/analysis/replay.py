@@ -97,7 +97,7 @@ def sweep(
             wrong shape, missing for a position, or ordered differently at different positions.
     """
     if any(not 1 <= block <= n_blocks for block in gate_blocks):
-        raise ValueError(f"the gate is asked at blocks {sorted(gate_blocks)}, of 1 to {n_blocks}")
+        raise ValueError(f"the gate's blocks {sorted(gate_blocks)} are not within 1 to {n_blocks}")
     table, order = _sorted(thresholds)
     by_position = np.ndim(thresholds) == 2
     documents = _documents(connection, source, per_document, positions=len(table) if by_position else None)
@@ -116,7 +116,7 @@ def sweep(
     with _registered(connection, {_THRESHOLDS: _sorted_list(padded), _DOCUMENTS: documents}):
         changes = connection.execute(_steps(tokens, exits, "document" if per_document else "0")).fetchnumpy()
     if changes["is_nan"].any():
-        raise ValueError(f"the scores {score_sql!r} have NaN entries; a comparison with them says nothing")
+        raise ValueError(f"the scores {score_sql!r} have NaN entries, which cannot be compared with thresholds")
     if changes["missing"].any():
         raise ValueError(f"the tokens {emitted_sql!r} or full_token_id are missing at some blocks of 1 to {n_blocks}")
     exit_layers, matches = (
@@ -139,7 +139,7 @@ def _sorted(thresholds: ArrayLike) -> tuple[Thresholds, NDArray[np.intp]]:
     table = table[:, order]
     if (table[:, 1:] < table[:, :-1]).any():
         raise ValueError(
-            "thresholds cross: of two, the higher must not be the lower at another position; sweep them apart"
+            "thresholds cross: of two, the higher must not be the lower at another position; sweep them separately"
         )
     return table, order
 

@@ -32,7 +32,7 @@ _RUNS: Final = """
         WHERE a.status = 'ok' AND c.kind IN ('quality', 'probe', 'scores')
     ),
     latest AS (FROM ended QUALIFY row_number() OVER (PARTITION BY cell_id ORDER BY attempt_id DESC) = 1),
-    -- A probe that was asked to record more than the signals is a run of its own, of few documents.
+    -- A probe that records more than the signals is a separate run, of few documents.
     probe AS (
         FROM latest WHERE kind = 'probe' AND record IS NULL
         QUALIFY row_number() OVER (PARTITION BY full_depth_cell_id ORDER BY attempt_id DESC) = 1
@@ -41,7 +41,7 @@ _RUNS: Final = """
         q.* EXCLUDE (kind, setting_id, method_revision, fit_cell_id, probe_cell_id, record, unused_params)
             REPLACE (used_params(q.params, q.unused_params) AS params),
         f.attempt_id AS full_attempt_id, p.attempt_id AS probe_attempt_id,
-        -- The gate was asked with those of the method's parameters that it depends on: a part of all.
+        -- The gate was evaluated with those of the method's parameters that it depends on: a subset of all.
         (
             SELECT max(s.attempt_id) FROM latest AS s
             WHERE s.kind = 'scores' AND s.setting_id = q.setting_id AND s.method = q.method
@@ -185,7 +185,7 @@ def probed(database: Database, attempt_id: str | None, keys: Collection[str]) ->
 
 
 def scored(database: Database, attempt_id: str | None, keys: Collection[str]) -> pa.Table:
-    """Return one row per probed token with the gate's score at every block (NaN: not asked), in the same order."""
+    """Return one row per probed token with the gate's score at every block (NaN: not evaluated), in the same order."""
     return database.query(_SCORED, {"attempts": [attempt_id], "keys": list(keys)})
 
 

@@ -213,7 +213,7 @@ def log_of(path: Path) -> Path:
 def require_complete(path: Path) -> None:
     """Raise `UserError` if DuckDB left a log next to a closed file."""
     if log_of(path).exists():
-        raise UserError(f"{path} cannot be written: No space left on device, or something like it.")
+        raise UserError(f"{path} cannot be written completely: No space left on device, or a similar error.")
 
 
 def _create(path: Path) -> None:
@@ -243,8 +243,8 @@ def _open_reader(path: Path, wait_s: float) -> Database:
         return database
     database.close()
     raise UserError(
-        f"{path} has other views than this version of ExitBench makes. `exitbench db rebuild` makes it again from its "
-        "spool, and so does the next run or import into it. Of somebody else's, have a snapshot (`exitbench export`)."
+        f"{path} has views of another version of ExitBench. `exitbench db rebuild` rebuilds it from its spool, and so "
+        "does the next run or import into it. Of a database from elsewhere, request a snapshot (`exitbench export`)."
     )
 
 
@@ -255,7 +255,7 @@ def check_path(path: Path) -> None:
         UserError: The path contains a ``?``, before which DuckDB would put the suffix of its log, as in a URL.
     """
     if "?" in str(path.absolute()):
-        raise UserError(f"{path.absolute()}: DuckDB keeps no database at a path with ? in it. Allowed: another name.")
+        raise UserError(f"{path.absolute()}: DuckDB does not support a path with ? in it. Choose another name.")
 
 
 def connect(path: Path, *, read_only: bool, wait_s: float) -> Database:
@@ -337,11 +337,11 @@ def _open_error(path: Path, error: BaseException) -> UserError:
 def _damaged(path: Path, message: str) -> UserError:
     if not is_ours(path) and not was_marked(path):
         return UserError(
-            f"{path} is damaged: {message}\nNothing in it shows that ExitBench made it; it is left as it is. "
-            "Name another file, or move this one away."
+            f"{path} is damaged: {message}\nIt cannot be identified as a database of ExitBench, so it is not changed. "
+            "Name another file, or move this one."
         )
     return DamagedDatabase(
-        f"{path} is damaged: {message}\nWhat is in the spool is not lost: `exitbench db rebuild` builds it anew."
+        f"{path} is damaged: {message}\nResults in the spool are not lost: `exitbench db rebuild` rebuilds it."
     )
 
 

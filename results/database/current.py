@@ -108,8 +108,8 @@ _ANYTHING: Final = """
 """
 """Names of objects other than tables and views of the schema `main`."""
 _ADVICE: Final = (
-    "`exitbench db rebuild` makes it anew from its spool. Results whose spool is elsewhere can be exported by the "
-    "version that made the database (`exitbench export`)."
+    "`exitbench db rebuild` rebuilds it from its spool. Results whose spool is elsewhere can be exported by the "
+    "version that created the database (`exitbench export`)."
 )
 
 
@@ -132,7 +132,7 @@ def has_these_tables(duck: duckdb.DuckDBPyConnection, database: str, catalogue: 
     """Return whether an attached database has the tables of this version; False if it is empty.
 
     Raises:
-        UserError: It is no database of ExitBench, or of another version; the message says which, and what to do.
+        UserError: It is not a database of ExitBench, or of another version; the message says which, and what to do.
     """
     if is_empty(duck, database, catalogue, location):
         return False
@@ -143,7 +143,7 @@ def has_these_tables(duck: duckdb.DuckDBPyConnection, database: str, catalogue: 
         f"SELECT version, tool FROM {quoted(database)}.main.{table} ORDER BY version DESC LIMIT 1"
     ).fetchone()
     if latest is None or latest[0] < 1:
-        raise UserError(f"{location}: table {table} does not say of which schema the database is.")
+        raise UserError(f"{location}: table {table} does not contain the schema version of the database.")
     version, tool = latest
     if version != SCHEMA_VERSION:
         raise UserError(
@@ -153,7 +153,7 @@ def has_these_tables(duck: duckdb.DuckDBPyConnection, database: str, catalogue: 
     try:
         require_tables(catalogue.tables, location)
     except UserError as fault:
-        raise UserError(f"{fault} It was made by another version of ExitBench, or changed. {_ADVICE}") from fault
+        raise UserError(f"{fault} It was created by another version of ExitBench, or changed. {_ADVICE}") from fault
     return True
 
 

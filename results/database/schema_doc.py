@@ -123,7 +123,7 @@ def _chapter(relation: Relation, shared: Sequence[str]) -> str:
     inherits = relation.name != _SHARED and bool(shared) and [*names[: len(shared) - 1], names[-1]] == list(shared)
     lines = [f"### {relation.name}", "", " ".join(relation.comment.split()), ""]
     if inherits:
-        lines += [f"Beside the columns of `{_SHARED}`:", ""]
+        lines += [f"In addition to the columns of `{_SHARED}`:", ""]
     lines += ["| column | type | |", "|---|---|---|"]
     for column in columns[len(shared) - 1 : -1] if inherits else columns:
         mark = "" if relation.sql else " key" if column.key else "" if column.nullable else " NOT NULL"

@@ -6,12 +6,13 @@ CREATE OR REPLACE MACRO used_params(params, unused) AS
     CASE WHEN len(unused) > 0
         THEN json_merge_patch(params, to_json(MAP(unused, list_transform(unused, lambda name: NULL::VARCHAR))))
         ELSE params END;
-COMMENT ON MACRO used_params IS 'Parameters (JSON) without those that others leave without effect, such as a threshold where the rule does
-not look at it.';
+COMMENT ON MACRO used_params IS 'Parameters (JSON) without those that have no effect given the others, such as a threshold that the rule
+does not use.';
 
 CREATE OR REPLACE MACRO is_measurable(low, high) AS
     coalesce(high <= 10 * low, true);
-COMMENT ON MACRO is_measurable IS 'Whether an interval of a ratio says anything: its ends are at most a factor of 10 apart, or it has none.';
+COMMENT ON MACRO is_measurable IS 'Whether an interval of a ratio is informative: its ends differ by at most a factor of 10, or there is no
+interval.';
 
 CREATE VIEW settings AS
 WITH asked AS (
@@ -53,9 +54,10 @@ SELECT
     ), ''), 'usual') AS label
 FROM compared
 GROUP BY method, params, short;
-COMMENT ON VIEW settings IS 'One row per method and parameters that the database has: what it is called in a row. In the order of their names, the threshold
-first, the label has the parameters whose value most settings of the method do not have; of a method with one setting all that are switched on, where they are one or two;
-where several settings would be called alike, also those in which they differ. It is usual where there is nothing to tell. No two settings of a method have one label.';
+COMMENT ON VIEW settings IS 'One row per method and parameters in the database, with their label. The label lists the parameters that differ
+from the value of most settings of the method, by name, the threshold first. For a method with one setting, it lists all parameters that are
+switched on, if there are one or two. If several settings would have the same label, it also lists the parameters in which they differ. It
+is ''usual'' if nothing is listed. No two settings of a method have the same label.';
 
 CREATE VIEW run_names AS
 SELECT
@@ -71,13 +73,14 @@ JOIN model_artifact AS m USING (model_id)
 JOIN dataset_artifact AS d USING (data_id)
 LEFT JOIN settings AS s
     ON s.method = c.method AND s.params = used_params(c.params, c.unused_params);
-COMMENT ON VIEW run_names IS 'The columns that every view begins with, and params with which it ends: one row per run (latest successful attempt at a cell).';
+COMMENT ON VIEW run_names IS 'The columns with which every view begins, and params, with which it ends: one row per run (latest successful
+attempt at a cell).';
 
 CREATE VIEW parameters AS
 SELECT
     n.* EXCLUDE (params, name), n.name, n.params ->> ('$."' || n.name || '"') AS value, try_cast(value AS DOUBLE) AS number, n.params
 FROM (SELECT *, unnest(json_keys(params)) AS name FROM run_names) AS n;
-COMMENT ON VIEW parameters IS 'One row per run and parameter of its method, but those that others leave without effect.';
+COMMENT ON VIEW parameters IS 'One row per run and parameter of its method, except parameters that have no effect given the others.';
 
 CREATE VIEW runs AS
 SELECT
@@ -106,7 +109,7 @@ JOIN hardware AS h USING (hw_id)
 LEFT JOIN (
     SELECT cell_id, max(attempt_id) AS attempt_id FROM attempt WHERE status = 'ok' GROUP BY cell_id
 ) AS f ON f.cell_id = coalesce(c.full_depth_cell_id, CASE WHEN c.kind = 'quality' THEN c.cell_id END);
-COMMENT ON VIEW runs IS 'One row per run, with where and when it ran.';
+COMMENT ON VIEW runs IS 'One row per run, with its machine, software and time.';
 
 CREATE VIEW failures AS
 SELECT
@@ -124,8 +127,8 @@ WHERE a.status <> 'ok' AND a.attempt_id IN (
     SELECT max(attempt_id) FROM attempt JOIN cell USING (cell_id)
     GROUP BY setting_id, kind, method, params, kv_policy, identity -> '$.calibration', identity -> '$.record'
 );
-COMMENT ON VIEW failures IS 'One row per cell whose latest attempt did not succeed; cells that differ only in the version of method or engine, or in what it was
-fitted or replayed on, count as one.';
+COMMENT ON VIEW failures IS 'One row per cell whose latest attempt did not succeed. Cells that differ only in the version of method or
+engine, or in the cell that they were fitted or replayed on, count as one.';
 
 CREATE VIEW metric_values AS
 SELECT
@@ -261,12 +264,12 @@ LEFT JOIN speed AS s
     AND s.method_revision = c.method_revision AND s.params = c.params AND s.kv_policy IS NOT DISTINCT FROM c.kv_policy
     AND s.fit_cell_id IS NOT DISTINCT FROM (c.identity ->> 'fit_cell_id')
 LEFT JOIN hardware AS h ON h.hw_id = s.hw_id;
-COMMENT ON VIEW frontier IS 'Quality against speed: one row per quality or replay run; of runs that differ only in the version of method or engine, or in
-what it was fitted or replayed on, the newest.';
+COMMENT ON VIEW frontier IS 'Quality against speed: one row per quality or replay run. Of runs that differ only in the version of method or
+engine, or in the cell that they were fitted or replayed on, only the newest is listed.';
 
 CREATE VIEW device_readings AS
 SELECT n.* EXCLUDE (params), d.* EXCLUDE (attempt_id), n.params FROM device_sample AS d JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW device_readings IS 'One row per reading of the device around a round of a timing run, never during a decode.';
+COMMENT ON VIEW device_readings IS 'One row per reading of a device around a round of a timing run, never during a decode.';
 
 CREATE VIEW energy_readings AS
 SELECT
@@ -277,8 +280,8 @@ SELECT
 FROM energy_sample AS e
 JOIN energy_domain AS d USING (attempt_id, domain)
 JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW energy_readings IS 'One row per timed decode and counter of energy that the machine has; none where it has none. A counter tells all that ran on its
-processors or GPU. Those that are counted add up to what timings and frontier say.';
+COMMENT ON VIEW energy_readings IS 'One row per timed decode and energy counter of the machine; none if the machine has no counters. A
+counter includes everything that ran on its processors or GPU. timings and frontier use the sum of the counters with is_counted.';
 
 CREATE VIEW timings AS
 WITH read AS (
@@ -309,8 +312,9 @@ LEFT JOIN spent AS s
     ON s.attempt_id = r.attempt_id AND s.doc_key = r.doc_key AND s.phase = r.phase AND s.arm = r.arm
 LEFT JOIN spent AS fs
     ON fs.attempt_id = r.attempt_id AND fs.doc_key = r.doc_key AND fs.phase = r.phase AND fs.arm = 'full';
-COMMENT ON VIEW timings IS 'One row per timing run, document (or batch of them, by its first), arm and phase: what the clock and, of whole requests, counters of
-energy said. Over a run''s documents sum(full_ms) / sum(ms) of the arm method and the phase total is frontier''s speedup, and sum(full_joules) / sum(joules) its energy_ratio.';
+COMMENT ON VIEW timings IS 'One row per timing run, document (or batch, named by its first document), arm and phase: measured times and, for
+whole requests, energy. Over a run''s documents, in the arm method and the phase total, sum(full_ms) / sum(ms) is frontier''s speedup, and
+sum(full_joules) / sum(joules) its energy_ratio.';
 
 CREATE VIEW qc AS
 WITH clocks AS (
@@ -415,9 +419,9 @@ unmeasured AS (
 busy AS (
     SELECT attempt_id, concat_ws('; ', 'the machine was busy',
         CASE WHEN l.load IS NOT NULL THEN printf('load %.1f on %d cores', l.load, h.cores) END,
-        CASE WHEN r.ran < 0.9 AND c.device = 'cpu' THEN printf('the process ran for %.0f%% of the time that was measured', 100 * r.ran) END,
+        CASE WHEN r.ran < 0.9 AND c.device = 'cpu' THEN printf('the process used the processor for %.0f%% of the measured time', 100 * r.ran) END,
         CASE WHEN r.stalled > 0.1 THEN printf(
-            '%.0f%% of the readings took more than 1.5 times as long as their document usually does', 100 * r.stalled) END,
+            '%.0f%% of the readings took more than 1.5 times the median of their document', 100 * r.stalled) END,
         u.names) AS message
     FROM attempt AS a
     JOIN cell AS c USING (cell_id)
@@ -499,19 +503,19 @@ findings AS (
     FROM repeated
     UNION ALL
     SELECT attempt_id, 'noise_floor', CASE WHEN abs(value - 1) > 0.05 THEN 2 ELSE 1 END, printf(
-        'full depth against itself is not 1: %.4f, 95%% interval %.4f to %.4f', value, ci_low, ci_high)
+        'full depth''s time over its own is not 1: %.4f, 95%% interval %.4f to %.4f', value, ci_low, ci_high)
     FROM floors WHERE far
     UNION ALL
     SELECT attempt_id, 'noise_floor_coverage', CASE WHEN chance < 0.01 THEN 2 ELSE 1 END, printf(
-        'of %d intervals of full depth against itself in suite %s on this machine %d lack 1: %s', intervals, suite, missed,
-        CASE WHEN chance < 0.01 THEN 'more than by chance' ELSE 'by chance one of 20 does' END)
+        'of %d intervals of full depth against itself in suite %s on this machine, %d do not contain 1: %s', intervals, suite, missed,
+        CASE WHEN chance < 0.01 THEN 'more than by chance' ELSE 'by chance one of 20 misses it' END)
     FROM missed_floors
     UNION ALL
     SELECT attempt_id, 'few_timed_documents', 1, printf('the speed-up is of %d documents (or batches of them), fewer than 20', n)
     FROM metric WHERE metric = 'speedup' AND n < 20
     UNION ALL
     SELECT attempt_id, 'coarse_energy', 1, printf(
-        'counters of energy move %.1f times in a timed decode: energy_ratio is less certain than times are', value)
+        'energy counters change only %.1f times in a timed decode: energy_ratio is less precise than times', value)
     FROM metric WHERE metric = 'energy_updates' AND value < 10
     UNION ALL
     SELECT attempt_id, 'realised_above_ideal', 1, printf(
@@ -521,75 +525,94 @@ findings AS (
     WHERE d.metric = 'speedup_decode' AND i.metric = 'ideal_speedup_decode' AND d.ci_low > 1.05 * i.value
         AND attempt_id NOT IN (SELECT attempt_id FROM busy)
     UNION ALL
-    SELECT attempt_id, 'throttled', 3, printf('the clock was held down at %d readings: %s', readings, reasons) FROM throttled
+    SELECT attempt_id, 'throttled', 3, printf('the clock was throttled at %d readings: %s', readings, reasons) FROM throttled
     UNION ALL
     SELECT attempt_id, 'slow_clock', 2, printf(
         'the clock was as low as %.0f MHz after %d round(s); usual on this machine: %.0f MHz', lowest, readings, usual)
     FROM slow
     UNION ALL
     SELECT attempt_id, 'trace_incomplete', 3, printf(
-        'traced tokens are not as many as the answer''s in %d document(s)', documents)
+        'the number of traced tokens differs from the answer''s in %d document(s)', documents)
     FROM untraced
     UNION ALL
     SELECT n.attempt_id, 'not_conforming', 3, 'the method breaks its contract: ' || coalesce(
-        array_to_string(try_cast(c.conformance -> 'problems' AS VARCHAR[]), '; '), 'how is not told')
+        array_to_string(try_cast(c.conformance -> 'problems' AS VARCHAR[]), '; '), 'no details recorded')
     FROM run_names AS n JOIN cell AS c USING (cell_id) WHERE c.conformance ->> 'verdict' = 'fails'
     UNION ALL
     SELECT attempt_id, 'replay_differs', 2, printf(
-        'tokens leave after %.2f of %d blocks when decoded, after %.2f when full depth''s answers are replayed: one does not stand for the other',
+        'tokens exit after %.2f of %d blocks in the real decode, but after %.2f in the replay: the replay does not predict the real decode',
         real_depth, blocks, simulated_depth)
     FROM replayed
     UNION ALL
     SELECT attempt_id, 'near_floor', 2, printf(
-        'full depth scores %.1f of 100 (%s): this near the floor, no setting can be seen to lose anything. Read answers (exitbench show) and prompts (exitbench show-prompts); '
+        'full depth scores %.1f of 100 (%s): this close to the floor, no loss can be detected. Read answers (exitbench show) and prompts (exitbench show-prompts); '
         'try chat_template = true (chat models), system, num_fewshot or a larger max_new_tokens', value, metric)
     FROM full_scores ANTI JOIN guessed USING (attempt_id) WHERE above_floor < 5
     UNION ALL
     SELECT attempt_id, 'near_floor', 2, printf(
-        'full depth scores %.1f (%s), 95%% interval %.1f to %.1f, and %s scores %.1f: it is not shown to know the task, so no setting can be seen to lose anything. '
+        'full depth scores %.1f (%s), 95%% interval %.1f to %.1f, and %s scores %.1f: it is not shown to be better than guessing, so no loss can be detected. '
         'Try more documents, %s, or another model', value, metric, ci_low, ci_high, how, chance, remedy)
     FROM guessed WHERE ci_low <= chance
     UNION ALL
     SELECT attempt_id, 'cut_by_length', 2, printf(
-        '%d of %d answers of full depth are cut at max_new_tokens = %s: scores are of beginnings of answers. Raise it, or have answers end by themselves: '
+        '%d of %d answers of full depth are cut at max_new_tokens = %s: scores are those of truncated answers. Raise it, or make answers end earlier: '
         'chat_template = true (chat models), system, stop', cut, answers, most)
     FROM cut
     UNION ALL
     SELECT attempt_id, 'dirty_commit', 1, 'tracked files differed from commit ' || coalesce(e.git_commit[:12], 'unknown')
     FROM attempt JOIN environment AS e USING (env_id) WHERE e.git_dirty
     UNION ALL
-    SELECT attempt_id, 'random_weights', 1, 'the weights were never trained: its scores and depths mean nothing'
+    SELECT attempt_id, 'random_weights', 1, 'the weights were never trained: its scores and depths are meaningless'
     FROM run_names WHERE random_weights
     UNION ALL
-    SELECT n.attempt_id, 'limited', 1, 'only a part of the documents: ' || d.documents
+    SELECT n.attempt_id, 'limited', 1, 'only a subset of the documents was used: ' || d.documents
     FROM run_names AS n JOIN cell AS c ON c.cell_id = n.cell_id JOIN dataset_artifact AS d USING (data_id) WHERE c.limited
     UNION ALL
     SELECT n.attempt_id, 'generation_not_applied', 2,
-        'not decoded as the checkpoint''s own settings ask: ' || left(c.not_applied::VARCHAR, 200)
+        'not decoded with the checkpoint''s own generation settings: ' || left(c.not_applied::VARCHAR, 200)
     FROM run_names AS n JOIN cell AS c ON c.cell_id = n.cell_id WHERE c.kind = 'quality' AND c.not_applied IS NOT NULL
     UNION ALL
     SELECT attempt_id, metric, CASE WHEN metric = 'prompts_truncated' OR metric = 'documents_dropped' AND asked THEN 1 ELSE 2 END, printf(
-        CASE WHEN metric = 'prompts_truncated' AND is_bounded THEN '%.0f of %d prompts are cut to max_prompt_tokens'
-        WHEN metric = 'prompts_truncated' THEN '%.0f of %d prompts are cut to what the model reads'
+        CASE WHEN metric = 'prompts_truncated' AND is_bounded THEN '%.0f of %d prompts are truncated to max_prompt_tokens'
+        WHEN metric = 'prompts_truncated' THEN '%.0f of %d prompts are truncated to what the model can read'
         WHEN metric = 'documents_unscorable'
-        THEN '%.0f of %d documents are left out: a text of theirs has no token to be scored, or more than the model reads'
-        WHEN asked THEN '%.0f of %d documents are left out: their prompts are longer than max_prompt_tokens'
-        ELSE '%.0f of %d documents are left out: prompt and answer do not fit the model''s positions' END, value, n)
+        THEN '%.0f of %d documents are excluded: one of their texts has no token to score, or more than the model can read'
+        WHEN asked THEN '%.0f of %d documents are excluded: their prompts are longer than max_prompt_tokens'
+        ELSE '%.0f of %d documents are excluded: prompt and answer do not fit the model''s positions' END, value, n)
     FROM shortened
 )
 SELECT n.* EXCLUDE (params), c.kind, f.severity, f.rule, f.message, n.params
 FROM findings AS f JOIN run_names AS n USING (attempt_id) JOIN cell AS c ON c.cell_id = n.cell_id;
-COMMENT ON VIEW qc IS 'One row per finding about a run that its reader should know. Rules: busy_machine: other processes held the cores while it was timed, by a mean load above 1.25 times
-the cores (unless its one thread ran all the time), processor time below 90% of the time that passed, more than 10% of the readings above 1.5 times the median of their document and arm, or an interval of a speed-up
-of 5 documents or more whose ends are more than a factor of 10 apart; noise_floor, noise_floor_coverage and realised_above_ideal leave such a run out, since this explains them; clocks_disagree; not_repeatable, of severity 1 where the other attempt ran on another
-machine, compares files of one version of their writer only; noise_floor: full depth against itself differs from 1 by more than twice its interval''s half width, severity 1 up to 5%;
-noise_floor_coverage: how many of a suite''s intervals of full depth against itself on one machine lack 1, told once, with the farthest that is not told as
-noise_floor: of 20 intervals of 95% one does by chance, and severity 2 where so many have a chance below 1%; few_timed_documents: fewer than 20, or batches of them; coarse_energy: counters of energy move less than 10 times in a timed decode;
-realised_above_ideal: the lower end of speedup_decode above 1.05 times ideal_speedup_decode; throttled; slow_clock: below 90% of the median over all rounds on that machine; trace_incomplete;
-not_conforming; replay_differs: a real decode and a replay of one setting whose mean exit layers are more than an eighth of the blocks (at least one) apart and
-their intervals too: more than keys and values of skipped blocks usually explain; near_floor: full depth''s headline metric, on a scale to 100, is below 5, or, where it is the share of right choices or labels,
-its interval is not above what guessing gets (one choice of all at random; the most frequent label); cut_by_length: more than half of full depth''s answers end at max_new_tokens; dirty_commit; random_weights; limited; generation_not_applied: the score is not that of a model card;
-documents_dropped: a remark where the suite asks for it; documents_unscorable; prompts_truncated.';
+COMMENT ON VIEW qc IS 'One row per finding about a run that should be known before it is cited. Rules:
+busy_machine: other processes used the cores during the timing. The signs are a mean load above 1.25 times the cores (unless the run''s only
+thread was never interrupted), processor time below 90% of the elapsed time, more than 10% of the readings above 1.5 times the median of
+their document and arm, or an interval of a speed-up of 5 documents or more whose ends differ by more than a factor of 10. It explains
+noise_floor, noise_floor_coverage and realised_above_ideal, which are then not reported;
+clocks_disagree;
+not_repeatable: compares only files of the same version of their writer; severity 1 if the other attempt ran on another machine;
+noise_floor: full depth''s time over its own differs from 1 by more than twice the half width of its interval; severity 1 up to 5%;
+noise_floor_coverage: number of a suite''s intervals of full depth against itself on one machine that do not contain 1, reported once, at
+the farthest that is not a noise_floor finding. Of 20 intervals of 95%, one misses by chance; severity 2 if the probability of so many is
+below 1%;
+few_timed_documents: fewer than 20, or fewer than 20 batches;
+coarse_energy: energy counters change less than 10 times in a timed decode;
+realised_above_ideal: the lower end of speedup_decode is above 1.05 times ideal_speedup_decode;
+throttled;
+slow_clock: below 90% of the median over all rounds on that machine;
+trace_incomplete;
+not_conforming;
+replay_differs: the mean exit layers of a real decode and a replay of one setting differ by more than an eighth of the blocks (at least
+one), and their intervals do not overlap. That is more than the keys and values of skipped blocks usually explain;
+near_floor: full depth''s headline metric, on a scale to 100, is below 5. For shares of right choices or labels: its interval is not above
+the accuracy of guessing (a random choice; the most frequent label);
+cut_by_length: more than half of full depth''s answers end at max_new_tokens;
+dirty_commit;
+random_weights;
+limited;
+generation_not_applied: the score is not that of a model card;
+documents_dropped: severity 1 if the suite requests it;
+documents_unscorable;
+prompts_truncated.';
 
 CREATE VIEW answers AS
 -- With the latest scores, by the metric that frontier shows.
@@ -650,12 +673,13 @@ LEFT JOIN (
         any_value(full_is_chosen) AS full_is_chosen
     FROM choice_answer GROUP BY attempt_id, doc_key, choice
 ) AS a ON a.attempt_id = t.attempt_id AND a.doc_key = t.doc_key AND a.choice = t.choice;
-COMMENT ON VIEW token_trace IS 'One row per token of a quality run or a replay: generated (choice is NULL) or, of a given text, scored (choice is its number).';
+COMMENT ON VIEW token_trace IS 'One row per token of a quality run or a replay: generated (choice is NULL), or scored in a given text
+(choice is the text''s number).';
 
 CREATE VIEW sequence_trace AS
 SELECT n.* EXCLUDE (params), t.* EXCLUDE (attempt_id), CASE WHEN t.label_id IS NOT NULL THEN t.label_id = t.gold END AS is_right, n.params
 FROM sequence_block AS t JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW sequence_trace IS 'One row per document and block that was asked (the last one included), of quality runs of encoders.';
+COMMENT ON VIEW sequence_trace IS 'One row per document and gated block (including the last block), of quality runs of encoders.';
 
 CREATE VIEW sequence_blocks AS
 SELECT
@@ -670,7 +694,8 @@ FROM (
 ) AS t
 JOIN run_names AS n USING (attempt_id)
 JOIN runs AS r USING (attempt_id);
-COMMENT ON VIEW sequence_blocks IS 'One row per quality run of an encoder and block that was asked: how many documents it was asked of, how many left there, and how right it was.';
+COMMENT ON VIEW sequence_blocks IS 'One row per quality run of an encoder and gated block: number of documents that reached the block and
+that exited there, and their accuracy.';
 
 CREATE VIEW sequence_replay AS
 -- A gate's score of a document is the same at any threshold, so a run covers all thresholds up to its own. At NaN no document exits.
@@ -683,16 +708,17 @@ SELECT
     max(t.score) FILTER (NOT t.exited) OVER (PARTITION BY t.attempt_id) AS highest_level, n.params
 FROM scored AS t JOIN run_names AS n USING (attempt_id)
 WINDOW asked AS (PARTITION BY t.attempt_id, t.doc_key ORDER BY t.block);
-COMMENT ON VIEW sequence_replay IS 'One row per document and block asked of a quality run of an encoder: at thresholds of the score from from_level to below below_level the document leaves
-here. That holds up to highest_level of the run, and where a document decides for itself (not for pabee with batch = whole).';
+COMMENT ON VIEW sequence_replay IS 'One row per document and gated block of a quality run of an encoder. At thresholds of the score from
+from_level to below below_level, the document exits at this block. This holds up to the run''s highest_level, and only if each document
+exits on its own (not for pabee with batch = whole).';
 
 CREATE VIEW choice_answers AS
 SELECT n.* EXCLUDE (params), a.* EXCLUDE (attempt_id), n.params FROM choice_answer AS a JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW choice_answers IS 'One row per text whose log-likelihood a task asked for, of a quality run or a replay.';
+COMMENT ON VIEW choice_answers IS 'One row per text whose log-likelihood a task requested, of a quality run or a replay.';
 
 CREATE VIEW vocabulary AS
 SELECT tokenizer_sha256, token_id, text, begins_word FROM token_text;
-COMMENT ON VIEW vocabulary IS 'One row per tokenizer and token id: the texts of token_trace, and of other ids by the tokenizer_sha256 of runs.';
+COMMENT ON VIEW vocabulary IS 'One row per tokenizer and token id: the texts of token_trace; join other ids by the tokenizer_sha256 of runs.';
 
 CREATE VIEW plain_probes AS
 SELECT
@@ -705,7 +731,8 @@ FROM run_names AS n JOIN runs AS r USING (attempt_id)
 WHERE r.kind = 'probe' AND r.record IS NULL AND n.attempt_id NOT IN (
     SELECT attempt_id FROM probe_token WHERE choice IS NOT NULL
 );
-COMMENT ON VIEW plain_probes IS 'One row per probe run with tokens of answers: those of given texts, and those asked to record what is inside blocks, have none.';
+COMMENT ON VIEW plain_probes IS 'One row per probe run with tokens of answers. Probes of given texts, and probes that record the inside of
+blocks, have none.';
 
 CREATE VIEW probe_trace AS
 SELECT n.* EXCLUDE (params), p.* EXCLUDE (attempt_id), n.params FROM probe_token AS p JOIN run_names AS n USING (attempt_id);
@@ -723,23 +750,23 @@ JOIN document_exit AS c ON c.attempt_id = t.attempt_id AND c.doc_key = t.doc_key
 JOIN plain_probes AS b ON b.full_depth_cell_id = r.full_depth_cell_id AND b.is_latest
 JOIN probe_token AS p ON p.attempt_id = b.attempt_id AND p.doc_key = t.doc_key AND p.position = t.position
 WHERE p.choice IS NULL AND t.choice IS NULL AND t.position <= coalesce(c.first_divergence, t.position);
-COMMENT ON VIEW token_probe IS 'token_trace beside the newest probe of full depth''s answers: one row per token of a quality or replay run up to the first that differs
-from full depth''s (diverged is true there alone): behind it the probe read another text.';
+COMMENT ON VIEW token_probe IS 'token_trace joined with the newest probe of full depth''s answers: one row per token of a quality or replay
+run, up to and including the first that differs from full depth''s (only there diverged is true). After it, the probe''s context differs.';
 
 CREATE VIEW score_trace AS
 SELECT n.* EXCLUDE (params), t.* EXCLUDE (attempt_id), n.params FROM score_token AS t JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW score_trace IS 'One row per probed token of a scores run: the method''s gate asked at every block as if the token had not left before; lists
-have one entry per block 1..L.';
+COMMENT ON VIEW score_trace IS 'One row per probed token of a scores run: the method''s gate evaluated at every block as if the token had
+not exited before; lists have one entry per block 1..L.';
 
 CREATE VIEW sublayer_trace AS
 SELECT n.* EXCLUDE (params), t.* EXCLUDE (attempt_id), n.params FROM sublayer_token AS t JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW sublayer_trace IS 'One row per probed token, block and read-out, of probes asked to record sublayers (a run of its own beside the plain probe, of
-few documents).';
+COMMENT ON VIEW sublayer_trace IS 'One row per probed token, block and read-out, of probes with the record sublayers (a separate run next to
+the plain probe, of few documents).';
 
 CREATE VIEW layer_pairs AS
 SELECT n.* EXCLUDE (params), p.* EXCLUDE (attempt_id), n.params FROM layer_pair AS p JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW layer_pairs IS 'One row per document and pair of blocks, both ways round and with itself, of probes asked to record layer-pairs (a run of its own beside
-the plain probe, of few documents).';
+COMMENT ON VIEW layer_pairs IS 'One row per document and ordered pair of blocks, including each block with itself, of probes with the record
+layer-pairs (a separate run next to the plain probe, of few documents).';
 
 CREATE VIEW prompt_tokens AS
 SELECT n.* EXCLUDE (params), t.* EXCLUDE (attempt_id), own.text, n.params
@@ -748,8 +775,8 @@ JOIN run_names AS n ON n.attempt_id = t.attempt_id
 JOIN cell AS c ON c.cell_id = n.cell_id
 JOIN model_artifact AS m ON m.model_id = c.model_id
 LEFT JOIN token_text AS own ON own.tokenizer_sha256 = m.tokenizer_sha256 AND own.token_id = t.token_id;
-COMMENT ON VIEW prompt_tokens IS 'One row per token of a prompt as it was fed, of probes asked to record prompt-ids (a run of its own beside the plain probe, of the first
-documents). Its setting_id (see runs) is that of all methods on the same prompts.';
+COMMENT ON VIEW prompt_tokens IS 'One row per token of a prompt as input to the model, of probes with the record prompt-ids (a separate run
+next to the plain probe, of the first documents). Its setting_id (see runs) is shared by all methods on the same prompts.';
 
 CREATE VIEW token_timings AS
 SELECT n.* EXCLUDE (params), t.* EXCLUDE (attempt_id, wall_ns), own.text, t.wall_ns / 1e6 AS ms, n.params
@@ -758,12 +785,14 @@ JOIN run_names AS n ON n.attempt_id = t.attempt_id
 JOIN cell AS c ON c.cell_id = n.cell_id
 JOIN model_artifact AS m ON m.model_id = c.model_id
 LEFT JOIN token_text AS own ON own.tokenizer_sha256 = m.tokenizer_sha256 AND own.token_id = t.token_id;
-COMMENT ON VIEW token_timings IS 'One row per token, round and arm of timings asked to record token-times (a run of its own beside the plain timing, of the first documents): untraced
-decodes of one document at a time whose clock is read after every token. That reading is in the times; speed-ups are measured without, see timings and frontier.';
+COMMENT ON VIEW token_timings IS 'One row per token, round and arm of timings with the record token-times (a separate run next to the plain
+timing, of the first documents). One document at a time is decoded without a trace, and the clock is read after every token. The times
+include that reading; speed-ups are measured without it, see timings and frontier.';
 
 CREATE VIEW token_tags AS
 SELECT n.* EXCLUDE (params), t.* EXCLUDE (attempt_id), n.params FROM token_tag AS t JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW token_tags IS 'One row per token of full depth''s answers that belongs to a word, and tagger: `exitbench annotate upos` makes them.';
+COMMENT ON VIEW token_tags IS 'One row per tagger and token of full depth''s answers that belongs to a word; created by `exitbench annotate
+upos`.';
 
 CREATE VIEW layer_trace AS
 SELECT
@@ -796,15 +825,16 @@ CREATE OR REPLACE MACRO t_quantile(n) AS
         [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228][n - 1],
         1.96 + 2.3724 / (n - 1) + 2.8225 / (n - 1) ** 2
     ) END;
-COMMENT ON MACRO t_quantile IS 'What half a 95% interval of a mean of n independent rows is, in standard errors: the 97.5% quantile of Student''s t at n - 1
-degrees of freedom. NULL where there is one row. (From tables, behind ten degrees of freedom by Abramowitz and Stegun, 26.7.5.)';
+COMMENT ON MACRO t_quantile IS 'Half width of the 95% interval of a mean of n independent rows, in standard errors: the 97.5% quantile of
+Student''s t at n - 1 degrees of freedom. NULL if there is one row. (From tables; above ten degrees of freedom by Abramowitz and Stegun,
+26.7.5.)';
 
 CREATE OR REPLACE MACRO ratio_error(s, c) AS
     sqrt(greatest(0, count(*) / (count(*) - 1) * (
         sum(s * s) - 2 * sum(s) / sum(c) * sum(s * c) + (sum(s) / sum(c)) ** 2 * sum(c * c)
     ))) / sum(c);
-COMMENT ON MACRO ratio_error IS 'Standard error of sum(s) / sum(c) over grouped rows, one a document. (The linearised variance of a ratio; Cochran, Sampling
-Techniques, 1977, section 6.4.)';
+COMMENT ON MACRO ratio_error IS 'Standard error of sum(s) / sum(c) over grouped rows, one per document. (The linearised variance of a ratio;
+Cochran, Sampling Techniques, 1977, section 6.4.)';
 
 CREATE OR REPLACE MACRO share_end(share, error, n, side) AS
     CASE WHEN n > 1 THEN CASE
@@ -812,47 +842,51 @@ CREATE OR REPLACE MACRO share_end(share, error, n, side) AS
             THEN share + CASE WHEN side > 0 THEN 1 - share ELSE -share END * (1 - 0.025 ** (1 / n))
         ELSE share / (share + (1 - share) * exp(-side * least(500, t_quantile(n) * error / (share * (1 - share)))))
     END END;
-COMMENT ON MACRO share_end IS 'An end of the 95% interval of a share, 0..1, by its standard error over n documents: the lower for side = -1, the upper for 1. Student''s t
-on the logit, which near 0 and 1 reaches far more than the share''s own t would. Where no document differs: as far as documents unseen so far could move it, 1 - 0.025 **
-(1 / n) of them (the rule of three, two-sided). NULL where there is one document.';
+COMMENT ON MACRO share_end IS 'One end of the 95% interval of a share, 0..1, from its standard error over n documents: the lower for side =
+-1, the upper for 1. Student''s t on the logit, which near 0 and 1 gives a much wider interval than the share itself. If no documents
+differ: as far as unseen documents could move it, 1 - 0.025 ** (1 / n) of them (the rule of three, two-sided). NULL if there is one
+document.';
 
 CREATE OR REPLACE MACRO share_half_width(share, error, n) AS
     greatest(share - share_end(share, error, n, -1), share_end(share, error, n, 1) - share);
-COMMENT ON MACRO share_half_width IS 'Half the width of the 95% interval of a share, 0..1, by its standard error over n documents: to the farther share_end.';
+COMMENT ON MACRO share_half_width IS 'Half the width of the 95% interval of a share, 0..1, from its standard error over n documents: the
+distance to the farther share_end.';
 
 CREATE OR REPLACE MACRO half_width(s, c) AS
     CASE
         WHEN min(s) >= 0 AND bool_and(s <= c) THEN share_half_width(sum(s) / sum(c), ratio_error(s, c), count(*))
         WHEN ratio_error(s, c) > 1e-7 * abs(sum(s) / sum(c)) THEN t_quantile(count(*)) * ratio_error(s, c)
     END;
-COMMENT ON MACRO half_width IS 'Half the width of the 95% interval of sum(s) / sum(c) over grouped rows, one a document: s is a sum over the
-document''s tokens and c their number, so that tokens of one document do not count as independent. By t_quantile of the documents, so that few make it wide; where every
-s is from 0 to c, by share_half_width. Never 0: NULL where there is one document, or where none differs and the scale is not known.';
+COMMENT ON MACRO half_width IS 'Half the width of the 95% interval of sum(s) / sum(c) over grouped rows, one per document: s is a sum over
+the document''s tokens and c their number, so tokens of one document do not count as independent. It uses t_quantile of the number of
+documents, so that few documents give a wide interval, and share_half_width if every s is from 0 to c. Never 0: NULL if there is one
+document, or if none differs and the scale is not known.';
 
 CREATE OR REPLACE MACRO mean_half_width(x) AS
     CASE WHEN max(x) > min(x) THEN t_quantile(count(x)) * stddev_samp(x) / sqrt(count(x)) END;
-COMMENT ON MACRO mean_half_width IS 'Half the width of the 95% interval of avg(x) over independent rows, such as runs, by t_quantile of their number. NULL
-where there is one row, and where all are equal, which says nothing of how far others would be off.';
+COMMENT ON MACRO mean_half_width IS 'Half the width of the 95% interval of avg(x) over independent rows, such as runs, by t_quantile of
+their number. NULL if there is one row, or if all are equal, which gives no estimate of the variation.';
 
 CREATE OR REPLACE MACRO bleu_sums(s) AS
     [sum(s[1]), sum(s[2]), sum(s[3]), sum(s[4]), sum(s[5]), sum(s[6]), sum(s[7]), sum(s[8]), sum(s[9]), sum(s[10])];
-COMMENT ON MACRO bleu_sums IS 'What corpus_bleu is made of, summed over grouped rows, one a document: statistics of bleu in answers.';
+COMMENT ON MACRO bleu_sums IS 'Input of corpus_bleu: statistics of bleu in answers, summed over grouped rows, one per document.';
 
 CREATE OR REPLACE MACRO less(total, part) AS
     list_transform(total, lambda x, i: x - part[i]);
-COMMENT ON MACRO less IS 'A list of sums without what one row adds to them.';
+COMMENT ON MACRO less IS 'A list of sums minus the contribution of one row.';
 
 CREATE OR REPLACE MACRO corpus_bleu(s) AS
     CASE WHEN list_min(s) > 0 THEN
         100 * exp((ln(s[3] / s[7]) + ln(s[4] / s[8]) + ln(s[5] / s[9]) + ln(s[6] / s[10])) / 4 + least(0, 1 - s[2] / s[1]))
     END;
-COMMENT ON MACRO corpus_bleu IS 'BLEU of bleu_sums: lengths of answers and references, n-grams of 1 to 4 that match, n-grams of 1 to 4. NULL where one is 0, which BLEU
-smooths. (Papineni et al., 2002.)';
+COMMENT ON MACRO corpus_bleu IS 'BLEU of bleu_sums: lengths of answers and references, matching n-grams of 1 to 4, n-grams of 1 to 4. NULL
+if one of them is 0, where BLEU needs smoothing. (Papineni et al., 2002.)';
 
 CREATE OR REPLACE MACRO loss_percent(delta_low, delta_high, lower_is_better, full_value, has_no_scale) AS
     CASE WHEN full_value > 0 AND NOT has_no_scale
         THEN greatest(0, 100 * CASE WHEN lower_is_better THEN delta_high ELSE -delta_low END / full_value) END;
-COMMENT ON MACRO loss_percent IS 'What may be lost at most, by the interval of a difference, as a percentage of full depth''s value; 0 where nothing, NULL without a scale.';
+COMMENT ON MACRO loss_percent IS 'Upper bound on the loss, from the interval of a difference, as a percentage of full depth''s value; 0 if
+there is no loss, NULL without a scale.';
 
 CREATE OR REPLACE MACRO is_choosing(doc_key) AS
     md5(doc_key)[:2] < '55';
@@ -896,10 +930,11 @@ SELECT
     confirming_n, confirming_delta, confirming_delta_low, confirming_delta_high,
     CASE WHEN lower_is_better THEN n_down ELSE n_up END AS gained, CASE WHEN lower_is_better THEN n_up ELSE n_down END AS lost, n, params
 FROM ends;
-COMMENT ON VIEW paired IS 'One row per real run of frontier that is not full depth, beside full depth of the same checkpoint on the same documents. Each end of a
-paired interval is Gaffke''s bound, which counts one more document that gains or loses the whole scale (results/statistics/bounded_mean.py; Student''s t of the differences
-where the metric has no scale; of BLEU what each document moves, by leaving it out). Of other metrics that are no mean of their documents the intervals of the two runs are joined
-by squares as if they were independent, which is too wide rather than too narrow; these have no choosing and confirming part.';
+COMMENT ON VIEW paired IS 'One row per real run of frontier other than full depth, compared with full depth of the same checkpoint on the
+same documents. Each end of a paired interval is Gaffke''s bound, which adds one document that gains or loses the whole scale
+(results/statistics/bounded_mean.py). If the metric has no scale, it is Student''s t of the differences; for BLEU, of the leave-one-out
+effects of documents. For other metrics that are not means over documents, the intervals of the two runs are combined in quadrature as if
+independent, which is too wide rather than too narrow; these have no choosing and confirming part.';
 
 CREATE VIEW pareto AS
 WITH candidates AS (
@@ -930,11 +965,12 @@ SELECT
         THEN greatest(choosing_loss_high_percent, confirming_loss_high_percent) END AS confirmed_percent,
     params
 FROM better;
-COMMENT ON VIEW pareto IS 'What to use, by the loss of quality that is allowed. Where a loss of at most x percent of full depth''s quality is allowed, the fastest run of a
-model and task whose loss is bounded by x on the choosing third of the documents is chosen: choosing_loss_high_percent <= x < next_percent (NULL: no end). The
-confirming part, the other two thirds, confirms it from confirmed_percent on: its own bound on the loss is at most x, and its speed-up is above 1 and above full depth against itself (NULL: it is not shown to be
-faster). Numbers to report are those of the confirming part, on which nothing was chosen. Only real runs on a scale with trained weights that keep their contracts; random exits and
-oracles are left out; static depths are chosen among themselves.';
+COMMENT ON VIEW pareto IS 'Recommended settings by allowed loss of quality. At an allowed loss of x percent of full depth''s quality, the
+chosen run is the fastest of a model and task whose loss is bounded by x on the choosing third of the documents: choosing_loss_high_percent
+<= x < next_percent (NULL: no upper end). The confirming part, the other two thirds, confirms it from confirmed_percent on: its own bound on
+the loss is at most x, and its speed-up is above 1 and above full depth against itself (NULL: it is not shown to be faster). Report the
+numbers of the confirming part, on which nothing was chosen. The view has only real runs on a scale, with trained weights, whose methods
+keep their contracts. Random exits and oracles are excluded; static depths are chosen among themselves.';
 
 CREATE VIEW probe_by_document AS
 SELECT n.* EXCLUDE (params), d.* EXCLUDE (attempt_id), n.params
@@ -960,8 +996,9 @@ FROM (
     GROUP BY ALL
 ) AS d
 JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW probe_by_document IS 'One row per probe run, document and block; everything but n and tolerance is a count or a sum over the document''s probed tokens, so that
-sum(p1) / sum(n) over grouped rows is a mean and half_width(p1, n) half its 95% interval. The last digits of sums depend on the order in which threads add.';
+COMMENT ON VIEW probe_by_document IS 'One row per probe run, document and block. All columns but n and tolerance are counts or sums over the
+document''s probed tokens, so sum(p1) / sum(n) over grouped rows is a mean and half_width(p1, n) half its 95% interval. The last digits of
+sums depend on the order in which threads add.';
 
 CREATE VIEW no_change AS
 WITH settled AS (
@@ -998,7 +1035,8 @@ FROM (VALUES
     ('hop4', 'four facts, each found by what the one before says'),
     ('hop5', 'five facts, each found by what the one before says')
 ) AS kinds(token_kind, decided_by);
-COMMENT ON VIEW token_kinds IS 'One row per kind of word in generated data: what decides the word, and so how much there is to compute for it.';
+COMMENT ON VIEW token_kinds IS 'One row per kind of word in generated data, with the information that determines the word, and so how much
+must be computed for it.';
 
 CREATE VIEW exit_by_kind AS
 WITH probed AS (
@@ -1045,7 +1083,7 @@ LEFT JOIN (
         max(n) FILTER (metric = 'held_out_loss') AS held_out_documents
     FROM metric GROUP BY attempt_id
 ) AS h ON h.attempt_id = s.attempt_id;
-COMMENT ON VIEW calibrations IS 'The p-path: one row per calibration run and level tried.';
+COMMENT ON VIEW calibrations IS 'One row per calibration run and tested level.';
 
 CREATE VIEW trainings AS
 SELECT
@@ -1062,7 +1100,8 @@ CREATE VIEW training_curves AS
 SELECT t.model, t.recipe, l.step, l.block, l.metric, l.value, t.weights_sha256
 FROM training_log AS l
 JOIN trainings AS t USING (weights_sha256);
-COMMENT ON VIEW training_curves IS 'One row per step, block and metric of a training''s log, each a mean over the steps since the one before.';
+COMMENT ON VIEW training_curves IS 'One row per step, block and metric of a training''s log, each a mean over the steps since the previous
+row.';
 
 CREATE VIEW published AS
 WITH candidate AS (
@@ -1142,7 +1181,8 @@ SELECT
     CASE WHEN measured IS NULL THEN coalesce(not_comparable, 'Not measured here.') END AS reason, attempt_id
 FROM worded
 ORDER BY ordinal;
-COMMENT ON VIEW published IS 'One row per value that a paper or its authors'' files printed, beside a run of ours where one compares.';
+COMMENT ON VIEW published IS 'One row per value printed in a paper or its authors'' files, next to a comparable run of ours, if there is
+one.';
 
 CREATE VIEW perf AS
 SELECT
@@ -1153,4 +1193,4 @@ SELECT
     machine ->> '$.environment.python' AS python, machine -> '$.environment.packages' AS packages,
     sha256(coalesce(machine -> '$.hardware', machine)::VARCHAR) AS machine_id, perf_run_id, benchmark AS test_id
 FROM perf_sample;
-COMMENT ON VIEW perf IS 'One row per benchmark of a run of `nox -s perf`, or of another run of pytest-benchmark that was imported.';
+COMMENT ON VIEW perf IS 'One row per benchmark of a run of `nox -s perf`, or of another imported run of pytest-benchmark.';

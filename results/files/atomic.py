@@ -115,7 +115,7 @@ def check_digest(path: Path, digest: str) -> None:
     with _explained(path):
         actual = sha256(path)
     if actual != digest:
-        raise DamagedFile(f"{path}: is not what was written (its SHA-256 differs from the one in {SEAL}).")
+        raise DamagedFile(f"{path}: was changed after it was written (its SHA-256 differs from the one in {SEAL}).")
 
 
 def read_json(path: Path) -> dict[str, Any]:

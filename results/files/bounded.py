@@ -107,7 +107,7 @@ def _check_claims(path: Path, size: int, metadata: pq.FileMetaData) -> None:
 
 def _check_columns(path: Path, actual: pa.Schema, schema: pa.Schema) -> None:
     if len(set(actual.names)) != len(actual.names):
-        raise DamagedFile(f"{path}: has a column twice.")
+        raise DamagedFile(f"{path}: has two columns of the same name.")
     for field in actual:
         if field.name not in schema.names:
             raise DamagedFile(f"{path}: has a column {field.name!r}; allowed: {', '.join(schema.names)}.")

@@ -119,7 +119,7 @@ def _kind(path: Path) -> str | None:
 
 def _refusal(path: Path, kind: str | None) -> UserError:
     what = f"{kind}, not a DuckDB database" if kind else "not a DuckDB database"
-    return UserError(f"{path} is {what}; it is left as it is. Name a result database, or a file that does not exist.")
+    return UserError(f"{path} is {what}; it is not changed. Name a result database, or a file that does not exist.")
 
 
 _DAMAGE: Final = ("Corrupt", "corrupt", "Could not read enough bytes", "checksum", "Failure while replaying WAL")

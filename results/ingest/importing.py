@@ -115,8 +115,8 @@ def kind_of(source: Path) -> Kind:
     elif source.is_file():
         if is_duckdb_file(source):
             raise UserError(
-                f"{source} is a database, and databases are not imported: each is one machine's. On its machine "
-                f"`exitbench export FOLDER --database {source.name}` writes a snapshot of it; import that folder."
+                f"{source} is a database, and databases cannot be imported. On its machine, write a snapshot with "
+                f"`exitbench export FOLDER --database {source.name}`, and import that folder."
             )
         with source.open("rb") as file:
             start = file.read(_START_BYTES)

@@ -105,7 +105,7 @@ def _require_replaceable(old: Database, new: Path, report: IngestReport, forget:
     if is_empty(old.duck, name, catalogue, str(old.path)) or forget:
         return
     if "attempt" not in catalogue.tables:
-        raise UserError(f"{old.path} is kept: it has no table attempt. Add --force to replace it.")
+        raise UserError(f"{old.path} is not replaced: it has no table attempt. Add --force to replace it.")
     _require_all(old, new, report)
 
 
@@ -117,8 +117,8 @@ def _require_all(old: Database, new: Path, report: IngestReport) -> None:
     if lost:
         why = "\n  ".join(report.quarantined[:_MAX_SHOWN_ATTEMPTS])
         raise UserError(
-            f"{old.path} is kept: it has {number_of(len(lost), 'attempt')} that cannot be read from the spool any "
-            f"more, such as {min(lost)}. `exitbench export` saves them; add --force to do without them."
+            f"{old.path} is not replaced: it has {number_of(len(lost), 'attempt')} that the spool no longer has, "
+            f"such as {min(lost)}. `exitbench export` saves them; add --force to discard them."
             + (f"\n  {why}" if why else "")
         )
 

@@ -250,8 +250,8 @@ def _fault(records: Sequence[AttemptRecord]) -> SpoolError | None:
 
 def _full(error: BaseException) -> UserError:
     return UserError(
-        f"The database cannot take the results: {error}\nNothing is lost: they are in the spool, and the next run or "
-        "`exitbench db rebuild` adds them."
+        f"The results cannot be added to the database: {error}\nNothing is lost: they are in the spool, and the next "
+        "run or `exitbench db rebuild` adds them."
     )
 
 

@@ -63,7 +63,7 @@ class Manifest:
         """
         path = folder / MANIFEST
         if _size_of(path) > _LARGEST_BYTES:
-            raise UserError(f"{path}: is larger than {_LARGEST_BYTES} bytes, which no manifest is.")
+            raise UserError(f"{path}: is larger than {_LARGEST_BYTES} bytes, the largest possible size of a manifest.")
         record = read_json(path)
         if record.get("format") != FORMAT:
             raise UserError(f"{path}: format is {printable(str(record.get('format')))}, not {FORMAT!r}.")
@@ -159,7 +159,7 @@ def _require_plausible(rows: int, size_bytes: int, location: str) -> None:
     """
     if rows > _FEW_ROWS + _ROWS_PER_BYTE * size_bytes:
         raise UserError(
-            f"{location} has {rows} rows in a file of {size_bytes} bytes. Allowed: {_ROWS_PER_BYTE} a byte."
+            f"{location} has {rows} rows in a file of {size_bytes} bytes. Allowed: {_ROWS_PER_BYTE} per byte."
         )
 
 
@@ -231,7 +231,7 @@ def require_sound(duck: Any, sources: Mapping[str, str], location: str) -> None:
             [pattern],
         ).fetchone()
         if bad_id is not None:
-            raise UserError(f"{location}: {table}.{column} {printable(bad_id[0])} is no id that ExitBench gives.")
+            raise UserError(f"{location}: {table}.{column} {printable(bad_id[0])} is not an id in ExitBench's format.")
     for table, column, owner in REFERENCES:
         # Tables that grow later may be in a snapshot without their attempts.
         if TABLES[table].grows_later or table not in sources or owner not in sources:
@@ -243,8 +243,8 @@ def require_sound(duck: Any, sources: Mapping[str, str], location: str) -> None:
         ).fetchone()
         if n:
             raise UserError(
-                f"{location}: {n} rows of {table} are of a {column} that {owner} does not have, such as "
-                f"{printable(example)}. Nothing of it is taken."
+                f"{location}: {n} rows of {table} refer to a {column} that is missing in {owner}, such as "
+                f"{printable(example)}. Nothing is imported."
             )
     _require_values(duck, sources, location)
 

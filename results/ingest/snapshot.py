@@ -73,8 +73,8 @@ def omission_note(labels: Collection[str]) -> str:
     """Return a message about what a snapshot lacks because the licences of these data sets may not allow it."""
     columns = ", ".join(f"{table}.{column}" for table, replaced in _QUOTING.items() for column in replaced)
     return (
-        f"Texts left out, since {', '.join(sorted(labels))} may not be handed on: {columns} of their runs, and "
-        f"{_SPELLING} of every tokenizer, which would spell the token ids of traces."
+        f"Texts omitted, since the licenses of {', '.join(sorted(labels))} do not allow copies: "
+        f"{columns} of their runs, and {_SPELLING} of every tokenizer, with which token ids of traces could be read."
     )
 
 
@@ -180,8 +180,8 @@ def require_equal(source: Path, incoming: Mapping[str, str], stored: Mapping[str
     differ = sorted(key for key in incoming.keys() & stored.keys() if incoming[key] != stored[key])
     if differ:
         raise UserError(
-            f"{source}: here already with other files: {number_of(len(differ), 'attempt')}, such as {differ[0]}. "
-            "One of the two was changed; nothing is merged."
+            f"{source}: already here with different files: {number_of(len(differ), 'attempt')}, such as {differ[0]}. "
+            "One of the two copies was changed; nothing is imported."
         )
 
 
@@ -341,10 +341,10 @@ def benchmark_rows(path: Path) -> pa.Table:
         }
         rows = [{**common, **_benchmark_row(benchmark)} for benchmark in record["benchmarks"]]
         if len({row["benchmark"] for row in rows}) < len(rows):
-            raise ValueError("a benchmark is there twice")
+            raise ValueError("a benchmark is listed twice")
         return pa.Table.from_pylist(rows, schema=_BENCHMARKS)
     except (*_ODD, pa.ArrowException) as error:
-        raise UserError(f"{path}: is not what pytest-benchmark writes: {type(error).__name__}: {error}") from error
+        raise UserError(f"{path}: is not a file of pytest-benchmark: {type(error).__name__}: {error}") from error
 
 
 def _benchmark_row(benchmark: dict[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def open_lake(lake: str) -> Database:
     if attempts is None or not attempts.files:
         schemas = sorted(name for name in tables.listing(lake, "") if name.startswith("schema="))
         has = f"; it has {', '.join(map(printable, schemas))}" if schemas else ""
-        raise UserError(f"{lake}: no lake of schema {SCHEMA_VERSION}{has}. `exitbench export lake` makes one.")
+        raise UserError(f"{lake}: no lake of schema {SCHEMA_VERSION}{has}. `exitbench export lake` creates one.")
     names = [name for name in tables.key_columns() if name != "attempt"]
     with ThreadPoolExecutor() as pool:
         tables_opened = pool.map(lambda name: tables.open_table(lake, name), names)

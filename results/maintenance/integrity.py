@@ -35,7 +35,7 @@ from exitbench.terminal import number_of
 
 _INDEX_ROWS: Final = 1_000
 """DuckDB uses an index for up to 2,048 rows, and scans the table for more."""
-_REBUILD: Final = "`exitbench db rebuild` builds the database anew."
+_REBUILD: Final = "`exitbench db rebuild` rebuilds the database."
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ def require_whole_spool(spool_root: Path, path: Path) -> None:
     if freed := sum(map(_is_freed, scan_spool(spool_root))):
         raise UserError(
             f"{spool_root}: `exitbench gc` removed the traces of {number_of(freed, 'attempt')}, since {path} "
-            "has them; a rebuilt database would not. Add --force to do without them."
+            "has them; a rebuilt database would not have them. Add --force to discard them."
         )
 
 

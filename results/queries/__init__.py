@@ -1,4 +1,4 @@
-"""Saved queries over the views: one SQL file per query, whose leading comment says what it answers.
+"""Saved queries over the views: one SQL file per query, whose leading comment describes it.
 
 The comment's first line is the section of the cookbook (`exitbench sql --cookbook`) and a question; the next lines
 explain the result:

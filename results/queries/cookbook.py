@@ -24,21 +24,21 @@ Made by `exitbench sql --cookbook`; do not edit. Every query here is a saved one
     exitbench sql @near_ties --set margin=0.01 --set 'method=calm-*'
 
 `exitbench sql` lists the questions, `exitbench sql --queries near ties` those with these words. `label` has the
-parameters that tell a run from others of its method; filter by `threshold`, or by `name` and `value` of the view
-`parameters`.
+parameters that distinguish a run from others of its method; filter by `threshold`, or by `name` and `value` of the
+view `parameters`.
 
-Below parameters stand with their default values, so that a query can be pasted into anything that reads DuckDB files:
+Parameters below have their default values, so a query can be pasted into any program that reads DuckDB files:
 
     duckdb -readonly runs/exitbench.duckdb < query.sql
 
 DuckDB 1.4 and newer reads the file, and so do DBeaver and others through its drivers. SQLAlchemy reflects views and
 tables through `create_engine("duckdb+exitbench:///runs/exitbench.duckdb")`, which opens the file for reading.
 
-Patterns are globs: `*` anything, `?` a letter, `[ab]` one of these. Queries that walk over tokens take the first
-documents of each run by key, the same of every run; raise `documents` for tighter numbers. `exitbench sql --schema`
-explains the views; blocks and positions are numbered from 1. A token leaves after block `exit_layer`; `blocks_run` were
-executed for it, which are more where skipped blocks are run after all. `token_match` is a share of full depth's
-tokens."""
+Patterns are globs: `*` anything, `?` a letter, `[ab]` one of these. Queries that scan tokens use the first documents of
+each run by key, the same for every run; raise `documents` for more precise numbers. `exitbench sql --schema` explains
+the views; blocks and positions are numbered from 1. A token exits after block `exit_layer`; `blocks_run` blocks were
+executed for it, more than the exit layer if skipped blocks are run later. `token_match` is the agreement: a share of
+full depth's tokens."""
 
 
 def cookbook_markdown() -> str:

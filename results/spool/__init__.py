@@ -8,14 +8,14 @@ spool; `FREED` lists the tables that `exitbench gc` removed. What each kind of c
     quality      samples, tokens, metrics; given texts: also choices; encoders: also sequence_trace
     timing       timings, device, metrics; with counters: energy and energy_domains; if recorded: token_times
     probe        probe; if recorded: sublayers, layer_pairs, prompts
-    scores       scores; NaN and -1 if the gate was not asked
+    scores       scores; NaN and -1 if the gate was not evaluated
     replay       tokens, metrics; given texts: also choices
     fit          fitted.safetensors, fit_curve, metrics
     calibration  calibration (one row per tried level, conservative first), metrics
 
 * The spool's root may be a link. Links, pipes and devices inside are named and left out.
 * From a third-party spool only the files that `DONE` lists are copied, and verified before they are put in place.
-* `status.json` says `~` for the home folder, and nothing of the folders above an interpreter's packages. `log.txt` has
+* `status.json` has `~` for the home folder, and omits the folders above an interpreter's packages. `log.txt` has
   paths as they were. `products` of env.json are the ways to multiply chosen on the machine (docs/measuring.md).
 
 Next to the attempts are the side records that a rebuild needs: `trainings/WEIGHTS/`, `vocabularies/TOKENIZER/`,

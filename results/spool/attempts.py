@@ -151,7 +151,9 @@ class AttemptWriter:
         self.attempt_id = _following_id(spool_root, self.cell_id)
         self.path = attempt_path(spool_root, self.cell_id, self.attempt_id)
         if link := next(filter(Path.is_symlink, (self.path.parent.parent, self.path.parent)), None):
-            raise UserError(f"{link}: is a link, behind which no attempt is found again. Put the folder in its place.")
+            raise UserError(
+                f"{link}: is a link; attempts in linked folders would not be found again. Replace it with the folder."
+            )
         try:
             self.path.mkdir(parents=True)
             self._owner = Heartbeat(self.path)
@@ -417,7 +419,7 @@ def freed_tables(path: Path) -> dict[str, int]:
         if table not in TABLES:
             raise DamagedFile(f"{note}: no table {table!r}.{suggestion(table, TABLES)}")
         if type(n) is not int or not 0 <= n <= INT64:
-            raise DamagedFile(f"{note}: {table} is no number of rows.")
+            raise DamagedFile(f"{note}: the entry of {table} is not a number of rows.")
     return rows
 
 

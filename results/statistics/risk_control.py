@@ -265,7 +265,7 @@ def _losses(losses: ArrayLike) -> Floats:
     if array.ndim != 1:
         raise ValueError(f"losses must be one per document, one-dimensional; got {array.ndim} dimensions")
     if len(array) == 0:
-        raise ValueError("losses are of no documents")
+        raise ValueError("losses are empty")
     outside = ~((array >= 0) & (array <= 1))  # also NaN
     if outside.any():
         raise ValueError(f"losses must lie in [0, 1]; document {outside.argmax()} has {array[outside.argmax()]}")

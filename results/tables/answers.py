@@ -11,36 +11,40 @@ ANSWERS: Final = (
         (
             ATTEMPT_ID,
             DOC_KEY,
-            Column("output_text", "VARCHAR", "the answer", redacted_sql="''"),
+            Column("output_text", "VARCHAR", "text of the answer", redacted_sql="''"),
             Column(
                 "output_ids",
                 "INTEGER[]",
-                "tokens of the answer, end of sequence included, none where an export left them out",
+                "tokens of the answer, end of sequence included; empty if an export omitted them",
                 redacted_sql="[]",
             ),
-            Column("n_prompt", "INTEGER", "tokens of the prompt"),
-            Column("n_output", "INTEGER", "tokens of the answer"),
-            Column("stop_reason", "VARCHAR", "eos, length or stop_string"),
-            Column("scores", "JSON", "of all the task's metrics, JSON, under the version it had when it ran"),
-            Column("statistics", "JSON", "sums from which metrics of a corpus are made, JSON"),
+            Column("n_prompt", "INTEGER", "number of tokens of the prompt"),
+            Column("n_output", "INTEGER", "number of tokens of the answer"),
+            Column("stop_reason", "VARCHAR", "reason why decoding ended: eos, length or stop_string"),
+            Column(
+                "scores",
+                "JSON",
+                "scores by all metrics of the task, JSON, in the metrics' version at the time of the run",
+            ),
+            Column("statistics", "JSON", "sums from which corpus metrics are computed, JSON"),
             Column(
                 "n_cut",
                 "INTEGER",
-                "tokens of the prompt that were cut off, since it was longer than the suite or the model allows, "
-                "NULL where nothing is cut",
+                "number of prompt tokens that were cut off because the prompt was longer than the suite or the model "
+                "allows, NULL if none were",
                 required=False,
             ),
             Column(
                 "input_text",
                 "VARCHAR",
-                "that an encoder classified, of full depth's runs; NULL elsewhere, and where an export left it out",
+                "text that an encoder classified, of full depth's runs; NULL elsewhere, and if an export omitted it",
                 required=False,
                 redacted_sql="NULL",
             ),
             Column(
                 "gold_text",
                 "VARCHAR",
-                "the right answer as it is spelled, likewise",
+                "the right answer as text; NULL in the same cases",
                 required=False,
                 redacted_sql="NULL",
             ),
@@ -49,15 +53,15 @@ ANSWERS: Final = (
     ),
     Table(
         "sample_rescore",
-        "One row per attempt, document and metric version: scores of stored outputs under another version than the "
-        "attempt's own.",
+        "One row per attempt, document and metric version: scores of stored outputs under a version other than the "
+        "attempt's.",
         (
             ATTEMPT_ID,
             DOC_KEY,
-            Column("metric_version", "VARCHAR", "version that the scores are of", key=True, added=True),
-            Column("scores", "JSON", "of all the task's metrics"),
-            Column("statistics", "JSON", "sums from which metrics of a corpus are made"),
-            Column("scored_at", "TIMESTAMP", "UTC", added=True),
+            Column("metric_version", "VARCHAR", "version of the metrics that the scores are of", key=True, added=True),
+            Column("scores", "JSON", "scores by all metrics of the task"),
+            Column("statistics", "JSON", "sums from which corpus metrics are computed"),
+            Column("scored_at", "TIMESTAMP", "time of scoring, UTC", added=True),
         ),
         arrives_by=("attempt_id", "metric_version"),
     ),
@@ -69,39 +73,38 @@ ANSWERS: Final = (
             Column("ordinal", "INTEGER", "order in which the attempt wrote its metrics", added=True),
             Column("metric", "VARCHAR", "name of the metric", key=True),
             Column("metric_version", "VARCHAR", "version of the metric's definition", key=True),
-            Column("value", "DOUBLE", "the metric's value"),
-            Column(
-                "ci_low", "DOUBLE", "lower end of the value's 95% interval, NULL where there is none", required=False
-            ),
-            Column(
-                "ci_high", "DOUBLE", "upper end of the value's 95% interval, NULL where there is none", required=False
-            ),
-            Column("ci_method", "VARCHAR", "how the interval was made", required=False),
-            Column("n", "BIGINT", "documents"),
+            Column("value", "DOUBLE", "value of the metric"),
+            Column("ci_low", "DOUBLE", "lower end of the value's 95% interval, NULL if it has none", required=False),
+            Column("ci_high", "DOUBLE", "upper end of the value's 95% interval, NULL if it has none", required=False),
+            Column("ci_method", "VARCHAR", "method that computed the interval", required=False),
+            Column("n", "BIGINT", "number of documents"),
             Column(
                 "scored_at",
                 "TIMESTAMP",
-                "UTC: the attempt's end, or later for a metric that was rescored from stored outputs",
+                "time of scoring, UTC: the attempt's end, or later if the metric was rescored from stored outputs",
                 added=True,
             ),
             Column(
                 "role",
                 "VARCHAR",
-                "what it is about: headline (the task's headline metric), task (its others), agreement (with full "
-                "depth), depth (blocks), cost (work, as counted), speed (time, as measured), energy (as counters of "
-                "the machine tell), preparation (of a fit or calibration) or data (documents and prompts left out "
+                "topic of the metric: headline (the task's headline metric), task (its other metrics), agreement "
+                "(with full depth), depth (blocks), cost (counted work), speed (measured time), energy (from the "
+                "machine's counters), preparation (of a fit or calibration) or data (documents and prompts omitted "
                 "or cut)",
             ),
             Column(
-                "lower_is_better", "BOOLEAN", "less of the metric is better, NULL where it is no score", required=False
+                "lower_is_better",
+                "BOOLEAN",
+                "smaller values of the metric are better, NULL if it is not a score",
+                required=False,
             ),
             Column(
                 "scale_low",
                 "DOUBLE",
-                "least value that the score can have, NULL where it has no scale or is no score",
+                "smallest possible value of the score, NULL if it has no scale or is not a score",
                 required=False,
             ),
-            Column("scale_high", "DOUBLE", "greatest value that it can have, NULL likewise", required=False),
+            Column("scale_high", "DOUBLE", "largest possible value, NULL in the same cases", required=False),
         ),
         file="metrics",
         arrives_by=("attempt_id", "metric_version"),
@@ -109,85 +112,91 @@ ANSWERS: Final = (
     Table(
         "quality_difference",
         "One row per attempt and part of its documents: the paired difference to full depth of the same checkpoint. "
-        "Every ingest makes it, since SQL cannot invert a distribution.",
+        "Every ingest computes it, since SQL cannot invert a distribution.",
         (
             ATTEMPT_ID,
-            Column("full_attempt_id", "VARCHAR", "full depth's run"),
+            Column("full_attempt_id", "VARCHAR", "attempt of full depth"),
             Column("metric", "VARCHAR", "the task's headline metric"),
             Column(
                 "part",
                 "VARCHAR",
-                "all, choosing or confirming documents; the macro is_choosing tells which a document belongs to",
+                "part of the documents: all, choosing or confirming; the macro is_choosing returns the part of a "
+                "document",
                 key=True,
             ),
-            Column("scored_at", "TIMESTAMP", "of the run's scores, UTC"),
-            Column("full_scored_at", "TIMESTAMP", "of full depth's"),
-            Column("n", "INTEGER", "documents"),
-            Column("n_up", "INTEGER", "documents with a higher score"),
-            Column("n_down", "INTEGER", "documents with a lower score"),
+            Column("scored_at", "TIMESTAMP", "time when the run was scored, UTC"),
+            Column("full_scored_at", "TIMESTAMP", "time when full depth was scored, UTC"),
+            Column("n", "INTEGER", "number of documents"),
+            Column("n_up", "INTEGER", "number of documents with a higher score"),
+            Column("n_down", "INTEGER", "number of documents with a lower score"),
             Column(
                 "delta",
                 "DOUBLE",
-                "mean difference to full depth, NULL where the metric is no mean of its documents",
+                "mean difference to full depth, NULL if the metric is not a mean over documents",
                 required=False,
             ),
             Column(
                 "delta_low",
                 "DOUBLE",
-                "lower end of its 95% interval, NULL also where fewer than two documents leave none",
+                "lower end of its 95% interval, NULL also if there are fewer than two documents",
                 required=False,
             ),
-            Column("delta_high", "DOUBLE", "upper end", required=False),
+            Column("delta_high", "DOUBLE", "upper end of that interval", required=False),
         ),
         indexed=False,
     ),
     Table(
         "choice_answer",
-        "One row per attempt, document and text whose log-likelihood was asked for.",
+        "One row per attempt, document and text whose log-likelihood was requested.",
         (
             ATTEMPT_ID,
             DOC_KEY,
             Column(
                 "choice",
                 "INTEGER",
-                "number of the text: 1 = the first that the task lists (behind a document's choices its further "
+                "number of the text: 1 = first of the task's list (after a document's choices come its other "
                 "requests, such as choices without their context)",
                 key=True,
             ),
             Column(
                 "text",
                 "VARCHAR",
-                "that was scored, NULL where an export left it out",
+                "text that was scored, NULL if an export omitted it",
                 required=False,
                 redacted_sql="NULL",
             ),
-            Column("n_context", "INTEGER", "tokens of the context"),
+            Column("n_context", "INTEGER", "number of tokens of the context"),
             Column(
                 "n_cut",
                 "INTEGER",
-                "tokens of the context that were cut off, since the model has no positions for them",
+                "number of tokens of the context that were cut off because the model has too few positions",
                 required=False,
             ),
-            Column("n_tokens", "INTEGER", "tokens that were scored"),
+            Column("n_tokens", "INTEGER", "number of tokens that were scored"),
             Column(
                 "logprob",
                 "DOUBLE",
-                "natural logarithm of its probability given the context, each token's read where it left",
+                "natural logarithm of the text's probability given the context; each token's probability is read at "
+                "its exit",
             ),
-            Column("full_logprob", "DOUBLE", "at full depth, NULL where full depth was not scored", required=False),
-            Column("is_greedy", "BOOLEAN", "each token is the most probable where it left"),
-            Column("full_is_greedy", "BOOLEAN", "at full depth, NULL where full depth was not scored", required=False),
+            Column(
+                "full_logprob", "DOUBLE", "the same at full depth, NULL if full depth was not scored", required=False
+            ),
+            Column("is_greedy", "BOOLEAN", "each token is the most probable at its exit"),
+            Column(
+                "full_is_greedy", "BOOLEAN", "the same at full depth, NULL if full depth was not scored", required=False
+            ),
             Column(
                 "is_right",
                 "BOOLEAN",
-                "the task says that the choice is right, NULL where it has no right choice",
+                "the choice is the right one of the task, NULL if the task has no right choice",
                 required=False,
             ),
-            Column("is_chosen", "BOOLEAN", "the choice is the most probable of the document's", required=False),
+            Column("is_chosen", "BOOLEAN", "the choice is the document's most probable one", required=False),
             Column(
                 "full_is_chosen",
                 "BOOLEAN",
-                "at full depth the choice is the most probable of the document's, NULL where full depth was not scored",
+                "the choice is the document's most probable one at full depth, NULL if full depth was not scored",
                 required=False,
             ),
         ),
@@ -196,48 +205,53 @@ ANSWERS: Final = (
     ),
     Table(
         "sequence_block",
-        "One row per attempt, document and block that was asked, the last one included, of encoders. A regression "
-        "has no label and no probability; the last block asks no gate.",
+        "One row per attempt of an encoder, document and gated block, including the last block. Regression has no "
+        "label and no probability; the last block has no gate.",
         (
             ATTEMPT_ID,
             DOC_KEY,
-            Column("block", "SMALLINT", "that was asked, 1..L; the last one is the model's own answer", key=True),
+            Column(
+                "block",
+                "SMALLINT",
+                "number of the gated block, 1..L; the last one gives the model's own answer",
+                key=True,
+            ),
             Column(
                 "label_id",
                 "INTEGER",
-                "most probable label, by its place among the task's, from 0; NULL in a regression",
+                "most probable label, as its index in the task's list, from 0; NULL for regression",
                 required=False,
             ),
-            Column("prediction", "DOUBLE", "the same as a number; of a regression what the block's off-ramp says"),
-            Column("probability", "FLOAT", "of that label; NULL in a regression", required=False),
-            Column("gold", "DOUBLE", "right label by its place, or the right number"),
+            Column("prediction", "DOUBLE", "the label as a number; for regression, the output of the block's off-ramp"),
+            Column("probability", "FLOAT", "probability of that label; NULL for regression", required=False),
+            Column("gold", "DOUBLE", "index of the right label, or the right number"),
             Column(
                 "score",
                 "FLOAT",
-                "what the gate said of the document; NULL at the last block, which asks none, NaN where its formula "
-                "gives no number",
+                "gate's score of the document; NULL at the last block, which has no gate, NaN if its formula gives "
+                "no number",
                 required=False,
             ),
-            Column("exited", "BOOLEAN", "the document left here"),
+            Column("exited", "BOOLEAN", "the document exited here"),
         ),
         file="sequence_trace",
         indexed=False,
     ),
     Table(
         "token_tag",
-        "One row per token of a stored answer that belongs to a word, and tagger.",
+        "One row per tagger and token of a stored answer that belongs to a word.",
         (
             ATTEMPT_ID,
             DOC_KEY,
             Column(
                 "position",
                 "INTEGER",
-                "as in token_trace of the same attempt_id, and in probe_trace of the probe whose setting_id (see "
-                "runs) is the same",
+                "position as in token_trace of the same attempt_id, and in probe_trace of the probe with the same "
+                "setting_id (see runs)",
                 key=True,
             ),
-            Column("upos", "VARCHAR", "universal part of speech of the word, which all its pieces have"),
-            Column("tagger", "VARCHAR", "library, model and versions", key=True, added=True),
+            Column("upos", "VARCHAR", "universal part of speech of the word, the same for all its pieces"),
+            Column("tagger", "VARCHAR", "library, model and versions of the tagger", key=True, added=True),
         ),
         indexed=False,
         arrives_by=("attempt_id", "tagger"),

@@ -91,6 +91,11 @@ def _definition(column: Column) -> str:
 
 
 ATTEMPT_ID: Final = Column(
-    "attempt_id", "VARCHAR", "the attempt at the cell, which sorts by time", key=True, references="attempt", added=True
+    "attempt_id",
+    "VARCHAR",
+    "id of the attempt at the cell; ids sort by time",
+    key=True,
+    references="attempt",
+    added=True,
 )
 DOC_KEY: Final = Column("doc_key", "VARCHAR", "key of the document", key=True)

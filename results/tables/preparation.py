@@ -10,25 +10,26 @@ PREPARATION: Final = (
         "One row per attempt and epoch of a fit.",
         (
             ATTEMPT_ID,
-            Column("epoch", "INTEGER", "in the order trained", key=True),
+            Column("epoch", "INTEGER", "number of the epoch, in the order trained", key=True),
             Column("train_loss", "DOUBLE", "loss on the documents that the method was fitted on"),
-            Column("held_out_loss", "DOUBLE", "loss on documents kept out of it"),
-            Column("held_out_accuracy", "DOUBLE", "accuracy on documents kept out of it"),
+            Column("held_out_loss", "DOUBLE", "loss on held-out documents"),
+            Column("held_out_accuracy", "DOUBLE", "accuracy on held-out documents"),
         ),
         file="fit_curve",
     ),
     Table(
         "calibration_step",
-        "One row per attempt and level tried, conservative first; only the last of an attempt can have failed.",
+        "One row per attempt and tested level, the most conservative first; only the last one of an attempt can "
+        "have failed.",
         (
             ATTEMPT_ID,
-            Column("step", "INTEGER", "1 is the most conservative level", key=True),
-            Column("threshold", "DOUBLE", "the level, a value of the method's own parameter"),
-            Column("mean_loss", "DOUBLE", "over the calibration documents, 0..1"),
-            Column("p_value", "DOUBLE", "of a loss above delta, NULL under a rule that tests nothing", required=False),
-            Column("passed", "BOOLEAN", "the walk went on"),
+            Column("step", "INTEGER", "number of the level; 1 is the most conservative", key=True),
+            Column("threshold", "DOUBLE", "the level, a value of one of the method's parameters"),
+            Column("mean_loss", "DOUBLE", "mean loss over the calibration documents, 0..1"),
+            Column("p_value", "DOUBLE", "p-value of a loss above delta, NULL if the rule has no test", required=False),
+            Column("passed", "BOOLEAN", "the level passed, so the next one was tested"),
             Column("mean_exit_layer", "DOUBLE", "mean exit layer at that level"),
-            Column("n", "BIGINT", "calibration documents"),
+            Column("n", "BIGINT", "number of calibration documents"),
         ),
         file="calibration",
     ),
@@ -37,8 +38,8 @@ PREPARATION: Final = (
         "One row per trained model: its recipe and training card.",
         (
             Column("weights_sha256", "VARCHAR", "digest of the weights, as in model_artifact", key=True),
-            Column("recipe", "VARCHAR", "what it was trained by"),
-            Column("card", "JSON", "all that is known, JSON"),
+            Column("recipe", "VARCHAR", "recipe of the training"),
+            Column("card", "JSON", "the whole training card, JSON"),
         ),
         arrives_by=("weights_sha256",),
     ),
@@ -54,8 +55,10 @@ PREPARATION: Final = (
                 references="training_run",
                 added=True,
             ),
-            Column("step", "INTEGER", "of the optimiser", key=True),
-            Column("block", "SMALLINT", "1..L, NULL for the whole model", key=True, required=False),
+            Column("step", "INTEGER", "number of the optimiser step", key=True),
+            Column(
+                "block", "SMALLINT", "number of the block, 1..L, NULL for the whole model", key=True, required=False
+            ),
             Column("metric", "VARCHAR", "name of the metric", key=True),
             Column("value", "DOUBLE", "value of the metric"),
         ),
@@ -67,13 +70,13 @@ PREPARATION: Final = (
         "One row per tokenizer and token id.",
         (
             Column("tokenizer_sha256", "VARCHAR", "digest of the tokenizer", key=True, added=True),
-            Column("token_id", "INTEGER", "number of the token", key=True),
-            Column("text", "VARCHAR", "as the tokenizer spells it, with its marks of spaces"),
+            Column("token_id", "INTEGER", "id of the token", key=True),
+            Column("text", "VARCHAR", "token as spelled by the tokenizer, with its marks of spaces"),
             Column(
                 "begins_word",
                 "BOOLEAN",
-                "it is the first piece of a word (every token, where a tokenizer marks no spaces), NULL for tokens "
-                "that are no text",
+                "it is the first piece of a word (every token is, if a tokenizer does not mark spaces), NULL for "
+                "tokens that are not text",
                 required=False,
             ),
         ),

@@ -55,12 +55,12 @@ def test_a_text_stands_with_its_label_and_what_each_block_said(open_page: Open, 
         "",
         "True label: neutral",
     ]
-    assert page.locator('[data-part="pane-a"] .sums').inner_text() == "left after block 2 of 4 · ✓ the true label"
+    assert page.locator('[data-part="pane-a"] .sums').inner_text() == "exited after block 2 of 4 · ✓ the true label"
     assert rows(page) == [
         ["1", "negative", "0.625", "0.625", "asked"],
-        ["2 ▲", "neutral", "0.750", "0.75", "left here"],
-        ["3", "–", "–", "–", "not asked"],
-        ["4", "neutral", "1.000", "–", "not asked"],
+        ["2 ▲", "neutral", "0.750", "0.75", "exited here"],
+        ["3", "–", "–", "–", "not evaluated"],
+        ["4", "neutral", "1.000", "–", "not evaluated"],
     ]
     cells = page.locator('[data-part="pane-a"] .blocks li')
     assert [one.split() for one in cells.all_inner_texts()] == [
@@ -76,7 +76,7 @@ def test_two_settings_stand_side_by_side_and_presets_lead_to_texts(open_page: Op
     choose(page, "b", "max-prob threshold=0.7")
     told, fragment = page.locator('[data-part="event"]'), "new URLSearchParams(location.hash.slice(1)).get('doc')"
     page.locator('[data-event="wrongExits"]').click()
-    assert told.inner_text() == "1 of 6: left after block 1 of 4 with another label than full depth"
+    assert told.inner_text() == "1 of 6: exited after block 1 of 4 with another label than full depth"
     assert page.evaluate(fragment) == f"{1:016x}"
     page.locator('[data-event="disagreements"]').click()
     assert told.inner_text() == "1 of 8: negative and neutral, 1 blocks apart"

@@ -314,7 +314,7 @@ def test_presets_lead_to_where_something_happens(open_page: Open, link: str, exa
     page.get_by_role("button", name="first wrong exit").click()
     assert page.locator(".parted + .token[aria-selected=true].differs").count() == 1
     address = page.evaluate("location.hash")
-    assert re.match(r"1 of \d+\+?: left after block \d+ of 24 with another token", told(page))
+    assert re.match(r"1 of \d+\+?: exited after block \d+ of 24 with another token", told(page))
     page.get_by_role("button", name="first wrong exit").click()
     assert told(page).startswith("2 of ") and page.evaluate("location.hash") != address
     page.get_by_role("button", name="deepest waste").click()

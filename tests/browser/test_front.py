@@ -60,7 +60,7 @@ def test_the_slider_changes_what_to_use_and_stands_in_the_address(
 ) -> None:
     page = open_page(address=front_page, fragment="#use")
     assert names(page) == names_at(made, 1)
-    slider = page.get_by_label("Loss of quality allowed")
+    slider = page.get_by_label("Allowed loss of quality")
     slider.press("End")
     assert names(page) == names_at(made, 20) != names_at(made, 1)
     slider.press("ArrowLeft")
@@ -80,7 +80,7 @@ def test_a_card_leads_to_the_loss_at_which_something_is_faster(
     percent = float(button.inner_text().split()[1])
     button.click()
     assert names(page) == names_at(made, percent) != names_at(made, 1)
-    assert page.get_by_label("Loss of quality allowed").input_value() == f"{percent:g}"
+    assert page.get_by_label("Allowed loss of quality").input_value() == f"{percent:g}"
 
 
 def test_without_a_script_each_card_has_its_answer_and_the_results_all_columns(
@@ -130,14 +130,14 @@ def test_filters_axes_columns_and_order_stand_in_the_address(open_page: Open, fr
     assert again.locator("#chart .point").count() == points
     assert again.get_by_label("Across").input_value() == "blocks" and again.get_by_label("All columns").is_checked()
     assert again.locator("th[aria-sort=descending]").inner_text().startswith("Blocks run")
-    again.get_by_label("Loss of quality allowed").press("End")
+    again.get_by_label("Allowed loss of quality").press("End")
     assert again.locator("article.results tbody tr:visible").count() == 1, "of one more than 20 % may be lost"
 
 
 def test_what_an_address_asks_and_is_not_there_is_left_alone(open_page: Open, front_page: str) -> None:
     asked = "?loss=x&task=%3Cimg%20src=x%20onerror=alert(1)%3E&x=nothing&only=__proto__&sort=99.descending&columns=some"
     page = open_page(address=front_page + asked, fragment="")
-    assert page.get_by_label("Loss of quality allowed").input_value() == "1"
+    assert page.get_by_label("Allowed loss of quality").input_value() == "1"
     assert page.locator("article.results tbody tr[hidden]").count() == 0
     assert page.locator("#chart .point.faint").count() == 0 < page.locator("#chart .point").count()
 

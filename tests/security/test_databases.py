@@ -107,8 +107,11 @@ REFUSED = {
     ),
     "a column less": ("ALTER TABLE training_log DROP COLUMN metric", "table training_log has no column metric"),
     "a table less": ("DROP TABLE training_log", "has no table training_log"),
-    "no schema": ("DELETE FROM schema_version", "does not say of which schema the database is"),
-    "a schema before the first": ("UPDATE schema_version SET version = -version", "does not say of which schema"),
+    "no schema": ("DELETE FROM schema_version", "does not contain the schema version of the database"),
+    "a schema before the first": (
+        "UPDATE schema_version SET version = -version",
+        "does not contain the schema version",
+    ),
     "a schema of another kind": (
         "DROP TABLE schema_version; CREATE TABLE schema_version AS "
         "SELECT 'x' AS version, now()::TIMESTAMP AS applied_at, 'a' AS tool",
@@ -166,7 +169,7 @@ def test_what_a_file_has_besides_rows_is_neither_run_nor_believed(
     if what in HARMLESS:
         assert answer_of(path) == answer
     else:
-        with pytest.raises(UserError, match="has other views than this version of ExitBench makes"):
+        with pytest.raises(UserError, match="has views of another version of ExitBench"):
             open_database(path)
     assert unchanged(tmp_path) == before
 
@@ -216,7 +219,7 @@ def test_reading_commands_leave_a_stale_file_as_it_is(
     code, _, complained = ask(*(word.format(folder=tmp_path) for word in command), "--database", path)
     assert code == 2
     assert (path.read_bytes(), loot(path)) == (before, [])
-    assert "has other views" in complained and "db rebuild" in complained
+    assert "has views of another version" in complained and "db rebuild" in complained
 
 
 def test_a_log_that_is_replayed_is_not_believed(newest: Path, tmp_path: Path, runs: Path, ask: Ask) -> None:
@@ -226,7 +229,7 @@ def test_a_log_that_is_replayed_is_not_believed(newest: Path, tmp_path: Path, ru
     subprocess.run([sys.executable, "-c", script, path, f"SET checkpoint_threshold = '1GB'; {hostile}"], check=True)
     log = path.with_name(f"{path.name}.wal")
     before = path.read_bytes(), log.read_bytes()
-    with pytest.raises(UserError, match="has other views"):
+    with pytest.raises(UserError, match="has views of another version"):
         open_database(path)
     assert ask("import", path, "--runs", runs)[0] == 2
     assert ((path.read_bytes(), log.read_bytes()), loot(path)) == (before, [])

@@ -170,7 +170,7 @@ MANIFESTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a manifest that is a list": (lambda folder: tell(folder, lambda manifest: [manifest]), "is not a JSON object"),
     "a manifest that is large": (
         lambda folder: tell(folder, lambda manifest: manifest.update(more="x" * 2_000_000)),
-        "is larger than 1000000 bytes, which no manifest is",
+        "is larger than 1000000 bytes, the largest possible size of a manifest",
     ),
 }
 
@@ -251,13 +251,13 @@ FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "attempts without cells": (
         lambda folder: rewrite(folder, "cell", lambda rows: rows.slice(0, 0)),
-        "rows of attempt are of a cell_id that cell does not have",
+        "rows of attempt refer to a cell_id that is missing in cell",
     ),
     "an attempt that is called like a folder": (
         lambda folder: rewrite(
             folder, "attempt", lambda rows: as_type(rows, "attempt_id", pa.array(["../../outside"] * len(rows)))
         ),
-        "attempt.attempt_id '../../outside' is no id that ExitBench gives",
+        "attempt.attempt_id '../../outside' is not an id in ExitBench's format",
     ),
     **{
         what: (lambda folder, row=row: rewrite(folder, row[0], lambda rows: filled(rows, *row[1:])), says)
@@ -265,12 +265,12 @@ FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
             (
                 "samples without attempts",
                 ("sample", "attempt_id", "20200101T000000000000Z-00000000"),
-                "rows of sample are of a attempt_id that attempt does not have",
+                "rows of sample refer to a attempt_id that is missing in attempt",
             ),
             (
                 "a cell that is called like a folder",
                 ("cell", "cell_id", "../../outside"),
-                "cell.cell_id '../../outside' is no id that ExitBench gives",
+                "cell.cell_id '../../outside' is not an id in ExitBench's format",
             ),
             (
                 "a status that none has",
@@ -417,5 +417,5 @@ def test_benchmarks_of_another_form_are_refused(change: dict[str, Any], tmp_path
     (tmp_path / "odd.json").write_text(json.dumps({**BENCHMARK, **change}))
     code, _, complained = ask("import", tmp_path / "odd.json", "--runs", runs)
     assert code == 2
-    assert "odd.json: is not what pytest-benchmark writes" in complained or "odd.json: is not JSON" in complained
+    assert "odd.json: is not a file of pytest-benchmark" in complained or "odd.json: is not JSON" in complained
     assert not (runs / "spool" / "perf").exists()

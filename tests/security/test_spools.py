@@ -668,7 +668,7 @@ def test_damaged_attempts_stop_neither_check_nor_rebuild_for_the_others(own_spoo
     assert [[str(bad) in problem for problem in problems].count(True) for bad in intact[:4]] == [1] * 4
     assert len(problems) == 4 and not any("None" in problem for problem in problems)
     require_whole_spool(own_spool, database(own_spool))
-    with pytest.raises(UserError, match="is kept: it has 4 attempts"):
+    with pytest.raises(UserError, match="is not replaced: it has 4 attempts"):
         rebuild(own_spool, database(own_spool))
     report = rebuild(own_spool, database(own_spool), forget=True)
     assert report.added == len(intact) - 4

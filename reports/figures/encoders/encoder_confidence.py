@@ -13,13 +13,14 @@ from exitbench.reports.plotting.style import COLOURS
 ORDER = 42
 TITLE = "Encoders: confidence and patience by correctness"
 CAPTION = (
-    "Mean score that a gate gives a document at a block, apart for labels that are right and that are wrong there: "
-    "the larger the distance, the better a threshold tells them apart. Scores are the gates' own, higher is surer: "
-    "probabilities, and entropies turned round, to 1; patience in blocks that agree. n: documents. Of each gate the "
-    "run that asked most is shown; documents that have left are no more asked, so that later blocks have fewer, and "
-    "harder ones. P: the chance that of two documents at one block, one labelled right and one wrong, the right one "
-    "has the higher score (0.5: the gate knows nothing), over all blocks. Bars are 95 % intervals over documents. "
-    "Of many panels those with the most documents are drawn (all: the CSV). Random weights are left out."
+    "Mean score of the gate at each block, separately for documents whose label is right and wrong there. The farther "
+    "apart, the better a threshold separates them. Scores are on each gate's scale and oriented so that higher is "
+    "more confident: probabilities; entropies, transformed so that 1 is certain; for patience, the number of blocks "
+    "that agree. n: documents. Of each gate, the run that evaluated it most often is shown. Documents that have "
+    "exited are not evaluated again, so later blocks have fewer and harder ones. P: probability that, of two "
+    "documents at one block, one labeled right and one wrong, the right one has the higher score (0.5: the gate is "
+    "uninformative), over all blocks. Bars are 95 % intervals over documents. If there are too many panels, those "
+    "with the most documents are drawn (all: the CSV). Random weights are excluded."
 )
 EMPTY = "No data yet: run `exitbench run builtin-encoder`, or any suite with `quality` cells of trained encoders."
 
@@ -35,9 +36,9 @@ def finding(frame: Frame) -> str:
         if (chance := chance_right_is_higher(rows)) is not None
     ]
     if not chances:
-        return "No block that a gate asked was right of some documents and wrong of others."
+        return "At no gated block were some labels right and others wrong."
     span = between(chances, "chance", "{:.2f}".format, ("method", "model", "task"))
-    return f"Of a right and a wrong label at one block, the right one has the higher score with probability {span}."
+    return f"Given a right and a wrong label at one block, the right one has the higher score with probability {span}."
 
 
 def chance_right_is_higher(frame: Frame) -> float | None:

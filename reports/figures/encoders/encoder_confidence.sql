@@ -1,6 +1,7 @@
--- Encoders: score of the gate, by block and by whether the block's label is right, over the documents that it was asked of:
--- of each method the run that asked most, of equals the newest. pairs: of a right and a wrong label at one block; wins: those of them in which the
--- right one has the higher score, ties count half. Regressions have no labels. The last block is not asked.
+-- Encoders: score of the gate, by block and by whether the block's label is right, over the documents that reached the
+-- block. Of each method the run that evaluated the gate most often is used; of several, the newest. pairs: a right and
+-- a wrong label at one block; wins: pairs in which the right one has the higher score (ties count half). Regression has
+-- no labels. The last block has no gate.
 WITH asked AS (
     SELECT
         f.attempt_id, f.model, f.task_label, f.method, f.params, f.kv_policy, f.blocks, f.n, t.block, t.is_right, t.score::DOUBLE AS score

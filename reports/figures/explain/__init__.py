@@ -14,7 +14,7 @@ from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, pa
 from exitbench.reports.plotting.style import MUTED, SeriesStyle
 
 EMPTY = "No data yet: run `exitbench run explain-published` (generated data, two small models, about two minutes)."
-FIRST_ASKED = "first block asked, min_exit (blocks executed)"
+FIRST_GATED = "first gated block, min_exit (blocks executed)"
 FULL_DEPTH = Line2D([], [], color=MUTED, linestyle=":", label="full depth")
 
 _STEP = 0.16  # between series drawn side by side
@@ -53,7 +53,7 @@ def draw_by_block(
             zorder=3,
         )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    axes.set_xlabel(FIRST_ASKED)
+    axes.set_xlabel(FIRST_GATED)
 
 
 def pairs_of_panels(frame: Frame) -> tuple[Figure, list[tuple[Axes, Axes, Frame]]]:

@@ -11,17 +11,17 @@ from exitbench.reports.plotting.style import series_styles
 
 TITLE = "Published claim: adaptive pruning. As published it is fixed pruning"
 CAPTION = (
-    "Adaptive pruning should read fewer rows of the LM head the surer the gate was. The published code keeps the "
-    "first V (1 - 0.9 c) of k kept ids; with c below a threshold of 0.9 that is more than k, so nothing is cut. "
-    "Left: rows of the head read after the first block asked, a token. Right: tokens for which id, exit layer and "
-    "rows read are all those of fixed pruning (100 %: the same run). As meant: k (1 - 0.9 c) of them, by rank. "
-    "Bars are 95 % intervals over documents."
+    "Adaptive pruning should read fewer rows of the LM head the more confident the gate is. The published code keeps "
+    "the first V (1 - 0.9 c) of k kept ids; with c below a threshold of 0.9 that is more than k, so nothing is cut. "
+    "Left: rows of the head read after the first gated block, per token. Right: tokens whose id, exit layer and rows "
+    "read are exactly those of fixed pruning (100 %: the same run). As intended: k (1 - 0.9 c) of them, by rank. Bars "
+    "are 95 % intervals over documents."
 )
 
 HEADS = {
     "pruned-fixed": "fixed",
     "pruned-adaptive-code": "adaptive (published)",
-    "pruned-adaptive": "adaptive, as meant",
+    "pruned-adaptive": "adaptive, as intended",
 }
 
 
@@ -29,7 +29,7 @@ def finding(frame: Frame) -> str:
     """Return a sentence on how often published adaptive pruning equals fixed pruning."""
     published = [row for row in frame.rows if row["head"] == "pruned-adaptive-code"]
     if not published:
-        return "Adaptive pruning as meant; the published form was not run."
+        return "Adaptive pruning as intended; the published form was not run."
     span = between(published, "same", percent, ("model", "task"))
     return f"As published, {span} of tokens under adaptive pruning are exactly those under fixed pruning."
 
@@ -43,7 +43,10 @@ def plot(frame: Frame) -> Figure:
         draw_by_block(work, series, styles, ("later_rows", "later_rows_low", "later_rows_high"))
         adaptive = {label: part for label, part in series.items() if label != HEADS["pruned-fixed"]}
         draw_by_block(same, adaptive, styles, ("same", "same_low", "same_high"))
-        work.set_ylabel("head rows read after\nthe first block asked, a token")
+        work.set_ylabel(
+            "head rows read after\
+the first gated block, per token"
+        )
         work.set_ylim(bottom=0)
         same.set_ylim(0, 1.02)
         same.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))

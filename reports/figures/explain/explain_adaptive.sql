@@ -1,4 +1,5 @@
--- Adaptive pruning as published and as meant, each against fixed pruning, token by token. One row a head and block.
+-- Adaptive pruning as published and as intended, each against fixed pruning, token by token. One row per head and
+-- block.
 -- Intervals: 95 %, of ratios of sums over documents (linearised).
 WITH asked AS (
     SELECT attempt_id, cell_id, task_label AS task, model,
@@ -12,7 +13,7 @@ WITH asked AS (
           AND params ->> 'rule' = 'constant' AND params ->> 'decay' = 'none' AND params ->> 'every' = '1'
     QUALIFY count(DISTINCT head) OVER (PARTITION BY task_label, model, setting, r.full_depth_attempt_id) > 1
 ),
-vocabulary AS (  -- full depth reads the whole head once a token
+vocabulary AS (  -- full depth reads the whole head once per token
     SELECT attempt_id AS full_depth_attempt_id, max(head_rows) AS vocabulary
     FROM token_exit WHERE attempt_id IN (SELECT full_depth_attempt_id FROM asked) GROUP BY ALL
 ),

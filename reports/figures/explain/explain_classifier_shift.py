@@ -20,15 +20,15 @@ from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
 
 TITLE = "Published claim: trained exit classifiers. Their labels were one block off"
 CAPTION = (
-    "One exit network (two layers, shared by all blocks), trained on the same states with three losses; each line is a "
-    "sweep over the same thresholds. The published code teaches a block whether the block "
-    "before it agrees with the last block but one; logit-adjusted is the same loss with the labels in their place. "
-    "Higher and further left is better. Bars are 95 % intervals over documents."
+    "One exit network (two layers, shared by all blocks), trained on the same states with three losses; each line is "
+    "a sweep over the same thresholds. The published code teaches a block whether the previous block agrees with the "
+    "last block but one; logit-adjusted is the same loss with the correct labels. Higher and further left is better. "
+    "Bars are 95 % intervals over documents."
 )
 
 LOSSES = {
     "calm": "balanced a block (CALM)",
-    "logit-adjusted": "logit-adjusted (as meant)",
+    "logit-adjusted": "logit-adjusted (as intended)",
     "free-code": "shifted labels: published",
 }
 
@@ -39,7 +39,7 @@ def finding(frame: Frame) -> str:
         f"{percent(fmean([row['token_match'] for row in rows]))} with {label}"
         for label, rows in split(frame, "loss", LOSSES).items()
     ]
-    return f"Tokens equal to full depth's, in the mean of thresholds (at different depths): {listed(parts)}."
+    return f"Tokens equal to full depth's, mean over thresholds (at different depths): {listed(parts)}."
 
 
 def plot(frame: Frame) -> Figure:

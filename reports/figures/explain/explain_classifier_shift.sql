@@ -1,4 +1,4 @@
--- One exit classifier under three losses, by threshold. One row a loss and threshold.
+-- One exit classifier under three losses, by threshold. One row per loss and threshold.
 SELECT f.task_label AS task, f.model,
        concat_ws(', ', f.conditions, nullif(f.kv_policy, 'state-copy')) AS setting,
        f.params ->> 'loss' AS loss, CAST(f.params ->> 'threshold' AS DOUBLE) AS threshold, f.metric,

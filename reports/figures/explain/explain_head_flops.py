@@ -14,11 +14,11 @@ from exitbench.reports.plotting.style import SMALL_POINTS, series_styles
 
 TITLE = "Published claim: FLOPs saved by pruning. The full head at the start layer was not counted"
 CAPTION = (
-    "FLOPs of the LM head under the softmax gate, whole vocabulary over pruned (times less; a row of the head "
-    "costs the same in both, so FLOPs are counted in rows read). To choose its ids a pruned head must first read "
-    "the whole vocabulary at the first block asked. Hollow: that read-out left out, as the published counters do. "
-    "Filled: counted. A token that reaches the last block reads the whole vocabulary there again; both count it. "
-    "Both are of the same runs. Bars are 95 % intervals over documents; the axis is logarithmic."
+    "FLOPs of the LM head under the softmax gate, whole vocabulary over pruned (times less). A row of the head costs "
+    "the same in both, so FLOPs are counted in rows read. To choose its ids, a pruned head must first read the whole "
+    "vocabulary at the first gated block. Hollow: without that read-out, as the published counters do. Filled: with "
+    "it. A token that reaches the last block reads the whole vocabulary there again; both counts include it. Both are "
+    "of the same runs. Bars are 95 % intervals over documents; the axis is logarithmic."
 )
 
 LEFT_OUT, COUNTED = "left out (published)", "counted"
@@ -61,7 +61,7 @@ def plot(frame: Frame) -> Figure:
             marker=styles[name].marker,
             markerfacecolor=face,
             linestyle="none",
-            label=f"full head at the first block asked: {name}",
+            label=f"full head at the first gated block: {name}",
         )
         for name, face in ((LEFT_OUT, paper), (COUNTED, styles[COUNTED].colour))
     ]

@@ -1,6 +1,7 @@
 -- Rows of the LM head that a pruned read-out saves, with and without the full head at the start layer, which every
--- token reads and the published counters leave out. A row costs 2 d_model FLOPs in both, so ratios of rows are ratios of
--- FLOPs. One row a pruned head and first block asked. Intervals: 95 %, of log ratios of sums over documents (linearised).
+-- token reads and the published counters omit. A row costs 2 d_model FLOPs in both, so ratios of rows are ratios of
+-- FLOPs. One row per pruned head and first gated block. Intervals: 95 %, of log ratios of sums over documents
+-- (linearised).
 WITH asked AS (
     SELECT attempt_id, cell_id, task_label AS task, model,
            concat_ws(', ', conditions, 'threshold ' || (params ->> 'threshold'),
@@ -12,14 +13,14 @@ WITH asked AS (
           AND params ->> 'head' IN ('full', 'pruned-fixed', 'pruned-decaying-idsorted')
           AND params ->> 'rule' = 'constant' AND params ->> 'decay' = 'none' AND params ->> 'every' = '1'
 ),
-vocabulary AS (  -- full depth reads the whole head once a token
+vocabulary AS (  -- full depth reads the whole head once per token
     SELECT attempt_id AS full_depth_attempt_id, max(head_rows) AS vocabulary FROM token_exit GROUP BY ALL
 ),
 documents AS (
     SELECT attempt_id, doc_key, count(*) AS tokens, sum(head_rows) AS rows FROM token_exit
     WHERE choice IS NULL AND head_rows IS NOT NULL GROUP BY ALL
 ),
-pairs AS (  -- rows a token of both read-outs, document by document
+pairs AS (  -- rows per token of both read-outs, document by document
     SELECT p.*, v.vocabulary, d.doc_key, d.tokens, d.rows, d.rows - v.vocabulary * d.tokens AS later_rows,
            o.tokens AS full_tokens, o.rows AS full_rows
     FROM asked AS p
@@ -36,7 +37,7 @@ totals AS (
            sum(full_tokens) AS full_tokens, sum(full_rows) AS full_rows
     FROM pairs GROUP BY ALL
 ),
-errors AS (  -- influence of a document on the log of rows a token, full less pruned
+errors AS (  -- influence of a document on the log of rows per token, full minus pruned
     SELECT p.attempt_id,
            t_quantile(max(t.n)) * sqrt(max(t.n) / nullif(max(t.n) - 1, 0) * sum(
                (p.full_rows / t.full_rows - p.full_tokens / t.full_tokens - p.rows / t.rows + p.tokens / t.tokens) ** 2

@@ -15,12 +15,12 @@ from exitbench.reports.plotting.style import MUTED, SMALL_POINTS, SeriesStyle, s
 
 TITLE = "Published claim: the contrastive gate exits earlier. Means over settings hide what the gain costs"
 CAPTION = (
-    "Left: blocks that the contrastive gate (JSD) saves over the softmax gate, for each first block asked, and "
-    "the mean of these gains over three choices of settings: all; not coll.: those where neither output has "
-    "collapsed (below half of full depth's value); kept: of these, those where the contrast keeps 95 % of the "
-    "softmax gate's value. In brackets: how many. Hollow settings are outside the last choice: their gain is paid "
-    "for in quality, or there is no quality left. Right: the quality of both. Both emit the plain best token. "
-    "Bars are 95 % intervals over documents."
+    "Left: blocks that the contrastive gate (JSD) saves compared with the softmax gate, for each first gated block, "
+    "and the mean of these savings over three sets of settings. all: every setting. not coll.: those where neither "
+    "output has collapsed (below half of full depth's value). kept: of these, those where the contrastive gate keeps "
+    "95 % of the softmax gate's value. In parentheses: number of settings. Hollow settings are not in the last set: "
+    "their saving costs quality, or there is no quality left. Right: the quality of both. Both emit the plain most "
+    "probable token. Bars are 95 % intervals over documents."
 )
 
 SOFTMAX, CONTRAST = "softmax gate", "contrastive gate (JSD)"
@@ -85,7 +85,7 @@ def _gains(axes: Axes, frame: Frame, style: SeriesStyle) -> None:
     ticks = list(range(first, last + 1))
     axes.set_xticks([*ticks, *places], [*map(str, ticks), *names])
     axes.set_xlim(first - 0.5, places[-1] + 0.9)
-    axes.set_xlabel("first block asked (blocks executed);  right: means")
+    axes.set_xlabel("first gated block (blocks executed);  right: means")
     axes.set_ylabel("blocks saved")
 
 

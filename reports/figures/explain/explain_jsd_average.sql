@@ -1,6 +1,7 @@
--- Blocks that the contrast (JSD) saves over the softmax gate, by first block asked, and the mean of that gain over all
--- settings, over those where neither output has collapsed (below half of full depth's value), and over those where the
--- contrast keeps 95 % of the baseline's value. Intervals: 95 %, linearised over documents, which all settings share.
+-- Blocks that the contrastive gate (JSD) saves over the softmax gate, by first gated block, and the mean of that gain
+-- over all settings, over those where neither output has collapsed (below half of full depth's value), and over those
+-- where the contrastive gate keeps 95 % of the baseline's value. Intervals: 95 %, linearised over documents, which all
+-- settings share.
 WITH asked AS (
     SELECT f.attempt_id, r.full_depth_attempt_id, f.task_label AS task, f.model,
            concat_ws(', ', f.conditions, 'threshold ' || (f.params ->> 'threshold'),

@@ -13,16 +13,16 @@ from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
 
 TITLE = "Published claim: decaying pruning. The list was cut by token id, not by rank"
 CAPTION = (
-    "The softmax gate over pruned heads. Fixed pruning keeps the k best tokens of the first block asked; decaying "
+    "The softmax gate over pruned heads. Fixed pruning keeps the k best tokens of the first gated block; decaying "
     "pruning keeps fewer at every block. The published code sorts the kept ids before it cuts, and so keeps the "
-    "smallest ids instead of the best ranked. Left: tokens equal to full depth's. Right: the task's metric, dotted "
-    "at full depth. Series stand side by side at each block; bars are 95 % intervals over documents."
+    "smallest ids instead of the best ranked. Left: tokens equal to full depth's. Right: the task's metric, dotted at "
+    "full depth. Series are drawn side by side at each block; bars are 95 % intervals over documents."
 )
 
 HEADS = {
     "full": "whole vocabulary",
     "pruned-fixed": "pruned, fixed list",
-    "pruned-decaying": "decaying by rank: meant",
+    "pruned-decaying": "decaying by rank: intended",
     "pruned-decaying-idsorted": "decaying by id: published",
 }
 

@@ -1,4 +1,4 @@
--- Pruned heads by first block asked: is a shrinking list cut by rank or by token id? One row a head and block.
+-- Pruned heads by first gated block: is a shrinking list cut by rank or by token id? One row per head and block.
 WITH asked AS (
     SELECT *, params ->> 'head' AS head, CAST(params ->> 'min_exit' AS INTEGER) AS min_exit,
            concat_ws(', ', conditions, 'threshold ' || (params ->> 'threshold'),

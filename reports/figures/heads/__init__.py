@@ -26,7 +26,7 @@ Group = tuple[Any, ...]
 
 def epsilon_axis(axes: Axes) -> None:
     """Label the x axis as epsilon."""
-    axes.set_xlabel("epsilon, agreement asked of a head")
+    axes.set_xlabel("epsilon, agreement required of a head")
 
 
 def titles(frame: Frame, *names: str) -> dict[Group, str]:

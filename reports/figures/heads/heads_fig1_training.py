@@ -14,10 +14,10 @@ from exitbench.reports.plotting.style import SeriesStyle, series_styles
 
 TITLE = "How exit heads learn"
 CAPTION = (
-    "Left: share of training tokens for which an exit head finds the same token most likely as the model that it is "
-    "attached to, whose weights are frozen. Right, where it changes by more than a twentieth (else it is in the CSV "
-    "file alone): entropy of the head's distribution. Both are means over the steps "
-    "since the point before, of one training each. A head is named by the blocks executed below it. After Figure 1 of "
+    "Left: share of training tokens for which an exit head and the model that it is attached to, whose weights are "
+    "frozen, have the same most probable token. Right: entropy of the head's distribution, drawn only if it changes "
+    "by more than a twentieth (else it is in the CSV file only). Both are means over the steps since the previous "
+    "point, of one training each. A head is named by the number of blocks executed before it. After Figure 1 of "
     "Accelerating LLM Inference with Self-Supervised Early Exits, which trains four heads in four settings, and whose "
     f"curves were not published as numbers. {SETTINGS}"
 )
@@ -56,7 +56,7 @@ def plot(frame: Frame) -> Figure:
             else:
                 axes.set_ylim(0, 1.02)
                 axes.yaxis.set_major_formatter(PercentFormatter(1))
-                label_y(axes, "tokens as the model's own")
+                label_y(axes, "tokens equal to the model's")
     legend_of_series(figure, styles)
     return figure
 

@@ -1,4 +1,5 @@
--- How exit heads learn: agreement with the model and entropy of each head by step. One row a training, block and step.
+-- How exit heads learn: agreement with the model and entropy of each head by step. One row per training, block and
+-- step.
 SELECT model
        || if(count(DISTINCT recipe) OVER (PARTITION BY model) > 1, ' · ' || recipe, '')
        || if(count(DISTINCT weights_sha256) OVER (PARTITION BY model, recipe) > 1, ' · ' || weights_sha256[:6], '')

@@ -10,13 +10,14 @@ from exitbench.reports.plotting.style import MUTED
 
 TITLE = "Quality of exit heads by epsilon"
 CAPTION = (
-    "The task's metric against epsilon: each head's threshold is set on the train split such that, of the tokens above "
-    "it, the share epsilon is what the model itself finds most likely. It is no guarantee, on other documents least of "
-    "all. Bars are 95 % intervals over documents; dotted: full depth. After Figure 2 of Accelerating LLM Inference "
-    "with Self-Supervised Early Exits, whose panels are of MMLU, Winogrande and HellaSwag by Phi-2 (2.7B parameters); "
-    "its curves were not published as numbers. Suite `lm-eval` has these tasks (choices, scored by log-likelihood), by "
-    "a small model that learned image captions and none of them; suite `heads` has written answers. Its Table 1 lists "
-    f"prompts, of which a result database keeps none, so that there is no table like it. {SETTINGS}"
+    "The task's metric against epsilon. Each head's threshold is set on the train split so that a share epsilon of "
+    "the tokens above it agree with the model's most probable token. This is not a guarantee, least of all on other "
+    "documents. Bars are 95 % intervals over documents; dotted: full depth. After Figure 2 of Accelerating LLM "
+    "Inference with Self-Supervised Early Exits, whose panels are of MMLU, Winogrande and HellaSwag by Phi-2 (2.7B "
+    "parameters); its curves were not published as numbers. Suite `lm-eval` has these tasks (choices, scored by "
+    "log-likelihood), with a small model trained on image captions and on none of these tasks; suite `heads` has "
+    "generated answers. The paper's Table 1 lists prompts, which are not stored in a result database, so there is no "
+    f"such table here. {SETTINGS}"
 )
 
 

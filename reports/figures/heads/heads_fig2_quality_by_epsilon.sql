@@ -1,5 +1,5 @@
--- The task's headline metric of exit heads by epsilon, one row a task, setting, series and epsilon. A series is a model
--- or what else was varied: confidence, KV policy and the heads asked.
+-- The task's headline metric of exit heads by epsilon, one row per task, setting, series and epsilon. A series is a
+-- model or another varied parameter: confidence, KV policy and the gated heads.
 WITH heads AS (
     SELECT task_label AS task, model, conditions AS setting,
            params ->> 'confidence' AS confidence, kv_policy, 'heads ' || (params ->> 'exit_blocks') AS asked,

@@ -17,9 +17,9 @@ from exitbench.reports.plotting.panels import (
 TITLE = "Speed-up of exit heads by epsilon"
 CAPTION = (
     "Measured speed-up, a ratio of wall times to full depth of the same checkpoint in the same run, against epsilon. "
-    f"Bars are 95 % intervals over documents. {FLOOR_NOTE}: what touches it shows no speed-up. {LENGTH_NOTE} After "
-    "Figure 3 of Accelerating LLM Inference with Self-Supervised Early Exits, whose times are of code without a cache "
-    f"of keys and values, with neither warm-up nor synchronisation, and were not published as numbers. {SETTINGS}"
+    f"Bars are 95 % intervals over documents. {FLOOR_NOTE}: an interval that touches it shows no speed-up. "
+    f"{LENGTH_NOTE} After Figure 3 of Accelerating LLM Inference with Self-Supervised Early Exits, whose times are of "
+    f"code without a KV cache, with neither warm-up nor synchronization, and were not published as numbers. {SETTINGS}"
 )
 
 

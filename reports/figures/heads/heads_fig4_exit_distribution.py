@@ -18,13 +18,13 @@ from exitbench.reports.plotting.panels import (
 )
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
 
-TITLE = "Where tokens leave by epsilon"
+TITLE = "Where tokens exit, by epsilon"
 CAPTION = (
-    "Share of the generated tokens (of choices: of the tokens that are scored) that leave at each exit head, or at no "
-    "head and so at the last block, against "
-    "epsilon; the lines of a panel add up to 100 %. Bars are 95 % intervals over documents. After Figure 4 of "
-    "Accelerating LLM Inference with Self-Supervised Early Exits, for our tasks and models. A head's share need not "
-    f"fall as epsilon grows: it gets the tokens that earlier heads no longer take. {SETTINGS}"
+    "Share of the generated tokens (for choices: of the scored tokens) that exit at each exit head, or at the last "
+    "block if at no head, against epsilon; the lines of a panel add up to 100 %. Bars are 95 % intervals over "
+    "documents. After Figure 4 of Accelerating LLM Inference with Self-Supervised Early Exits, for our tasks and "
+    "models. A head's share need not fall as epsilon grows: it also gets the tokens that earlier heads no longer "
+    f"take. {SETTINGS}"
 )
 
 _MANY = 6  # panels; with more there are three per row
@@ -38,9 +38,9 @@ def finding(frame: Frame) -> str:
         if stay:
             parts.append(f"{percent(1 - fmean(stay))} at an epsilon of {epsilon:g}")
     return (
-        f"Tokens that leave at a head: {listed(parts)}, in the mean of tasks and heads."
+        f"Tokens that exit at a head: {listed(parts)}, mean over tasks and heads."
         if parts
-        else "All tokens leave at a head."
+        else "All tokens exit at a head."
     )
 
 

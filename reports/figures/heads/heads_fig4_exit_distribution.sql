@@ -1,6 +1,6 @@
--- Share of tokens that leave at each exit head, and at the last block, by epsilon, and half its 95% interval over
--- documents: one row a task, setting, series, epsilon and exit layer, of series with several epsilons. A series is a model
--- or what else was varied: confidence, KV policy and the heads asked.
+-- Share of tokens that exit at each exit head, and at the last block, by epsilon, and half its 95% interval over
+-- documents: one row per task, setting, series, epsilon and exit layer, of series with several epsilons. A series is a
+-- model or another varied parameter: confidence, KV policy and the gated heads.
 WITH heads AS (
     SELECT task_label AS task, model, conditions AS setting,
            params ->> 'confidence' AS confidence, kv_policy, 'heads ' || (params ->> 'exit_blocks') AS asked,

@@ -26,8 +26,8 @@ from exitbench.reports.plotting.style import SMALL_POINTS, quiet, series_styles
 EMPTY = "No data yet: run `nox -s paper -- mee`, or any suite with `probe` cells of models with trained weights."
 
 PUBLISHED_MODELS = (
-    "Grey: the three curves that the authors printed, of LongT5-base (12 decoder blocks) on BigPatent, as it is "
-    "(vanilla), trained on every block (CALM) and as FREE; block b of 12 is drawn at the same share of our depth."
+    "Gray: the three published curves, of LongT5-base (12 decoder blocks) on BigPatent: unmodified (vanilla), trained "
+    "on every block (CALM), and as FREE; block b of 12 is drawn at the same share of our depth."
 )
 
 

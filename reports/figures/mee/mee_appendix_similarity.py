@@ -22,11 +22,12 @@ from exitbench.reports.plotting.style import MUTED, series_styles
 
 TITLE = "How states of easy and difficult documents approach the last one"
 CAPTION = (
-    "Cosine of a block's final-normed state to that of the last block: means over the tokens of full depth's own "
-    "output, of easy documents (green, solid) and difficult ones (blue, dashed); bars are 95 % intervals over "
-    "documents. The classes are those of Table 1, quarters of the documents by just this cosine, so that green lies "
-    "above blue by construction; what is to be seen is where, and whether the curves grow. Appendix A of the Monotonic "
-    "Early Exiting paper shows one example of each class, of a T5-large on CNN/DM, whose values were not published."
+    "Cosine similarity of a block's state to that of the last block, both after the final norm: means over the tokens "
+    "of full depth's own output, of easy documents (green, solid) and difficult ones (blue, dashed). Bars are 95 % "
+    "intervals over documents. The classes are those of Table 1, quarters of the documents by this same cosine, so "
+    "green is above blue by construction. What the figure shows is at which blocks they differ, and whether the "
+    "curves rise. Appendix A of the Monotonic Early Exiting paper shows one example of each class, of a T5-large on "
+    "CNN/DM, whose values were not published."
 )
 
 _CLASSES: Mapping[str, tuple[str, Literal["-", "--"]]] = {"easy": ("#009E73", "-"), "difficult": ("#0072B2", "--")}
@@ -41,9 +42,7 @@ def finding(frame: Frame) -> str:
         if halfway:
             means[kind] = fmean(halfway)
     parts = [f"{value:.2f} for {kind} documents" for kind, value in sorted(means.items(), key=lambda item: -item[1])]
-    return (
-        f"Halfway through the blocks the cosine to the last state is {listed(parts)}, in the mean of models and tasks."
-    )
+    return f"Halfway through the blocks the cosine to the last state is {listed(parts)}, mean over models and tasks."
 
 
 def plot(frame: Frame) -> Figure:

@@ -1,7 +1,8 @@
--- Cosine of a block's final-normed state to the last block's, mean over the tokens of easy and of difficult documents
--- (the quarters of highest and lowest mean over tokens and blocks 1..L-1), and half its 95% interval over documents. One
--- row a model, task, class and block. Where a model was probed several times on a task, the run with the most documents
--- counts. Rounded, because the last digits of sums depend on the order in which threads add.
+-- Cosine of a block's state to the last block's, both after the final norm, mean over the tokens of easy and of
+-- difficult documents (the quarters of highest and lowest mean over tokens and blocks 1..L-1), and half its 95%
+-- interval over documents. One row a model, task, class and block. If a model was probed several times on a task, the
+-- run with the most documents counts. Rounded, because the last digits of sums depend on the order in which threads
+-- add.
 WITH probed AS (
     SELECT attempt_id, task_label AS task, model, max(block) AS blocks
     FROM probe_by_document

@@ -31,15 +31,16 @@ from exitbench.reports.plotting.style import MUTED, SMALL_POINTS, SeriesStyle, s
 
 TITLE = "Six confidence measures: quality against measured speed"
 CAPTION = (
-    "Quality and speed as shares of full depth's, whose own are written into each panel; right is faster, above is "
-    "better. Lines join thresholds of a measure; bars are 95 % intervals over documents, of quality those of the score "
-    f"divided by full depth's, cut at the panel's edge. {FLOOR_NOTE}. {LENGTH_NOTE} After the scatters of the "
-    "Monotonic Early Exiting blog. Grey outlines with a cross are its runs (T5-large trained on every block, on SQuAD "
-    "and, shown with our dialogues, CNN/DM), relative to its own run without early exit: its three measures, mee-mlp3, "
-    "mee-lstm and mee-top3, were slower than no early exit in five of six runs. They differ from ours in models and "
-    "data, ran in batches of 32, on SQuAD mee-mlp3 and mee-lstm of 16, and on a runtime that dropped keys and values "
-    "after exits; mee-lstm on SQuAD was typed by hand, its log ends in an exception. The blog's IWSLT run is invalid "
-    "and not drawn: the checkpoint was read with another model's tokenizer, and no BLEU is above 0.0041 of 100."
+    "Quality and speed as shares of full depth's, whose values are written into each panel; right is faster, up is "
+    "better. Lines join the thresholds of one measure. Bars are 95 % intervals over documents, for quality those of "
+    f"the score divided by full depth's, cut at the panel's edge. {FLOOR_NOTE}. {LENGTH_NOTE} After the scatter plots "
+    "of the Monotonic Early Exiting blog. Gray outlines with a cross are its runs (T5-large trained on every block, "
+    "on SQuAD and, shown with our dialogues, CNN/DM), relative to its own run without early exit. Its three measures, "
+    "mee-mlp3, mee-lstm and mee-top3, were slower than no early exit in five of six runs. They differ from ours in "
+    "models and data, in batches of 32 (on SQuAD 16 for mee-mlp3 and mee-lstm), and in a runtime that dropped keys "
+    "and values after exits. mee-lstm on SQuAD was typed by hand; its log ends in an exception. The blog's IWSLT run "
+    "is invalid and not drawn: the checkpoint was read with another model's tokenizer, and no BLEU is above 0.0041 of "
+    "100."
 )
 EMPTY = (
     "No data yet: run `nox -s paper -- mee`, or any suite with `quality` and `timing` cells of calm-softmax, "
@@ -125,7 +126,7 @@ def _full_depth(frame: Frame) -> str:
     """Return full depth's metric and, if it was timed by itself, its times: the meaning of 1 on both axes."""
     (row, *_) = sorted(frame.rows, key=lambda row: not row["is_full_depth"])
     timed = row["is_full_depth"] and row["ms_per_request"] is not None
-    times = [f"{row['ms_per_request']:.1f} ms a request, {row['tokens_per_second']:,.0f} tokens/s"] if timed else []
+    times = [f"{row['ms_per_request']:.1f} ms per request, {row['tokens_per_second']:,.0f} tokens/s"] if timed else []
     return "\n".join(["full depth:", f"{row['metric']} {row['full_value']:.1f}", *times])
 
 

@@ -1,6 +1,7 @@
--- Quality and measured speed of the six measures and of none, as shares of full depth's: one row a task, model, setting
--- and parameters, of models trained to exit at every block (or of unknown training); then the published runs, relative to
--- their own run without early exit. The blog's metrics: F1, ROUGE-1, BLEU; the headline metric of other tasks.
+-- Quality and measured speed of the six measures and of full depth, as shares of full depth's: one row per task, model,
+-- setting and parameters, of models trained to exit at every block (or of unknown training); then the published runs,
+-- relative to their own run without early exit. The blog's metrics: F1, ROUGE-1, BLEU; the headline metric of other
+-- tasks.
 WITH timed AS (
     SELECT f.task, f.task_label, f.model, f.conditions AS setting,
            f.method, f.params, f.kv_policy, v.metric, share_kept(v.value, nullif(w.value, 0), v.lower_is_better) AS quality,

@@ -8,12 +8,12 @@ from exitbench.reports.labels import between, percent
 
 TITLE = "When predictions stop changing"
 CAPTION = (
-    "Share of tokens whose most likely next token is already the final one and stays so through all later blocks, "
-    "measured by a full-depth pass over the model's own output; bars are 95 % intervals over documents. A curve that "
-    "rises early is room for early exit; it reaches 100 % at the last block by definition. Figure 1 of the Monotonic "
-    f"Early Exiting paper. {PUBLISHED_MODELS} They leave the first block out and end below 100 %: the published code "
-    "compares first characters of tokens and sees only tokens with a probability above 0.1; ours compares whole tokens "
-    "at all blocks and all probabilities."
+    "Share of tokens whose most probable token is already the final one and stays so through all later blocks, "
+    "measured by a full-depth pass over the model's own output. Bars are 95 % intervals over documents. A curve that "
+    "rises early leaves room for early exit; it reaches 100 % at the last block by definition. Figure 1 of the "
+    f"Monotonic Early Exiting paper. {PUBLISHED_MODELS} These curves omit the first block and end below 100 %: the "
+    "published code compares only the first characters of tokens, and only tokens with a probability above 0.1. Ours "
+    "compares whole tokens at all blocks and all probabilities."
 )
 
 

@@ -1,6 +1,6 @@
--- Share of probed tokens whose top-1 prediction never changes again after a block, one row a model, task and block, and
--- half its 95% interval over documents; then the published curves, of 12 blocks. Where a model was probed several times
--- on a task, the run with the most documents counts.
+-- Share of probed tokens whose top-1 prediction never changes again after a block, one row per model, task and block,
+-- and half its 95% interval over documents; then the published curves, of 12 blocks. If a model was probed several
+-- times on a task, the run with the most documents counts.
 WITH chosen AS (
     SELECT attempt_id FROM probe_by_document
     WHERE NOT random_weights AND block = 1

@@ -29,7 +29,7 @@ from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
 TITLE = "How probable the final token is at each block"
 CAPTION = (
     "Probability that a block, read out through the final norm and the LM head, gives to the token that the last "
-    "block finds most likely: mean over tokens; ribbons are one standard deviation to each side (spread of the "
+    "block finds most probable: mean over tokens. Ribbons are one standard deviation to each side (spread of the "
     "tokens), bars 95 % intervals of the mean over documents; both are cut at 0 and 1. After Figure 2 of the "
     f"Monotonic Early Exiting paper. {PUBLISHED_MODELS} The authors typed their means into a notebook, eleven for "
     "twelve blocks; they are drawn at blocks 1 to 11."

@@ -1,5 +1,5 @@
 -- Mean over probed tokens of the probability that each block gives to the final token, half its 95% interval over
--- documents, and the standard deviation of the tokens; then the published means. Where a model was probed several times
+-- documents, and the standard deviation of the tokens; then the published means. If a model was probed several times
 -- on a task, the run with the most documents counts.
 -- Rounded, because the last digits of sums depend on the order in which threads add.
 WITH chosen AS (

@@ -10,14 +10,14 @@ from exitbench.reports.labels import shorten
 from exitbench.reports.plotting.panels import grid_of_panels, title_panel
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
 
-TITLE = "What a late token was taken for at each block"
+TITLE = "Candidates for a late token at each block"
 CAPTION = (
-    "One token of each model: of those whose final prediction becomes the most likely at the latest block, the one "
-    "that the last block is surest of. Models answer in words of their own, so it is another token for each. "
-    "Lines are candidates, spelled as the tokenizer does (by id where it was not recorded): the final token at every "
-    "block, others where they are among the three most likely with a probability above 0.1 (dotted), in grey beyond "
-    "the likeliest seven. A single token has no interval. After Figure 3 of the Monotonic Early Exiting paper, whose "
-    "values were not published."
+    "One token per model: of the tokens whose final prediction becomes the most probable at the latest block, the one "
+    "with the highest probability at the last block. Models give different answers, so the token differs between "
+    "models. Lines are candidates, spelled as in the tokenizer (by id if the spelling was not recorded): the final "
+    "token at every block, and others where they are among the three most probable with a probability above 0.1 "
+    "(dotted); all but the seven most probable are gray. A single token has no interval. After Figure 3 of the "
+    "Monotonic Early Exiting paper, whose values were not published."
 )
 
 _LIKELY = 0.1

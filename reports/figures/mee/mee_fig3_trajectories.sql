@@ -1,4 +1,4 @@
--- The token of each model that settles latest and then is surest: the probability of each of its candidates by block.
+-- The token of each model that settles latest, of several the most probable: probability of its candidates by block.
 -- A candidate is the final token, at every block, or one of the three most probable, at blocks that give it more than
 -- 0.1, spelled where the tokenizer is recorded. Outputs of different models do not align, so each has its own token.
 WITH late AS (

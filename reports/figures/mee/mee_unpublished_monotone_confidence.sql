@@ -1,7 +1,7 @@
--- Share of probed tokens whose probability of the final token falls at no block after a block, or by no more than a
--- tolerance in all, one row a model, task, tolerance and block, and half its 95% interval over documents; then the
--- authors' curves, of 12 blocks. A token counts from the block after its last fall on. Where a model was probed several
--- times on a task, the run with the most documents counts.
+-- Share of probed tokens whose probability of the final token never falls after a block, or by no more than a tolerance
+-- in total, one row per model, task, tolerance and block, and half its 95% interval over documents; then the authors'
+-- curves, of 12 blocks. A token counts from the block after its last decrease on. If a model was probed several times
+-- on a task, the run with the most documents counts.
 WITH chosen AS (
     SELECT attempt_id FROM probe_by_document
     WHERE NOT random_weights AND block = 1 AND monotone IS NOT NULL

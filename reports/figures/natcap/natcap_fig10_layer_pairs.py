@@ -12,12 +12,13 @@ from exitbench.reports.labels import between, count
 from exitbench.reports.plotting.panels import figure_of, title_panel
 from exitbench.reports.plotting.style import DOUBLE_INCHES, SMALL_POINTS
 
-TITLE = "How alike the blocks of a model are"
+TITLE = "Similarity of a model's blocks"
 CAPTION = (
-    "Above: cosine between the states after two blocks, both through the final norm. Below: Jensen-Shannon divergence "
-    "(nats, 0 to ln 2) between what the LM head reads out of them. Means over the tokens of a few documents, of the "
-    "first five models by name; in brackets beside the measure half the width of the widest 95 % interval over "
-    "documents. " + TRAINED + " After Figure 10 of Early Exit Is a Natural Capability, which shows one sentence."
+    "Above: cosine similarity between the states after two blocks, both after the final norm. Below: Jensen-Shannon "
+    "divergence (nats, 0 to ln 2) between the LM head's distributions for them. Means over the tokens of a few "
+    "documents, of the first five models by name; in parentheses next to the measure, half the width of the widest 95 "
+    f"% interval over documents. {TRAINED} After Figure 10 of Early Exit Is a Natural Capability, which shows one "
+    "sentence."
 )
 
 _MEASURES = {"cosine": ("cosine", 1.0), "jsd": ("JSD, nats", float(np.log(2)))}

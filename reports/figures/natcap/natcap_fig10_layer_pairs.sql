@@ -1,12 +1,12 @@
--- How alike the blocks of a model are, two by two: mean cosine of their states and divergence of their read-outs over
--- the tokens that were recorded, one row a model and pair.
+-- Similarity of each pair of a model's blocks: mean cosine of their states and divergence of their read-outs over
+-- the recorded tokens, one row per model and pair.
 -- Rounded, because the last digits of sums depend on the order in which threads add.
 WITH trained AS (
     SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last'
                        WHEN max(loss) IN ('weighted', 'branchynet', 'layer-skip') THEN 'joint' END AS training
     FROM trainings GROUP BY model
 ),
-chosen AS (  -- where a model was recorded several times on a task, the run with the most documents, of these the latest
+chosen AS (  -- if a model was recorded several times on a task: the run with the most documents, of these the latest
     SELECT attempt_id FROM layer_pairs
     WHERE NOT random_weights
     GROUP BY task_label, model, attempt_id

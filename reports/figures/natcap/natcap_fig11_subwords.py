@@ -12,11 +12,11 @@ from exitbench.reports.plotting.style import series_styles
 
 TITLE = "First and later pieces of words"
 CAPTION = (
-    "Left: mean ideal exit (the first block whose most likely token is that of the last block) of tokens that begin a "
-    "word and of those that go on with one, as the tokenizer marks spaces; bars are 95 % intervals over documents. "
-    "Right: share of tokens that go on with a word; the paper says about 12 % in English. Tokens that are no text are "
-    "left out. " + TRAINED + " After Figure 11 of Early Exit Is a Natural Capability, which has ten directions of "
-    "translation."
+    "Left: mean ideal exit (the first block whose most probable token is that of the last block) of tokens that begin "
+    "a word and of tokens that continue one; words are recognized by the spaces that the tokenizer marks. Bars are 95 "
+    "% intervals over documents. Right: share of tokens that continue a word; the paper reports about 12 % in "
+    f"English. Tokens that are not text are excluded. {TRAINED} After Figure 11 of Early Exit Is a Natural Capability, "
+    "which has ten directions of translation."
 )
 EMPTY = (
     "Not measured: no probed model has a tokenizer that splits words (the built-in one does not). Run a suite with "
@@ -72,4 +72,4 @@ def _axes(exits: Axes, shares: Axes, blocks: int) -> None:
     exits.set_xlabel("ideal exit (blocks executed)")
     shares.set_xlim(0, 1)
     shares.xaxis.set_major_formatter(PercentFormatter(1))
-    shares.set_xlabel("tokens that go on with a word")
+    shares.set_xlabel("tokens that continue a word")

@@ -1,7 +1,7 @@
--- Ideal exit of tokens that begin a word and of those that go on with one, and their share, one row a task, model and
+-- Ideal exit of tokens that begin a word and of those that continue one, and their share, one row per task, model and
 -- part; only models whose tokenizer splits words, so that there are both.
 -- Rounded, because the last digits of sums depend on the order in which threads add.
-WITH chosen AS (  -- where a model was probed several times on a task, the run with the most documents, of these the latest
+WITH chosen AS (  -- if a model was probed several times on a task: the run with the most documents, of these the latest
     SELECT attempt_id FROM probe_by_document
     WHERE NOT random_weights AND block = 1
     GROUP BY task_label, model, attempt_id

@@ -12,14 +12,14 @@ from exitbench.reports.labels import between
 from exitbench.reports.plotting.panels import draw_intervals, draw_published, label_y, published_entry
 from exitbench.reports.plotting.style import SeriesStyle
 
-TITLE = "The first block that says what the last one says"
+TITLE = "The first block that agrees with the last block"
 CAPTION = (
-    "Share of tokens by the ideal exit: the first block whose most likely token is that of the last block, in a "
-    "full-depth pass over the model's own output, read out through final norm and LM head. It need not stay so. Bars "
-    "are 95 % intervals over documents. Above 100 %: each model's mean ideal exit, and as crosses the means that "
-    "Tables 1 and 2 print for Llama-2-chat (32 and 40 blocks) and Transformer-base (6) on other data of the same kind, "
-    "at the same share of the depth; whether those count blocks from 0 or 1 is not said. " + TRAINED + " After Figure "
-    "1 of Early Exit Is a Natural Capability, which sets other models and tasks side by side."
+    "Share of tokens by the ideal exit: the first block whose most probable token is that of the last block, in a "
+    "full-depth pass over the model's own output, read out through final norm and LM head. Later blocks may disagree "
+    "again. Bars are 95 % intervals over documents. Above 100 %: each model's mean ideal exit. Crosses: the means "
+    "that Tables 1 and 2 report for Llama-2-chat (32 and 40 blocks) and Transformer-base (6) on other data of the "
+    "same kind, at the same share of the depth; the paper does not say whether it counts blocks from 0 or 1. "
+    f"{TRAINED} After Figure 1 of Early Exit Is a Natural Capability, which shows other models and tasks."
 )
 
 _Y_LIMIT = 1.08  # upper limit of the axis; all tokens are 1
@@ -29,7 +29,7 @@ def finding(frame: Frame) -> str:
     """Return a sentence on the range of mean ideal exits."""
     local = [row for row in frame.rows if row["origin"] == "ours"]
     span = between(local, "ideal_exit", "{:.1f}".format, ("model", "task"))
-    return f"A token first reads as the last block says after {span} blocks on average."
+    return f"A token's read-out first agrees with the last block after {span} blocks on average."
 
 
 def plot(frame: Frame) -> Figure:

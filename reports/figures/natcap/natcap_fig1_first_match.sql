@@ -1,7 +1,8 @@
--- Share of probed tokens by the block whose top-1 is the final one for the first time, one row a task, model and block;
--- ideal_exit: mean of that block. Then what the paper printed of data of the same kind, on models of so many blocks.
+-- Share of probed tokens by the block whose top-1 is the final one for the first time, one row per task, model and
+-- block; ideal_exit: mean of that block. Then the paper's values on data of the same kind, with the models' number of
+-- blocks.
 -- Rounded, because the last digits of sums depend on the order in which threads add.
-WITH chosen AS (  -- where a model was probed several times on a task, the run with the most documents, of these the latest
+WITH chosen AS (  -- if a model was probed several times on a task: the run with the most documents, of these the latest
     SELECT attempt_id FROM probe_by_document
     WHERE NOT random_weights AND block = 1
     GROUP BY task_label, model, attempt_id

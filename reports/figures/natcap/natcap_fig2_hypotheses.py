@@ -10,12 +10,12 @@ from exitbench.reports.labels import shorten
 from exitbench.reports.plotting.panels import figure_of, title_panel
 from exitbench.reports.plotting.style import LETTERS, SMALL_POINTS
 
-TITLE = "What one token was taken for at each block"
+TITLE = "Candidates for one token at each block"
 CAPTION = (
-    "The three most likely tokens after each block, with their probabilities; the final token in bold. One token of "
-    "each model: of those whose final token becomes the most likely one at the latest block, the one that the last "
-    "block is surest of; so it shows a late token, not a usual one. Models answer in words of their own, so it is "
-    "another token for each. Tokens are spelled as the tokenizer has them (\u2581: a space before), by their id where "
+    "The three most probable tokens after each block, with their probabilities; the final token in bold. One token "
+    "per model: of the tokens whose final token becomes the most probable at the latest block, the one with the "
+    "highest probability at the last block. So it is a late token, not a typical one. Models give different answers, "
+    "so the token differs between models. Tokens are spelled as in the tokenizer (▁: a preceding space), or by id if "
     "the database has no spelling. After Figure 2 (c) of Early Exit Is a Natural Capability, which shows one example "
     "of another model; (a) and (b) there are drawings."
 )

@@ -1,6 +1,6 @@
--- One token of each model, of those that last need the most blocks the one that the last block is surest of: its three
--- most probable tokens after each block, spelled, one row a model, block and rank. Outputs of different models do not
--- align, so each model has its own token.
+-- One token per model: of those that settle at the latest block, the one with the highest probability at the last
+-- block. Its three most probable tokens after each block, as text, one row per model, block and rank. Outputs of
+-- different models do not align, so each model has its own token.
 WITH late AS (
     SELECT model, task_label, attempt_id, doc_key, position, p_final[-1] AS sureness
     FROM probe_trace

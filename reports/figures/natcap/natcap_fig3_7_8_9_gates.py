@@ -35,15 +35,15 @@ from exitbench.reports.plotting.style import (
 
 TITLE = "Gates without training: distance to the ideal exit, and speed-up"
 CAPTION = (
-    "Each gate at the least careful of its settings that were run which keeps 98 % of full depth's score in a real "
-    "decode; a gate is left out where none does. Above: how many blocks its exit is from the ideal one (the first "
-    "block whose most likely token is the last block's), mean over tokens of a replay over full depth's own output, "
-    "with the threshold. Middle: all blocks over the mean exit layer of the replay, which knows no cost but blocks. "
-    "Below: measured speed-up, wall time of real decodes against full depth in the same run, grey where the interval "
-    f"touches the noise floor. {FLOOR_NOTE}. {LENGTH_NOTE}  Oracle is the ideal exit itself, timed as if it were "
-    "known, whatever score it keeps. Bars are 95 % intervals over documents. Columns: models trained on their last "
-    "block alone (without joint optimisation), on every block (with it), or otherwise. After Figures 3, 7, 8 and 9 of "
-    "Early Exit Is a Natural Capability, which pick thresholds by a finer grid, on encoders and Llama-2."
+    "Each gate at its most aggressive setting that keeps 98 % of full depth's score in a real decode; a gate without "
+    "such a setting is not shown. The ideal exit is the first block whose most probable token is the last block's. "
+    "Above: distance in blocks from it, mean over tokens of a replay over full depth's own output, with the "
+    "threshold. Middle: all blocks over the mean exit layer of the replay, a speed-up that counts only blocks. Below: "
+    "measured speed-up, wall time of real decodes against full depth in the same run, gray if the interval touches "
+    f"the noise floor. {FLOOR_NOTE}. {LENGTH_NOTE} Oracle is the ideal exit itself, timed as if it were known, "
+    "whatever its score. Bars are 95 % intervals over documents. Columns: models trained on their last block alone "
+    "(without joint optimisation), on every block (with it), or otherwise. After Figures 3, 7, 8 and 9 of Early Exit "
+    "Is a Natural Capability, which choose thresholds from a finer grid, on encoders and Llama-2."
 )
 
 _COLUMNS = {"last": "without joint optimisation", "joint": "with joint optimisation", "other": "trained otherwise"}

@@ -1,7 +1,7 @@
--- Gates at the least careful setting that keeps 98 % of full depth's score: how far their exits are from the ideal one,
--- and how much faster they are. One row a task, model and gate; the ideal exit itself (oracle) needs to keep nothing.
+-- Gates at the most aggressive setting that keeps 98 % of full depth's score: distance of their exits from the ideal
+-- one, and speed-up. One row per task, model and gate; the ideal exit itself (oracle) has no such condition.
 -- distance: mean over tokens of |exit - first match| in a replay of the same setting; speed-up: of the real decodes.
--- simulated_speedup: all blocks over those of the replay, which knows no other cost.
+-- simulated_speedup: all blocks over those of the replay, without any other cost.
 -- Rounded, because the last digits of sums depend on the order in which threads add.
 WITH trained AS (
     SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last'
@@ -30,7 +30,7 @@ replayed AS (
     WHERE c.execution = 'simulated'
     QUALIFY row_number() OVER (PARTITION BY k.cell_id ORDER BY c.attempt_id DESC) = 1
 ),
-probes AS (  -- the newest of each setting; those that record what is inside blocks have no tokens
+probes AS (  -- the newest of each setting; probes of the inside of blocks have no tokens
     SELECT setting_id, max(attempt_id) AS attempt_id
     FROM runs WHERE kind = 'probe' AND record IS NULL GROUP BY setting_id
 ),
@@ -45,7 +45,7 @@ distances AS (
         JOIN probes AS probe ON probe.setting_id = r.setting_id
         JOIN probe_trace AS p
             ON p.attempt_id = probe.attempt_id AND p.doc_key = t.doc_key AND p.position = t.position
-        WHERE t.choice IS NULL AND (t.position > 1 OR r.first_token = 'gated')  -- else no gate is asked there
+        WHERE t.choice IS NULL AND (t.position > 1 OR r.first_token = 'gated')  -- else there is no gate
         GROUP BY ALL
     ) AS x
     GROUP BY ALL

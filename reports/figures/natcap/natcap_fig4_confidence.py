@@ -11,12 +11,12 @@ from exitbench.reports.labels import between
 from exitbench.reports.plotting.panels import label_y
 from exitbench.reports.plotting.style import SeriesStyle
 
-TITLE = "How sure each block is of its own most likely token"
+TITLE = "Confidence of each block in its most probable token"
 CAPTION = (
-    "Largest probability that a block gives to any token, whether it is the final one or not, read out through final "
-    "norm and LM head: mean over tokens, with 95 % intervals over documents. A gate by confidence leaves early where "
-    "this is high early, rightly or not. " + TRAINED + " After Figure 4 of Early Exit Is a Natural Capability, whose "
-    "models are classifiers of GLUE."
+    "Largest probability that a block gives to any token, whether or not it is the final one, read out through final "
+    "norm and LM head: mean over tokens, with 95 % intervals over documents. If it is high at early blocks, a "
+    f"confidence gate exits early, rightly or not. {TRAINED} After Figure 4 of Early Exit Is a Natural Capability, "
+    "whose models are classifiers of GLUE."
 )
 
 

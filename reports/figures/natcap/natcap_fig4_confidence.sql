@@ -1,6 +1,6 @@
--- Mean over probed tokens of the largest probability at each block, one row a task, model and block.
+-- Mean over probed tokens of the largest probability at each block, one row per task, model and block.
 -- Rounded, because the last digits of sums depend on the order in which threads add.
-WITH chosen AS (  -- where a model was probed several times on a task, the run with the most documents, of these the latest
+WITH chosen AS (  -- if a model was probed several times on a task: the run with the most documents, of these the latest
     SELECT attempt_id FROM probe_by_document
     WHERE NOT random_weights AND block = 1
     GROUP BY task_label, model, attempt_id

@@ -9,13 +9,13 @@ from exitbench.reports.labels import count, row_label
 from exitbench.reports.plotting.panels import grid_of_panels, label_y, legend_of_series, title_panel
 from exitbench.reports.plotting.style import series_styles
 
-TITLE = "Ideal exit along an answer, and by its length"
+TITLE = "Ideal exit by position in the answer and by answer length"
 CAPTION = (
-    "Mean ideal exit (the first block whose most likely token is the last block's) of tokens by their position in the "
-    "answer, left, and by the length of the answer that they are in, right; classes are a twelfth of the longest "
-    "answer wide, and left out below five tokens. Bars are 95 % intervals over documents. n counts tokens of all "
-    "models. Positions and lengths are not independent: late positions exist in long answers only. " + TRAINED + " "
-    "After Figure 5 of Early Exit Is a Natural Capability."
+    "Mean ideal exit (the first block whose most probable token is the last block's) of tokens, left by their "
+    "position in the answer, right by the length of their answer. Bins are a twelfth of the longest answer wide; "
+    "those with fewer than five tokens are excluded. Bars are 95 % intervals over documents. n counts tokens of all "
+    f"models. Positions and lengths are not independent: late positions exist in long answers only. {TRAINED} After "
+    "Figure 5 of Early Exit Is a Natural Capability."
 )
 
 _FEW_CLASSES = 6

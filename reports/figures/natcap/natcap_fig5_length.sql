@@ -1,7 +1,7 @@
--- Mean ideal exit by a token's position in the answer and by the answer's length, one row a task, model, measure and
--- class of a dozen equally wide ones at most; x: middle of the class. Classes of fewer than five tokens are left out.
+-- Mean ideal exit by a token's position in the answer and by the answer's length, one row per task, model, measure and
+-- bin (at most a dozen of equal width); x: middle of the bin. Bins of fewer than five tokens are excluded.
 -- Rounded, because the last digits of sums depend on the order in which threads add.
-WITH chosen AS (  -- where a model was probed several times on a task, the run with the most documents, of these the latest
+WITH chosen AS (  -- if a model was probed several times on a task: the run with the most documents, of these the latest
     SELECT attempt_id FROM probe_by_document
     WHERE NOT random_weights AND block = 1
     GROUP BY task_label, model, attempt_id
@@ -16,7 +16,7 @@ classes AS (
     SELECT task_label, CAST(ceil(max(position) / 12) AS INTEGER) AS width
     FROM probe_trace SEMI JOIN chosen USING (attempt_id) GROUP BY ALL
 ),
-summed AS (  -- a document's tokens of one class of positions
+summed AS (  -- a document's tokens in one bin of positions
     SELECT task_label, model, attempt_id, doc_key, width, (position - 1) // width AS class,
            sum(first_match) AS exits, count(*) AS n, max(blocks) AS blocks
     FROM probe_trace SEMI JOIN chosen USING (attempt_id)

@@ -13,13 +13,13 @@ from exitbench.reports.labels import called, count, percent
 from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_of_series, title_panel
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
 
-TITLE = "What the parts of a block read out as"
+TITLE = "Predictions read out of the parts of a block"
 CAPTION = (
-    "Final norm and LM head applied to what attention and feed-forward each add to the residual stream, to the stream "
-    "after attention, and to the stream after the block. Left: the largest probability; right: share of tokens whose "
-    "most likely token there is that of the last block. Means over the tokens of a few documents, with 95 % intervals "
-    "over documents. " + TRAINED + " After Figure 6 of Early Exit Is a Natural Capability, which shows one token; the "
-    "table of its Table 12 shows one of ours."
+    "Final norm and LM head applied to four states: the outputs that attention and feed-forward each add to the "
+    "residual stream, the stream after attention, and the stream after the block. Left: the largest probability. "
+    "Right: share of tokens whose most probable token there is that of the last block. Means over the tokens of a few "
+    f"documents, with 95 % intervals over documents. {TRAINED} After Figure 6 of Early Exit Is a Natural Capability, "
+    "which shows one token; the table after its Table 12 shows one of ours."
 )
 
 _COLUMNS = {"probability": "largest probability", "share": "is the final token"}

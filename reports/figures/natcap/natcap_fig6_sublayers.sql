@@ -1,12 +1,12 @@
--- What parts of blocks read out as: largest probability, and how often its token is that of the last block, means over
--- the tokens that were recorded, one row a model, block and part. Tokens of all tasks of a model are put together.
+-- Read-outs of parts of blocks: largest probability, and how often its token is that of the last block, means over
+-- the recorded tokens, one row per model, block and part. Tokens of all tasks of a model are combined.
 -- Rounded, because the last digits of sums depend on the order in which threads add.
 WITH trained AS (
     SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last'
                        WHEN max(loss) IN ('weighted', 'branchynet', 'layer-skip') THEN 'joint' END AS training
     FROM trainings GROUP BY model
 ),
-chosen AS (  -- where a model was recorded several times on a task, the run with the most documents, of these the latest
+chosen AS (  -- if a model was recorded several times on a task: the run with the most documents, of these the latest
     SELECT attempt_id FROM sublayer_trace
     WHERE NOT random_weights
     GROUP BY task_label, model, attempt_id

@@ -25,13 +25,12 @@ from exitbench.reports.plotting.style import SeriesStyle, series_styles
 ORDER = 20
 TITLE = "Agreement with full depth"
 CAPTION = (
-    "Share of full depth's tokens that the method has at the same position, against the mean exit layer; of tasks that "
-    "score given texts the share of documents whose most probable choice is full depth's, right or wrong. Filled "
-    "markers are real decodes, compared "
-    "position by position with full depth's output, so that one early difference can shift everything after it. "
-    "Hollow markers are simulated: an exit rule replayed over a full-depth pass, in which each token is judged alone "
-    "and no cache is damaged. A thin line joins the two of a setting: the cost of exiting for real. Bars are 95 % "
-    "intervals over documents."
+    "Share of full depth's tokens that the method has at the same position, against the mean exit layer. For tasks "
+    "that score given texts: share of documents whose most probable choice is full depth's, right or wrong. Filled "
+    "markers are real decodes, compared position by position with full depth's output, so one early difference can "
+    "shift everything after it. Hollow markers are simulated: an exit rule replayed over a full-depth pass, in which "
+    "each token is judged independently and the KV cache stays exact. A thin line joins the two markers of a setting; "
+    "their distance is the effect of real exits. Bars are 95 % intervals over documents."
 )
 EMPTY = (
     "No data yet: run `nox -s bench`, or any suite with `quality` cells (real decodes) or `replay` cells (simulated) "
@@ -56,9 +55,7 @@ def finding(frame: Frame) -> str:
     )
     if not lost:
         return f"{sentence}."
-    return (
-        f"{sentence}; replays of the same {len(lost)} settings promise {100 * fmean(lost):.1f} points more on average."
-    )
+    return f"{sentence}; replays of the same {len(lost)} settings have {100 * fmean(lost):.1f} points more on average."
 
 
 def _compared(frame: Frame) -> str:

@@ -1,5 +1,5 @@
--- Share of full depth's tokens that are equal, of given texts share of documents with full depth's choice (of_choices), against
--- mean exit layer: real decodes and replays of a probe, with intervals.
+-- Share of full depth's tokens that are equal (of_choices: share of documents with full depth's choice, for given
+-- texts), against mean exit layer: real decodes and replays of a probe, with intervals.
 SELECT f.task_label AS task, f.model, f.conditions AS setting,
        f.method, f.params, f.kv_policy, f.execution, m.metric = 'choice_match' AS of_choices, m.value AS match,
        m.ci_low AS match_low, m.ci_high AS match_high, f.mean_exit_layer / f.blocks AS depth, f.n

@@ -13,13 +13,14 @@ from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
 ORDER = 22
 TITLE = "Between random exits and the oracle"
 CAPTION = (
-    "Left: full depth's tokens that each setting has at the same position; the grey line leads from random exits (bar) "
-    "at the same mean depth to the oracle (triangle), which knows full depth's token and exits at the first block that "
-    "agrees. Right: the share of that way that the gate makes up, where it is at least 5 points long: 0 is as good as "
-    "drawing exits at random, below 0 worse. Random exits were run at a few mean exit layers and are interpolated "
-    "between them, and to full depth; a dotted line marks settings shallower than the smallest, which are compared "
-    "with that one, deeper as it is. The oracle is at its own depth, not the setting's: blocks beyond it would not "
-    "change its answer. Bars are 95 % intervals over documents, with random and oracle taken as they came out."
+    "Left: share of full depth's tokens that each setting has at the same position. The gray line leads from random "
+    "exits (bar) at the same mean exit layer to the oracle (triangle), which knows full depth's token and exits at "
+    "the first block that agrees. Right: position of the setting on this line, if the line is at least 5 points long: "
+    "0 is as good as random exits, below 0 is worse, 100 % is the oracle. Random exits were run at a few mean exit "
+    "layers and are interpolated between them, and to full depth. A dotted line marks settings with a smaller mean "
+    "exit layer than any random run; they are compared with the shallowest one. The oracle is at its own depth, not "
+    "the setting's: more blocks would not change its answer. Bars are 95 % intervals over documents; the uncertainty "
+    "of random and oracle is not included."
 )
 EMPTY = (
     "No data yet: run `nox -s bench`, or any suite with `quality` cells of `random`, `oracle` and other methods on "
@@ -28,7 +29,7 @@ EMPTY = (
 
 _MEASURES = (
     Measure("tokens equal to full depth's", "token_match", "match_low", "match_high"),
-    Measure("way from random to oracle", "share", "share_low", "share_high"),
+    Measure("position from random to oracle", "share", "share_low", "share_high"),
 )
 _FARTHEST = 1.5  # larger shares are drawn at the edge
 

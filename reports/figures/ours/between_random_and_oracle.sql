@@ -1,5 +1,5 @@
--- Where each setting lies between random exits and the oracle: its tokens equal to full depth's, those of random exits
--- at the same mean depth, and those of the oracle. One row a setting of a method on a model and task that also has
+-- Position of each setting between random exits and the oracle: its tokens equal to full depth's, those of random exits
+-- at the same mean depth, and those of the oracle. One row per setting of a method on a model and task that also has
 -- real runs of both. Random is interpolated between its budgets, and between the largest and full depth; below the
 -- smallest budget it is that budget (shallower = true). Of an oracle's runs, the one with the first match.
 WITH points AS (
@@ -10,7 +10,7 @@ WITH points AS (
         ON m.attempt_id = f.attempt_id AND m.metric = 'token_match' AND m.is_current
     WHERE f.execution = 'real' AND NOT f.random_weights AND f.token_match IS NOT NULL
 ),
-random_exits AS (  -- copying states, if it was run so, on the same documents under the same seed (setting_id)
+random_exits AS (  -- with copied states, if it was run with them, on the same documents under the same seed (setting_id)
     SELECT setting_id, params -> 'mean_exit' AS budget, kv_policy, avg(mean_exit_layer) AS depth,
            avg(token_match) AS match
     FROM points WHERE method = 'random' GROUP BY setting_id, params -> 'mean_exit', kv_policy

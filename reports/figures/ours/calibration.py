@@ -16,13 +16,13 @@ ORDER = 28
 TITLE = "Calibration: target and achieved"
 CAPTION = (
     "Thresholds calibrated to a loss of at most δ against full depth (textual) or the reference (risk), with "
-    "confidence 1 - ε. First: the mean loss of each level tried, from the most conservative on; dashed lines are the "
-    "δ asked for, a ring is the choice. Second: the p-value of a loss above δ at each level; the walk ends where it "
-    "rises above ε (dashed). Values below 0.0001 are drawn there. Third: the choice on documents that calibration did "
-    "not see, against δ; above the diagonal the target was missed. Fourth: thresholds fitted block by block so that "
-    "exits agree with full depth in a share ε of the train split's tokens, a target without a guarantee, against "
-    "tokens equal to full depth's in real decodes, where errors also spread. Markers of equal targets stand side by "
-    "side. Bars are 95 % intervals over documents."
+    "confidence 1 - ε. First: mean loss of each tested level, from the most conservative; dashed lines are the target "
+    "δ, a ring is the chosen level. Second: p-value of the hypothesis that the loss exceeds δ, by level; calibration "
+    "stops when it rises above ε (dashed). Values below 0.0001 are drawn there. Third: loss of the chosen level on "
+    "held-out documents, against δ; above the diagonal the target was missed. Fourth: thresholds fitted block by "
+    "block so that a share ε of exits on the train split agree with full depth, a target without a guarantee. They "
+    "are drawn against agreement in real decodes, where errors also propagate. Markers of equal targets are drawn "
+    "side by side. Bars are 95 % intervals over documents."
 )
 EMPTY = (
     "No calibration yet: run `nox -s bench`, or `exitbench run --kinds calibration` with any suite that has a "
@@ -42,14 +42,14 @@ def finding(frame: Frame) -> str:
         n_met = sum(row["value"] <= row["delta"] for row in rows)
         sure = sum(row["high"] is not None and row["high"] <= row["delta"] for row in rows)
         return (
-            f"{n_met} of {len(rows)} calibrated thresholds lose no more than asked on unseen documents, {sure} with "
-            "their whole interval."
+            f"{n_met} of {len(rows)} calibrated thresholds stay within their target loss on held-out documents, "
+            f"{sure} with their whole interval."
         )
     fitted = [row for row in frame.rows if row["what"] == "fitted"]
     if fitted:
         n_met = sum(row["value"] >= row["epsilon"] for row in fitted)
-        return f"{n_met} of {len(fitted)} fitted thresholds agree with full depth as often as asked in real decodes."
-    return "Levels that calibration tried; its choices were not run on unseen documents."
+        return f"{n_met} of {len(fitted)} fitted thresholds reach their target agreement in real decodes."
+    return "Levels that calibration tested; the chosen ones were not run on held-out documents."
 
 
 def plot(frame: Frame) -> Figure:
@@ -111,7 +111,7 @@ def _draw_held_out(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) 
     _against_target(axes, frame, styles, "delta", 0.0, 2 * max(frame.values("delta")))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.set_xlabel("target: loss of at most δ")
-    axes.set_ylabel("loss on unseen documents")
+    axes.set_ylabel("loss on held-out documents")
 
 
 def _fitted(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> None:

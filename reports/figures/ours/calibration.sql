@@ -1,5 +1,5 @@
--- Targets beside what was achieved. step: a level that a calibration tried; held: its choice on documents that it did
--- not see; fitted: a threshold set for an agreement epsilon, and the agreement of the answers that were decoded with it.
+-- Targets next to the achieved values. step: a tested level of a calibration; held: its choice on held-out documents;
+-- fitted: a threshold set for an agreement epsilon, and the agreement of the answers decoded with it.
 SELECT 'step' AS what, c.model, c.task_label AS task, c.method, c.params, c.kv_policy, c.attempt_id, c.consistency,
        c.delta, c.epsilon, c.threshold, c.mean_loss AS value, NULL AS low, NULL AS high, c.p_value, c.chosen, c.n
 FROM calibrations AS c

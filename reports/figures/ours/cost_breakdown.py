@@ -16,15 +16,15 @@ from exitbench.reports.plotting.style import MUTED, series_styles
 ORDER = 14
 TITLE = "Where the work goes"
 CAPTION = (
-    "What a setting must read from memory for a token, by the cost model, as a share of what full depth reads for "
-    "one: weights and caches of the blocks that tokens ran; rows of the LM head (and of exit heads) multiplied, at "
-    "every block where a gate reads logits; weights of a gate's own network; keys and values of skipped blocks "
-    "(projected, or run after all); and drafts that verification threw away. Lines at the ends are 95 % intervals of "
-    "the whole, over documents. Where answers are as long as full depth's, the inverse of the whole is the ideal "
-    "speed-up at batch size 1. A gate that only computes on logits reads nothing of its own; oracles are taken as if "
-    "they knew without looking."
+    "Memory read by a setting per token, by the cost model, as a share of what full depth reads per token. Parts: "
+    "weights and caches of the blocks that tokens ran; rows of the LM head (and of exit heads), at every block where "
+    "a gate reads logits; weights of a gate's own network; keys and values of skipped blocks (projected, or computed "
+    "later by running the blocks); and drafts rejected by verification. Lines at the ends are 95 % intervals of the "
+    "total, over documents. If answers are as long as full depth's, the inverse of the total is the ideal speed-up at "
+    "batch size 1. A gate that only computes on logits reads no weights; oracles are counted as if their decision "
+    "were free."
 )
-EMPTY = "Not measured: no `quality` cell of a model with trained weights tells its cost by part. Run `nox -s bench`."
+EMPTY = "Not measured: no `quality` cell of a model with trained weights has its cost by part. Run `nox -s bench`."
 
 _PARTS = {"blocks": "blocks", "heads": "LM heads", "gates": "gates", "kv": "keys and values", "verification": "drafts"}
 _HATCHES = ("", "///", "xxx", "...", "\\\\\\")  # distinguishes parts in grey print
@@ -37,7 +37,7 @@ def finding(frame: Frame) -> str:
         ((part, row) for part in _PARTS if part != "blocks" for row in frame.rows), key=lambda pair: pair[1][pair[0]]
     )
     return (
-        f"Beside blocks, {_PARTS[part]} cost most: {percent(row[part])} of what full depth reads, with "
+        f"Apart from blocks, {_PARTS[part]} cost most: {percent(row[part])} of what full depth reads, with "
         f"{label_of(names, row)} ({row_label(row, ('model', 'task'))})."
     )
 
@@ -58,7 +58,7 @@ def plot(frame: Frame) -> Figure:
         axes.set_xlim(left=0)
         axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         numbers = [row["n"] for row in frame.rows if row["task"] == task]
-        axes.set_xlabel(f"bytes a token, of full depth's\n{count(numbers, 'documents')}")
+        axes.set_xlabel(f"bytes per token, of full depth's\n{count(numbers, 'documents')}")
     handles = [Patch(facecolor=looks[part][0], hatch=looks[part][1], label=_PARTS[part]) for part in parts]
     full = Line2D([], [], color=MUTED, linestyle=":", label="full depth")
     legend_above(figure, [*handles, full])

@@ -1,6 +1,6 @@
--- Where the bytes go that a token must read, as shares of what a token of full depth reads: one row a setting that was
--- really run, with the share of each part. Read-outs that a verification shares are one product, so that what they save is taken off the
--- heads.
+-- Bytes read per token by part, as shares of the bytes that full depth reads per token: one row per setting that was
+-- really run, with the share of each part. Read-outs shared by a verification are one product; their saving is
+-- subtracted from the heads.
 SELECT f.model, f.task_label AS task, f.method, f.params, f.kv_policy,
        max(m.value) FILTER (m.metric = 'cost_blocks_bytes') AS blocks,
        max(m.value) FILTER (m.metric = 'cost_heads_bytes')

@@ -21,12 +21,12 @@ ORDER = 18
 TITLE = "Where words are settled, by kind"
 CAPTION = (
     "Do tokens need different depths? Full-depth passes over each model's own answers to generated data, whose words "
-    "have a kind: what decides them (the view `exit_by_kind` defines each; a token has the kind of the "
-    "reference's word at its position). Circles: first match, the mean of the first block whose most likely token is "
-    "full depth's final one. Small diamonds: stable from, the mean of the first block from which it stays so. Grey "
-    "columns behind: the share of a kind's tokens by their first match; one as high as its line is all of them. Thin "
-    "lines are 95 % intervals, clustered by document, cut at the first and the last block. In brackets: tokens, the "
-    "fewest and the most of a model. Kinds stand in the order of their mean first match over the models, numbered ones "
+    "have a kind: the information that determines them (defined in the view `exit_by_kind`; a token has the kind of "
+    "the reference's word at its position). Circles: first match, the mean of the first block whose most probable "
+    "token is full depth's final one. Small diamonds: stable from, the mean of the first block from which it stays "
+    "so. Gray columns: share of a kind's tokens by their first match; a column as high as its row is 100 %. Thin "
+    "lines are 95 % intervals, clustered by document, cut at the first and the last block. In parentheses: number of "
+    "tokens, fewest and most of a model. Kinds are ordered by their mean first match over the models, numbered ones "
     "together. An empty panel was not probed."
 )
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `probe` cells of trained models on the built-in data."
@@ -56,8 +56,8 @@ def finding(frame: Frame) -> str:
     if first == last:
         return f"On {called(task)} all words are of one kind."
     return (
-        f"On {called(task)} words of kind {called(last)} are settled last, after {percent(late)} of the blocks in the "
-        f"mean of models, those of kind {called(first)} first, after {percent(early)}."
+        f"On {called(task)} words of kind {called(last)} are settled last, after {percent(late)} of the blocks "
+        f"(mean over models), those of kind {called(first)} first, after {percent(early)}."
     )
 
 

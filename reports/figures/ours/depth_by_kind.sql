@@ -1,6 +1,6 @@
--- Where words are settled, by kind: one row a task, model, kind and block at which some of its tokens first match, with
--- their share; beside it the kind's means and half their 95 % intervals, clustered by document, as in the table
--- exit_by_kind. Where a model was probed several times on a task, the run with the most documents counts.
+-- Where words are settled, by kind: one row per task, model, kind and block at which some of its tokens first match,
+-- with their share; next to it the kind's means and half their 95 % intervals, clustered by document, as in the table
+-- exit_by_kind. If a model was probed several times on a task, the run with the most documents counts.
 WITH tokens AS (
     SELECT attempt_id, token_kind, doc_key, first_match, stable_from
     FROM probe_trace SEMI JOIN (SELECT attempt_id FROM plain_probes WHERE is_largest) USING (attempt_id)

@@ -13,16 +13,16 @@ from exitbench.reports.plotting.panels import draw_intervals, draw_points, figur
 from exitbench.reports.plotting.style import DOUBLE_INCHES, MUTED, SINGLE_INCHES, SeriesStyle, series_styles
 
 ORDER = 26
-TITLE = "How errors spread, by KV policy"
+TITLE = "Propagation of errors, by KV policy"
 CAPTION = (
-    "One gate at one threshold under every KV policy it was run with, on each task the gate with most of them. "
-    "`exact` runs the skipped blocks after all (a true cache): what it still loses comes from the tokens. `noisy` "
-    "emits full depth's tokens and only damages the cache: what it loses comes from there. Others are real methods. "
-    "Hollow and dashed: simulated, a replay over full depth's own pass, where neither cache nor later tokens are "
-    "touched; a curve of real decodes that falls away from it shows errors that feed on errors. Top: share of "
-    "tokens equal to full depth's by position in the answer (the first 64, in at most eight places; markers stand "
-    "side by side). Below: the same over the whole answer, and the task's metric, of which a dotted line marks full "
-    "depth's. Bars are 95 % intervals over documents."
+    "One gate at one threshold under every KV policy it was run with; on each task, the gate with the most policies. "
+    "`exact` runs the skipped blocks later (an exact cache): its remaining errors come from the emitted tokens. "
+    "`noisy` emits full depth's tokens and only perturbs the cache: its errors come from the cache. The others are "
+    "real methods. Hollow and dashed: simulated, a replay over full depth's own pass, in which neither the cache nor "
+    "later tokens change. If a curve of real decodes falls below it, errors cause further errors. Top: share of "
+    "tokens equal to full depth's by position in the answer (the first 64, at no more than eight positions; markers "
+    "are drawn side by side). Below: the same over the whole answer, and the task's metric, with a dotted line at "
+    "full depth. Bars are 95 % intervals over documents."
 )
 EMPTY = (
     "No data yet: run `nox -s bench`, or any suite with `quality` cells of one method under two or more KV policies, "
@@ -40,13 +40,13 @@ def finding(frame: Frame) -> str:
     totals = [row for row in frame.rows if row["position"] is None and row["measure"] == "match"]
     real = Frame(frame.columns, tuple(row for row in totals if row["policy"] != "simulated"))
     if not real.rows:
-        return "Only replays were run, which damage no cache."
+        return "Only replays were run, in which the cache stays exact."
     ends = [(task, *extremes(rows.rows, "value")) for (task,), rows in real.groups("task")]
     task, worst, best = max(ends, key=lambda end: end[2]["value"] - end[1]["value"])
     if percent(worst["value"]) == percent(best["value"]):
-        return f"No policy for the cache changes agreement: all have {percent(best['value'])} of full depth's tokens."
+        return f"Agreement is the same under all KV policies: {percent(best['value'])} of full depth's tokens."
     return (
-        f"Policies differ most on {called(task)}: {best['policy']} has {percent(best['value'])} of full depth's "
+        f"KV policies differ most on {called(task)}: {best['policy']} has {percent(best['value'])} of full depth's "
         f"tokens, {worst['policy']} {percent(worst['value'])}."
     )
 

@@ -1,7 +1,7 @@
--- What the way of filling the cache does to the same gate at the same threshold: share of tokens equal to full depth's
--- by position, over the whole answer, and the task's score. Of each task the gate that was run under most KV policies,
--- and of equals the one whose tokens agree least. A replay of the gate (simulated) changes neither cache nor tokens.
--- One row a policy and place: position (mean of the places that are put together), or NULL for the whole answer.
+-- Effect of the KV policy on the same gate at the same threshold: share of tokens equal to full depth's
+-- by position, over the whole answer, and the task's score. For each task, the gate with the most KV policies,
+-- of several the one whose tokens agree least. A replay of the gate (simulated) changes neither cache nor tokens.
+-- One row per policy and place: position (mean of the combined positions), or NULL for the whole answer.
 WITH points AS (
     SELECT f.*, r.setting_id, r.kind, CAST(json_merge_patch(f.params, '{"kv_policy": null}') AS VARCHAR) AS gate
     FROM frontier AS f JOIN runs AS r USING (attempt_id)
@@ -23,7 +23,7 @@ members AS (
 ),
 tokens AS (
     SELECT m.attempt_id, t.doc_key, t.position,
-           coalesce(t.token_id = t.full_token_id, false)::INT AS equal,  -- behind full depth's end nothing is equal
+           coalesce(t.token_id = t.full_token_id, false)::INT AS equal,  -- after full depth's end, no token is equal
            greatest(1, ceil(max(t.position) OVER (PARTITION BY m.setting_id) / 8)) AS width
     FROM members AS m JOIN token_exit AS t ON t.attempt_id = m.attempt_id
     WHERE t.choice IS NULL AND t.position <= 64

@@ -16,13 +16,13 @@ from exitbench.reports.plotting.style import LETTERS, SMALL_POINTS
 ORDER = 30
 TITLE = "Where tokens exit"
 CAPTION = (
-    "Share of generated tokens, or of tokens of scored texts, that exit after each block, in real decodes. One line is "
-    "one setting of a method; "
-    "numbers are per cent, shares below 5 % are left without one. Of an encoder a whole document is one token, its "
-    "label. Empty lines were not run on that task. A setting run several times (on other documents, in other "
-    "batches or number formats) is shown once, as it was run beside most others. A heat map has no room for "
-    "intervals: tokens of one document are alike, so that documents count, not tokens. By chance alone a share of a "
-    "half is off by up to about 1/√n, 10 points at 100 documents; less where tokens of a document differ."
+    "Share of generated tokens, or of tokens of scored texts, that exit after each block, in real decodes. One row is "
+    "one setting of a method. Numbers are percent; shares below 5 % have no number. For an encoder, a whole document "
+    "counts as one token, its label. Empty rows were not run on that task. A setting that was run several times (on "
+    "other documents, in other batches or number formats) is shown once, from the conditions shared with most other "
+    "settings. The heat map shows no intervals. Tokens of one document are similar, so the number of documents "
+    "matters, not of tokens: a share of a half has a sampling error of up to about 1/√n, 10 points at 100 documents, "
+    "and less if tokens of a document differ."
 )
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `quality` cells of models with trained weights."
 
@@ -41,7 +41,7 @@ def finding(frame: Frame) -> str:
     ]
     return (
         f"In {sum(early)} of the {len(exiting)} settings that exit at all (each task counts) at least half of the "
-        "tokens leave in the first quarter of the blocks."
+        "tokens exit in the first quarter of the blocks."
     )
 
 

@@ -1,6 +1,8 @@
--- Share of generated or scored tokens that exit at each layer, for every setting of every method that was really run; n: documents.
+-- Share of generated or scored tokens that exit at each layer, for every setting of every method that was really run;
+-- n: documents.
 -- A setting that was run several times (on other documents, in other batches or number formats, with other seeds) is
--- shown by one run: the newest where most settings of the model were run on the task, of these by the most documents.
+-- shown by one run: under the conditions shared with most other settings of the model on the task, of these the one
+-- with the most documents, of these the newest.
 WITH ran AS (
     SELECT f.attempt_id, f.model, f.task_label AS task, f.method, f.params, f.kv_policy, f.blocks, f.n,
            count(*) OVER (PARTITION BY f.model, f.task_label, r.setting_id) AS beside

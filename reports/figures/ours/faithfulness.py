@@ -10,14 +10,14 @@ from exitbench.reports.plotting.setting_grid import Measure, draw_measures, sett
 from exitbench.reports.plotting.style import series_styles
 
 ORDER = 24
-TITLE = "Faithfulness to full depth"
+TITLE = "Agreement and first difference from full depth"
 CAPTION = (
-    "Real decodes against full depth of the same checkpoint on the same documents. Left: tokens that are equal at the "
-    "same position. Middle: how much of full depth's answer is said before the first difference, all of it where the "
-    "answers are the same. Right: of the first differences, those that are near-ties: full depth's two likeliest "
-    "tokens lie less than 0.1 nats apart there, so that rounding alone might turn them (all of them, measured by the "
-    "probe); going on where full depth has ended is none. No marker: nothing differs, or nothing was probed. Bars are "
-    "95 % intervals over documents. After the first difference the two answers no longer see the same text."
+    "Real decodes against full depth of the same checkpoint on the same documents. Left: agreement, the share of "
+    "tokens that are equal at the same position. Middle: share of full depth's answer before the first difference; "
+    "all of it if the answers are identical. Right: share of first differences that are near-ties: the logits of full "
+    "depth's two most probable tokens are less than 0.1 nats apart, by the probe. Rounding alone might swap them. "
+    "Continuing after full depth has ended is not a near-tie. No marker: nothing differs, or nothing was probed. Bars "
+    "are 95 % intervals over documents. After the first difference, the two answers no longer have the same context."
 )
 EMPTY = (
     "No data yet: run `nox -s bench`, or any suite with `quality` cells (and, for near-ties, `probe` cells) of models "

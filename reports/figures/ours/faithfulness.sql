@@ -1,7 +1,7 @@
--- How faithful each setting's answers are to full depth's: share of equal tokens, how much of an answer comes before the
--- first difference, and how many of these differences are near-ties, where full depth's two best tokens lie less than
--- 0.1 nats apart. One row a setting that was really run; intervals over documents. An answer that goes on where full
--- depth has ended differs there, which is no near-tie. Runs whose ids an export left out are left out.
+-- Agreement of each setting's answers with full depth's: share of equal tokens, share of an answer before the first
+-- difference, and share of these differences that are near-ties, where full depth's two best tokens are less than 0.1
+-- nats apart. One row per setting that was really run; intervals over documents. An answer that continues after full
+-- depth's end differs there, which is not a near-tie. Runs whose ids were omitted by an export are excluded.
 WITH pairs AS (
     SELECT r.attempt_id, r.full_depth_cell_id, s.doc_key, f.n_output,
            list_position(
@@ -13,7 +13,7 @@ WITH pairs AS (
     WHERE NOT r.is_full_depth AND NOT r.random_weights
       AND len(s.output_ids) = s.n_output AND len(f.output_ids) = f.n_output
 ),
-margins AS (  -- of each token of full depth's answers at which some run's answer departs
+margins AS (  -- of each token of full depth's answers at which some run's answer first differs
     SELECT r.full_depth_cell_id, p.doc_key, p.position, ln(p.p1[-1]) - ln(p.p2[-1]) AS margin
     FROM probe_trace AS p
     JOIN plain_probes AS r ON r.attempt_id = p.attempt_id AND r.is_latest
@@ -23,7 +23,7 @@ margins AS (  -- of each token of full depth's answers at which some run's answe
 told AS (
     SELECT d.*, (first_difference IS NULL)::INT AS identical,
            least(coalesce(first_difference - 1, n_output), n_output) AS before,
-           -- NULL where nothing differs, or nothing was probed
+           -- NULL if nothing differs, or nothing was probed
            CASE WHEN first_difference <= n_output THEN (m.margin < 0.1)::INT
                 WHEN first_difference > n_output THEN 0 END AS near_tie
     FROM pairs AS d
@@ -35,7 +35,7 @@ summed AS (
            half_width(before, n_output) AS before_half, count(near_tie) AS divergences
     FROM told GROUP BY attempt_id
 ),
-ties AS (  -- Wilson's interval: few answers depart, and often all or none of them in a near-tie
+ties AS (  -- Wilson's interval: few answers differ, and often all or none of them in a near-tie
     SELECT attempt_id, avg(near_tie) AS near_tie, count(*) AS n,
            (avg(near_tie) + 1.9208 / count(*)) / (1 + 3.8416 / count(*)) AS middle,
            1.96 / (1 + 3.8416 / count(*)) * sqrt(
@@ -53,5 +53,5 @@ FROM frontier AS f
 JOIN summed AS s USING (attempt_id)
 LEFT JOIN ties AS t USING (attempt_id)
 LEFT JOIN metric_values AS m ON m.attempt_id = f.attempt_id AND m.metric = 'token_match' AND m.is_current
-WHERE f.execution = 'real' AND f.token_match IS NOT NULL  -- of choices no token is chosen
+WHERE f.execution = 'real' AND f.token_match IS NOT NULL  -- no token is chosen in tasks of choices
 ORDER BY f.model, task, f.method, f.params, f.kv_policy, f.cell_id;

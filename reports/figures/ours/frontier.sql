@@ -1,6 +1,7 @@
--- Quality, as a share of full depth's (share_kept), against blocks run (depth) and measured speed-up: one row a setting of a method, and one a
--- published value that has both. A speed-up is inside the noise floor when its interval overlaps that of full depth
--- timed against itself (A/A). Recommended: chosen and confirmed where 1 % may be lost (pareto). Shares of nothing are left out: where full depth scores 0.
+-- Quality, as a share of full depth's (share_kept), against blocks run (depth) and measured speed-up: one row per
+-- setting of a method, and one per published value that has both. A speed-up is inside the noise floor when its
+-- interval overlaps that of full depth timed against itself (A/A). Recommended: chosen and confirmed at an allowed loss
+-- of 1 % (pareto). Tasks where full depth scores 0 are excluded.
 WITH ours AS (
     SELECT
         f.*, task_label || if(count(DISTINCT f.metric) OVER (PARTITION BY task_label) > 1, ' · ' || f.metric, '') AS name,
@@ -16,7 +17,7 @@ published_full AS (
 ),
 theirs AS (
     -- Quality and depth of a setting are printed in two parts of a figure. Both models are T5-large: 24 blocks.
-    -- PRUNE's list of depths of fixed pruning in 11a is shifted (see `note`): its last two entries are left out.
+    -- PRUNE's list of depths of fixed pruning in 11a is shifted (see `note`): its last two entries are excluded.
     SELECT q.our_task AS task, q.our_metric AS metric, q.source || ', ' || q.figure_or_table AS model, q.method,
            q.setting, q.value / f.value AS quality, d.value / 24 AS depth
     FROM published AS q

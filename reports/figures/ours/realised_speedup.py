@@ -19,14 +19,14 @@ from exitbench.terminal import abbreviate_uniquely
 ORDER = 12
 TITLE = "Measured against ideal speed-up"
 CAPTION = (
-    "Is time lost on top of the work? Left: the measured speed-up of decoding against the ideal one, full depth's work "
-    "over that of the timed answers (weights, caches, heads, gates and fills; bytes read at batch size 1, operations "
-    "at larger ones), one point a setting that was timed. On the diagonal all saved work becomes saved time; below it, "
-    "launches and decisions cost time that the cost model does not know. Right: the realised fraction, measured over "
-    "ideal, by method (all its settings, tasks and models), beside 90 % and 95 %. Above 100 % the cost model leaves "
-    "something out, such as caches that hold a small model. Bars are 95 % intervals of the measured ratio, over "
-    "documents, cut at the edge of the panel; full depth's own line is its second timing: what a setting that changes "
-    "nothing looks like. Both axes of the left panel are logarithmic."
+    "How much time is lost beyond the work? Left: the measured speed-up of decoding against the ideal one, one point "
+    "per timed setting. The ideal speed-up is full depth's work over that of the timed answers (weights, caches, "
+    "heads, gates and KV fills; bytes read at batch size 1, operations at larger ones). On the diagonal all saved "
+    "work becomes saved time; below it, launches and decisions cost time that the cost model does not include. Right: "
+    "the realised fraction, measured over ideal, by method (all its settings, tasks and models), with lines at 90 %, "
+    "95 % and 100 %. Above 100 % the cost model omits something, such as processor caches that hold a small model. "
+    "Bars are 95 % intervals of the measured ratio, over documents, cut at the panel's edge. Full depth's own row is "
+    "its second timing: the result of a setting that changes nothing. Both axes of the left panel are logarithmic."
 )
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `timing` cells of models with trained weights."
 

@@ -1,5 +1,6 @@
--- Measured speed-up of decoding beside the ideal one of the very answers that were timed: one row a timing run that the
--- frontier shows and that is measurable. The intervals of speed-up and realised fraction are those of the measured ratio.
+-- Measured speed-up of decoding next to the ideal one of the same timed answers: one row per timing run that the
+-- frontier shows and that is measurable. The intervals of speed-up and realised fraction are those of the measured
+-- ratio.
 SELECT f.task_label AS task, f.model, f.conditions AS setting,
        f.method, f.params, f.kv_policy, d.value AS speedup, d.ci_low AS speedup_low, d.ci_high AS speedup_high,
        i.value AS ideal, d.value / i.value AS realised, d.ci_low / i.value AS realised_low,

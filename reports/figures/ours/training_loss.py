@@ -9,9 +9,9 @@ from exitbench.reports.plotting.style import series_styles
 ORDER = 51
 TITLE = "Training loss"
 CAPTION = (
-    "Loss on the training data against the optimisation step, one panel a loss, since heights compare within one loss "
-    "only; each point is a mean over the steps since the point before. A loss that rewards entropy can be below 0. "
-    "One training each, so that there is no interval."
+    "Loss on the training data against the optimisation step, one panel per loss, because values are comparable only "
+    "within one loss. Each point is a mean over the steps since the previous point. A loss that rewards entropy can "
+    "be below 0. Each line is one training, so there is no interval."
 )
 EMPTY = "No data yet: run `exitbench train builtin`, or train any recipe."
 

@@ -1,4 +1,4 @@
--- The loss that each training minimised, by step. One row a training and step.
+-- Training loss of each training, by step. One row per training and step.
 SELECT coalesce(t.loss, 'not known') AS loss,
        c.model
        || if(count(DISTINCT c.recipe) OVER (PARTITION BY c.model) > 1, ' · ' || c.recipe, '')

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from exitbench.reports.figures.explain import FIRST_ASKED, FULL_DEPTH, draw_by_block
+from exitbench.reports.figures.explain import FIRST_GATED, FULL_DEPTH, draw_by_block
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import NOT_MEASURABLE, count, row_label, shorten
 from exitbench.reports.plotting.panels import (
@@ -32,11 +32,11 @@ from exitbench.reports.plotting.style import MUTED, SMALL_POINTS, SeriesStyle, q
 
 EMPTY = "No data yet: run `nox -s paper -- prune`."
 STAND_INS = (
-    "A model trained for its last block stands in for the published pre-trained t5-large, one trained for every block "
-    "for the fine-tuned ones."
+    "A model trained for its last block replaces the published pre-trained t5-large; one trained for every block "
+    "replaces the fine-tuned ones."
 )
 AT_RELATIVE_DEPTH = (
-    "Grey crosses: published (t5-large, 100 samples, a repetition penalty of 1.2), block b of its 24 drawn at b L / "
+    "Gray crosses: published (t5-large, 100 samples, a repetition penalty of 1.2), block b of its 24 drawn at b L / "
     "24 of our L, on dotted lines in the colour of the series."
 )
 
@@ -84,9 +84,9 @@ def mean_depths(frame: Frame, names: Series) -> str:
     }
     common = set.intersection(*(set(by_key) for by_key in depths.values())) if depths else set()
     if not common:
-        return "Mean exit layer and score by the first block that is asked."
+        return "Mean exit layer and score by the first gated block."
     parts = [f"{label} {fmean(by_key[key] for key in common):.1f}" for label, by_key in depths.items()]
-    return f"Mean exit layer over the {len(common)} cases that all were run in: {', '.join(parts)}."
+    return f"Mean exit layer over the {len(common)} cases in which all were run: {', '.join(parts)}."
 
 
 def sweep(frame: Frame, names: Series) -> Figure:
@@ -109,7 +109,7 @@ def sweep(frame: Frame, names: Series) -> Figure:
         title_panel(depth, panel_title(first))
         if columns > _COLUMNS:
             for axes in (depth, score):
-                axes.set_xlabel(FIRST_ASKED.replace(", ", ",\n").replace(" (", "\n("))
+                axes.set_xlabel(FIRST_GATED.replace(", ", ",\n").replace(" (", "\n("))
         depth.set_ylabel("mean exit layer")
         depth.axhline(first["blocks"], color=MUTED, linestyle=":", linewidth=1)
         depth.plot([1, first["blocks"]], [1, first["blocks"]], color=MUTED, linewidth=0.6, zorder=1)
@@ -136,7 +136,7 @@ def _sweep_panel(axes: Axes, frame: Frame, names: Series, styles: Mapping[str, S
 
 FLOPS = {
     "model": "whole model",
-    "head": "LM head, as we count",
+    "head": "LM head, our count",
     "rule": "LM head, published rule",
 }
 _FLOOR = "A/A noise floor"
@@ -208,7 +208,7 @@ def _places(frame: Frame, names: Series) -> Iterator[_ModelLayout]:
     for _, rows in frame.groups("model", "setting"):
         first = rows.rows[0]
         title = (
-            f"{shorten(first['model'], 24)}, {trained_as(first)}; asked from block {first['min_exit']} of "
+            f"{shorten(first['model'], 24)}, {trained_as(first)}; gated from block {first['min_exit']} of "
             f"{first['blocks']} (blocks executed)"
         )
         present = [key for key in names if any((row["method"], row["head"]) == key for row in rows.rows)]

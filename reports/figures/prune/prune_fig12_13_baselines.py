@@ -4,7 +4,7 @@ from functools import partial
 
 from exitbench.reports.figures.prune import AT_RELATIVE_DEPTH, STAND_INS, mean_depths, sweep
 
-TITLE = "Gates over the whole vocabulary against contrast with adaptive pruning"
+TITLE = "Gates over the whole vocabulary against the contrastive gate with adaptive pruning"
 CAPTION = (
     "Left: mean exit layer; the thin line is the earliest possible. Right: the task's score; dotted: full depth. The "
     "three gates over the whole vocabulary and, of the JSD gate, over the adaptive pruned head as published. Bars are "

@@ -1,5 +1,5 @@
 -- Gates over the whole vocabulary and the contrastive gate over a pruned head by the first
--- block asked: mean exit layer and the task's score. One row a setting and metric.
+-- gated block: mean exit layer and the task's score. One row per setting and metric.
 -- Published values: their block b of 24 is drawn at our b L / 24, and so are their mean exit layers.
 WITH shown (method, head) AS (
     VALUES ('calm-softmax', 'full'), ('contrastive-reweighted', 'full'), ('contrastive-jsd', 'full'),

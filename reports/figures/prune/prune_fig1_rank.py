@@ -16,12 +16,12 @@ from exitbench.reports.plotting.style import SeriesStyle, series_styles
 
 TITLE = "Rank of the final token at each block"
 CAPTION = (
-    "Where the token that full depth chooses stands among all tokens by a block's read-out; 1 is the most likely, the "
-    "axis is logarithmic. Boxes: the middle half of the tokens; marks: the median; lines: from the 1st to the 99th "
-    "percentile, all quantiles that occur (no uncertainty of a mean). Of large runs about 20,000 tokens, whole "
-    "documents. A head that keeps the k best tokens of a block loses the final one where its rank is above k. Figures "
-    "1a to 1d of PRUNE, which show a panel a model and data set; here models stand side by side, on our data. "
-    f"{STAND_INS}"
+    "Rank of full depth's token among all tokens in a block's read-out; 1 is the most probable, the axis is "
+    "logarithmic. Boxes: the middle half of the tokens; marks: the median; lines: from the 1st to the 99th "
+    "percentile. These are quantiles of the tokens, not the uncertainty of a mean. Of large runs, about 20,000 tokens "
+    "are used, in whole documents. A head that keeps the k best tokens of a block loses the final one if its rank is "
+    "above k. Figures 1a to 1d of PRUNE, which show one panel per model and data set; here models are side by side, "
+    f"on our data. {STAND_INS}"
 )
 
 _WIDE = 26  # boxes that fit half a page

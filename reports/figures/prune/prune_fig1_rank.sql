@@ -1,6 +1,6 @@
--- Rank of the final token (full depth's choice; 1 is the top) at each block: five quantiles. One row a model, task and
--- block.
--- Of runs with more tokens about 20,000 are enough: whole documents, in the order of a digest of their key.
+-- Rank of the final token (full depth's choice; 1 is the top) at each block: five quantiles. One row per model, task
+-- and block.
+-- Of runs with more tokens, about 20,000 are used: whole documents, in the order of a digest of their key.
 WITH asked AS (
     SELECT r.attempt_id, r.task_label AS task, r.model, r.blocks, coalesce(t.loss, 'unknown') AS loss,
            r.conditions AS setting

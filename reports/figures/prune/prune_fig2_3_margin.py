@@ -16,14 +16,14 @@ from exitbench.reports.plotting.panels import (
 )
 from exitbench.reports.plotting.style import series_styles
 
-TITLE = "Confidence of a block against the score of leaving there"
+TITLE = "Confidence of a block against the score of exiting there"
 CAPTION = (
-    "Left, the margin: probability of a block's most likely token less that of the second, mean over the tokens of "
-    "full depth's own output. Right, the score: the task's metric when every token leaves at that block (static "
-    "exit, run at every block; the last is full depth). Where the margin is high and the score low the block is "
-    "confident nonsense, and no threshold on the margin can help. Bars are 95 % intervals over documents. Figures 2 "
-    f"and 3 of PRUNE, on our models and data. {STAND_INS} Grey crosses: read by eye from figure 2 (t5-large on "
-    "SQuAD), its layer i, counted from 0, of 24 drawn at (i + 1) L / 24 of our L."
+    "Left, the margin: probability of a block's most probable token minus that of the second, mean over the tokens of "
+    "full depth's own output. Right, the score: the task's metric when every token exits at that block (static exit, "
+    "run at every block; the last is full depth). If the margin is high and the score low, the block is confidently "
+    "wrong, and no threshold on the margin can help. Bars are 95 % intervals over documents. Figures 2 and 3 of "
+    f"PRUNE, on our models and data. {STAND_INS} Gray crosses: read by eye from figure 2 (t5-large on SQuAD), its "
+    "layer i, counted from 0, of 24 drawn at (i + 1) L / 24 of our L."
 )
 
 MARGIN, SCORE = "margin", "score"
@@ -44,11 +44,11 @@ def finding(frame: Frame) -> str:
                 worst or (gap, {}, 0.0), (gap, margins[block], scores[block] / full), key=lambda candidate: candidate[0]
             )
     if worst is None or worst[0] < _SURE_AND_WRONG:
-        return "No block is surer than its score warrants, by more than 10 points."
+        return "At no block does confidence exceed the score by more than 10 points."
     _, row, share = worst
     return (
-        f"Surest without reason: block {row['block']:.0f} of {row_label(row, ('model', 'task'))} has a mean margin of "
-        f"{row['value']:.2f}, and leaving there scores {percent(share)} of full depth."
+        f"Most overconfident: block {row['block']:.0f} of {row_label(row, ('model', 'task'))} has a mean margin of "
+        f"{row['value']:.2f}, and exiting there scores {percent(share)} of full depth."
     )
 
 

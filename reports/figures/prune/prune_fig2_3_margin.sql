@@ -1,4 +1,4 @@
--- Margin of each block's prediction, p1 - p2, and the task's score if every token leaves there (static exit). One row a
+-- Margin of each block's prediction, p1 - p2, and the task's score if every token exits there (static exit). One row a
 -- model, task, block and quantity. Published values are those read from PRUNE's figure 2; its layers count from 0.
 WITH trained AS (SELECT model, min(loss) AS loss FROM trainings GROUP BY model),
 probes AS (
@@ -24,7 +24,7 @@ exits AS (
     WHERE f.execution = 'real' AND f.value IS NOT NULL
           AND (f.is_full_depth OR f.method = 'static' AND f.kv_policy = 'state-copy')
 ),
-scores AS (  -- over the documents that most exits were run on
+scores AS (  -- over the documents on which most exits were run
     SELECT * FROM exits JOIN (
         SELECT task_label, model, setting, full_depth_cell_id
         FROM exits

@@ -6,16 +6,16 @@ from exitbench.reports.figures.prune import STAND_INS, cheapest_head, costs
 
 TITLE = "Pruning the vocabulary of the softmax gate: score and FLOPs"
 CAPTION = (
-    "Left: the task's score, dotted at full depth. Right: FLOPs of whole answers in multiples of full depth's, on a "
-    "logarithmic axis, of the whole model and of its LM head. As we count, every row of the head that was multiplied "
-    "is in. The published rule leaves out the read of the whole vocabulary at the first block asked, which chooses "
-    "the ids to keep (and takes d² for a row instead of 2 d, which multiples do not show); where every token leaves "
-    "at that block nothing is left, a 0 at the edge. Bars and lines are 95 % intervals over documents. The first "
-    "block asked is the one run that is nearest to the published 7 of 24 (last block trained) or 2 of 24 (every "
-    "block). Figures 4 (SQuAD) and 5 (SamSum) of PRUNE, which have absolute FLOPs, on our models and data; "
-    f"{STAND_INS[0].lower()}{STAND_INS[1:]} Grey crosses: published scores, and published FLOPs relative to its "
-    "unpruned gate, whose cross is put on ours. By id: the published form of decaying; by rank: that of the text. "
-    "“FLOPs saved by pruning” below follows the full read by block."
+    "Left: the task's score, dotted at full depth. Right: FLOPs of whole answers as multiples of full depth's, on a "
+    "logarithmic axis, of the whole model and of its LM head. Our count includes every row of the head that was "
+    "multiplied. The published rule omits the read of the whole vocabulary at the first gated block, which chooses "
+    "the ids to keep. It also counts d² per row instead of 2 d, which multiples do not show. If every token exits at "
+    "that block, nothing remains, a 0 at the edge. Bars and lines are 95 % intervals over documents. Of the first "
+    "gated blocks that were run, the one nearest to the published 7 of 24 (last block trained) or 2 of 24 (every "
+    "block) is shown. Figures 4 (SQuAD) and 5 (SamSum) of PRUNE, which have absolute FLOPs, on our models and data. "
+    f"{STAND_INS} Gray crosses: published scores, and published FLOPs relative to its unpruned gate, whose cross is "
+    "placed on ours. By id: the published form of decaying; by rank: that of the text. “FLOPs saved by pruning” below "
+    "shows the full read by block."
 )
 
 HEADS = {

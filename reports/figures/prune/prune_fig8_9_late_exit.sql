@@ -1,7 +1,7 @@
--- Gates that are first asked late: score, FLOPs and speed. One row a model, task, read-out and quantity.
+-- Gates with a late first gated block: score, FLOPs and speed. One row per model, task, read-out and quantity.
 -- FLOPs are those of whole answers as multiples of full depth's: of the whole model, of the LM head (a row read costs
 -- 2 d_model), and of the LM head by the published rule (d_model^2 a row, in multiples too; without the full read at the
--- first block asked of a pruned head, and without the blocks that a contrast looks back to).
+-- first gated block of a pruned head, and without the earlier blocks that a contrast reads).
 WITH shown (method, head, published_as) AS (
     VALUES ('contrastive-jsd', 'full', 'JSD'),
            ('calm-softmax', 'full', 'softmax diff'),
@@ -9,5 +9,5 @@ WITH shown (method, head, published_as) AS (
            ('calm-softmax', 'pruned-fixed', 'softmax diff + fixed pruning')
 ),
 printed_in (figures) AS (VALUES ('^(PRUNE Fig 8[ab]/9[ab] draft|final blog )')),
-printed_at (loss, block) AS (VALUES ('weighted', 19), ('last', 19), ('unknown', 19)),  -- first asked, of 24
+printed_at (loss, block) AS (VALUES ('weighted', 19), ('last', 19), ('unknown', 19)),  -- first gated block, of 24
 -- continues in shared/prune_cost.sql

@@ -123,7 +123,7 @@ def test_damaged_tags_leave_the_way_and_are_made_again(runs: Path, capsys: pytes
     path.write_bytes(path.read_bytes() + b"x")
     assert "annotate again" in "".join(check(runs / "spool", runs / "exitbench.duckdb").problems)
     (problem,) = rebuild(runs / "spool", runs / "exitbench.duckdb").quarantined
-    assert "is not what was written" in problem and "Moved to" in problem
+    assert "was changed after it was written" in problem and "Moved to" in problem
     assert asked(runs, TAGGED) == []
     assert main(["annotate", "upos", "*t5/squad/*", "--runs", str(runs)]) == 0
     assert asked(runs, TAGGED) == rows

@@ -181,7 +181,7 @@ def test_a_damaged_record_is_set_aside_and_scored_again(
     (record,) = (runs / "spool" / "rescores" / attempt_id).iterdir()
     (record / "metrics.parquet").write_bytes(b"torn")
     assert main(["db", "rebuild", "--runs", str(runs)]) == 1
-    assert "metrics.parquet: is not what was written" in capsys.readouterr().err
+    assert "metrics.parquet: was changed after it was written" in capsys.readouterr().err
     assert ask(runs, "SELECT count(*) FROM sample_rescore") == [(0,)]
     assert main(["rescore", "--runs", str(runs)]) == 0
     assert ask(runs, "SELECT count(*) FROM sample_rescore") == [(6,)]

@@ -108,7 +108,7 @@ def test_one_run_finds_what_is_damaged_and_runs_it_again(
     (torn.path / "samples.parquet").write_bytes((torn.path / "samples.parquet").read_bytes()[:100])
     capfd.readouterr()
     assert main(command) == 0
-    assert "samples.parquet: is not what was written" in capfd.readouterr().err
+    assert "samples.parquet: was changed after it was written" in capfd.readouterr().err
     after = {attempt.cell_id: attempt for attempt in scan_spool(Path("runs/spool"))}
     assert after.pop(cell_id).attempt_id > torn.attempt_id
     assert after == before

@@ -34,7 +34,8 @@ def test_texts_of_files_stay_unless_asked_for(
         connection.exec_driver_sql("UPDATE dataset_artifact SET source = 'hub' WHERE label = 'samsum'")
     assert main(["export", str(tmp_path / "out"), "--runs", str(runs), *options]) == 0
     told = (
-        "Texts left out, since samsum may not be handed on: attempt.log_tail, sample.output_text, sample.output_ids, "
+        "Texts omitted, since the licenses of samsum do not allow copies: "
+        "attempt.log_tail, sample.output_text, sample.output_ids, "
     )
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert (told in capsys.readouterr().out) == left_out

@@ -71,7 +71,7 @@ def test_two_runs_are_shown_on_one_document(example_database: Path, capsys: pyte
     _, first = stored(example_database, "full", "", 0)
     _, second = stored(example_database, "static", "", 0)
     parted = next(n for n, (a, b) in enumerate(zip(first, second, strict=True), 1) if a[0] != b[0])
-    assert f"the answers part at token {parted}\n" in output
+    assert f"the answers differ from token {parted}\n" in output
 
 
 def test_a_token_has_its_logit_lens_up_to_the_first_difference(
@@ -94,7 +94,9 @@ def test_a_token_has_its_logit_lens_up_to_the_first_difference(
         assert cells[7:9] == [f"#{probe['rank_final'][block - 1]}", f"{probe['p_final'][block - 1]:.2f}"]
     assert shown(example_database, CALM, "--doc", key, "--token", str(last + 1)) == 0
     output = capsys.readouterr().out
-    assert f"left at token {last}: they say nothing about this token" in output and "1st" not in output
+    assert (
+        f"differs from this one from token {last} on: they do not apply to this token" in output and "1st" not in output
+    )
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_what_is_not_applied_stands_with_the_run(run: Callable[..., Ran], causal
         ("probe", {"num_beams": 4, "repetition_penalty": 1.3}),
         ("quality", {"num_beams": 4, "repetition_penalty": 1.3}),
     ]
-    message = 'not decoded as the checkpoint\'s own settings ask: {"num_beams":4,"repetition_penalty":1.3}'
+    message = 'not decoded with the checkpoint\'s own generation settings: {"num_beams":4,"repetition_penalty":1.3}'
     assert [(row["kind"], row["severity"]) for row in result.to_pylist()] == [("quality", 2)]
     assert result.to_pylist()[0]["message"].replace(" ", "") == message.replace(" ", "")
 

@@ -672,7 +672,7 @@ def test_one_document_that_cannot_be_scored_costs_no_cell(
         (result,) = database.query(query).to_pylist()
     assert (result["severity"], result["message"]) == (
         2,
-        "1 of 11 documents are left out: a text of theirs has no token to be scored, or more than the model reads",
+        "1 of 11 documents are excluded: one of their texts has no token to score, or more than the model can read",
     )
     print_left_out(tmp_path / "x.duckdb", "toys")
     assert "m on choice: 1 of 11 documents left out, whose texts cannot be scored" in capfd.readouterr().out

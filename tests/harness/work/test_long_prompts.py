@@ -134,7 +134,7 @@ def test_every_kind_of_cell_leaves_out_what_does_not_fit_the_model(run: Callable
             assert {row["n"] for row in built.rows(item.cell, "calibration")} == {
                 sum(length + LONGEST <= 58 for length in known[0].values())
             }
-    left_out = "of 20 documents are left out: prompt and answer do not fit the model's positions"
+    left_out = "of 20 documents are excluded: prompt and answer do not fit the model's positions"
     result = [row for row in built.findings() if row[1] == "documents_dropped"]
     assert len(result) == len(built.items)
     assert {severity for _, _, severity, _ in result} == {2}
@@ -149,7 +149,7 @@ def test_what_the_suite_asks_to_drop_is_a_remark(run: Callable[..., Run]) -> Non
         rows = result.rows(item.cell, "samples")
         assert {row["doc_key"]: row["n_prompt"] for row in rows} == {key: known[key] for key in fitting}
         assert {row["n_cut"] for row in rows} == {0}
-    said = f"{20 - len(fitting)} of 20 documents are left out: their prompts are longer than max_prompt_tokens"
+    said = f"{20 - len(fitting)} of 20 documents are excluded: their prompts are longer than max_prompt_tokens"
     assert result.findings() == [("quality", "documents_dropped", 1, said)] * 2
 
 
@@ -185,7 +185,7 @@ def test_prompts_are_cut_and_answered_as_transformers_answers_them(run: Callable
         )
         assert row["output_ids"] == generated[0, row["n_prompt"] :].tolist()
     n_cut = sum(length > 47 for length in known.values())
-    said = ("quality", "prompts_truncated", 1, f"{n_cut} of 20 prompts are cut to max_prompt_tokens")
+    said = ("quality", "prompts_truncated", 1, f"{n_cut} of 20 prompts are truncated to max_prompt_tokens")
     assert result.findings() == [said] * 2
 
 

@@ -225,7 +225,7 @@ def test_gates_by_first_block_asked(world: Any, database: Path, rows_of: Rows) -
     }
     assert len(softmax) == 8 and (round(20 / 3, 6), round(21.033 / 3, 6)) in softmax  # 20 and 21.033 of 24
     figure = drawn(prune_fig6_7_gates, frame)
-    assert "first block asked, min_exit (blocks executed)" in texts(figure)
+    assert "first gated block, min_exit (blocks executed)" in texts(figure)
     for place, (model, is_depth) in enumerate((name, depth) for name in LOSSES for depth in (True, False)):
         plotted = points(figure.axes[place])
         expected = local_rows(frame, model=model, is_depth=is_depth)

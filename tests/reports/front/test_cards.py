@@ -102,7 +102,7 @@ def test_of_several_ways_to_run_a_task_the_one_of_most_documents_has_the_card(re
     both = sorted([*part, *results], key=lambda row: str(row["task"]))
     assert {row["setting_id"] for card in cards(both) for row in card.rows}.isdisjoint({"part"})
     (card,) = cards(part)
-    assert "(a part)" in worded(card).footer
+    assert "(subset)" in worded(card).footer
     assert cards([{**row, "random_weights": True} for row in results]) == ()
 
 
@@ -214,8 +214,8 @@ def test_a_card_stands_beside_random_exits_and_the_oracle_and_says_what_its_numb
 ) -> None:
     card = worded(built_cards[0])
     alternatives = {line.what: line for line in card.recommendations[-1].alternatives}
-    assert set(alternatives) == {"Best static", "Random, about as deep", "Oracle, the bound"}
-    assert alternatives["Oracle, the bound"].blocks.startswith("exits at ")
+    assert set(alternatives) == {"Best static", "Random, about as deep", "Oracle (upper bound)"}
+    assert alternatives["Oracle (upper bound)"].blocks.startswith("exits at ")
     assert alternatives["Random, about as deep"].name == "mean_exit=2.5"
     assert card.footer.startswith("generated data · 6 M parameters · float32, cpu, batch 1 · 300 documents")
 
@@ -226,7 +226,7 @@ def test_what_ran_is_told_in_a_few_words(front_database: Path, results: tuple[Ro
     fact_texts = dict(facts(front.runs, results))
     assert fact_texts["Models"] == "world-t5 (6 blocks, 6 M parameters)"
     assert fact_texts["Data"] == "samsum, squad (generated)"
-    assert fact_texts["Documents"].startswith("300 a task")
+    assert fact_texts["Documents"].startswith("300 per task")
     assert (fact_texts["Machine"], fact_texts["Commit"], fact_texts["Date"]) == (
         "Test CPU, 2 threads",
         "0123456789ab",
@@ -240,7 +240,7 @@ def test_what_ran_is_told_in_a_few_words(front_database: Path, results: tuple[Ro
 
 
 def test_findings_are_one_line_of_counts() -> None:
-    assert findings_line([]) == ("No rule found anything about these runs.", 0)
+    assert findings_line([]) == ("No rule has a finding about these runs.", 0)
     rows = [{"severity": severity} for severity in (3, 2, 2, 1)]
     assert findings_line(rows) == ("4 findings: 1 × do not cite, 2 × look before you cite, 1 × a remark.", 3)
 

@@ -279,6 +279,6 @@ def test_answers_whose_ids_an_export_left_out_are_not_called_equal(
             connection.exec_driver_sql("UPDATE sample SET output_ids = []")
         contrasts = by_quantity(compare(database, a, b, mean))
     assert contrasts["equal_tokens"].estimate is None
-    assert contrasts["equal_tokens"].how == "token ids were left out of an export"
+    assert contrasts["equal_tokens"].how == "token ids were omitted by an export"
     assert "equal_answers" not in contrasts
     assert (contrasts["tokens_per_answer"].a, contrasts["tokens_per_answer"].b) == (2, 3)

@@ -96,9 +96,9 @@ def test_what_is_not_one_thing_is_refused(attempts: tuple[str, str, Json, Json],
     spool, database = tmp_path / "spool", tmp_path / "x.duckdb"
     with pytest.raises(UserError, match="at least 4 characters"):
         find(attempts[0][:3], spool, database)
-    with pytest.raises(UserError, match=f"(?s)2 things .*{attempts[0]}.*{attempts[1]}"):
+    with pytest.raises(UserError, match=f"(?s)2 ids .*{attempts[0]}.*{attempts[1]}"):
         find(attempts[0][:8], spool, database)
-    with pytest.raises(UserError, match=r"No attempt, cell, environment or machine .* begins 'ffffffffffff'"):
+    with pytest.raises(UserError, match=r"No attempt, cell, environment or machine .* begins with 'ffffffffffff'"):
         find("ffffffffffff", spool, database)
 
 

@@ -149,12 +149,12 @@ def test_a_table_that_one_does_not_have_is_a_difference(attempt: Callable[..., P
 
 
 def test_attempts_without_anything_repeatable_are_refused(attempt: Callable[..., Path]) -> None:
-    with pytest.raises(UserError, match="left nothing that a repetition must equal"):
+    with pytest.raises(UserError, match="has no files that a repetition must reproduce"):
         compare_attempts(attempt({}), attempt({}))
 
 
 def test_files_that_were_changed_are_not_compared(attempt: Callable[..., Path]) -> None:
     old, new = attempt({"tokens": THREE}), attempt({"tokens": THREE})
     (old / "tokens.parquet").write_bytes(b"torn")
-    with pytest.raises(SpoolError, match="is not what was written"):
+    with pytest.raises(SpoolError, match="was changed after it was written"):
         compare_attempts(old, new)

@@ -265,7 +265,7 @@ def test_thresholds_equal_at_one_position_are_ordered_by_the_others(connection: 
 
 @pytest.mark.parametrize("gate_blocks", [[0, 1], [1, L + 1]])
 def test_blocks_that_do_not_exist_are_refused(connection: duckdb.DuckDBPyConnection, gate_blocks: list[int]) -> None:
-    with pytest.raises(ValueError, match="of 1 to 6"):
+    with pytest.raises(ValueError, match="not within 1 to 6"):
         _sweep(connection, _probe(10), [0.5], gate_blocks)
 
 

@@ -57,9 +57,9 @@ def test_a_damaged_one_is_named_and_written_again_by_the_next_run(tmp_path: Path
     with (spool / "vocabularies" / ID / "token_text.parquet").open("ab") as file:
         file.write(b"x")
     (message,) = check_vocabularies(spool)
-    assert "token_text.parquet: is not what was written" in message
+    assert "token_text.parquet: was changed after it was written" in message
     (problem,) = ingest(spool, path).quarantined
-    assert "token_text.parquet: is not what was written" in problem and "quarantine" in problem
+    assert "token_text.parquet: was changed after it was written" in problem and "quarantine" in problem
     assert ask(path) == []
     assert check_vocabularies(spool) == []
     record_vocabulary(spool, ID, TEXTS, {0})

@@ -105,12 +105,12 @@ def test_a_path_with_a_question_mark_is_refused(path: Path, tmp_path: Path, read
     if read_only:
         shutil.copy(path, folder / "x.duckdb")
     before = sorted(folder.iterdir())
-    with pytest.raises(UserError, match=r"what\?/x\.duckdb: DuckDB keeps no database at a path with \? in it"):
+    with pytest.raises(UserError, match=r"what\?/x\.duckdb: DuckDB does not support a path with \? in it"):
         open_database(folder / "x.duckdb", read_only=read_only)
     assert sorted(folder.iterdir()) == before
 
 
-ADVICE = r"`exitbench db rebuild` makes it anew from its spool\. .* by the version that made the database"
+ADVICE = r"`exitbench db rebuild` rebuilds it from its spool\. .* by the version that created the database"
 
 
 @pytest.mark.parametrize("version", [SCHEMA_VERSION + 1, 24])
@@ -142,7 +142,9 @@ def test_tables_other_than_declared_are_of_another_version_whatever_they_say(
             connection.execute(f"DROP VIEW {view}")
         connection.execute(change)
     for read_only in (True, False):
-        with pytest.raises(UserError, match=rf"{says}.* made by another version of ExitBench, or changed\. {ADVICE}"):
+        with pytest.raises(
+            UserError, match=rf"{says}.* created by another version of ExitBench, or changed\. {ADVICE}"
+        ):
             open_database(path, read_only)
 
 
@@ -151,7 +153,7 @@ def test_tables_without_views_are_given_them_by_a_writer_and_refused_to_a_reader
         for (view,) in connection.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall():
             connection.execute(f"DROP VIEW {view}")
     content = path.read_bytes()
-    with pytest.raises(UserError, match=r"has other views than this version .* `exitbench db rebuild`"):
+    with pytest.raises(UserError, match=r"has views of another version .* `exitbench db rebuild`"):
         open_database(path)
     assert path.read_bytes() == content
     open_database(path, read_only=False).close()
@@ -273,7 +275,7 @@ def test_a_damaged_database_of_another_program_is_left_alone(tmp_path: Path) -> 
     os.truncate(path, path.stat().st_size // 2)
     content = path.read_bytes()
     for action in WAYS_TO_OPEN:
-        with pytest.raises(UserError, match=r"is damaged(.|\n)*left as it is") as refused:
+        with pytest.raises(UserError, match=r"is damaged(.|\n)*it is not changed") as refused:
             action(path)
         assert "rebuild" not in str(refused.value)
     assert path.read_bytes() == content
@@ -321,7 +323,7 @@ def test_rebuilding_does_not_lose_what_the_spool_had_once(example_spool: Path, t
     before = _rows(path)
     done_file = next(spool.glob("*/*/*/DONE"))
     done_file.write_text("x")
-    with pytest.raises(UserError, match=rf"kept: it has 1 attempt .*{done_file.parent.name}(.|\n)*DONE"):
+    with pytest.raises(UserError, match=rf"not replaced: it has 1 attempt .*{done_file.parent.name}(.|\n)*DONE"):
         rebuild(spool, path)
     assert _rows(path) == before
     rebuild(spool, path, forget=True)

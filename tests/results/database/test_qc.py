@@ -179,17 +179,17 @@ BROKEN: dict[str, tuple[str, Rows, tuple[str, int, str]]] = {
     "a little noise": (
         "timing",
         {"metrics": [noise(1.01, 1.03)]},
-        ("noise_floor", 1, "full depth against itself is not 1: 1.0200, 95% interval 1.0100 to 1.0300"),
+        ("noise_floor", 1, "full depth's time over its own is not 1: 1.0200, 95% interval 1.0100 to 1.0300"),
     ),
     "noise above": (
         "timing",
         {"metrics": [noise(1.05, 1.07)]},
-        ("noise_floor", 2, "full depth against itself is not 1: 1.0600, 95% interval 1.0500 to 1.0700"),
+        ("noise_floor", 2, "full depth's time over its own is not 1: 1.0600, 95% interval 1.0500 to 1.0700"),
     ),
     "noise below": (
         "timing",
         {"metrics": [noise(0.93, 0.95)]},
-        ("noise_floor", 2, "full depth against itself is not 1: 0.9400, 95% interval 0.9300 to 0.9500"),
+        ("noise_floor", 2, "full depth's time over its own is not 1: 0.9400, 95% interval 0.9300 to 0.9500"),
     ),
     "a load of others": (
         "timing",
@@ -202,7 +202,7 @@ BROKEN: dict[str, tuple[str, Rows, tuple[str, int, str]]] = {
         (
             "busy_machine",
             2,
-            "the machine was busy; load 2.0 on 2 cores; the process ran for 44% of the time that was measured",
+            "the machine was busy; load 2.0 on 2 cores; the process used the processor for 44% of the measured time",
         ),
     ),
     "readings that stall": (
@@ -211,7 +211,7 @@ BROKEN: dict[str, tuple[str, Rows, tuple[str, int, str]]] = {
         (
             "busy_machine",
             2,
-            "the machine was busy; 13% of the readings took more than 1.5 times as long as their document usually does",
+            "the machine was busy; 13% of the readings took more than 1.5 times the median of their document",
         ),
     ),
     "a speed-up that nothing is known of": (
@@ -225,13 +225,13 @@ BROKEN: dict[str, tuple[str, Rows, tuple[str, int, str]]] = {
         (
             "coarse_energy",
             1,
-            "counters of energy move 10.0 times in a timed decode: energy_ratio is less certain than times are",
+            "energy counters change only 10.0 times in a timed decode: energy_ratio is less precise than times",
         ),
     ),
     "throttling": (
         "timing",
         {"device": [reading(0, throttle="none"), reading(1, "start", throttle="power cap, thermal slowdown")]},
-        ("throttled", 3, "the clock was held down at 1 readings: power cap, thermal slowdown"),
+        ("throttled", 3, "the clock was throttled at 1 readings: power cap, thermal slowdown"),
     ),
     "a slow round": (
         "timing",
@@ -241,12 +241,12 @@ BROKEN: dict[str, tuple[str, Rows, tuple[str, int, str]]] = {
     "a trace too short": (
         "quality",
         {"samples": [sample(2), sample(1, "b")], "tokens": [token(1), token(1, key="b")]},
-        ("trace_incomplete", 3, "traced tokens are not as many as the answer's in 1 document(s)"),
+        ("trace_incomplete", 3, "the number of traced tokens differs from the answer's in 1 document(s)"),
     ),
     "a trace with a gap": (
         "quality",
         {"samples": [sample(2)], "tokens": [token(1), token(3)]},
-        ("trace_incomplete", 3, "traced tokens are not as many as the answer's in 1 document(s)"),
+        ("trace_incomplete", 3, "the number of traced tokens differs from the answer's in 1 document(s)"),
     ),
     "a document that does not fit": (
         "probe",
@@ -254,13 +254,13 @@ BROKEN: dict[str, tuple[str, Rows, tuple[str, int, str]]] = {
         (
             "documents_dropped",
             2,
-            "3 of 20 documents are left out: prompt and answer do not fit the model's positions",
+            "3 of 20 documents are excluded: prompt and answer do not fit the model's positions",
         ),
     ),
     "prompts that are cut": (
         "probe",
         {"metrics": [count("prompts_truncated", 4)]},
-        ("prompts_truncated", 1, "4 of 20 prompts are cut to what the model reads"),
+        ("prompts_truncated", 1, "4 of 20 prompts are truncated to what the model can read"),
     ),
     "a document that cannot be scored": (
         "probe",
@@ -268,13 +268,13 @@ BROKEN: dict[str, tuple[str, Rows, tuple[str, int, str]]] = {
         (
             "documents_unscorable",
             2,
-            "1 of 20 documents are left out: a text of theirs has no token to be scored, or more than the model reads",
+            "1 of 20 documents are excluded: one of their texts has no token to score, or more than the model can read",
         ),
     ),
     "no trace": (
         "quality",
         {"samples": [sample(2)]},
-        ("trace_incomplete", 3, "traced tokens are not as many as the answer's in 1 document(s)"),
+        ("trace_incomplete", 3, "the number of traced tokens differs from the answer's in 1 document(s)"),
     ),
 }
 
@@ -322,9 +322,9 @@ def test_a_speed_up_of_enough_documents_is_none(findings: Callable[..., Any]) ->
 @pytest.mark.parametrize(
     ("sessions", "missed", "severity", "why"),
     [
-        (1, 1, 1, "by chance one of 20 does"),
-        (20, 3, 1, "by chance one of 20 does"),  # three or more: 7.5 %
-        (20, 4, 1, "by chance one of 20 does"),  # 1.6 %
+        (1, 1, 1, "by chance one of 20 misses it"),
+        (20, 3, 1, "by chance one of 20 misses it"),  # three or more: 7.5 %
+        (20, 4, 1, "by chance one of 20 misses it"),  # 1.6 %
         (20, 5, 2, "more than by chance"),  # .26 %
     ],
 )
@@ -333,7 +333,8 @@ def test_noise_that_lacks_1_is_told_once_with_counts(
 ) -> None:
     rows = [{"metrics": [noise(1.001, 1.03) if number < missed else noise(0.99, 1.01)]} for number in range(sessions)]
     message = (
-        f"of {sessions} intervals of full depth against itself in suite example on this machine {missed} lack 1: {why}"
+        f"of {sessions} intervals of full depth against itself in suite example on this machine, {missed} do not "
+        f"contain 1: {why}"
     )
     assert findings(*rows, kind="timing", cells=True) == [("noise_floor_coverage", severity, message)]
 
@@ -387,7 +388,7 @@ def test_remarks(findings: Callable[..., Any], env: Json) -> None:
 def test_what_the_suite_has_dropped_is_a_remark(findings: Callable[..., Any]) -> None:
     generation = {"max_new_tokens": 4, "stop": [], "max_prompt_tokens": 9, "truncate": "drop"}
     rows = {**ONE, "metrics": [count("documents_dropped", 3)]}
-    message = "3 of 20 documents are left out: their prompts are longer than max_prompt_tokens"
+    message = "3 of 20 documents are excluded: their prompts are longer than max_prompt_tokens"
     assert findings(rows, generation=generation) == [("documents_dropped", 1, message)]
 
 
@@ -411,7 +412,7 @@ def generated(metric: Json) -> Rows:
 def test_full_depth_near_the_floor_is_found_and_what_to_try(findings: Callable[..., Any]) -> None:
     ((rule, severity, message),) = findings(generated(scored(4.9, 0.1, 30.0)))
     assert (rule, severity) == ("near_floor", 2)
-    assert message.startswith("full depth scores 4.9 of 100 (own): this near the floor, no setting can be seen to lose")
+    assert message.startswith("full depth scores 4.9 of 100 (own): this close to the floor, no loss can be detected")
     for word in ("exitbench show-prompts", "chat_template = true", "system", "num_fewshot", "max_new_tokens"):
         assert word in message
 
@@ -482,7 +483,7 @@ def test_choices_that_are_no_better_than_chance_are_found(
     ((rule, severity, message),) = findings(choosing((100, 0, 100, 0), low, right))
     assert (rule, severity) == ("near_floor", 2)
     assert message.startswith(f"full depth scores 50.0 (own), 95% interval {low:.1f} to ")
-    assert f"choosing at random scores {chance}: it is not shown to know the task" in message
+    assert f"choosing at random scores {chance}: it is not shown to be better than guessing" in message
     assert "num_fewshot" in message
 
 
@@ -544,7 +545,7 @@ def test_of_other_runs_it_is_not_told_that_answers_are_cut(findings: Callable[..
 def test_what_cut_prompts_is_the_suite_where_it_says_so(findings: Callable[..., Any]) -> None:
     generation = {"max_new_tokens": 4, "stop": [], "max_prompt_tokens": 9, "truncate": "left"}
     rows = {**ONE, "metrics": [count("prompts_truncated", 4)]}
-    message = "4 of 20 prompts are cut to max_prompt_tokens"
+    message = "4 of 20 prompts are truncated to max_prompt_tokens"
     assert findings(rows, generation=generation) == [("prompts_truncated", 1, message)]
 
 

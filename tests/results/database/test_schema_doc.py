@@ -38,7 +38,7 @@ def test_the_picture_has_what_refers_to_what_and_nothing_else() -> None:
 
 def test_columns_that_most_views_begin_with_are_told_once() -> None:
     frontier = schema_markdown().partition("### frontier\n")[2].partition("###")[0]
-    assert "Beside the columns of `run_names`:" in frontier
+    assert "In addition to the columns of `run_names`:" in frontier
     assert "| mean_exit_layer | DOUBLE |" in frontier and "| suite |" not in frontier
 
 

@@ -81,7 +81,7 @@ def test_a_database_is_refused_with_what_to_hand_on_instead(
         with duckdb.connect(str(other)) as connection:
             connection.execute("UPDATE schema_version SET version = 10000")
     before = other.read_bytes()
-    says = rf"^{other} is a database, .* `exitbench export FOLDER --database results\.json` .*; import that folder\.$"
+    says = rf"^{other} is a database, .* `exitbench export FOLDER --database results\.json`, and import that folder\.$"
     with pytest.raises(UserError, match=says):
         merge(other, spool, path)
     assert other.read_bytes() == before
@@ -222,7 +222,7 @@ def test_an_attempt_with_other_files_stops_everything(source: Path, spool: Path,
     done_file.write_text(json.dumps(json.loads(done_file.read_text()), indent=4))  # as valid, and not the same
     ingest(spool, path)
     before = rows(path)
-    with pytest.raises(UserError, match=f"here already with other files: 1 attempt, such as {attempt.attempt_id}"):
+    with pytest.raises(UserError, match=f"already here with different files: 1 attempt, such as {attempt.attempt_id}"):
         merge(source, spool, path)
     assert rows(path) == before
 
@@ -297,7 +297,7 @@ def test_a_damaged_import_is_left_out_of_a_rebuild_with_a_message(exported: Path
     (imported,) = (spool / "imports").iterdir()
     (imported / "metric.parquet").write_bytes(b"torn")
     (problem,) = rebuild(spool, path, forget=True).quarantined
-    assert "metric.parquet: is not what was written" in problem
+    assert "metric.parquet: was changed after it was written" in problem
     assert rows(path)["attempt"] == []
 
 
@@ -354,7 +354,7 @@ def test_benchmarks_of_another_form_are_refused(
     change: dict[str, Any], tmp_path: Path, spool: Path, path: Path
 ) -> None:
     (tmp_path / "odd.json").write_text(json.dumps({**benchmark_json(1.0), **change}))
-    with pytest.raises(UserError, match=r"odd\.json: is not what pytest-benchmark writes"):
+    with pytest.raises(UserError, match=r"odd\.json: is not a file of pytest-benchmark"):
         merge(tmp_path / "odd.json", spool, path)
     assert not (spool / "perf").exists()
 

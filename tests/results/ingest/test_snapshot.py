@@ -215,7 +215,7 @@ def damage(path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda folder: damage(folder / "metric.parquet"), "metric.parquet: is not what was written"),
+        (lambda folder: damage(folder / "metric.parquet"), "metric.parquet: was changed after it was written"),
         (lambda folder: (folder / "cell.parquet").unlink(), "cell.parquet: is missing"),
         (lambda folder: (folder / MANIFEST).write_text('{"format": "other"}'), "format is 'other'"),
         (lambda folder: (folder / MANIFEST).write_text("{"), "is not JSON"),
@@ -240,7 +240,7 @@ def test_an_attempt_that_is_here_with_other_files_is_refused_and_nothing_is_adde
             (attempt_id,) = connection.exec_driver_sql("SELECT min(attempt_id) FROM attempt").one()
             connection.exec_driver_sql("DELETE FROM attempt WHERE attempt_id > (SELECT min(attempt_id) FROM attempt)")
             connection.execute(ATTEMPT.update().values(spool_sha256="0" * 64))
-        with pytest.raises(UserError, match=f"here already with other files: 1 attempt, such as {attempt_id}"):
+        with pytest.raises(UserError, match=f"already here with different files: 1 attempt, such as {attempt_id}"):
             load_snapshot(empty.engine, snapshot_folder)
         assert len(rows(empty)["attempt"]) == 1
 

@@ -123,7 +123,9 @@ def test_an_attempt_that_only_one_of_the_two_has(runs: Path) -> None:
     folder.rename(runs / "away")
     (problem,) = problems(runs)
     assert f"1 attempt that the spool lacks, such as {folder.name}" in problem
-    with pytest.raises(UserError, match=rf"is kept: it has 1 attempt .*{folder.name}\. `exitbench export` .*--force"):
+    with pytest.raises(
+        UserError, match=rf"is not replaced: it has 1 attempt .*{folder.name}\. `exitbench export` .*--force"
+    ):
         rebuild(runs / "spool", runs / "exitbench.duckdb")
     rebuild(runs / "spool", runs / "exitbench.duckdb", forget=True)
     (runs / "away").rename(folder)

@@ -13,11 +13,11 @@ asked AS (
           AND (f.method, f.params ->> 'head') IN (SELECT (method, head) FROM shown)
           AND f.params ->> 'rule' = 'constant' AND f.params ->> 'decay' = 'none' AND f.params ->> 'every' = '1'
           AND coalesce(f.params ->> 'emit_score', 'plain') = 'plain'
-    QUALIFY row_number() OVER (  -- of lists of several sizes the latest run
+    QUALIFY row_number() OVER (  -- if lists of several sizes were run, the latest run
         PARTITION BY f.model, setting, r.full_depth_attempt_id, f.method, head, min_exit ORDER BY f.attempt_id DESC
     ) = 1
 ),
-panels AS (  -- documents and first block asked: where most were run, and of these the nearest to the published block
+panels AS (  -- documents and first gated block: where most were run, and of these the nearest to the published block
     SELECT task_label, model, setting, full_depth_attempt_id, min_exit
     FROM asked
     GROUP BY task_label, model, setting, full_depth_attempt_id, min_exit
@@ -41,7 +41,7 @@ full_depth AS (
     SELECT attempt_id AS full_depth_attempt_id, doc_key, sum(head_rows) AS full_rows
     FROM tokens WHERE attempt_id IN (SELECT full_depth_attempt_id FROM chosen) GROUP BY ALL
 ),
-vocabularies AS (  -- full depth reads the whole head once a token
+vocabularies AS (  -- full depth reads the whole head once per token
     SELECT attempt_id AS full_depth_attempt_id, max(head_rows / tokens) AS vocabulary
     FROM tokens WHERE attempt_id IN (SELECT full_depth_attempt_id FROM chosen) GROUP BY ALL
 ),
@@ -50,7 +50,7 @@ sizes AS (
            CAST(params ->> 'k_min' AS INTEGER) AS k_min, vocabulary
     FROM chosen JOIN vocabularies USING (full_depth_attempt_id)
 ),
-rule AS (  -- rows that the published rule counts at each block asked
+rule AS (  -- rows that the published rule counts at each gated block
     SELECT attempt_id, block,
            CASE WHEN head = 'full' OR block = blocks THEN vocabulary
                 WHEN block = min_exit THEN 0

@@ -11,11 +11,11 @@ asked AS (
           AND (f.method, f.params ->> 'head') IN (SELECT (method, head) FROM shown)
           AND f.params ->> 'rule' = 'constant' AND f.params ->> 'decay' = 'none' AND f.params ->> 'every' = '1'
           AND coalesce(f.params ->> 'emit_score', 'plain') = 'plain'
-    QUALIFY row_number() OVER (  -- of lists of several sizes the latest run
+    QUALIFY row_number() OVER (  -- if lists of several sizes were run, the latest run
         PARTITION BY f.model, setting, r.full_depth_cell_id, f.method, head, min_exit ORDER BY f.attempt_id DESC
     ) = 1
 ),
-panels AS (  -- a sweep: gates asked from several blocks on, over those documents that most of them were run on
+panels AS (  -- a sweep: gates with several first gated blocks, over the documents on which most of them were run
     SELECT task, task_label, model, loss, setting, blocks, metric, full_depth_cell_id, max(full_value) AS full_value
     FROM asked
     GROUP BY task, task_label, model, loss, setting, blocks, metric, full_depth_cell_id
