@@ -7,7 +7,7 @@ last block. The ending is a final norm in most families, dropout in some, and em
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -48,9 +48,17 @@ class States:
         """Return the logits of a block (1..L), [N, V]."""
         return F.linear(self.readable(block), self.head, self.head_bias)
 
-    def read_out(self, hidden_ND: Tensor) -> Tensor:
+    def final_normed(self, hidden_ND: Tensor) -> Tensor:
+        """Return residual streams [N, D] after the ending."""
+        return ended(self.ending, hidden_ND)
+
+    def logits_of_normed(self, normed_ND: Tensor) -> Tensor:
+        """Return the logits [N, V] of states after the ending, [N, D]."""
+        return F.linear(normed_ND * self.scale, self.head, self.head_bias)
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
         """Return the logits [N, V] of residual streams [N, D]."""
-        return F.linear(ended(self.ending, hidden_ND) * self.scale, self.head, self.head_bias)
+        return self.logits_of_normed(self.final_normed(hidden_ND))
 
 
 def decoder_states(model: Any, batch_inputs: Mapping[str, Tensor]) -> States:
@@ -147,6 +155,25 @@ def final_norm(model: Any) -> nn.Module:
         if getattr(module, "weight", None) is not None:
             return module
     raise UserError(f"{type(model).__name__}: its decoder has no final norm; its blocks end in norms of their own.")
+
+
+def block_mlp(model: Any, block: int) -> dict[str, Tensor]:
+    """Return norm and first matrices of a block's gated MLP, by their names in an exit head of kind `residual-mlp`.
+
+    Raises:
+        UserError: The block's MLP is not that of Llama: an RMS norm, silu, and matrices without bias.
+    """
+    module = decoder_blocks(model)[block - 1]
+    places = {"norm": "post_attention_layernorm", "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"}
+    parts = dict(module.named_modules())
+    found = {name: parts[place] for name, place in places.items() if place in parts}
+    has_bias = any(getattr(part, "bias", None) is not None for part in found.values())
+    if len(found) < len(places) or has_bias or getattr(model.config, "hidden_act", None) != "silu":
+        raise UserError(
+            f"model_type {model.config.model_type!r}: its blocks have no gated silu MLP after an RMS norm, as Llama's "
+            'have, so that heads of kind residual-mlp cannot be copied. Allowed: init = "scratch".'
+        )
+    return {f"{name}.weight": cast(Tensor, part.weight) for name, part in found.items() if name != "down"}
 
 
 @torch.no_grad()
