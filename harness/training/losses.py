@@ -131,8 +131,8 @@ def lm_head_divergences(
         inputs_KND = inputs_KND.to(torch.get_autocast_dtype(device))
     constants = (final_ND, head) if bias is None else (final_ND, head, bias)
     with torch.autocast(device, enabled=False):
-        constants = tuple(constant.detach().to(inputs_KND.dtype) for constant in constants)
-        results: tuple[Tensor, Tensor, Tensor] = _LmHeadDivergences.apply(inputs_KND, *constants)  # type: ignore[no-untyped-call]
+        same_dtype = [constant.detach().to(inputs_KND.dtype) for constant in constants]
+        results: tuple[Tensor, Tensor, Tensor] = _LmHeadDivergences.apply(inputs_KND, *same_dtype)  # type: ignore[no-untyped-call]
     return results
 
 

@@ -415,9 +415,9 @@ class ExitHeadsObjective:
     @torch.no_grad()
     def states(self, model: PreTrainedModel, batch: Batch) -> Tensor:
         """Return states after the exit blocks, and the LM head's input after the last block, [N, K + 1, D]."""
+        model.eval()  # dropout would make features and targets noisy, and with cached states the read-out
         if CACHED in batch:
             return batch[CACHED]
-        model.eval()  # dropout would make features and targets noisy
         if self.settings.positions == "all" and not model.config.is_encoder_decoder:
             labels = torch.where(batch["attention_mask"].bool(), batch["input_ids"], IGNORED)
             batch = {**batch, "labels": labels}
@@ -472,7 +472,7 @@ def head_quality(
     n_tokens = 0
     for batch in batches:
         states_NKD = objective.states(model, {name: tensor.to(model.device) for name, tensor in batch.items()})
-        for states_SKD in states_NKD.split(VOCABULARY_SLICE_TOKENS):
+        for states_SKD in torch.split(states_NKD, VOCABULARY_SLICE_TOKENS):
             *states_KSD, final_SD = states_SKD.unbind(1)
             final_SV = own.logits_of_normed(final_SD)
             for k, (block, state_SD) in enumerate(zip(blocks, states_KSD, strict=True)):

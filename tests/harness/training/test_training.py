@@ -229,6 +229,21 @@ def test_cached_states_are_those_of_the_frozen_model_each_once_an_epoch(
     assert not torch.equal(next(batches)["states"], epoch[0]), "every epoch has an order of its own"
 
 
+def test_cached_states_are_read_out_without_dropout(write_recipe: WriteRecipe, data_dir: Path, tmp_path: Path) -> None:
+    """T5 has dropout after its final norm."""
+    base = write_recipe(("dropout_rate = 0.0", "dropout_rate = 0.5")).rename(tmp_path / "base.toml")
+    path = tmp_path / "heads.toml"
+    path.write_text(of_heads(base, kind="lens", after_blocks=[1], cached_tokens=10))
+    new = load_recipe(base)
+    assert new.tokenizer is not None and new.architecture is not None
+    pairs = [pair for pair, _ in read_text(new, data_dir, "seq2seq").train]
+    model = new_model(new.architecture, make_tokenizer(new.tokenizer, pairs))
+    objective = make_objective(load_recipe(path), model)
+    states = torch.randn(6, 2, 32, generator=torch.Generator().manual_seed(0))
+    losses = {float(objective(model.train(), {"states": states}, 0)[0]) for _ in range(3)}
+    assert len(losses) == 1
+
+
 @pytest.mark.parametrize("while_caching", [True, False])
 def test_an_interrupted_training_on_cached_states_resumes_to_the_same_heads(
     write_recipe: WriteRecipe,
