@@ -115,6 +115,10 @@ class Sketch(Headed):
         """Raise NotImplementedError: a sketch has no weights."""
         raise NotImplementedError("a sketch has no weights")
 
+    def logits_of_normed(self, normed: Tensor) -> Tensor:
+        """Raise NotImplementedError: a sketch has no weights."""
+        raise NotImplementedError("a sketch has no weights")
+
     def logits_of(self, hidden_AD: Tensor, weights_AKD: Tensor) -> Tensor:
         """Raise NotImplementedError: a sketch has no weights."""
         raise NotImplementedError("a sketch has no weights")

@@ -4,6 +4,7 @@ Each block's output is read out exactly like the last block's: shared final norm
 d_model ** -0.5, shared head.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -14,6 +15,8 @@ from exitbench.errors import UserError, suggestion
 
 IGNORED = -100
 SLICE_TOKENS = 512
+VOCABULARY_SLICE_TOKENS = 128
+"""Tokens of a slice with all logits of a large vocabulary."""
 
 JointLoss = Literal["last", "uniform", "weighted", "geometric", "branchynet", "last-70"]
 
@@ -103,6 +106,69 @@ def tuned_lens_loss(logits_NV: Tensor, final_logits_NV: Tensor) -> Tensor:
     dtype = _at_least_fp32(logits_NV)
     final = final_logits_NV.detach().log_softmax(-1, dtype=dtype)
     return F.kl_div(logits_NV.log_softmax(-1, dtype=dtype), final, log_target=True, reduction="batchmean")
+
+
+def lm_head_divergences(
+    inputs: Sequence[Tensor], final_ND: Tensor, head: Tensor, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return `tuned_lens_loss`, agreement and entropy of several inputs of one frozen LM head, each [K].
+
+    Equal to `tuned_lens_loss(F.linear(input, head, bias), F.linear(final, head, bias))` for each input. The final
+    distribution is computed once for all of them, and no [N, V] array is kept: large vocabularies need few gigabytes.
+
+    Args:
+        inputs: Inputs of the LM head, K of [N, D]; only they receive gradients.
+        final_ND: The LM head's input after the last block, a constant.
+        head: The LM head, [V, D], a constant.
+        bias: Its bias, [V], a constant.
+
+    Returns:
+        KL(final || head) in nats, mean over tokens; share of tokens with the final distribution's most probable token;
+        entropy in nats. Only the first has a gradient.
+    """
+    inputs_KND, device = torch.stack(list(inputs)), head.device.type
+    if torch.is_autocast_enabled(device):
+        inputs_KND = inputs_KND.to(torch.get_autocast_dtype(device))
+    constants = (final_ND, head) if bias is None else (final_ND, head, bias)
+    with torch.autocast(device, enabled=False):
+        same_dtype = [constant.detach().to(inputs_KND.dtype) for constant in constants]
+        results: tuple[Tensor, Tensor, Tensor] = _LmHeadDivergences.apply(inputs_KND, *same_dtype)  # type: ignore[no-untyped-call]
+    return results
+
+
+class _LmHeadDivergences(torch.autograd.Function):
+    """Fused LM head and divergence, with gradients computed in the forward pass, in slices of tokens."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, inputs_KND: Tensor, final_ND: Tensor, head: Tensor, bias: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        n, dtype = len(final_ND), _at_least_fp32(final_ND)
+        d_inputs_KND = torch.empty_like(inputs_KND)
+        losses_K, agreements_K, entropies_K = torch.zeros(3, len(inputs_KND), dtype=dtype, device=head.device)
+        for start in range(0, n, VOCABULARY_SLICE_TOKENS):
+            tokens = slice(start, start + VOCABULARY_SLICE_TOKENS)
+            final_SV = F.linear(final_ND[tokens], head, bias).to(dtype)
+            choices_S = final_SV.argmax(-1)
+            log_q_SV = final_SV.log_softmax(-1)
+            q_SV = log_q_SV.exp()
+            negative_entropy = torch.linalg.vecdot(q_SV, log_q_SV).sum()
+            for k, (inputs_ND, d_inputs_ND) in enumerate(zip(inputs_KND, d_inputs_KND, strict=True)):
+                z_SV = F.linear(inputs_ND[tokens], head, bias).to(dtype)
+                agreements_K[k] += (z_SV.argmax(-1) == choices_S).sum()
+                log_total_S = z_SV.logsumexp(-1)
+                losses_K[k] += negative_entropy + (log_total_S - torch.linalg.vecdot(q_SV, z_SV)).sum()
+                p_SV = (z_SV - log_total_S[:, None]).exp_()
+                entropies_K[k] += (log_total_S - torch.linalg.vecdot(p_SV, z_SV)).sum()
+                torch.mm(p_SV.sub_(q_SV).to(head.dtype), head, out=d_inputs_ND[tokens])
+        ctx.save_for_backward(d_inputs_KND / n)
+        ctx.mark_non_differentiable(agreements_K, entropies_K)
+        return losses_K / n, agreements_K.div_(n), entropies_K.div_(n)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (d_inputs_KND,) = ctx.saved_tensors
+        return d_inputs_KND * gradients[0][:, None, None].to(d_inputs_KND.dtype), None, None, None
 
 
 def _at_least_fp32(tensor: Tensor) -> torch.dtype:

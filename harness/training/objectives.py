@@ -8,7 +8,7 @@ index l in the results of its functions here is block l + 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, cast, get_args
@@ -21,24 +21,27 @@ from transformers import PreTrainedModel
 
 from exitbench.errors import UserError, suggestion
 from exitbench.harness.engine.checkpoints.exit_head_files import new_exit_heads
-from exitbench.harness.engine.model.exit_heads import exit_logits
+from exitbench.harness.engine.model.exit_heads import WITH_LM_HEAD, exit_logits, lm_head_input
 from exitbench.harness.training.data import Batch
 from exitbench.harness.training.losses import (
+    IGNORED,
+    VOCABULARY_SLICE_TOKENS,
     JointLoss,
     block_weights,
     check_shallow,
     exit_head_loss,
     head_loss,
+    lm_head_divergences,
     shallow_deep_weights,
     tuned_lens_loss,
 )
 from exitbench.harness.training.readable import (
     States,
+    block_mlp,
     decoder_blocks,
     decoder_states,
     final_norm,
-    head_bias,
-    head_scale,
+    own_read_out,
 )
 from exitbench.harness.training.recipe import ExitHeadsRecipe, ObjectiveRecipe, Recipe
 
@@ -242,6 +245,9 @@ class LayerDropout:
         return block.register_forward_hook(skip, prepend=True)
 
 
+CACHED = "states"
+"""Name of computed states [N, K + 1, D] in a batch, in place of texts; see `ExitHeadsObjective.states`."""
+
 Logged = dict[tuple[str, int | None], Tensor]
 """Values of one step by (metric, block); block None is the whole model."""
 
@@ -363,13 +369,13 @@ class ExitHeadsObjective:
     """Exit heads that imitate the frozen model (HEADS; tuned lens)."""
 
     def __init__(self, settings: ExitHeadsRecipe, model: PreTrainedModel, seed: int) -> None:
-        n_blocks = block_count(model)
-        if settings.count >= n_blocks:
-            raise UserError(f"{settings.count} exit heads need a decoder of more blocks than this one's {n_blocks}.")
         self.settings = settings
-        self.blocks = settings.blocks(n_blocks)
-        head = model.get_output_embeddings().weight
-        norm: Any = final_norm(model) if settings.init == "copy" and settings.kind != "lens" else None
+        self.blocks = settings.blocks(block_count(model))
+        self.own = own_read_out(model)
+        head = self.own.head
+        has_own_norm = settings.kind == "lens" or (settings.init == "scratch" and settings.kind not in WITH_LM_HEAD)
+        norm: Any = None if has_own_norm else final_norm(model)
+        copies_mlp = settings.kind == "residual-mlp" and settings.init == "copy"
         tensors = new_exit_heads(
             kind=settings.kind,
             blocks=self.blocks,
@@ -382,8 +388,9 @@ class ExitHeadsObjective:
             lm_head_weight=head.detach(),
             hidden_width=settings.hidden_width,
             generator=torch.Generator().manual_seed(seed),
-            logit_scale=head_scale(model),
-            lm_head_bias=head_bias(model),
+            logit_scale=self.own.scale,
+            lm_head_bias=self.own.head_bias,
+            block_mlps={block: block_mlp(model, block) for block in self.blocks} if copies_mlp else None,
         )
         # Parameter names must not contain dots.
         self.extras = nn.ParameterDict({name.replace(".", "/"): nn.Parameter(t) for name, t in tensors.items()})
@@ -394,27 +401,89 @@ class ExitHeadsObjective:
         return {name.replace("/", "."): tensor for name, tensor in self.extras.items()}
 
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
-        """Return the mean loss over the heads."""
-        model.eval()  # dropout would make features and targets noisy
-        with torch.no_grad():
-            states = decoder_states(model, batch)
-            final_NV = states.logits_NV(len(states.normed))
-        losses, logged = [], Logged()
-        for block in self.blocks:
-            logits_NV = exit_logits(self.tensors, self.settings.kind, block, states.raw[block - 1], states.read_out)
-            losses.append(self._loss(logits_NV, final_NV))
-            log_p_NV = logits_NV.detach().log_softmax(-1)
-            agrees_N = log_p_NV.argmax(-1) == final_NV.argmax(-1)
-            logged["exit_head_loss", block] = losses[-1].detach()
-            logged["exit_head_accuracy", block] = agrees_N.float().mean()
-            logged["exit_head_entropy_nats", block] = -(log_p_NV.exp() * log_p_NV).sum(-1).mean()
-        return torch.stack(losses).mean(), logged
+        """Return the mean loss over the heads; a batch has texts, or states that were computed before (`CACHED`)."""
+        *states_KND, final_ND = self.states(model, batch).unbind(1)
+        read = self._read_in_lm_head if self.settings.kind in WITH_LM_HEAD else self._read_each
+        losses_K, agreements_K, entropies_K = read(states_KND, final_ND)
+        logged = Logged()
+        for k, block in enumerate(self.blocks):
+            logged["exit_head_loss", block] = losses_K[k].detach()
+            logged["exit_head_accuracy", block] = agreements_K[k]
+            logged["exit_head_entropy_nats", block] = entropies_K[k]
+        return losses_K.mean(), logged
 
-    def _loss(self, logits_NV: Tensor, final_NV: Tensor) -> Tensor:
-        if self.settings.kind == "lens":
-            return tuned_lens_loss(logits_NV, final_NV)
-        target = final_NV.argmax(-1) if self.settings.target == "hard" else final_NV.softmax(-1)
-        return exit_head_loss(logits_NV, target, self.settings.entropy_weight)
+    @torch.no_grad()
+    def states(self, model: PreTrainedModel, batch: Batch) -> Tensor:
+        """Return states after the exit blocks, and the LM head's input after the last block, [N, K + 1, D]."""
+        model.eval()  # dropout would make features and targets noisy, and with cached states the read-out
+        if CACHED in batch:
+            return batch[CACHED]
+        if self.settings.positions == "all" and not model.config.is_encoder_decoder:
+            labels = torch.where(batch["attention_mask"].bool(), batch["input_ids"], IGNORED)
+            batch = {**batch, "labels": labels}
+        states = decoder_states(model, batch)
+        return torch.stack([*(states.raw[block - 1] for block in self.blocks), states.normed[-1]], dim=1)
+
+    def _read_in_lm_head(self, states_KND: Sequence[Tensor], final_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return loss, agreement and entropy [K] of heads that end in the model's own LM head."""
+        own, tensors = self.own, self.tensors
+        inputs = [
+            lm_head_input(tensors, self.settings.kind, block, state_ND, own) * own.scale
+            for block, state_ND in zip(self.blocks, states_KND, strict=True)
+        ]
+        return lm_head_divergences(inputs, final_ND * own.scale, own.head, own.head_bias)
+
+    def _read_each(self, states_KND: Sequence[Tensor], final_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return loss, agreement and entropy [K] of heads with their own output layer."""
+        with torch.no_grad():
+            final_NV = self.own.logits_of_normed(final_ND)
+            choices_N = final_NV.argmax(-1)
+            target = choices_N if self.settings.target == "hard" else final_NV.softmax(-1)
+        losses, agreements, entropies = [], [], []
+        for block, state_ND in zip(self.blocks, states_KND, strict=True):
+            logits_NV = exit_logits(self.tensors, self.settings.kind, block, state_ND, self.own)
+            losses.append(exit_head_loss(logits_NV, target, self.settings.entropy_weight))
+            log_p_NV = logits_NV.detach().log_softmax(-1)
+            agreements.append((log_p_NV.argmax(-1) == choices_N).float().mean())
+            entropies.append(-(log_p_NV.exp() * log_p_NV).sum(-1).mean())
+        return torch.stack(losses), torch.stack(agreements), torch.stack(entropies)
+
+
+@torch.no_grad()
+def head_quality(
+    objective: ExitHeadsObjective, tensors: Mapping[str, Tensor], model: PreTrainedModel, batches: Sequence[Batch]
+) -> dict[str, Any]:
+    """Return how well exit heads imitate the last block, and how well the model's own read-out of their blocks does.
+
+    Both are teacher-forced, at the positions that the heads are trained on.
+
+    Args:
+        objective: The objective of the heads.
+        tensors: Their weights, by their names in `exit_heads.safetensors`.
+        model: The frozen model.
+        batches: Texts.
+
+    Returns:
+        Blocks, number of tokens, and for each block: `agreement` (share of tokens whose most probable token is the last
+        block's) and `divergence_nats` (mean of KL(last block || head)); the model's own read-out has prefix `own_`.
+    """
+    kind, own, blocks = objective.settings.kind, objective.own, objective.blocks
+    agreements, divergences = torch.zeros(2, len(blocks), 2, dtype=torch.float64)
+    n_tokens = 0
+    for batch in batches:
+        states_NKD = objective.states(model, {name: tensor.to(model.device) for name, tensor in batch.items()})
+        for states_SKD in torch.split(states_NKD, VOCABULARY_SLICE_TOKENS):
+            *states_KSD, final_SD = states_SKD.unbind(1)
+            final_SV = own.logits_of_normed(final_SD)
+            for k, (block, state_SD) in enumerate(zip(blocks, states_KSD, strict=True)):
+                for i, logits_SV in enumerate((own.logits(state_SD), exit_logits(tensors, kind, block, state_SD, own))):
+                    agreements[k, i] += (logits_SV.argmax(-1) == final_SV.argmax(-1)).sum().cpu()
+                    divergences[k, i] += tuned_lens_loss(logits_SV, final_SV).cpu() * len(final_SV)
+        n_tokens += len(states_NKD)
+    result: dict[str, Any] = {"blocks": list(blocks), "tokens": n_tokens}
+    for name, sums in (("agreement", agreements), ("divergence_nats", divergences)):
+        result[f"own_{name}"], result[name] = (sums / n_tokens).T.tolist()
+    return result
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ last block. The ending is a final norm in most families, dropout in some, and em
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,27 +18,48 @@ from exitbench.harness.engine.hosted.read_out import noted_ending
 from exitbench.harness.training.losses import IGNORED
 
 
-@dataclass(frozen=True)
-class States:
-    """States of the N positions that predict a label; block l is at index l - 1.
+@dataclass(frozen=True, kw_only=True)
+class ReadOut:
+    """A model's own read-out of states.
 
     Attributes:
-        raw: Residual streams after blocks 1..L-1, un-normed, each [N, D].
-        normed: States of blocks 1..L after the decoder's ending, each [N, D].
-        gold: Labels, [N].
         head: The shared head, [V, D].
         head_bias: Its bias, [V].
         scale: Factor on normed states before the head: D ** -0.5 in T5 with tied embeddings, else 1.
         ending: Modules that the decoder runs after its last block.
     """
 
-    raw: list[Tensor]
-    normed: list[Tensor]
-    gold: Tensor
     head: Tensor
     head_bias: Tensor | None
     scale: float
     ending: tuple[nn.Module, ...]
+
+    def final_normed(self, hidden_ND: Tensor) -> Tensor:
+        """Return residual streams [N, D] after the ending."""
+        return ended(self.ending, hidden_ND)
+
+    def logits_of_normed(self, normed_ND: Tensor) -> Tensor:
+        """Return the logits [N, V] of states after the ending, [N, D]."""
+        return F.linear(normed_ND * self.scale, self.head, self.head_bias)
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """Return the logits [N, V] of residual streams [N, D]."""
+        return self.logits_of_normed(self.final_normed(hidden_ND))
+
+
+@dataclass(frozen=True, kw_only=True)
+class States(ReadOut):
+    """States of the N positions that predict a label, and their read-out; block l is at index l - 1.
+
+    Attributes:
+        raw: Residual streams after blocks 1..L-1, un-normed, each [N, D].
+        normed: States of blocks 1..L after the decoder's ending, each [N, D].
+        gold: Labels, [N].
+    """
+
+    raw: list[Tensor]
+    normed: list[Tensor]
+    gold: Tensor
 
     def readable(self, block: int) -> Tensor:
         """Return the head's input at a block (1..L), [N, D]."""
@@ -46,11 +67,7 @@ class States:
 
     def logits_NV(self, block: int) -> Tensor:
         """Return the logits of a block (1..L), [N, V]."""
-        return F.linear(self.readable(block), self.head, self.head_bias)
-
-    def read_out(self, hidden_ND: Tensor) -> Tensor:
-        """Return the logits [N, V] of residual streams [N, D]."""
-        return F.linear(ended(self.ending, hidden_ND) * self.scale, self.head, self.head_bias)
+        return self.logits_of_normed(self.normed[block - 1])
 
 
 def decoder_states(model: Any, batch_inputs: Mapping[str, Tensor]) -> States:
@@ -132,21 +149,46 @@ def head_scale(model: Any) -> float:
 
 
 @torch.no_grad()
+def own_read_out(model: Any) -> ReadOut:
+    """Return a model's own read-out, whose ending is found by a forward pass of one token."""
+    training = model.training
+    token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    with noted_ending(model.get_decoder(), tuple(decoder_blocks(model))) as noted:
+        model.eval()(input_ids=token, **({"decoder_input_ids": token} if model.config.is_encoder_decoder else {}))
+    model.train(training)
+    head = model.get_output_embeddings().weight
+    return ReadOut(head=head, head_bias=head_bias(model), scale=head_scale(model), ending=tuple(noted))
+
+
 def final_norm(model: Any) -> nn.Module:
     """Return the norm between a decoder's last block and its head, with one weight per dimension.
 
     Raises:
         UserError: The decoder has no final norm.
     """
-    training = model.training
-    token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-    with noted_ending(model.get_decoder(), tuple(decoder_blocks(model))) as noted:
-        model.eval()(input_ids=token, **({"decoder_input_ids": token} if model.config.is_encoder_decoder else {}))
-    model.train(training)
-    for module in noted:
+    for module in own_read_out(model).ending:
         if getattr(module, "weight", None) is not None:
             return module
     raise UserError(f"{type(model).__name__}: its decoder has no final norm; its blocks end in norms of their own.")
+
+
+def block_mlp(model: Any, block: int) -> dict[str, Tensor]:
+    """Return norm and first matrices of a block's gated MLP, by their names in an exit head of kind `residual-mlp`.
+
+    Raises:
+        UserError: The block's MLP is not that of Llama: an RMS norm, silu, and matrices without bias.
+    """
+    module = decoder_blocks(model)[block - 1]
+    places = {"norm": "post_attention_layernorm", "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"}
+    parts = dict(module.named_modules())
+    found = {name: parts[place] for name, place in places.items() if place in parts}
+    has_bias = any(getattr(part, "bias", None) is not None for part in found.values())
+    if len(found) < len(places) or has_bias or getattr(model.config, "hidden_act", None) != "silu":
+        raise UserError(
+            f"model_type {model.config.model_type!r}: its blocks have no gated silu MLP after an RMS norm, as Llama's "
+            'have, so that heads of kind residual-mlp cannot be copied. Allowed: init = "scratch".'
+        )
+    return {f"{name}.weight": cast(Tensor, part.weight) for name, part in found.items() if name != "down"}
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ data gives the same training run, however fast the machine is.
 """
 
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -163,24 +164,33 @@ class ObjectiveRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class ExitHeadsRecipe:
-    """Self-supervised exit heads on a frozen model (HEADS; Tuned lens for kind `lens`).
+    """Self-supervised exit heads on a frozen model (HEADS; tuned lens for kind `lens`; heads of EE-Tuning).
+
+    Kinds `lens`, `norm` and `residual-mlp` end in the model's own LM head, start as its read-out of the block, and
+    minimize the KL divergence from the last block's distribution; `target` and `entropy_weight` are for the others.
 
     Attributes:
-        kind: Norm and linear map; norm and two layers; or a map of the state before the model's own head.
+        kind: Norm and linear map; norm and two layers; a map of the state before the model's own read-out; a copy of
+            the final norm before the model's own LM head; or a residual gated MLP before that.
         count: Number of heads, after blocks i * floor(L / (count + 1)), i = 1..count (HEADS: 6, 12, 18, 24 of 32).
-        init: From scratch, or copied from the model's own norm and head.
+        after_blocks: Blocks with a head; if given, `count` is not used.
+        init: From scratch, or copied from the model's own norm and head; for `residual-mlp` from the block's own MLP.
         norm: Kind of norm of a head from scratch.
-        hidden_width: Hidden width of kind `mlp`.
+        hidden_width: Hidden width of kinds `mlp` and, from scratch, `residual-mlp`.
         target: The frozen model's choice (`hard`, as in published code) or its distribution (`soft`, as in the paper).
         entropy_weight: lambda: (1 - lambda) CE - lambda H; entropy is rewarded.
         text: Train on the documents' reference answers, or on text that the frozen model samples after `prompts`.
         prompts: Prompts for sampling; empty: the prompts of the documents.
         texts: Number of sampled texts.
         text_tokens: Maximum tokens of a sampled text.
+        positions: Train on the answers' tokens, or, if the model is decoder-only, on all tokens of prompt and answer.
+        cached_tokens: Number of tokens whose states are computed once, before training, and read from a file at every
+            step, where `batch_tokens` is then the number of tokens; 0: the frozen model runs at every step.
     """
 
-    kind: Literal["linear", "mlp", "lens"] = "linear"
+    kind: Literal["linear", "mlp", "lens", "norm", "residual-mlp"] = "linear"
     count: int = _number(1, default=4)
+    after_blocks: tuple[int, ...] = ()
     init: Literal["scratch", "copy"] = "scratch"
     norm: Literal["layer", "rms"] = "layer"
     hidden_width: int = _number(1, default=256)
@@ -190,10 +200,23 @@ class ExitHeadsRecipe:
     prompts: tuple[str, ...] = ()
     texts: int = _number(1, default=2000)
     text_tokens: int = _number(1, default=64)
+    positions: Literal["answers", "all"] = "answers"
+    cached_tokens: int = _number(0, default=0)
 
     def blocks(self, n_blocks: int) -> tuple[int, ...]:
-        """Return the blocks of an L-block decoder that get a head."""
-        return tuple(i * (n_blocks // (self.count + 1)) for i in range(1, self.count + 1))
+        """Return the blocks of an L-block decoder that get a head.
+
+        Raises:
+            UserError: A block is not before the last.
+        """
+        if self.after_blocks and max(self.after_blocks) >= n_blocks:
+            raise UserError(
+                f"[exit_heads] after_blocks has {max(self.after_blocks)}, and the model has {n_blocks} decoder blocks. "
+                f"Allowed: 1 to {n_blocks - 1}."
+            )
+        if not self.after_blocks and self.count >= n_blocks:
+            raise UserError(f"{self.count} exit heads need a decoder of more blocks than this one's {n_blocks}.")
+        return self.after_blocks or tuple(i * (n_blocks // (self.count + 1)) for i in range(1, self.count + 1))
 
 
 _OF_JOINT_LOSSES = frozenset({"last", "uniform", "weighted", "geometric", "branchynet", "last-70"})
@@ -286,9 +309,21 @@ class Recipe:
     def described(self) -> dict[str, Any]:
         """Return the recipe as a dictionary, for cards and digests."""
         values = asdict(self)
-        if self.off_ramps is None:  # left out at its default, so that existing digests stay valid
+        # Left out at their defaults, so that existing digests stay valid.
+        if self.off_ramps is None:
             del values["off_ramps"]
+        if isinstance(heads := values["exit_heads"], dict):
+            defaults = asdict(ExitHeadsRecipe())
+            for name in ("after_blocks", "positions", "cached_tokens"):
+                if heads[name] == defaults[name]:
+                    del heads[name]
         return values
+
+    @property
+    def cache_steps(self) -> int:
+        """Number of steps' worth of tokens whose states are computed before the first step."""
+        tokens = 0 if self.exit_heads is None else self.exit_heads.cached_tokens
+        return -(-tokens // self.optimisation.batch_tokens)
 
     @property
     def first(self) -> "Recipe | None":
@@ -387,8 +422,19 @@ def _check_objective(recipe: Recipe, top: TomlTable) -> None:
     n_blocks = recipe.n_blocks
     if n_blocks is not None and objective.shallow_blocks >= n_blocks:
         raise table.error("shallow_blocks", f"must be below the model's {n_blocks} decoder blocks.")
-    if n_blocks is not None and recipe.exit_heads is not None and recipe.exit_heads.count >= n_blocks:
-        raise top.table("exit_heads").error("count", f"must be below the model's {n_blocks} decoder blocks.")
+    if recipe.exit_heads is not None:
+        _check_exit_heads(recipe.exit_heads, n_blocks, top.table("exit_heads"))
+
+
+def _check_exit_heads(heads: ExitHeadsRecipe, n_blocks: int | None, table: TomlTable) -> None:
+    """Check the blocks of exit heads, and what is cached for them."""
+    after = heads.after_blocks
+    if after and not (after[0] > 0 and all(low < high for low, high in pairwise(after))):
+        raise table.error("after_blocks", "allowed: ascending block numbers from 1.")
+    if after and n_blocks is not None and after[-1] >= n_blocks:
+        raise table.error("after_blocks", f"must be below the model's {n_blocks} decoder blocks.")
+    if not after and n_blocks is not None and heads.count >= n_blocks:
+        raise table.error("count", f"must be below the model's {n_blocks} decoder blocks.")
 
 
 def _check_off_ramps(recipe: Recipe, top: TomlTable) -> None:
@@ -520,6 +566,8 @@ def _value(table: TomlTable, key: str, kind: Any) -> Any:
         return word
     if kind == tuple[str, ...]:
         return table.strings(key, ())
+    if kind == tuple[int, ...]:
+        return tuple(table.typed(key, entry, int) for entry in table.get(key, list))
     if get_origin(kind) is tuple:
         roles = table.get(key, dict)
         return tuple(sorted((role, table.typed(key, path, str)) for role, path in roles.items()))

@@ -57,7 +57,11 @@ def find_trained(recipe: Recipe, *models_dirs: Path) -> Path | None:
 
 
 def ensure_trained(
-    recipe: Recipe, models_dir: Path, data_dir: Path | None, on_step: Callable[[int], None] = lambda step: None
+    recipe: Recipe,
+    models_dir: Path,
+    data_dir: Path | None,
+    on_step: Callable[[int], None] = lambda step: None,
+    start: Path | None = None,
 ) -> Path:
     """Return the folder of a recipe's model, training it first if it is missing.
 
@@ -66,6 +70,7 @@ def ensure_trained(
         models_dir: Folder of trained models; created if missing.
         data_dir: Root folder of local files.
         on_step: Called with the number of steps done, but not for the recipe that it starts from.
+        start: Checkpoint to start from in place of the recipe's `[start] checkpoint`.
 
     Returns:
         `models_dir / NAME-DIGEST`: a Hugging Face checkpoint with tokenizer, log and card, and the exit heads or
@@ -80,7 +85,8 @@ def ensure_trained(
     from exitbench.harness.training.data import read_text
     from exitbench.harness.training.train import train
 
-    start = _start(recipe.start, models_dir, data_dir) if recipe.start is not None else None
+    if start is None and recipe.start is not None:
+        start = _start(recipe.start, models_dir, data_dir)
     start_sha256, kind = "", recipe.kind
     if start is not None and (kind == "encoder" or (kind is None and may_learn_labels(recipe, start))):
         start_sha256, kind = files_sha256(start), "encoder"
@@ -124,7 +130,9 @@ def _start(start: StartRecipe, models_dir: Path, data_dir: Path | None) -> Path:
     if start.recipe:
         return ensure_trained(load_recipe(start.recipe), models_dir, data_dir)
     if data_dir is None:
-        raise UserError(f"the start {start.checkpoint!r} is looked for below --data-dir, which is not given.")
+        raise UserError(
+            f"the start {start.checkpoint!r} is looked for below --data-dir, which is not given. --start names another."
+        )
     return path_inside(data_dir, start.checkpoint)
 
 
@@ -134,7 +142,9 @@ _steps: MutableSequence[int]
 """Number of steps done per model, in memory shared with the parent, which polls it without locking."""
 
 
-def ensure_all_trained(recipes: Sequence[Recipe], models_dir: Path, data_dir: Path | None, cores: int) -> list[Path]:
+def ensure_all_trained(
+    recipes: Sequence[Recipe], models_dir: Path, data_dir: Path | None, cores: int, start: Path | None = None
+) -> list[Path]:
     """Train all missing recipes, up to one process per core at a time.
 
     Args:
@@ -142,15 +152,19 @@ def ensure_all_trained(recipes: Sequence[Recipe], models_dir: Path, data_dir: Pa
         models_dir: Folder of trained models.
         data_dir: Root folder of local files.
         cores: Number of cores, divided equally among the processes.
+        start: Checkpoint to start from in place of the `[start] checkpoint` of the only recipe.
 
     Returns:
         The folders, in the order of the recipes.
 
     Raises:
-        UserError: See `ensure_trained`.
+        UserError: See `ensure_trained`; or `start` is given for several recipes, or for one without a checkpoint.
     """
     if not recipes:
         return []
+    if start is not None and not (len(recipes) == 1 and recipes[0].start is not None and recipes[0].start.checkpoint):
+        names = ", ".join(recipe.name for recipe in recipes)
+        raise UserError(f"--start is for one recipe with [start] checkpoint, not for {names}.")
     # Recipes that others start from come first, so that they are ready when the others need them.
     first = {recipe.first.name: recipe.first for recipe in recipes if recipe.first is not None}
     requested = {recipe.name: recipe for recipe in recipes}
@@ -165,7 +179,8 @@ def ensure_all_trained(recipes: Sequence[Recipe], models_dir: Path, data_dir: Pa
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(steps,)) as pool:
         threads = max(1, cores // workers)
         jobs = [
-            pool.submit(_train, recipe, models_dir, data_dir, threads, place) for place, recipe in enumerate(ordered)
+            pool.submit(_train, recipe, models_dir, data_dir, threads, place, start)
+            for place, recipe in enumerate(ordered)
         ]
         try:
             _follow(ordered, jobs, steps)
@@ -194,7 +209,7 @@ def _follow(recipes: Sequence[Recipe], jobs: Sequence[Future[Path]], steps: Sequ
             for place in sorted(remaining):
                 recipe = recipes[place]
                 if steps[place] and place not in started:
-                    bars.start(recipe.name, recipe.optimisation.steps)
+                    bars.start(recipe.name, recipe.cache_steps + recipe.optimisation.steps)
                     started.add(place)
                 bars.documents_done(recipe.name, steps[place])
             for place in sorted(ended):
@@ -211,8 +226,10 @@ def _begin(steps: MutableSequence[int]) -> None:
     end_with(int(parent.sentinel))
 
 
-def _train(recipe: Recipe, models_dir: Path, data_dir: Path | None, threads: int, place: int) -> Path:
+def _train(
+    recipe: Recipe, models_dir: Path, data_dir: Path | None, threads: int, place: int, start: Path | None
+) -> Path:
     import torch
 
     torch.set_num_threads(threads)
-    return ensure_trained(recipe, models_dir, data_dir, lambda step: _steps.__setitem__(place, step))
+    return ensure_trained(recipe, models_dir, data_dir, lambda step: _steps.__setitem__(place, step), start)

@@ -19,6 +19,7 @@ from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints.exit_head_files import save_exit_heads
 from exitbench.harness.engine.checkpoints.files import EXIT_HEADS_FILE
 from exitbench.harness.engine.model.positions import padded
+from exitbench.harness.training.cached_states import cached_states, state_batches
 from exitbench.harness.training.data import (
     Batch,
     Example,
@@ -30,7 +31,13 @@ from exitbench.harness.training.data import (
     pad,
 )
 from exitbench.harness.training.models import is_causal, new_model, read_model
-from exitbench.harness.training.objectives import ExitHeadsObjective, Objective, block_quality, make_objective
+from exitbench.harness.training.objectives import (
+    ExitHeadsObjective,
+    Objective,
+    block_quality,
+    head_quality,
+    make_objective,
+)
 from exitbench.harness.training.recipe import TRAINING_VERSION, ExitHeadsRecipe, Recipe
 from exitbench.harness.training.trainer import EXTRAS, ExitTrainer, Rows, TrainingClock, resume_point
 from exitbench.results.spool.schema import CARD_FILE, TRAINING_LOG, TRAINING_LOG_FILE
@@ -64,17 +71,28 @@ def train(
     if recipe.exit_heads is not None and recipe.exit_heads.text == "generated":
         portions = [(0, generated_examples(recipe.exit_heads, model, tokenizer, portions, recipe.seed))]
     objective = make_objective(recipe, model)
+    cached = None
+    if isinstance(objective, ExitHeadsObjective) and objective.settings.cached_tokens:
+        examples = [example for _, examples in portions for example in examples]
+
+        def on_tokens(n_tokens: int) -> None:
+            on_step(min(recipe.cache_steps, n_tokens // settings.batch_tokens))
+
+        cached = cached_states(model, objective, examples, settings, recipe.seed, work, on_tokens)
 
     def batches(step: int) -> Iterator[Batch]:
+        if cached is not None:
+            return state_batches(cached, settings.batch_tokens, recipe.seed, step)
         cut = islice(curriculum(portions, settings.batch_tokens, recipe.seed), step, None)
         return (pad(examples, causal=is_causal(model)) for examples in cut)
 
-    rows = minimise(recipe, model, objective, batches, work, on_step, clock)
+    rows = minimise(recipe, model, objective, batches, work, lambda step: on_step(recipe.cache_steps + step), clock)
     saved = model.bfloat16().float() if settings.saved_precision == "bf16" else model
     validation_batches = [
         pad(batch, causal=is_causal(model)) for batch in cut_batches(validation, settings.batch_tokens)
     ]
     accuracy, loss_nats = block_quality(saved, validation_batches)
+    quality: dict[str, Any] = {"token_accuracy": accuracy, "loss_nats": loss_nats}
 
     (model.bfloat16() if settings.saved_precision == "bf16" else model).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -82,13 +100,16 @@ def train(
         dtype = torch.bfloat16 if settings.saved_precision == "bf16" else torch.float32
         tensors = {name: tensor.detach().to("cpu", dtype) for name, tensor in objective.tensors.items()}
         save_exit_heads(folder / EXIT_HEADS_FILE, objective.settings.kind, tensors)
+        heads = {name: tensor.to(model.device, torch.float32) for name, tensor in tensors.items()}
+        quality["exit_heads"] = head_quality(objective, heads, model.float(), validation_batches)
     write_log(folder / TRAINING_LOG_FILE, rows)
     counts = {
         "train_pairs": len(text.train),
         "train_examples_per_epoch": sum(len(examples) for _, examples in portions),
         "validation_pairs": len(validation),
     }
-    quality = {"token_accuracy": accuracy, "loss_nats": loss_nats}
+    if cached is not None:
+        counts["cached_tokens"] = len(cached)
     write_card(folder / CARD_FILE, recipe, text, model, rows, clock, counts, quality)
 
 

@@ -194,6 +194,9 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
     ) -> None:
         self.objective, self.batches = objective, batches
         self.sums: dict[tuple[str, int | None], list[Tensor]] = defaultdict(list)
+        # Resume points have what is trained, and not a frozen model of any size.
+        is_frozen = not any(parameter.requires_grad for parameter in model.parameters())
+        self.saved: nn.Module = objective.extras if is_frozen and objective.extras is not None else model
         if objective.extras is not None:
             model.add_module(EXTRAS, objective.extras)
         self.shared_steps = settings.shared_steps
@@ -239,10 +242,10 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
         """Write a resume point's weights under their in-memory names, which may differ from the checkpoint's names."""
         folder = Path(output_dir or self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        save_model(self.model, str(folder / WEIGHTS))
+        save_model(self.saved, str(folder / WEIGHTS))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        load_model(model or self.model, Path(resume_from_checkpoint) / WEIGHTS)
+        load_model(self.saved, Path(resume_from_checkpoint) / WEIGHTS)
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
         """Return a loader of the recipe's batches from the current step on."""

@@ -16,7 +16,7 @@ from exitbench.harness.engine.decoding.block_runner import BlockRunner
 from exitbench.harness.engine.decoding.decode import decode_step
 from exitbench.harness.engine.decoding.trace import Trace
 from exitbench.harness.engine.model.cost import TokenPlace, answer_cost
-from exitbench.harness.engine.model.exit_heads import ExitHeads, HeadKind
+from exitbench.harness.engine.model.exit_heads import KINDS, ExitHeads, HeadKind
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.methods.base import FitData, argmax_token
 from exitbench.methods.registry import get_method
@@ -90,7 +90,7 @@ def test_neither_fit_nor_scores_depend_on_how_tokens_are_drawn() -> None:
 # ------------------------------------------------------------------------------------------ cost
 
 
-@pytest.mark.parametrize("kind", ["linear", "mlp", "lens"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_declared_cost_of_a_head_is_what_a_flop_counter_sees(tiny: Any, kind: HeadKind) -> None:
     base = tiny.checkpoint.model
     width, vocabulary, hidden_width = base.d_model, base.vocab_size, 10

@@ -72,11 +72,14 @@ def _add_train(commands: Commands) -> None:
     examples = (
         "  exitbench train builtin\n"
         "  exitbench train builtin-free\n"
-        "  exitbench train my-recipe.toml --data-dir ../data --models-dir models"
+        "  exitbench train my-recipe.toml --data-dir ../data --models-dir models\n"
+        "  exitbench train smollm2-tuned-lens --start smollm2 --data-dir ../data"
     )
     about = "Train the models of a suite, or one recipe. If interrupted, the same command continues where it stopped."
     parser = command(commands, "train", "run:train", about, examples)
     parser.add_argument("what", metavar="SUITE", help="name or TOML file of a suite, or of a recipe")
+    about = "checkpoint to start from, in place of [start] checkpoint of the recipe"
+    parser.add_argument("--start", type=Path, metavar="DIR", help=about)
     add_data_dir(parser, "that recipes name")
     add_runs(parser)
     parser.add_argument("--models-dir", type=Path, metavar="DIR", help="folder of the models (default: RUNS/models)")

@@ -135,7 +135,8 @@ def train(arguments: Namespace) -> int:
     runs = Runs(arguments.runs)
     runs.require_writable()
     models_dir = arguments.models_dir or runs.models
-    folders = ensure_all_trained(recipes, models_dir, arguments.data_dir, arguments.threads or available_cores())
+    threads = arguments.threads or available_cores()
+    folders = ensure_all_trained(recipes, models_dir, arguments.data_dir, threads, arguments.start)
     for recipe, folder in zip(recipes, folders, strict=True):
         record_training(runs.spool, describe_checkpoint(recipe.name, folder).weights_sha256, folder)
         print(_summary(recipe, folder))
@@ -164,7 +165,12 @@ def _summary(recipe: Recipe, folder: Path) -> str:
         f"{what.format(by_block[0])} after block 1, {what.format(by_block[-1]).split()[-1]} after block {len(by_block)}"
     )
     minutes = card["wall_seconds"] / 60
-    return f"{recipe.name}: loss {card['final_loss_nats']:.3f}, {accuracies}, {minutes:.1f} min\n  {folder}"
+    lines = [f"{recipe.name}: loss {card['final_loss_nats']:.3f}, {accuracies}, {minutes:.1f} min"]
+    if heads := validation.get("exit_heads"):
+        lines.append(f"  most probable token as after the last block, {heads['tokens']:,} tokens:")
+        by_block = zip(heads["blocks"], heads["own_agreement"], heads["agreement"], strict=True)
+        lines += [f"    block {block}: own read-out {own:.3f}, exit head {head:.3f}" for block, own, head in by_block]
+    return "\n".join([*lines, f"  {folder}"])
 
 
 def tune(arguments: Namespace) -> int:

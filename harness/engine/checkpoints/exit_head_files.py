@@ -25,7 +25,7 @@ from exitbench.harness.engine.checkpoints.tensor_files import (
     save_heads,
 )
 from exitbench.harness.engine.encoders.model import RAMP_KINDS, OffRamps, RampKind
-from exitbench.harness.engine.model.exit_heads import KINDS, ExitHeads, HeadKind
+from exitbench.harness.engine.model.exit_heads import KINDS, WITH_LM_HEAD, ExitHeads, HeadKind
 from exitbench.harness.reading.regular_files import is_file
 
 EXIT_HEADS = "exit_heads"
@@ -97,14 +97,27 @@ def _shapes(
         if kind == "lens":
             needed |= {f"{block}.lens.weight": (d_model, d_model), f"{block}.lens.bias": (d_model,)}
             continue
+        if kind in WITH_LM_HEAD:
+            needed[f"{block}.gain.weight"] = optional[f"{block}.gain.bias"] = (d_model,)
+            if kind == "residual-mlp":
+                width = _hidden_width(tensors, block, d_model)
+                needed |= {f"{block}.norm.weight": (d_model,), f"{block}.down.weight": (d_model, width)}
+                needed |= {f"{block}.{name}.weight": (width, d_model) for name in ("gate", "up")}
+                optional[f"{block}.norm.bias"] = (d_model,)
+            continue
         width = d_model
         if kind == "mlp":
-            up = tensors.get(f"{block}.up.weight")
-            width = up.shape[0] if up is not None and up.dim() else d_model  # the hidden width is free to choose
+            width = _hidden_width(tensors, block, d_model)
             needed |= {f"{block}.up.weight": (width, d_model), f"{block}.up.bias": (width,)}
         needed |= {f"{block}.norm.weight": (d_model,), f"{block}.out.weight": (vocab_size, width)}
         optional |= {f"{block}.norm.bias": (d_model,), f"{block}.out.bias": (vocab_size,)}
     return needed, optional
+
+
+def _hidden_width(tensors: Mapping[str, Tensor], block: int, d_model: int) -> int:
+    """Return the hidden width of a head, which is free to choose; the model's width if its tensor has no shape."""
+    up = tensors.get(f"{block}.up.weight")
+    return up.shape[0] if up is not None and up.dim() else d_model
 
 
 # ------------------------------------------------------------------------------------------- new heads
@@ -124,13 +137,18 @@ def new_exit_heads(
     generator: torch.Generator,
     logit_scale: float = 1.0,
     lm_head_bias: Tensor | None = None,
+    block_mlps: Mapping[int, Mapping[str, Tensor]] | None = None,
 ) -> dict[str, Tensor]:
     """Return new heads to train, in float32.
 
-    A lens starts as the identity, whatever ``init`` is. With ``init = "scratch"``, norms start as the identity and
-    matrices like PyTorch's linear layers; with a layer norm the last layer has a bias, with an RMS norm it has none (as
-    in the two published programs of HEADS). With ``init = "copy"``, a head starts with the model's norm and LM head, so
-    that a linear head initially gives the model's own read-out.
+    Heads that end in the model's own LM head start as its read-out, whatever ``init`` is: a lens as the identity, gains
+    as 1 (so that the final norm is copied), and the last matrix of a residual MLP as 0. With ``init = "copy"``, norm
+    and other matrices of a residual MLP are those of the exit block's own MLP.
+
+    With ``init = "scratch"``, norms start as the identity and matrices like PyTorch's linear layers; with a layer norm
+    the last layer has a bias, with an RMS norm it has none (as in the two published programs of HEADS). With ``init =
+    "copy"``, a head starts with the model's norm and LM head, so that a linear head initially gives the model's own
+    read-out.
 
     Args:
         kind: Kind of the heads.
@@ -140,12 +158,14 @@ def new_exit_heads(
         norm: Norm of heads from scratch.
         init: From scratch, or copied from the model.
         final_norm_weight: Weight of the model's final norm, [D]; only needed for a copy.
-        final_norm_bias: Bias of the model's final norm, [D]; None for an RMS norm.
+        final_norm_bias: Bias of the model's final norm, [D]; None for an RMS norm. With it, gains have a bias too.
         lm_head_weight: Weight of the model's LM head, [V, D].
         hidden_width: Hidden width H of kind ``mlp``.
         generator: Random number generator.
         logit_scale: Factor of the normed states before the model's LM head; folded into the copied weight.
         lm_head_bias: Bias of the model's LM head, [V]; None if it has none.
+        block_mlps: Norm and first matrices of the exit blocks' own MLPs, by their names in a head of kind
+            ``residual-mlp``; only needed to copy them.
 
     Raises:
         UserError: The LM head cannot be copied behind a hidden layer of another width.
@@ -164,6 +184,22 @@ def new_exit_heads(
         if kind == "lens":
             tensors[f"{block}.lens.weight"] = torch.zeros(d_model, d_model)
             tensors[f"{block}.lens.bias"] = torch.zeros(d_model)
+            continue
+        if kind in WITH_LM_HEAD:
+            tensors[f"{block}.gain.weight"] = torch.ones(d_model)
+            if final_norm_bias is not None:
+                tensors[f"{block}.gain.bias"] = torch.zeros(d_model)
+            if kind == "residual-mlp":
+                if init == "copy":
+                    assert block_mlps is not None, "what is copied"
+                    mlp = {name: _copied(tensor) for name, tensor in block_mlps[block].items()}
+                else:
+                    mlp = {"norm.weight": torch.ones(d_model)}
+                    mlp |= {f"{name}.weight": uniform(hidden_width, d_model, width=d_model) for name in ("gate", "up")}
+                    if norm == "layer":
+                        mlp["norm.bias"] = torch.zeros(d_model)
+                tensors |= {f"{block}.{name}": tensor for name, tensor in mlp.items()}
+                tensors[f"{block}.down.weight"] = torch.zeros(d_model, len(mlp["up.weight"]))
             continue
         inner = d_model
         if kind == "mlp":

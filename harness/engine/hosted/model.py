@@ -142,6 +142,10 @@ class HostedTransformer(Headed):
         """Read out as the model itself does, [..., D] to [..., V]."""
         return self.read_out(hidden)
 
+    def logits_of_normed(self, normed: Tensor) -> Tensor:
+        """Read out states after the final norm, [..., D] to [..., V]."""
+        return self.read_out.of_ended(normed)
+
     def logits_of(self, hidden_AD: Tensor, weights_AKD: Tensor) -> Tensor:
         """Read out some rows of the LM head, [A, D] to [A, K]."""
         ended = self.final_normed(hidden_AD)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
 
+from exitbench.errors import UserError
 from exitbench.harness.engine.hosted.calls import Calls, WrappedBlock, state_of, with_state
 from exitbench.harness.engine.hosted.stack import Stack
 
@@ -46,6 +47,21 @@ class ReadOut:
         read = {"direct": self._direct, "within": self._inside_model, "reference": self._reference}[way or self.way]
         return read(states_N1D)[:, 0].reshape(*states.shape[:-1], -1)
 
+    def of_ended(self, ended: Tensor) -> Tensor:
+        """Return logits [..., V] of states after the modules of the ending, [..., D].
+
+        Raises:
+            UserError: The model's read-out cannot be divided after its ending.
+        """
+        if self.way == "reference":
+            raise UserError(
+                "exit heads of kinds norm and residual-mlp change the state between the model's final norm and its LM "
+                "head, and this model's read-out cannot be divided there. Use heads of kind lens, linear or mlp."
+            )
+        ended_N1D = ended.reshape(-1, 1, ended.shape[-1])
+        logits: Tensor = self._stack.head(ended_N1D) if self.way == "direct" else self._after_decoder(ended_N1D)
+        return logits[:, 0].reshape(*ended.shape[:-1], -1)
+
     def ended(self, states: Tensor) -> Tensor:
         """Return the input of the LM head: the final norm of states [..., D], and any modules after it."""
         for module in self.ending:
@@ -57,11 +73,14 @@ class ReadOut:
         return logits
 
     def _inside_model(self, states_N1D: Tensor) -> Tensor:
-        output = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.ended(states_N1D))
+        return self._after_decoder(self.ended(states_N1D))
+
+    def _after_decoder(self, ended_N1D: Tensor) -> Tensor:
+        output = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=ended_N1D)
         decoder = self._stack.decoder
         decoder.forward = lambda *_, **__: output
         try:
-            return self._forward(states_N1D)
+            return self._forward(ended_N1D)
         finally:
             del decoder.forward  # uncovers the class's own method
 

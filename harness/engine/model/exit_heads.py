@@ -1,22 +1,27 @@
-"""Read-outs of a model: its LM head, and trained exit heads (linear, MLP or tuned lens) with the tensors of their file.
+"""Read-outs of a model: its LM head, and trained exit heads of five kinds with the tensors of their file.
 
 `exit_heads.safetensors` is next to the model's weights. Its metadata hold the kind and the blocks, and each exit block
 b has its own tensors (D model width, V vocabulary, H hidden width of the head):
 
-  linear   b.norm.weight [D], b.norm.bias [D]?, b.out.weight [V, D], b.out.bias [V]?        (HEADS)
-  mlp      b.norm.*, b.up.weight [H, D], b.up.bias [H], GELU, b.out.weight [V, H], b.out.bias [V]?
-  lens     b.lens.weight [D, D], b.lens.bias [D]: h + A h + c before the model's own read-out  (tuned lens)
+  linear        b.norm.weight [D], b.norm.bias [D]?, b.out.weight [V, D], b.out.bias [V]?   (HEADS)
+  mlp           b.norm.*, b.up.weight [H, D], b.up.bias [H], GELU, b.out.weight [V, H], b.out.bias [V]?
+  lens          b.lens.weight [D, D], b.lens.bias [D]: h + A h + c before the model's own read-out   (tuned lens)
+  norm          b.gain.weight [D], b.gain.bias [D]?: factor and shift of the final norm's output, before the model's own
+                LM head   (EE-Tuning's Norm with the model's embedding)
+  residual-mlp  b.norm.*, b.gate.weight [H, D], b.up.weight [H, D], b.down.weight [D, H], b.gain.*:
+                h + down(silu(gate x) * up x) with x = norm(h), then as `norm`   (EE-Tuning's MLP)
 
-The norm is a layer norm if it has a bias, else an RMS norm. Training and inference read out with the same function.
+`b.norm` is a layer norm if it has a bias, else an RMS norm. Training and inference read out with the same function.
+The last three kinds end in the model's own LM head, so that their own weights do not grow with the vocabulary.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, Protocol, get_args
 
 import torch
 import torch.nn.functional as F
@@ -26,13 +31,26 @@ from exitbench.methods.base import LogitBounds
 
 RMS_EPS, LAYER_EPS = 1e-6, 1e-5
 
-HeadKind = Literal["linear", "mlp", "lens"]
+HeadKind = Literal["linear", "mlp", "lens", "norm", "residual-mlp"]
 KINDS: tuple[HeadKind, ...] = get_args(HeadKind)
+WITH_LM_HEAD: Final = frozenset[HeadKind]({"lens", "norm", "residual-mlp"})
+"""Kinds that end in the model's own LM head."""
 
 
-def exit_logits(
-    tensors: Mapping[str, Tensor], kind: HeadKind, block: int, hidden: Tensor, read_out: Callable[[Tensor], Tensor]
-) -> Tensor:
+class OwnReadOut(Protocol):
+    """The model's own read-out, in two steps and as a whole."""
+
+    def final_normed(self, hidden: Tensor) -> Tensor:
+        """Return states [..., D] after the model's final norm."""
+
+    def logits_of_normed(self, normed: Tensor) -> Tensor:
+        """Return logits [..., V] of states after the final norm, [..., D]."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits [..., V] of states after a block, [..., D]."""
+
+
+def exit_logits(tensors: Mapping[str, Tensor], kind: HeadKind, block: int, hidden: Tensor, model: OwnReadOut) -> Tensor:
     """Read out with the head of one exit block, differentiably.
 
     Args:
@@ -40,17 +58,42 @@ def exit_logits(
         kind: Kind of the heads.
         block: The exit block.
         hidden: States after it, not normalised, [..., D].
-        read_out: The model's own final norm and LM head, the last step of a lens.
+        model: The model's own read-out, in which the kinds of `WITH_LM_HEAD` end.
 
     Returns:
         Logits [..., V].
     """
     if kind == "lens":
-        return read_out(hidden + F.linear(hidden, tensors[f"{block}.lens.weight"], tensors[f"{block}.lens.bias"]))
+        return model.logits(_through_lens(tensors, block, hidden))
+    if kind in WITH_LM_HEAD:
+        return model.logits_of_normed(lm_head_input(tensors, kind, block, hidden, model))
     normed = _norm(hidden, tensors[f"{block}.norm.weight"], tensors.get(f"{block}.norm.bias"))
     if kind == "mlp":
         normed = F.gelu(F.linear(normed, tensors[f"{block}.up.weight"], tensors[f"{block}.up.bias"]))
     return F.linear(normed, tensors[f"{block}.out.weight"], tensors.get(f"{block}.out.bias"))
+
+
+def lm_head_input(
+    tensors: Mapping[str, Tensor], kind: HeadKind, block: int, hidden: Tensor, model: OwnReadOut
+) -> Tensor:
+    """Return what a head of `WITH_LM_HEAD` gives to the model's LM head, [..., D]; see `exit_logits`."""
+    if kind == "lens":
+        return model.final_normed(_through_lens(tensors, block, hidden))
+    if kind == "residual-mlp":
+        normed = _norm(hidden, tensors[f"{block}.norm.weight"], tensors.get(f"{block}.norm.bias"))
+        inner = F.silu(F.linear(normed, tensors[f"{block}.gate.weight"])) * F.linear(
+            normed, tensors[f"{block}.up.weight"]
+        )
+        hidden = hidden + F.linear(inner, tensors[f"{block}.down.weight"])
+    normed = model.final_normed(hidden)
+    shift = tensors.get(f"{block}.gain.bias")
+    # A final norm may return fewer bits than the state has: those of the LM head.
+    scaled = normed * tensors[f"{block}.gain.weight"].to(normed.dtype)
+    return scaled if shift is None else scaled + shift.to(normed.dtype)
+
+
+def _through_lens(tensors: Mapping[str, Tensor], block: int, hidden: Tensor) -> Tensor:
+    return hidden + F.linear(hidden, tensors[f"{block}.lens.weight"], tensors[f"{block}.lens.bias"])
 
 
 def _norm(hidden: Tensor, weight_D: Tensor, bias_D: Tensor | None) -> Tensor:
@@ -74,10 +117,10 @@ class ExitHeads:
     blocks: tuple[int, ...]
     tensors: Mapping[str, Tensor]
 
-    def logits(self, block: int, hidden: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
+    def logits(self, block: int, hidden: Tensor, model: OwnReadOut) -> Tensor:
         """Return logits [..., V] of states [..., D] after an exit block; see `exit_logits`."""
         is_same = hidden.dtype == next(iter(self.tensors.values())).dtype
-        return exit_logits(self.tensors if is_same else self._in_fp32, self.kind, block, hidden, read_out)
+        return exit_logits(self.tensors if is_same else self._in_fp32, self.kind, block, hidden, model)
 
     @cached_property
     def _in_fp32(self) -> Mapping[str, Tensor]:
@@ -105,6 +148,14 @@ class Headed(ABC):
         """The LM head: ``weight`` [V, D], and possibly ``bias`` [V]."""
 
     @abstractmethod
+    def final_normed(self, hidden: Tensor) -> Tensor:
+        """Return states [..., D] after the model's final norm."""
+
+    @abstractmethod
+    def logits_of_normed(self, normed: Tensor) -> Tensor:
+        """Read out states after the final norm, [..., D] to [..., V]."""
+
+    @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """Read out as the model does after its last block, [..., D] to [..., V]."""
 
@@ -125,13 +176,13 @@ class Headed(ABC):
     def exit_logits(self, block: int, hidden_AD: Tensor) -> Tensor:
         """Read out with the trained exit head of a block, [A, D] to [A, V]."""
         assert self.exit_heads is not None, "called at exit blocks only"
-        return self.exit_heads.logits(block, hidden_AD, self.logits)
+        return self.exit_heads.logits(block, hidden_AD, self)
 
     def exit_head_numel(self, block: int) -> int:
-        """Return the number of weights that one read-out of an exit head multiplies, for a lens with the LM head's."""
+        """Return the number of weights that a read-out of an exit head multiplies, those of the LM head included."""
         assert self.exit_heads is not None, "called at exit blocks only"
         numel = self.exit_heads.numel(block)
-        return numel + int(self.lm_head.weight.numel()) if self.exit_heads.kind == "lens" else numel
+        return numel + int(self.lm_head.weight.numel()) if self.exit_heads.kind in WITH_LM_HEAD else numel
 
     def head_rows(self, ids: Tensor) -> Tensor:
         """Return rows of the LM head's weight, [ids, D]."""

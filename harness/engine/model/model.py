@@ -160,12 +160,18 @@ class Transformer(Headed):
 
     def head_input(self, hidden: Tensor) -> Tensor:
         """Return the input of the LM head: final norm and scale, of [..., D]."""
-        normed = self.final_normed(hidden)
-        return normed if self.arch.logit_scale == 1.0 else normed * self.arch.logit_scale
+        return self._scaled(self.final_normed(hidden))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Read out: final norm, scale and LM head, [..., D] to [..., V]."""
-        return (self.weights.read_out or self.weights.lm_head)(self.head_input(hidden))
+        return self.logits_of_normed(self.final_normed(hidden))
+
+    def logits_of_normed(self, normed: Tensor) -> Tensor:
+        """Read out states after the final norm: scale and LM head, [..., D] to [..., V]."""
+        return (self.weights.read_out or self.weights.lm_head)(self._scaled(normed))
+
+    def _scaled(self, normed: Tensor) -> Tensor:
+        return normed if self.arch.logit_scale == 1.0 else normed * self.arch.logit_scale
 
     def head_rows(self, ids: Tensor) -> Tensor:
         """Return rows of the LM head's weight, [ids, D]."""

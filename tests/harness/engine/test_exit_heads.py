@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -27,17 +28,23 @@ from exitbench.harness.engine.checkpoints.exit_head_files import (
 )
 from exitbench.harness.engine.checkpoints.files import EXIT_HEADS_FILE
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
-from exitbench.harness.engine.model.exit_heads import exit_logits
+from exitbench.harness.engine.model.exit_heads import KINDS, WITH_LM_HEAD, exit_logits
 
 Twins = Callable[[str], Any]
 D, V, H, L = 8, 11, 5, 6
 
 
-def heads(kind: Any, norm: Any = "layer", blocks: tuple[int, ...] = (2, 4), noise: float = 0.5) -> dict[str, Tensor]:
+def heads(
+    kind: Any,
+    norm: Any = "layer",
+    blocks: tuple[int, ...] = (2, 4),
+    noise: float = 0.5,
+    final_bias: Tensor | None = None,
+) -> dict[str, Tensor]:
     """Heads of width 8 for 11 tokens, every tensor away from where it begins."""
     generator = torch.Generator().manual_seed(1)
     result = new_exit_heads(
-        kind, blocks, D, V, norm, "scratch", torch.ones(D), None, torch.ones(V, D), H, generator=generator
+        kind, blocks, D, V, norm, "scratch", torch.ones(D), final_bias, torch.ones(V, D), H, generator=generator
     )
     return {name: tensor + noise * torch.randn(tensor.shape, generator=generator) for name, tensor in result.items()}
 
@@ -47,8 +54,25 @@ def hidden() -> Tensor:
     return torch.randn(3, 7, D, generator=torch.Generator().manual_seed(2))
 
 
-def no_read_out(hidden: Tensor) -> Tensor:
-    raise AssertionError("these heads have a read-out of their own")
+class ReadOut(nn.Module):
+    """A model's own read-out: an RMS norm and an LM head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(9)
+        self.norm_D, self.head_VD = torch.rand(D, generator=generator), torch.randn(V, D, generator=generator)
+
+    def final_normed(self, hidden: Tensor) -> Tensor:
+        return hidden / hidden.square().mean(-1, keepdim=True).sqrt() * self.norm_D
+
+    def logits_of_normed(self, normed: Tensor) -> Tensor:
+        return normed @ self.head_VD.T
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.logits_of_normed(self.final_normed(hidden))
+
+
+NONE: Any = None  # heads with a read-out of their own ask for nothing of the model
 
 
 # ------------------------------------------------------------------------------------------ reading out
@@ -74,22 +98,52 @@ def test_a_head_is_norm_and_linear_maps(kind: Any, norm: str, reference: nn.Modu
     tensors = heads(kind, norm)
     for block in (2, 4):
         expected = module(tensors, block, reference)(hidden)
-        assert torch.allclose(exit_logits(tensors, kind, block, hidden, no_read_out), expected, atol=1e-6)
-    assert not torch.allclose(*(exit_logits(tensors, kind, block, hidden, no_read_out) for block in (2, 4)), atol=0.1)
+        assert torch.allclose(exit_logits(tensors, kind, block, hidden, NONE), expected, atol=1e-6)
+    assert not torch.allclose(*(exit_logits(tensors, kind, block, hidden, NONE) for block in (2, 4)), atol=0.1)
 
 
 def test_a_lens_maps_the_state_and_reads_out_as_the_model_does(hidden: Tensor) -> None:
-    tensors, lens, read_out = heads("lens"), nn.Linear(D, D), nn.Linear(D, V)
+    tensors, lens, read_out = heads("lens"), nn.Linear(D, D), ReadOut()
     lens.load_state_dict({"weight": tensors["4.lens.weight"], "bias": tensors["4.lens.bias"]})
-    expected = read_out(hidden + lens(hidden))
+    expected = read_out.logits(hidden + lens(hidden))
     assert torch.allclose(exit_logits(tensors, "lens", 4, hidden, read_out), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["linear", "mlp", "lens"])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_gain_scales_and_shifts_what_the_final_norm_gives(hidden: Tensor, has_bias: bool) -> None:
+    """State by state in plain arithmetic: a copied norm has weights of its own, and the length is the state's."""
+    tensors, read_out = heads("norm", final_bias=torch.ones(D) if has_bias else None), ReadOut()
+    assert ("4.gain.bias" in tensors) == has_bias
+    weights = (read_out.norm_D * tensors["4.gain.weight"]).tolist()
+    shift = tensors["4.gain.bias"].tolist() if has_bias else [0.0] * D
+    results = exit_logits(tensors, "norm", 4, hidden, read_out).flatten(0, 1)
+    for state, result in zip(hidden.flatten(0, 1).tolist(), results, strict=True):
+        length = math.sqrt(sum(x * x for x in state) / D)
+        normed = [x / length * weight + c for x, weight, c in zip(state, weights, shift, strict=True)]
+        assert torch.allclose(result, read_out.head_VD @ torch.tensor(normed), atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_a_residual_mlp_comes_before_the_norm(hidden: Tensor, norm: str) -> None:
+    tensors, read_out = heads("residual-mlp", norm), ReadOut()
+    own = {name.removeprefix("4."): tensor for name, tensor in tensors.items() if name.startswith("4.")}
+    assert ("norm.bias" in own) == (norm == "layer")
+    results = exit_logits(tensors, "residual-mlp", 4, hidden, read_out).flatten(0, 1)
+    for state, result in zip(hidden.flatten(0, 1), results, strict=True):
+        centred = state - (state.mean() if norm == "layer" else 0)
+        x = centred / (centred.square().mean() + (1e-5 if norm == "layer" else 1e-6)).sqrt() * own["norm.weight"]
+        x = x + own.get("norm.bias", torch.zeros(D))
+        gate = own["gate.weight"] @ x
+        state = state + own["down.weight"] @ (gate / (1 + (-gate).exp()) * (own["up.weight"] @ x))
+        expected = read_out.head_VD @ (read_out.final_normed(state) * own["gain.weight"])
+        assert torch.allclose(result, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_tensor_of_a_head_learns(kind: Any, hidden: Tensor) -> None:
     with torch.enable_grad():
         tensors = {name: tensor.requires_grad_() for name, tensor in heads(kind).items()}
-        exit_logits(tensors, kind, 2, hidden, lambda x: x[..., :V].sin()).square().sum().backward()
+        exit_logits(tensors, kind, 2, hidden, ReadOut()).square().sum().backward()
     moved = {name for name, tensor in tensors.items() if tensor.grad is not None and tensor.grad.abs().max() > 0}
     assert moved == {name for name in tensors if name.startswith("2.")}
 
@@ -114,15 +168,31 @@ def new(twin: Any, kind: Any, init: Any, hidden_width: int = 32) -> dict[str, Te
         hidden_width,
         torch.Generator().manual_seed(0),
         logit_scale=model.arch.logit_scale,
+        block_mlps={block: MLP for block in (1, 3)},
     )
 
 
-@pytest.mark.parametrize(("kind", "init"), [("linear", "copy"), ("lens", "scratch"), ("lens", "copy")])
-def test_a_copied_head_and_a_new_lens_read_out_as_the_model_does(family: Any, kind: Any, init: Any) -> None:
+MLP = {
+    name: torch.ones(shape) for name, shape in {"norm.weight": 32, "gate.weight": (9, 32), "up.weight": (9, 32)}.items()
+}
+
+
+@pytest.mark.parametrize("init", ["scratch", "copy"])
+@pytest.mark.parametrize("kind", sorted(WITH_LM_HEAD))
+def test_a_new_head_that_ends_in_the_lm_head_is_the_logit_lens_to_the_bit(family: Any, kind: Any, init: Any) -> None:
     model, tensors = family.checkpoint.model, new(family, kind, init)
     states = torch.randn(6, 32, generator=torch.Generator().manual_seed(3))
+    assert torch.equal(exit_logits(tensors, kind, 3, states, model), model.logits(states))
+    assert {
+        name: tensor for name, tensor in tensors.items() if tensor.data_ptr() in {t.data_ptr() for t in MLP.values()}
+    } == {}
+
+
+def test_a_copied_head_reads_out_as_the_model_does(family: Any) -> None:
+    model, tensors = family.checkpoint.model, new(family, "linear", "copy")
+    states = torch.randn(6, 32, generator=torch.Generator().manual_seed(3))
     expected = model.logits(states)
-    assert torch.allclose(exit_logits(tensors, kind, 3, states, model.logits), expected, atol=1e-4, rtol=1e-4)
+    assert torch.allclose(exit_logits(tensors, "linear", 3, states, model), expected, atol=1e-4, rtol=1e-4)
     copied = {tensor.data_ptr() for tensor in tensors.values()}
     assert model.weights.final_norm.weight.data_ptr() not in copied, "training must not move the model"
 
@@ -149,7 +219,7 @@ def test_a_copy_behind_a_hidden_layer_needs_the_models_width(twin: Twins) -> Non
 # ------------------------------------------------------------------------------------------ the file
 
 
-@pytest.mark.parametrize("kind", ["linear", "mlp", "lens"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 def test_heads_survive_their_file(tmp_path: Path, kind: Any, norm: str, hidden: Tensor) -> None:
     tensors = heads(kind, norm, blocks=(4, 2))
@@ -157,10 +227,12 @@ def test_heads_survive_their_file(tmp_path: Path, kind: Any, norm: str, hidden: 
     loaded = load_exit_heads(tmp_path, L, D, V)
     assert loaded is not None
     assert (loaded.kind, loaded.blocks, read_exit_blocks(tmp_path)) == (kind, (2, 4), (2, 4))
-    read_out = nn.Linear(D, V)
+    read_out = ReadOut()
     expected = exit_logits(tensors, kind, 4, hidden, read_out)
     assert torch.equal(loaded.logits(4, hidden, read_out), expected)
-    assert loaded.numel(2) == {"linear": V * D, "mlp": H * D + V * H, "lens": D * D}[kind]
+    assert loaded.numel(2) == {
+        "linear": V * D, "mlp": H * D + V * H, "lens": D * D, "norm": 0, "residual-mlp": 3 * H * D,
+    }[kind]  # fmt: skip
 
 
 def test_a_folder_without_heads_has_none(tmp_path: Path) -> None:
@@ -266,12 +338,16 @@ def test_a_loaded_model_has_its_heads_in_its_number_format(folder: Path) -> None
     assert load_checkpoint(folder).model.exit_blocks == ()
 
 
-def test_a_lens_multiplies_the_models_head_too(folder: Path) -> None:
+def test_heads_that_end_in_the_lm_head_multiply_it_too(folder: Path) -> None:
     zeros = {"2.lens.weight": torch.zeros(32, 32), "2.lens.bias": torch.zeros(32)}
     save_exit_heads(folder / EXIT_HEADS_FILE, "lens", zeros)
     model, states = load_checkpoint(folder).model, torch.randn(4, 32)
     assert torch.equal(model.exit_logits(2, states), model.logits(states))
     assert model.exit_head_numel(2) == 32 * 32 + model.vocab_size * 32
+    save_exit_heads(folder / EXIT_HEADS_FILE, "norm", {"2.gain.weight": torch.full((32,), 2.0)})
+    model = load_checkpoint(folder).model
+    assert torch.equal(model.exit_logits(2, states), 2 * model.logits(states))
+    assert model.exit_head_numel(2) == model.vocab_size * 32
 
 
 def test_transformers_still_loads_the_folder(folder: Path, twin: Twins) -> None:

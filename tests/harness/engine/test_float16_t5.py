@@ -17,6 +17,7 @@ from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkp
 from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.decoding.probe import states_of
+from exitbench.harness.engine.model.exit_heads import KINDS
 from exitbench.methods.registry import get_method
 
 FAMILIES = ("t5", "t5-gated-untied", "mt5", "umt5")
@@ -99,7 +100,7 @@ def test_rows_that_leave_early_answer_the_same_on_both_engines(
     assert len({layer for answer in ours for layer in answer.exit_layers}) == lean.model.n_blocks
 
 
-@pytest.mark.parametrize("kind", ["linear", "mlp", "lens"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_exit_heads_read_states_in_fp32(twin: Any, tmp_path: Path, engine: EngineName, kind: Any) -> None:
     """Of a size that float16 does not hold, and norms do not depend on; a lens ends in a norm."""
@@ -107,7 +108,8 @@ def test_exit_heads_read_states_in_fp32(twin: Any, tmp_path: Path, engine: Engin
     width, ones = twin("t5").reference.config.d_model, torch.ones
     draw = torch.Generator().manual_seed(1)
     of_model = ones(width), None, torch.randn(VOCABULARY, width, generator=draw)
-    heads = new_exit_heads(kind, (2,), width, VOCABULARY, "rms", "copy", *of_model, width, generator=draw)
+    init: Any = "scratch" if kind == "residual-mlp" else "copy"
+    heads = new_exit_heads(kind, (2,), width, VOCABULARY, "rms", init, *of_model, width, generator=draw)
     save_exit_heads(tmp_path / EXIT_HEADS_FILE, kind, heads)
     states = torch.randn(3, width, generator=torch.Generator().manual_seed(0))
     small, large = (load_checkpoint(tmp_path, dtype, engine=engine).model for dtype in (torch.float32, torch.float16))

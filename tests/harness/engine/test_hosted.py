@@ -92,6 +92,7 @@ def test_states_are_read_out_the_fastest_way_that_is_right(made: Any, family: st
     states = torch.randn(5, model.d_model, generator=torch.Generator().manual_seed(0))
     assert model.read_out.way == way
     torch.testing.assert_close(model.logits(states), model.read_out(states, "reference"))
+    torch.testing.assert_close(model.logits_of_normed(model.final_normed(states)), model.logits(states))
     by_head = model.read_out(states, "direct")
     assert torch.allclose(by_head, model.logits(states)) == (way == "direct")
 
@@ -188,6 +189,8 @@ def test_a_read_out_that_is_wrong_is_not_used(made: Any, folder: Path, monkeypat
     model = load_checkpoint(folder).model
     assert model.read_out.way == "reference"
     torch.testing.assert_close(model.logits(states), expected)
+    with pytest.raises(UserError, match="cannot be divided there"):
+        model.logits_of_normed(states)
 
 
 def test_a_family_that_does_not_bear_being_taken_to_pieces_is_refused(

@@ -9,10 +9,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
+from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints.exit_head_files import read_exit_blocks
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
 from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Request
+from exitbench.harness.engine.model.exit_heads import exit_logits
 from exitbench.harness.training import ensure_trained, load_recipe
 from exitbench.harness.training.data import make_tokenizer
 from exitbench.harness.training.losses import block_weights
@@ -177,7 +179,7 @@ def test_muon_leaves_tables_of_tokens_to_adamw() -> None:
 # ------------------------------------------------------------------------------------------ exit heads
 
 
-@pytest.mark.parametrize("settings", ["", 'kind = "lens"\n', 'init = "copy"\n'])
+@pytest.mark.parametrize("settings", ["", 'kind = "lens"\n', 'kind = "norm"\n', 'init = "copy"\n'])
 @pytest.mark.parametrize("family", CAUSAL)
 def test_exit_heads_on_a_frozen_decoder_are_read_by_the_engine(
     trained: Any, models: Path, data_dir: Path, tmp_path: Path, family: str, settings: str
@@ -214,3 +216,28 @@ def test_a_copied_head_reads_out_as_the_model_does(family: str) -> None:
         ours = states.logits_NV(block).log_softmax(-1)
         entropy = -(ours.exp() * ours).sum(-1).mean()
         torch.testing.assert_close(logged["exit_head_entropy_nats", block], entropy)
+
+
+def test_a_copied_mlp_is_the_exit_blocks_own_and_adds_nothing_at_first() -> None:
+    model = noisy(made("llama"))
+    settings = ExitHeadsRecipe(kind="residual-mlp", after_blocks=(2,), init="copy")
+    objective = ExitHeadsObjective(settings, model, 0)
+    block = model.model.layers[1]
+    for name, weight in {
+        "norm": block.post_attention_layernorm.weight,
+        "gate": block.mlp.gate_proj.weight,
+        "up": block.mlp.up_proj.weight,
+    }.items():
+        assert torch.equal(objective.tensors[f"2.{name}.weight"], weight)
+    tokens = torch.arange(3, 19)[None]
+    states = decoder_states(model, {"input_ids": tokens, "labels": tokens})
+    logits = exit_logits(objective.tensors, "residual-mlp", 2, states.raw[1], states)
+    assert torch.equal(logits, states.logits_NV(2))
+
+
+def test_an_mlp_of_another_form_is_not_copied() -> None:
+    settings = ExitHeadsRecipe(kind="residual-mlp", after_blocks=(2,), init="copy")
+    with pytest.raises(UserError, match=r"'gpt_neox': its blocks have no gated silu MLP.*init = \"scratch\""):
+        ExitHeadsObjective(settings, made("gpt_neox"), 0)
+    with pytest.raises(UserError, match=r"after_blocks has 3, and the model has 3 decoder blocks\. Allowed: 1 to 2"):
+        ExitHeadsObjective(ExitHeadsRecipe(after_blocks=(1, 3)), made("llama"), 0)

@@ -17,6 +17,7 @@ from exitbench.harness.training.losses import (
     block_weights,
     exit_head_loss,
     head_loss,
+    lm_head_divergences,
     shallow_deep_weights,
     tuned_lens_loss,
 )
@@ -193,3 +194,48 @@ def test_targets_of_frozen_models_get_no_gradient() -> None:
     logits, final = numbers(3, 5), numbers(3, 5, seed=5)
     (tuned_lens_loss(logits, final) + exit_head_loss(logits, final.softmax(-1), 0.5)).backward()
     assert final.grad is None and logits.grad is not None
+
+
+# ---- several heads that end in one LM head ----
+
+
+def divergences_one_by_one(states: list[Tensor], final: Tensor, head: Tensor, bias: Tensor | None) -> list[Tensor]:
+    """Loss, agreement and entropy of each head, token by token."""
+    targets = [probabilities(row) for row in F.linear(final, head, bias)]
+    losses, agreements, entropies = [], [], []
+    for state in states:
+        ps = [probabilities(row) for row in F.linear(state, head, bias)]
+        pairs = list(zip(targets, ps, strict=True))
+        kls = [sum(t * (t.log() - q.log()) for t, q in zip(target, p, strict=True)) for target, p in pairs]
+        losses.append(sum(kls) / len(kls))
+        agreements.append(sum(target.index(max(target)) == p.index(max(p)) for target, p in pairs) / len(kls))
+        entropies.append(sum(-sum(q * q.log() for q in p) for p in ps) / len(kls))
+    return [torch.stack(losses), torch.tensor(agreements, dtype=torch.float64), torch.stack(entropies)]
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("slice_tokens", [2, 128])
+def test_heads_read_together_are_heads_read_one_by_one(
+    has_bias: bool, slice_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exitbench.harness.training.losses.VOCABULARY_SLICE_TOKENS", slice_tokens)
+    final, head = numbers(5, 4, seed=1), numbers(6, 4, seed=2)
+    bias = numbers(6, seed=3) if has_bias else None
+    states = [final.detach().clone().requires_grad_(), numbers(5, 4, seed=4), numbers(5, 4, seed=5)]
+    results, expected = (
+        lm_head_divergences(states, final, head, bias),
+        divergences_one_by_one(states, final, head, bias),
+    )
+    for result, wanted in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, wanted)
+    weights = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    gradients = torch.autograd.grad((results[0] * weights).sum(), states)
+    torch.testing.assert_close(gradients, torch.autograd.grad((expected[0] * weights).sum(), states))
+    assert results[0][0].item() == pytest.approx(0, abs=1e-12) and results[1][0] == 1
+    assert not results[1].requires_grad and not results[2].requires_grad
+
+
+def test_heads_read_together_in_bfloat16_add_up_in_fp32() -> None:
+    states = [numbers(6, 9, seed=n).detach().bfloat16() for n in range(2)]
+    results = lm_head_divergences(states, states[0], torch.eye(9).bfloat16())
+    assert {result.dtype for result in results} == {torch.float32}

@@ -175,7 +175,7 @@ def test_every_block_is_what_its_module_returns(model: Any) -> None:
     assert len(states.raw) == BLOCKS - 1 and len(states.normed) == BLOCKS
     torch.testing.assert_close(states.raw, wanted[:-1])
     torch.testing.assert_close(states.normed, [ended(states.ending, h) for h in wanted])
-    torch.testing.assert_close(states.read_out(wanted[1]), states.logits_NV(2))
+    torch.testing.assert_close(states.logits(wanted[1]), states.logits_NV(2))
 
 
 def test_an_inner_block_is_read_as_if_it_were_the_last(model: Any) -> None:

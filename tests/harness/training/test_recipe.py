@@ -9,6 +9,7 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.harness.training import load_recipe, recipe_names
+from exitbench.harness.training.recipe import RECIPES_DIR
 from exitbench.harness.training.store import model_digest
 
 
@@ -150,3 +151,27 @@ def test_blocks_of_a_start_are_not_made_equal(write_recipe: Callable[..., Path])
     )
     with pytest.raises(UserError, match="shared_steps: is for a new model"):
         load_recipe(path)
+
+
+@pytest.mark.parametrize(
+    ("after_blocks", "message"),
+    [
+        ("[2, 2]", "ascending block numbers from 1"),
+        ("[0, 2]", "ascending block numbers from 1"),
+        ("[2, 8]", "below the model's 8 decoder blocks"),
+        ('["2"]', "after_blocks"),
+    ],
+)
+def test_blocks_of_exit_heads_are_checked(tmp_path: Path, after_blocks: str, message: str) -> None:
+    text = (RECIPES_DIR / "builtin-exit-heads.toml").read_text()
+    path = tmp_path / "heads.toml"
+    path.write_text(text.replace("count = 3", f"after_blocks = {after_blocks}"))
+    with pytest.raises(UserError, match=message):
+        load_recipe(path)
+
+
+def test_digests_of_recipes_without_cached_states_are_as_before() -> None:
+    described = load_recipe("builtin-exit-heads").described()["exit_heads"]
+    assert not {"after_blocks", "positions", "cached_tokens"} & described.keys()
+    described = load_recipe("smollm2-tuned-lens").described()["exit_heads"]
+    assert (described["after_blocks"], described["cached_tokens"]) == ((6, 12, 18, 24, 27), 50000)

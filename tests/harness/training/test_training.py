@@ -10,18 +10,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints.exit_head_files import read_exit_blocks
+from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 from exitbench.harness.training import ensure_trained, find_trained, load_recipe
-from exitbench.harness.training.data import make_tokenizer, pad, read_text
-from exitbench.harness.training.models import new_model
-from exitbench.harness.training.objectives import make_objective
+from exitbench.harness.training.cached_states import cached_states, state_batches
+from exitbench.harness.training.data import encode, make_tokenizer, pad, read_text
+from exitbench.harness.training.models import new_model, read_model
+from exitbench.harness.training.objectives import ExitHeadsObjective, make_objective
 from exitbench.harness.training.recipe import Recipe
-from exitbench.harness.training.store import TRAINING_VERSION, model_digest
+from exitbench.harness.training.store import TRAINING_VERSION, ensure_all_trained, model_digest
 from exitbench.harness.training.train import train
 from exitbench.harness.training.trainer import COMPLETE, ExitTrainer, TrainingClock
 
@@ -128,6 +131,8 @@ def test_weights_are_saved_in_the_precision_asked_and_computed_in_either(
         ("linear", 'init = "copy"\nentropy_weight = 0.0\ntarget = "hard"\ntext = "documents"\n'),
         ("mlp", 'norm = "rms"\nhidden_width = 16\nentropy_weight = 0.1\nprompts = ["a red dog"]\n'),
         ("lens", 'text = "documents"\n'),
+        ("residual-mlp", 'norm = "rms"\nhidden_width = 16\ntext = "documents"\n'),
+        ("lens", 'text = "documents"\npositions = "all"\ncached_tokens = 300\nafter_blocks = [1, 2]\n'),
     ],
 )
 @pytest.mark.parametrize("family", ["t5", "llama"])
@@ -149,6 +154,148 @@ def test_exit_heads_learn_to_imitate_a_frozen_model(
     for block in "12":
         assert log["exit_head_loss", block][-1] < log["exit_head_loss", block][0]
         assert len(log["exit_head_accuracy", block]) == len(log["exit_head_entropy_nats", block]) == 30
+
+
+def of_heads(base: Path, **settings: Any) -> str:
+    """A recipe of exit heads on another recipe's model."""
+    text = base.read_text()
+    table = "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
+    return (
+        text[: text.index("[tokenizer]")].replace('name = "tiny"', 'name = "heads"')
+        + f'[start]\nrecipe = "{base}"\n[objective]\nloss = "exit-heads"\n[exit_heads]\ntext = "documents"\n{table}'
+        + "[optimisation]\nsteps = 30\nbatch_tokens = 60\nlearning_rate = 1e-2\nsave_steps = 7\n"
+    )
+
+
+@pytest.mark.parametrize("kind", ["lens", "norm", "residual-mlp"])
+def test_trained_heads_are_closer_to_the_last_block_than_the_models_own_read_out(
+    write_recipe: WriteRecipe, data_dir: Path, models: Path, tmp_path: Path, kind: str
+) -> None:
+    base = write_recipe(*LLAMA).rename(tmp_path / "base.toml")
+    path = tmp_path / "heads.toml"
+    path.write_text(of_heads(base, kind=kind, after_blocks=[2], init="copy", positions="all", cached_tokens=600))
+    folder = trained(path, models, data_dir)
+    card = json.loads((folder / "card.json").read_text())
+    heads = card["validation"]["exit_heads"]
+    assert heads["blocks"] == [2] == list(read_exit_blocks(folder)) and card["cached_tokens"] == 600
+    assert heads["divergence_nats"][0] < 0.9 * heads["own_divergence_nats"][0]
+    # The validation pairs' tokens but each text's first, read by the engine: the same shares.
+    checkpoint, reference = load_checkpoint(folder), AutoModelForCausalLM.from_pretrained(folder)
+    pairs = read_text(load_recipe(path), data_dir, "causal").validation
+    texts = [
+        torch.from_numpy(np.concatenate((example.source, example.target)))
+        for example in encode(pairs, AutoTokenizer.from_pretrained(folder), 128)
+    ]
+    assert heads["tokens"] == sum(len(text) - 1 for text in texts)
+    own, head = 0, 0
+    for text in texts:
+        states = reference(text[None], output_hidden_states=True)
+        last = states.logits[0, :-1].argmax(-1)
+        state = states.hidden_states[2][0, :-1]
+        own += int((checkpoint.model.logits(state).argmax(-1) == last).sum())
+        head += int((checkpoint.model.exit_logits(2, state).argmax(-1) == last).sum())
+    assert heads["own_agreement"] == [pytest.approx(own / heads["tokens"])]
+    assert heads["agreement"] == [pytest.approx(head / heads["tokens"])]
+
+
+def test_cached_states_are_those_of_the_frozen_model_each_once_an_epoch(
+    write_recipe: WriteRecipe, data_dir: Path, models: Path, tmp_path: Path
+) -> None:
+    base = write_recipe(*LLAMA).rename(tmp_path / "base.toml")
+    path = tmp_path / "heads.toml"
+    path.write_text(of_heads(base, kind="lens", after_blocks=[1], positions="all", cached_tokens=10**6))
+    recipe, frozen = load_recipe(path), trained(base, models, data_dir)
+    model, tokenizer = read_model(frozen)
+    examples = encode([pair for pair, _ in read_text(recipe, data_dir, "causal").train], tokenizer, 128)
+    objective = make_objective(recipe, model)
+    assert isinstance(objective, ExitHeadsObjective)
+    states = cached_states(model, objective, examples, recipe.optimisation, 0, tmp_path, lambda n_tokens: None)
+    expected = []
+    for example in examples:
+        ids = torch.from_numpy(np.concatenate((example.source, example.target)))[None]
+        with torch.no_grad():
+            hidden = model(ids, output_hidden_states=True).hidden_states
+        expected.append(torch.stack([hidden[1][0, :-1], hidden[-1][0, :-1]], dim=1))
+    wanted = torch.cat(expected)
+    assert states.shape == wanted.shape
+    by_sum = [each[each.double().sum((1, 2)).argsort()] for each in (states, wanted)]
+    torch.testing.assert_close(by_sum[0].sum(0), by_sum[1].sum(0), rtol=1e-4, atol=1e-2)
+    torch.testing.assert_close(by_sum[0].square().sum(0), by_sum[1].square().sum(0), rtol=1e-4, atol=1e-2)
+    batches = state_batches(states, 60, seed=1, step=0)
+    epoch = [next(batches)["states"] for _ in range(-(-len(states) // 60))]
+    assert torch.equal(*(each.flatten(1).sort(dim=0).values for each in (torch.cat(epoch), states)))
+    again = state_batches(states, 60, seed=1, step=2)
+    assert torch.equal(next(again)["states"], epoch[2])
+    assert not torch.equal(next(batches)["states"], epoch[0]), "every epoch has an order of its own"
+
+
+def test_cached_states_are_read_out_without_dropout(write_recipe: WriteRecipe, data_dir: Path, tmp_path: Path) -> None:
+    """T5 has dropout after its final norm."""
+    base = write_recipe(("dropout_rate = 0.0", "dropout_rate = 0.5")).rename(tmp_path / "base.toml")
+    path = tmp_path / "heads.toml"
+    path.write_text(of_heads(base, kind="lens", after_blocks=[1], cached_tokens=10))
+    new = load_recipe(base)
+    assert new.tokenizer is not None and new.architecture is not None
+    pairs = [pair for pair, _ in read_text(new, data_dir, "seq2seq").train]
+    model = new_model(new.architecture, make_tokenizer(new.tokenizer, pairs))
+    objective = make_objective(load_recipe(path), model)
+    states = torch.randn(6, 2, 32, generator=torch.Generator().manual_seed(0))
+    losses = {float(objective(model.train(), {"states": states}, 0)[0]) for _ in range(3)}
+    assert len(losses) == 1
+
+
+@pytest.mark.parametrize("while_caching", [True, False])
+def test_an_interrupted_training_on_cached_states_resumes_to_the_same_heads(
+    write_recipe: WriteRecipe,
+    data_dir: Path,
+    models: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    while_caching: bool,
+) -> None:
+    base = write_recipe(*LLAMA).rename(tmp_path / "base.toml")
+    path, steps = tmp_path / "heads.toml", list[int]()
+    path.write_text(of_heads(base, kind="lens", after_blocks=[1, 2], positions="all", cached_tokens=300))
+    recipe = load_recipe(path)
+    whole, other = trained(path, models, data_dir), tmp_path / "other"
+    shutil.copytree(trained(base, models, data_dir), other / trained(base, models, data_dir).name)
+
+    def stop(step: int) -> None:
+        steps.append(step)
+        if step >= (2 if while_caching else recipe.cache_steps + 16):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ensure_trained(recipe, other, data_dir, stop)
+    assert recipe.cache_steps == 5 and steps[-1] == (2 if while_caching else 21)
+    states_run = list[int]()
+    run = ExitHeadsObjective.states
+
+    def noted(objective: Any, model: Any, batch: Any) -> Any:
+        states_run.append("states" not in batch)
+        return run(objective, model, batch)
+
+    monkeypatch.setattr(ExitHeadsObjective, "states", noted)
+    resumed = ensure_trained(recipe, other, data_dir, steps.append)
+    assert steps[-1] == recipe.cache_steps + 30
+    assert (resumed / "exit_heads.safetensors").read_bytes() == (whole / "exit_heads.safetensors").read_bytes()
+    assert (resumed / "training_log.csv").read_text() == (whole / "training_log.csv").read_text()
+    # A batch that is in the file is not run again; the last runs are those of the validation.
+    assert (states_run.index(False) > 0) == while_caching
+
+
+def test_a_checkpoint_elsewhere_is_started_from(
+    write_recipe: WriteRecipe, data_dir: Path, models: Path, tmp_path: Path
+) -> None:
+    base = write_recipe(*LLAMA).rename(tmp_path / "base.toml")
+    frozen = shutil.copytree(trained(base, models, data_dir), tmp_path / "elsewhere")
+    path = tmp_path / "heads.toml"
+    text = of_heads(base, kind="norm", after_blocks=[1], cached_tokens=100)
+    path.write_text(text.replace(f'recipe = "{base}"', 'checkpoint = "none"'))
+    (folder,) = ensure_all_trained([load_recipe(path)], tmp_path / "new", data_dir, 1, frozen)
+    assert (folder / "model.safetensors").read_bytes() == (frozen / "model.safetensors").read_bytes()
+    with pytest.raises(UserError, match=r"--start is for one recipe with \[start\] checkpoint, not for tiny"):
+        ensure_all_trained([load_recipe(base)], tmp_path / "new", data_dir, 1, frozen)
 
 
 def test_a_shallow_deep_recipe_logs_its_distillation(write_recipe: WriteRecipe, data_dir: Path) -> None:
@@ -267,8 +414,6 @@ def test_a_batch_that_does_not_fit_is_tried_smaller_to_the_same_effect(
     text = read_text(recipe, data_dir, "seq2seq")
     assert recipe.tokenizer is not None and recipe.architecture is not None
     tokenizer = make_tokenizer(recipe.tokenizer, [pair for pair, _ in text.train])
-    from exitbench.harness.training.data import encode
-
     rows = encode([pair for pair, _ in text.train], tokenizer, 64)[:7]
     weights, seen = [], []
     for most_rows in (7, 2):

@@ -1,0 +1,93 @@
+"""States of a frozen model at its exit blocks, computed once and read from a memory-mapped file at every step.
+
+The file is next to the resume points of its training, and is deleted with them. An interrupted computation continues
+after its last complete batch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from exitbench.errors import UserError
+from exitbench.harness.training.data import Batch, Example, cut_batches, pad
+from exitbench.harness.training.models import is_causal
+from exitbench.harness.training.objectives import CACHED, ExitHeadsObjective
+from exitbench.harness.training.recipe import OptimisationRecipe
+
+STATES, PROGRESS = "states.f32", "states.json"
+
+
+def cached_states(
+    model: PreTrainedModel,
+    objective: ExitHeadsObjective,
+    examples: Sequence[Example],
+    settings: OptimisationRecipe,
+    seed: int,
+    work: Path,
+    on_tokens: Callable[[int], None],
+) -> Tensor:
+    """Return states after the exit blocks and the LM head's input after the last block, [N, K + 1, D] in fp32.
+
+    Examples are taken in random order until they have enough tokens.
+
+    Args:
+        model: The frozen model.
+        objective: The objective, whose settings say which states, and of how many tokens.
+        examples: Texts.
+        settings: Tokens of a batch, and the precision of the frozen model's own computations.
+        seed: Seed of the order.
+        work: Folder of the file.
+        on_tokens: Called with the number of tokens done.
+
+    Returns:
+        A memory-mapped tensor; of fewer tokens than requested if the examples have fewer.
+    """
+    causal, most_tokens = is_causal(model), objective.settings.cached_tokens
+    everywhere = causal and objective.settings.positions == "all"
+    order, chosen, n_tokens = np.random.default_rng(seed).permutation(len(examples)), [], 0
+    for example in (examples[index] for index in order):
+        if n_tokens >= most_tokens:
+            break
+        chosen.append(example)
+        n_tokens += len(example.source) + len(example.target) - 1 if everywhere else len(example.target)
+    n_tokens = min(n_tokens, most_tokens)
+    shape = (n_tokens, len(objective.blocks) + 1, objective.own.head.shape[1])
+    file, progress_file = work / STATES, work / PROGRESS
+    batches_done, tokens_done = json.loads(progress_file.read_text("utf-8")) if progress_file.exists() else (0, 0)
+    stored = np.memmap(file, np.float32, "r+" if batches_done else "w+", shape=shape)
+    device = model.device.type
+    for number, batch in enumerate(cut_batches(chosen, settings.batch_tokens)):
+        if number < batches_done:
+            continue
+        inputs = {name: tensor.to(model.device) for name, tensor in pad(batch, causal=causal).items()}
+        with torch.autocast(device, torch.bfloat16, enabled=settings.precision == "bf16"):
+            states = objective.states(model, inputs).float().cpu().numpy()[: n_tokens - tokens_done]
+        stored[tokens_done : tokens_done + len(states)] = states
+        stored.flush()
+        tokens_done += len(states)
+        partial = progress_file.with_name(f".{PROGRESS}")
+        partial.write_text(json.dumps([number + 1, tokens_done]), encoding="utf-8")
+        partial.replace(progress_file)
+        on_tokens(tokens_done)
+    if not tokens_done:
+        raise UserError("no states to train on: the texts have no tokens.")
+    return torch.from_numpy(stored)
+
+
+def state_batches(states: Tensor, n_tokens: int, seed: int, step: int) -> Iterator[Batch]:
+    """Yield batches of tokens endlessly from a step (0-based) on; every epoch has every token once, in a new order."""
+    per_epoch = -(-len(states) // n_tokens)
+    while True:
+        epoch, place = divmod(step, per_epoch)
+        order = torch.randperm(len(states), generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
+        chosen = order[place * n_tokens : (place + 1) * n_tokens]
+        # The trainer counts tokens by their labels.
+        yield {CACHED: states[chosen], "labels": torch.zeros(len(chosen), dtype=torch.long)}
+        step += 1
