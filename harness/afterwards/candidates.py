@@ -125,10 +125,10 @@ def find_candidates(
 
 
 def _why_left_out(name: str, gate_blocks: float, can_be_faster: bool, max_loss_percent: float) -> str:
+    reads = f"; each evaluation of its gate reads as much as {gate_blocks:.1f} blocks" if gate_blocks >= 1 else ""
     if can_be_faster:
         most = SHARES[0] * max_loss_percent
-        return f"{name}: every setting that could be faster changes more than {most:g} % of full depth's tokens."
-    reads = f", and each evaluation of its gate reads as much as {gate_blocks:.1f} blocks" if gate_blocks >= 1 else ""
+        return f"{name}: settings that could be faster change more than {most:g} % of full depth's tokens{reads}."
     return f"{name}: no setting reads less than full depth{reads}."
 
 
