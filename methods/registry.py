@@ -129,6 +129,12 @@ def fixed_depth_method() -> tuple[type[Method], str]:
     return next((cls, cls.fixed_depth) for cls in _methods.values() if cls.fixed_depth is not None)
 
 
+def drafting_method() -> tuple[type[Method], str, str]:
+    """The method that drafts and verifies, and its parameters: the draft's exit layer, and drafts per verification."""
+    _discover()
+    return next((cls, *cls.drafting) for cls in _methods.values() if cls.drafting is not None)
+
+
 @functools.cache
 def distribution(cls: type[Method]) -> tuple[str | None, str | None]:
     """Return name and version of the package that provides a method; (None, None) if none does."""

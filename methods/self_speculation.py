@@ -38,6 +38,7 @@ class SelfSpeculation(Method):
 
     name: ClassVar[str] = "self-speculation"
     source: ClassVar[str] = "LayerSkip section 4.3"
+    drafting: ClassVar[tuple[str, str] | None] = ("exit_layer", "drafts")
 
     exit_layer: int = param(2, "E: blocks run to draft a token", low=1)
     drafts: int = param(6, "k: tokens drafted before they are verified", low=1)

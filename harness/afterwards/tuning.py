@@ -6,32 +6,21 @@ confirmation use another split than the documents on which the choice is timed a
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
-import numpy as np
-
 from exitbench.errors import UserError, suggestion
-from exitbench.harness.afterwards.replaying import Probe, replay, stored_probe
-from exitbench.harness.cells.cell import CalibrationSettings, Kind
+from exitbench.harness.afterwards.candidates import Candidate
+from exitbench.harness.cells.cell import CalibrationSettings, Kind, TimingSettings
 from exitbench.harness.planning.entries.task import TaskEntry
 from exitbench.harness.planning.suite import CalibrationEntry, ModelEntry, Point, Suite, Sweep
 from exitbench.methods.base import Method
 from exitbench.methods.registry import baseline_method, fixed_depth_method, get_method, method_names
 from exitbench.results.database.connection import Database
 from exitbench.results.statistics.risk_control import documents_needed
-
-SHARES: Final = (4.0, 2.0, 1.0, 0.5, 0.25, 0.1)
-"""Multiples of the allowed loss: share of a candidate's tokens that may differ from full depth's in its replay. A
-differing token may cost no quality, or more than its share."""
-LEVELS: Final = 201
-GREATEST_NATS: Final = 8.0
-"""Largest threshold searched if the parameter has no upper bound, on a geometric scale."""
-_LEAST: Final = 1e-4
 
 _RESULTS: Final = """
     SELECT
@@ -53,15 +42,6 @@ _FAILED: Final = """
 _CERTIFIED: Final = "SELECT method, threshold FROM calibrations WHERE list_contains(?, cell_id) AND chosen ORDER BY ALL"
 
 Row = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A setting worth decoding, with the results of its replay (`simulated`)."""
-
-    point: Point
-    mean_exit_layer: float
-    token_match: float
 
 
 @dataclass(frozen=True)
@@ -90,7 +70,11 @@ class Tuning:
     @cached_property
     def searched(self) -> TaskEntry:
         """The task on documents for choosing, disjoint from the reported ones and, with a guarantee, from its tests."""
-        data = self.task.other_split("calibration", self.documents, "choosing a threshold")
+        if self.task.data.limit is not None and not self.task.has_other_split("calibration"):
+            # One set of documents for both purposes: those beyond the task's limit, in the order of their hashes.
+            data = replace(self.task.data, limit=self.documents, apart_from=(self.task.data,))
+        else:
+            data = self.task.other_split("calibration", self.documents, "choosing a threshold")
         if self.epsilon is not None:
             data = replace(data, apart_from=(*data.apart_from, data))
         return replace(self.task, label=f"{self.task.label}-calibration", data=data)
@@ -137,6 +121,11 @@ class Tuning:
     def _delta(self, full_share: float) -> float:
         return self.max_loss_percent / 100 * full_share
 
+    def pilot(self, documents: int, batch_rows: int) -> Suite:
+        """Return the suite that decodes a few of the search's documents at full depth, to see how long one takes."""
+        task = replace(self.searched, data=replace(self.searched.data, limit=documents), batch_rows=batch_rows)
+        return self._suite(task, [self._sweep(task, baseline_method()(), (), "quality")])
+
     def search(self) -> Suite:
         """Return the search suite: full depth, its probe, and gate scores that do not follow from the probe."""
         needing_scores = [name for name in self.methods if not get_method(name)().probe_has_score()]
@@ -173,10 +162,11 @@ class Tuning:
             entries.append(CalibrationEntry(location, *names, method.name, points, settings, self.documents))
         return replace(self._suite(self.task, []), calibrations=tuple(entries))
 
-    def final(self, finalists: Iterable[Candidate]) -> Suite:
+    def final(self, finalists: Iterable[Candidate], timing: TimingSettings | None = None) -> Suite:
         """Return the suite that decodes and times the finalists and full depth on the task's own documents."""
         full = self._sweep(self.task, baseline_method()(), (), "quality", "timing")
-        return self._suite(self.task, [full, *self._sweeps(self.task, finalists, "quality", "timing")])
+        suite = self._suite(self.task, [full, *self._sweeps(self.task, finalists, "quality", "timing")])
+        return suite if timing is None else replace(suite, timing=timing)
 
     def _sweeps(self, task: TaskEntry, candidates: Iterable[Candidate], *kinds: Kind) -> list[Sweep]:
         return [self._sweep(task, candidate.point.method, candidate.point.params, *kinds) for candidate in candidates]
@@ -216,67 +206,6 @@ def _is_searchable(method: Method) -> bool:
 def _is_quick(method: Method) -> bool:
     needs_training = method.needs_exit_heads or method.fit_params()
     return _is_searchable(method) and not needs_training and method.probe_has_score()
-
-
-def find_candidates(database: Database, tuning: Tuning) -> list[Candidate]:
-    """Search the thresholds of every method, and every static depth, by replay.
-
-    Returns:
-        A few candidates per method: for every share in `SHARES`, the shallowest setting that keeps it.
-
-    Raises:
-        UserError: A parameter does not fit the model.
-    """
-    place = f"{tuning.model.name}/{tuning.searched.label}"
-    candidates = list(_static_candidates(stored_probe(database, place), tuning.max_loss_percent))
-    for name in tuning.methods:
-        kind = get_method(name)
-        probe = stored_probe(database, place, kind())
-        levels = threshold_grid(kind)
-        swept = replay(probe, name, levels)
-        points = [Point((("threshold", level),), kind.from_params({"threshold": level})) for level in levels]
-        depths, matches = (swept[column].to_pylist() for column in ("mean_exit_layer", "token_match"))
-        swept_points = [
-            candidate
-            for candidate in map(Candidate, points, depths, matches)
-            if candidate.mean_exit_layer < probe.n_blocks
-        ]
-        candidates += _cheapest(swept_points, tuning.max_loss_percent)
-    return candidates
-
-
-def threshold_grid(kind: type[Method]) -> list[float]:
-    """Return the thresholds to search: evenly spaced between the bounds, or geometric if there is no upper bound."""
-    (field,) = (field for field in dataclasses.fields(kind) if field.name == "threshold")
-    low, high = field.metadata["low"], field.metadata["high"]
-    if high is not None:
-        return [float(level) for level in np.linspace(low or 0.0, high, LEVELS).round(4)]
-    return [float(f"{level:.3g}") for level in np.geomspace(_LEAST, GREATEST_NATS, LEVELS)]
-
-
-def _static_candidates(probe: Probe, max_loss_percent: float) -> Iterator[Candidate]:
-    kind, parameter = fixed_depth_method()
-    chosen = np.array(probe.table["top1_id"].to_pylist())
-    matches = (chosen == np.array(probe.table["full_token_id"])[:, None]).mean(axis=0)
-    depths = range(1, probe.n_blocks)
-    points = [Point(((parameter, depth),), kind.from_params({parameter: depth})) for depth in depths]
-    candidates = [
-        Candidate(point, depth, float(matches[depth - 1])) for point, depth in zip(points, depths, strict=True)
-    ]
-    return _cheapest(candidates, max_loss_percent)
-
-
-def _cheapest(candidates: Iterable[Candidate], max_loss_percent: float) -> Iterator[Candidate]:
-    """Yield, for every share, the shallowest candidate whose differing tokens stay within it, without duplicates."""
-    pool, outcomes = list(candidates), set[tuple[float, float]]()
-    for share in SHARES:
-        within_share = [candidate for candidate in pool if candidate.token_match >= 1 - share * max_loss_percent / 100]
-        best = min(
-            within_share, key=lambda candidate: (candidate.mean_exit_layer, -candidate.token_match), default=None
-        )
-        if best is not None and (outcome := (best.mean_exit_layer, best.token_match)) not in outcomes:
-            outcomes.add(outcome)
-            yield best
 
 
 def _conservative_first(candidates: Sequence[Candidate]) -> tuple[float, ...]:

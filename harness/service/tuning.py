@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Final
 
 from exitbench.errors import UserError, suggestion
+from exitbench.harness.afterwards.candidates import Candidate, find_candidates
 from exitbench.harness.afterwards.tuning import (
-    Candidate,
     Choice,
     Row,
     Tuning,
     certified,
     choose,
-    find_candidates,
     full_score,
     require_tunable,
     results_of,
@@ -36,7 +35,7 @@ from exitbench.terminal import number_of, tell, visible
 _PROMISED: Final = "with probability {share:.0%} over draws of {documents}"
 
 
-class _Failed(Exception):
+class StageFailed(Exception):
     """Raised when cells of a stage failed, after the reasons were printed."""
 
 
@@ -80,7 +79,7 @@ def tune(options: TuneOptions) -> bool:
     tuning, runs = _tuning(options), Runs(options.run.runs)
     try:
         _tune(tuning, runs, options)
-    except _Failed:
+    except StageFailed:
         return False
     return True
 
@@ -115,13 +114,14 @@ def _tuning(options: TuneOptions) -> Tuning:
 
 
 def _tune(tuning: Tuning, runs: Runs, options: TuneOptions) -> None:
-    _stage(f"1. Probing full depth on {number_of(tuning.documents, 'document')} it is not reported on")
-    _measured(tuning.search(), runs, options)
+    print_stage(f"1. Probing full depth on {number_of(tuning.documents, 'document')} it is not reported on")
+    run_stage(tuning.search(), runs, options.run)
     with open_database(runs.database) as database:
-        candidates = find_candidates(database, tuning)
-    _stage(f"2. Decoding {number_of(len(candidates), 'candidate')} of {number_of(len(tuning.methods), 'method')}")
-    choice = choose(tuning, _decoded(tuning.confirm(candidates), candidates, runs, options))
-    _say_confirmed(tuning, choice)
+        place = f"{tuning.model.name}/{tuning.searched.label}"
+        candidates = find_candidates(database, place, tuning.methods, tuning.max_loss_percent).candidates
+    print_stage(f"2. Decoding {number_of(len(candidates), 'candidate')} of {number_of(len(tuning.methods), 'method')}")
+    choice = choose(tuning, decode_candidates(tuning.confirm(candidates), candidates, runs, options.run))
+    print_confirmed(tuning, choice)
     if not choice.finalists:
         print(f"Nothing to recommend: no method loses as little as {tuning.max_loss_percent:g} % here.")
         return
@@ -131,7 +131,7 @@ def _tune(tuning: Tuning, runs: Runs, options: TuneOptions) -> None:
             confirmed = [row["cell_id"] for _, row in choice.rows]
             full_share = tuning.share_of(full_score(database, confirmed, tuning.certified_metric))
         tuning.require_enough_documents(full_share)
-        _stage("3. Calibrating the finalists on documents that nothing was chosen on")
+        print_stage("3. Calibrating the finalists on documents that nothing was chosen on")
         finalists = _certified(tuning, finalists, candidates, full_share, runs, options)
         if not finalists:
             print(
@@ -140,45 +140,46 @@ def _tune(tuning: Tuning, runs: Runs, options: TuneOptions) -> None:
             )
             return
     timed = [*finalists, *([choice.depth] if choice.depth is not None else [])]
-    _stage(f"{4 if tuning.epsilon else 3}. Timing {number_of(len(timed), 'setting')} on the task's own documents")
-    cells = _measured(tuning.final(timed), runs, options, options.run.limit)
+    print_stage(f"{4 if tuning.epsilon else 3}. Timing {number_of(len(timed), 'setting')} on the task's own documents")
+    cells = run_stage(tuning.final(timed), runs, options.run, options.run.limit)
     with open_database(runs.database) as database:
         text, cell_id = conclusion(database, cells, tuning.max_loss_percent)
     print(f"\n{text}")
     if tuning.epsilon is not None:
         _say_bound(tuning, tuning.points_of(full_share))
     if cell_id is not None:
-        _write_suite(tuning, cell_id, runs, options.out)
+        write_suite(tuning, cell_id, runs, options.out)
 
 
-def _stage(text: str) -> None:
+def print_stage(text: str) -> None:
+    """Print the heading of a stage."""
     tell(f"\n{text}")
 
 
-def _measured(suite: Suite, runs: Runs, options: TuneOptions, limit: int | None = None) -> dict[str, str]:
+def run_stage(suite: Suite, runs: Runs, options: RunOptions, limit: int | None = None) -> dict[str, str]:
     """Run a stage; return the label of every cell by its id.
 
     Raises:
-        _Failed: A cell failed.
+        StageFailed: A cell failed.
     """
-    measured = run_suite(replace(options.run, suite=suite, limit=limit))
+    measured = run_suite(replace(options, suite=suite, limit=limit))
     if not measured.ok:
         for line in failure_lines(runs.database, measured.failed):
             tell(f"  {line}")
-        raise _Failed
+        raise StageFailed
     cells = [planned.item for group in measured.plan.groups for planned in group.cells]
     return {item.cell.cell_id: item.label for item in cells}
 
 
-def _decoded(
-    suite: Suite, candidates: Sequence[Candidate], runs: Runs, options: TuneOptions
+def decode_candidates(
+    suite: Suite, candidates: Sequence[Candidate], runs: Runs, options: RunOptions
 ) -> list[tuple[Candidate, Row]]:
     """Run a stage that decodes candidates; return the result row of each."""
     (task,) = suite.tasks
     labels = {
         f"{suite.models[0].name}/{task.label}/{_label(candidate.point)}/quality": candidate for candidate in candidates
     }
-    cells = _measured(suite, runs, options)
+    cells = run_stage(suite, runs, options)
     with open_database(runs.database) as database:
         return results_of(database, {cell: labels[label] for cell, label in cells.items() if label in labels})
 
@@ -195,7 +196,7 @@ def _certified(
     runs: Runs,
     options: TuneOptions,
 ) -> tuple[Candidate, ...]:
-    cells = _measured(tuning.certify(finalists, candidates, full_share), runs, options)
+    cells = run_stage(tuning.certify(finalists, candidates, full_share), runs, options.run)
     with open_database(runs.database) as database:
         thresholds = certified(database, list(cells))
         for line in why_not_certified(database, list(cells)):
@@ -208,7 +209,8 @@ def _certified(
     )
 
 
-def _say_confirmed(tuning: Tuning, choice: Choice) -> None:
+def print_confirmed(tuning: Tuning, choice: Choice) -> None:
+    """Print one line per decoded candidate, with a star at those that are timed."""
     for candidate, row in choice.rows:
         mark = "*" if candidate in (*choice.finalists, choice.depth) else " "
         bound = "" if row["loss_high_percent"] is None else f", may lose {row['loss_high_percent']:.1f} %"
@@ -235,7 +237,8 @@ def _delta(row: Row) -> str:
     return f"{row['delta']:+.1f}{interval} {visible(row['metric'])}"
 
 
-def _write_suite(tuning: Tuning, cell_id: str, runs: Runs, path_option: Path | None) -> None:
+def write_suite(tuning: Tuning, cell_id: str, runs: Runs, path_option: Path | None) -> None:
+    """Write a suite that repeats the recommended run, and print its path and the database's."""
     from exitbench.reports.front.suite_toml import stored_suite
 
     with open_database(runs.database) as database:

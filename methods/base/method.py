@@ -81,6 +81,8 @@ class Method(ABC):
     """True for the one method that every other is compared with."""
     fixed_depth: ClassVar[str | None] = None
     """Of the control that gives every token the same exit layer: the parameter that says which."""
+    drafting: ClassVar[tuple[str, str] | None] = None
+    """Parameters of a method that drafts at one block and verifies: the draft's exit layer, and drafts per pass."""
     needs_exit_heads: ClassVar[bool] = False
     """Whether the checkpoint must have trained exit heads."""
 

@@ -181,11 +181,11 @@ def _kinds(text: str) -> tuple[str, ...]:
     return words
 
 
-DAILY: Final = ("run", "status", "report", "sql", "show", "compare", "tune", "list", "inspect", "new", "doctor")
+DAILY: Final = ("try", "run", "status", "report", "sql", "show", "compare", "tune", "list", "inspect", "new", "doctor")
 """The commands of the first screen, in the order in which they are needed."""
 PURPOSES: Final[Mapping[str, tuple[str, ...]]] = {
     "Run": ("plan", "run", "status", "train", "lm-eval"),
-    "Query and compare": ("report", "open", "sql", "show", "compare", "tune", "replay", "claims"),
+    "Query and compare": ("report", "open", "sql", "show", "compare", "try", "tune", "replay", "claims"),
     "Models, tasks, methods": ("list", "inspect", "show-prompts", "new"),
     "Keep and share": ("export", "import", "rescore", "annotate", "db", "gc"),
     "Check": ("check", "verify", "doctor", "env"),

@@ -24,6 +24,7 @@ def add_commands(commands: Commands) -> None:
     _add_plan(commands)
     _add_run(commands)
     _add_train(commands)
+    _add_try(commands)
     _add_tune(commands)
     _add_lm_eval(commands)
     _add_cell(commands)
@@ -84,6 +85,39 @@ def _add_train(commands: Commands) -> None:
     add_runs(parser)
     parser.add_argument("--models-dir", type=Path, metavar="DIR", help="folder of the models (default: RUNS/models)")
     add_threads(parser)
+
+
+def _add_try(commands: Commands) -> None:
+    examples = (
+        "  exitbench try builtin-weighted\n"
+        "  exitbench try checkpoints/mine --task samsum --data ../data/samsum/test.json --minutes 20\n"
+        "  exitbench try hub:OWNER/NAME --hub --task tasks/my-task.toml --data mine.csv"
+    )
+    about = (
+        "Say whether early exit is worth it for a model: choose settings on one half of the documents, measure them "
+        "on the other, and recommend one of them or full depth, with the reason and the next step."
+    )
+    parser = command(commands, "try", "trying:try_model", about, examples)
+    parser.add_argument("model", metavar="MODEL", help="folder of a checkpoint, hub:OWNER/NAME, or a recipe")
+    about = "a bundled task, or a TOML file that declares one (squad)"
+    parser.add_argument("--task", default="squad", metavar="TASK", help=about)
+    about = "file of records in the task's original format; without it the data are generated"
+    parser.add_argument("--data", type=Path, metavar="FILE", help=about)
+    about = "time that it may take (10); more minutes give narrower intervals"
+    parser.add_argument("--minutes", type=_minutes, default=10.0, metavar="M", help=about)
+    about = "of full depth's quality, in percent: what may be lost (5%%)"
+    parser.add_argument("--max-loss", type=_percent, default=5.0, metavar="P%", help=about)
+    add_plugins(parser)
+    add_runs(parser)
+    add_threads(parser, default="the cores that no other process holds")
+    parser.add_argument("--hub", action="store_true", help="allow downloads of hub:OWNER/NAME")
+
+
+def _minutes(text: str) -> float:
+    number = _number(text)
+    if not 0.1 <= number <= 10_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes from 0.1 to 10000")
+    return number
 
 
 def _add_tune(commands: Commands) -> None:

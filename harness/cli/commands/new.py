@@ -69,20 +69,12 @@ def new_suite(arguments: Namespace) -> int:
         UserError: The name is invalid or in use, the model or a task does not exist, or the file exists or cannot be
             written.
     """
-    from exitbench.harness.engine.checkpoints.hub import read_name
     from exitbench.harness.scaffolds.suite import SuiteDescription, label_of, suite_text
-    from exitbench.harness.training import recipe_names
 
     name, to, written = arguments.name, arguments.to, arguments.model
     check_new_name(name)
     folder = model_folder(written, Runs(arguments.runs).models, query_hub=arguments.hub)
-    hub = read_name(written)
-    if hub is not None:
-        key, value, stem = "path", written, hub.repository.rpartition("/")[2]
-    elif written.partition("@")[0] in recipe_names():
-        key, value, stem = "recipe", written, written
-    else:
-        key, value, stem = "path", _from(to, str(folder)), Path(os.path.abspath(folder)).name
+    key, value, stem = model_line(written, folder, to)
     options = [] if arguments.data_dir is None else ["--data-dir", arguments.data_dir]
     options += [] if arguments.plugins is None else ["--plugins", arguments.plugins]
     plan, run = (("exitbench", command, to / f"{name}.toml", *options) for command in ("plan", "run"))
@@ -93,6 +85,24 @@ def new_suite(arguments: Namespace) -> int:
     first = "--limit", "2", "--no-report"
     _write(to, {f"{name}.toml": suite_text(description)}, (plan, (*run, *first), run))
     return 0
+
+
+def model_line(written: str, folder: Path, to: Path) -> tuple[str, str, str]:
+    """Return key and value of ``[models.LABEL]`` in a suite in folder `to`, and the text that the label is made of.
+
+    Args:
+        written: The model as the user wrote it.
+        folder: Folder of its checkpoint.
+        to: Folder of the suite.
+    """
+    from exitbench.harness.engine.checkpoints.hub import read_name
+    from exitbench.harness.training import recipe_names
+
+    if (hub := read_name(written)) is not None:
+        return "path", written, hub.repository.rpartition("/")[2]
+    if written.partition("@")[0] in recipe_names():
+        return "recipe", written, written
+    return "path", _from(to, str(folder)), Path(os.path.abspath(folder)).name
 
 
 def _tasks(

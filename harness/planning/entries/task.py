@@ -68,6 +68,14 @@ class TaskEntry:
         """Kind of work that the task requires of a model."""
         return work_class(self.data.task_object)
 
+    def has_other_split(self, split: Literal["train", "calibration"]) -> bool:
+        """Return whether `other_split` can name documents: the data has this split, or the suite its files."""
+        files = self.train_files if split == "train" else self.calibration_files
+        name = self.train_split if split == "train" else self.calibration_split
+        if self.data.source == "local":
+            return bool(files) or (self.data.settings is not None and not self.data.files)
+        return self.data.source == "builtin" or split == "train" or bool(files) or name is not None
+
     def other_split(
         self, split: Literal["train", "calibration"], limit: int, why: str, fitted_on: DataRequest | None = None
     ) -> DataRequest:

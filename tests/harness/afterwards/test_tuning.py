@@ -1,21 +1,18 @@
 """Choosing a setting: candidates keep their share of tokens, finalists the loss; a promise has enough documents."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.harness.afterwards.tuning import (
-    Candidate,
-    Tuning,
-    choose,
-    threshold_grid,
-    tunable_methods,
-    why_not_certified,
-)
+from exitbench.harness.afterwards.candidates import Candidate
+from exitbench.harness.afterwards.tuning import Tuning, choose, tunable_methods, why_not_certified
+from exitbench.harness.planning.entries.task import read_task
 from exitbench.harness.planning.suite import Point, load_suite
+from exitbench.harness.reading.toml import TomlTable
 from exitbench.methods.registry import get_method
 from exitbench.results.database.connection import open_database
 from exitbench.results.statistics.risk_control import documents_needed
@@ -30,7 +27,7 @@ def tuning() -> Tuning:
 def decoded(method: str, parameter: str, value: float, **row: Any) -> tuple[Candidate, dict[str, Any]]:
     point = Point(((parameter, value),), get_method(method).from_params({parameter: value}))
     default = {"full_value": 80.0, "delta": 0.0, "ideal_speedup_bytes": 2.0, "mean_blocks_run": 3.0}
-    return Candidate(point, 3.0, 0.99), {**default, "loss_high_percent": None, **row}
+    return Candidate(point, 3.0, 0.99, 3.0), {**default, "loss_high_percent": None, **row}
 
 
 def names(candidates: tuple[Candidate, ...]) -> list[str]:
@@ -81,12 +78,6 @@ def test_a_method_whose_metric_has_no_scale_is_never_shown_to_keep_a_loss(tuning
     assert (choice.is_shown, len(choice.finalists)) == (False, 1)
 
 
-def test_thresholds_are_searched_between_their_bounds_or_in_equal_ratios() -> None:
-    bounded, open_ended = threshold_grid(get_method("calm-softmax")), threshold_grid(get_method("entropy"))
-    assert (bounded[0], bounded[-1], bounded == sorted(set(bounded))) == (0.0, 1.0, True)
-    assert open_ended[0] > 0 and open_ended == sorted(set(open_ended))
-
-
 def test_methods_that_need_something_trained_are_not_tuned_unasked() -> None:
     quick = tunable_methods()
     assert {"calm-softmax", "max-prob", "entropy"} <= set(quick)
@@ -103,6 +94,23 @@ def test_what_is_searched_is_no_part_of_what_is_reported_or_calibrated(tuning: T
     likeness = task.data.task_object.likeness
     assert not {likeness(one) for one in searched} & {likeness(one) for one in tested}
     assert not {likeness(one) for one in searched} & reported
+
+
+def test_a_task_without_other_documents_is_searched_beyond_its_limit(tuning: Tuning, tmp_path: Path) -> None:
+    records = [{"id": str(number), "text": f"word {number}", "answer": "word"} for number in range(30)]
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, records)))
+    (tmp_path / "own.toml").write_text(
+        'schema = 1\nname = "own"\nprompt = "{text}"\ntarget = "answer"\nmetrics = ["f1"]\nmax_new_tokens = 4\n'
+        '[fields]\ntext = "text"\nanswer = "answer"\n'
+    )
+    table = {"task": str(tmp_path / "own.toml"), "files": {"data": "data.jsonl"}, "limit": 10}
+    task = read_task("own", TomlTable(tmp_path / "suite.toml", "", ("tasks", "own"), table))
+    own = dataclasses.replace(tuning, task=task, documents=15)
+    reported, searched = ({one.key for one in data.load(tmp_path)} for data in (task.data, own.searched.data))
+    assert (len(reported), len(searched), reported & searched) == (10, 15, set())
+    unlimited = dataclasses.replace(task, data=dataclasses.replace(task.data, limit=None))
+    with pytest.raises(UserError, match="choosing a threshold needs calibration_files"):
+        dataclasses.replace(own, task=unlimited).searched  # noqa: B018 - a property
 
 
 def test_the_chance_of_a_wrong_promise_is_shared_by_the_finalists(tuning: Tuning) -> None:

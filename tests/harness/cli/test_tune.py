@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import exitbench as eb
-from exitbench.harness.afterwards.tuning import SHARES, threshold_grid
+from exitbench.harness.afterwards.candidates import SHARES, threshold_grid
 from exitbench.harness.cli.main import main
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite

@@ -1,0 +1,218 @@
+"""Candidates of a tuning: settings that keep full depth's tokens in a replay, and that can save time on the model."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from exitbench.harness.afterwards.replaying import Probe, replay, stored_probe
+from exitbench.harness.planning.suite import Point
+from exitbench.methods.base import Method
+from exitbench.methods.registry import drafting_method, fixed_depth_method, get_method
+from exitbench.results.database.connection import Database
+
+SHARES: Final = (4.0, 2.0, 1.0, 0.5, 0.25, 0.1)
+"""Multiples of the allowed loss: share of a candidate's tokens that may differ from full depth's in its replay. A
+differing token may cost no quality, or more than its share."""
+LEVELS: Final = 201
+GREATEST_NATS: Final = 8.0
+"""Largest threshold searched if the parameter has no upper bound, on a geometric scale."""
+_LEAST: Final = 1e-4
+CHEAP_GATE_BLOCKS: Final = 0.25
+"""A gate that reads no more than this share of a block per evaluation is evaluated at every block."""
+_DRAFTS: Final = (1, 2, 3, 4, 6, 8)
+
+
+@dataclass(frozen=True)
+class DecoderCosts:
+    """Memory traffic of one decoded token on a model, in units of one decoder block.
+
+    Attributes:
+        lm_head_blocks: One read of the LM head.
+        gate_blocks: One evaluation of each method's gate, by method; a missing method's gate costs nothing.
+    """
+
+    lm_head_blocks: float = 0.0
+    gate_blocks: Mapping[str, float] = field(default_factory=dict)
+
+    def speedup(self, n_blocks: int, token_blocks: float) -> float:
+        """Return the predicted speed-up over full depth of a token that costs ``token_blocks`` without the LM head."""
+        return (n_blocks + self.lm_head_blocks) / (token_blocks + self.lm_head_blocks)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A setting worth decoding, with the results of its replay (`simulated`).
+
+    Attributes:
+        token_blocks: Cost of a token in blocks: exit layer plus gate evaluations that did not lead to an exit.
+    """
+
+    point: Point
+    mean_exit_layer: float
+    token_match: float
+    token_blocks: float
+
+
+@dataclass(frozen=True)
+class Search:
+    """Candidates, and the reason why a method has none, one sentence per method."""
+
+    candidates: tuple[Candidate, ...]
+    left_out: tuple[str, ...]
+
+
+def find_candidates(
+    database: Database,
+    place: str,
+    methods: Sequence[str],
+    max_loss_percent: float,
+    costs: DecoderCosts | None = None,
+    shares: Sequence[float] = SHARES,
+) -> Search:
+    """Search the thresholds of every method, and every static depth, by replay.
+
+    Args:
+        database: Database with a probe of the model's answers to the task.
+        place: MODEL/TASK of the probe.
+        methods: Names of methods with a threshold.
+        max_loss_percent: Maximum loss, in percent of full depth's quality.
+        costs: Costs of gates on this model. With costs, an expensive gate is evaluated at fewer blocks, drafting is
+            considered too, and settings that cannot be faster than full depth are left out. None: every gate is
+            evaluated at every block, and nothing is left out.
+        shares: Multiples of the allowed loss (`SHARES`).
+
+    Returns:
+        A few candidates per method: for every share, the cheapest setting that keeps it.
+
+    Raises:
+        UserError: A parameter does not fit the model.
+    """
+    known = costs or DecoderCosts()
+    candidates: list[Candidate] = []
+    left_out: list[str] = []
+    probe = stored_probe(database, place)
+    groups = {fixed_depth_method()[0].name: _static_settings(probe)}
+    for name in methods:
+        kind = get_method(name)
+        scored = stored_probe(database, place, kind())
+        groups[name] = [
+            setting
+            for every in _periods(kind, known.gate_blocks.get(name, 0.0), scored.n_blocks)
+            for setting in _replayed_settings(scored, kind, every, known.gate_blocks.get(name, 0.0))
+        ]
+    for name, settings in groups.items():
+        if costs is not None:
+            worthwhile = [setting for setting in settings if costs.speedup(probe.n_blocks, setting.token_blocks) > 1]
+        else:
+            worthwhile = settings
+        found = list(_cheapest(worthwhile, max_loss_percent, shares))
+        candidates += found
+        if costs is not None and not found:
+            left_out.append(_why_left_out(name, known.gate_blocks.get(name, 0.0), bool(worthwhile), max_loss_percent))
+    if costs is not None:
+        draft = _best_draft(probe, costs)
+        if costs.speedup(probe.n_blocks, draft.token_blocks) > 1:
+            candidates.append(draft)
+        else:
+            left_out.append(_why_no_draft(draft, probe.n_blocks, costs))
+    return Search(tuple(candidates), tuple(left_out))
+
+
+def _why_left_out(name: str, gate_blocks: float, can_be_faster: bool, max_loss_percent: float) -> str:
+    reads = f"; each evaluation of its gate reads as much as {gate_blocks:.1f} blocks" if gate_blocks >= 1 else ""
+    if can_be_faster:
+        most = SHARES[0] * max_loss_percent
+        return f"{name}: settings that could be faster change more than {most:g} % of full depth's tokens{reads}."
+    return f"{name}: no setting reads less than full depth{reads}."
+
+
+def threshold_grid(kind: type[Method]) -> list[float]:
+    """Return the thresholds to search: evenly spaced between the bounds, or geometric if there is no upper bound."""
+    (bounds,) = (entry for entry in dataclasses.fields(kind) if entry.name == "threshold")
+    low, high = bounds.metadata["low"], bounds.metadata["high"]
+    if high is not None:
+        return [float(level) for level in np.linspace(low or 0.0, high, LEVELS).round(4)]
+    return [float(f"{level:.3g}") for level in np.geomspace(_LEAST, GREATEST_NATS, LEVELS)]
+
+
+def _periods(kind: type[Method], gate_blocks: float, n_blocks: int) -> list[int]:
+    """Return the periods n to try: the gate is evaluated at blocks n, 2n, ...; 1 alone if the gate is cheap."""
+    is_periodic = {"every", "min_exit"} <= {entry.name for entry in dataclasses.fields(kind)}
+    if gate_blocks <= CHEAP_GATE_BLOCKS or not is_periodic:
+        return [1]
+    return [period for period in range(1, n_blocks) if n_blocks % period == 0] or [1]
+
+
+def _replayed_settings(probe: Probe, kind: type[Method], every: int, gate_blocks: float) -> list[Candidate]:
+    thresholds = threshold_grid(kind)
+    period = {} if every == 1 else {"min_exit": every, "every": every}
+    replayed = replay(probe, kind.name, thresholds, **period)
+    depths, matches = (replayed[column].to_pylist() for column in ("mean_exit_layer", "token_match"))
+    settings = []
+    for threshold, depth, match in zip(thresholds, depths, matches, strict=True):
+        if depth < probe.n_blocks:
+            params = {**period, "threshold": threshold}
+            point = Point(tuple(params.items()), kind.from_params(params))
+            # The evaluation that opens the gate has read the logits of the emitted token: it costs nothing more.
+            settings.append(Candidate(point, depth, match, depth + gate_blocks * (depth / every - 1)))
+    return settings
+
+
+def _static_settings(probe: Probe) -> list[Candidate]:
+    kind, parameter = fixed_depth_method()
+    matches = _matches_by_block(probe)
+    depths = range(1, probe.n_blocks)
+    points = [Point(((parameter, depth),), kind.from_params({parameter: depth})) for depth in depths]
+    return [Candidate(point, at, float(matches[at - 1]), at) for point, at in zip(points, depths, strict=True)]
+
+
+def _matches_by_block(probe: Probe) -> Any:
+    """Return the share of tokens that each block would emit as full depth does, [L]."""
+    chosen_NL = np.array(probe.table["top1_id"].to_pylist())
+    return (chosen_NL == np.array(probe.table["full_token_id"])[:, None]).mean(axis=0)
+
+
+def _best_draft(probe: Probe, costs: DecoderCosts) -> Candidate:
+    """Return the drafting setting with the smallest predicted cost; its answers are full depth's.
+
+    A block's agreement with full depth is taken as the probability that a draft is accepted, independently.
+    """
+    kind, draft_layer, n_drafts = drafting_method()
+    matches, head = _matches_by_block(probe), costs.lm_head_blocks
+    best = (math.inf, 1, 1)
+    for layer in range(1, probe.n_blocks):
+        accepted = min(float(matches[layer - 1]), 0.999)
+        for drafts in _DRAFTS:
+            tokens = (1 - accepted ** (drafts + 1)) / (1 - accepted)
+            # Drafts, then one pass that runs the rest of their blocks together with one more token.
+            blocks = drafts * (layer + head) + probe.n_blocks + head
+            best = min(best, (blocks / tokens, layer, drafts))
+    blocks, layer, drafts = best
+    params = {draft_layer: layer, n_drafts: drafts}
+    point = Point(tuple(params.items()), kind.from_params(params))
+    return Candidate(point, layer, 1.0, blocks - head)
+
+
+def _why_no_draft(draft: Candidate, n_blocks: int, costs: DecoderCosts) -> str:
+    predicted = costs.speedup(n_blocks, draft.token_blocks)
+    return (
+        f"{draft.point.method.name}: at best {predicted:.2f}x as fast as full depth by bytes, with drafts after block "
+        f"{draft.mean_exit_layer:g}."
+    )
+
+
+def _cheapest(candidates: Iterable[Candidate], max_loss_percent: float, shares: Sequence[float]) -> Iterator[Candidate]:
+    """Yield, for every share, the cheapest candidate whose differing tokens stay within it, without duplicates."""
+    pool, outcomes = list(candidates), set[tuple[float, float]]()
+    for share in shares:
+        within_share = [candidate for candidate in pool if candidate.token_match >= 1 - share * max_loss_percent / 100]
+        best = min(within_share, key=lambda candidate: (candidate.token_blocks, -candidate.token_match), default=None)
+        if best is not None and (outcome := (best.token_blocks, best.token_match)) not in outcomes:
+            outcomes.add(outcome)
+            yield best

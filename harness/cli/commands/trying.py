@@ -1,0 +1,64 @@
+"""``exitbench try``: from a model to a verdict on early exit, in a given time."""
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from exitbench.errors import UserError
+from exitbench.harness.cli.commands.inspect import model_folder
+from exitbench.harness.cli.commands.new import model_line
+from exitbench.harness.service.folders import Runs
+
+
+def try_model(arguments: Namespace) -> int:
+    """Try a model; return 0 if there is an answer, which may be full depth, and 1 if cells failed.
+
+    Raises:
+        UserError: The model or the data cannot be used, or the time is too short.
+        KeyboardInterrupt: Interrupted; finished cells are kept and the same command resumes.
+    """
+    from exitbench.harness.scaffolds.suite import label_of
+    from exitbench.harness.service.trying import TryOptions
+    from exitbench.harness.service.trying import try_model as try_early_exit
+
+    runs = Runs(arguments.runs)
+    runs.require_writable()
+    folder = model_folder(arguments.model, runs.models, query_hub=arguments.hub)
+    key, value, stem = model_line(arguments.model, folder.resolve(), runs.root / "tried")
+    data_dir, task = _task(arguments)
+    options = TryOptions(
+        label=label_of(stem),
+        model={key: value},
+        folder=folder,
+        task=task,
+        task_label=label_of(Path(arguments.task.rpartition(":")[2]).stem),
+        minutes=arguments.minutes,
+        max_loss=arguments.max_loss,
+        runs=arguments.runs,
+        run={"threads": arguments.threads, "hub": arguments.hub, "data_dir": data_dir},
+    )
+    return 0 if try_early_exit(options) else 1
+
+
+def _task(arguments: Namespace) -> tuple[Path | None, dict[str, Any]]:
+    """Return the folder of the data, and the task's table of a suite, without ``limit``.
+
+    Raises:
+        UserError: The data file does not exist, or the task needs several files.
+    """
+    from exitbench.harness.cli.commands.show import entry_as_given
+
+    name = arguments.task
+    task = str(Path(name).resolve()) if name.endswith(".toml") else name
+    if arguments.data is None:
+        if name.endswith(".toml"):
+            raise UserError(f"--task {name}: needs its records too: --data FILE.")
+        return None, {"task": task}
+    if not arguments.data.is_file():
+        raise UserError(f"--data {arguments.data}: there is no such file.")
+    path = arguments.data.resolve()
+    roles = entry_as_given(name, {"source": "local", "files": {"data": path.name}}).data.task_object.local_roles
+    if not (single := [role for roles_of_set in roles if len(roles_of_set) == 1 for role in roles_of_set]):
+        needed = " or ".join(" + ".join(sorted(roles_of_set)) for roles_of_set in roles)
+        raise UserError(f"--data {arguments.data}: task {name!r} reads several files ({needed}); name them in a suite.")
+    return path.parent, {"task": task, "source": "local", "files": {sorted(single)[0]: path.name}}

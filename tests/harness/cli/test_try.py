@@ -1,0 +1,119 @@
+"""`exitbench try`: from a model to a verdict on early exit, within a given time."""
+
+import dataclasses
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import exitbench as eb
+from exitbench.errors import UserError
+from exitbench.harness.cells.cell import TimingSettings
+from exitbench.harness.cli.main import main
+from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.service.trying import FEWEST_DOCUMENTS, Pace
+
+WORDS = ("try", "builtin-weighted", "--minutes", "1", "--max-loss", "20%")
+
+
+@pytest.fixture(scope="module")
+def tried(snippets: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Folder and printed output of a finished trial."""
+    runs = tmp_path_factory.mktemp("tried")
+    return runs, snippets.output_of(runs, ["exitbench", *WORDS, "--runs", str(runs)], "try")
+
+
+def test_a_trial_ends_with_a_verdict_and_the_next_step(tried: tuple[Path, str]) -> None:
+    _, printed = tried
+    for heading in ("1. Pilot", "2. Probing", "3. Decoding", "4. Timing"):
+        assert heading in printed
+    verdict, next_step = printed.index("\nsquad (builtin-weighted): "), printed.index("\nNext: ")
+    assert verdict < next_step
+
+
+def test_settings_are_reported_on_other_documents_than_they_were_chosen_on(tried: tuple[Path, str]) -> None:
+    runs, _ = tried
+    with eb.open_results(runs) as results:
+        rows = results.sql(
+            "SELECT DISTINCT task_label, doc_key FROM runs JOIN document_exit USING (attempt_id)"
+        ).to_pylist()
+    chosen = {row["doc_key"] for row in rows if row["task_label"] == "squad-calibration"}
+    reported = {row["doc_key"] for row in rows if row["task_label"] == "squad"}
+    assert chosen and reported and not chosen & reported
+
+
+def test_the_same_command_goes_on_and_the_suite_can_be_run_by_itself(
+    tried: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs, _ = tried
+
+    def attempts() -> int:
+        with eb.open_results(runs) as results:
+            return int(results.sql("SELECT count(*) AS n FROM attempt")["n"][0].as_py())
+
+    before = attempts()
+    assert main([*WORDS, "--runs", str(runs)]) == 0
+    assert attempts() == before
+    assert "squad (builtin-weighted): " in capsys.readouterr().out
+    suite = load_suite(runs / "tried" / "builtin-weighted-squad.toml")
+    assert [model.name for model in suite.models] == ["builtin-weighted"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("no-such-model",), "there is no folder 'no-such-model' and no recipe of that name."),
+        (("builtin-weighted", "--task", "squat"), "unknown task 'squat'. Did you mean 'squad'?"),
+        (("builtin-weighted", "--data", "no.json"), "--data no.json: there is no such file."),
+        (("builtin-weighted", "--task", "my.toml"), "--task my.toml: needs its records too: --data FILE."),
+        (("builtin-weighted", "--task", "sst2"), "`try` needs generated answers."),
+        (("builtin-weighted", "--minutes", "0"), "'0' is not a number of minutes from 0.1 to 10000"),
+    ],
+)
+def test_bad_input_is_reported_before_anything_runs(
+    words: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["try", *words, "--runs", str(tmp_path / "runs")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "runs" / "spool").exists()
+
+
+def test_too_few_documents_for_two_halves_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "own.toml").write_text(
+        'schema = 1\nname = "own"\nprompt = "{text}"\ntarget = "answer"\nmetrics = ["f1"]\nmax_new_tokens = 4\n'
+        '[fields]\ntext = "text"\nanswer = "answer"\n'
+    )
+    (tmp_path / "few.csv").write_text("text,answer\n" + "".join(f"word {n},word\n" for n in range(15)))
+    words = ("--task", str(tmp_path / "own.toml"), "--data", str(tmp_path / "few.csv"))
+    assert main(["try", "builtin-weighted", *words, "--runs", str(tmp_path / "runs")]) == 2
+    assert "15 documents; at least 16 are needed" in capsys.readouterr().err
+
+
+PACE = Pace(together_s=0.5, alone_s=1.0, stage_s=5.0, minutes=10.0)
+
+
+@pytest.mark.parametrize("minutes", [2.0, 10.0, 60.0])
+def test_what_is_planned_fits_the_time(minutes: float) -> None:
+    pace = dataclasses.replace(PACE, minutes=minutes)
+    timing = pace.timing(settings=4)
+    choosing_s = pace.searched * pace.together_s * (3 + 8)
+    reporting_s = pace.reported * pace.together_s * 5
+    timing_s = 4 * 3 * 2 * timing.documents * timing.least_rounds * pace.alone_s
+    floor_s = 4 * 3 * 2 * 4 * 2 * pace.alone_s  # four documents in two rounds are always timed
+    assert choosing_s + reporting_s + max(timing_s - floor_s, 0) <= 60 * minutes
+
+
+def test_a_fast_model_is_timed_as_usual() -> None:
+    assert dataclasses.replace(PACE, alone_s=0.01).timing(settings=4) == TimingSettings()
+
+
+def test_too_little_time_is_refused_with_the_time_needed() -> None:
+    PACE.require_enough()
+    slow = dataclasses.replace(PACE, together_s=60.0)
+    with pytest.raises(
+        UserError, match=r"there is time for \d+ to choose or report on. Needed: 8, about --minutes"
+    ) as refusal:
+        slow.require_enough()
+    needed = float(str(refusal.value).rsplit(maxsplit=1)[-1].rstrip("."))
+    enough = dataclasses.replace(slow, minutes=needed)
+    assert enough.searched >= FEWEST_DOCUMENTS
