@@ -20,6 +20,7 @@ from exitbench.errors import UserError, suggestion
 from exitbench.tasks import lm_eval_bridge
 from exitbench.tasks.document import DEFAULT_LEVEL, Document, DocumentScore, canonical_json
 from exitbench.tasks.sources import resolve_files
+from exitbench.tasks.styles import Prompting, StyleTexts
 
 SourceKind = Literal["builtin", "local", "hub"]
 ModelKind = Literal["seq2seq", "causal", "encoder"]
@@ -63,6 +64,8 @@ class Task(ABC):
         local_roles: Sets of roles that `Source.files` may consist of.
         redistributable: True if the licence of its local and hub records allows redistributing their texts without
             further conditions; otherwise exports leave the texts out. Generated records may always be redistributed.
+        style_texts: Texts of the prompt styles `chat` and `completion`; None: the task has only its own prompts.
+        prompting: Prompts of another style, set by a cell's request for documents; None: the task's own prompts.
     """
 
     name: str
@@ -74,6 +77,8 @@ class Task(ABC):
     redistributable: bool = False
     lower_is_better: frozenset[str] = frozenset()
     output_type: OutputType = "generate_until"
+    style_texts: StyleTexts | None = None
+    prompting: Prompting | None = None
 
     @property
     def headline(self) -> str:
@@ -131,7 +136,9 @@ class Task(ABC):
         return self.prompt(doc)
 
     def prompt_for(self, doc: Document, kind: ModelKind) -> str:
-        """Return the complete input text of a model of this kind."""
+        """Return the complete input text of a model of this kind, without a chat template."""
+        if self.prompting is not None:
+            return self.prompting.text(doc.fields)
         return self.causal_prompt(doc) if kind == "causal" else self.prompt(doc)
 
     def prompts(self, documents: Sequence[Document], kind: ModelKind) -> list[str]:
@@ -141,6 +148,10 @@ class Task(ABC):
     def likeness(self, doc: Document) -> str:
         """Return a text that is equal for documents with the same question, whatever their references or ids."""
         return self.prompt(doc)
+
+    def passage(self, doc: Document) -> str:
+        """Return the text that no few-shot example may share with an evaluated document; by default `likeness`."""
+        return self.likeness(doc)
 
     @abstractmethod
     def target(self, doc: Document) -> str:

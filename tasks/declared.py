@@ -4,7 +4,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from string import Formatter
 from typing import Any, Final
 
 from exitbench.errors import UserError, suggestion
@@ -13,6 +12,7 @@ from exitbench.tasks.document import Document, DocumentScore
 from exitbench.tasks.sources import read_table
 from exitbench.tasks.squad import exact_match, token_f1
 from exitbench.tasks.summarisation import ROUGE_VERSION, rouge_scorer
+from exitbench.tasks.templates import Pieces, fields_of, parse, render
 from exitbench.tasks.translation import bleu_by, chrf_statistics, corpus_bleu, corpus_chrf, sentence_chrf, signature
 
 
@@ -81,49 +81,6 @@ METRICS: Final[Mapping[str, MetricRule]] = {
     "chrf": MetricRule(_BLEU.version, _first_reference(sentence_chrf), chrf_statistics, corpus_chrf),
 }
 """Metrics by name. A value is the best over the references; corpus metrics take a single reference."""
-
-
-Pieces = tuple[tuple[str, str | None], ...]
-"""Literal text and the field that follows it; the field is None at the end of the template."""
-
-
-def parse(template: str, fields: frozenset[str], location: str) -> Pieces:
-    """Parse a template such as ``question: {question}``; a literal brace is doubled.
-
-    >>> parse("Q: {question}", frozenset({"question"}), "prompt")
-    (('Q: ', 'question'),)
-
-    Args:
-        template: The text.
-        fields: Names that may be used in braces.
-        location: Location of the template, for messages.
-
-    Raises:
-        UserError: Braces contain something else than a field's name, or a brace is unmatched.
-    """
-    try:
-        parts = list(Formatter().parse(template))
-    except ValueError as error:
-        raise UserError(f"{location}: {error}. Allowed: {{field}} names; write {{{{ for a brace.") from None
-    for _, name, form, conversion in parts:
-        if name is None:
-            continue
-        if form or conversion or not name.isidentifier():
-            field_text = name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
-            raise UserError(f"{location}: {{{field_text}}} is no field's name alone.{suggestion(name, fields)}")
-        if name not in fields:
-            raise UserError(f"{location}: unknown field {name!r}.{suggestion(name, fields)}")
-    return tuple((literal, name) for literal, name, _, _ in parts)
-
-
-def fields_of(pieces: Pieces) -> frozenset[str]:
-    """Return the fields that a template uses."""
-    return frozenset(name for _, name in pieces if name is not None)
-
-
-def render(pieces: Pieces, values: Mapping[str, object]) -> str:
-    """Return the template filled with the fields' values; values are not parsed as templates."""
-    return "".join(literal + ("" if name is None else str(values[name])) for literal, name in pieces)
 
 
 PREFIX: Final = "toml:"

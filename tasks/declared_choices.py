@@ -7,8 +7,9 @@ from string import ascii_uppercase
 from typing import Any, Final
 
 from exitbench.errors import UserError
-from exitbench.tasks.declared import Declaration, render, text_of, value_at
+from exitbench.tasks.declared import Declaration, text_of, value_at
 from exitbench.tasks.sources import read_table
+from exitbench.tasks.templates import render
 
 DATASET: Final = "exitbench:declared"
 """Placeholder for the data set's name in lm-eval's configuration; the data set's part is the declaration as JSON."""

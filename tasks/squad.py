@@ -11,6 +11,7 @@ from exitbench.errors import UserError
 from exitbench.tasks.base import Task
 from exitbench.tasks.document import Document, DocumentScore
 from exitbench.tasks.sources import member, read_hub, read_json, require
+from exitbench.tasks.styles import StyleTexts
 
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -68,6 +69,14 @@ class Squad(Task):
     consistency_metric = "f1"
     default_max_new_tokens = 32
     local_roles = (frozenset({"data"}),)
+    style_texts = StyleTexts(
+        instruction="Answer the question with the shortest span of the passage.",
+        chat_instruction="Write only this span.",
+        question="Passage: {context}\nQuestion: {question}",
+        cue="Answer:",
+        stop="\n",
+        fields=("id", "title", "context", "question"),
+    )
 
     def prompt(self, doc: Document) -> str:
         """Return the question in T5's format."""
@@ -76,6 +85,10 @@ class Squad(Task):
     def causal_prompt(self, doc: Document) -> str:
         """Return the context followed by the question: a decoder-only model answers what it reads last."""
         return f"context: {doc.fields['context']} question: {doc.fields['question']}"
+
+    def passage(self, doc: Document) -> str:
+        """Return the passage, which several questions share."""
+        return str(doc.fields["context"])
 
     def target(self, doc: Document) -> str:
         """Return the first reference answer."""

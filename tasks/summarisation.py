@@ -19,6 +19,7 @@ from exitbench.tasks.sources import (
     read_members,
     require,
 )
+from exitbench.tasks.styles import StyleTexts
 
 if TYPE_CHECKING:
     from rouge_score.rouge_scorer import RougeScorer
@@ -121,20 +122,39 @@ class SummaryDataset:
         hub: Name of the data set on the hub, and its configuration.
         read: Function that reads a local file in its original format into records with these fields.
         max_new_tokens: Maximum number of tokens of a summary.
+        instruction: What the styles `chat` and `completion` tell the model to do.
+        title: Word that introduces the text in these styles.
+        examples: Default number of examples of a completion; none where texts are long.
     """
 
     fields: tuple[str, str, str]
     hub: tuple[str, str | None]
     read: Callable[[Path], list[dict[str, Any]]]
     max_new_tokens: int = 128
+    instruction: str = "Summarize the dialogue in one or two sentences."
+    title: str = "Dialogue"
+    examples: int = 3
 
 
 CORPORA: Final = {
     "samsum": SummaryDataset(("id", "dialogue", "summary"), ("knkarthick/samsum", None), read_dialogues),
     "dialogsum": SummaryDataset(("id", "dialogue", "summary"), ("knkarthick/dialogsum", None), read_dialogues_of_lines),
-    "cnn-dailymail": SummaryDataset(("id", "article", "highlights"), ("abisee/cnn_dailymail", "3.0.0"), read_articles),
+    "cnn-dailymail": SummaryDataset(
+        ("id", "article", "highlights"),
+        ("abisee/cnn_dailymail", "3.0.0"),
+        read_articles,
+        instruction="Summarize the article in three short sentences, one on each line.",
+        title="Article",
+        examples=1,
+    ),
     "bigpatent": SummaryDataset(
-        ("id", "description", "abstract"), ("NortheasternUniversity/big_patent", "all"), read_patents, 256
+        ("id", "description", "abstract"),
+        ("NortheasternUniversity/big_patent", "all"),
+        read_patents,
+        max_new_tokens=256,
+        instruction="Summarize the description of the invention in one paragraph.",
+        title="Description",
+        examples=0,
     ),
 }
 """Data sets by task name."""
@@ -157,6 +177,16 @@ class Summarisation(Task):
     def __init__(self, name: str) -> None:
         self.name, self.corpus = name, CORPORA[name]
         self.default_max_new_tokens = self.corpus.max_new_tokens
+        identifier, text, _ = self.corpus.fields
+        self.style_texts = StyleTexts(
+            instruction=self.corpus.instruction,
+            question=f"{self.corpus.title}: {{{text}}}",
+            cue="Summary:",
+            stop="\n\n",
+            fields=(identifier, text),
+            examples=self.corpus.examples,
+            hub_split="validation",
+        )
 
     def prompt(self, doc: Document) -> str:
         """Return the text to summarise in T5's format."""

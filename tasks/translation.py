@@ -15,6 +15,7 @@ from exitbench.errors import UserError
 from exitbench.tasks.base import FloatArray, Task
 from exitbench.tasks.document import Document, DocumentScore
 from exitbench.tasks.sources import read_hub, read_parallel, read_tab_separated
+from exitbench.tasks.styles import StyleTexts
 
 LANGUAGES: Final = {
     "bn": "Bengali",
@@ -231,6 +232,16 @@ class Translation(Task):
         self._bleu = bleu_by(TOKENIZERS.get(self.pair.target, "13a"))
         self.metric_version = signature(self._bleu)
         self.local_roles = (frozenset({self.pair.source, self.pair.target}), frozenset({"pairs"}))
+        source, target = LANGUAGES[self.pair.source], LANGUAGES[self.pair.target]
+        self.style_texts = StyleTexts(
+            instruction=f"Translate the sentence from {source} to {target}.",
+            chat_instruction="Write only the translation.",
+            question=f"{source}: {{{self.pair.source}}}",
+            cue=f"{target}:",
+            stop="\n",
+            fields=("id", self.pair.source),
+            hub_split="validation",
+        )
 
     def prompt(self, doc: Document) -> str:
         """Return the sentence to translate in T5's format."""

@@ -142,6 +142,9 @@ class GenerationSettings:
             from the prompt's own pass, at full depth.
         scope: Log-likelihoods: ``context`` keeps the depth of the first scored token for all tokens of all choices of
             its context; None decides per token.
+        prompt_style: Style of the prompts (`tasks.styles`); None for the task's own format, ``t5``.
+        num_fewshot: Number of examples in each prompt; None for styles without examples.
+        fewshot_seed: Seed that chose the examples; None if there are none.
     """
 
     max_new_tokens: int
@@ -156,6 +159,9 @@ class GenerationSettings:
     truncate: Truncate | None = None
     first_token: Literal["gated"] | None = None
     scope: Literal["context"] | None = None
+    prompt_style: Literal["chat", "completion"] | None = None
+    num_fewshot: int | None = None
+    fewshot_seed: int | None = None
 
     @property
     def gates_first_token(self) -> bool:

@@ -87,7 +87,7 @@ def _described(data: DataRequest, data_dir: Path | None) -> Corpus:
         digests,
         prompts,
         remarks,
-        prompt_characters=fmean(len(task.prompt(document)) for document in documents),
+        prompt_characters=fmean(len(task.prompt_for(document, "seq2seq")) for document in documents),
         answer_characters=fmean(len(task.target(document)) for document in documents),
     )
 

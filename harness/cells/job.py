@@ -24,6 +24,7 @@ from exitbench.harness.cells.cell import Cell
 from exitbench.tasks.declared import Declaration
 from exitbench.tasks.document import DEFAULT_LEVEL
 from exitbench.tasks.lm_eval.settings import LmEvalSettings
+from exitbench.tasks.styles import Prompting
 
 if TYPE_CHECKING:
     from exitbench.tasks.base import Task
@@ -44,6 +45,8 @@ class DataRequest:
         apart_from: Documents with the same prompt as one of these are excluded, before `limit` is applied.
         settings: For lm-eval's tasks: settings of prompts; None for this project's tasks.
         declaration: For a task declared in a TOML file: the content of that file; None for all others.
+        prompting: Prompts in a style other than the task's own. Documents with the passage of a few-shot example are
+            excluded, before `limit` is applied.
     """
 
     task: str
@@ -56,10 +59,11 @@ class DataRequest:
     apart_from: "tuple[DataRequest, ...]" = ()
     settings: LmEvalSettings | None = None
     declaration: Declaration | None = None
+    prompting: Prompting | None = None
 
     @property
     def task_object(self) -> "Task":
-        """The task, with its settings.
+        """The task, with its settings and prompts.
 
         Raises:
             UserError: There is no task of this name.
@@ -67,7 +71,10 @@ class DataRequest:
         from exitbench.tasks.declared import DeclaredTask
         from exitbench.tasks.registry import get_task
 
-        return get_task(self.task, self.settings) if self.declaration is None else DeclaredTask(self.declaration)
+        task = get_task(self.task, self.settings) if self.declaration is None else DeclaredTask(self.declaration)
+        if self.prompting is not None:
+            task.prompting = self.prompting
+        return task
 
     def load(self, data_dir: Path | None) -> "list[Document]":
         """Load the documents.
@@ -87,10 +94,15 @@ class DataRequest:
 
         task = self.task_object
         source = Source(self.source, data_dir, self.files, self.level)
-        if not self.apart_from:
+        examples = self.prompting if self.prompting is not None and self.prompting.excluded else None
+        if not self.apart_from and examples is None:
             return task.load(source, self.split, self.limit, self.seed), 0
-        excluded = {task.likeness(document) for other in self.apart_from for document in other.load(data_dir)}
         documents = task.load(source, self.split, None, self.seed)
+        if examples is not None:
+            documents = [document for document in documents if not examples.excludes(task, document)]
+        if not documents:
+            raise UserError(f"{self.task}: all documents of {self.place} have the passage of a few-shot example.")
+        excluded = {task.likeness(document) for other in self.apart_from for document in other.load(data_dir)}
         remaining = [document for document in documents if task.likeness(document) not in excluded]
         if not remaining:
             raise UserError(
@@ -104,6 +116,10 @@ class DataRequest:
         """Origin of the documents, for messages."""
         return " and ".join(path for _, path in self.files) or f"split {self.split!r}"
 
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON data; the task's own prompts are left out."""
+        return {name: value for name, value in asdict(self).items() if name != "prompting" or value is not None}
+
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "DataRequest":
         """Rebuild a request from its JSON."""
@@ -113,7 +129,10 @@ class DataRequest:
         rebuilt = settings and LmEvalSettings.from_json(settings)
         declared = record["declaration"]
         declaration = declared and Declaration.from_json(declared)
+        styled = record.get("prompting")  # absent from cells of tasks' own prompts
+        prompting = styled and Prompting.from_json(styled)
         converted = {"files": files, "apart_from": apart_from, "settings": rebuilt, "declaration": declaration}
+        converted["prompting"] = prompting
         return cls(**{**record, **converted})
 
 
@@ -141,8 +160,8 @@ class CellJob:
         return {
             "cell": self.cell.to_json(),
             "label": self.label,
-            "data": asdict(self.data),
-            "held_out": self.held_out and asdict(self.held_out),
+            "data": self.data.to_json(),
+            "held_out": self.held_out and self.held_out.to_json(),
             "seen": self.seen,
             "conformance": self.conformance,
             "timeout_s": self.timeout_s,
@@ -150,8 +169,8 @@ class CellJob:
 
     def cell_record(self) -> dict[str, Any]:
         """Return the content of ``cell.json``: the cell, its documents' source, and the method's conformance."""
-        held_out = self.held_out and asdict(self.held_out)
-        sources = {"data": asdict(self.data), "held_out": held_out}
+        held_out = self.held_out and self.held_out.to_json()
+        sources = {"data": self.data.to_json(), "held_out": held_out}
         return {**self.cell.to_json(), **sources, "conformance": self.conformance, "cell_timeout_s": self.timeout_s}
 
     @classmethod

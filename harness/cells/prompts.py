@@ -13,7 +13,7 @@ from exitbench.harness.cells.cell import GenerationSettings
 if TYPE_CHECKING:
     from exitbench.tasks.document import Document
 
-_SAMPLE, _SAMPLE_SYSTEM = "sample-prompt", "sample-system-message"
+_SAMPLE, _SAMPLE_SYSTEM, _SAMPLE_ANSWER = "sample-prompt", "sample-system-message", "sample-answer"
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,11 @@ class Prompts:
                 )
 
     @property
+    def is_chat(self) -> bool:
+        """True if prompts go through the checkpoint's chat template."""
+        return self.generation.chat_template_sha256 is not None
+
+    @property
     def _room(self) -> int:
         """Number of a prompt's tokens besides the special ones."""
         assert self.generation.max_prompt_tokens is not None, "read together with truncate"
@@ -80,7 +85,7 @@ class Prompts:
         Raises:
             UserError: The chat template fails on it.
         """
-        if self.generation.chat_template_sha256 is not None:
+        if self.is_chat:
             # The template contains the special tokens.
             rendered = render_chat(self.tokenizer, self.generation.system, text)
             ids = self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
@@ -188,6 +193,18 @@ def render_turns(tokenizer: Any, messages: Sequence[Mapping[str, str]], *, add_g
     except Exception as error:  # whatever a template's expressions raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise UserError(f"{tokenizer.name_or_path}: the chat template fails: {reason}") from None
+
+
+def end_of_turn(tokenizer: Any) -> str | None:
+    """Return the token with which a chat template ends the assistant's turn; None if the template has none."""
+    turns = [{"role": "user", "content": _SAMPLE}, {"role": "assistant", "content": _SAMPLE_ANSWER}]
+    try:
+        rendered = str(tokenizer.apply_chat_template(turns, tokenize=False))
+    except Exception:  # a template that renders no second turn may be fine for prompts
+        return None
+    tail = rendered.rpartition(_SAMPLE_ANSWER)[2].lstrip()
+    tokens = {token.content for token in tokenizer.added_tokens_decoder.values()}
+    return max((token for token in tokens if token and tail.startswith(token)), key=len, default=None)
 
 
 def _special_tokens(tokenizer: Any) -> tuple[int, int]:

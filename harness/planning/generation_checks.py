@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,8 @@ from exitbench.harness.cells.cell import GenerationSettings, ModelRef
 from exitbench.harness.engine.checkpoints.digest import Description
 from exitbench.harness.engine.checkpoints.generation_config import not_applied
 from exitbench.harness.planning.entries.task import TaskEntry
+from exitbench.harness.planning.prompt_styles import has_chat_template
+from exitbench.terminal import number_of
 
 if TYPE_CHECKING:
     from exitbench.harness.engine.checkpoints.digest import Description
@@ -45,24 +46,34 @@ def remarks(
     """Return notes for readers of results about a checkpoint's own settings, one line each.
 
     Args:
-        entries: Tasks to run on the checkpoint.
+        entries: Tasks to run on the checkpoint, with the prompts that it reads.
         folder: The checkpoint.
         settings_by_label: Generation settings by task label.
     """
     labels_of: dict[str, list[str]] = {}
-    template = _has_chat_template(folder)
+    template = has_chat_template(folder)
     for entry in entries:
         ignored = not_applied(folder, settings_by_label[entry.label])
         lines = [str(ignored)] if ignored.settings else []
         if settings_by_label[entry.label].gates_first_token and entry.work.generates:
             lines.append('first_token = "gated": the first token of an answer may exit early too')
-        if template and not entry.chat_template:
-            lines.append("has a chat template, which is not used: chat_template = true in [tasks.LABEL] uses it")
+        if (style := settings_by_label[entry.label].prompt_style) is not None:
+            lines.append(_about_style(style, settings_by_label[entry.label]))
+        if template and not entry.chat_template and style is None:
+            key = "chat_template = true" if entry.data.task_object.style_texts is None else 'prompt_style = "chat"'
+            lines.append(f"has a chat template, which is not used: {key} in [tasks.LABEL] uses it")
         for line in lines:
             labels_of.setdefault(line, []).append(entry.label)
     return tuple(
         line if len(labels) == len(entries) else f"{line}; of {', '.join(labels)}" for line, labels in labels_of.items()
     )
+
+
+def _about_style(style: str, settings: GenerationSettings) -> str:
+    stop = f", answers end at {' or '.join(map(repr, settings.stop))}" if settings.stop else ""
+    if style == "chat":
+        return f"prompts: chat, an instruction in the model's own template{stop}"
+    return f"prompts: completion, an instruction and {number_of(settings.num_fewshot or 0, 'example')}{stop}"
 
 
 def _checked(entry: TaskEntry, key: str, check: Any, *arguments: Any) -> Any:
@@ -111,17 +122,6 @@ def _check_first_token(model: ModelRef) -> None:
             f"model {model.name!r} is an encoder-decoder, whose first token always goes through the gate, behind the "
             'decoder\'s start token; "gated" goes with decoder-only models.'
         )
-
-
-def _has_chat_template(folder: Path) -> bool:
-    """Return whether the checkpoint's files include a chat template, without loading the tokenizer."""
-    if any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json")):
-        return True
-    try:
-        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(config, dict) and bool(config.get("chat_template"))
 
 
 def check_answers(drafts: Sequence[CellTemplate], description: Description) -> None:

@@ -34,6 +34,7 @@ from exitbench.harness.planning.data_checks import require_apart, require_learne
 from exitbench.harness.planning.entries.task import TaskEntry
 from exitbench.harness.planning.expand import CellTemplate, expand, is_certified, select
 from exitbench.harness.planning.generation_checks import check_answers, remarks, resolve
+from exitbench.harness.planning.prompt_styles import styled
 from exitbench.harness.planning.retry import RETRIED, Retry, State
 from exitbench.harness.planning.stale import Predecessors
 from exitbench.harness.planning.suite import ModelEntry, Suite
@@ -174,7 +175,6 @@ def make_plan(
     corpora = Corpora(spool.parent)
     described = {key: _corpus(task, data, data_dir, corpora) for key, (task, data) in wanted.items()}
     require_apart(drafts, described, data_dir)
-    builder = _Builder(suite, device, described)
     statuses, predecessors = latest_status(spool), Predecessors(spool)
     groups = []
     for entry, templates in models:
@@ -190,7 +190,17 @@ def make_plan(
             check_answers(templates, description)
             _check_budget(templates, description)
             _check_precision(suite, templates, description)
-            tasks = {draft.task.label: draft.task for draft in templates}
+            tasks = {draft.task.label: styled(draft.task, folder, description.model, data_dir) for draft in templates}
+            templates = [_restyled(draft, tasks[draft.task.label]) for draft in templates]
+            styled_requests = {
+                (draft.task.label, data): (draft.task, data) for draft in templates for data in _requests(draft)
+            }
+            described |= {
+                key: _corpus(task, data, data_dir, corpora)
+                for key, (task, data) in styled_requests.items()
+                if key not in described
+            }
+            builder = _Builder(suite, device, described)
             settings_by_label = {label: resolve(task, folder, description) for label, task in tasks.items()}
             dtype = resolve_dtype(suite.dtype, folder)
             check_format(entry.location, dtype, description.engine)
@@ -245,6 +255,13 @@ def resolve_dtype(dtype: str, folder: Path) -> str:
     from exitbench.harness.engine.checkpoints.sizes import stored_dtype
 
     return stored_dtype(folder)
+
+
+def _restyled(draft: CellTemplate, task: TaskEntry) -> CellTemplate:
+    """Return a cell of the task with the prompts that its model reads."""
+    if task.data.prompting is None:
+        return replace(draft, task=task)
+    return replace(draft, task=task, data=replace(draft.data, prompting=task.data.prompting))
 
 
 def _check_model(drafts: Sequence[CellTemplate], n_blocks: int, exit_blocks: tuple[int, ...] | None = None) -> None:

@@ -267,8 +267,8 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
         checkpoint, settings, documents = self.model.checkpoint, self.settings, self.documents
         requests = [self.request(document) for document in documents]
         order = sorted(range(len(documents)), key=lambda index: len(requests[index].prompt_ids))
-        is_lm_eval = isinstance(self.task, LmEvalTask)
-        is_stopped = stops(self.model.tokenizer, settings.stop, reads_special=True) if is_lm_eval else None
+        reads_special = isinstance(self.task, LmEvalTask) or self.prompts.is_chat
+        is_stopped = stops(self.model.tokenizer, settings.stop, reads_special=reads_special)
         full_answers = self.model.full_answers.get((self.data, settings), {})
 
         def outputs_of(chosen: Sequence[int]) -> list[list[int]]:

@@ -246,7 +246,7 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
             thresholds,
             max_new_tokens,
             max(self.rows, min(self.rows * len(thresholds), self.shared_rows)),
-            stops(self.tokenizer, stop, reads_special=self.encoding is not None),
+            stops(self.tokenizer, stop, reads_special=self.encoding is not None or self.prompts.is_chat),
             self.prompts.generation,
             on_done,
         )
@@ -268,7 +268,7 @@ def stops(tokenizer: Any, stop: Sequence[str], *, reads_special: bool = False) -
     Args:
         tokenizer: The checkpoint's tokenizer.
         stop: The strings.
-        reads_special: Include special tokens in the text, as lm-eval does; some of its tasks stop at them
+        reads_special: Include special tokens in the text, as lm-eval does: chats, and some of its tasks, stop at them
             (`<|im_end|>`).
     """
     strings = [string for string in stop if string]

@@ -11,14 +11,15 @@ from typing import Any, Final
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import SCOPES
+from exitbench.harness.planning.entries.prompt_keys import FEWSHOT_KEYS, STYLE_KEYS
 from exitbench.harness.reading.toml import TomlTable
 from exitbench.harness.work.base import Work
 from exitbench.harness.work.kinds import work_class
 from exitbench.tasks.declared import Declaration
 from exitbench.tasks.lm_eval.settings import PREFIX, LmEvalSettings, why_not_greedy
 
-LM_EVAL_KEYS: Final = ("include", "num_fewshot", "fewshot_seed", "fewshot_as_multiturn", "gen_kwargs", "scope")
-"""Keys that are valid for lm-eval tasks only."""
+LM_EVAL_KEYS: Final = ("include", *FEWSHOT_KEYS, "fewshot_as_multiturn", "gen_kwargs", "scope")
+"""Keys of lm-eval tasks; only those of examples are valid for other tasks too."""
 
 _OUR_KEYS: Final = ("seed", "level")
 _PROMPT_KEYS: Final = ("max_prompt_tokens", "truncate")
@@ -52,7 +53,7 @@ def refuse_lm_eval_keys(table: TomlTable) -> None:
         UserError: The table has such a key.
     """
     for key in LM_EVAL_KEYS:
-        if key in table.values:
+        if key in table.values and key not in FEWSHOT_KEYS:  # `read_prompt_keys` checks those
             raise table.error(key, f'goes with a task of lm-eval only: task = "{PREFIX}NAME".')
 
 
@@ -69,6 +70,9 @@ def read_lm_eval(table: TomlTable, name: str, declaration: Declaration | None = 
     """
     from exitbench.tasks.registry import get_task
 
+    for key in STYLE_KEYS:
+        if key in table.values:
+            raise table.error(key, f"goes with this project's tasks; {name} has its own prompts.")
     for key in _OUR_KEYS:
         if key in table.values:
             raise table.error(key, f"goes with generated data, of which lm-eval has none ({name}).")

@@ -1,6 +1,6 @@
 """Parse ``[tasks.LABEL]`` of a suite: documents, prompt construction, and generation settings."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, cast
 
 from exitbench.errors import UserError
@@ -8,6 +8,7 @@ from exitbench.harness.cells.cell import FIRST_TOKENS, TRUNCATIONS, GenerationSe
 from exitbench.harness.cells.job import DataRequest, SourceKind
 from exitbench.harness.planning.entries.declared_task import find_declaration
 from exitbench.harness.planning.entries.lm_eval_task import LM_EVAL_KEYS, read_lm_eval, refuse_lm_eval_keys
+from exitbench.harness.planning.entries.prompt_keys import STYLE_KEYS, PromptKeys, check_chat_keys, read_prompt_keys
 from exitbench.harness.reading.toml import TomlTable
 from exitbench.harness.work.base import Work
 from exitbench.harness.work.kinds import work_class
@@ -28,6 +29,7 @@ KEYS: Final = (
     *("task", "source", "split", "limit", "seed", "level", "files", *_OTHER_FILES, *_OTHER_SPLITS, "drop_shared"),
     *("max_new_tokens", "stop", "repetition_penalty", "no_repeat_ngram_size", "min_length", "forced_bos_token_id"),
     *("chat_template", "system", "max_prompt_tokens", "truncate", "first_token", "batch_rows"),
+    *STYLE_KEYS,
 )
 _OF_ANSWERS: Final = (
     *("max_new_tokens", "stop", "repetition_penalty", "no_repeat_ngram_size", "min_length", "forced_bos_token_id"),
@@ -42,7 +44,8 @@ class TaskEntry:
 
     Attributes:
         generation: Generation settings that do not depend on the model, unlike the digest of a chat template.
-        chat_template: Whether prompts use the checkpoint's chat template.
+        chat_template: Whether prompts use the checkpoint's chat template; None: if the prompt style is ``chat``.
+        prompts: Requested style and texts of the prompts, which depend on the model too.
         train_files: Local source only: files on which methods are fitted, if any.
         calibration_files: Local source only: files on which thresholds are calibrated.
         train_split: Hub source only: split or part (``train[:50%]``) on which methods are fitted; None: ``train``.
@@ -55,7 +58,8 @@ class TaskEntry:
     location: str
     data: DataRequest
     generation: GenerationSettings
-    chat_template: bool = False
+    chat_template: bool | None = None
+    prompts: PromptKeys = field(default_factory=PromptKeys)
     train_files: Files = ()
     calibration_files: Files = ()
     train_split: str | None = None
@@ -152,8 +156,13 @@ def read_task(label: str, table: TomlTable) -> TaskEntry:
         level=_level(table, source),
         declaration=declaration,
     )
-    generation = _generation(table, task.default_max_new_tokens)
-    return _entry(label, table, data, generation, _chat_template(table, generation))
+    generation, prompts = _generation(table, task.default_max_new_tokens), read_prompt_keys(table, task)
+    if task.style_texts is None or prompts.style in ("t5", "completion"):
+        chat_template: bool | None = _chat_template(table, generation)
+    else:
+        chat_template = table.optional("chat_template", bool)
+    check_chat_keys(table, prompts, chat_template)
+    return replace(_entry(label, table, data, generation, chat_template), prompts=prompts)
 
 
 def _lm_eval_entry(label: str, table: TomlTable, name: str, declaration: Declaration | None = None) -> TaskEntry:
@@ -187,7 +196,7 @@ def _lm_eval_entry(label: str, table: TomlTable, name: str, declaration: Declara
 
 
 def _entry(
-    label: str, table: TomlTable, data: DataRequest, generation: GenerationSettings, chat_template: bool
+    label: str, table: TomlTable, data: DataRequest, generation: GenerationSettings, chat_template: bool | None
 ) -> TaskEntry:
     """Build the entry, reading the keys common to all kinds of tasks."""
     return TaskEntry(
@@ -208,7 +217,7 @@ def _entry(
 def _chat_template(table: TomlTable, generation: GenerationSettings) -> bool:
     chat_template = table.get("chat_template", bool, False)
     if generation.system is not None and not chat_template:
-        raise table.error("system", "goes with chat_template = true, which puts it before the prompt.")
+        raise table.error("system", "goes with a chat, which puts it before the prompt: chat_template = true.")
     if chat_template and generation.truncate in ("left", "right"):
         raise table.error("truncate", 'would cut into the chat template; allowed with chat_template: "drop".')
     return chat_template

@@ -154,6 +154,7 @@ LEAVES: dict[str, st.SearchStrategy[Any]] = {
     "float | None": st.none() | NUMBERS,
     "Literal['gated'] | None": st.none() | st.just("gated"),
     "Literal['context'] | None": st.none() | st.just("context"),
+    "Literal['chat', 'completion'] | None": st.none() | st.sampled_from(["chat", "completion"]),
     "Truncate | None": st.none() | st.sampled_from(TRUNCATIONS),
     "tuple[str, ...]": st.lists(st.text()).map(tuple),
     "tuple[Record, ...]": st.lists(st.sampled_from(RECORDS)).map(tuple),

@@ -95,13 +95,16 @@ def test_a_penalty_of_1_asks_for_nothing(suite: Callable[..., Path], model: Path
         (["forced_bos_token_id = -1"], "forced_bos_token_id: is -1; it must be 0 or more."),
         (['first_token = "fulll"'], "first_token: unknown way to the first token 'fulll'. Did you mean 'full'"),
         (["chat_template = 1"], "chat_template: is 1; it must be true or false."),
-        (['system = "be brief"'], "system: goes with chat_template = true, which puts it before the prompt."),
+        (
+            ['prompt_style = "completion"', 'system = "be brief"'],
+            "system: goes with a chat, which puts it before the prompt: chat_template = true.",
+        ),
         (["max_prompt_tokens = 9"], 'max_prompt_tokens: goes with truncate; allowed: "left", "right", "drop".'),
         (['truncate = "drop"'], "truncate: goes with max_prompt_tokens; allowed: a whole number."),
         (["max_prompt_tokens = 0", 'truncate = "drop"'], "max_prompt_tokens: is 0; it must be 1 or more."),
         (['truncate = "lefd"', "max_prompt_tokens = 9"], "truncate: unknown way to shorten prompts 'lefd'."),
         (
-            ["chat_template = true", "max_prompt_tokens = 9", 'truncate = "left"'],
+            ['prompt_style = "t5"', "chat_template = true", "max_prompt_tokens = 9", 'truncate = "left"'],
             'truncate: would cut into the chat template; allowed with chat_template: "drop".',
         ),
     ],
@@ -120,7 +123,10 @@ def test_a_mistake_is_named_with_its_line(suite: Callable[..., Path], model: Pat
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
-        (["chat_template = true"], "chat_template: {model}: the tokenizer has no chat template."),
+        (
+            ['prompt_style = "t5"', "chat_template = true"],
+            "chat_template: {model}: the tokenizer has no chat template.",
+        ),
         (
             ["max_prompt_tokens = 50", 'truncate = "left"', "max_new_tokens = 9"],
             "max_prompt_tokens: prompts of 50 tokens and 9 new ones do not fit the 58 positions of model 'small'; "
@@ -208,7 +214,7 @@ def test_only_what_is_asked_is_part_of_the_identity(suite: Callable[..., Path], 
     (model / "chat_template.jinja").write_text(TEMPLATE)
 
     def first(*lines: str) -> Any:
-        return planned(suite(model, *lines)).groups[0].cells[0].item.cell
+        return planned(suite(model, 'prompt_style = "t5"', *lines)).groups[0].cells[0].item.cell
 
     plain = first()
     assert plain.identity["generation"] == {"max_new_tokens": 32, "stop": []}
@@ -248,9 +254,9 @@ def test_settings_that_are_not_applied_are_remarks_of_the_plan(
     expected = (
         "not applied: do_sample = true, num_beams = 4, repetition_penalty = 1.3, temperature = 0.7 "
         "(generation_config.json)",
-        "has a chat template, which is not used: chat_template = true in [tasks.LABEL] uses it",
+        'has a chat template, which is not used: prompt_style = "chat" in [tasks.LABEL] uses it',
     )
-    path = suite(model)
+    path = suite(model, 'prompt_style = "t5"')
     assert planned(path).groups[0].remarks == expected
     from argparse import Namespace
 
@@ -263,9 +269,10 @@ def test_settings_that_are_not_applied_are_remarks_of_the_plan(
 def test_settings_that_the_suite_asks_alike_are_applied(suite: Callable[..., Path], model: Path) -> None:
     ask(model, repetition_penalty=1.3)
     (model / "chat_template.jinja").write_text(TEMPLATE)
-    assert planned(suite(model, "repetition_penalty = 1.3", "chat_template = true")).groups[0].remarks == ()
-    other = planned(suite(model, "repetition_penalty = 1.2", "chat_template = true")).groups[0].remarks
-    assert other == ("not applied: repetition_penalty = 1.3 (generation_config.json)",)
+    chat = "prompts: chat, an instruction in the model's own template"
+    assert planned(suite(model, "repetition_penalty = 1.3")).groups[0].remarks == (chat,)
+    other = planned(suite(model, "repetition_penalty = 1.2")).groups[0].remarks
+    assert other == ("not applied: repetition_penalty = 1.3 (generation_config.json)", chat)
 
 
 def test_remarks_of_some_tasks_name_them(suite: Callable[..., Path], model: Path) -> None:

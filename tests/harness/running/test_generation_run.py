@@ -119,7 +119,8 @@ def test_cells_of_a_decoder_are_decoded_as_asked_behind_a_chat_template(
     folder = Path(shutil.copytree(causal_model, tmp_path / "chat"))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     rules = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "min_length": 30}
-    asked = ("chat_template = true", f'system = "{SYSTEM}"', *(f"{name} = {value}" for name, value in rules.items()))
+    chat = ('prompt_style = "t5"', "chat_template = true", f'system = "{SYSTEM}"')
+    asked = (*chat, *(f"{name} = {value}" for name, value in rules.items()))
     ran = run(folder, *asked)
     model, tokenizer = GPT2LMHeadModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     item, task = ran["m/wmt-en-fr/full/quality"][0], get_task("wmt-en-fr")
