@@ -137,6 +137,8 @@ def _examples(entry: TaskEntry, task: Task, texts: StyleTexts, data_dir: Path | 
     number = texts.examples if requested is None else requested
     if not number:
         return ()
+    pool: Sequence[Document]
+    taken: Sequence[Document]
     others = _others(entry, texts)
     evaluated = _documents(entry, replace(data, limit=None), data_dir)
     if others is None:
