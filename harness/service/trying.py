@@ -371,6 +371,7 @@ def _next_step(can_train: bool, cell_id: str | None) -> str:
     if not can_train:
         return "Next: allow more loss (--max-loss), or give it more time (--minutes)."
     return (
-        "Next: train exit heads on the frozen model, which makes early blocks predict better "
-        "(`exitbench train RECIPE`; docs/guide/own-model.md, section 5), and try the result."
+        "Next: train exit heads on the frozen model, with which early blocks predict better, and try the result. "
+        "docs/guide/own-model.md, section 5, has recipes; for a large vocabulary: `exitbench train smollm2-tuned-lens "
+        "--start FOLDER --data-dir DIR`."
     )

@@ -174,7 +174,7 @@ def test_prompts_of_a_task_of_lm_eval_are_its_requests(folder: Path, exitbench: 
     (folder / "pick.jsonl").write_text('{"q": "sky", "a": 1}\n')
     code, stdout, stderr = exitbench("show-prompts", "lm-eval:pick", "--set", 'include="yaml"', "--data-dir", ".")
     assert code == 0, stderr
-    assert "log-likelihoods are asked for" in stdout
+    assert "log-likelihoods are computed" in stdout
     assert [line.strip() for line in stdout.split("\n\n")[1].splitlines()[1:]] == [
         *("the model reads:", "sky =", "choice 1:", "red", "choice 2 (right):", "blue")
     ]

@@ -83,5 +83,5 @@ def test_a_stop_string_in_the_prompt_does_not_stop(loaded: tuple[Any, Any]) -> N
 
 
 def test_likelihood_requests_are_refused_and_not_answered_without_exits(loaded: tuple[Any, Any]) -> None:
-    with pytest.raises(UserError, match="our own tasks generate text"):
+    with pytest.raises(UserError, match="tasks of ExitBench generate text"):
         adapter(loaded).loglikelihood([Instance("loglikelihood", {}, ("a", "b"), 0)])

@@ -231,7 +231,7 @@ BATCHED = CLOCKED.replace("[[sweep]]", "[defaults]\nbatch_size = 2\n[[sweep]]")
 DRAFTED = CLOCKED.replace('"static"', '"self-speculation"').replace("grid = { exit_layer = [2] }\n", "")
 
 
-@pytest.mark.parametrize(("suite", "reason"), [(BATCHED, "ask for batch size 1"), (DRAFTED, "no time is one token's")])
+@pytest.mark.parametrize(("suite", "reason"), [(BATCHED, "use batch size 1"), (DRAFTED, "no time is one token's")])
 def test_where_no_time_is_one_tokens_the_cell_is_skipped_with_the_reason(
     suite: str, reason: str, worded_model: Path, tmp_path: Path
 ) -> None:
