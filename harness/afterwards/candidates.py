@@ -64,7 +64,7 @@ class Search:
     """Candidates, and the reason why a method has none, one sentence per method."""
 
     candidates: tuple[Candidate, ...]
-    left_out: tuple[str, ...]
+    omissions: tuple[str, ...]
 
 
 def find_candidates(
@@ -93,9 +93,9 @@ def find_candidates(
     Raises:
         UserError: A parameter does not fit the model.
     """
-    known = costs or DecoderCosts()
+    decoder_costs = costs or DecoderCosts()
     candidates: list[Candidate] = []
-    left_out: list[str] = []
+    omissions: list[str] = []
     probe = stored_probe(database, place)
     groups = {fixed_depth_method()[0].name: _static_settings(probe)}
     for name in methods:
@@ -103,25 +103,27 @@ def find_candidates(
         scored = stored_probe(database, place, kind())
         groups[name] = [
             setting
-            for every in _periods(kind, known.gate_blocks.get(name, 0.0), scored.n_blocks)
-            for setting in _replayed_settings(scored, kind, every, known.gate_blocks.get(name, 0.0))
+            for every in _periods(kind, decoder_costs.gate_blocks.get(name, 0.0), scored.n_blocks)
+            for setting in _replayed_settings(scored, kind, every, decoder_costs.gate_blocks.get(name, 0.0))
         ]
     for name, settings in groups.items():
         if costs is not None:
             worthwhile = [setting for setting in settings if costs.speedup(probe.n_blocks, setting.token_blocks) > 1]
         else:
             worthwhile = settings
-        found = list(_cheapest(worthwhile, max_loss_percent, shares))
-        candidates += found
-        if costs is not None and not found:
-            left_out.append(_why_left_out(name, known.gate_blocks.get(name, 0.0), bool(worthwhile), max_loss_percent))
+        cheapest = list(_cheapest(worthwhile, max_loss_percent, shares))
+        candidates += cheapest
+        if costs is not None and not cheapest:
+            omissions.append(
+                _why_left_out(name, decoder_costs.gate_blocks.get(name, 0.0), bool(worthwhile), max_loss_percent)
+            )
     if costs is not None:
         draft = _best_draft(probe, costs)
         if costs.speedup(probe.n_blocks, draft.token_blocks) > 1:
             candidates.append(draft)
         else:
-            left_out.append(_why_no_draft(draft, probe.n_blocks, costs))
-    return Search(tuple(candidates), tuple(left_out))
+            omissions.append(_why_no_draft(draft, probe.n_blocks, costs))
+    return Search(tuple(candidates), tuple(omissions))
 
 
 def _why_left_out(name: str, gate_blocks: float, can_be_faster: bool, max_loss_percent: float) -> str:

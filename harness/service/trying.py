@@ -124,7 +124,7 @@ class Pace:
         return int(_REPORTING * self._seconds / (self.together_s * (_FINALISTS + 2)))
 
     def timing(self, settings: int) -> TimingSettings:
-        """Return how long to time each of so many settings: as usual, or with fewer documents and rounds."""
+        """Return how long to time each of `settings` settings: as usual, or with fewer documents and rounds."""
         usual = TimingSettings()
         decodes = int(_TIMING * self._seconds / (settings * _ARMS * 2 * self.alone_s))
         if decodes >= usual.documents * usual.least_rounds:
@@ -225,9 +225,9 @@ def _try(
     can_train = inspection.exit_heads is None and max(agreement.values()) < _PREDICTS_EARLY
     remaining_s = 60 * options.minutes - (time.monotonic() - began_s)
     allowed_match = 1 - options.max_loss / 100
-    ranked = sorted(search.candidates, key=lambda one: (one.token_match < allowed_match, one.token_blocks))
+    ranked = sorted(search.candidates, key=lambda setting: (setting.token_match < allowed_match, setting.token_blocks))
     candidates = ranked[: pace.candidates(remaining_s, searched)]
-    for reason in search.left_out:
+    for reason in search.omissions:
         tell(f"  left out: {reason}")
     if not candidates:
         print(f"\nUse full depth: no setting can be faster at a loss of {options.max_loss:g} %. {why}")
@@ -304,8 +304,8 @@ def _pace(options: TryOptions, pilot: Tuning, runs: Runs) -> Pace:
     Numbers of documents follow from it, so a trial that goes on must not measure it again.
     """
     path = options.runs / "tried" / f"{options.label}-{options.task_label}.pace.json"
-    if (kept := _kept_pace(path)) is not None and kept.minutes == options.minutes:
-        return kept
+    if (earlier_pace := _kept_pace(path)) is not None and earlier_pace.minutes == options.minutes:
+        return earlier_pace
     run = _run_options(options, pilot)
     began_s = time.monotonic()
     alone_s = _document_seconds(pilot, runs, run, documents=2, batch_rows=1)

@@ -35,7 +35,7 @@ def test_thresholds_are_searched_between_their_bounds_or_in_equal_ratios() -> No
 def test_without_costs_every_gate_is_evaluated_at_every_block_and_nothing_is_left_out(example_database: Path) -> None:
     found = search(example_database, None)
     assert {one.point.method.name for one in found.candidates} <= {"static", "max-prob"}
-    assert not found.left_out
+    assert not found.omissions
     for candidate in found.candidates:
         assert candidate.token_blocks == candidate.mean_exit_layer
         assert "every" not in dict(candidate.point.params)
@@ -72,13 +72,13 @@ def exit_layer(scores: list[float], threshold: float, blocks: range, n_blocks: i
 def test_a_gate_that_costs_more_than_all_blocks_is_left_out_with_the_reason(example_database: Path) -> None:
     found = search(example_database, DecoderCosts(0.0, {"max-prob": 100.0}), max_loss_percent=5.0)
     assert not [one for one in found.candidates if one.point.method.name == "max-prob"]
-    (reason,) = (line for line in found.left_out if line.startswith("max-prob: "))
+    (reason,) = (line for line in found.omissions if line.startswith("max-prob: "))
     assert "each evaluation of its gate reads as much as 100.0 blocks" in reason
 
 
 def test_a_setting_that_changes_too_many_tokens_is_left_out_with_another_reason(example_database: Path) -> None:
     found = search(example_database, DecoderCosts(), max_loss_percent=1e-6)
-    reasons = [line for line in found.left_out if not line.startswith("self-speculation")]
+    reasons = [line for line in found.omissions if not line.startswith("self-speculation")]
     assert all("change more than" in line for line in reasons)
 
 
