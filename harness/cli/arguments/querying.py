@@ -350,6 +350,7 @@ def _add_show_prompts(commands: Commands) -> None:
     examples = (
         "  exitbench show-prompts squad -n 1\n"
         "  exitbench show-prompts samsum --suite builtin\n"
+        "  exitbench show-prompts squad --model checkpoints/mine\n"
         "  exitbench show-prompts my-task.toml --set 'files={data=\"my.jsonl\"}' --data-dir ../data\n"
         "  exitbench show-prompts lm-eval:hellaswag --set num_fewshot=2"
     )
@@ -359,6 +360,11 @@ def _add_show_prompts(commands: Commands) -> None:
     parser.add_argument("task", metavar="TASK", help=naming)
     parser.add_argument("-n", type=up_to(_MOST_TOKENS), default=3, metavar="N", help="documents to show (3)")
     parser.add_argument("--suite", metavar="SUITE", help="the suite whose task it is, with all its settings")
+    about = (
+        "folder of a checkpoint, hub:OWNER/NAME, or a recipe: exactly what this model reads, its chat template included"
+    )
+    parser.add_argument("--model", metavar="MODEL", help=about)
+    add_runs(parser)
     about = "a key of [tasks.LABEL] of a suite, as TOML has it; may be repeated"
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=about)
     add_data_dir(parser, "that the task names")

@@ -3,6 +3,7 @@
 import tomllib
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,13 @@ from exitbench.harness.cli.commands.common import existing_database
 from exitbench.harness.planning.entries.task import TaskEntry, read_task
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.reading.toml import TomlTable
+from exitbench.harness.service.folders import Runs
 from exitbench.results.database.connection import open_database
 from exitbench.terminal import number_of, visible
 
 if TYPE_CHECKING:
-    from exitbench.tasks.base import Task
+    from exitbench.tasks.base import ModelKind, Task
+    from exitbench.tasks.document import Document
 
 
 def show(arguments: Namespace) -> int:
@@ -47,16 +50,49 @@ def show_prompts(arguments: Namespace) -> int:
         UserError: The task does not exist, its documents cannot be read, or a setting is invalid.
     """
     entry = _entry(arguments)
+    reader = None if arguments.model is None else _Reader.of(arguments, entry)
+    entry = entry if reader is None else reader.entry
     task, documents = entry.data.task_object, entry.data.load(arguments.data_dir)
-    print("\n".join(_head(entry, task, len(documents))))
+    print("\n".join(_head(entry, task, len(documents), is_rendered=reader is not None)))
     shown_documents = documents[: arguments.n]
-    for number, (document, parts) in enumerate(
-        zip(shown_documents, entry.work.readable_texts(task, shown_documents), strict=True), start=1
-    ):
+    texts = entry.work.readable_texts(task, shown_documents)
+    if reader is not None and entry.work.generates:
+        texts = (reader.texts(task, document) for document in shown_documents)
+    for number, (document, parts) in enumerate(zip(shown_documents, texts, strict=True), start=1):
         print(f"\n{number} of {len(documents)}, document {document.key}")
         for title, text in parts:
             print(f"  {title}:\n{indent(visible(text, keep=chr(10)), '    ', lambda line: True)}")
     return 0
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """A model that reads prompts: its kind, its tokenizer, and the task with the prompt style for it."""
+
+    entry: TaskEntry
+    kind: "ModelKind"
+    tokenizer: Any
+
+    @classmethod
+    def of(cls, arguments: Namespace, entry: TaskEntry) -> "_Reader":
+        """Return the model of ``--model`` as a reader of a task."""
+        from exitbench.harness.cli.commands.inspect import model_folder
+        from exitbench.harness.engine.checkpoints.digest import inspect_checkpoint
+        from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
+        from exitbench.harness.planning.prompt_styles import styled
+
+        folder = model_folder(arguments.model, Runs(arguments.runs).models)
+        model = inspect_checkpoint(arguments.model, folder, "auto").model
+        return cls(styled(entry, folder, model, arguments.data_dir), model.kind, load_tokenizer(folder))
+
+    def texts(self, task: "Task", document: "Document") -> list[tuple[str, str]]:
+        """Return titles and texts of a document: exactly what the model reads, and the target."""
+        from exitbench.harness.cells.prompts import render_chat
+
+        prompt = task.prompt_for(document, self.kind)
+        if self.entry.chat_template:
+            prompt = render_chat(self.tokenizer, self.entry.generation.system, prompt)
+        return [("the model reads", prompt), ("target", task.target(document))]
 
 
 def _entry(arguments: Namespace) -> TaskEntry:
@@ -100,9 +136,13 @@ def task_settings(assignments: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def _head(entry: TaskEntry, task: "Task", n_documents: int) -> Iterator[str]:
+def _head(entry: TaskEntry, task: "Task", n_documents: int, *, is_rendered: bool) -> Iterator[str]:
     yield f"{entry.label}: {task.name}, {number_of(n_documents, 'document')} of {visible(entry.data.place)}"
     yield f"metrics: {', '.join(task.metrics)}"
     yield entry.work.about(task, entry.generation.max_new_tokens)
-    if entry.chat_template:
+    if is_rendered and task.style_texts is not None:
+        yield f"prompt style: {entry.generation.prompt_style or 't5'}"
+    if entry.generation.stop:
+        yield f"answers end at {', '.join(map(repr, entry.generation.stop))}"
+    if entry.chat_template and not is_rendered:
         yield "prompts go through the chat template of each model, which is not shown here"

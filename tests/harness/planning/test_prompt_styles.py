@@ -269,3 +269,24 @@ def test_a_style_that_a_model_lacks_is_one_error_of_the_plan(
 def test_a_template_without_a_system_role_takes_prompts_without_one(suite: Callable[..., Path], model: Path) -> None:
     (model / "chat_template.jinja").write_text(NO_SYSTEM)
     assert cell_of(suite(model, *LOCAL)).generation.prompt_style == "chat"
+
+
+# ------------------------------------------------------------------------------------------ show-prompts --model
+
+
+@pytest.mark.parametrize("has_template", [True, False])
+def test_show_prompts_prints_exactly_what_a_model_reads(
+    suite: Callable[..., Path], model: Path, capsys: pytest.CaptureFixture[str], has_template: bool
+) -> None:
+    if has_template:
+        (model / "chat_template.jinja").write_text(TEMPLATE)
+    path = suite(model, *LOCAL)
+    words = ["show-prompts", "squad", "--suite", str(path), "--model", str(model), "--data-dir", str(path.parent)]
+    assert main([*words, "-n", "1"]) == 0
+    printed = capsys.readouterr().out
+    expected = prompt_of(path)
+    if has_template:
+        expected = f"{expected}</s>answer :"
+    shown = printed.split("  the model reads:\n")[1].split("  target:\n")[0]
+    assert "\n".join(line.removeprefix("    ") for line in shown.splitlines()) == expected
+    assert f"prompt style: {'chat' if has_template else 'completion'}" in printed
