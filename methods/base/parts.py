@@ -373,7 +373,7 @@ class Parts:
             first_position: The first position whose token may exit early; 2 if the first token is read from the
                 prompt's own pass.
         """
-        # The loop compares in the score's precision, so the threshold is rounded to it here too.
+        # The decode loop compares in the score's precision, so the threshold is rounded to it here too.
         test = f"({score_sql})::FLOAT > ({self.threshold.sql(max_new_tokens)})::FLOAT"
         gate_blocks = f"{self.gate_blocks(n_blocks)}::INTEGER[]"
         exit_layer = f"coalesce(list_filter({gate_blocks}, lambda l: {test})[1], {n_blocks})"

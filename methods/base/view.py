@@ -211,7 +211,7 @@ class BlockView:
         ids_AK = self.ids_AK
         if ids_AK is None:
             return argmax_token(value_AK)
-        # Columns may stand by rank.
+        # Columns may be sorted by rank, so argmax would not find the lowest id.
         return ids_AK.masked_fill(value_AK < value_AK.amax(-1, keepdim=True), self.model.vocab_size).amin(-1)
 
     def take(self, index: Sequence[int], index_A: Tensor) -> BlockView:
