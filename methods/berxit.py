@@ -1,4 +1,4 @@
-"""BERxiT: exit on the score of a learned module that says whether an off-ramp is right."""
+"""BERxiT: exit on the score of a learned module that predicts whether an off-ramp is right."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ BATCH = 256
 
 
 class LearnedCorrectness(Gate):
-    """sigmoid(w x + b) of the state x, one w and b for all blocks: how likely the off-ramp is right.
+    """sigmoid(w x + b) of the state x, with one w and b for all blocks: the probability that the off-ramp is right.
 
     Args:
-        fitted: ``weight`` [D] and ``bias`` []; may be empty as long as nothing is scored.
+        fitted: ``weight`` [D] and ``bias`` []; may be empty if the gate is never scored.
     """
 
     reads_logits: ClassVar[bool] = False
@@ -37,16 +37,16 @@ class LearnedCorrectness(Gate):
         return torch.sigmoid(state_AD @ self.fitted["weight"] + self.fitted["bias"])
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """A dot product."""
+        """Return the cost of one dot product per gate block."""
         return Cost(matmul_flops=2 * model.d_model * len(gate_blocks), read_numel=model.d_model * len(gate_blocks))
 
 
 @register
 @dataclass(frozen=True)
 class Berxit(Thresholded, PeriodicGating):
-    """Exit when a linear module, shared by all blocks, holds the off-ramp's prediction to be right.
+    """Exit when a linear module, shared by all blocks, predicts that the off-ramp is right.
 
-    It is trained by squared error on whether the off-ramp of a block is right, on the frozen model's states.
+    It is trained on the states of the frozen model. The loss is the squared error of the prediction.
     """
 
     name: ClassVar[str] = "berxit"
@@ -57,21 +57,21 @@ class Berxit(Thresholded, PeriodicGating):
     fit_seed: int = param(0, "seed of the data order", low=0)
 
     def check(self, n_blocks: int) -> None:
-        """There must be a block to train on."""
+        """Raise UserError if the decoder has no block to train on."""
         super().check(n_blocks)
         if n_blocks < 2:
             raise UserError(f"{self.name} needs a model of at least 2 blocks, not {n_blocks}.")
 
     def make_head(self) -> Head:
-        """The off-ramps."""
+        """Return the head that reads the off-ramps."""
         return TrainedHead()
 
     def gate(self, fitted: Mapping[str, Tensor]) -> LearnedCorrectness:
-        """The module's opinion."""
+        """Return the gate with the fitted module."""
         return LearnedCorrectness(fitted)
 
     def gate_fit_params(self) -> dict[str, Any]:
-        """Return the parameters that its training depends on."""
+        """Return the parameters that the module's training depends on."""
         return {"epochs": self.epochs, "learning_rate": self.learning_rate, "fit_seed": self.fit_seed}
 
     def fit_gate(self, train_data: FitData, held_out_data: FitData, on_progress: Callable[[float], None]) -> Fitted:
@@ -107,7 +107,7 @@ class Berxit(Thresholded, PeriodicGating):
 
 
 def _examples(data: FitData) -> tuple[Tensor, Tensor]:
-    """States [M, D] of all documents after blocks 1..L-1, and whether the block's own head is right there, [M]."""
+    """Return states [M, D] of all documents after blocks 1..L-1, and whether the block's own head is right, [M]."""
     head, states, right = TrainedHead(), [], []
     for block, state_ND in enumerate(data.states_LND[1:-1], start=1):
         states.append(data.model.final_normed(state_ND).float())

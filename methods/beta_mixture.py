@@ -1,8 +1,8 @@
 """FREE's threshold from a mixture of two Beta distributions of confidences (FREE section 4.3; its code: util/bmm.py).
 
-One component stands for tokens whose early choice is not the full model's, the other for tokens whose is. Both are
-fitted once by weighted moments, from fixed starting components and the labels. The threshold is the first of ten levels
-from which the second component holds at least a share of `SHARE`.
+One component models the confidences of tokens whose early choice agrees with full depth, the other those of tokens that
+disagree. Both are fitted once by weighted moments, from fixed starting components and the labels. The threshold is the
+first of ten levels at which the agreeing component has at least a share `SHARE` of the density.
 
 Shape suffixes: N tokens, K the two components (disagreeing, agreeing), G grid of levels.
 """
@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 START_ALPHA, START_BETA = (1.0, 2.0), (2.0, 1.0)
-"""The components before fitting; their weights are one half each and stay so."""
+"""Parameters of the two Beta components before fitting; their weights are fixed at one half each."""
 GRID = (0.3, 0.9, 10)
-"""Least and largest threshold, and the number of levels between them."""
+"""Lowest level, highest level, and number of levels."""
 SHARE = 0.4
-"""Share of the agreeing component above which a confidence is sure enough."""
+"""Share of the agreeing component in the density that a level needs to be the threshold."""
 LIKELIHOOD_WEIGHT = 0.8
-"""Of the starting components' posterior in a token's responsibilities; the rest is the label's."""
+"""Weight of the starting components' posterior in a token's responsibilities; the rest is the weight of its label."""
 FLOOR = 1e-4
 STANDARD_ERRORS = 3.0
-"""Standard errors by which agreeing tokens must exceed the others in mean confidence, to tell the two apart."""
+"""Standard errors by which the mean confidence of agreeing tokens must exceed that of disagreeing tokens."""
 
 
 def adaptive_threshold(
@@ -34,15 +34,15 @@ def adaptive_threshold(
 
     ``correct``: a token's responsibilities are the posterior of the starting components, weight 0.8, and its label,
     weight 0.2. ``code``: the published code computes the first term and overwrites it with the second, which it then
-    floors at 1e-4 and normalises. Where one label is absent, or independent of the confidence, both components are the
-    same and its threshold is 0.3; where the confidences have no spread it is 0.9.
+    floors at 1e-4 and normalizes. If one label is absent, or independent of the confidence, both of its components are
+    the same and its threshold is 0.3. If all confidences are equal, it is 0.9.
 
     Args:
         score_N: Confidences of early tokens, in [0, 1].
-        agrees_N: Whether the token is the full model's choice.
-        default: The threshold without tokens, and for ``correct`` wherever the data cannot tell one: one label alone,
-            no spread, or confidences of agreeing tokens that are not higher than the others'.
-        form: Which of the two.
+        agrees_N: True if the early token is also the full model's choice.
+        default: The threshold if there are no tokens. For ``correct``, also if the data cannot determine it: only one
+            label, equal confidences, or agreeing tokens that are not more confident than the others.
+        form: The variant, ``correct`` or ``code``.
 
     Returns:
         The threshold, one of ten levels from 0.3 to 0.9, or ``default``.
@@ -62,7 +62,7 @@ def adaptive_threshold(
 
 
 def _tells_apart(score_N: Tensor, agrees_N: Tensor) -> bool:
-    """Return whether agreeing tokens score higher than the others beyond chance (Welch's statistic of the means)."""
+    """Return whether agreeing tokens score higher than disagreeing tokens beyond chance (Welch's t statistic)."""
     agreeing, disagreeing = score_N[agrees_N], score_N[~agrees_N]
     if len(agreeing) < 2 or len(disagreeing) < 2:
         return False
@@ -71,14 +71,14 @@ def _tells_apart(score_N: Tensor, agrees_N: Tensor) -> bool:
 
 
 def _moments(score_N: Tensor, weight_NK: Tensor) -> tuple[Tensor, Tensor]:
-    """Weighted mean and variance of each component, [K]."""
+    """Return the weighted mean and variance of each component, [K]."""
     share_NK = weight_NK / weight_NK.sum(0)
     mean_K = (share_NK * score_N[:, None]).sum(0)
     return mean_K, (share_NK * (score_N[:, None] - mean_K) ** 2).sum(0)
 
 
 def _level(mean_K: Tensor, variance_K: Tensor, default: float) -> float:
-    """The level from which the component with the larger mean is likely enough."""
+    """Return the lowest level at which the component with the larger mean has the required share of the density."""
     alpha_K = mean_K * (mean_K * (1 - mean_K) / variance_K - 1)
     beta_K = alpha_K * (1 - mean_K) / mean_K
     if not bool(((alpha_K > 0) & (beta_K > 0) & alpha_K.isfinite() & beta_K.isfinite()).all()):
@@ -86,9 +86,9 @@ def _level(mean_K: Tensor, variance_K: Tensor, default: float) -> float:
     low, high, n = GRID
     levels_G = torch.linspace(low, high, n, dtype=torch.float64)
     p_GK = _log_density(levels_G, alpha_K, beta_K).exp()
-    # Levels that neither component reaches (0 / 0) are not sure enough, as published.
+    # Levels at which both densities are 0 (0 / 0) do not count, as in the published code.
     sure = int((p_GK[:, int(mean_K.argmax())] / p_GK.sum(1) > SHARE).sum())
-    # Assumes, as published, that the levels that are sure enough are the uppermost ones.
+    # Assumes, as in the published code, that the levels that count are the highest ones.
     return float(levels_G[min(n - sure, n - 1)])
 
 

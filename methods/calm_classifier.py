@@ -15,7 +15,7 @@ NETWORKS = ("linear", "mlp")
 
 
 class ClassifierGate(Gate):
-    """P(exit | h^l) of one network for all blocks."""
+    """P(exit | h^l) of one network that all blocks share."""
 
     def __init__(self, kind: str, fitted: Mapping[str, Tensor]) -> None:
         self.kind = kind
@@ -31,14 +31,14 @@ class ClassifierGate(Gate):
         return exit_probability(self.network(view.model.final_normed(view.hidden_AD).float()))
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """Return the cost of one network per block."""
+        """Return the cost of one network evaluation per gate block."""
         d = model.d_model
         numel = (2 * d if self.kind == "linear" else d * d + 2 * d) * len(gate_blocks)
         return Cost(matmul_flops=2 * numel, elementwise_flops=4 * d * len(gate_blocks), read_numel=numel)
 
 
 def build(kind: str, d_model: int) -> nn.Module:
-    """The untrained network."""
+    """Return the untrained network."""
     if kind == "linear":
         return nn.Sequential(nn.Linear(d_model, 2))
     return nn.Sequential(nn.Linear(d_model, d_model), nn.ReLU(), nn.Linear(d_model, 2))
@@ -47,7 +47,7 @@ def build(kind: str, d_model: int) -> nn.Module:
 @register
 @dataclass(frozen=True)
 class CalmClassifier(TrainedGate):
-    """Exit when a small network, trained on the frozen model's states, says that this block is right."""
+    """Exit when a small network, trained on the frozen model's states, predicts that this block is right."""
 
     name: ClassVar[str] = "calm-classifier"
     source: ClassVar[str] = "CALM section 3.5"
@@ -55,13 +55,13 @@ class CalmClassifier(TrainedGate):
     network: str = param("linear", "linear (t5x) or mlp with one hidden layer (FREE, MEE); with bias", choices=NETWORKS)
 
     def build_network(self, d_model: int) -> nn.Module:
-        """One layer or two."""
+        """Return the untrained network, with one linear layer or two."""
         return build(self.network, d_model)
 
     def features(self, normed_LND: Tensor) -> Tensor:
-        """The state after each block 1..L-1."""
+        """Return the state after each block 1..L-1."""
         return normed_LND[1:-1]
 
     def gate(self, fitted: Mapping[str, Tensor]) -> ClassifierGate:
-        """The network's opinion."""
+        """Return the gate with the fitted network."""
         return ClassifierGate(self.network, fitted)

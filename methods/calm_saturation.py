@@ -14,7 +14,7 @@ from exitbench.methods.registry import register
 
 
 class Saturation(Gate):
-    """cos(h^{l-1}, h^l) in [-1, 1]: needs no read-out until the exit."""
+    """cos(h^{l-1}, h^l) in [-1, 1]; the LM head is read only at the exit."""
 
     needs_history: ClassVar[bool] = True
     scores_numbers: ClassVar[bool] = True
@@ -32,19 +32,19 @@ class Saturation(Gate):
         return F.cosine_similarity(before_AD.float(), now_AD.float(), dim=-1)
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str:
-        """The recorded cosine."""
+        """Return the probe's column of the cosine."""
         cosine = "cosine_previous_normed[l]" if self.normed else "cosine_previous[l]"
         return f"CASE WHEN l = {gate_blocks[0]} THEN 0 ELSE {cosine} END" if self.zero_first and gate_blocks else cosine
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """Three dot products, and two norms if `states` is "normed"."""
+        """Return the cost of three dot products per gate block, and of two norms if `states` is "normed"."""
         return Cost(elementwise_flops=(14 if self.normed else 6) * model.d_model * len(gate_blocks))
 
 
 @register
 @dataclass(frozen=True)
 class CalmSaturation(Gated):
-    """Exit when a block hardly turned the state: the cosine to the state before exceeds the threshold."""
+    """Exit when a block barely turned the state: its cosine to the previous state exceeds the threshold."""
 
     name: ClassVar[str] = "calm-saturation"
     source: ClassVar[str] = "CALM section 3.5"
@@ -59,5 +59,5 @@ class CalmSaturation(Gated):
     )
 
     def gate(self, fitted: Mapping[str, Tensor]) -> Saturation:
-        """The cosine of neighbouring states."""
+        """Return the gate with the cosine of successive states."""
         return Saturation(self.states == "normed", self.first == "zero")

@@ -20,5 +20,5 @@ class CalmSoftmax(SoftmaxGated):
     source: ClassVar[str] = "CALM section 3.5"
 
     def gate(self, fitted: Mapping[str, Tensor]) -> SoftmaxMargin:
-        """The margin of the head's probabilities."""
+        """Return the gate with the margin of the head's probabilities."""
         return SoftmaxMargin()

@@ -1,4 +1,4 @@
-"""Contrastive confidence: what a block knows beyond an earlier block, the amateur (PRUNE)."""
+"""Contrastive confidence: the difference between a block's distribution and an earlier block's, the amateur (PRUNE)."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ SCORES = ("plain", "lcd", "dcd")
 class Contrast(Gate):
     """Margin of a score vector s over the vocabulary.
 
-    V_head = {v : p(v) >= alpha max p} of this block. Inside V_head, ``lcd`` and ``dcd`` are the softmax over V_head of
-    log p - log q, where q is the amateur's distribution; outside, ``lcd`` is 0 and ``dcd`` is p. ``plain`` is p. Where
-    there is no amateur (half of block 1; no candidate) the score is plain.
+    V_head = {v : p(v) >= alpha max p} is the plausible set of this block. Within V_head, ``lcd`` and ``dcd`` are the
+    softmax over V_head of log p - log q, where q is the amateur's distribution; outside, ``lcd`` is 0 and ``dcd`` is p.
+    ``plain`` is p. If there is no amateur (half of block 1; no candidate) the score is plain.
 
     Attributes:
         alpha: Bound of the plausible set.
         alpha_decay: None for a constant bound; else alpha / (1 + alpha_decay l) (1 - c), where c is the score at the
             previous gate block, 0 at the first.
         amateur: ``half``: block floor(l/2); ``jsd``: the block a of 2..l-1 with the largest JSD over the distance
-            l - a, on distributions restricted to V_head and not normalised again; ``dola-low`` and ``dola-high``: the
+            l - a, on distributions restricted to V_head and not normalized again; ``dola-low`` and ``dola-high``: the
             even block of the lower or upper half of the decoder with the largest JSD (DoLa's selection).
         gate_score: Vector whose margin is the score.
         emit_score: Vector whose best token is emitted.
-        mass: What the part inside V_head sums to: ``one``, or the probability of V_head (``head``).
+        mass: Sum of s over V_head: ``one``, or the probability of V_head (``head``).
     """
 
     needs_history: ClassVar[bool] = True
@@ -52,20 +52,20 @@ class Contrast(Gate):
         return margin(self._vector(view, self.gate_score))
 
     def choose(self, view: BlockView) -> Tensor:
-        """Return the best token of the emission's vector; at the last block the model's own."""
+        """Return the best token of the vector `emit_score`; at the last block, the model's own choice."""
         if self.emit_score == "plain" or view.is_last:
             return super().choose(view)
         return view.best(self._vector(view, self.emit_score))
 
     def log_p(self, view: BlockView) -> Tensor:
-        """Return logarithms of the emission's vector, [A, V]; at the last block of the model's own distribution."""
+        """Return logarithms of the vector `emit_score`, [A, V]; at the last block, of the model's own distribution."""
         if self.emit_score == "plain" or view.is_last:
             return super().log_p(view)
         return self._vector(view, self.emit_score).log()
 
     @property
     def why_no_log_p(self) -> str | None:
-        """Return why the emitted vector is no distribution over the vocabulary."""
+        """Return why the emitted vector is not a distribution over the vocabulary, or None if it is one."""
         if self.emit_score == "lcd":
             return "emit_score = 'lcd' gives tokens outside the plausible set no probability"
         if self.emit_score == "dcd" and self.mass == "one":
@@ -73,7 +73,7 @@ class Contrast(Gate):
         return None
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """Softmaxes of both blocks, and a divergence for each candidate."""
+        """Return the cost of the softmaxes of both blocks, and of a divergence per candidate."""
         return softmax_cost(model, sum(3 + 3 * len(self._candidates(block, model.n_blocks)) for block in gate_blocks))
 
     def _vector(self, view: BlockView, kind: str) -> Tensor:
@@ -105,7 +105,7 @@ class Contrast(Gate):
         return [candidate for candidate in bucket if candidate < block]
 
     def _amateur(self, view: BlockView, candidates: list[int], log_p_AK: Tensor, inside_AK: Tensor) -> Tensor:
-        """Log probabilities of the amateur, each row its own, [A, K]."""
+        """Return log probabilities of the amateur, which each row chooses on its own, [A, K]."""
         log_q_CAK = torch.stack([torch.log_softmax(view.earlier_logits(at).float(), dim=-1) for at in candidates])
         if len(candidates) == 1:
             return log_q_CAK[0]
@@ -119,19 +119,19 @@ class Contrast(Gate):
 
 
 def _divergence(log_p_AK: Tensor, log_q_CAK: Tensor, inside_AK: Tensor) -> Tensor:
-    """Half of KL(p||m) + KL(q||m), m = (p + q)/2, summed over ``inside`` alone, [C, A]."""
+    """Return half of KL(p||m) + KL(q||m), m = (p + q)/2, summed over the ids in ``inside`` only, [C, A]."""
     log_m_CAK = torch.logaddexp(log_p_AK, log_q_CAK) - math.log(2.0)
     total_CA = torch.zeros(log_q_CAK.shape[:2], device=log_p_AK.device)
     for log_x in (log_p_AK, log_q_CAK):
         term = log_x.exp() * (log_x - log_m_CAK)
-        # Where a probability is 0 its term is 0, whatever -inf - -inf says.
+        # A term with probability 0 is 0, although -inf - -inf is NaN.
         total_CA += torch.where(inside_AK & (log_x > float("-inf")), term, 0.0).sum(-1)
     return total_CA / 2
 
 
 @dataclass(frozen=True)
 class ContrastiveBase(SoftmaxGated):
-    """The switches that the three published variants set differently."""
+    """Parameters that the three published variants set differently."""
 
     alpha: float = param(0.1, "bound of the plausible set, as a share of the best probability", low=0.0, high=1.0)
     alpha_schedule: str = param(
@@ -150,7 +150,7 @@ class ContrastiveBase(SoftmaxGated):
     mass: str = param("one", "sum of the contrastive part: one, or p of the plausible set", choices=("one", "head"))
 
     def gate(self, fitted: Mapping[str, Tensor]) -> Contrast:
-        """The contrast of this block with its amateur."""
+        """Return the gate with the contrast of this block and its amateur."""
         decay = self.alpha_decay if self.alpha_schedule == "hyperbolic" else None
         return Contrast(self.alpha, decay, self.amateur, self.gate_score, self.emit_score, self.mass)
 

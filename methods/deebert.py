@@ -19,15 +19,15 @@ from exitbench.methods.registry import register
 
 
 class PublishedEntropy(Gate):
-    """exp(-H) from p log p as in the published code: NaN if a probability is rounded to 0."""
+    """exp(-H), with p log p computed as in the published code: NaN if a probability is rounded to 0."""
 
     def score(self, view: BlockView) -> Tensor:
-        """Return exp(-H) [A], NaN where a p is 0: above no threshold, so that the row never leaves."""
+        """Return exp(-H) [A]; NaN if a probability is 0, which exceeds no threshold, so that the row never exits."""
         p_AK = torch.softmax(view.logits_AK.float(), dim=-1)
         return (p_AK * p_AK.log()).sum(-1).exp()
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """A softmax and a sum."""
+        """Return the cost of a softmax and a sum per gate block."""
         return softmax_cost(model, len(gate_blocks))
 
 
@@ -36,7 +36,7 @@ class PublishedEntropy(Gate):
 class DeeBert(Thresholded, PeriodicGating):
     """Exit when the entropy of an off-ramp's prediction is below the threshold.
 
-    The score is exp(-H), as that of the entropy gate; off-ramps are read where the checkpoint has them.
+    The score is exp(-H), as for the entropy gate. The checkpoint's off-ramps are read at the blocks that have one.
     """
 
     name: ClassVar[str] = "deebert"
@@ -50,13 +50,13 @@ class DeeBert(Thresholded, PeriodicGating):
     )
 
     def level(self, threshold: float) -> float:
-        """An entropy, on the scale of the score."""
+        """Convert an entropy threshold to the scale of the score."""
         return math.exp(-threshold)
 
     def make_head(self) -> Head:
-        """The off-ramps."""
+        """Return the head that reads the off-ramps."""
         return TrainedHead()
 
     def gate(self, fitted: Mapping[str, Tensor]) -> Gate:
-        """The entropy of the off-ramp's probabilities."""
+        """Return the gate with the entropy of the off-ramp's probabilities."""
         return PublishedEntropy() if self.underflow == "nan" else InversePerplexity()

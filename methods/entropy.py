@@ -15,16 +15,16 @@ from exitbench.methods.registry import register
 
 
 class InversePerplexity(Gate):
-    """exp(-H) of the entropy H in nats: 1 if one token has all probability, 1/V if all have the same."""
+    """exp(-H) of the entropy H in nats: 1 if one token has probability 1, 1/V if all have the same."""
 
     def score(self, view: BlockView) -> Tensor:
         """Return exp(-H) [A]."""
         return negative_entropy(view.logits_AK).exp()
 
     def bounds(self, lower_AV: Tensor, upper_AV: Tensor) -> tuple[Tensor, Tensor]:
-        """Return exp(-H) [A] where each probability adds to the entropy what its own bounds let it, most and least.
+        """Return bounds of exp(-H), [A] each, from the smallest and largest -p log p within each probability's bounds.
 
-        -p log p rises up to p = 1/e and falls from there.
+        -p log p increases up to p = 1/e and decreases from there.
         """
         rounding, vocab_size = softmax_rounding(lower_AV.shape[1]), lower_AV.shape[1]
         top_A1 = upper_AV.amax(-1, keepdim=True)
@@ -40,23 +40,23 @@ class InversePerplexity(Gate):
         return (-high_A - slack_A).exp().clamp(0, 1), (slack_A - low_A).exp().clamp(0, 1)
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str:
-        """From the recorded entropy."""
+        """Return the inverse perplexity from the probe's entropy."""
         return "exp(-entropy[l])"
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """A softmax and a sum."""
+        """Return the cost of a softmax and a sum per gate block."""
         return softmax_cost(model, len(gate_blocks))
 
 
 def negative_entropy(logits_AK: Tensor) -> Tensor:
-    """Sum of p log p in nats, [A]."""
+    """Return the sum of p log p in nats, [A]."""
     log_p_AK = torch.log_softmax(logits_AK.float(), dim=-1)
     # Ids that a pruned head does not read have p = 0 and log p = -inf; they add nothing.
     return (log_p_AK.exp() * log_p_AK.clamp(min=-1e4)).sum(-1)
 
 
 def _surprise(p: Tensor) -> Tensor:
-    """-p log p, 0 at 0."""
+    """Return -p log p, 0 at p = 0."""
     return p.clamp(min=1e-30).log_().mul_(p).neg_()
 
 
@@ -75,9 +75,9 @@ class Entropy(SoftmaxGated):
     threshold: float = param(0.5, "exit if the entropy in nats < threshold", low=0.0)
 
     def level(self, threshold: float) -> float:
-        """An entropy, on the scale of the score."""
+        """Convert an entropy threshold to the scale of the score."""
         return math.exp(-threshold)
 
     def gate(self, fitted: Mapping[str, Tensor]) -> InversePerplexity:
-        """The entropy of the head's probabilities."""
+        """Return the gate with the entropy of the head's probabilities."""
         return InversePerplexity()

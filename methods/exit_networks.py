@@ -1,8 +1,8 @@
-"""Exit classifiers: small networks on the states that say whether to exit, their losses, training and gates.
+"""Exit classifiers: small networks on hidden states that decide whether to exit; their losses, training and gates.
 
 A network maps features of (block, token) pairs to two logits, stay and exit; the score is P(exit).
 
-Shape suffixes: M blocks that are trained on (1..L-1 or a part), N tokens, C the two classes.
+Shape suffixes: M blocks that are trained on (1..L-1 or a part), N tokens, F features, C the two classes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LEAST_PRIOR = 1e-6  # a class that a batch lacks would give a logarithm of 0
 
 @dataclass(frozen=True)
 class TrainedGate(Gated):
-    """A gated method whose gate is a small network, fitted on the frozen model's states."""
+    """Base class of gated methods whose gate is a small network, fitted on the frozen model's states."""
 
     first_block: ClassVar[int] = 1
     """First block at which the network can be evaluated."""
@@ -53,20 +53,20 @@ class TrainedGate(Gated):
 
     @abstractmethod
     def build_network(self, d_model: int) -> nn.Module:
-        """The untrained network: features [M, N, F] to logits [M, N, C]."""
+        """Return the untrained network, which maps features [M, N, F] to logits [M, N, C]."""
 
     @abstractmethod
     def features(self, normed_LND: Tensor) -> Tensor:
-        """Its input at every block from `first_block` to L-1, from normed states of blocks 0..L."""
+        """Return the network's input at every block from `first_block` to L-1, given normed states of blocks 0..L."""
 
     def check(self, n_blocks: int) -> None:
-        """There must be a block to train on."""
+        """Raise UserError if the decoder has no block to train on."""
         super().check(n_blocks)
         if n_blocks <= self.first_block:
             raise UserError(f"{self.name} needs a decoder of at least {self.first_block + 1} blocks, not {n_blocks}.")
 
     def gate_fit_params(self) -> dict[str, Any]:
-        """All but threshold, gate blocks and KV policy: the network does not depend on them."""
+        """Return all parameters except threshold, gate blocks and KV policy, which do not affect the network."""
         shared = {item.name for item in dataclasses.fields(Gated)}
         return {name: value for name, value in self.params().items() if name not in shared}
 
@@ -110,19 +110,19 @@ class TrainedGate(Gated):
 
 @dataclass(frozen=True)
 class Examples:
-    """Training examples of a network: features and labels (1: this block is right) of every block trained on."""
+    """Training examples of a network: features, and labels (1: this block is right), for every trained block."""
 
     features_MNF: Tensor
     right_MN: Tensor
 
     def batches(self, generator: torch.Generator) -> Iterator[Examples]:
-        """Yield the tokens in random order, a batch at a time, each with all its blocks."""
+        """Yield batches of tokens in random order; each token comes with all its blocks."""
         for index_N in torch.split(torch.randperm(self.right_MN.shape[1], generator=generator), BATCH_TOKENS):
             yield Examples(self.features_MNF[:, index_N], self.right_MN[:, index_N])
 
 
 def choices(data: FitData) -> Tensor:
-    """Argmax token of every block, [L, N], read in pieces that fit."""
+    """Return the argmax token of every block, [L, N], computed in chunks to limit memory."""
     states_LND = data.states_LND[1:]
     chunk = max(1, CHUNK_BYTES // (4 * data.model.vocab_size * len(states_LND)))
     pieces = [argmax_token(data.model.logits(piece)) for piece in torch.split(states_LND, chunk, dim=1)]
@@ -130,11 +130,12 @@ def choices(data: FitData) -> Tensor:
 
 
 def exit_loss(name: LossName, logits_MNC: Tensor, batch: Examples) -> Tensor:
-    """Loss of exit logits (CALM section 3.5 and t5x; FREE's util/losses.py).
+    """Return the loss of exit logits (CALM section 3.5 and t5x; FREE's util/losses.py).
 
-    ``calm``: cross-entropy a block, its positives weighted by the share of negatives and the other way round, then the
-    mean over blocks. ``logit-adjusted`` and ``free-code``: one cross-entropy of logits plus log class shares, pooled.
-    ``geometric``: -log P(stop at the first right block), with P(stop at l) = P_l(exit) prod_{j<l} P_j(stay).
+    ``calm``: cross-entropy per block, averaged over blocks; positives are weighted by the share of negatives, and
+    negatives by that of positives. ``logit-adjusted`` and ``free-code``: one cross-entropy over all blocks, of logits
+    plus log class shares. ``geometric``: -log P(stop at the first right block), with
+    P(stop at l) = P_l(exit) prod_{j<l} P_j(stay).
     """
     right_MN = batch.right_MN
     if name == "geometric":
@@ -154,17 +155,17 @@ def _geometric(log_p_MNC: Tensor, right_MN: Tensor) -> Tensor:
     stay_MN, exit_MN = log_p_MNC[..., 0], log_p_MNC[..., 1]
     stayed_MN = stay_MN.cumsum(0)
     before_MN = torch.cat([torch.zeros_like(stayed_MN[:1]), stayed_MN[:-1]])
-    stop_MN = torch.cat([before_MN + exit_MN, stayed_MN[-1:]])  # the last row: never before block L
+    stop_MN = torch.cat([before_MN + exit_MN, stayed_MN[-1:]])  # last row: does not stop before block L
     ever_N = right_MN.any(0)
     first_N = torch.where(ever_N, right_MN.argmax(0), len(right_MN))
     return -stop_MN.gather(0, first_N[None])[0].mean()
 
 
 class Perceptron:
-    """A fitted `nn.Sequential` of linear layers with ReLU between them, without what modules do around each call.
+    """Fitted `nn.Sequential` of linear layers with ReLU between them, without the per-call overhead of modules.
 
     Args:
-        fitted: Its weights and biases, by the names of `nn.Sequential`: ``0.weight``, ``0.bias``, ``2.weight``, ...
+        fitted: Weights and biases, with the names of `nn.Sequential`: ``0.weight``, ``0.bias``, ``2.weight``, ...
     """
 
     def __init__(self, fitted: Mapping[str, Tensor]) -> None:
@@ -173,12 +174,12 @@ class Perceptron:
         self._inner, self._last = layers[:-1], layers[-1]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Features [A, F] to logits [A, C]."""
+        """Map features [A, F] to logits [A, C]."""
         for weight, bias in self._inner:
             x = F.linear(x, weight, bias).relu_()
         return F.linear(x, *self._last)
 
 
 def exit_probability(logits_AC: Tensor) -> Tensor:
-    """P(exit), [A]."""
+    """Return P(exit), [A]."""
     return torch.softmax(logits_AC, dim=-1)[..., 1]

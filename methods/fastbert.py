@@ -1,4 +1,4 @@
-"""FastBERT: exit on the entropy of a branch's probabilities as a share of the largest there is."""
+"""FastBERT: exit on the entropy of a branch's probabilities, normalized by the largest possible entropy."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from exitbench.methods.registry import register
 
 
 class Certainty(Gate):
-    """1 - H / log C of C labels: 1 if one of them has all probability, 0 if all have the same."""
+    """1 - H / log C of C labels: 1 if one label has probability 1, 0 if all have the same."""
 
     def score(self, view: BlockView) -> Tensor:
         """Return the certainty [A]."""
         return 1 + negative_entropy(view.logits_AK) / math.log(view.logits_AK.shape[-1])
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """A softmax and a sum."""
+        """Return the cost of a softmax and a sum per gate block."""
         return softmax_cost(model, len(gate_blocks))
 
 
 @register
 @dataclass(frozen=True)
 class FastBert(Thresholded, PeriodicGating):
-    """Exit when the normalised entropy (uncertainty) of a branch's prediction is below the speed.
+    """Exit when the normalized entropy (uncertainty) of a branch's prediction is below the speed.
 
-    The score is 1 - H / log C, so that higher is more confident; off-ramps are read where the checkpoint has them.
+    The score is 1 - H / log C, so that higher is more confident. The checkpoint's off-ramps are read at the blocks that
+    have one.
     """
 
     name: ClassVar[str] = "fastbert"
@@ -43,13 +44,13 @@ class FastBert(Thresholded, PeriodicGating):
     threshold: float = param(0.5, "speed: exit if H / log C < threshold", low=0.0, high=1.0)
 
     def level(self, threshold: float) -> float:
-        """Return an uncertainty threshold on the scale of the score."""
+        """Convert an uncertainty threshold to the scale of the score."""
         return 1 - threshold
 
     def make_head(self) -> Head:
-        """The branches."""
+        """Return the head that reads the branches (off-ramps)."""
         return TrainedHead()
 
     def gate(self, fitted: Mapping[str, Tensor]) -> Certainty:
-        """The certainty of the branch."""
+        """Return the gate with the certainty of the branch."""
         return Certainty()

@@ -1,4 +1,4 @@
-"""FREE: two exits, and deep tokens that complete the shallow ones before them in one pass."""
+"""FREE: two exits; a deep token completes the shallow tokens before it in the same pass."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,9 +31,8 @@ from exitbench.methods.thresholds import Constant
 class Free(Method):
     """Exit after S blocks when the two most probable tokens differ by more than the threshold, else run all blocks.
 
-    The adaptive rules fit the threshold on the train split (`beta_mixture.py`) and freeze it, so that an answer depends
-    on its document alone. FREE fits it again before every sequence on all tokens decoded so far; fitting on more
-    documents plays that part here.
+    The adaptive rules fit the threshold on the train split (`beta_mixture.py`) and then keep it, so that an answer
+    depends on its document alone. FREE fits the threshold again before every sequence, on all tokens decoded so far.
     """
 
     name: ClassVar[str] = "free"
@@ -60,11 +59,11 @@ class Free(Method):
     )
 
     def check(self, n_blocks: int) -> None:
-        """The shallow exit must exist."""
+        """Raise UserError if the shallow exit is deeper than the decoder."""
         check_block(self, "exit_layer", n_blocks)
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
-        """The softmax margin at one block."""
+        """Return parts with the softmax margin as gate, evaluated at one block."""
         level = self.threshold
         if self.rule != "constant":
             fitted_level = fitted.get("threshold")
@@ -74,17 +73,17 @@ class Free(Method):
         return Parts(SoftmaxMargin(), Constant(level), LMHead(), policy, frozenset({self.exit_layer}))
 
     def score_params(self) -> dict[str, Any]:
-        """Return the exit layer, where the margin is computed."""
+        """Return the exit layer, the only parameter that the margin depends on."""
         return {"exit_layer": self.exit_layer}
 
     def fit_params(self) -> dict[str, Any]:
-        """Return the parameters of the adaptive rules, whose threshold may stay as configured."""
+        """Return the parameters that affect the fitted threshold of the adaptive rules; empty for the constant rule."""
         if self.rule == "constant":
             return {}
         return {"exit_layer": self.exit_layer, "threshold": self.threshold, "rule": self.rule}
 
     def fit(self, data: FitData, on_progress: Callable[[float], None]) -> Fitted:
-        """Choose the threshold from tokens' margins and whether they agree with full depth."""
+        """Fit the threshold on the tokens' margins and their agreement with full depth."""
         form: Literal["correct", "code"] = "code" if self.rule == "adaptive-code" else "correct"
         level = self.threshold
         if self.exit_layer < data.model.n_blocks:
@@ -100,14 +99,14 @@ class Free(Method):
 
 
 def in_parallel_passes(shallow_N: Tensor, document_N: Tensor) -> Tensor:
-    """Tokens [N] that a deep pass runs together: shallow ones before a deep one of their document, and that one.
+    """Return the mask [N] of tokens that a deep pass runs together: a deep token and the shallow tokens waiting for it.
 
-    A deep token that no shallow one waits for is left out, and so are shallow ones at the end of a document: the
-    published code never sees either.
+    Two kinds of token are left out because the published code skips them: deep tokens with no waiting shallow token,
+    and shallow tokens at the end of a document.
 
     Args:
-        shallow_N: Whether each token leaves early, in the order of decoding.
-        document_N: Its document.
+        shallow_N: True if the token exits early, in the order of decoding.
+        document_N: Index of the token's document.
     """
     used = [False] * len(shallow_N)
     waiting: list[int] = []

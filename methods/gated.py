@@ -30,12 +30,12 @@ from exitbench.methods.offline import epsilon_thresholds, score_states
 from exitbench.methods.thresholds import Constant, PerBlock, PositionDecayed
 
 HELD_OUT = 0.2
-"""Share of the documents that a fitted gate does not see: its loss is reported and its thresholds are set there."""
+"""Share of the documents held out from fitting: the loss is reported and thresholds are set on them."""
 
 
 @dataclass(frozen=True)
 class Skipping(Method):
-    """A method whose tokens leave at different blocks, one by one."""
+    """Base class of methods whose tokens exit at different blocks, one by one."""
 
     kv_policy: str = param(
         "state-copy", "policy that computes keys and values of skipped blocks", choices=tuple(KV_POLICIES)
@@ -44,50 +44,50 @@ class Skipping(Method):
 
 @dataclass(frozen=True)
 class Gating(Skipping):
-    """A method that evaluates a gate at some blocks."""
+    """Base class of methods that evaluate a gate at some of the blocks."""
 
     @abstractmethod
     def blocks(self, n_blocks: int) -> frozenset[int]:
-        """The blocks at which the gate is evaluated."""
+        """Return the blocks at which the gate is evaluated."""
 
     @abstractmethod
     def gate(self, fitted: Mapping[str, Tensor]) -> Gate:
-        """The gate; ``fitted`` may be empty as long as nothing is scored."""
+        """Return the gate; ``fitted`` may be empty if the gate is never scored."""
 
     @abstractmethod
     def threshold_rule(self, fitted: Mapping[str, Tensor]) -> Threshold:
         """Return the threshold that the score is compared with."""
 
     def make_head(self) -> Head:
-        """The head: the model's own."""
+        """Return the head; by default the model's own LM head."""
         return LMHead()
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
-        """The gate at the gate blocks."""
+        """Return the four parts, with the gate evaluated at `blocks`."""
         policy, blocks = KV_POLICIES[self.kv_policy], self.blocks(n_blocks)
         return Parts(self.gate(fitted), self.threshold_rule(fitted), self.make_head(), policy, blocks)
 
 
 @dataclass(frozen=True)
 class PeriodicGating(Gating):
-    """A method that evaluates a gate at every n-th block."""
+    """Base class of methods that evaluate a gate at every n-th block."""
 
     min_exit: int = param(1, "first block at which the gate is evaluated", low=1)
     every: int = param(1, "evaluate the gate at every n-th block from min_exit on", low=1)
 
     def check(self, n_blocks: int) -> None:
-        """The first block must exist."""
+        """Raise UserError if the first gate block is deeper than the decoder."""
         super().check(n_blocks)
         check_block(self, "min_exit", n_blocks)
 
     def blocks(self, n_blocks: int) -> frozenset[int]:
-        """min_exit, min_exit + every, ..."""
+        """Return the blocks min_exit, min_exit + every, ... below L."""
         return blocks_from(self.min_exit, n_blocks, self.every)
 
 
 @dataclass(frozen=True)
 class Thresholded(Gating):
-    """A method that compares a score with one threshold, one per block, or one fitted per block."""
+    """Base class of methods whose threshold is constant, given per block, or fitted per block."""
 
     threshold: float = param(0.9, "lambda: exit if the score > threshold", low=0.0, high=1.0)
     rule: str = param(
@@ -100,17 +100,17 @@ class Thresholded(Gating):
     epsilon: float = param(0.95, "required agreement, for rule epsilon", low=0.0, high=1.0)
 
     def check(self, n_blocks: int) -> None:
-        """One level per block."""
+        """Raise UserError unless rule per-block has one level per block."""
         super().check(n_blocks)
         if self.rule == "per-block" and len(self.levels) != n_blocks - 1:
             raise UserError(f"{self.name}.levels has {len(self.levels)} values; {n_blocks} blocks need {n_blocks - 1}.")
 
     def level(self, threshold: float) -> float:
-        """A threshold as written, on the scale of the score."""
+        """Convert a threshold from the unit of the parameter to the scale of the score."""
         return threshold
 
     def threshold_rule(self, fitted: Mapping[str, Tensor]) -> Threshold:
-        """The rule that the parameters name."""
+        """Return the threshold rule that the parameters select."""
         if self.rule == "epsilon":
             fitted_levels = fitted.get("epsilon_thresholds")
             return PerBlock(() if fitted_levels is None else tuple(fitted_levels.tolist()))
@@ -119,32 +119,32 @@ class Thresholded(Gating):
         return Constant(self.level(self.threshold))
 
     def unused_params(self) -> frozenset[str]:
-        """Return the parameters that only the other rules read."""
+        """Return the parameters that only other rules use."""
         looked_at = {"constant": "threshold", "per-block": "levels", "epsilon": "epsilon"}
         return super().unused_params() | {name for rule, name in looked_at.items() if rule != self.rule}
 
     def score_params(self) -> dict[str, Any]:
-        """All but threshold rule and KV policy."""
+        """Return all parameters except those of the threshold rule and the KV policy."""
         rule = {"threshold", "rule", "levels", "epsilon", "kv_policy"}
         return {name: value for name, value in self.params().items() if name not in rule}
 
     def gate_fit_params(self) -> dict[str, Any]:
-        """The parameters that change the fitted gate; empty if the gate is not trained."""
+        """Return the parameters that affect the fitted gate; empty if the gate is not trained."""
         return {}
 
     def fit_gate(self, train_data: FitData, held_out_data: FitData, on_progress: Callable[[float], None]) -> Fitted:
-        """Train the gate; the curve also has the loss on the held-out data."""
+        """Train the gate; the curve includes the loss on the held-out data."""
         return Fitted({})
 
     def fit_params(self) -> dict[str, Any]:
-        """Return the gate's fit parameters, and for rule epsilon all that its scores depend on."""
+        """Return the gate's fit parameters, and for rule epsilon all parameters that its scores depend on."""
         gate_params = self.gate_fit_params()
         if self.rule != "epsilon":
             return gate_params
         return {**self.score_params(), "rule": self.rule, "epsilon": self.epsilon}
 
     def fit(self, data: FitData, on_progress: Callable[[float], None]) -> Fitted:
-        """Train the gate; then, for rule epsilon, set its thresholds on documents that it did not see."""
+        """Train the gate; then, for rule epsilon, set thresholds on the held-out documents."""
         if not self.gate_fit_params():
             train_data, held_out_data, fitted = data, data, Fitted({})
         else:
@@ -161,7 +161,7 @@ class Thresholded(Gating):
 
 @dataclass(frozen=True)
 class Gated(Thresholded, PeriodicGating):
-    """A method with threshold rules that may decay with the position, evaluated at regularly spaced blocks."""
+    """Base class of methods with a gate at regularly spaced blocks and thresholds that may decay with the position."""
 
     decay: str = param(
         "none",
@@ -172,26 +172,26 @@ class Gated(Thresholded, PeriodicGating):
     temperature: float = param(4.0, "speed of the decay over the longest answer allowed", low=0.0)
 
     def threshold_rule(self, fitted: Mapping[str, Tensor]) -> Threshold:
-        """The rule that the parameters name; fitted thresholds do not decay."""
+        """Return the threshold rule that the parameters select; fitted thresholds do not decay."""
         rule = super().threshold_rule(fitted)
         if self.decay == "none" or self.rule == "epsilon":
             return rule
         return PositionDecayed(rule, self.temperature, cast(Literal["code", "paper"], self.decay))
 
     def unused_params(self) -> frozenset[str]:
-        """Fitted thresholds do not decay."""
+        """Return the parameters that only other rules use; rule epsilon also ignores the decay."""
         if self.rule == "epsilon":
             return super().unused_params() | {"decay", "temperature"}
         return super().unused_params() | ({"temperature"} if self.decay == "none" else set())
 
     def score_params(self) -> dict[str, Any]:
-        """The decay belongs to the rule too."""
+        """Return all parameters except those of the threshold rule, its decay, and the KV policy."""
         return {name: value for name, value in super().score_params().items() if name not in ("decay", "temperature")}
 
 
 @dataclass(frozen=True)
 class SoftmaxGating(PeriodicGating):
-    """A method whose gate reads the logits of a head, which may be pruned."""
+    """Base class of methods whose gate reads the logits of a full or pruned head."""
 
     head: str = param(
         "full",
@@ -212,13 +212,13 @@ class SoftmaxGating(PeriodicGating):
     )
 
     def check(self, n_blocks: int) -> None:
-        """The schedule must fall."""
+        """Raise UserError if k_min is greater than k_first."""
         super().check(n_blocks)
         if self.k_min > self.k_first:
             raise UserError(f"{self.name}.k_min = {self.k_min} is above k_first = {self.k_first}.")
 
     def make_head(self) -> Head:
-        """The full or a pruned head."""
+        """Return the full or a pruned head."""
         if self.head == "full":
             return LMHead()
         keeping = cast(Keeping, self.head.removeprefix("pruned-"))
@@ -227,4 +227,4 @@ class SoftmaxGating(PeriodicGating):
 
 @dataclass(frozen=True)
 class SoftmaxGated(SoftmaxGating, Gated):
-    """A gated method that reads the logits of a head."""
+    """Base class of gated methods that read the logits of a head."""

@@ -19,11 +19,11 @@ class Always(Sampling):
     scores_numbers = True
 
     def score(self, view: BlockView) -> Tensor:
-        """Return ones [A]."""
+        """Return ones, [A]."""
         return torch.ones(view.hidden_AD.shape[0], device=view.hidden_AD.device)
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str:
-        """Always 1."""
+        """Return the constant 1."""
         return "1"
 
 
@@ -35,35 +35,38 @@ class SoftmaxMargin(Gate):
         return margin(torch.softmax(view.logits_AK.float(), dim=-1))
 
     def bounds(self, lower_AV: Tensor, upper_AV: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the margin [A] where one id is as far ahead of all others as it can be, and as little."""
+        """Return bounds of the margin, [A] each: one id as far ahead of all others as the intervals allow, and as
+        little.
+        """
         masses = Masses.from_bounds(lower_AV, upper_AV)
         low_A = (masses.first_low_A - masses.rival_high_A) / (masses.first_low_A + masses.rest_high_A)
         high_A = (1 - masses.second_low_A) / (1 + masses.rest_low_A)
         return masses.widened(low_A, high_A)
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str:
-        """The margin of the recorded probabilities."""
+        """Return the margin from the probe's probabilities."""
         return "p1[l] - p2[l]"
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """Softmax and top two over the vocabulary."""
+        """Return the cost of a softmax and a top two over the vocabulary per gate block."""
         return softmax_cost(model, len(gate_blocks))
 
 
 class Masses(NamedTuple):
-    """Bounds of e^z for logits in intervals, relative to the largest of all.
+    """Bounds of e^z for logits z in given intervals, relative to the largest upper end.
 
     ``first`` is the id of the largest lower end.
-    The largest probability is no less than what ``first`` has with all others as large as they can be, and no more than
-    1 / (1 + rest_low): whichever id it is, the others add up to no less than all lower ends but the largest do.
+
+    The largest probability is at least that of ``first`` when all other logits are at their upper ends. It is at most
+    1 / (1 + rest_low): for any id, the lower ends of the others sum to at least the sum of all except the largest.
 
     Attributes:
         first_low_A: The largest lower end.
-        second_low_A: The second largest.
+        second_low_A: The second largest lower end.
         rival_high_A: The largest upper end of the other ids.
-        rest_low_A: Sum of their lower ends.
-        rest_high_A: Sum of their upper ends.
-        rounding: What rounding does to a probability, at most, as a share of it.
+        rest_low_A: Sum of the other ids' lower ends.
+        rest_high_A: Sum of the other ids' upper ends.
+        rounding: Upper bound of a probability's relative rounding error.
     """
 
     first_low_A: Tensor
@@ -75,7 +78,7 @@ class Masses(NamedTuple):
 
     @classmethod
     def from_bounds(cls, lower_AV: Tensor, upper_AV: Tensor) -> Masses:
-        """Bound the masses of logits within the given intervals."""
+        """Compute the bounds from intervals of the logits."""
         top_A1 = upper_AV.amax(-1, keepdim=True)
         low_AV, high_AV = (lower_AV - top_A1).exp_(), (upper_AV - top_A1).exp_()
         first_A1 = lower_AV.argmax(-1, keepdim=True)
@@ -87,9 +90,9 @@ class Masses(NamedTuple):
         return cls(first_low_A, second_low_A, rival_high_A, rest_low_A, rest_high_A, rounding)
 
     def widened(self, low_A: Tensor, high_A: Tensor) -> tuple[Tensor, Tensor]:
-        """Return bounds of the largest probability, or of it less another, with what rounding does; in [0, 1]."""
+        """Widen bounds of the largest probability (or of a difference to it) by the rounding error, within [0, 1]."""
         slack_A = 2 * self.rounding / (1 + self.rest_low_A)  # of a probability no larger than 1 / (1 + rest_low)
-        # Where all lower ends are out of reach of float32, there is no lower bound; NaN stays NaN.
+        # If all lower ends underflow in float32, there is no lower bound; NaN stays NaN.
         low_A = torch.where(self.first_low_A > _SMALLEST, low_A, 0 * low_A)
         return (low_A - slack_A).clamp(0, 1), (high_A + slack_A).clamp(0, 1)
 
@@ -98,16 +101,16 @@ _SMALLEST = 1e-30
 
 
 def softmax_rounding(vocab_size: int) -> float:
-    """Bound what rounding does to a probability of a float32 softmax, and to bounds of one.
+    """Return an upper bound of the relative rounding error of a float32 softmax probability and of its bounds.
 
-    A sum of V numbers above 0 is off by less than V units of 2^-24, relative, in whatever order they are added; the
-    exponentials, differences and quotients by less than 128. Both happen in the score and again in its bounds.
+    A sum of V positive numbers has a relative error below V units of 2^-24, in any order of summation. Exponentials,
+    differences and quotients add less than 128 units. Both errors occur in the score and again in its bounds.
     """
     return 2 * (vocab_size + 128) * 2.0**-24
 
 
 def margin(p_AK: Tensor) -> Tensor:
-    """Largest minus second largest, [A]; the largest itself where there is only one."""
+    """Return largest minus second largest, [A]; the largest if there is only one column."""
     if p_AK.shape[-1] == 1:
         return p_AK[:, 0]
     # Two maxima, which are faster than `topk(2)` over a vocabulary.
@@ -116,15 +119,15 @@ def margin(p_AK: Tensor) -> Tensor:
 
 
 def softmax_cost(model: ModelInterface, times: float) -> Cost:
-    """A softmax over the vocabulary and the search for its best."""
+    """Return the cost of softmaxes over the vocabulary with a search for the best tokens."""
     return Cost(elementwise_flops=7 * model.vocab_size * times)
 
 
 class Scheduled(Gate):
-    """Exit layers known in advance: what an oracle would cost if it really knew, with blocks really skipped.
+    """Gate with exit layers given in advance: the cost of an oracle that knew them and skipped the blocks.
 
     Args:
-        layers: Exit layer of every token, by the seed of its row; deeper or later tokens run at full depth.
+        layers: Exit layers of a row's tokens, by the row's seed. Tokens beyond the end of the list run at full depth.
     """
 
     scores_numbers = True
@@ -133,7 +136,7 @@ class Scheduled(Gate):
         self.layers = layers
 
     def score(self, view: BlockView) -> Tensor:
-        """Return 1.0 or 0.0 a row, [A]."""
+        """Return 1.0 or 0.0 per row, [A]."""
         if "exit_A" not in view.memory:
             exit_rows = [(self.layers[seed], at) for seed, at in zip(view.seeds_A, view.positions_A, strict=True)]
             exits = [row[at - 1] if at <= len(row) else view.model.n_blocks for row, at in exit_rows]

@@ -1,4 +1,4 @@
-"""KV policies: what happens to the keys and values of skipped blocks."""
+"""KV policies: how the keys and values of skipped blocks are computed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from exitbench.methods.base import Cost, DecoderCache, Drafting, KVPolicy, Model
 
 
 def projection_cost(model: ModelInterface, n_blocks: int) -> Cost:
-    """Return the cost of one token's keys and values in n blocks, projected from a state."""
+    """Return the cost of projecting one token's state to keys and values in n blocks."""
     numel = n_blocks * 2 * model.kv_width * model.d_model
     return Cost(matmul_flops=2 * numel, read_numel=numel)
 
 
 class StateCopy(KVPolicy):
-    """Every skipped block projects the exit state to its keys and values, as the token exits (CALM, eager)."""
+    """Project the exit state to the keys and values of every skipped block when the token exits (CALM, eager)."""
 
     name: ClassVar[str] = "state-copy"
 
@@ -28,14 +28,14 @@ class StateCopy(KVPolicy):
         cache.fill_from_state(block, hidden_AD, rows_A)
 
     def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """Two projections a skipped block."""
+        """Return the cost of two projections per skipped block."""
         return projection_cost(model, sum(model.n_blocks - layer for layer in exit_layers))
 
 
 class Exact(KVPolicy):
-    """The skipped blocks are run after the token was emitted: exact keys and values, no work saved (t5x oracle_cache).
+    """Run the skipped blocks after the token was emitted: exact keys and values, no work saved (t5x oracle_cache).
 
-    What remains of a method's damage under this policy comes from its tokens, not from its cache.
+    The damage that a method still does under this policy comes from its tokens, not from its cache.
     """
 
     name: ClassVar[str] = "exact"
@@ -46,77 +46,83 @@ class Exact(KVPolicy):
         cache.run_rest(block, hidden_AD, rows_A)
 
     def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """The skipped blocks."""
+        """Return the cost of the skipped blocks."""
         return _skipped_cost(model, exit_layers, block_costs)
 
 
 class Noisy(KVPolicy):
-    """The full model's token is emitted, but the cache is written from the exit state (t5x oracle_tok_noisy_cache).
+    """Emit the full model's token, but write the cache from the exit state (t5x oracle_tok_noisy_cache).
 
-    What damage a method does under this policy comes from its cache, not from its tokens.
+    The damage that a method does under this policy comes from its cache, not from its tokens.
     """
 
     name: ClassVar[str] = "noisy"
     runs_all_blocks: ClassVar[bool] = True
 
     def on_exit(self, cache: DecoderCache, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> Tensor:
-        """Run blocks block+1..L for the token, then overwrite what they wrote."""
+        """Run blocks block+1..L for the token, then overwrite the keys and values that they wrote."""
         deep_AD = cache.run_rest(block, hidden_AD, rows_A)
         cache.fill_from_state(block, hidden_AD, rows_A)
         return deep_AD
 
     def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """The skipped blocks, and the projections."""
+        """Return the cost of the skipped blocks and of the projections."""
         skipped = sum(model.n_blocks - layer for layer in exit_layers)
         return _skipped_cost(model, exit_layers, block_costs) + projection_cost(model, skipped)
 
 
 class Deferred(KVPolicy):
-    """Skipped blocks are not filled until a later token of the same answer runs them."""
+    """Base class of policies that fill skipped blocks when a later token of the same answer runs them."""
 
     def on_exit(self, cache: DecoderCache, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
-        """Keep the exit state."""
+        """Store the exit state in the cache for later."""
         cache.defer(block, hidden_AD, rows_A)
 
 
 class StateCopyLazy(Deferred):
-    """State copying deferred until a block is next run: the same values, without those that are never read."""
+    """State copying when a later token runs the block: the same values as `state-copy`, except those never read."""
 
     name: ClassVar[str] = "state-copy-lazy"
     deferred: ClassVar[Literal["project", "run", "rerun"] | None] = "project"
 
     def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """Two projections for each block that a later token runs; its weights are read once for all that waited."""
+        """Return the cost of two projections for each skipped block that a later token runs.
+
+        A block's weights are read once for all tokens that waited for it.
+        """
         flops = projection_cost(model, len(_completions(exit_layers))).matmul_flops
         passes = {(later, block) for _, later, block in _completions(exit_layers)}
         return Cost(matmul_flops=flops, read_numel=projection_cost(model, len(passes)).read_numel)
 
 
 class SyncParallel(Deferred):
-    """A later token that runs deeper takes the waiting ones along, each block in one pass (FREE section 4.2).
+    """Run the waiting tokens together with a later token that runs deeper, each block in one pass (FREE section 4.2).
 
-    The keys and values that anybody reads are those of a full run over the same tokens.
+    All keys and values that are ever read equal those of a full run over the same tokens.
     """
 
     name: ClassVar[str] = "sync-parallel"
     deferred: ClassVar[Literal["project", "run", "rerun"] | None] = "run"
 
     def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """The later token's products for each that waited; weights and caches are read once, by the later token."""
+        """Return the cost of the later token's matrix products for each waiting token.
+
+        Weights and caches are read once, by the later token, and not counted here.
+        """
         flops = sum(block_costs[later].matmul_flops for _, later, _ in _completions(exit_layers))
         return Cost(matmul_flops=flops)
 
 
 class Verified(SyncParallel):
-    """Synchronised parallel decoding that also reads the full model out where tokens wait, and keeps what it accepts.
+    """Base class of policies that run drafts as `SyncParallel` does, read out the full model, and keep accepted drafts.
 
-    All of a row's tokens are verified in the end, so that none is ever left waiting, unless `verifies_tail` is False.
+    All tokens of a row are verified before the answer ends, unless `verifies_tail` is False.
     """
 
     verifies: ClassVar[bool] = True
 
     def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """Drafts at the end of an answer are completed too, as if the last of them had run all blocks."""
+        """Return the cost of completing drafts, including those at the end of an answer if `verifies_tail`."""
         if not exit_layers or not self.verifies_tail:
             return super().cost(model, exit_layers, block_costs)
         tail_cost = block_costs[-1] * (model.n_blocks - exit_layers[-1])
@@ -125,10 +131,11 @@ class Verified(SyncParallel):
     def verification_cost(
         self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost], drafting: Drafting
     ) -> Cost:
-        """All blocks at each position run in vain, whose weights were read for its own draft only.
+        """Return the cost of discarded positions, which ran all blocks, and of judging drafts.
 
-        Drafts verified in one pass are read out together with each other and with the new token, if there is one, so
-        that the LM head is read once where its rows count a read-out for each.
+        A discarded position reads weights only for its own draft blocks. Drafts verified in one pass are read out
+        together with the new token, if there is one. So the LM head is read once, while `head_rows` counts one read-out
+        for each draft; the difference is subtracted here.
         """
         lost = sum((cost * times for cost, times in zip(block_costs, drafting.wasted, strict=True)), Cost())
         in_vain = Cost(lost.matmul_flops * model.n_blocks, read_numel=lost.read_numel * drafting.exit_layer)
@@ -141,12 +148,12 @@ class Verified(SyncParallel):
         return in_vain + shared + self.judging_cost(model) * verified
 
     def judging_cost(self, model: ModelInterface) -> Cost:
-        """Work of `rejects` for one draft; an argmax is not counted anywhere."""
+        """Return the work of `rejects` for one draft; an argmax counts as 0 throughout."""
         return Cost()
 
 
 class Rollback(Verified):
-    """FREE's RollBack: a draft of which the full model is too unsure is cut, with all after it.
+    """FREE's RollBack: discard a draft if the full model gives it too small a probability, and all tokens after it.
 
     Args:
         bound: Largest cross-entropy of the draft under the full model, nats; 0 rejects every draft.
@@ -163,23 +170,23 @@ class Rollback(Verified):
         return -log_p_NV.gather(1, token_N[:, None])[:, 0] > self.bound
 
     def judging_cost(self, model: ModelInterface) -> Cost:
-        """A softmax over the vocabulary."""
+        """Return the cost of a softmax over the vocabulary."""
         return Cost(elementwise_flops=5 * model.vocab_size)
 
 
 class RollbackCode(Rollback):
-    """RollBack as FREE's code does it: an answer keeps, unverified, what waits when it ends."""
+    """RollBack as in FREE's code: drafts that still wait when an answer ends are kept without verification."""
 
     name: ClassVar[str] = "sync-parallel-rollback-code"
     verifies_tail: ClassVar[bool] = False
 
 
 ROLLBACKS: dict[str, type[Rollback]] = {policy.name: policy for policy in (Rollback, RollbackCode)}
-"""RollBack by name; each is built with its bound."""
+"""RollBack policies by name; the constructor takes the bound."""
 
 
 class Speculation(Verified):
-    """Self-speculative decoding: a draft stays if it is the full model's own greedy choice (LayerSkip section 4.3)."""
+    """Self-speculative decoding: a draft is kept if it is the full model's greedy choice (LayerSkip section 4.3)."""
 
     name: ClassVar[str] = "self-speculation"
 
@@ -189,13 +196,16 @@ class Speculation(Verified):
 
 
 class RecomputeBacklog(Deferred):
-    """Tokens that exited run again, from block 1, together with each later token until one runs all blocks (EE-LLM)."""
+    """Run exited tokens again from block 1, together with each later token, until one runs all blocks (EE-LLM)."""
 
     name: ClassVar[str] = "recompute-backlog"
     deferred: ClassVar[Literal["project", "run", "rerun"] | None] = "rerun"
 
     def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """The token's blocks again for each in the backlog; weights and caches are read once."""
+        """Return the cost of running each backlog token through the later token's blocks again.
+
+        Weights and caches are read once, by the later token.
+        """
         flops, backlog = 0.0, 0
         for layer, cost in zip(exit_layers, block_costs, strict=True):
             flops += backlog * layer * cost.matmul_flops
@@ -209,7 +219,7 @@ def _skipped_cost(model: ModelInterface, exit_layers: Sequence[int], block_costs
 
 
 def _completions(exit_layers: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(token, later token, block) for each block that a token skipped and a later one is the first to run."""
+    """Return (token, later token, block) for each block that a token skipped and the later token is first to run."""
     waiting: dict[int, int] = {}  # blocks that each token has by now
     completions = []
     for later, layer in enumerate(exit_layers):
@@ -224,4 +234,4 @@ KV_POLICIES: dict[str, KVPolicy] = {
     policy.name: policy
     for policy in (StateCopy(), StateCopyLazy(), SyncParallel(), RecomputeBacklog(), Exact(), Noisy())
 }
-"""The policies by name; each goes with any method whose tokens exit one by one."""
+"""KV policies by name; each can be combined with any method whose tokens exit one by one."""

@@ -14,24 +14,24 @@ from exitbench.methods.registry import register
 
 
 class LargestProbability(Gate):
-    """p_(1), in [0, 1]."""
+    """Largest probability p_(1), in [0, 1]."""
 
     def score(self, view: BlockView) -> Tensor:
         """Return the largest probability [A]."""
         return torch.softmax(view.logits_AK.float(), dim=-1).amax(-1)
 
     def bounds(self, lower_AV: Tensor, upper_AV: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the largest probability [A] where all others are as large as they can be, and as small."""
+        """Return bounds of the largest probability, [A] each, with all other logits at their upper or lower ends."""
         masses = Masses.from_bounds(lower_AV, upper_AV)
         low_A = masses.first_low_A / (masses.first_low_A + masses.rest_high_A)
         return masses.widened(low_A, 1 / (1 + masses.rest_low_A))
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str:
-        """The recorded probability."""
+        """Return the probe's column of the largest probability."""
         return "p1[l]"
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """A softmax and its best."""
+        """Return the cost of a softmax and a maximum per gate block."""
         return softmax_cost(model, len(gate_blocks))
 
 
@@ -44,5 +44,5 @@ class MaxProb(SoftmaxGated):
     source: ClassVar[str] = "NATCAP section 3"
 
     def gate(self, fitted: Mapping[str, Tensor]) -> LargestProbability:
-        """The largest of the head's probabilities."""
+        """Return the gate with the largest of the head's probabilities."""
         return LargestProbability()

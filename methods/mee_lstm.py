@@ -14,7 +14,7 @@ from exitbench.methods.registry import register
 
 
 class OverBlocks(nn.Module):
-    """An LSTM that reads the state after each block, and two logits after each."""
+    """LSTM over the states after each block, with two logits per block."""
 
     def __init__(self, d_model: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -22,18 +22,18 @@ class OverBlocks(nn.Module):
         self.out = nn.Linear(hidden, 2)
 
     def forward(self, normed_MND: Tensor) -> Tensor:
-        """States of blocks 1..M to logits [M, N, 2]."""
+        """Map states of blocks 1..M to logits [M, N, 2]."""
         return cast(Tensor, self.out(self.lstm(normed_MND)[0]))
 
 
 class Recurrent(Gate):
-    """P(exit | h^1 .. h^l), one step of the LSTM per block from block 1 on, gate block or not.
+    """P(exit | h^1 .. h^l): the LSTM runs one step per block from block 1 on, also at blocks without a gate.
 
     Args:
         hidden: Width of the LSTM.
-        layers: Its layers.
-        fitted: Its weights and those of the output.
-        forgets: Start from nothing again at block L-1, which then scores h^{L-1} alone (the published code).
+        layers: Number of LSTM layers.
+        fitted: Weights of the LSTM and of the output layer.
+        forgets: Reset the LSTM's state at block L-1, which then scores h^{L-1} alone (the published code).
     """
 
     needs_history: ClassVar[bool] = True
@@ -58,7 +58,7 @@ class Recurrent(Gate):
         return exit_probability(F.linear(top_AH, self.fitted["out.weight"], self.fitted["out.bias"]))
 
     def _step(self, x: Tensor, h_AKH: Tensor, c_AKH: Tensor) -> tuple[Tensor, Tensor]:
-        """One step of all K layers (torch.nn.LSTM's equations: one step at a time it is much the faster)."""
+        """Run one step of all K layers with torch.nn.LSTM's equations; much faster than calling the module per step."""
         hs, cs = [], []
         for layer, (h, c) in enumerate(zip(h_AKH.unbind(1), c_AKH.unbind(1), strict=True)):
             w = {
@@ -83,7 +83,7 @@ class Recurrent(Gate):
 @register
 @dataclass(frozen=True)
 class MeeLstm(TrainedGate):
-    """Exit when an LSTM that reads the state after every block says that this block is right."""
+    """Exit when an LSTM that reads the state after every block predicts that this block is right."""
 
     name: ClassVar[str] = "mee-lstm"
     source: ClassVar[str] = "MEE section 3"
@@ -103,17 +103,17 @@ class MeeLstm(TrainedGate):
     )
 
     def gate_fit_params(self) -> dict[str, Any]:
-        """Both variants are taught alike, by one pass over all blocks."""
+        """Leave out the variant: both variants are trained in the same way, by one pass over all blocks."""
         return {name: value for name, value in super().gate_fit_params().items() if name != "variant"}
 
     def build_network(self, d_model: int) -> nn.Module:
-        """The LSTM and its output."""
+        """Return the untrained LSTM with its output layer."""
         return OverBlocks(d_model, self.hidden, self.layers)
 
     def features(self, normed_LND: Tensor) -> Tensor:
-        """The state after each block 1..L-1."""
+        """Return the state after each block 1..L-1."""
         return normed_LND[1:-1]
 
     def gate(self, fitted: Mapping[str, Tensor]) -> Recurrent:
-        """The network's opinion."""
+        """Return the gate with the fitted network."""
         return Recurrent(self.hidden, self.layers, fitted, forgets=self.variant == "code")

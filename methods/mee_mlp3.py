@@ -14,7 +14,7 @@ from exitbench.methods.registry import register
 
 
 class LastThree(Gate):
-    """P(exit | h^{l-2}, h^{l-1}, h^l); the embedding counts as a state, block 1 scores 0."""
+    """P(exit | h^{l-2}, h^{l-1}, h^l); the embedding counts as a state, and block 1 scores 0."""
 
     needs_history: ClassVar[bool] = True
 
@@ -34,21 +34,21 @@ class LastThree(Gate):
         return exit_probability(self.network(states_AF.float()))
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """Return the cost of one network per block, from block 2 on."""
+        """Return the cost of one network evaluation per gate block from block 2 on."""
         d, times = model.d_model, sum(block >= 2 for block in gate_blocks)
         numel = (3 * d * d + 2 * d) * times
         return Cost(matmul_flops=2 * numel, elementwise_flops=12 * d * times, read_numel=numel)
 
 
 def build(d_model: int) -> nn.Module:
-    """The untrained network: 3d -> d -> 2 without biases."""
+    """Return the untrained network: 3d -> d -> 2 without biases."""
     return nn.Sequential(nn.Linear(3 * d_model, d_model, bias=False), nn.ReLU(), nn.Linear(d_model, 2, bias=False))
 
 
 @register
 @dataclass(frozen=True)
 class MeeMlp3(TrainedGate):
-    """Exit when a small network says from the last three states that this block is right."""
+    """Exit when a small network predicts from the last three states that this block is right."""
 
     name: ClassVar[str] = "mee-mlp3"
     source: ClassVar[str] = "MEE section 3"
@@ -60,13 +60,13 @@ class MeeMlp3(TrainedGate):
     )
 
     def build_network(self, d_model: int) -> nn.Module:
-        """Two layers."""
+        """Return the untrained network."""
         return build(d_model)
 
     def features(self, normed_LND: Tensor) -> Tensor:
-        """The last three states at each block 2..L-1."""
+        """Return the last three states at each block 2..L-1."""
         return torch.cat([normed_LND[0:-3], normed_LND[1:-2], normed_LND[2:-1]], dim=-1)
 
     def gate(self, fitted: Mapping[str, Tensor]) -> LastThree:
-        """The network's opinion."""
+        """Return the gate with the fitted network."""
         return LastThree(fitted)

@@ -16,11 +16,11 @@ from exitbench.methods.registry import register
 
 
 class Growing(Gate):
-    """The best probability (or raw logit) m where it grew over the last three blocks, else 0.
+    """The best probability (or raw logit) m if it grew over the last three blocks, else 0.
 
     Args:
-        logits: Read raw logits (the bug of the repository's last commit).
-        inner: Also require m > this and score 1 (the published code); None: score m itself.
+        logits: Use raw logits (the bug of the repository's last commit).
+        inner: Threshold that m must exceed for a score of 1, else 0 (the published code); None: the score is m.
     """
 
     needs_history: ClassVar[bool] = True
@@ -30,7 +30,7 @@ class Growing(Gate):
         self.inner = inner
 
     def score(self, view: BlockView) -> Tensor:
-        """Return m, 1 or 0 a row, [A]; 0 before block 3."""
+        """Return m, 1 or 0 per row, [A]; 0 before block 3."""
         best_A = self._best(view.logits_AK)
         view.memory[f"best_{view.block}"] = best_A
         if view.block < 3:
@@ -39,7 +39,7 @@ class Growing(Gate):
         grows_A = (earlier[0] < earlier[1]) & (earlier[1] < best_A)
         if self.inner is None:
             return torch.where(grows_A, best_A, 0.0)
-        # The code tests the undecayed threshold, the same at every position.
+        # The published code tests the undecayed threshold, which is the same at every position.
         return (grows_A & (best_A > self.inner.value(view.block, 1, view.max_new_tokens))).float()
 
     def _remembered(self, view: BlockView, block: int) -> Tensor:
@@ -53,7 +53,7 @@ class Growing(Gate):
         return logits_AV.amax(-1) if self.logits else torch.softmax(logits_AV, dim=-1).amax(-1)
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str:
-        """From the recorded best probabilities (a raw logit is its logarithm plus the normaliser)."""
+        """Return the score from the probe's best probabilities (raw logit = log probability + log normalizer)."""
         at = "(ln(p1[{0}]) + logsumexp[{0}])" if self.logits else "p1[{0}]"
         first, second, third = (at.format(place) for place in ("l - 2", "l - 1", "l"))
         grows = f"l >= 3 AND {first} < {second} AND {second} < {third}"
@@ -62,7 +62,7 @@ class Growing(Gate):
         return f"CASE WHEN {grows} AND {third} > ({self.inner.sql(1)})::FLOAT THEN 1 ELSE 0 END"
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """A softmax at each gate block and at the two before it."""
+        """Return the cost of a softmax at each gate block and at the two blocks before it."""
         read = {block - back for block in gate_blocks if block >= 3 for back in (0, 1, 2)} | set(gate_blocks)
         return softmax_cost(model, len(read))
 
@@ -72,7 +72,8 @@ class Growing(Gate):
 class MeeTop3(Gated):
     """Exit when the best probability grew strictly over three blocks and exceeds the threshold.
 
-    The published code tests the undecayed threshold inside and compares the outcome, 1 or 0, with the decayed one.
+    The published code tests the undecayed threshold inside the score, and compares the result, 1 or 0, with the decayed
+    threshold.
     """
 
     name: ClassVar[str] = "mee-top3"
@@ -90,7 +91,7 @@ class MeeTop3(Gated):
     )
 
     def check(self, n_blocks: int) -> None:
-        """The code's inner test cannot be fitted to the scores that it makes."""
+        """Raise UserError for rule epsilon with the published code's score, which depends on the threshold."""
         super().check(n_blocks)
         if self.variant == "code" and self.rule == "epsilon":
             raise UserError(
@@ -98,11 +99,11 @@ class MeeTop3(Gated):
             )
 
     def score_params(self) -> dict[str, Any]:
-        """Return the threshold, because the published code's score depends on it."""
+        """Return the score's parameters; the published code's score also depends on the threshold rule."""
         rule = {name: getattr(self, name) for name in ("threshold", "rule", "levels")}
         return super().score_params() | (rule if self.variant == "code" else {})
 
     def gate(self, fitted: Mapping[str, Tensor]) -> Growing:
-        """The growth of the best probability."""
+        """Return the gate with the growth of the best probability."""
         inner = dataclasses.replace(self, decay="none").threshold_rule(fitted) if self.variant == "code" else None
         return Growing(self.signal == "logits", inner)

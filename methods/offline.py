@@ -1,6 +1,6 @@
 """Offline scores of tokens whose states are known at every block: for fitting, for replays, and in tests.
 
-Every token is scored at every gate block as if it had not exited before.
+Every token is scored at every gate block, even if it would have exited before.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from torch import Tensor
 from exitbench.methods.base import ActiveRows, BlockView, ModelInterface, Parts, argmax_token
 
 CHUNK_BYTES = 64 * 2**20
-"""Most memory for one block's logits of the tokens scored together."""
+"""Largest size of one block's logits of the tokens that are scored together."""
 
 
 @torch.no_grad()
 def score_states(
     parts: Parts, model: ModelInterface, states_LND: Tensor, *, position: int = 1, seeds_N: Sequence[int] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Evaluate the gate at every block.
+    """Evaluate the gate at every gate block.
 
     Args:
         parts: The method.
         model: The model.
         states_LND: States after the embedding and every block, [L+1, N, D].
-        position: Position of all N tokens; matters to random draws only.
-        seeds_N: Seeds of their rows; likewise.
+        position: Position of all N tokens; used only by gates that draw random numbers.
+        seeds_N: Seeds of the tokens' rows; used only by gates that draw random numbers.
 
     Returns:
-        Scores, NaN where the gate is not evaluated, and the tokens that would be emitted, -1 where none would; both
-        [L, N], the last block included.
+        Scores [L, N], NaN at blocks without a gate, and the tokens that would be emitted [L, N], -1 at these blocks.
+        The last block has a token and no score.
     """
     n_tokens, n_blocks = states_LND.shape[1], model.n_blocks
     scores_LN = states_LND.new_full((n_blocks, n_tokens), float("nan"), dtype=torch.float32)
@@ -53,19 +53,19 @@ def score_given(
     position: int = 1,
     seeds_N: Sequence[int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Evaluate the gate at every block, and compute the probability of given tokens.
+    """Evaluate the gate at every gate block, and compute the probability of given tokens.
 
     Args:
         parts: The method.
         model: The model.
         states_LND: States after the embedding and every block, [L+1, N, D].
-        target_N: The tokens.
-        position: Position of all N tokens; matters to random draws only.
-        seeds_N: Seeds of their rows; likewise.
+        target_N: The given tokens.
+        position: Position of all N tokens; used only by gates that draw random numbers.
+        seeds_N: Seeds of the tokens' rows; used only by gates that draw random numbers.
 
     Returns:
-        Scores, and natural logarithms of the given tokens' probabilities, NaN where the gate is not evaluated, and
-        whether they are the most probable tokens there; each [L, N], the last block included.
+        Scores; log probabilities (natural) of the given tokens; whether they are the most probable tokens. Each is
+        [L, N], with the last block; the first two are NaN at blocks without a gate.
     """
     n_tokens, n_blocks = states_LND.shape[1], model.n_blocks
     scores_LN = states_LND.new_full((n_blocks, n_tokens), float("nan"), dtype=torch.float32)
@@ -83,7 +83,7 @@ def score_given(
 def _views(
     parts: Parts, model: ModelInterface, states_LND: Tensor, position: int, seeds_N: Sequence[int] | None
 ) -> Iterator[tuple[slice, BlockView, Tensor | None]]:
-    """Yield which tokens, their view at each gate block and at the last, and their score (None there)."""
+    """Yield chunks of tokens, their view at each gate block and the last block, and their score (None at the last)."""
     n_tokens, n_blocks = states_LND.shape[1], model.n_blocks
     all_seeds = tuple(seeds_N) if seeds_N is not None else (0,) * n_tokens
     chunk = max(1, CHUNK_BYTES // (4 * model.vocab_size))
@@ -111,19 +111,19 @@ def _views(
 
 
 def epsilon_thresholds(scores_LN: Tensor, agrees_LN: Tensor, epsilon: float) -> list[float]:
-    """The rule of self-supervised heads (HEADS): a threshold a block from agreement in its tail.
+    """Return one threshold per block from the agreement of tokens that score at least the threshold (HEADS).
 
-    A block's threshold is its smallest score c such that, of the tokens scoring at least c, a share of at least
-    epsilon agrees with full depth. Not a guarantee: the share need not rise with c, and there is no confidence bound.
+    A block's threshold is its smallest score c such that a share of at least epsilon of the tokens that score c or more
+    agree with full depth. It is not a guarantee: the share need not rise with c, and there is no confidence bound.
 
     Args:
-        scores_LN: Scores at blocks 1..L; NaN where the gate is not evaluated.
-        agrees_LN: Whether the block's token is that of full depth.
-        epsilon: The share, 0 to 1.
+        scores_LN: Scores at blocks 1..L; NaN at blocks without a gate.
+        agrees_LN: True if the block's token equals that of full depth.
+        epsilon: The required share, 0 to 1.
 
     Returns:
-        Values for blocks 1..L-1 to be compared by ``score > value``: the next smaller single-precision number below
-        the threshold, so that the test includes it; infinity if no share is reached or the gate is not evaluated.
+        Values for blocks 1..L-1, for the comparison ``score > value``. Each is the next float32 number below the
+        threshold, so that the comparison includes it. Infinity if no score reaches the share or there is no gate.
     """
     return [_tail_threshold(scores_LN[at].cpu(), agrees_LN[at].cpu(), epsilon) for at in range(len(scores_LN) - 1)]
 
@@ -134,7 +134,7 @@ def _tail_threshold(score_N: Tensor, agrees_N: Tensor, epsilon: float) -> float:
     sorted_N, order_N = score_N.float().sort()
     right_N = agrees_N[order_N].double()
     share_N = right_N.flip(0).cumsum(0).flip(0) / torch.arange(len(sorted_N), 0, -1)
-    # Tied scores leave together, so only the first of each tie can be a threshold.
+    # Tokens with tied scores exit together, so only the first of each tie can be a threshold.
     is_first_N = torch.cat([torch.ones(1, dtype=torch.bool), sorted_N[1:] > sorted_N[:-1]])
     candidates = (is_first_N & (share_N >= epsilon)).nonzero()
     if len(candidates) == 0:

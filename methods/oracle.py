@@ -1,4 +1,4 @@
-"""Oracle exit: the first block that already says what full depth would say."""
+"""Oracle exit: the first block whose token is already that of full depth."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from exitbench.methods.thresholds import Constant
 
 
 class FullAgreement(Gate):
-    """Score 1 where this block already chooses the token of the last block.
+    """Score 1 if this block chooses the token of the last block, else 0.
 
-    ``stable`` also requires that every later block chooses it. Runs the full depth first. Its
-    declared cost is zero: an oracle knows its exits, and its cost is that of a method that knows them.
+    ``stable`` also requires that every later block chooses it. Full depth runs first. The gate's declared cost is zero:
+    an oracle's cost is that of a method that is given the exit layers.
     """
 
     looks_ahead: ClassVar[bool] = True
@@ -27,7 +27,7 @@ class FullAgreement(Gate):
         self.stable = stable
 
     def score(self, view: BlockView) -> Tensor:
-        """Return 1.0 or 0.0 a row, [A]."""
+        """Return 1.0 or 0.0 per row, [A]."""
         if "agrees_AL" not in view.memory:
             choice_LA = argmax_token(view.logits_ahead_LAV)
             agrees_LA = choice_LA == choice_LA[-1]
@@ -37,7 +37,7 @@ class FullAgreement(Gate):
         return view.memory["agrees_AL"][:, view.block - 1].float()
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str:
-        """From the recorded choices."""
+        """Return the score from the probe's choices at each block."""
         return "(l >= stable_from)::INT" if self.stable else "(top1_id[l] = top1_id[-1])::INT"
 
 
@@ -46,9 +46,9 @@ class FullAgreement(Gate):
 class Oracle(Skipping):
     """Exit at the first block whose choice is the last block's.
 
-    The full depth is run for every token to know its choice, so nothing is saved: the exit layers are what a perfect
-    gate would reach, with the damage that the KV policy does to later tokens (t5x `oracle_tok_consistency` copies
-    states). Replayed over a probe it is the ideal oracle, free of cache damage.
+    Full depth runs for every token to compute its choice, so no work is saved. The exit layers are those of a perfect
+    gate, with the damage that the KV policy does to later tokens (t5x `oracle_tok_consistency` copies states). Replayed
+    over a probe it is the ideal oracle, free of cache damage.
     """
 
     name: ClassVar[str] = "oracle"
@@ -61,6 +61,6 @@ class Oracle(Skipping):
     )
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
-        """A gate that looks ahead."""
+        """Return parts whose gate looks ahead."""
         gate, policy = FullAgreement(self.match == "stable"), KV_POLICIES[self.kv_policy]
         return Parts(gate, Constant(0.5), LMHead(), policy, blocks_from(1, n_blocks))

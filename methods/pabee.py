@@ -1,4 +1,4 @@
-"""PABEE: exit when off-ramps in a row agree; in a regression, when their numbers hardly change."""
+"""PABEE: exit when successive off-ramps agree; in a regression, when their numbers hardly change."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from exitbench.methods.thresholds import Constant
 
 
 class SteadyPrediction(Streak):
-    """Number of consecutive gated blocks with the same label, or with numbers within the tolerance of the one before.
+    """Number of consecutive gate blocks with the same label, or with numbers within the tolerance of the previous one.
 
     Args:
-        tolerance: Of numbers.
-        whole_batch: A block counts where all rows of the batch that still run agree (the published code).
+        tolerance: Largest difference between two numbers that agree, exclusive; for a regression.
+        whole_batch: The score is the shortest streak of the active rows in the batch (the published code).
     """
 
     scores_numbers: ClassVar[bool] = True
@@ -30,29 +30,29 @@ class SteadyPrediction(Streak):
         self.tolerance, self.whole_batch = tolerance, whole_batch
 
     def choice(self, view: BlockView) -> Tensor:
-        """The label of each row, or the number."""
+        """Return the label of each row, or its number in a regression."""
         return view.logits_AK[:, 0].float() if view.logits_AK.shape[-1] == 1 else super().choice(view)
 
     def agree(self, choice_A: Tensor, before_A: Tensor) -> Tensor:
-        """Equal labels, or numbers nearer than the tolerance."""
+        """Return whether labels are equal, or numbers differ by less than the tolerance, [A]."""
         if choice_A.is_floating_point():
             return (choice_A - before_A).abs() < self.tolerance
         return super().agree(choice_A, before_A)
 
     def score(self, view: BlockView) -> Tensor:
-        """Return the length of the streak [A], of the batch the shortest."""
+        """Return the length of the streak [A]; with `whole_batch`, the batch's shortest."""
         streak_A = super().score(view)
         return streak_A.amin().expand_as(streak_A) if self.whole_batch else streak_A
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str | None:
-        """Return the score of labels, where every row decides for itself."""
+        """Return the label streak's SQL; None with `whole_batch`, since a probe has no batches."""
         return None if self.whole_batch else super().score_sql(gate_blocks)
 
 
 @register
 @dataclass(frozen=True)
 class Pabee(PeriodicGating):
-    """Exit when `patience` consecutive off-ramps confirmed the prediction before theirs.
+    """Exit when `patience` consecutive off-ramps confirmed the previous prediction.
 
     A prediction confirmed n times was made n + 1 times; counting starts at the first gate block.
     """
@@ -69,13 +69,13 @@ class Pabee(PeriodicGating):
     )
 
     def make_head(self) -> Head:
-        """The off-ramps."""
+        """Return the head that reads the off-ramps."""
         return TrainedHead()
 
     def gate(self, fitted: Mapping[str, Tensor]) -> SteadyPrediction:
-        """The streak of predictions."""
+        """Return the gate with the streak of equal predictions."""
         return SteadyPrediction(self.tolerance, self.batch == "whole")
 
     def threshold_rule(self, fitted: Mapping[str, Tensor]) -> Constant:
-        """Streaks longer than the patience."""
+        """Return a threshold that streaks longer than the patience exceed."""
         return Constant(float(self.patience))

@@ -1,4 +1,4 @@
-"""Patience gate: exit when blocks in a row agree."""
+"""Patience gate: exit when successive blocks choose the same token."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from exitbench.methods.thresholds import Constant
 
 
 class Streak(Gate):
-    """Number of consecutive gated blocks, this one included, that chose the same token: 1 after a change."""
+    """Number of consecutive gate blocks, up to the current one, that chose the same token: 1 after a change."""
 
     def choice(self, view: BlockView) -> Tensor:
         """Return each row's choice, [A]."""
         return view.best(view.logits_AK)
 
     def agree(self, choice_A: Tensor, before_A: Tensor) -> Tensor:
-        """Return whether each row's choice equals that at the gated block before, [A]."""
+        """Return whether each row's choice equals that of the previous gate block, [A]."""
         return choice_A == before_A
 
     def score(self, view: BlockView) -> Tensor:
@@ -34,7 +34,7 @@ class Streak(Gate):
         return streak_A
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str | None:
-        """Gate blocks since the last one that chose another token."""
+        """Return the number of gate blocks since the last one that chose another token."""
         changes = f"list_filter({list(gate_blocks)}::INTEGER[], lambda j: j < l AND top1_id[j] != top1_id[l])"
         since = f"coalesce(list_max({changes}), 0)"
         return f"len(list_filter({list(gate_blocks)}::INTEGER[], lambda i: i <= l AND i > {since}))"
@@ -59,9 +59,9 @@ class Patience(SoftmaxGating):
     )
 
     def gate(self, fitted: Mapping[str, Tensor]) -> Streak:
-        """The streak of equal choices."""
+        """Return the gate with the streak of equal choices."""
         return Streak()
 
     def threshold_rule(self, fitted: Mapping[str, Tensor]) -> Constant:
-        """Streaks longer than tau, or than tau - 1."""
+        """Return the threshold tau, or tau - 1 if the text's rule is selected."""
         return Constant(float(self.patience if self.counting == "formula" else self.patience - 1))

@@ -1,4 +1,4 @@
-"""Random exit with a given mean depth: what a gate must beat to be worth its cost."""
+"""Random exit with a given mean depth: the control that a useful gate must beat."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from exitbench.methods.thresholds import Constant
 
 
 def exit_distribution(mean_exit: float, n_blocks: int) -> list[float]:
-    """The distribution over 1..L of largest entropy with the given mean: p_l proportional to r^l.
+    """Return the maximum-entropy distribution over 1..L with the given mean: p_l proportional to r^l.
 
     Raises:
         ValueError: The mean is not between 1 and ``n_blocks``.
@@ -47,7 +47,7 @@ def _powers(log_r: float, n_blocks: int) -> list[float]:
 
 
 class RandomDraw(Gate):
-    """Draws an exit layer for the token and scores 1 from that block on."""
+    """Gate that draws an exit layer for the token, and scores 1 from that block on."""
 
     scores_numbers: ClassVar[bool] = True
 
@@ -56,11 +56,14 @@ class RandomDraw(Gate):
 
     @cached_property
     def cumulative(self) -> list[float]:
-        """Cumulative exit probabilities after blocks 1..L-1; computed on demand: plans make gates for fewer blocks."""
+        """Cumulative exit probabilities after blocks 1..L-1.
+
+        Computed on demand, since plans construct gates for fewer blocks than the mean needs.
+        """
         return list(accumulate(exit_distribution(self.mean_exit, self.n_blocks)))[:-1]
 
     def score(self, view: BlockView) -> Tensor:
-        """Return 1.0 or 0.0 a row, [A]."""
+        """Return 1.0 or 0.0 per row, [A]."""
         if "exit_A" not in view.memory:
             rows = zip(view.seeds_A, view.positions_A, strict=True)
             draws = (uniform(self.seed, row_seed, position) for row_seed, position in rows)
@@ -74,8 +77,8 @@ class RandomDraw(Gate):
 class RandomExit(Skipping):
     """Each token exits at a random block, independent of everything, with a given mean exit layer.
 
-    Give it the mean exit layer of the method under test (the budget): what remains of that method's quality above
-    this control is what its gate knows about tokens.
+    Set it to the mean exit layer of the method under test (the budget). The quality by which that method exceeds this
+    control is due to its gate.
     """
 
     name: ClassVar[str] = "random"
@@ -85,13 +88,13 @@ class RandomExit(Skipping):
     seed: int = param(0, "seed of the draws; one draw per document and position", low=0)
 
     def check(self, n_blocks: int) -> None:
-        """The mean must be reachable."""
+        """Raise UserError if no distribution over the blocks has the given mean."""
         if self.mean_exit > n_blocks:
             raise UserError(
                 f"random.mean_exit = {self.mean_exit} is above the model's depth; allowed: between 1 and {n_blocks}."
             )
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
-        """A gate that draws."""
+        """Return parts whose gate draws the exit layer."""
         gate = RandomDraw(self.mean_exit, n_blocks, self.seed)
         return Parts(gate, Constant(0.5), LMHead(), KV_POLICIES[self.kv_policy], blocks_from(1, n_blocks))

@@ -1,6 +1,6 @@
-"""Registry of methods: those of this folder and those that other distributions register.
+"""Registry of methods: those in this folder and those that other distributions register.
 
-Third parties publish theirs through the entry-point group ``exitbench.methods``; the entry point names the class.
+Other distributions register methods with the entry-point group ``exitbench.methods``; the entry point names the class.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from exitbench.methods.base import Method
 from exitbench.plugins import load_plugins
 
 GROUP = "exitbench.methods"
-"""Entry points of other distributions, and the package of our own methods."""
+"""Entry-point group of other distributions' methods; also the package of the bundled methods."""
 
 _methods: dict[str, type[Method]] = {}
 _unusable: dict[str, str] = {}
@@ -30,11 +30,11 @@ M = TypeVar("M", bound=type[Method])
 
 
 def register(cls: M) -> M:
-    """Class decorator: make a method known by its name.
+    """Register a method class by its name; used as a class decorator.
 
     Raises:
-        TypeError: It is not a method that a suite can name.
-        ValueError: Two different classes claim one name.
+        TypeError: The class is not a method that a suite can use.
+        ValueError: Another class has the same name.
     """
     _check_usable(cls)
     registered = _methods.setdefault(cls.name, cls)
@@ -73,7 +73,7 @@ def _discover() -> None:
 
 @contextlib.contextmanager
 def _set_aside(name: str, what: str) -> Iterator[None]:
-    """Keep a broken method apart, so that the others still load."""
+    """Catch the error of a broken method and record it, so that the other methods still load."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -81,22 +81,26 @@ def _set_aside(name: str, what: str) -> Iterator[None]:
 
 
 def method_names() -> tuple[str, ...]:
-    """Every registered name, sorted."""
+    """Return all registered names, sorted."""
     _discover()
     return tuple(sorted(_methods))
 
 
 def unusable_methods() -> dict[str, str]:
-    """Modules and entry points that bring no method that can be used, by name, and why not."""
+    """Return modules and entry points that provide no usable method: the reason by name."""
     _discover()
     return dict(sorted(_unusable.items()))
 
 
 def get_method(name: str, location: str = "") -> type[Method]:
-    """Return the method class of that name.
+    """Return the method class with the given name.
+
+    Args:
+        name: Name of the method.
+        location: File and line that contain the name, for the error message.
 
     Raises:
-        UserError: No such method; says which exist.
+        UserError: There is no such method; the message lists those that exist.
     """
     _discover()
     if name not in _methods and name in _unusable:
@@ -107,24 +111,24 @@ def get_method(name: str, location: str = "") -> type[Method]:
 
 
 def baseline_method() -> type[Method]:
-    """The method that every other is compared with."""
+    """Return the method that all other methods are compared with."""
     _discover()
     return next(cls for cls in _methods.values() if cls.is_baseline)
 
 
 @functools.cache
 def certifiable() -> tuple[str, ...]:
-    """Names of the methods that can decide from bounds of the logits, with their usual parameters; sorted."""
+    """Return the sorted names of methods that, with default parameters, can decide exits from bounds of the logits."""
     names = []
     for name in method_names():
-        with contextlib.suppress(Exception):  # of a method that is broken, its own cells say so
+        with contextlib.suppress(Exception):  # a broken method's own cells report its error
             if _methods[name]().parts(n_blocks=2).why_not_certified is None:
                 names.append(name)
     return tuple(names)
 
 
 def fixed_depth_method() -> tuple[type[Method], str]:
-    """The control whose tokens all leave after the same block, and the parameter that says after which."""
+    """Return the control whose tokens all exit after the same block, and the name of its exit-layer parameter."""
     _discover()
     return next((cls, cls.fixed_depth) for cls in _methods.values() if cls.fixed_depth is not None)
 
@@ -137,7 +141,7 @@ def drafting_method() -> tuple[type[Method], str, str]:
 
 @functools.cache
 def distribution(cls: type[Method]) -> tuple[str | None, str | None]:
-    """Return name and version of the package that provides a method; (None, None) if none does."""
+    """Return name and version of the distribution that provides a method; (None, None) if none does."""
     if cls.__module__.startswith(f"{GROUP}."):
         return "exitbench", exitbench.__version__
     return provenance.distribution(cls, GROUP)
@@ -147,9 +151,9 @@ def distribution(cls: type[Method]) -> tuple[str | None, str | None]:
 def revision(cls: type[Method]) -> str:
     """Return the revision of a method for a cell's identity: it changes whenever the method may compute something else.
 
-    For a bundled method this is the version that it declares, which the tests tie to its behaviour. For any other it
-    is also the distribution's name and version and a digest of the syntax of its file and of those of its own package
-    that it imports, directly or not: comments, docstrings and layout change nothing.
+    For a bundled method this is its declared version, which tests tie to its behavior. For a third-party method it
+    also includes the distribution's name and version, and a digest of source syntax. The digest covers the class's file
+    and the files of its package that it imports, directly or not. Comments, docstrings and layout do not change it.
     """
     if cls.__module__.startswith(f"{GROUP}."):
         return str(cls.version)
@@ -158,5 +162,5 @@ def revision(cls: type[Method]) -> str:
 
 @functools.cache
 def syntax_sha256(cls: type[Method]) -> str:
-    """Digest of the syntax of the method's own file and of the modules of this package it imports, directly or not."""
+    """Return a digest of the syntax of the method's file and of the modules of its package that it imports."""
     return provenance.syntax_sha256(cls, GROUP, apart_from=Path(__file__))

@@ -1,4 +1,4 @@
-"""Temperature sampling, the same in every batch and under every method that reads the same logits."""
+"""Temperature sampling with the same draws in every batch and for every method that reads the same logits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MASK = (1 << 64) - 1
 
 
 def _mix(value: int) -> int:
-    """SplitMix64's finaliser: a well-spread 64-bit hash of a counter (Steele, Lea and Flood 2014)."""
+    """Return SplitMix64's finalizer: a well-distributed 64-bit hash of a counter (Steele, Lea and Flood 2014)."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -21,20 +21,20 @@ def _mix(value: int) -> int:
 
 
 def uniform(seed: int, row_seed: int, position: int) -> float:
-    """A number in [0, 1) that depends only on its arguments, so that a row draws the same in every batch."""
+    """Return a number in [0, 1) that depends only on the arguments, so that a row draws the same in every batch."""
     return (_mix(_mix(_mix(seed & _MASK) ^ (row_seed & _MASK)) + position) >> 11) / (1 << 53)
 
 
 def drawn_index(logits_AK: Tensor, temperature: float, uniform_A: Tensor) -> Tensor:
-    """Columns [A] where the distribution function of softmax(logits / temperature) first exceeds the uniform numbers.
+    """Return columns [A] at which the cumulative softmax(logits / temperature) first exceeds the uniform numbers.
 
     Args:
-        logits_AK: Of one distribution a row.
-        temperature: Above 0; 1 is the model's own distribution, near 0 its most probable token.
-        uniform_A: In [0, 1), float64, so that rare tokens of a large vocabulary can be drawn.
+        logits_AK: Logits of one distribution per row.
+        temperature: Greater than 0; 1 is the model's own distribution, near 0 its most probable token.
+        uniform_A: Numbers in [0, 1), float64, so that rare tokens of a large vocabulary can be drawn.
     """
     share_AK = torch.softmax(logits_AK.double() / temperature, dim=-1).cumsum(-1)
-    # What rounding leaves below 1 must not open a column behind the last.
+    # The last cumulative sum may be below 1 by rounding; scaling keeps the index within the columns.
     reached_A1 = (uniform_A * share_AK[:, -1])[:, None]
     index_A: Tensor = torch.searchsorted(share_AK, reached_A1, right=True)[:, 0]
     return index_A.clamp(max=logits_AK.shape[-1] - 1)
@@ -42,17 +42,17 @@ def drawn_index(logits_AK: Tensor, temperature: float, uniform_A: Tensor) -> Ten
 
 @dataclass(frozen=True)
 class Sampling(Gate):
-    """A gate whose tokens are drawn from the head's distribution; the most probable ones at temperature 0.
+    """Base class of gates that draw tokens from the head's distribution; at temperature 0 they choose greedily.
 
     Attributes:
-        temperature: What logits are divided by; 0 is greedy.
+        temperature: Divisor of the logits; 0 is greedy.
     """
 
     temperature: float = 0.0
 
     @property
     def chooses_from_logits(self) -> bool:
-        """True as long as the choice is this one."""
+        """Return True unless a subclass overrides `choose`."""
         return type(self).choose is Sampling.choose
 
     def choose(self, view: BlockView) -> Tensor:
@@ -65,7 +65,10 @@ class Sampling(Gate):
         return view.token(drawn_index(view.logits_AK, self.temperature, uniform_A))
 
     def log_p(self, view: BlockView) -> Tensor:
-        """Return log-probabilities of what is drawn from, [A, V]; of the model's own distribution at temperature 0."""
+        """Return log-probabilities of the distribution drawn from, [A, V].
+
+        At temperature 0, of the model's own distribution.
+        """
         if self.temperature == 0:
             return super().log_p(view)
         return torch.log_softmax(view.logits_AK.double() / self.temperature, dim=-1).float()

@@ -18,7 +18,7 @@ from exitbench.methods.thresholds import Constant
 @register
 @dataclass(frozen=True)
 class Static(Skipping):
-    """Every token exits after the same number of blocks; the control that knows nothing of the token."""
+    """Every token exits after the same number of blocks; the control that ignores the token."""
 
     name: ClassVar[str] = "static"
     source: ClassVar[str] = "FREE's static baseline"
@@ -28,9 +28,9 @@ class Static(Skipping):
     exit_layer: int = param(1, "blocks executed for every token", low=1)
 
     def check(self, n_blocks: int) -> None:
-        """The exit layer must exist."""
+        """Raise UserError if the exit layer is deeper than the decoder."""
         check_block(self, "exit_layer", n_blocks)
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
-        """A gate evaluated at one block only."""
+        """Return parts whose gate is evaluated at one block only."""
         return Parts(Always(), Constant(0.0), LMHead(), KV_POLICIES[self.kv_policy], frozenset({self.exit_layer}))

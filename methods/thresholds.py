@@ -1,4 +1,4 @@
-"""Threshold rules: what a confidence score is compared with."""
+"""Threshold rules: the value that a confidence score must exceed."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Constant(Threshold):
         return self.level
 
     def sql(self, max_new_tokens: int) -> str:
-        """The level as a SQL literal."""
+        """Return the level as a SQL literal."""
         return _literal(self.level)
 
 
 @dataclass(frozen=True)
 class PerBlock(Threshold):
-    """A value for each block 1..L-1; infinity never lets a token go."""
+    """One threshold for each block 1..L-1; with infinity no token exits at the block."""
 
     levels: tuple[float, ...]
 
@@ -35,17 +35,18 @@ class PerBlock(Threshold):
         return self.levels[block - 1]
 
     def sql(self, max_new_tokens: int) -> str:
-        """The levels as a SQL list, indexed by the block."""
+        """Return the levels as a SQL list, indexed by the block."""
         return f"[{', '.join(_literal(level) for level in self.levels)}][l]"
 
 
 @dataclass(frozen=True)
 class PositionDecayed(Threshold):
-    """CALM's threshold that falls with the position of the token.
+    """CALM's threshold, which decreases with the position of the token.
 
-    ``code``: 0.9 level + 0.1 level exp(-temperature t / N), the formula in t5x and FREE, which MEE's runs apply: t5x's
+    ``code``: 0.9 level + 0.1 level exp(-temperature t / N), the formula in t5x and FREE. MEE's runs apply it; t5x's
     sampler passes no position, and FREE's scripts set no temperature.
     ``paper``: clip(0.9 level + 0.1 exp(-temperature t / N), 0, 1), as printed in CALM.
+
     t is 1 for the first generated token, N the longest answer allowed, level the value of another rule.
     """
 

@@ -1,27 +1,29 @@
-"""Parts of a method: gate x threshold x head x KV policy. Plug-ins import their base classes from here.
+"""Base classes of a method's four parts: gate, threshold, head and KV policy. Plug-ins import them from here.
 
-Blocks are numbered 1..L; an exit layer is the number of blocks executed.
+Blocks are numbered 1..L. An exit layer is the number of blocks that a token ran.
 
 A method is a frozen dataclass, registered by name, whose fields are its documented parameters; it builds `Parts`. The
-decode loop evaluates the gate at the method's blocks, compares with the threshold, emits from the head, and hands rows
-that leave to the KV policy. What each part promises:
+decode loop evaluates the gate at the method's blocks and compares the score with the threshold. A row whose score is
+higher exits: the head gives its token, and the KV policy handles the blocks it skipped. The contract of each part:
 
-* A gate keeps what it remembers in `view.memory`, from which the loop drops rows as they leave. `needs_history` gates
-  read the states of earlier blocks, `looks_ahead` gates (oracles) those of later ones.
-* `score_sql` gives over a probe what `score` returns, so that a replay can sweep the gate.
-* Given tokens are scored with `log_p` in place of `choose`: the emitting distribution over the whole vocabulary
-  (docs/likelihood.md). A gate that overrides `choose` also overrides `log_p`, or says `why_no_log_p`. A head that reads
-  a part of the vocabulary says `reads_part`.
-* `Parts.certified` replaces the head by one with bounds (`BlockView.bounds`). A gate's `bounds` says what its score can
-  be within them; the exact head is read only for rows whose decision they leave open.
-* KV policies with `deferred` leave skipped blocks until a later token of the row runs them. The exit state is
-  projected (`state-copy-lazy`), the waiting token runs the block next to the later one (`sync-parallel`), or all tokens
-  since the last full pass are fed again from block 1 (`recompute-backlog`).
-* Policies with `verifies` compare with full depth, and then cut a row's answer and cache where it differs.
-* `Parts.cost` adds up the work of an answer. The loop counts multiplied rows of the LM head per token (`head_rows`),
-  because pruned heads decide them as they go.
+* A gate stores the state that it carries from block to block in `view.memory`, from which the loop drops the rows that
+  exit. Gates with `needs_history` read the states of earlier blocks, those with `looks_ahead` (oracles) later ones.
+* `score_sql` computes from a probe's columns the same number as `score`, so that a replay can sweep thresholds.
+* Log-likelihoods of given tokens come from `log_p`, not `choose`: the distribution over the whole vocabulary from which
+  the method emits (docs/likelihood.md). A gate that overrides `choose` also overrides `log_p`, or explains in
+  `why_no_log_p` why it cannot. A head that may read a part of the vocabulary sets `reads_part`.
+* `Parts.certified` replaces the head by one that computes intervals of the logits first (`BlockView.bounds`). A gate's
+  `bounds` is the range of its score over these intervals. The exact head is read only for rows whose decision is still
+  open within that range.
+* KV policies with `deferred` leave skipped blocks empty until a later token of the row runs them. Then the exit state
+  is projected (`state-copy-lazy`), or the waiting token runs the block together with the later token (`sync-parallel`).
+  Or all tokens since the last full pass run again from block 1 (`recompute-backlog`).
+* Policies with `verifies` compare emitted tokens with full depth, and cut a row's answer and cache at the first
+  rejected token.
+* `Parts.cost` adds up the work of an answer. The loop counts the rows of the LM head that each token multiplied
+  (`head_rows`), because a pruned head chooses them while it runs.
 * For encoders a document is one token of a decoder whose vocabulary is the labels. The head is the block's off-ramp or
-  the model's classifier. `Gate.scores_numbers` says that a gate can score a regression too.
+  the model's classifier. `Gate.scores_numbers` marks a gate that can also score a regression.
 """
 
 from exitbench.methods.base.cost import Cost, Drafting

@@ -1,4 +1,4 @@
-"""Cost of a row: FLOPs and numbers read from memory, and what verification threw away."""
+"""Cost of a row: FLOPs, numbers read from memory, and work discarded by verification."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cost:
-    """Work of one row: matrix products (a multiply-add counts two), the rest apart, and numbers read from memory."""
+    """Work of one row.
+
+    Attributes:
+        matmul_flops: FLOPs of matrix products; a multiply-add counts two.
+        elementwise_flops: All other FLOPs.
+        read_numel: Numbers (weights, keys and values) read from memory.
+    """
 
     matmul_flops: float = 0.0
     elementwise_flops: float = 0.0
@@ -16,7 +22,7 @@ class Cost:
 
     @property
     def flops(self) -> float:
-        """Products and the rest."""
+        """Return all FLOPs: matrix products plus other operations."""
         return self.matmul_flops + self.elementwise_flops
 
     def __add__(self, other: Cost) -> Cost:
@@ -32,13 +38,13 @@ class Cost:
 
 @dataclass(frozen=True)
 class Drafting:
-    """Work discarded by the verification of an answer, recorded at the token that took its place.
+    """Work that verification discarded in one answer; each list has one entry per token of the answer.
 
     Attributes:
-        rejected: Drafted tokens thrown away right before each token was decided.
-        wasted: Positions run for them in vain: as many, or one fewer if the last draft was to end the answer, so that
-            nothing had been fed behind it.
-        exit_layer: Blocks after which drafts leave.
+        rejected: Drafted tokens discarded just before the token was decided.
+        wasted: Positions that ran for these drafts and were discarded. One fewer than `rejected` if the last draft
+            would have ended the answer, since that draft was never fed to the model.
+        exit_layer: Number of blocks that a draft runs.
     """
 
     rejected: Sequence[int]

@@ -1,4 +1,4 @@
-"""A method: named, with documented parameters, bound to a depth and fitted where it needs that.
+"""Base class of methods: a name, documented parameters, and optional fitting; a method builds `Parts` for a depth.
 
 Shape suffixes: N tokens, D model width, L blocks.
 """
@@ -22,14 +22,14 @@ from exitbench.methods.base.protocols import ModelInterface
 
 @dataclass(frozen=True)
 class FitData:
-    """Data that a method is fitted on: states of the train split, teacher-forced on the reference answers.
+    """Training data of a method: hidden states of the train split, teacher-forced on the reference answers.
 
     Attributes:
         model: The frozen model.
         states_LND: Residual stream after the embedding and every block, [L+1, N, D].
-        final_token_N: Choice of the last block, y^L.
-        gold_token_N: The reference's token.
-        document_N: Which document the token belongs to, 0 upwards; documents are in no particular order.
+        final_token_N: Token that the last block predicts at each position, y^L.
+        gold_token_N: Token of the reference answer at each position.
+        document_N: Index of the document that each token belongs to, from 0; documents are in no particular order.
     """
 
     model: ModelInterface
@@ -39,7 +39,14 @@ class FitData:
     document_N: Tensor
 
     def split(self, unseen_share: float) -> tuple[FitData, FitData]:
-        """Split by document: the first ones, and the given share of the last ones."""
+        """Split by document into a training part and a held-out part.
+
+        Args:
+            unseen_share: Share of the documents, taken from the end, that is held out; at least 1 document.
+
+        Raises:
+            UserError: There are fewer than 2 documents.
+        """
         n_documents = int(self.document_N.max()) + 1
         if n_documents < 2:
             raise UserError("fitting needs at least 2 documents: one to learn from and one to hold out.")
@@ -59,7 +66,7 @@ class FitData:
 
 @dataclass(frozen=True)
 class Fitted:
-    """Result of fitting: tensors by name, and the curve, one row per pass over the data."""
+    """Result of fitting: tensors by name, and the training curve with one row per pass over the data."""
 
     tensors: dict[str, Tensor]
     curve: list[dict[str, float]] = field(default_factory=list)
@@ -70,17 +77,37 @@ NOTHING_FITTED: Mapping[str, Tensor] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """A named early-exit method; the fields of a subclass are its parameters, declared with `param`."""
+    """Base class of early-exit methods; the fields of a subclass are its parameters, declared with `param`.
+
+    Examples:
+        The gate is that of `Gate`'s example.
+
+        >>> from dataclasses import dataclass
+        >>> from exitbench.methods.base import Method, Parts, blocks_from, param
+        >>> from exitbench.methods.heads import LMHead
+        >>> from exitbench.methods.kv_policies import StateCopy
+        >>> from exitbench.methods.thresholds import Constant
+        >>> @dataclass(frozen=True)
+        ... class Likely(Method):
+        ...     name = "likely"
+        ...     level: float = param(0.9, "probability above which a token exits", low=0.0, high=1.0)
+        ...
+        ...     def parts(self, n_blocks, fitted={}):
+        ...         blocks = blocks_from(1, n_blocks)
+        ...         return Parts(LargestProbability(), Constant(self.level), LMHead(), StateCopy(), blocks)
+        >>> Likely(level=0.5).params()
+        {'level': 0.5}
+    """
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
-    """Raised whenever the method may choose otherwise than before; part of a cell's identity."""
+    """Version of the method's behavior, part of a cell's identity; raised whenever the method may choose otherwise."""
     source: ClassVar[str] = ""
     """Where the method is defined: paper section or equation."""
     is_baseline: ClassVar[bool] = False
-    """True for the one method that every other is compared with."""
+    """True for the one method that all other methods are compared with."""
     fixed_depth: ClassVar[str | None] = None
-    """Of the control that gives every token the same exit layer: the parameter that says which."""
+    """Name of the parameter that sets one exit layer for all tokens; None for methods without such a parameter."""
     drafting: ClassVar[tuple[str, str] | None] = None
     """Parameters of a method that drafts at one block and verifies: the draft's exit layer, and drafts per pass."""
     needs_exit_heads: ClassVar[bool] = False
@@ -92,27 +119,33 @@ class Method(ABC):
 
         Args:
             n_blocks: Decoder blocks, L.
-            fitted: What `fit` gave; empty for methods that fit nothing.
+            fitted: Tensors by name that `fit` returned; empty for methods that fit nothing.
         """
 
     def score_params(self) -> dict[str, Any]:
-        """The parameters that change what the gate says of a token, as against what is done about it."""
+        """Return the parameters that affect the gate's score.
+
+        Parameters of the threshold, head and KV policy may be left out. By default, return all parameters.
+        """
         return self.params()
 
     def unused_params(self) -> frozenset[str]:
-        """The parameters that others leave without effect, such as a threshold that the rule does not use."""
+        """Return the parameters that have no effect at the values of the others, e.g.
+
+        A threshold that a rule ignores.
+        """
         return frozenset()
 
     def probe_has_score(self) -> bool:
-        """Return whether the score follows from a probe's columns; if not, a replay needs a scores cell first."""
+        """Return whether a probe's columns contain the score; if not, a replay needs a cell of kind `scores` first."""
         return self.parts(n_blocks=2).score_sql(n_blocks=2) is not None
 
     def fit_params(self) -> dict[str, Any]:
-        """The parameters that change what `fit` gives; empty if nothing is to be fitted."""
+        """Return the parameters that affect the result of `fit`; empty if nothing is fitted."""
         return {}
 
     def fit(self, data: FitData, on_progress: Callable[[float], None]) -> Fitted:
-        """Fit what the method needs, on a frozen model; the same data and parameters give the same tensors.
+        """Fit the method on a frozen model; the same data and parameters give the same tensors.
 
         Args:
             data: The train split.
@@ -124,15 +157,18 @@ class Method(ABC):
         """Raise UserError if the parameters do not fit a decoder of ``n_blocks`` blocks."""
 
     def bound_to(self, exit_blocks: tuple[int, ...]) -> Self:
-        """Return the method as it is on a checkpoint with trained exit heads after these blocks (() without any).
+        """Return the method adapted to a checkpoint.
+
+        Args:
+            exit_blocks: Blocks after which the checkpoint has trained exit heads; () if it has none.
 
         Raises:
-            UserError: It needs heads that the checkpoint does not have.
+            UserError: The method needs heads that the checkpoint does not have.
         """
         return self
 
     def params(self) -> dict[str, Any]:
-        """The parameters by name, as they enter the identity of a cell."""
+        """Return the parameters by name, as they are hashed into the identity of a cell."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -141,7 +177,7 @@ class Method(ABC):
 
         Args:
             params: Parameter values by name.
-            location: Where they were written (file, line), for the message.
+            location: File and line that contain them, for the error message.
 
         Raises:
             UserError: An unknown parameter, a wrong type or a value that is not allowed.
@@ -150,7 +186,7 @@ class Method(ABC):
 
 
 def check_block(method: Method, parameter: str, n_blocks: int) -> None:
-    """Raise UserError if the block named by a parameter is deeper than the decoder."""
+    """Raise UserError if the value of a parameter, a block number, is greater than the number of blocks."""
     value = getattr(method, parameter)
     if value > n_blocks:
         raise UserError(

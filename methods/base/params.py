@@ -1,4 +1,4 @@
-"""Parameters of methods: how they are declared, and the check of values that come from outside."""
+"""Parameters of methods: their declaration, and the check of untrusted values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from exitbench.errors import UserError, suggestion
 def param(
     default: Any, doc: str, *, low: float | None = None, high: float | None = None, choices: tuple[str, ...] = ()
 ) -> Any:
-    """Declare a method parameter: its default, what it means, and what is allowed (bounds inclusive)."""
+    """Declare a method parameter as a dataclass field.
+
+    Args:
+        default: Default value.
+        doc: What the parameter means, shown in lists and documents.
+        low: Smallest allowed value; None for no limit.
+        high: Largest allowed value; None for no limit.
+        choices: Allowed values of a text parameter; () allows all.
+    """
     return field(default=default, metadata={"doc": doc, "low": low, "high": high, "choices": choices})
 
 
@@ -22,7 +30,10 @@ _types = functools.cache(get_type_hints)
 
 
 def checked_params(cls: type, method: str, params: Mapping[str, Any], location: str = "") -> dict[str, Any]:
-    """Check untrusted parameters of a method against the fields of its class; see `Method.from_params`."""
+    """Check untrusted parameters of a method against the fields of its class, and return them.
+
+    See `Method.from_params`.
+    """
     fields_by_name = {item.name: item for item in fields(cls)}
     types = _types(cls)
     checked: dict[str, Any] = {}

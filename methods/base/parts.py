@@ -1,6 +1,6 @@
 """The four parts of a method: gate, threshold, head and KV policy.
 
-Shape suffixes: A rows still running at a block, D model width, V vocabulary, N drafts, K columns of logits.
+Shape suffixes: A active rows at a block, D model width, V vocabulary, N drafts, K columns of logits.
 """
 
 from __future__ import annotations
@@ -19,65 +19,90 @@ from exitbench.methods.base.view import BlockView, Reading
 
 
 class Gate(ABC):
-    """Computes a confidence score at a block; higher is more confident."""
+    """Base class of gates: a gate computes a confidence score at a block; higher is more confident.
+
+    Examples:
+        A gate whose score is the probability of the most probable token:
+
+        >>> import torch
+        >>> from exitbench.methods.base import Gate
+        >>> class LargestProbability(Gate):
+        ...     def score(self, view):
+        ...         return torch.softmax(view.logits_AK.float(), dim=-1).amax(-1)
+        ...
+        ...     def score_sql(self, gate_blocks):
+        ...         return "p1[l]"  # the same number in the columns of a probe
+    """
 
     needs_history: ClassVar[bool] = False
-    """Whether scoring reads the states of earlier blocks (`BlockView.earlier`)."""
+    """True if `score` reads the states of earlier blocks (`BlockView.earlier`)."""
     looks_ahead: ClassVar[bool] = False
-    """Whether the gate must see all blocks first (oracles): the full depth is run, nothing is saved."""
+    """True if the gate reads the states of all blocks first (oracles): full depth runs, and no work is saved."""
     decides: ClassVar[bool] = True
-    """Whether a token's exit depends on its score; False: on the gate blocks alone."""
+    """True if a token's exit depends on its score.
+
+    False if it depends on the gate blocks alone, as for a static exit.
+    """
     reads_logits: ClassVar[bool] = True
-    """Whether blocks that have heads of their own are read out for the score; else the exit layer's alone is."""
+    """True if scoring reads the head at every gate block; False if only the exit layer's head is read.
+
+    It matters to the cost of blocks that have exit heads.
+    """
     scores_numbers: ClassVar[bool] = False
-    """Whether it can score a regression too, whose head gives one number and no probabilities."""
+    """True if the gate can also score a regression, whose head returns one number and no probabilities."""
 
     @property
     def chooses_from_logits(self) -> bool:
-        """Return whether `choose` reads logits, seeds and positions only.
+        """Return whether `choose` reads only logits, seeds and positions.
 
-        Rows that left after different blocks are then read out together. False for every other `choose` that does not
-        say so itself.
+        If so, rows that exit after different blocks are read out together. A gate that overrides `choose` also
+        overrides this property if it holds; otherwise it is False.
         """
         return type(self).choose is Gate.choose
 
     @abstractmethod
     def score(self, view: BlockView) -> Tensor:
-        """Return the confidence of each running row, [A]."""
+        """Return the confidence of each active row, [A].
+
+        Read `view.hidden_AD` [A, D], `view.logits_AK` [A, K] or `view.memory`, and change none of them in place except
+        `memory`. The score is one floating-point number per row, as in the example of `Gate`.
+        """
 
     def choose(self, view: BlockView) -> Tensor:
-        """Return the token that each row emits, [A]: by default the most probable one."""
+        """Return the token that each row emits, [A]; by default the most probable token."""
         return view.most_probable()
 
     def bounds(self, lower_AV: Tensor, upper_AV: Tensor) -> tuple[Tensor, Tensor]:
-        """Return lower and upper bounds of `score`, [A] each, for any logits within the given intervals.
+        """Return lower and upper bounds of `score`, [A] each, over all logits within the given intervals.
 
-        They include the rounding error of `score` itself. Only gates that read nothing but logits can have bounds; such
+        The bounds include the rounding error of `score`. Only gates that read nothing but logits can have bounds; such
         gates can be evaluated without reading the LM head (`is_bounded`).
         """
         raise NotImplementedError(f"{type(self).__name__} has no bounds")
 
     @property
     def is_bounded(self) -> bool:
-        """Return whether `bounds` belongs to this `score`."""
+        """Return whether `bounds` was defined for the current `score`, not inherited from a gate with another score."""
         owner = next(cls for cls in type(self).__mro__ if "score" in vars(cls) or "bounds" in vars(cls))
         return owner is not Gate and "bounds" in vars(owner)
 
     def log_p(self, view: BlockView) -> Tensor:
-        """Return natural logarithms of the distribution that `choose` emits from, [A, V]: by default the head's own.
+        """Return natural logarithms of the distribution that `choose` emits from, [A, V]; by default the head's own.
 
-        Called for given tokens instead of `choose`, if the view's head reads the whole vocabulary.
+        Called in place of `choose` to score given tokens, if the head reads the whole vocabulary.
         """
         return torch.log_softmax(view.logits_AK.float(), dim=-1)
 
     @property
     def why_no_log_p(self) -> str | None:
-        """Return why given tokens have no `log_p`: a subclass overrides `choose` alone; None if they have one."""
+        """Return why given tokens have no `log_p` (a subclass overrides `choose` alone); None if valid."""
         owner = next(cls for cls in type(self).__mro__ if "choose" in vars(cls) or "log_p" in vars(cls))
         return None if "log_p" in vars(owner) else "its gate chooses tokens in a way that gives them no probabilities"
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str | None:
-        """The score at block ``l`` as SQL over one row of a probe, for replays; None if a probe cannot tell.
+        """Return the score at block ``l`` as SQL over one row of a probe, or None if a probe lacks the columns.
+
+        Replays use the expression to compute the exit layers of other thresholds without running the model.
 
         Args:
             gate_blocks: The blocks at which the gate is evaluated, ascending.
@@ -85,95 +110,143 @@ class Gate(ABC):
         return None
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """Work of one token whose gate was evaluated at these blocks (ascending), without rows of the LM head."""
+        """Return the gate's work for one token, without the rows of the LM head.
+
+        Args:
+            model: The model.
+            gate_blocks: The blocks at which the gate was evaluated, ascending.
+        """
         return Cost()
 
 
 class Threshold(ABC):
-    """Threshold of a gate: a row exits where score > value."""
+    """Base class of threshold rules: a row exits if its score is greater than the value.
+
+    Examples:
+        A threshold that is higher for the first token of an answer:
+
+        >>> from exitbench.methods.base import Threshold
+        >>> class CarefulStart(Threshold):
+        ...     def value(self, block, position, max_new_tokens):
+        ...         return 0.99 if position == 1 else 0.9
+        ...
+        ...     def sql(self, max_new_tokens):
+        ...         return "CASE WHEN position = 1 THEN 0.99 ELSE 0.9 END"
+        >>> CarefulStart().value(block=3, position=1, max_new_tokens=64)
+        0.99
+    """
 
     @abstractmethod
     def value(self, block: int, position: int, max_new_tokens: int) -> float:
-        """Return the threshold for this block and position (1 = first generated token)."""
+        """Return the threshold.
+
+        Args:
+            block: Blocks executed so far, 1..L-1.
+            position: Position in the answer; 1 for the first generated token.
+            max_new_tokens: Longest answer allowed.
+        """
 
     @abstractmethod
     def sql(self, max_new_tokens: int) -> str:
-        """Return the threshold as SQL over the probe columns ``position`` and the block ``l``."""
+        """Return the same threshold as SQL over the probe column ``position`` and the block ``l``."""
 
 
 class Head(ABC):
-    """Turns states into logits, of the whole vocabulary or of a part of it."""
+    """Base class of heads: a head turns hidden states into logits over the whole vocabulary or a part of it."""
 
     reads_vocabulary: ClassVar[bool] = True
-    """Whether every block is read out over the whole vocabulary with the model's own head (as a probe does)."""
+    """True if every block is read out over the whole vocabulary with the model's own LM head, as in a probe."""
     reads_part: ClassVar[bool] = False
-    """Whether a block may be read out over a part of the vocabulary only: other tokens have no probability then."""
+    """True if a block may be read out over a part of the vocabulary only; all other tokens then have no probability."""
 
     @abstractmethod
     def read(self, view: BlockView) -> Reading:
-        """Return logits at this block, and add the rows multiplied to ``view.head_rows``."""
+        """Return logits at the view's block, and add the number of LM-head rows multiplied to ``view.head_rows``."""
 
     @abstractmethod
     def earlier_logits(self, view: BlockView, block: int) -> Tensor:
-        """Return logits [A, K] of an earlier block over the ids read at this one; counts rows too."""
+        """Return logits [A, K] of an earlier block over the token ids that were read at the view's block.
+
+        Add the rows of the LM head that were multiplied to ``view.head_rows``.
+        """
 
     def bounds(self, view: BlockView) -> LogitBounds | None:
-        """Return bounds of what `read` would give, and count ``view.head_rows_int8``; None where it is read at once."""
+        """Return intervals of the logits that `read` would return, and count ``view.head_rows_int8``.
+
+        Return None if the head has no bounds or reads this block exactly.
+        """
         return None
 
     @property
     def is_bounded(self) -> bool:
-        """Return whether bounds of the logits are read before the logits."""
+        """Return whether the head computes intervals of the logits before the logits themselves."""
         return type(self).bounds is not Head.bounds
 
     def certified(self) -> Head | None:
-        """Return the same head with `bounds`; None where the model cannot bound what it reads."""
+        """Return the same head with `bounds`, or None if the model has no bounds for the logits of this head."""
         return None
 
     def logits_ahead(self, model: ModelInterface, ahead_LAD: Tensor) -> Tensor:
-        """Return logits [L, A, V] of the states after every block: by default with the model's own head."""
+        """Return logits [L, A, V] of the states after every block; by default from the model's own LM head.
+
+        Args:
+            model: The model.
+            ahead_LAD: States after blocks 1..L.
+        """
         n_blocks, n_rows, width = ahead_LAD.shape
         return model.logits(ahead_LAD.reshape(n_blocks * n_rows, width)).view(n_blocks, n_rows, -1)
 
     def cost(self, model: ModelInterface, rows: float) -> Cost:
-        """Return the work of multiplying n rows of the head."""
+        """Return the work of multiplying a number of rows of the LM head (a mean may be fractional)."""
         numel = rows * model.d_model
         return Cost(matmul_flops=2 * numel, read_numel=numel)
 
     def cost_beyond_rows(self, model: ModelInterface, blocks: Sequence[int]) -> Cost:
-        """Work of reading blocks beyond as many rows of the LM head; less than 0 if it is less."""
+        """Return the cost of reading out these blocks minus that of a whole LM head for each.
+
+        It is nonzero for trained exit heads, and negative if they are smaller than the LM head.
+        """
         return Cost()
 
 
 class KVPolicy(ABC):
-    """Policy for the keys and values of the blocks that a token skipped."""
+    """Base class of KV policies: how the keys and values of the blocks that a token skipped are written."""
 
     name: ClassVar[str]
     deferred: ClassVar[Literal["project", "run", "rerun"] | None] = None
-    """How a deferred token is completed when a later one runs a block that it skipped: its exit state is projected to
-    keys and values; or it runs the block together with the later one; or it runs again from block 1 on."""
+    """How an early-exited token is completed when a later token runs a block that it skipped.
+
+    ``project``: its exit state is projected to the block's keys and values. ``run``: it runs the block together with
+    the later token. ``rerun``: it runs again from block 1. None: it is completed as it exits.
+    """
     runs_all_blocks: ClassVar[bool] = False
-    """Whether the skipped blocks are run after all, before the next token."""
+    """True if the skipped blocks still run before the next token."""
     verifies: ClassVar[bool] = False
-    """Whether a waiting token is kept only if `rejects` allows it, once a later one has run all blocks with it."""
+    """True if early-exited tokens are drafts, which `rejects` judges after a later token ran all blocks with them."""
     verifies_tail: ClassVar[bool] = True
-    """Whether a policy that verifies also runs and verifies what waits when an answer ends."""
+    """True if drafts that still wait when an answer ends are run and verified too; for policies that verify."""
 
     @abstractmethod
     def on_exit(self, cache: DecoderCache, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> Tensor | None:
-        """Handle rows that leave after ``block`` < L; ``rows_A`` None means every row of the batch.
+        """Handle rows that exit after ``block`` < L.
+
+        Args:
+            cache: Keys and values of the token being decoded.
+            block: Blocks that the rows ran.
+            hidden_AD: Their states after that block.
+            rows_A: Their indices in the batch; None means every row.
 
         Returns:
-            The state after block L if the token is to be emitted from there; None for the exit.
+            The state after block L if the token is to be emitted from it; None to emit from the exit state.
         """
 
     @abstractmethod
     def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """Work of one answer in addition to its tokens' own blocks up to their exits.
+        """Return the work of one answer in addition to the blocks that its tokens ran before they exited.
 
         Args:
             model: The model.
-            exit_layers: Of every token.
+            exit_layers: Exit layer of every token.
             block_costs: Work of one block for each token.
         """
 
@@ -181,7 +254,7 @@ class KVPolicy(ABC):
         """Return the mask of drafts that the full model rejects, [N]; called for policies that verify.
 
         Args:
-            logits_NV: The full model's, where each draft was chosen.
+            logits_NV: Logits of the full model at the positions where the drafts were chosen.
             token_N: The drafts.
         """
         raise NotImplementedError(f"KV policy {self.name!r} verifies nothing")
@@ -189,13 +262,13 @@ class KVPolicy(ABC):
     def verification_cost(
         self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost], drafting: Drafting
     ) -> Cost:
-        """Work of one answer that verifying adds to `cost`, the LM head's products apart."""
+        """Return the work that verification adds to `cost` in one answer, without matrix products of the LM head."""
         return Cost()
 
 
 @dataclass(frozen=True)
 class Parts:
-    """A method bound to a depth: the four parts, and the blocks at which the gate is evaluated."""
+    """The four parts of a method for a decoder of a given depth, and the blocks at which its gate is evaluated."""
 
     gate: Gate
     threshold: Threshold
@@ -204,12 +277,15 @@ class Parts:
     blocks: frozenset[int]
 
     def gate_blocks(self, n_blocks: int) -> list[int]:
-        """The blocks at which the gate of an L-block decoder is evaluated, ascending; never the last."""
+        """Return the blocks at which the gate of a decoder of L blocks is evaluated, ascending.
+
+        Never the last block.
+        """
         return sorted(block for block in self.blocks if block < n_blocks)
 
     @property
     def why_not_certified(self) -> str | None:
-        """Return why decisions cannot be made from bounds of the logits; None if they can."""
+        """Return why exits cannot be decided from bounds of the logits, or None if they can."""
         if not self.gate.is_bounded:
             return "its gate's score cannot be bounded from intervals of the logits"
         if self.head.certified() is None:
@@ -217,7 +293,7 @@ class Parts:
         return None
 
     def certified(self) -> Parts:
-        """Return the same, deciding from bounds of the logits: tokens and exit layers stay."""
+        """Return the same parts with a head that computes bounds first; tokens and exit layers do not change."""
         head = self.head.certified()
         assert head is not None and self.gate.is_bounded, "called only if the gate is bounded"
         return replace(self, head=head)
@@ -229,9 +305,9 @@ class Parts:
 
     @property
     def reads_skipped(self) -> bool:
-        """Return whether a token may run a block that an earlier token skipped, and so read that token's keys there.
+        """Return whether a token may run a block that an earlier token skipped, and so attend to its keys there.
 
-        If exits depend on the gate blocks alone, every token exits after the same one.
+        If exits depend on the gate blocks alone, all tokens exit after the same block, and this cannot happen.
         """
         return self.gate.decides or self.runs_all_blocks
 
@@ -249,16 +325,16 @@ class Parts:
         rejected: Sequence[int] = (),
         wasted: Sequence[int] = (),
     ) -> Cost:
-        """Work of one answer: blocks, gates, read-outs, keys and values of skipped blocks, and verification.
+        """Return the work of one answer: blocks, gates, read-outs, keys and values of skipped blocks, and verification.
 
         Args:
             model: The model.
-            exit_layers: Of every token that a step of decoding made.
-            head_rows: Rows of the LM head multiplied for every token, as the trace has them; of a first one too that
-                the prompt's own pass made.
+            exit_layers: Exit layer of every token that came from a decode step, not from the prompt's own pass.
+            head_rows: Rows of the LM head multiplied for every token, as recorded in the trace. It includes a first
+                token that came from the prompt's own pass.
             block_costs: Work of one block for each token.
-            rejected: Drafts thrown away before each token; empty if none were.
-            wasted: Positions run in vain before each token; empty if none were.
+            rejected: Drafts discarded before each token; empty if none were.
+            wasted: Positions that ran for these drafts (`Drafting`); empty if none did.
         """
         blocks = sum((cost * layer for cost, layer in zip(block_costs, exit_layers, strict=True)), Cost())
         gates = {layer: self.evaluation_cost(model, layer) for layer in set(exit_layers)}
@@ -272,32 +348,32 @@ class Parts:
         return total + in_vain + self.kv_policy.verification_cost(model, exit_layers, block_costs, drafting)
 
     def kv_cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """Return the work of the KV policy; none where its writes are never read."""
+        """Return the work of the KV policy; zero if no token reads the keys and values that it writes."""
         if self.kv_policy.deferred is None and not self.reads_skipped:
             return Cost()
         return self.kv_policy.cost(model, exit_layers, block_costs)
 
     def evaluation_cost(self, model: ModelInterface, exit_layer: int) -> Cost:
-        """Work of the gate on the way to an exit layer, beyond the rows of the LM head that are read for it."""
+        """Return the work of the gate at all gate blocks up to an exit layer, without rows of the LM head."""
         gate_blocks = [block for block in self.gate_blocks(model.n_blocks) if block <= exit_layer]
         read = gate_blocks if self.gate.reads_logits else [exit_layer]
         return self.gate.cost(model, gate_blocks) + self.head.cost_beyond_rows(model, read)
 
     def score_sql(self, n_blocks: int) -> str | None:
-        """The score at block ``l`` as SQL over one row of a probe; None if the probe's columns cannot tell."""
+        """Return the score at block ``l`` as SQL over one row of a probe, or None if the probe lacks the columns."""
         return self.gate.score_sql(self.gate_blocks(n_blocks)) if self.head.reads_vocabulary else None
 
     def exit_layer_sql(self, n_blocks: int, max_new_tokens: int, score_sql: str, first_position: int = 1) -> str:
-        """The exit layer of one probe row as a SQL expression.
+        """Return the exit layer of one probe row as a SQL expression.
 
         Args:
             n_blocks: Decoder blocks, L.
             max_new_tokens: Longest answer allowed.
             score_sql: The score at block ``l``.
-            first_position: The first position whose token may exit early: 2 where the first token is read from the
+            first_position: The first position whose token may exit early; 2 if the first token is read from the
                 prompt's own pass.
         """
-        # The loop compares in the score's precision, so the threshold is rounded to it here too.
+        # The decode loop compares in the score's precision, so the threshold is rounded to it here too.
         test = f"({score_sql})::FLOAT > ({self.threshold.sql(max_new_tokens)})::FLOAT"
         gate_blocks = f"{self.gate_blocks(n_blocks)}::INTEGER[]"
         exit_layer = f"coalesce(list_filter({gate_blocks}, lambda l: {test})[1], {n_blocks})"
@@ -307,5 +383,5 @@ class Parts:
 
 
 def blocks_from(first: int, n_blocks: int, every: int = 1) -> frozenset[int]:
-    """The blocks at which a gate may end a token: first, first + every, ... below L."""
+    """Return the blocks first, first + every, ... below L, as the blocks of a gate."""
     return frozenset(range(first, n_blocks, every))

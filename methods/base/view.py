@@ -1,6 +1,6 @@
-"""BlockView: states, logits, positions and memory of the rows that still run after a block.
+"""BlockView: states, logits, positions and memory of the active rows after a block.
 
-Shape suffixes: A rows still running at a block, D model width, V vocabulary, K columns of logits, L blocks.
+Shape suffixes: A active rows at a block, D model width, V vocabulary, K columns of logits, L blocks.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ActiveRows:
-    """The rows of the batch that still run at a block.
+    """The rows of the batch that have not exited before a block.
 
     Attributes:
-        positions_A: 1 for the first generated token of a row; rows differ where drafts of some were cut.
-        seeds_A: One fixed random seed a row, the same in every batch.
-        waiting_A: Earlier tokens of each row whose skipped blocks wait (`KVPolicy.deferred`).
-        rows: Where they stand in the batch, ascending.
-        rows_A: The same on the device; None means every row of the batch, which needs no index anywhere.
-        thresholds_A: Threshold rule of each row, where settings of a method decode together; () means the method's.
+        positions_A: Position of the token in each row's answer, from 1. Positions differ between rows if drafts of some
+            rows were discarded.
+        seeds_A: One fixed random seed per row, the same in every batch.
+        waiting_A: Number of earlier tokens per row whose skipped blocks are not completed yet (`KVPolicy.deferred`).
+        rows: Indices of the rows in the batch, ascending.
+        rows_A: The same indices on the device; None means every row, so that no indexing is needed.
+        thresholds_A: Threshold rule of each row if several settings of a method decode in one batch; () means the
+            method's own rule for all rows.
     """
 
     positions_A: tuple[int, ...]
@@ -39,7 +41,7 @@ class ActiveRows:
     thresholds_A: tuple[Threshold, ...] = ()
 
     def take(self, index: Sequence[int], index_A: Tensor) -> ActiveRows:
-        """Select rows by index, which ``index_A`` is on the device."""
+        """Select rows by index; ``index_A`` is the same index on the device."""
         return ActiveRows(
             tuple(self.positions_A[at] for at in index),
             tuple(self.seeds_A[at] for at in index),
@@ -51,7 +53,7 @@ class ActiveRows:
 
     @classmethod
     def joined(cls, groups: Sequence[ActiveRows]) -> ActiveRows:
-        """Several groups of different rows, none of which is the whole batch."""
+        """Concatenate groups of different rows, none of which is the whole batch."""
         one_after_another = itertools.chain.from_iterable
         return cls(
             tuple(one_after_another(group.positions_A for group in groups)),
@@ -64,22 +66,23 @@ class ActiveRows:
 
 
 class BlockView:
-    """View of a method after one block, for the A active rows.
+    """Input of a gate or head after one block, for the A active rows.
 
     Attributes:
         block: Blocks executed so far, 1..L.
         active: Positions, seeds and waiting tokens of the rows; also as `positions_A`, `seeds_A`, `waiting_A`.
         max_new_tokens: Longest answer allowed, N of the position-decayed thresholds.
-        hidden_AD: Output of the block (residual stream, not normalised).
-        memory: What the method remembers of this token's earlier blocks. Every tensor has leading dimension A; the
-            decode loop drops the rows that exit. Empty at block 1 of every token.
+        hidden_AD: Output of the block (residual stream, not normalized).
+        memory: Tensors that the method carries from block to block of this token, with leading dimension A. The decode
+            loop drops the rows that exit. Empty at block 1 of every token.
         earlier: States [A, D] after blocks 0 (the embedding) to block-1, only if the gate needs the history.
         previous_score_A: Score at the previous gate block; None at the first.
         ahead_LAD: States after every block, only if the gate looks ahead.
-        head_rows: Rows of the LM head multiplied through this view, one number or [A].
-        head_rows_int8: Rows of an int8 copy of it, likewise, for each row.
-        head_fallbacks: How often the LM head had to be read because bounds left a decision open.
-        score_half_width_A: Of the score, where bounds decided: the score is the middle of what is known of it.
+        head_rows: Rows of the LM head multiplied through this view for each row: one number for all, or [A].
+        head_rows_int8: Rows of the head's int8 copy multiplied for each row.
+        head_fallbacks: Number of times the exact LM head was read because bounds left a decision open.
+        score_half_width_A: Half the width of the score's interval if bounds decided; the score is then the middle of
+            this interval. None if the score is exact.
     """
 
     def __init__(
@@ -118,38 +121,44 @@ class BlockView:
 
     @property
     def positions_A(self) -> tuple[int, ...]:
-        """1 for the first generated token of a row."""
+        """Position of each row's token in its answer, from 1."""
         return self.active.positions_A
 
     @property
     def seeds_A(self) -> tuple[int, ...]:
-        """Return one fixed random seed per row."""
+        """One fixed random seed per row."""
         return self.active.seeds_A
 
     @property
     def waiting_A(self) -> tuple[int, ...]:
-        """Earlier tokens of each row whose skipped blocks wait."""
+        """Number of earlier tokens of each row whose skipped blocks are not completed yet."""
         return self.active.waiting_A
 
     @property
     def logits_AK(self) -> Tensor:
-        """Logits of the method's head, computed once for gate and emission together."""
+        """Logits of the method's head, computed once and shared by gate and emission."""
         return self._reading().logits_AK
 
     @property
     def ids_AK(self) -> Tensor | None:
-        """Token ids behind the columns of `logits_AK`; None where the head reads the whole vocabulary."""
+        """Token ids of the columns of `logits_AK`; None if the head reads the whole vocabulary."""
         return self._reading().ids_AK
 
     @property
     def bounds(self) -> LogitBounds | None:
-        """Bounds of the logits, computed once; None where the head is read exactly, or has been."""
+        """Intervals of the logits, computed once.
+
+        None if the head has no bounds or the exact logits were read already.
+        """
         if self._read is None and self._bounds is None:
             self._bounds = self._head.bounds(self)
         return self._bounds
 
     def most_probable(self) -> Tensor:
-        """Token ids [A] with the highest logits, the lowest of a tie: from bounds where those tell."""
+        """Return token ids [A] with the highest logits, the lowest id of a tie.
+
+        From bounds if these decide every row.
+        """
         if (bounds := self.bounds) is not None and self._read is None:
             ids_A = bounds.largest()
             if ids_A is not None:
@@ -158,7 +167,7 @@ class BlockView:
         return self.best(self.logits_AK)
 
     def largest_logits(self) -> Tensor:
-        """The highest logits [A], or where only bounds are known, what they cannot exceed."""
+        """Return the highest logits [A], or upper bounds of them if only bounds were computed."""
         if self._read is None and self._bounds is not None:
             return self._bounds.upper_AV.amax(-1)
         return self.logits_AK.amax(-1).float()
@@ -171,39 +180,42 @@ class BlockView:
 
     @property
     def is_last(self) -> bool:
-        """Return whether this is the last block."""
+        """True at the last block."""
         return self.block == self.model.n_blocks
 
     def state(self, block: int) -> Tensor:
-        """State after an earlier block (0: the embedding) or this one, [A, D]."""
+        """Return the state [A, D] after an earlier block (0: the embedding) or the current block."""
         return self.hidden_AD if block == self.block else self.earlier[block]
 
     def normed_state(self, block: int) -> Tensor:
-        """Return the state after the model's final norm, computed once per token while no row leaves."""
+        """Return the state after the model's final norm, computed once per token until a row exits."""
         if block not in self._normed:
             self._normed[block] = self.model.final_normed(self.state(block))
         return self._normed[block]
 
     def earlier_logits(self, block: int) -> Tensor:
-        """Logits of an earlier block over the same ids as `logits_AK`; each is computed once a token."""
+        """Return logits of an earlier block over the same token ids as `logits_AK`, computed once per token."""
         self._reading()
         return self._head.earlier_logits(self, block)
 
     def token(self, index_A: Tensor) -> Tensor:
-        """Token ids [A] of chosen columns [A]."""
+        """Return the token ids [A] of the given columns [A] of `logits_AK`."""
         ids_AK = self.ids_AK
         return index_A if ids_AK is None else ids_AK.gather(1, index_A[:, None])[:, 0]
 
     def best(self, value_AK: Tensor) -> Tensor:
-        """Token ids [A] with the highest value of the columns of `logits_AK`; the lowest id wins a tie."""
+        """Return token ids [A] with the highest of these values, one per column of `logits_AK`.
+
+        The lowest id wins a tie.
+        """
         ids_AK = self.ids_AK
         if ids_AK is None:
             return argmax_token(value_AK)
-        # Columns may stand by rank.
+        # Columns may be sorted by rank, so argmax would not find the lowest id.
         return ids_AK.masked_fill(value_AK < value_AK.amax(-1, keepdim=True), self.model.vocab_size).amin(-1)
 
     def take(self, index: Sequence[int], index_A: Tensor) -> BlockView:
-        """Return the view of a subset of the rows; ``index_A`` is the index on the device."""
+        """Return the view of a subset of the rows; ``index_A`` is the same index on the device."""
         before_A, ahead_LAD = self.previous_score_A, self.ahead_LAD
         view = BlockView(
             block=self.block,
@@ -225,7 +237,7 @@ class BlockView:
         return view
 
     def at_full_depth(self, hidden_AD: Tensor) -> BlockView:
-        """The view of the last block, for rows whose state there is known."""
+        """Return the view of the last block for the same rows, given their states there."""
         return BlockView(
             block=self.model.n_blocks,
             active=self.active,
@@ -238,7 +250,7 @@ class BlockView:
 
     @classmethod
     def joined(cls, views: Sequence[BlockView]) -> BlockView:
-        """Return one view of rows that left after different blocks: their states, positions and seeds."""
+        """Concatenate rows that exited after different blocks into one view of the last block, to choose tokens."""
         first = views[0]
         return cls(
             block=first.model.n_blocks,
@@ -251,12 +263,12 @@ class BlockView:
         )
 
     def take_logits(self, logits_AV: Tensor) -> None:
-        """Be read out over the whole vocabulary: the loop has multiplied the rows together with others."""
+        """Set logits over the whole vocabulary that the decode loop computed in one product for several views."""
         self._read = Reading(logits_AV)
         self.head_rows += self.model.vocab_size
 
     def take_work(self) -> HeadWork | None:
-        """Return the cost of reads since the last call; None if nothing was read."""
+        """Return the cost of reads since the last call, or None if nothing was read; the counts restart at 0."""
         if isinstance(self.head_rows, int) and self.head_rows == self.head_rows_int8 == 0 and self._bounds is None:
             return None
         rows_A = torch.as_tensor(self.head_rows).expand(len(self.hidden_AD)).cpu()
@@ -269,7 +281,7 @@ class BlockView:
 
     @property
     def is_read(self) -> bool:
-        """Return whether logits, or bounds of them, have been read."""
+        """True if logits, or bounds of them, have been computed."""
         return self._read is not None or self._bounds is not None
 
     def _reading(self) -> Reading:
@@ -278,7 +290,10 @@ class BlockView:
         return self._read
 
     def _read_subset(self, parent: BlockView, index_A: Tensor) -> Reading:
-        """Read the rows that this view was taken from: a product of fewer rows may differ in its last bits."""
+        """Read the logits of these rows from the parent view.
+
+        A matrix product with fewer rows may differ in its last bits, so the parent's rows are read together.
+        """
         logits_AK = parent.logits_AK.index_select(0, index_A)
         self.head_rows = self.head_rows + self.model.vocab_size
         return Reading(logits_AK)
@@ -288,9 +303,9 @@ class HeadWork(NamedTuple):
     """Cost of the LM-head reads of a view's rows.
 
     Attributes:
-        head_rows_A: Rows of the head multiplied for each.
-        head_rows_int8: Rows of its int8 copy.
-        head_fallbacks: How often bounds left a decision open, so that the whole head was read.
+        head_rows_A: Rows of the head multiplied for each row of the view.
+        head_rows_int8: Rows of the head's int8 copy multiplied for each row.
+        head_fallbacks: Number of times bounds left a decision open, so that the whole head was read.
     """
 
     head_rows_A: Sequence[int]
@@ -300,12 +315,12 @@ class HeadWork(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """Logits [A, K] and the token ids of their columns; ids None means the whole vocabulary, K = V."""
+    """Logits [A, K] and the token ids of their columns; ids are None for the whole vocabulary, K = V."""
 
     logits_AK: Tensor
     ids_AK: Tensor | None = None
 
 
 def argmax_token(logits_AV: Tensor) -> Tensor:
-    """Greedy choice [A]; the lowest id wins a tie, as in transformers."""
+    """Return the greedy choice [A]; the lowest id wins a tie, as in transformers."""
     return torch.argmax(logits_AV, dim=-1)
