@@ -1,4 +1,4 @@
-"""Read the result database as Arrow tables and data frames. Does not need torch."""
+"""Read the result database as Arrow tables and data frames, without importing torch."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Results:
     database: Database
 
     def frontier(self) -> pa.Table:
-        """Return quality, depth, cost and speed of every setting: the view `frontier` (`exitbench sql --schema`)."""
+        """Return the view `frontier`: quality, depth, cost and speed per setting (`exitbench sql --schema`)."""
         return self.database.query("FROM frontier ORDER BY model, task_label, method, params")
 
     def tokens(self, run: str) -> pa.Table:
-        """Return every generated or scored token of the named runs (the view `token_trace`).
+        """Return every generated or scored token of the matching runs (the view `token_trace`).
 
         Args:
             run: An attempt or cell id, or a glob over MODEL/TASK/METHOD.
@@ -52,7 +52,7 @@ class Results:
         return self.database.query(_TOKENS, {"attempts": attempts})
 
     def sql(self, query: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None) -> pa.Table:
-        """Query any view or table in DuckDB SQL; ``?`` and ``$name`` are parameters.
+        """Run a DuckDB SQL query over the database's views and tables; ``?`` and ``$name`` are parameters.
 
         Raises:
             UserError: DuckDB rejects the query.
@@ -60,7 +60,7 @@ class Results:
         return self.database.query(query, parameters)
 
     def ask(self, name: str, **parameters: Any) -> pa.Table:
-        """Run a saved query, like ``exitbench sql @NAME --set margin=0.01``: ``results.ask(NAME, margin=0.01)``.
+        """Run a saved query: ``results.ask(NAME, margin=0.01)`` is ``exitbench sql @NAME --set margin=0.01``.
 
         Args:
             name: A name that ``exitbench sql`` lists.
@@ -76,27 +76,28 @@ class Results:
         return self.database.query(saved.sql, {**saved.defaults, **parameters})
 
     def compare(self, run_a: str, run_b: str) -> pa.Table:
-        """Compare runs on the same documents with paired intervals and tests: one row per metric and run B.
+        """Compare runs on the same documents with paired intervals and tests. Return one row per metric and run B.
 
         Args:
-            run_a: Name of exactly one run, as for `tokens`.
-            run_b: Name of one or more runs.
+            run_a: Id or glob as for `tokens`; must match exactly one run.
+            run_b: Id or glob as for `tokens`; may match several runs.
 
         Raises:
-            UserError: A name matches no run or too many, or the runs have different documents.
+            UserError: `run_a` or `run_b` matches no run, `run_a` matches several, or the runs have different documents.
         """
         return pa.Table.from_pylist(
             [asdict(contrast) for contrast in compare_runs(self.database, run_a, run_b).contrasts]
         )
 
     def figure(self, name: str, *, draft: bool = False) -> ReportFigure:
-        """Draw one figure of the report as a matplotlib figure: a notebook shows it, ``.savefig(path)`` writes it.
+        """Return one figure of the report as a matplotlib figure. Notebooks display it; ``.savefig(path)`` writes it.
 
-        Its ``.caption`` explains what it shows and how to read it.
+        The figure's attribute ``caption`` explains its content and how to read it.
 
         Args:
             name: A name listed by ``exitbench list figures``.
-            draft: Whether to draw it even if findings say not to cite runs of this database (``exitbench check``).
+            draft: Whether to draw the figure even if findings forbid citing runs of this database (``exitbench
+                check``).
 
         Raises:
             UserError: The figure does not exist, the database has no rows for it, or findings forbid it.
@@ -112,7 +113,7 @@ class Results:
             name: Glob over MODEL/TASK that matches one probe.
 
         Raises:
-            UserError: The glob matches none, or several.
+            UserError: The glob matches no probe, or several.
         """
         from exitbench.harness.afterwards.replaying import stored_probe  # loads torch
 
@@ -135,11 +136,11 @@ def open_results(path: str | Path = "runs") -> Results:
     """Open a folder of runs, a database file or a lake for reading.
 
     Args:
-        path: A folder of runs, a database file, or a lake: the folder that `exitbench export lake` filled, or
-            s3://BUCKET/PREFIX, for which deltalake finds the credentials.
+        path: A folder of runs, a database file, or a lake. A lake is a folder that `exitbench export lake` filled, or
+            s3://BUCKET/PREFIX, for which deltalake reads the credentials.
 
     Raises:
-        UserError: The path has no database and no lake, or it cannot be opened.
+        UserError: There is no database and no lake at the path, or it cannot be opened.
 
     Examples:
         >>> import exitbench as eb
