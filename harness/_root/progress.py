@@ -187,7 +187,7 @@ def _bars(stream: TextIO) -> "rich.progress.Progress":
         Remaining(),
         console=Console(file=stream),
         expand=True,
-        redirect_stdout=False,  # which may be a pipe
+        redirect_stdout=False,  # stdout may be a pipe
     )
 
 

@@ -64,7 +64,7 @@ class TextEncoding:
         self._tokenizer.truncation_side = self._side
         try:
             cut: Mapping[str, list[int]] = self._tokenizer(*texts, truncation="longest_first", max_length=self.longest)
-        except Exception as error:  # fewer tokens than special ones
+        except Exception as error:  # the limit is below the number of special tokens
             raise UserError(f"inputs cannot be cut to {self.longest} tokens ({error}).") from error
         finally:
             self._tokenizer.truncation_side = side
