@@ -34,7 +34,7 @@ class TimedWork(Protocol[Request, Output]):
         """Run a unit with tracing, outside of the clock; return its outputs."""
 
     def with_known_exits(self, parts: Parts, units: Sequence[Unit[Request]], outputs: Sequence[Output]) -> Parts:
-        """Return a method that looks ahead as if it knew its exit layers, given the outputs of all units."""
+        """Return a variant of a look-ahead method that exits at the layers in its outputs and reads no later blocks."""
 
     def timed(self, parts: Parts, unit: Unit[Request], clock: Clock) -> tuple[tuple[str, ...], int]:
         """Run a unit without tracing; mark the clock at the start of each phase and at the end of the last.

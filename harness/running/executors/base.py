@@ -8,7 +8,7 @@ from exitbench.progress import Progress
 
 
 class Executor(Protocol):
-    """Runner of model groups, each on one machine from its first cell to its last."""
+    """Runner of model groups: each is the cells of one loaded model, and runs on one machine from start to end."""
 
     @property
     def threads(self) -> int:
