@@ -1,4 +1,4 @@
-"""Choose a method and its threshold for a model and a task: search by replay, confirm by decoding, time the finalists.
+"""Choose a method and threshold for a model and a task: search by replay, confirm by decoding, time the finalists.
 
 Each stage runs as an ordinary suite, so that finished cells are kept and an interrupted choice can resume. Search and
 confirmation use another split than the documents on which the choice is timed and reported.
@@ -26,11 +26,13 @@ from exitbench.results.database.connection import Database
 from exitbench.results.statistics.risk_control import documents_needed
 
 SHARES: Final = (4.0, 2.0, 1.0, 0.5, 0.25, 0.1)
-"""Multiples of the allowed loss: share of a candidate's tokens that may differ from full depth's in its replay. A
-differing token may cost no quality, or more than its share."""
+"""Multiples of the allowed loss, tried as limits on the share of replayed tokens that differ from full depth's.
+
+A differing token may cost no quality, or more than its share, so several limits are tried.
+"""
 LEVELS: Final = 201
 GREATEST_NATS: Final = 8.0
-"""Largest threshold searched if the parameter has no upper bound, on a geometric scale."""
+"""Largest threshold searched, on a geometric scale, if the parameter has no upper bound."""
 _LEAST: Final = 1e-4
 
 _RESULTS: Final = """
@@ -57,7 +59,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A setting worth decoding, with the results of its replay (`simulated`)."""
+    """A setting to be decoded, with the results of its replay (simulated exits)."""
 
     point: Point
     mean_exit_layer: float
@@ -73,9 +75,9 @@ class Tuning:
         methods: Names of methods with a threshold.
         max_loss_percent: Maximum loss, in percent of full depth's quality.
         documents: Number of documents for search and confirmation.
-        finalists: Number of methods to time.
-        epsilon: Probability that the bound on the expected loss is violated (Learn then Test); None: choose by the
-            paired interval's bound alone.
+        finalists: Maximum number of methods to time.
+        epsilon: Probability that the bound on the expected loss is violated (Learn then Test); None to choose only by
+            the bound of the paired interval.
     """
 
     suite: Suite
@@ -89,20 +91,23 @@ class Tuning:
 
     @cached_property
     def searched(self) -> TaskEntry:
-        """The task on documents for choosing, disjoint from the reported ones and, with a guarantee, from its tests."""
+        """The task on the documents for search and confirmation.
+
+        They are disjoint from the reported documents and, with a guarantee, from the calibration documents.
+        """
         data = self.task.other_split("calibration", self.documents, "choosing a threshold")
         if self.epsilon is not None:
             data = replace(data, apart_from=(*data.apart_from, data))
         return replace(self.task, label=f"{self.task.label}-calibration", data=data)
 
     def require_enough_documents(self, full_share: float = 1.0) -> None:
-        """Check that a guarantee is achievable: the test must pass if no document loses anything.
+        """Check that a guarantee is achievable: the test must pass if no document loses any quality.
 
         Args:
-            full_share: Full depth's score as a share of the scale; 1.0, its maximum, before it is known.
+            full_share: Full depth's score as a share of the scale; 1.0, the maximum, before it is measured.
 
         Raises:
-            UserError: There are too few documents; says how many are needed.
+            UserError: There are too few documents; the message contains the number that is needed.
         """
         if self.epsilon is None:
             return
@@ -119,15 +124,15 @@ class Tuning:
 
     @property
     def certified_metric(self) -> str:
-        """Metric whose expected loss a guarantee bounds; it is defined per document."""
+        """Metric whose expected loss a guarantee bounds; defined per document."""
         return self.task.data.task_object.consistency_metric
 
     def points_of(self, full_share: float) -> float:
-        """Return the bound in points of the certified metric."""
+        """Return the maximum loss in points of the certified metric, given full depth's share of the scale."""
         return self._delta(full_share) * self._scale
 
     def share_of(self, points: float) -> float:
-        """Return points of the certified metric as a share of its scale."""
+        """Return a number of points of the certified metric as a share of its scale."""
         return points / self._scale
 
     @property
@@ -138,14 +143,14 @@ class Tuning:
         return self.max_loss_percent / 100 * full_share
 
     def search(self) -> Suite:
-        """Return the search suite: full depth, its probe, and gate scores that do not follow from the probe."""
+        """Return the search suite: full depth, its probe, and gate scores that the probe does not determine."""
         needing_scores = [name for name in self.methods if not get_method(name)().probe_has_score()]
         sweeps = [self._sweep(self.searched, baseline_method()(), (), "quality", "probe")]
         sweeps += [self._sweep(self.searched, get_method(name)(), (), "scores") for name in needing_scores]
         return self._suite(self.searched, sweeps)
 
     def confirm(self, candidates: Iterable[Candidate]) -> Suite:
-        """Return the suite that decodes candidates and full depth on the documents of the search."""
+        """Return the suite that decodes the candidates and full depth on the documents of the search."""
         return self._suite(self.searched, self._sweeps(self.searched, candidates, "quality"))
 
     def certify(self, finalists: Sequence[Candidate], candidates: Iterable[Candidate], full_share: float) -> Suite:
@@ -193,7 +198,7 @@ class Tuning:
 
 
 def tunable_methods() -> tuple[str, ...]:
-    """Return the names of methods with a threshold that need no training and whose score follows from a probe."""
+    """Return the names of methods with a threshold that need no training and can be replayed from a probe alone."""
     return tuple(name for name in method_names() if _is_quick(get_method(name)()))
 
 
@@ -219,10 +224,11 @@ def _is_quick(method: Method) -> bool:
 
 
 def find_candidates(database: Database, tuning: Tuning) -> list[Candidate]:
-    """Search the thresholds of every method, and every static depth, by replay.
+    """Search the thresholds of every method, and every static exit layer, by replay.
 
     Returns:
-        A few candidates per method: for every share in `SHARES`, the shallowest setting that keeps it.
+        A few candidates per method: for each limit in `SHARES`, the setting with the smallest mean exit layer within
+        the limit.
 
     Raises:
         UserError: A parameter does not fit the model.
@@ -267,7 +273,7 @@ def _static_candidates(probe: Probe, max_loss_percent: float) -> Iterator[Candid
 
 
 def _cheapest(candidates: Iterable[Candidate], max_loss_percent: float) -> Iterator[Candidate]:
-    """Yield, for every share, the shallowest candidate whose differing tokens stay within it, without duplicates."""
+    """Yield, for each limit in `SHARES`, the shallowest candidate within it (mean exit layer), without duplicates."""
     pool, outcomes = list(candidates), set[tuple[float, float]]()
     for share in SHARES:
         within_share = [candidate for candidate in pool if candidate.token_match >= 1 - share * max_loss_percent / 100]
@@ -289,13 +295,13 @@ def _conservative_first(candidates: Sequence[Candidate]) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Choice:
-    """Finalists of one stage.
+    """Finalists chosen from decoded candidates.
 
     Attributes:
-        rows: Result row of each candidate.
+        rows: Each candidate with its result row.
         finalists: Best candidate per method within the allowed loss, cheapest first, at most `Tuning.finalists`.
-        depth: The cheapest static depth within the allowed loss, or None.
-        is_shown: True if the interval's bound is within the allowed loss; False if only the point estimate is.
+        depth: The cheapest static exit layer within the allowed loss, or None.
+        is_shown: Whether the bound of the interval is within the allowed loss; False if only the point estimate is.
     """
 
     rows: tuple[tuple[Candidate, Row], ...]
@@ -340,13 +346,13 @@ def _work(row: Row) -> tuple[float, float]:
 
 
 def results_of(database: Database, cell_ids: Mapping[str, Candidate]) -> list[tuple[Candidate, Row]]:
-    """Return the result row of each candidate, given the ids of the quality cells."""
+    """Return each candidate with its result row, given the candidates by id of their quality cell."""
     rows = database.query(_RESULTS, [sorted(cell_ids)]).to_pylist()
     return [(cell_ids[row["cell_id"]], row) for row in rows]
 
 
 def full_score(database: Database, cell_ids: Sequence[str], metric: str) -> float:
-    """Return full depth's value of a metric, for the stage with these quality cells."""
+    """Return full depth's value of a metric, in the stage with these quality cells."""
     (row,) = database.query(_FULL_SCORE, [list(cell_ids), metric]).to_pylist()
     return float(row["value"])
 
@@ -358,7 +364,7 @@ def certified(database: Database, cell_ids: Sequence[str]) -> dict[str, float]:
 
 
 def why_not_certified(database: Database, cell_ids: Sequence[str]) -> list[str]:
-    """Return one sentence per failed calibration: its loss, and how many documents would be needed."""
+    """Return one sentence per failed calibration: its loss, and the number of documents that would be needed."""
     return [
         f"{row['method']} at {row['threshold']:g} lost {100 * row['mean_loss']:.2g} % of the scale on "
         f"{row['n']:,} documents, where {100 * row['delta']:.2g} % may be lost: {_needed(row)}."

@@ -1,4 +1,4 @@
-"""Check generation settings against the model before a run: lengths, chat templates, logit rules."""
+"""Checks of generation settings against the model before a run: lengths, chat templates, logit rules."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def resolve(entry: TaskEntry, folder: Path, description: Description) -> Generat
     """Return a task's generation settings for a model, with the digest of its chat template if prompts use it.
 
     Raises:
-        UserError: The model does not support a setting; names the task and the key.
+        UserError: The model does not support a setting; the message names the task and the key.
     """
     task, model = entry.data.task_object, description.model
     settings: GenerationSettings = _checked(entry, "task", entry.work.resolve, task, entry.generation, model)
@@ -42,11 +42,11 @@ def resolve(entry: TaskEntry, folder: Path, description: Description) -> Generat
 def remarks(
     entries: Sequence[TaskEntry], folder: Path, settings_by_label: Mapping[str, GenerationSettings]
 ) -> tuple[str, ...]:
-    """Return notes for readers of results about a checkpoint's own settings, one line each.
+    """Return notes for readers of results about a checkpoint's generation settings, one line each.
 
     Args:
         entries: Tasks to run on the checkpoint.
-        folder: The checkpoint.
+        folder: Folder of the checkpoint.
         settings_by_label: Generation settings by task label.
     """
     labels_of: dict[str, list[str]] = {}
@@ -125,11 +125,14 @@ def _has_chat_template(folder: Path) -> bool:
 
 
 def check_answers(drafts: Sequence[CellTemplate], description: Description) -> None:
-    """Check the cells of one model.
+    """Check that a model gives the answers that its tasks require, and that the methods can run on it.
+
+    Args:
+        drafts: Templates of the cells of one model.
+        description: Description of the model.
 
     Raises:
-        UserError: The model cannot give the answers that a task requires, or a method cannot run on it; names the
-            suite's line.
+        UserError: A check fails; the message names the suite's line.
     """
     for draft in drafts:
         work, task = draft.task.work, draft.task.data.task_object

@@ -1,4 +1,4 @@
-"""Recommend one method and threshold for a model and a task, and write a suite that repeats it."""
+"""Tuning: recommend one method and threshold for a model and a task, and write a suite that repeats the measurement."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PROMISED: Final = "with probability {share:.0%} over draws of {documents}"
 
 
 class _Failed(Exception):
-    """Raised when cells of a stage failed, after the reasons were printed."""
+    """Cells of a stage failed; the reasons have been printed."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,14 @@ class TuneOptions:
     Attributes:
         model: Name of a model of the suite.
         task: Label of a task of the suite.
-        run: The suite and how to run its cells; ``limit`` applies to the task's documents timed at the end.
-        max_loss: Maximum loss of quality, in percent of full depth's.
-        methods: Candidate methods; empty: all that can be tuned without training.
+        run: The suite and how to run its cells; ``limit`` applies to the documents that are timed at the end.
+        max_loss: Maximum loss of quality, in percent of full depth's quality.
+        methods: Candidate methods; empty for all methods that can be tuned without training.
         documents: Number of documents for choosing thresholds.
         finalists: Number of methods timed at the end.
-        guarantee: Calibrate the finalists with this error probability of the bound; None: no calibration.
-        out: File of the suite that reproduces the choice; None: in the folder of the runs.
+        guarantee: Error probability of the bound on the loss, for which the finalists are calibrated; None for no
+            calibration.
+        out: File of the suite that reproduces the choice; None for a file in the runs folder.
     """
 
     model: str
@@ -71,11 +72,11 @@ def tune(options: TuneOptions) -> bool:
     """Search thresholds by replay, confirm the best by decoding, time the finalists, and print one recommendation.
 
     Returns:
-        True if there is an answer, which may be that nothing beats full depth; False if cells failed.
+        True if tuning finished, also if nothing is better than full depth; False if cells failed.
 
     Raises:
         UserError: Names, methods or documents cannot be used; nothing has been measured.
-        KeyboardInterrupt: Interrupted; finished cells are kept and the same command resumes.
+        KeyboardInterrupt: Interrupted by the user. Finished cells are kept, and the same command resumes.
     """
     tuning, runs = _tuning(options), Runs(options.run.runs)
     try:
@@ -102,7 +103,7 @@ def _tuning(options: TuneOptions) -> Tuning:
         raise UserError(f"--out {options.out}: {why}. Allowed: a new file in a folder that is there.")
     tuning = Tuning(
         suite=suite,
-        model=replace(models[options.model], tasks=None),  # run on the requested task, whatever the suite lists
+        model=replace(models[options.model], tasks=None),  # the model runs the requested task, whatever the suite lists
         task=task,
         methods=tuple(options.methods) or tunable_methods(),
         max_loss_percent=options.max_loss,
@@ -156,7 +157,7 @@ def _stage(text: str) -> None:
 
 
 def _measured(suite: Suite, runs: Runs, options: TuneOptions, limit: int | None = None) -> dict[str, str]:
-    """Run a stage; return the label of every cell by its id.
+    """Run the suite of one stage; return the label of every cell, by cell id.
 
     Raises:
         _Failed: A cell failed.
@@ -173,7 +174,7 @@ def _measured(suite: Suite, runs: Runs, options: TuneOptions, limit: int | None 
 def _decoded(
     suite: Suite, candidates: Sequence[Candidate], runs: Runs, options: TuneOptions
 ) -> list[tuple[Candidate, Row]]:
-    """Run a stage that decodes candidates; return the result row of each."""
+    """Run the suite of a stage that decodes candidates; return each candidate with its result row."""
     (task,) = suite.tasks
     labels = {
         f"{suite.models[0].name}/{task.label}/{_label(candidate.point)}/quality": candidate for candidate in candidates
@@ -244,7 +245,7 @@ def _write_suite(tuning: Tuning, cell_id: str, runs: Runs, path_option: Path | N
         tell("The database does not say which documents these were: there is no suite that repeats it.")
         return
     path = path_option or runs.root / "tuned" / f"{tuning.model.name}-{tuning.task.label}.toml"
-    path.parent.mkdir(parents=True, exist_ok=True)  # within RUNS, which is known to be writable
+    path.parent.mkdir(parents=True, exist_ok=True)  # the default is within RUNS, which has been checked to be writable
     write_whole_file(path, text)
     print(f"\nSuite     {path}\n          exitbench run {path} --runs {runs.root}")
     print(f"Database  {runs.database}")

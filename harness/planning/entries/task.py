@@ -33,22 +33,22 @@ _OF_ANSWERS: Final = (
     *("max_new_tokens", "stop", "repetition_penalty", "no_repeat_ngram_size", "min_length", "forced_bos_token_id"),
     *("chat_template", "system", "first_token"),
 )
-"""Keys for how answers are generated."""
+"""Keys that are valid only for tasks whose answers are generated."""
 
 
 @dataclass(frozen=True)
 class TaskEntry:
-    """A parsed ``[tasks.LABEL]``; if it sets no token limit, the task's default applies.
+    """A parsed ``[tasks.LABEL]`` table. If the table sets no answer length, the task's default applies.
 
     Attributes:
-        generation: Generation settings that do not depend on the model, unlike the digest of a chat template.
+        generation: Generation settings that do not depend on the model; the digest of a chat template is added later.
         chat_template: Whether prompts use the checkpoint's chat template.
         train_files: Local source only: files on which methods are fitted, if any.
         calibration_files: Local source only: files on which thresholds are calibrated.
-        train_split: Hub source only: split or part (``train[:50%]``) on which methods are fitted; None: ``train``.
-        calibration_split: Hub source only: split or part on which thresholds are calibrated; None: no calibration.
+        train_split: Hub source only: split or part (``train[:50%]``) on which methods are fitted; None for ``train``.
+        calibration_split: Hub source only: split or part on which thresholds are calibrated; None for no calibration.
         drop_shared: Whether fits and calibrations leave out documents that have another use.
-        batch_rows: Rows per batch in cells that are not timed; None: as in `[defaults]`.
+        batch_rows: Rows per batch in cells that are not timed; None for the value in `[defaults]`.
     """
 
     label: str
@@ -71,13 +71,13 @@ class TaskEntry:
     def other_split(
         self, split: Literal["train", "calibration"], limit: int, why: str, fitted_on: DataRequest | None = None
     ) -> DataRequest:
-        """Return documents of another split of the same data.
+        """Return the request for another split of the same data.
 
         Args:
             split: The split.
             limit: Maximum number of documents.
-            why: Description of the user of these documents, for messages.
-            fitted_on: Documents on which the method to calibrate is fitted.
+            why: Description of the cell that needs these documents, for messages.
+            fitted_on: Documents on which the method to be calibrated is fitted.
 
         Raises:
             UserError: The source is local or the hub, and the suite does not name the files or split.
@@ -102,7 +102,7 @@ def read_task(label: str, table: TomlTable) -> TaskEntry:
     """Read one ``[tasks.LABEL]`` table of a suite.
 
     Raises:
-        UserError: The table is invalid; names file, line and key, and the allowed values.
+        UserError: The table is invalid. The message names file, line and key, and the allowed values.
     """
     from exitbench.tasks.declared import DeclaredTask
     from exitbench.tasks.registry import get_task
@@ -149,7 +149,7 @@ def read_task(label: str, table: TomlTable) -> TaskEntry:
 
 
 def _lm_eval_entry(label: str, table: TomlTable, name: str, declaration: Declaration | None = None) -> TaskEntry:
-    """Read a table whose task is lm-eval's, or a declared multiple-choice task."""
+    """Read the table of an lm-eval task, or of a declared multiple-choice task, which lm-eval also runs."""
     lm_eval = read_lm_eval(table, name, declaration)
     if declaration is not None and (table.get("source", str, "local") != "local" or not table.table("files").values):
         raise table.error("files", "is missing: the task reads files = { data = PATH } of a local source.")
@@ -181,7 +181,7 @@ def _lm_eval_entry(label: str, table: TomlTable, name: str, declaration: Declara
 def _entry(
     label: str, table: TomlTable, data: DataRequest, generation: GenerationSettings, chat_template: bool
 ) -> TaskEntry:
-    """Build the entry, reading the keys common to all kinds of tasks."""
+    """Build the entry, and read the keys that are common to all kinds of tasks."""
     return TaskEntry(
         label,
         table.location(),
