@@ -234,7 +234,7 @@ def inspect_folder(folder: Path, engine: EngineChoice = "auto", context: int | N
 def _described(
     folder: Path, raw: dict[str, Any], checkpoint: Checkpoint | None, findings: _Findings
 ) -> tuple[Sketch, ArchitectureSummary] | tuple[None, None]:
-    """Return sketch and shape of the loaded model, or of config.json alone; Nones if transformers cannot build it."""
+    """Return sketch and architecture of the loaded model, else of config.json; None, None if it cannot be built."""
     try:
         with tried(str(raw.get("model_type"))):
             model = None if checkpoint is None else checkpoint.model
