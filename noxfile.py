@@ -36,8 +36,10 @@ PROJECT = nox.project.load_toml("pyproject.toml")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 PUBLISHED_CODE = ("transformers", "torch", "numpy", "scipy", "matplotlib", "seaborn", "einops", "safetensors")
 DUCKDB_ENGINES = ("duckdb~=1.4.4", "duckdb-cli~=1.4.4", "duckdb~=1.5.6")
-"""DuckDB versions tested in addition to the pinned library (2.0) and command line (1.5): the LTS release and the
-library's previous version."""
+"""DuckDB versions tested in addition to the pinned library (2.0) and command line (1.5).
+
+These are the LTS release and the library's previous version.
+"""
 PAPERS = ("mee", "prune", "natcap", "heads")
 UV = "uv==0.13.9"
 # Hash of torch's CPU build for CPython 3.11 on x86-64 Linux, which is not on PyPI.
@@ -45,7 +47,7 @@ TORCH_CPU = "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b"
 
 
 def install_locked(session: nox.Session, *requirements: str) -> None:
-    """Install requirements at the pinned versions; a file with another SHA-256 than the pinned one is an error."""
+    """Install requirements at the pinned versions, and fail if a file's SHA-256 differs from the pinned one."""
     if session.virtualenv.is_sandboxed:  # with `--no-venv`, the environment is the user's, such as a cluster module
         pinned = ("--quiet", "--disable-pip-version-check", "--require-hashes", "-c", "hashes.txt")
         for torch in (name for name in requirements if name.startswith("torch==")):
@@ -56,7 +58,7 @@ def install_locked(session: nox.Session, *requirements: str) -> None:
 
 
 def install(session: nox.Session, *groups: str) -> None:
-    """Install the project and dependency groups."""
+    """Install the project with its dependencies, and the named dependency groups."""
     requirements = [item for group in groups for item in nox.project.dependency_groups(PROJECT, group)]
     install_locked(session, *PROJECT["build-system"]["requires"], *PROJECT["project"]["dependencies"], *requirements)
     if session.virtualenv.is_sandboxed:
@@ -80,7 +82,7 @@ def train(session: nox.Session) -> None:
 
 @nox.session
 def engines(session: nox.Session) -> None:
-    """Run every view and saved query on other versions of DuckDB, which are not pinned by hash."""
+    """Test every view and saved query on other versions of DuckDB, which are not pinned by hash."""
     install(session, "test")
     outputs = []
     for engine in DUCKDB_ENGINES:
@@ -120,13 +122,13 @@ def readme(session: nox.Session) -> None:
 
 @nox.session
 def check(session: nox.Session) -> None:
-    """Show findings to read before citing the results; fail if they forbid a final report."""
+    """Print the findings to read before citing the results, and fail if they forbid a final report."""
     install(session)
     session.run("exitbench", "check", *session.posargs, env=OFFLINE)
 
 
 def one_worker_per_core() -> dict[str, str]:
-    """Return environment variables for one pytest-xdist worker with one thread per core that this process may use."""
+    """Return environment variables for pytest-xdist: one worker with one thread per core this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {"PYTEST_XDIST_AUTO_NUM_WORKERS": str(cores), "OMP_NUM_THREADS": "1"}
 
@@ -168,7 +170,7 @@ def notebook(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the documentation into runs/site, with pictures of a small run; a broken link is an error."""
+    """Build the documentation into runs/site, with pictures from a small run, and fail on broken links."""
     install(session, "docs", "lint")  # ruff formats the signatures on the API page
     small = ("--only", "weighted/squad/*", "--kinds", "quality,probe,replay", "--limit", "20")
     session.run("exitbench", "run", "builtin", *small, "--no-report", "--runs", "runs/docs", env=OFFLINE)
@@ -186,7 +188,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Check types of the installed package, since mypy does not follow editable installs."""
+    """Check types in an installed copy of the package, since mypy does not follow editable installs."""
     checker = (*PROJECT["build-system"]["requires"], *nox.project.dependency_groups(PROJECT, "types"))
     copy, packages = session.cache_dir / "installed", session.cache_dir.parent / "tests" / "bin" / "python"
     if packages.exists():  # reuse the environment of `tests`, which has gigabytes of imported packages
@@ -254,7 +256,7 @@ def lock(session: nox.Session) -> None:
     options = (*what, "--quiet", "--no-annotate", "--no-header")
     for folder in (Path(), Path("tests/parity")):
         constraints, hashes = folder / "constraints.txt", folder / "hashes.txt"
-        hashes.unlink(missing_ok=True)  # else uv reads it first and keeps its pins
+        hashes.unlink(missing_ok=True)  # uv would read the old file and keep its pins
         session.run("uv", "pip", "compile", *options, str(constraints), "--output-file", str(hashes))
         lines = hashes.read_text(encoding="utf-8").splitlines()
         place = next(number for number, line in enumerate(lines) if line.startswith("torch=="))

@@ -1,4 +1,4 @@
-"""Packages of the distribution: the folders with an ``__init__.py`` beneath the five top ones."""
+"""Build script. The packages of the distribution are all folders with an ``__init__.py`` below the folders in `TOP`."""
 
 from pathlib import Path
 

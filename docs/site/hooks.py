@@ -1,4 +1,4 @@
-"""What mkdocs calls while it builds: pages that lie elsewhere or are generated, and where docstrings are read."""
+"""Hooks of mkdocs: add generated pages and documents outside docs/, and check that pages work offline."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from exitbench.results.queries.cookbook import cookbook_markdown
 ROOT = Path(__file__).parents[2]
 BESIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 PAGES = {**BESIDE, "README.md": "index.md"}
-"""Documents beside docs/, and the pages that have them, or take their place."""
+"""Documents outside docs/, and the names of their pages on the site."""
 REFERENCE = {"schema.md": schema_markdown, "sql.md": cookbook_markdown}
-"""Pages that are written from the code."""
+"""Pages that are generated from the code."""
 _LOADED = re.compile(r'<(?:script|img|iframe|link(?! rel="canonical"))\b[^>]*\b(?:src|href)="((?:https?:)?//[^"]*)"')
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 
 
 @event_priority(100)  # before mkdocstrings looks for it
 def on_config(config: MkDocsConfig) -> None:
-    """Lay the package out as it is imported, for docstrings to be read without importing it."""
+    """Link the package's folders as they are imported, so that mkdocstrings can read docstrings without importing."""
     package = ROOT / "runs" / "docs" / "package" / "exitbench"
     package.mkdir(parents=True, exist_ok=True)
     rooms = [ROOT / name for name in ("harness", "methods", "tasks", "results", "reports")]
@@ -52,7 +52,7 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Keep links in the site: to a document beside docs/ where its page is, to a source file as plain text."""
+    """Rewrite links to documents outside docs/ as links to their pages, and turn links to source files into text."""
     folder = "" if page.file.src_uri in BESIDE.values() else f"docs/{posixpath.dirname(page.file.src_uri)}"
     up = "../" * page.file.src_uri.count("/")
 
@@ -68,6 +68,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> None:
-    """Refuse a page that would fetch anything: the site is read without a network."""
+    """Reject a page that would load a file from the network, since the site must work offline."""
     if fetched := _LOADED.findall(output):
         raise PluginError(f"{page.file.src_uri}: loads {', '.join(fetched)}")

@@ -85,5 +85,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the public names, for tab completion."""
+    """Return the names for `dir(exitbench)` and tab completion: the public names, sorted."""
     return sorted(__all__)

@@ -1,7 +1,7 @@
-"""UserError: bad input, reported on one screen with the allowed values.
+"""UserError, the exception for bad input, and helpers that classify and format error messages.
 
-Imports nothing from this project, so that methods, tasks and results can all raise it. The command line prints it
-without a traceback and exits with code 2.
+Imports nothing from this project, so that methods, tasks and results can all raise `UserError`. The command line
+prints the error without a traceback and exits with code 2.
 """
 
 import errno
@@ -23,17 +23,25 @@ _NO_MEMORY: Final = (
 
 
 class UserError(ValueError):
-    """Bad input. The message says what was wrong, where, and what is allowed, and fits on one screen."""
+    """Bad input. The message names the wrong value, its place and the allowed values, and fits on one screen.
+
+    Examples:
+        >>> try:
+        ...     raise UserError(f"dtype is 'flot32'.{suggestion('flot32', ['float32', 'int8'])}")
+        ... except UserError as error:
+        ...     print(error)
+        dtype is 'flot32'. Did you mean 'float32'? Allowed: float32, int8.
+    """
 
 
 def one_line(error: BaseException, most: int = 300) -> str:
-    """Return a library's error message on one line, cut to `most` characters."""
+    """Return an error's message on one line, cut to `most` characters."""
     words = " ".join(str(error).split())
     return words if len(words) <= most else f"{words[: most - 3]}..."
 
 
 def no_room(error: BaseException) -> OSError | None:
-    """Return the underlying OSError if an error was caused by a full or read-only disk."""
+    """Return the OSError in an error's cause chain that reports a full or read-only disk, or None if there is none."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in _NO_ROOM:
@@ -52,16 +60,16 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def says_out_of_memory(words: str) -> bool:
-    """Return whether an error message, or the last line of a log, reports that memory ran out."""
+    """Return whether an error message, or the last line of a log, reports that no memory was left."""
     return any(sign in words for sign in _NO_MEMORY)
 
 
 def suggestion(word: str, allowed: Iterable[str]) -> str:
-    """Return ``' Did you mean X?'`` for a near miss, followed by the allowed values.
+    """Return the end of an error message: the closest allowed value, if one is similar, and all allowed values.
 
     Args:
-        word: What the user wrote.
-        allowed: Every accepted spelling.
+        word: The value that the user wrote.
+        allowed: Every accepted value.
 
     Examples:
         >>> suggestion("qualty", ["quality", "timing"])

@@ -1,12 +1,12 @@
 """Register this project's models with lm-eval as `exitbench`, without importing lm-eval first.
 
-lm-eval 0.4.13 has no plug-in mechanism; a later release reads the entry-point group `lm_eval.models`, which we declare.
-Until then, an import hook waits for lm-eval's own model registry and adds the name `exitbench` to it. lm-eval imports
-the class on first use.
+lm-eval 0.4.13 has no plug-in mechanism; a later release reads the entry-point group `lm_eval.models`, which this
+package declares. Until then, an import hook waits for lm-eval's own model registry and adds the name `exitbench` to it.
+lm-eval imports the class on first use.
 
-So `import exitbench` puts a finder on `sys.meta_path`. Nothing else can wait for a module that may never be imported,
-and importing lm-eval here would cost every command seconds. The finder handles that one module and removes itself
-when the module is imported.
+So `import exitbench` puts a finder on `sys.meta_path`. No simpler mechanism can wait for a module that may never be
+imported, and importing lm-eval here would delay every command by seconds. The finder handles that one module and
+removes itself when the module is imported.
 """
 
 import logging
@@ -32,9 +32,9 @@ def register_with_lm_eval() -> None:
 
 @contextmanager
 def quiet_lm_eval() -> Iterator[None]:
-    """Log only lm-eval's errors while this project drives it.
+    """Context manager in which lm-eval logs errors only.
 
-    Otherwise lm-eval warns about every task whose records are passed in.
+    Otherwise lm-eval warns about every task whose documents this project passes to it.
     """
     logger = logging.getLogger("lm_eval")
     before = logger.level
@@ -53,10 +53,10 @@ def _register() -> None:
 
 
 class _Finder:
-    """Import hook for lm-eval's model registry: delegates to the other finders and registers after execution."""
+    """Import hook that lets other finders load lm-eval's model registry, then registers this project's models."""
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return the other finders' spec for the awaited module, with registration added; None for any other module."""
+        """Return the import spec of lm-eval's model registry, with registration added; None for any other module."""
         if name != _LIST:
             return None
         sys.meta_path.remove(self)

@@ -1,7 +1,7 @@
 """Plug-ins: Python files of a folder that the user names with ``--plugins``, which run with the user's rights.
 
 A file registers its tasks and methods (``exitbench.register_task``, ``exitbench.register_method``) and imports other
-files of the folder as ``exitbench_plugins.NAME``. No other place is searched. Imports nothing from this project but
+files of the folder as ``exitbench_plugins.NAME``. No other folder is searched. Imports nothing from this project except
 `errors`.
 """
 
@@ -21,13 +21,13 @@ _VARIABLE: Final = "EXITBENCH_PLUGINS"
 
 
 def use_plugins(folder: Path) -> tuple[Path, ...]:
-    """Trust a folder, in this process and its child processes.
+    """Set the plug-in folder, for this process and its child processes.
 
     Returns:
         The Python files that will be executed.
 
     Raises:
-        UserError: The folder does not exist or is empty, or another one is in use.
+        UserError: The folder does not exist or is empty, or another plug-in folder is already set.
     """
     folder = folder.resolve()
     if not folder.is_dir():
@@ -42,13 +42,13 @@ def use_plugins(folder: Path) -> tuple[Path, ...]:
 
 
 def plugins_folder() -> Path | None:
-    """Return the trusted folder, or None if the user named none."""
+    """Return the plug-in folder, or None if the user named none."""
     value = os.environ.get(_VARIABLE)
     return Path(value) if value else None
 
 
 def load_plugins() -> None:
-    """Import each file of the trusted folder once; do nothing if there is none.
+    """Import each Python file of the plug-in folder once; do nothing if no folder is set.
 
     Raises:
         UserError: A file cannot be imported.

@@ -1,4 +1,4 @@
-"""Progress display: bars with the remaining time on a terminal, plain lines or nothing elsewhere."""
+"""Progress display: bars with the remaining time on a terminal, plain lines elsewhere."""
 
 import sys
 import threading
@@ -28,7 +28,7 @@ class Progress(Protocol):
         """Report that `n_done` documents of a started cell are finished."""
 
     def end(self, label: str, status: str) -> None:
-        """Report that a cell has ended, with or without a preceding `start`."""
+        """Report that a cell has ended. A cell that was skipped ends without a preceding `start`."""
 
     def note(self, text: str) -> None:
         """Show a message on a line of its own."""
@@ -42,7 +42,7 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class Expected:
-    """What is known of a cell before it runs: its kind, and an estimate of its seconds, if there is one."""
+    """Kind of a cell, and the estimated seconds it takes if there is an estimate, both available before it runs."""
 
     kind: str = ""
     seconds: float | None = None
@@ -75,7 +75,7 @@ class TimeLeft:
         self._started_s = time.monotonic()
 
     def end(self, label: str, seconds: float) -> None:
-        """Record that a cell has ended, after this many seconds."""
+        """Record that a cell has ended after running for `seconds`."""
         if (weight := self._left.pop(label, None)) is not None:
             self._taken[weight[0]].append((seconds, weight[1]))
 
@@ -91,13 +91,13 @@ class TimeLeft:
 
 
 def _rate(finished: Sequence[tuple[float, float]]) -> float:
-    """Return the actual over the expected seconds of finished cells."""
+    """Return the ratio of actual to expected seconds, summed over (actual, expected) pairs of finished cells."""
     return sum(seconds for seconds, _ in finished) / sum(weight for _, weight in finished)
 
 
 @contextmanager
 def counting(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show one bar on a terminal; yields a callback that takes (done, total)."""
+    """Show one bar on a terminal, or nothing elsewhere. Yield a callback that takes (number done, total)."""
     if not sys.stderr.isatty():
         yield lambda n_done, total: None
         return
@@ -170,7 +170,7 @@ def _bars(stream: TextIO) -> "rich.progress.Progress":
     from rich.text import Text
 
     class Remaining(TimeRemainingColumn):
-        """Time left: the estimate of a task that has one, else by the task's own rate so far."""
+        """Column with the remaining time: the estimate of the bar if given, otherwise rich's from the speed so far."""
 
         def render(self, task: Task) -> Text:
             left_s = task.fields.get("left_s")
@@ -187,12 +187,12 @@ def _bars(stream: TextIO) -> "rich.progress.Progress":
         Remaining(),
         console=Console(file=stream),
         expand=True,
-        redirect_stdout=False,  # which may be a pipe
+        redirect_stdout=False,  # stdout may be a pipe
     )
 
 
 LEFT_S = 30.0
-"""Minimum seconds between two estimates of the remaining time in a log."""
+"""Minimum seconds between two log lines that estimate the remaining time."""
 
 
 class Lines:
@@ -205,14 +205,14 @@ class Lines:
         self._estimated_at_s = time.monotonic()
 
     def start(self, label: str, documents: int) -> None:
-        """Remember the cell and its start time."""
+        """Store the number of documents and the start time of a cell."""
         self._running[label] = (documents, time.monotonic())
 
     def documents_done(self, label: str, n_done: int) -> None:
         """Do nothing: one line per document would flood a log."""
 
     def end(self, label: str, status: str) -> None:
-        """Write the cell's line."""
+        """Write one line with the cell's label, status and seconds."""
         with self._lock:
             self._ended += 1
             now_s, seconds, outcome = time.monotonic(), 0.0, f": {status}"
@@ -233,7 +233,7 @@ class Lines:
             tell(f"{self._ended} of {self._cells} done, {n_left} left: about {about}", self._stream)
 
     def note(self, text: str) -> None:
-        """Write the line."""
+        """Write the text as a line."""
         with self._lock:
             print(text, file=self._stream, flush=True)
 

@@ -17,7 +17,7 @@ from types import ModuleType
 
 
 def distribution(cls: type, group: str) -> tuple[str | None, str | None]:
-    """Return name and version of the distribution whose entry point in a group names the class, or (None, None)."""
+    """Return the name and version of the distribution whose entry point in `group` names the class, or (None, None)."""
     for point in entry_points(group=group):
         if (point.module, point.attr) == (cls.__module__, cls.__qualname__) and point.dist is not None:
             return point.dist.name, point.dist.version
@@ -25,11 +25,11 @@ def distribution(cls: type, group: str) -> tuple[str | None, str | None]:
 
 
 def revision_of_others(cls: type, declared: str, group: str) -> str:
-    """Return a revision that changes whenever a third-party class may compute something else.
+    """Return a revision string that changes with the code of a third-party class or its package's version.
 
     Args:
         cls: The class.
-        declared: The version it declares.
+        declared: The version that the class declares.
         group: Entry-point group for this kind of class.
     """
     name, version = distribution(cls, group)
@@ -38,14 +38,14 @@ def revision_of_others(cls: type, declared: str, group: str) -> str:
 
 
 def syntax_sha256(cls: type, package: str, apart_from: Path | None = None) -> str:
-    """Return a digest of the syntax trees of a class's file and of all modules of a package that it imports.
+    """Return a digest of the syntax trees of a class's file and of all modules of a package that this file imports.
 
     Imports are followed transitively. Comments, docstrings, formatting and file locations do not affect the digest.
 
     Args:
         cls: The class.
         package: Only imports from this package are followed.
-        apart_from: A file to ignore, because it computes nothing.
+        apart_from: A file to leave out of the digest, because it computes nothing.
     """
     trees = sorted(_tree(path.read_bytes()) for path in _files(cls, package, apart_from))
     return hashlib.sha256("\0".join(trees).encode()).hexdigest()
@@ -73,7 +73,7 @@ def _imported(path: Path, inside: str, package: str) -> tuple[tuple[Path, str], 
 
 
 def _imported_names(tree: ast.AST, inside: str) -> Iterator[str]:
-    """Yield the dotted names that a file imports: modules, and names imported from them, which may be modules too."""
+    """Yield the dotted names that a file imports: modules, and names from modules, which may be submodules."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -84,7 +84,7 @@ def _imported_names(tree: ast.AST, inside: str) -> Iterator[str]:
 
 
 def _module(name: str) -> ModuleType | None:
-    """Return the module of that name, or None if it names something else, such as a class."""
+    """Import and return the module of that dotted name, or None if the name is not a module (for example, a class)."""
     parent, _, child = name.rpartition(".")
     if parent and name not in sys.modules and hasattr(_module(parent), child):
         return None
@@ -100,12 +100,12 @@ def _package(module: ModuleType | None) -> str:
 
 @cache
 def _tree(source: bytes) -> str:
-    """Return the dumped syntax tree without docstrings; cached, since many classes share a file."""
+    """Return the dumped syntax tree of a source file without docstrings; cached, since many classes share a file."""
     return ast.dump(_without_docstrings(ast.parse(source)))
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:
-    """Drop every statement that is only a string: docstrings, including those of attributes."""
+    """Drop every statement that is only a string literal: docstrings, including those of attributes."""
     for node in ast.walk(tree):
         for name in ("body", "orelse", "finalbody"):
             if isinstance(statements := getattr(node, name, None), list):

@@ -14,7 +14,7 @@ _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 _SCREEN_LINES: Final = 20
 _LINE_LENGTH: Final = 1600
-"""About twenty terminal lines, more than the longest list of allowed names in any message."""
+"""Maximum characters of a line: about twenty terminal lines, more than the longest list of allowed names."""
 
 
 def visible(text: str, keep: str = "") -> str:
@@ -30,23 +30,24 @@ def visible(text: str, keep: str = "") -> str:
 
 
 def tell(text: str, file: TextIO | None = None) -> None:
-    """Print text that may quote untrusted input, with control characters escaped; to stderr by default."""
+    """Print text that may contain untrusted input, with control characters escaped; to stderr by default."""
     print(visible(text, keep="\n"), file=file or sys.stderr, flush=True)
 
 
 def number_of(n: int, noun: str) -> str:
-    """Return ``'1 cell'`` or ``'2 cells'``."""
+    """Return a count with its noun, in the singular for 1: ``'1 cell'`` or ``'2 cells'``."""
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def abbreviate_uniquely(texts: Sequence[str], width: int) -> list[str]:
     """Abbreviate texts to a width so that different texts remain different.
 
-    A text loses its end, or its middle if others share its beginning. If neither is unique, it is not cut.
+    A text is cut at the end, or in the middle if the beginning alone is not unique. If both cuts are ambiguous, the
+    text is not cut.
 
     Args:
-        texts: Each on one line.
-        width: Characters, at least 3.
+        texts: Texts of one line each.
+        width: Maximum characters of an abbreviation, at least 3.
 
     Examples:
         >>> abbreviate_uniquely(["calm-softmax", "calm-saturation", "full"], 8)
@@ -78,7 +79,7 @@ def without_middle(text: str, width: int) -> str:
 
 
 def one_screen(text: str) -> str:
-    """Return a message cut to fit on one screen, whatever it quotes."""
+    """Return a message cut to 20 lines and each line to about twenty terminal lines."""
     lines = text.split("\n")
     n_cut = len(lines) - _SCREEN_LINES
     if n_cut > 0:

@@ -1,4 +1,4 @@
-"""Part-of-speech tags for the tokens of full depth's stored answers; needs the database, but no model."""
+"""Tag parts of speech in the tokens of full depth's stored answers. Needs the database, but no model."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,7 @@ class AnnotationReport:
     Attributes:
         tagged: Number of runs whose tags were written.
         current: Number of runs that already had tags of this tagger.
-        unspelled: Attempts whose tokenizer's vocabulary is not stored.
+        unspelled: Attempts that were skipped because their tokenizer's vocabulary is not stored.
     """
 
     tagged: int
@@ -46,7 +46,7 @@ class AnnotationReport:
 def annotate(
     database: Database, spool_root: Path, names: Sequence[str], tagger: Tagger, progress: Callable[[int, int], None]
 ) -> AnnotationReport:
-    """Tag the named full-depth runs, or all of them if there are no names.
+    """Tag the named full-depth runs; without names, tag all full-depth runs.
 
     Args:
         database: Open database with the answers.

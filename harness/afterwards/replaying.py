@@ -1,4 +1,4 @@
-"""Replay a method's exit rule over a probe at many thresholds in one pass, without decoding (`simulated`)."""
+"""Replay a method's exit rule over a probe at many thresholds in one pass, without decoding (simulated exits)."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ _SCORED: Final = """
 
 @dataclass(frozen=True)
 class Probe:
-    """Per-block predictions for every token of full depth's own answers.
+    """Each block's prediction for every token of full depth's answers.
 
     Attributes:
         table: One row per token, with the columns of the database's probe table (`exitbench sql --schema`).
         n_blocks: Number of decoder blocks of the model.
         max_new_tokens: Maximum number of tokens per answer.
         is_causal: Whether the first token is read from the prefill, and so never exits early.
-        scored_by: Method whose gate scored every token, in columns ``score`` and ``emitted_id``. None: there are no
-            such columns, and only methods whose score follows from the other columns can be replayed.
+        scored_by: Method whose gate scored every token, in the columns ``score`` and ``emitted_id``. With None, these
+            columns are missing, and only methods whose score is computed from the other columns can be replayed.
     """
 
     table: pa.Table
@@ -69,17 +69,18 @@ class Probe:
     scored_by: str | None = None
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return the table as a data frame."""
+        """Return the table as a pandas data frame."""
         frame: pd.DataFrame = self.table.to_pandas()
         return frame
 
 
 def replay(probe: Probe, method: str, thresholds: Sequence[float], **params: Any) -> pa.Table:
-    """Apply a method's exit rule to a probe at many thresholds in one pass, without decoding (`simulated`).
+    """Apply a method's exit rule to a probe at many thresholds in one pass, without decoding (simulated exits).
 
     Args:
         probe: From `probe`.
-        method: A method whose score follows from the probe's columns, such as ``calm-softmax``, or that scored them.
+        method: A method whose score can be computed from the probe's columns, such as ``calm-softmax``, or the method
+            in ``probe.scored_by``.
         thresholds: Thresholds to replay, at least one.
         **params: Other parameters of the method.
 
@@ -87,8 +88,8 @@ def replay(probe: Probe, method: str, thresholds: Sequence[float], **params: Any
         One row per threshold: ``threshold``, ``mean_exit_layer``, ``token_match`` (share of full depth's tokens).
 
     Raises:
-        UserError: The method has no threshold or ignores it, parameters do not fit the model, or its score does not
-            follow from a probe.
+        UserError: The method has no threshold or ignores it, parameters do not fit the model, or the method's score
+            cannot be computed from the probe.
 
     Examples:
         >>> import exitbench as eb
@@ -130,16 +131,16 @@ def replay(probe: Probe, method: str, thresholds: Sequence[float], **params: Any
 
 
 def stored_probe(database: Database, name: str, method: Method | None = None) -> Probe:
-    """Return the newest stored probe of a model's answers to a task; probes of scored continuations are not supported.
+    """Return the newest stored probe of a model's generated answers to a task; probes of scored texts are left out.
 
     Args:
         database: An open database.
         name: Glob over MODEL/TASK that matches one probe.
-        method: Method to replay. If its score does not follow from a probe, its stored scores are read too, if a suite
+        method: Method to replay. If its score cannot be computed from a probe, its stored scores are added if a suite
             recorded them (cells of kind ``scores``).
 
     Raises:
-        UserError: The glob matches none, or several; lists the existing ones.
+        UserError: The glob matches no probe, or several; the message lists existing probes.
     """
     probes = {f"{row['model']}/{row['task_label']}": row for row in database.query(_PROBES).to_pylist()}
     matches = [key for key in probes if fnmatchcase(key, name)]
@@ -162,7 +163,7 @@ def stored_probe(database: Database, name: str, method: Method | None = None) ->
 
 
 def _scores(database: Database, probe_cell_id: str, method: Method) -> str | None:
-    """Return the newest attempt that scored a probe's tokens with the method's gate, or None."""
+    """Return the newest attempt that scored a probe's tokens with the method's gate; None if there is none."""
     params = json.loads(json.dumps(method.score_params()))
     rows = database.query(_SCORES, [probe_cell_id, method.name]).to_pylist()
     return next((row["attempt_id"] for row in rows if json.loads(row["params"]) == params), None)

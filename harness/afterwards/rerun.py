@@ -1,4 +1,4 @@
-"""Reproducibility check: run a stored cell again as a new attempt, and compare it with the old one."""
+"""Reproducibility check: run a stored cell again as a new attempt, and compare both attempts."""
 
 import json
 from collections.abc import Iterator
@@ -23,12 +23,17 @@ from exitbench.results.analysis.selection import Run, RunIndex
 from exitbench.results.spool.attempts import Attempt, attempt_status, read_attempt, scan_spool
 
 REPEATABLE = ("quality", "probe", "scores", "replay", "fit", "calibration")
-"""Kinds of cells with reproducible results; timings have none."""
+"""Kinds of cells whose results can be reproduced exactly; timings cannot."""
 
 
 @dataclass(frozen=True)
 class StoredAttempt:
-    """A finished attempt to repeat; `cell` and `env` are its cell.json and env.json."""
+    """A finished attempt to be repeated.
+
+    Attributes:
+        cell: Content of its cell.json.
+        env: Content of its env.json.
+    """
 
     attempt: Attempt
     cell: dict[str, Any]
@@ -37,7 +42,7 @@ class StoredAttempt:
 
 @dataclass(frozen=True)
 class RerunResult:
-    """Result of a repetition.
+    """Result of repeating a stored cell.
 
     Attributes:
         repeated: Folder of the new attempt.
@@ -53,24 +58,24 @@ class RerunResult:
 
     @property
     def equal(self) -> bool:
-        """True if the new attempt succeeded and equals the stored one."""
+        """Whether the new attempt succeeded and equals the stored attempt."""
         return self.status == "ok" and all(comparison.equal for comparison in self.compared)
 
 
 def find_stored(spool: Path, name: str) -> StoredAttempt:
-    """Return the successful attempt with a name.
+    """Return the successful attempt that a name selects.
 
     Args:
         spool: The spool.
         name: Name of a run (see `results.analysis.selection`).
 
     Raises:
-        UserError: The name matches none or several attempts, or the attempt's files are damaged.
+        UserError: The name matches no attempt or several, or the attempt's files are damaged.
     """
     attempts = {attempt.attempt_id: attempt for attempt in scan_spool(spool) if attempt.finished}
     runs = RunIndex(filter(None, map(_run, attempts.values())), what="repeatable run")
     matches = runs.find(name)
-    # A name without an id means the quality run, if there is one; of each cell, the latest attempt counts.
+    # A name without an id selects the quality run, if there is one. For each cell, only the latest attempt counts.
     answers = [run for run in matches if run.about == "quality"] or matches
     latest = list({run.cell_id: run for run in answers}.values())
     if len(latest) > 1:
@@ -88,12 +93,12 @@ def verify(
     threads: int,
     confirm_run_unsafe_code: bool = False,
 ) -> RerunResult:
-    """Run a stored cell again and compare.
+    """Run a stored cell again, and compare the new attempt with the stored one.
 
     Args:
         stored: The attempt to repeat.
         spool: Spool with the attempt and the cells that it depends on.
-        repetitions: Spool of the new attempt; in the original spool, it would replace the attempt it is compared with.
+        repetitions: Spool of the new attempt. In the original spool, it would replace the stored attempt.
         folder: Folder of the checkpoint.
         data_dir: Root folder of the local files from which the documents were read.
         threads: Number of torch threads.
@@ -134,8 +139,8 @@ def find_checkpoint(stored: StoredAttempt, models: Path, logs: Path) -> Path:
 
     Args:
         stored: The attempt to repeat.
-        models: Folder of trained recipes; bundled models are searched too, and the hub's cache for a hub model.
-        logs: Folder of the workers' inputs, which name the folders of other checkpoints.
+        models: Folder of trained recipes; bundled models and, for a hub model, the hub's cache are also searched.
+        logs: Folder of the workers' specifications, which contain the folders of other checkpoints.
 
     Raises:
         UserError: No such checkpoint is found.
@@ -163,14 +168,14 @@ def _checkpoints(models: Path, logs: Path) -> Iterator[Path]:
 
 
 def _hub_folder(source: str | None) -> Iterator[Path]:
-    """Yield the cache folder of a checkpoint from the hub, if it is there."""
+    """Yield the folder of a hub checkpoint in the local cache, if it exists."""
     name = read_name(source) if source is not None else None
     if name is not None and (located := find(name)) is not None:
         yield located.folder
 
 
 def _run(attempt: Attempt) -> Run | None:
-    """Return an attempt's names; None if it did not succeed or cannot be repeated."""
+    """Return an attempt with its names; None if it did not succeed or its kind cannot be repeated."""
     cell, status = (_json(attempt.path / name) for name in ("cell.json", "status.json"))
     if status.get("status") != "ok" or cell.get("kind") not in REPEATABLE:
         return None
@@ -187,7 +192,7 @@ def _run(attempt: Attempt) -> Run | None:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; empty if it is damaged."""
+    """Return the JSON object in a file; empty if the file is damaged."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -199,7 +204,7 @@ def _item(stored: StoredAttempt, repetitions: Path, folder: Path, data_dir: Path
     """Rebuild the stored cell from the current code and data, as a job with the same identity.
 
     Raises:
-        UserError: The identity differs; lists the differences.
+        UserError: The identity differs; the message lists the differences.
     """
     data = DataRequest.from_json(stored.cell["data"])
     held_out_data = stored.cell["held_out"] and DataRequest.from_json(stored.cell["held_out"])

@@ -1,4 +1,4 @@
-"""Rescoring: score stored answers with the tasks' current metric versions. Rereads the documents, loads no model."""
+"""Rescoring: score stored answers with the tasks' current metric versions. Reads the documents, loads no model."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,8 +28,8 @@ class RescoreReport:
     """Outcome of `rescore`.
 
     Attributes:
-        rescored: Number of runs whose scores under the current version were written.
-        current: Number of runs that already had them.
+        rescored: Number of runs whose scores under the current metric version were written.
+        current: Number of runs that already had scores of this version.
         problems: Attempts that could not be scored, by reason.
     """
 
@@ -40,7 +40,11 @@ class RescoreReport:
 
 @dataclass(frozen=True)
 class _AnsweredRun:
-    """A finished attempt with answers; `cell` is its cell.json."""
+    """A finished attempt with answers.
+
+    Attributes:
+        cell: Content of its cell.json.
+    """
 
     attempt_id: str
     path: Path
@@ -48,7 +52,7 @@ class _AnsweredRun:
 
     @property
     def request(self) -> DataRequest:
-        """Request of the documents that were answered."""
+        """Request for the documents that were answered."""
         return DataRequest.from_json(self.cell["data"])
 
     @property
@@ -73,7 +77,7 @@ def rescore(
     progress: Callable[[int, int], None],
     confirm_run_unsafe_code: bool = False,
 ) -> RescoreReport:
-    """Rescore the named runs, or all if there are no names, unless their scores are of the current metric version.
+    """Rescore the named runs (without names, all runs) that have no scores of the current metric version.
 
     Args:
         spool_root: The spool, to which scores are written (`results.beside.derived`).
@@ -117,7 +121,7 @@ def _stored_answers(spool_root: Path) -> Iterator[_AnsweredRun]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; empty if it is damaged, which ingest reports."""
+    """Return the JSON object in a file; empty if the file is damaged. Ingest reports damaged files."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -126,7 +130,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _select(stored: Sequence[_AnsweredRun], names: Sequence[str]) -> list[_AnsweredRun]:
-    """Return the named runs, each once."""
+    """Return the runs that the names select, each once; all runs if there are no names."""
     runs = RunIndex((attempt.run for attempt in stored), what="quality run")
     wanted: set[str] = set()
     for name in names:
@@ -148,13 +152,13 @@ class _Rescorer:
         self._load = cache(self._load_documents)
 
     def is_current(self, stored: _AnsweredRun) -> bool:
-        """Return whether the run is scored under the task's current metric version."""
+        """Return whether a run has scores of the task's current metric version."""
         version = stored.request.task_object.metric_version
         is_same_version = stored.cell["task"]["metric_version"] == version
         return is_same_version or is_rescored(self._spool_root, stored.attempt_id, version)
 
     def score(self, stored: _AnsweredRun) -> None:
-        """Score a run and write its scores into the spool."""
+        """Score a run, and write its scores to the spool."""
         task, record = stored.request.task_object, read_attempt(stored.path)
         rows = _rows(record, "samples")
         documents = self._documents(stored)
@@ -175,7 +179,7 @@ class _Rescorer:
         record_rescore(self._spool_root, new)
 
     def _documents(self, stored: _AnsweredRun) -> Mapping[str, Document]:
-        """Return the documents that a run answered, by key, after comparing their digest with the stored one."""
+        """Return the documents of a run, by key, after comparing their digest with the stored digest."""
         task = stored.cell["task"]
         request = stored.request
         if request.source == "local" and self._data_dir is None:

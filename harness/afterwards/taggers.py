@@ -1,6 +1,6 @@
 """Part-of-speech taggers: spaCy and Stanza, if one of them is installed with a model.
 
-Neither is a dependency: their models are not on the Python Package Index, and each is for one language.
+Neither is a dependency: their models are not on the Python Package Index, and each model is for one language.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,12 +12,12 @@ from typing import Any, Final, Protocol
 from exitbench.errors import UserError, suggestion
 
 NO_WORD: Final = ("", "SPACE")
-"""Tags that are not a universal part of speech."""
+"""Tags that are not universal parts of speech."""
 
 
 @dataclass(frozen=True)
 class Word:
-    """A word of a text: character range [``start``, ``end``) and universal part of speech."""
+    """A word of a text: character range [``start``, ``end``) and universal part-of-speech tag."""
 
     start: int
     end: int
@@ -28,7 +28,7 @@ class Tagger(Protocol):
     """A loaded tagging model.
 
     Attributes:
-        name: Library, model and their versions; identifies the tagger of stored tags.
+        name: Library, model and their versions; stored with the tags.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Tagger(Protocol):
 
 
 class SpacyTagger:
-    """A spaCy pipeline that sets universal parts of speech."""
+    """Tagger that wraps a spaCy pipeline with universal parts of speech."""
 
     def __init__(self, model: str) -> None:
         spacy = import_module("spacy")
@@ -64,7 +64,7 @@ class SpacyTagger:
 
 
 class StanzaTagger:
-    """A Stanza pipeline for one language."""
+    """Tagger that wraps a Stanza pipeline for one language."""
 
     def __init__(self, model: str) -> None:
         stanza = import_module("stanza")
@@ -97,18 +97,18 @@ TAGGERS: Final[Mapping[str, _Kind]] = {
     "spacy": _Kind("spacy", "en_core_web_sm", SpacyTagger),
     "stanza": _Kind("stanza", "en", StanzaTagger),
 }
-"""Taggers by command-line name; the first installed one is the default."""
+"""Taggers by command-line name; the first tagger that is installed is the default."""
 
 
 def load_tagger(name: str | None, model: str | None) -> Tagger:
     """Load a tagger.
 
     Args:
-        name: A key of `TAGGERS`; None: the first that is installed.
-        model: Model name of the library; None: English.
+        name: A key of `TAGGERS`; None for the first that is installed.
+        model: Model name in the library; None for an English model.
 
     Raises:
-        UserError: The library or the model is not installed, or the model sets no tags; suggests what to do.
+        UserError: The library or the model is not installed, or the model sets no tags; the message suggests a fix.
     """
     if name is not None and name not in TAGGERS:
         raise UserError(f"no tagger {name!r}.{suggestion(name, TAGGERS)}")
@@ -124,10 +124,10 @@ def load_tagger(name: str | None, model: str | None) -> Tagger:
 
 
 def tags_of(pieces: Sequence[str], words: Sequence[Word]) -> Iterator[str | None]:
-    """Yield, per piece of a text, the tag of the word that it belongs to, or None.
+    """Yield, per piece of a text, the tag of the word to which the piece belongs, or None if there is none.
 
     Args:
-        pieces: Token texts that join to the text.
+        pieces: Token texts whose concatenation is the text.
         words: Words of the text, in order.
     """
     start = 0

@@ -1,4 +1,4 @@
-"""Choose a method and its threshold for a model and a task: search by replay, confirm by decoding, time the finalists.
+"""Choose a method and threshold for a model and a task: search by replay, confirm by decoding, time the finalists.
 
 Each stage runs as an ordinary suite, so that finished cells are kept and an interrupted choice can resume. Search and
 confirmation use another split than the documents on which the choice is timed and reported.
@@ -53,9 +53,9 @@ class Tuning:
         methods: Names of methods with a threshold.
         max_loss_percent: Maximum loss, in percent of full depth's quality.
         documents: Number of documents for search and confirmation.
-        finalists: Number of methods to time.
-        epsilon: Probability that the bound on the expected loss is violated (Learn then Test); None: choose by the
-            paired interval's bound alone.
+        finalists: Maximum number of methods to time.
+        epsilon: Probability that the bound on the expected loss is violated (Learn then Test); None to choose only by
+            the bound of the paired interval.
     """
 
     suite: Suite
@@ -69,7 +69,10 @@ class Tuning:
 
     @cached_property
     def searched(self) -> TaskEntry:
-        """The task on documents for choosing, disjoint from the reported ones and, with a guarantee, from its tests."""
+        """The task on the documents for search and confirmation.
+
+        They are disjoint from the reported documents and, with a guarantee, from the calibration documents.
+        """
         if self.task.data.limit is not None and not self.task.has_other_split("calibration"):
             # One set of documents for both purposes: those beyond the task's limit, in the order of their hashes.
             data = replace(self.task.data, limit=self.documents, apart_from=(self.task.data,))
@@ -80,13 +83,13 @@ class Tuning:
         return replace(self.task, label=f"{self.task.label}-calibration", data=data)
 
     def require_enough_documents(self, full_share: float = 1.0) -> None:
-        """Check that a guarantee is achievable: the test must pass if no document loses anything.
+        """Check that a guarantee is achievable: the test must pass if no document loses any quality.
 
         Args:
-            full_share: Full depth's score as a share of the scale; 1.0, its maximum, before it is known.
+            full_share: Full depth's score as a share of the scale; 1.0, the maximum, before it is measured.
 
         Raises:
-            UserError: There are too few documents; says how many are needed.
+            UserError: There are too few documents; the message contains the number that is needed.
         """
         if self.epsilon is None:
             return
@@ -103,15 +106,15 @@ class Tuning:
 
     @property
     def certified_metric(self) -> str:
-        """Metric whose expected loss a guarantee bounds; it is defined per document."""
+        """Metric whose expected loss a guarantee bounds; defined per document."""
         return self.task.data.task_object.consistency_metric
 
     def points_of(self, full_share: float) -> float:
-        """Return the bound in points of the certified metric."""
+        """Return the maximum loss in points of the certified metric, given full depth's share of the scale."""
         return self._delta(full_share) * self._scale
 
     def share_of(self, points: float) -> float:
-        """Return points of the certified metric as a share of its scale."""
+        """Return a number of points of the certified metric as a share of its scale."""
         return points / self._scale
 
     @property
@@ -127,14 +130,14 @@ class Tuning:
         return self._suite(task, [self._sweep(task, baseline_method()(), (), "quality")])
 
     def search(self) -> Suite:
-        """Return the search suite: full depth, its probe, and gate scores that do not follow from the probe."""
+        """Return the search suite: full depth, its probe, and gate scores that the probe does not determine."""
         needing_scores = [name for name in self.methods if not get_method(name)().probe_has_score()]
         sweeps = [self._sweep(self.searched, baseline_method()(), (), "quality", "probe")]
         sweeps += [self._sweep(self.searched, get_method(name)(), (), "scores") for name in needing_scores]
         return self._suite(self.searched, sweeps)
 
     def confirm(self, candidates: Iterable[Candidate]) -> Suite:
-        """Return the suite that decodes candidates and full depth on the documents of the search."""
+        """Return the suite that decodes the candidates and full depth on the documents of the search."""
         return self._suite(self.searched, self._sweeps(self.searched, candidates, "quality"))
 
     def certify(self, finalists: Sequence[Candidate], candidates: Iterable[Candidate], full_share: float) -> Suite:
@@ -183,7 +186,7 @@ class Tuning:
 
 
 def tunable_methods() -> tuple[str, ...]:
-    """Return the names of methods with a threshold that need no training and whose score follows from a probe."""
+    """Return the names of methods with a threshold that need no training and can be replayed from a probe alone."""
     return tuple(name for name in method_names() if _is_quick(get_method(name)()))
 
 
@@ -218,13 +221,13 @@ def _conservative_first(candidates: Sequence[Candidate]) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Choice:
-    """Finalists of one stage.
+    """Finalists chosen from decoded candidates.
 
     Attributes:
-        rows: Result row of each candidate.
+        rows: Each candidate with its result row.
         finalists: Best candidate per method within the allowed loss, cheapest first, at most `Tuning.finalists`.
-        depth: The cheapest static depth within the allowed loss, or None.
-        is_shown: True if the interval's bound is within the allowed loss; False if only the point estimate is.
+        depth: The cheapest static exit layer within the allowed loss, or None.
+        is_shown: Whether the bound of the interval is within the allowed loss; False if only the point estimate is.
     """
 
     rows: tuple[tuple[Candidate, Row], ...]
@@ -269,13 +272,13 @@ def _work(row: Row) -> tuple[float, float]:
 
 
 def results_of(database: Database, cell_ids: Mapping[str, Candidate]) -> list[tuple[Candidate, Row]]:
-    """Return the result row of each candidate, given the ids of the quality cells."""
+    """Return each candidate with its result row, given the candidates by id of their quality cell."""
     rows = database.query(_RESULTS, [sorted(cell_ids)]).to_pylist()
     return [(cell_ids[row["cell_id"]], row) for row in rows]
 
 
 def full_score(database: Database, cell_ids: Sequence[str], metric: str) -> float:
-    """Return full depth's value of a metric, for the stage with these quality cells."""
+    """Return full depth's value of a metric, in the stage with these quality cells."""
     (row,) = database.query(_FULL_SCORE, [list(cell_ids), metric]).to_pylist()
     return float(row["value"])
 
@@ -287,7 +290,7 @@ def certified(database: Database, cell_ids: Sequence[str]) -> dict[str, float]:
 
 
 def why_not_certified(database: Database, cell_ids: Sequence[str]) -> list[str]:
-    """Return one sentence per failed calibration: its loss, and how many documents would be needed."""
+    """Return one sentence per failed calibration: its loss, and the number of documents that would be needed."""
     return [
         f"{row['method']} at {row['threshold']:g} lost {100 * row['mean_loss']:.2g} % of the scale on "
         f"{row['n']:,} documents, where {100 * row['delta']:.2g} % may be lost: {_needed(row)}."

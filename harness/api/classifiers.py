@@ -1,4 +1,4 @@
-"""Classify texts with any early-exit method, in a notebook."""
+"""Notebook API for encoder classifiers: classify texts with any early-exit method."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Classifier:
     """A loaded encoder classifier and its tokenizer, as returned by `load_model`.
 
     Attributes:
-        folder: Folder it was loaded from.
+        folder: Folder from which the checkpoint was loaded.
         checkpoint: The engine's model.
         tokenizer: The transformers tokenizer.
     """
@@ -43,29 +43,29 @@ class Classifier:
 
     @property
     def n_blocks(self) -> int:
-        """Number of blocks, L."""
+        """Number of encoder blocks, L."""
         return self.checkpoint.model.n_blocks
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Label names from the checkpoint; a single one for regression."""
+        """Label names from the checkpoint; for regression, a tuple of length 1."""
         return self.checkpoint.model.labels
 
     def __repr__(self) -> str:
-        """Return folder, number of labels and depth, without tensors."""
+        """Return a short text with folder, number of labels and number of blocks; tensors are left out."""
         return f"Classifier({str(self.folder)!r}, {len(self.labels)} labels, {self.n_blocks} blocks)"
 
 
 @dataclass(frozen=True)
 class BlockPrediction:
-    """Prediction for a text at one block where the gate may exit.
+    """Prediction for one text at one exit layer.
 
     Attributes:
-        block: The block, 1..n_blocks.
+        block: The exit layer, 1..n_blocks.
         label: The most probable label; None for regression.
         value: Probability of the label; for regression, the predicted number.
         score: The gate's score; None at the last block, which has no gate.
-        exited: Whether the text exited here.
+        exited: Whether the text exited at this block.
     """
 
     block: int
@@ -77,16 +77,16 @@ class BlockPrediction:
 
 @dataclass(frozen=True)
 class Classification:
-    """The answer to one text.
+    """Predicted label of one text, and its exit trace.
 
     Attributes:
         label: Predicted label; None for regression.
         value: Probability of the label; for regression, the predicted number.
         exit_layer: Block after which the text exited, 1..n_blocks.
-        blocks_run: Blocks executed for it: all of them under a gate that looks ahead.
-        trace: Predictions per evaluated block, in order.
+        blocks_run: Number of blocks executed for the text: all blocks if the gate reads later blocks.
+        trace: Predictions at the evaluated exit layers, in order.
         n_tokens: Number of tokens read by the model.
-        n_cut: Number of tokens truncated on the right because the model has no positions for them.
+        n_cut: Number of tokens truncated on the right because the text is longer than the model's positions.
         n_blocks: Number of blocks of the model.
     """
 
@@ -100,7 +100,7 @@ class Classification:
     n_blocks: int
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return a data frame with one row per evaluated block."""
+        """Return a data frame with one row per evaluated exit layer."""
         import pandas as pd
 
         return pd.DataFrame([vars(reading) for reading in self.trace])
@@ -114,7 +114,7 @@ def classify(
     seed: int = 0,
     **params: Any,
 ) -> list[Classification]:
-    """Classify texts or text pairs with an early-exit method, as one batch in which each text exits on its own.
+    """Classify texts or text pairs with an early-exit method, in one batch. Each text exits independently.
 
     Args:
         model: A `Classifier`, from `load_model`.
@@ -122,6 +122,9 @@ def classify(
         method: A name from `exitbench.method_names()`, or a method object.
         seed: Seed of random methods, combined with the index of the text.
         **params: Parameters of the method, such as ``threshold=0.9``.
+
+    Returns:
+        One `Classification` per text, in order.
 
     Raises:
         UserError: The model is not a classifier, or the method or a parameter is unknown, incompatible with the model,
@@ -156,10 +159,16 @@ def classify(
 def bound_method(
     n_blocks: int, exit_blocks: tuple[int, ...], method: str | Method, params: Mapping[str, Any]
 ) -> Method:
-    """Return a method with its parameters, bound to a model.
+    """Return a method object with its parameters set, bound to a model's exit layers.
+
+    Args:
+        n_blocks: Number of blocks of the model.
+        exit_blocks: Exit layers of the model.
+        method: A method's name or a method object.
+        params: Parameters by name; empty if `method` is an object.
 
     Raises:
-        UserError: The method or a parameter is unknown, the method is incompatible with the model or must be fitted
+        UserError: The method or a parameter is unknown, the method is incompatible with the model, or it must be fitted
             first.
     """
     if isinstance(method, str):

@@ -42,7 +42,7 @@ from exitbench.tasks.lm_eval.settings import why_not_greedy
 from exitbench.tasks.lm_eval.task import document_key
 
 _AUTO_ROWS: Final = 64
-"""Initial rows for `batch_size=auto`, reduced when memory runs out."""
+"""Initial number of requests per batch for `batch_size=auto`, reduced when memory runs out."""
 _MAX_ROWS: Final = 65_536
 _SHORTEST: Final = 2
 _KINDS: Final = {str: "text", int: "a whole number", bool: "True or False"}
@@ -54,16 +54,16 @@ class ModelArguments:
 
     Attributes:
         pretrained: Folder of a checkpoint, ``hub:OWNER/NAME@REVISION``, or a bundled model.
-        method: The method; arguments not listed here are its parameters.
+        method: The method; arguments that are not attributes of this class are its parameters.
         dtype: ``auto`` is the dtype of the stored weights, as in lm-eval's own backend.
-        device: Device as lm-eval names it; falls back to the CPU if there is no GPU, also as in lm-eval.
+        device: Device in lm-eval's notation. As in lm-eval, a GPU that does not exist is replaced by the CPU.
         rows: Maximum number of requests per batch.
-        max_length: Maximum tokens of context and answer; None: from the model's configuration.
+        max_length: Maximum tokens of context and answer; None for the maximum in the model's configuration.
         first_token: Whether the first token may exit early; None: in log-likelihoods only, as in suites.
-        hub: Whether the model may be fetched from the hub.
-        trace: Folder for the exits of every token; None: not stored.
+        hub: Whether the model may be downloaded from the hub.
+        trace: Folder where the exit layers of every token are stored; None to store nothing.
         include: Folder with the YAML files of the traced tasks.
-        data_dir: Root folder of the traced tasks' files; None: the current folder.
+        data_dir: Root folder of the traced tasks' files; None for the current folder.
     """
 
     pretrained: str
@@ -101,7 +101,7 @@ _CHOICES: Final = {"dtype": DTYPES, "engine": ENGINES, "first_token": FIRST_TOKE
 
 
 def read_arguments(model_args: Mapping[str, Any]) -> ModelArguments:
-    """Parse what lm-eval passes to a model: `model_args`, and batch size and device from its command line.
+    """Parse the arguments that lm-eval passes to a model: `model_args`, and batch size and device of its command line.
 
     Raises:
         UserError: An argument is not allowed; the message names it and the allowed values.
@@ -136,7 +136,7 @@ def read_arguments(model_args: Mapping[str, Any]) -> ModelArguments:
 
 
 def _typed(name: str, value: Any, kind: type[Any]) -> Any:
-    """Return the value as `kind`. lm-eval parses numeric-looking text as numbers, so names may arrive as numbers."""
+    """Check the type of an argument and return it. lm-eval parses some names as numbers; these become text again."""
     if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     if type(value) is not kind:
@@ -166,11 +166,11 @@ def _positive_int(name: str, value: Any) -> int:
 class ExitBenchLM(EarlyExitLM):
     """lm-eval model: a checkpoint with an early-exit method, built from `model_args`.
 
-    All arguments, including those of the method, are described in docs/lm-eval.md. While a model is alive, lm-eval's
-    `evaluate` is wrapped (`watch_evaluations`); after the last one it is restored.
+    All arguments, including those of the method, are described in docs/lm-eval.md. While an instance exists, lm-eval's
+    `evaluate` is wrapped (`watch_evaluations`). The original is restored when the last instance is deleted.
 
     Attributes:
-        dtype: Number format.
+        dtype: Number format of the weights.
         recorded: Requests and their answers, if exits are traced.
         splits: Split of each task under evaluation: ``test`` or ``validation``.
 
@@ -213,11 +213,11 @@ class ExitBenchLM(EarlyExitLM):
 
     @property
     def traces(self) -> bool:
-        """True if exits are stored in a trace folder."""
+        """Whether the exits of this evaluation are stored in a trace folder."""
         return self.arguments.trace is not None
 
     def tok_decode(self, tokens: int | Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Decode token ids to text."""
+        """Decode token ids to text, as lm-eval's filters do."""
         return str(self.tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens))
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -270,7 +270,14 @@ class ExitBenchLM(EarlyExitLM):
     def _progress_shown(
         self, requests: Sequence[Instance], what: str, before: int, *, is_quiet: bool
     ) -> Iterator[None]:
-        """Assign keys to requests and show progress per document; `before` answers existed at the start."""
+        """Assign document keys to requests, and show progress per document.
+
+        Args:
+            requests: The requests to be answered.
+            what: Label of the progress bar.
+            before: Number of answers that existed before these requests.
+            is_quiet: Whether to show nothing.
+        """
         self._keys = {id(request): _key(request, number, self.splits) for number, request in enumerate(requests)}
         total = len(set(self._keys.values()))
         if is_quiet:
@@ -287,10 +294,10 @@ class ExitBenchLM(EarlyExitLM):
 
 
 def available_device(device: str) -> str:
-    """Return an available device by lm-eval's rule: a missing GPU falls back to another device.
+    """Return the name of an available device. As in lm-eval, a missing GPU is replaced by another device.
 
     Raises:
-        UserError: The text is not the name of a device.
+        UserError: `device` is not the name of a device.
     """
     if device == "auto" or device.partition(":")[0] == "cuda":
         fallback = resolve_device("auto")
@@ -314,7 +321,7 @@ def _scoring_prompts(tokenizer: Any, arguments: ModelArguments) -> Prompts:
 
 
 def _key(request: Instance, number: int, splits: Mapping[str, str]) -> str:
-    """Return a document's key as in a suite, since random methods are seeded by it.
+    """Return the document key of a request. It equals the key in a suite, since it seeds random methods.
 
     For a request outside a watched evaluation, the key is task and document number; without these, the request number.
     """

@@ -1,7 +1,7 @@
-"""Store the exits of an lm-eval evaluation as runs of a suite: `trace=DIR` in `model_args`.
+"""Traces: store the exits of an lm-eval evaluation as runs of a suite (`trace=DIR` in `model_args`).
 
-Before anything is decoded, lm-eval's evaluation is written as a suite (DIR/suite.toml) and planned. Once all requests
-are answered, the suite's cells are written from the answers. The full-depth baseline is run if DIR does not have it.
+Before decoding, lm-eval's evaluation is written as a suite (DIR/suite.toml) and planned. After all requests are
+answered, the suite's cells are written from the answers. The full-depth baseline is run if DIR does not contain it.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ if TYPE_CHECKING:
 
 MODEL: Final = "--model exitbench"
 SEED: Final = 0
-"""Seed of decoding and of the trace's suite; random methods have a seed parameter of their own."""
+"""Seed of decoding and of the trace's suite. Random methods have a separate seed parameter."""
 SUITE: Final = "lm-eval"
 
 RecordedAnswers = dict[tuple[str, int, int], tuple[tuple[Any, ...], DocumentAnswer | ScoredText]]
-"""Request arguments and answer by (task name, document id, request index)."""
+"""Arguments and answer of each request, by (task name, document id, request index)."""
 
 
 @dataclass(frozen=True)
 class PlannedTrace:
-    """A planned trace.
+    """A planned trace: its suite, and the folders it reads and writes.
 
     Attributes:
         folder: DIR of `trace=DIR`.
-        plan: Plan of its suite, including full depth.
+        plan: Plan of the suite, including the full-depth baseline.
         data_dir: Root folder of the tasks' files.
         confirmed: Whether scoring may execute code that the model wrote.
     """
@@ -70,7 +70,7 @@ class PlannedTrace:
     confirmed: bool
 
     def write(self, lm: ExitBenchLM, answers: RecordedAnswers) -> None:
-        """Write the cells from the answers; report cells that are left out instead of raising."""
+        """Write the cells from the answers. A cell that cannot be written is reported on stderr and left out."""
         (group,) = self.plan.groups
         assert group.folder is not None, "the model has been loaded"
         items = group.to_run("failed")
@@ -96,13 +96,14 @@ class PlannedTrace:
 
 
 _watching: weakref.WeakSet[EarlyExitLM] = weakref.WeakSet()
-"""Models that are notified of evaluations."""
+"""Models with watched evaluations; see `watch_evaluations`."""
 
 
 def watch_evaluations(lm: EarlyExitLM) -> None:
-    """Notify a model of the tasks that lm-eval's `evaluate` is about to run, and of the end of the evaluation.
+    """Wrap lm-eval's `evaluate`: set the model's document splits before each evaluation, and plan and write its trace.
 
-    lm-eval does neither, so `evaluate` is wrapped in its module. The wrapper is removed with the last watched model.
+    lm-eval notifies a model neither of its tasks nor of the end. So `evaluate` is replaced in its module, until the
+    last watched model is deleted.
     """
     original = lm_eval.evaluator.evaluate
     if not list(_watching):
@@ -143,7 +144,7 @@ def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def plan_trace(lm: ExitBenchLM, evaluate_arguments: Mapping[str, Any]) -> PlannedTrace:
-    """Write lm-eval's upcoming evaluation as a suite, and plan it.
+    """Write the lm-eval evaluation that is about to start as a suite, and plan this suite.
 
     Args:
         lm: The model.
@@ -170,7 +171,7 @@ def plan_trace(lm: ExitBenchLM, evaluate_arguments: Mapping[str, Any]) -> Planne
 
 
 def _tasks(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return lm-eval's task objects by name."""
+    """Return lm-eval's task objects by task name."""
     tasks = arguments["task_dict"]
     if "tasks" in tasks:
         return dict(tasks["tasks"])
@@ -184,7 +185,12 @@ def _split(task: Any) -> str:
 
 
 def suite_text(lm: ExitBenchLM, tasks: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the TOML text of a suite equivalent to the evaluation, for the same model."""
+    """Return the TOML text of a suite equivalent to the evaluation, with the same model and method.
+
+    Args:
+        lm: The model.
+        tasks: Values of each task's table in the suite, by task name.
+    """
     arguments = lm.arguments
     defaults = {
         "dtype": lm.dtype,
@@ -207,7 +213,7 @@ def suite_text(lm: ExitBenchLM, tasks: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _task_table(lm: ExitBenchLM, name: str, task: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ``[tasks.LABEL]`` values for an evaluated task; settings at the task's defaults are left out."""
+    """Return the values of an evaluated task's table ``[tasks.LABEL]``; settings equal to the defaults are left out."""
     config, include = task.config, lm.arguments.include
     if arguments["samples"] is not None:
         raise UserError(f"{MODEL}: trace goes with limit, not with samples, which suites do not have.")
@@ -249,7 +255,7 @@ def _chat(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _limited(task: Any, limit: float | None) -> int | None:
-    """Return the number of leading documents that lm-eval evaluates; None for all."""
+    """Return the number of leading documents that lm-eval evaluates under `limit`; None for all documents."""
     if limit is None:
         return None
     from lm_eval.evaluator_utils import get_sample_size
@@ -263,7 +269,7 @@ def _changed(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str
 
 
 def _label(name: str) -> str:
-    """Return a name that is valid in a suite."""
+    """Return a name without the characters that suites do not allow."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", Path(name).name).strip("-")[:80] or "model"
 
 
@@ -273,7 +279,7 @@ def _say_started(event: Mapping[str, Any]) -> None:
 
 
 def _all_answered(model: LoadedModel, item: CellJob, answers: RecordedAnswers) -> bool:
-    """Return whether lm-eval sent all requests of a cell; print a message if not."""
+    """Return whether lm-eval sent every request of a cell; print a message if a request is missing."""
     work = work_of(model, item)
     assert isinstance(work, LmEvalWork), "a trace is of lm-eval's tasks"
     requests = [request for task_requests in work.instances().values() for request in task_requests]
@@ -284,7 +290,7 @@ def _all_answered(model: LoadedModel, item: CellJob, answers: RecordedAnswers) -
 
 
 class _Repeating(EarlyExitLM):
-    """Model that repeats stored answers instead of decoding."""
+    """Model that returns stored answers instead of decoding."""
 
     def __init__(self, lm: EarlyExitLM, answers: RecordedAnswers) -> None:
         super().__init__(
@@ -293,7 +299,7 @@ class _Repeating(EarlyExitLM):
         self._recorded = answers
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Return the stored texts."""
+        """Return the stored text of each request, in order."""
         texts = []
         for request in requests:
             answer = _stored_answer(self._recorded, request)
@@ -315,6 +321,6 @@ class _Repeating(EarlyExitLM):
 
 
 def _stored_answer(answers: RecordedAnswers, request: Instance) -> DocumentAnswer | ScoredText | None:
-    """Return the stored answer to the same request, or None."""
+    """Return the stored answer if it belongs to a request with the same arguments, otherwise None."""
     args, answer = answers.get((request.task_name, request.doc_id, request.idx), (None, None))
     return answer if args == request.args else None

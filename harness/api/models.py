@@ -1,4 +1,4 @@
-"""Notebook API: decode with any early-exit method, probe every block, and replay many thresholds."""
+"""Notebook API for generative models: decode with any early-exit method, probe every block, replay many thresholds."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _BATCH_ROWS = 16
 
 @dataclass(frozen=True)
 class Model:
-    """A loaded checkpoint and its tokenizer, as returned by `load_model`.
+    """A loaded generative checkpoint and its tokenizer, as returned by `load_model`.
 
     Attributes:
-        folder: Folder it was loaded from.
+        folder: Folder from which the checkpoint was loaded.
         checkpoint: The engine's model.
         tokenizer: The transformers tokenizer.
     """
@@ -62,19 +62,19 @@ class Model:
         return self.checkpoint.model.n_blocks
 
     def __repr__(self) -> str:
-        """Return folder, kind and depth, without tensors."""
+        """Return a short text with folder, kind of model and number of blocks; tensors are left out."""
         return f"Model({str(self.folder)!r}, {self.checkpoint.kind}, {self.n_blocks} decoder blocks)"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to one prompt and its exit trace: one entry per token, including the end-of-sequence token.
+    """Answer to one prompt and its exit trace. Per-token attributes include the end-of-sequence token.
 
     Attributes:
         text: The answer, without special tokens.
         tokens: The tokens as the tokenizer writes them.
         token_ids: Token ids.
-        exit_layers: Block from which each token was read, 1..n_blocks.
+        exit_layers: Exit layer of each token, 1..n_blocks.
         blocks_run: Number of blocks executed for each token.
         scores: Gate score at the exit; None for tokens that exited at the last block.
         stop_reason: ``eos`` or ``length``.
@@ -92,7 +92,7 @@ class Answer:
 
     @property
     def mean_exit_layer(self) -> float:
-        """Mean exit layer over the tokens."""
+        """Mean exit layer over the tokens, in blocks."""
         return sum(self.exit_layers) / len(self.exit_layers)
 
     def to_pandas(self) -> pd.DataFrame:
@@ -105,7 +105,7 @@ class Answer:
         return pd.DataFrame({"position": range(1, len(self.tokens) + 1), **columns_by_name})
 
     def show(self) -> None:
-        """Print the tokens, each with its exit layer as a bar."""
+        """Print one line per token: the token, a bar as long as its exit layer, and the exit layer."""
         width = max(len(visible(token)) for token in self.tokens)
         for token, layer in zip(self.tokens, self.exit_layers, strict=True):
             print(f"{visible(token):<{width}}  {'█' * layer}{'·' * (self.n_blocks - layer)}  {layer}")
@@ -119,8 +119,9 @@ def load_model(
 
     Args:
         name: A Hugging Face checkpoint folder, ``hub:OWNER/NAME@REVISION``, or a bundled model (``builtin-weighted``).
-        dtype: ``float32``, ``bfloat16``, ``float16``, ``int8`` (weights only), or ``auto``: as the weights are stored.
-        device: A torch device; ``auto`` is a GPU if there is one.
+        dtype: ``float32``, ``bfloat16``, ``float16``, ``int8`` (weights only), or ``auto``, the dtype of the stored
+            weights.
+        device: A torch device; ``auto`` is a GPU if there is one, otherwise the CPU.
         hub: Whether the hub may be contacted; otherwise only its local cache is read.
 
     Returns:
@@ -146,7 +147,7 @@ def load_model(
 
 
 def find_model(name: str | Path, *, hub: bool = False) -> Path:
-    """Return the folder of a checkpoint; see `load_model`.
+    """Return the local folder of a checkpoint. The arguments are those of `load_model`.
 
     Raises:
         UserError: The folder or model does not exist.
@@ -171,18 +172,22 @@ def decode(
     seed: int = 0,
     **params: Any,
 ) -> list[Answer]:
-    """Answer prompts greedily with an early-exit method, as one batch.
+    """Answer prompts greedily with an early-exit method, in one batch.
 
     Args:
-        model: From `load_model`.
+        model: A `Model`, from `load_model`.
         prompts: Complete input texts.
         method: A name from `exitbench.method_names()`, or a method object.
         max_new_tokens: Maximum number of tokens per answer.
         seed: Seed of random methods, combined with the index of the prompt.
         **params: Parameters of the method, such as ``threshold=0.9, kv_policy="state-copy"``.
 
+    Returns:
+        One `Answer` per prompt, in order.
+
     Raises:
-        UserError: The method or a parameter is unknown, incompatible with the model, or must be fitted first.
+        UserError: The model is a classifier, or the method or a parameter is unknown, incompatible with the model, or
+            must be fitted first.
 
     Examples:
         >>> import exitbench as eb
@@ -204,15 +209,18 @@ def decode(
 
 
 def probe(model: Model | Classifier, prompts: Sequence[str], *, max_new_tokens: int = 64) -> Probe:
-    """Answer at full depth, then record every block's prediction for every token in one teacher-forced pass.
+    """Answer prompts at full depth, then record each block's prediction for every token in one teacher-forced pass.
 
     Args:
-        model: From `load_model`.
+        model: A `Model`, from `load_model`.
         prompts: Complete input texts.
         max_new_tokens: Maximum number of tokens per answer.
 
+    Returns:
+        A `Probe`, from which `replay` computes any threshold without running the model again.
+
     Raises:
-        UserError: There are no prompts.
+        UserError: There are no prompts, or the model is a classifier.
 
     Examples:
         >>> import exitbench as eb

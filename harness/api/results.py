@@ -1,4 +1,4 @@
-"""Read the result database as Arrow tables and data frames. Does not need torch."""
+"""Read the result database as Arrow tables and data frames, without importing torch."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Results:
         return self.database.query(query, parameters)
 
     def ask(self, name: str, **parameters: Any) -> pa.Table:
-        """Run a saved query, like ``exitbench sql @NAME --set margin=0.01``: ``results.ask(NAME, margin=0.01)``.
+        """Run a saved query: ``results.ask(NAME, margin=0.01)`` is ``exitbench sql @NAME --set margin=0.01``.
 
         Args:
             name: A name that ``exitbench sql`` lists.
@@ -119,13 +119,14 @@ class Results:
         )
 
     def figure(self, name: str, *, draft: bool = False) -> ReportFigure:
-        """Draw one figure of the report as a matplotlib figure: a notebook shows it, ``.savefig(path)`` writes it.
+        """Return one figure of the report as a matplotlib figure. Notebooks display it; ``.savefig(path)`` writes it.
 
-        Its ``.caption`` explains what it shows and how to read it.
+        The figure's attribute ``caption`` explains its content and how to read it.
 
         Args:
             name: A name listed by ``exitbench list figures``.
-            draft: Whether to draw it even if findings say not to cite runs of this database (``exitbench check``).
+            draft: Whether to draw the figure even if findings forbid citing runs of this database (``exitbench
+                check``).
 
         Raises:
             UserError: The figure does not exist, the database has no rows for it, or findings forbid it.
@@ -174,11 +175,11 @@ def open_results(path: str | Path = "runs") -> Results:
     """Open a folder of runs, a database file or a lake for reading.
 
     Args:
-        path: A folder of runs, a database file, or a lake: the folder that `exitbench export lake` filled, or
-            s3://BUCKET/PREFIX, for which deltalake finds the credentials.
+        path: A folder of runs, a database file, or a lake. A lake is a folder that `exitbench export lake` filled, or
+            s3://BUCKET/PREFIX, for which deltalake reads the credentials.
 
     Raises:
-        UserError: The path has no database and no lake, or it cannot be opened.
+        UserError: There is no database and no lake at the path, or it cannot be opened.
 
     Examples:
         >>> import exitbench as eb

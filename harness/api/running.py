@@ -17,12 +17,12 @@ from exitbench.lm_eval_registration import quiet_lm_eval
 
 @dataclass(frozen=True)
 class RunReport:
-    """Outcome of `run`.
+    """Outcome of `run`: success, and the paths of database and report.
 
     Attributes:
         ok: Whether every cell that ran succeeded and is in the database.
-        database: The result database, for `open_results`.
-        report: The report's HTML page; None if not requested.
+        database: Path of the result database, for `open_results`.
+        report: Path of the report's HTML page; None if no report was requested.
     """
 
     ok: bool
@@ -43,23 +43,23 @@ def run(
     report: bool = True,
     hub: bool = False,
 ) -> RunReport:
-    """Run the cells of a suite that are not done, fill the database and draw the report; prints like the command.
+    """Run the pending cells of a suite, fill the database and draw the report. Print the output of `exitbench run`.
 
     Args:
         suite: Name of a bundled suite, or path of a TOML file.
         runs: Folder of all run data.
-        only: Glob over MODEL/TASK/METHOD/KIND.
-        limit: Maximum number of documents per task.
-        kinds: Only these kinds of cells.
+        only: Glob over MODEL/TASK/METHOD/KIND; None runs all cells.
+        limit: Maximum number of documents per task; None for all documents.
+        kinds: Kinds of cells to run; empty for all kinds.
         data_dir: Root folder of local files.
-        retry: ``failed``, ``stale`` or ``all``.
+        retry: Ended cells to run again: ``failed``, ``stale`` or ``all``.
         threads: Number of torch threads.
         report: Whether to draw the report.
-        hub: Whether models may be fetched from the hub; otherwise only its local cache is read.
+        hub: Whether models may be downloaded from the hub; otherwise only its local cache is read.
 
     Raises:
-        UserError: Bad input, with the command's message.
-        KeyboardInterrupt: Interrupted; finished cells are kept.
+        UserError: Bad input, with the same message as the command.
+        KeyboardInterrupt: Interrupted by the user; finished cells are kept.
 
     Examples:
         >>> import exitbench as eb

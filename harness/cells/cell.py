@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # numpy is not loaded to print help
     from exitbench.tasks.base import ModelKind
 
 ID_VERSION = 3
-"""Version of the identity's contents; raising it makes every stored cell stale."""
+"""Version of the identity's contents. Raising it makes every stored cell stale."""
 
 Kind = Literal["quality", "timing", "probe", "scores", "replay", "fit", "calibration"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -31,7 +31,7 @@ CONSISTENCIES: tuple[Consistency, ...] = get_args(Consistency)
 Record = Literal["sublayers", "layer-pairs", "prompt-ids", "token-times"]
 RECORDS: tuple[Record, ...] = get_args(Record)
 TIMED_RECORDS: tuple[Record, ...] = ("token-times",)
-"""Records of timing cells; probes record the others."""
+"""Names in `RECORDS` that timing cells record; probes record the other names."""
 
 Truncate = Literal["left", "right", "drop"]
 TRUNCATIONS: tuple[Truncate, ...] = get_args(Truncate)
@@ -55,22 +55,23 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 
 UNTIMED_ROWS = 16
-"""Default number of documents that share a batch in a fit, a probe and its scores."""
+"""Default number of documents per batch in a fit, probe or scores cell."""
 
 INPUTS = ("probe_cell_id", "scores_cell_id", "fit_cell_id")
-"""Cells whose rows a cell computes from: part of its identity."""
+"""Fields with the ids of the cells whose rows a cell reads as input; these ids are part of its identity."""
 
 
 @dataclass(frozen=True)
 class MethodRef:
-    """A method with every parameter, defaults included, and the revision of what it computes.
+    """A method with every parameter, defaults included, and the revision of its computation.
 
     Attributes:
-        revision: The version that it declares and, for a third-party method, its distribution and the digest of its
-            syntax (`methods.registry.revision`).
-        distribution: Name of the distribution that contains it; None if it is not from an installed one.
+        revision: The version that the method declares. For a third-party method also its distribution and the digest
+            of its syntax (`methods.registry.revision`).
+        distribution: Name of the installed distribution that contains the method; None if there is none.
         version: Version of the distribution.
-        unused_params: Parameters without effect given the others. Not part of the identity, which has all parameters.
+        unused_params: Parameters without effect given the others. They are not part of the identity, which contains all
+            parameters.
     """
 
     name: str
@@ -83,9 +84,11 @@ class MethodRef:
 
 @dataclass(frozen=True)
 class ModelRef:
-    """A checkpoint by content. ``name`` is the suite's name for it; ``kind`` is seq2seq, causal or encoder.
+    """A checkpoint, identified by its content.
 
     Attributes:
+        name: The suite's name for the checkpoint.
+        kind: ``seq2seq``, ``causal`` or ``encoder``.
         source: Origin, such as ``hub:OWNER/NAME@COMMIT``; None for a user's own folder and for a recipe. Not part of
             the identity: a copy of the same files is the same model.
     """
@@ -103,11 +106,13 @@ class ModelRef:
 
 @dataclass(frozen=True)
 class TaskRef:
-    """A task's documents by content. ``label`` is the suite's name for them; ``documents`` is their number.
+    """A task's documents, identified by their content.
 
     Attributes:
-        settings: For lm-eval's tasks: settings of prompts and answers in addition to the task's YAML, which is part of
-            the metrics' version; None for this project's tasks.
+        label: The suite's name for the task.
+        documents: Number of documents.
+        settings: For lm-eval's tasks, the settings of prompts and answers that differ from the task's YAML (the YAML
+            is part of the metrics' version); None for this project's tasks.
     """
 
     name: str
@@ -170,12 +175,12 @@ class GenerationSettings:
 
     @cached_property
     def logit_rules(self) -> dict[str, Any]:
-        """Requested rules, by name, that change logits before a token is chosen (`engine.decoding.logit_rules`)."""
+        """Rules of the suite, by name, that change logits before a token is chosen (`engine.decoding.logit_rules`)."""
         names = ("repetition_penalty", "no_repeat_ngram_size", "min_length", "forced_bos_token_id")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the budget, the stop strings and all other settings that are not None: the part of an identity."""
+        """Return answer length, stop strings and all other settings that are not None, as part of an identity."""
         settings = {name: value for name, value in asdict(self).items() if value is not None}
         return {**settings, "stop": list(self.stop)}
 
@@ -185,14 +190,14 @@ class TimingSettings:
     """Settings of a timing cell's measurement (docs/measuring.md).
 
     Attributes:
-        documents: Number of documents timed, taken in order. Intervals are over documents, so fewer than the default
-            give a remark; more rounds over the same ones do not improve coverage.
-        seconds: Stop after `least_rounds` or more, once each arm has been timed for this long; None: no such budget,
-            as in older cells.
+        documents: Number of documents timed, taken in order. Intervals are over documents, so fewer documents than the
+            default cause a remark; more rounds over the same documents do not improve coverage.
+        seconds: Time budget per arm: stop after `least_rounds` or more, once each arm has been timed for this long.
+            None sets no budget, as in older cells.
         max_rounds: Upper bound of ABBA rounds over the documents.
         target_half_width: Stop earlier, after `least_rounds` or more, once the 95% interval of the paired speed-up is
             within this half width, relative to the speed-up.
-        warm_up: Requests decoded before anything is timed.
+        warm_up: Number of requests decoded before timing starts.
     """
 
     documents: int = 20
@@ -203,13 +208,13 @@ class TimingSettings:
 
     @property
     def least_rounds(self) -> int:
-        """Rounds that are always timed: a median of fewer readings is not robust to stalled ones."""
+        """Minimum number of rounds: a median of fewer readings is not robust to stalled readings."""
         from exitbench.results.statistics.speed import MIN_ROUNDS
 
         return min(MIN_ROUNDS, self.max_rounds)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings that are not None: the part of an identity."""
+        """Return the settings that are not None, as part of an identity."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -218,12 +223,13 @@ class CalibrationSettings:
     """Settings of a threshold's calibration (CALM section 4).
 
     Attributes:
-        levels: Values of the method's threshold to try, conservative first.
+        levels: Thresholds to try, the most conservative first.
         delta: Bound on the expected loss.
         epsilon: Probability that the bound is violated, over draws of the calibration documents.
-        consistency: Loss against full depth's text, or how much worse the score against the references is.
-        rule: A name of `results.risk_control.RULES`.
-        held_out_sha256: Digest of the documents on which the choice is checked.
+        consistency: Definition of the loss. ``textual`` compares with full depth's text; ``risk`` is the decrease of
+            the score against the references.
+        rule: Name of the risk-control rule (`results.risk_control.RULES`).
+        held_out_sha256: Digest of the documents on which the chosen threshold is checked.
     """
 
     levels: tuple[float, ...]
@@ -236,13 +242,13 @@ class CalibrationSettings:
 
 @dataclass(frozen=True)
 class RecordSettings:
-    """Records of a probe or timing cell, which replace its usual ones.
+    """Settings of a probe or timing cell that stores special records instead of its usual ones.
 
-    For probes: the inside of blocks (`engine.decoding.sublayers`), and the ids of prompts. For timings: the time of
-    each token (`work.recording`).
+    Probes can record the inside of blocks (`engine.decoding.sublayers`) and the ids of prompts. Timing cells can record
+    the time of each token (`work.recording`).
 
     Attributes:
-        what: Names of `RECORDS`, in their order.
+        what: Names from `RECORDS`, in the order of `RECORDS`.
         documents: Number of documents that are recorded, taken in order.
     """
 
@@ -251,30 +257,30 @@ class RecordSettings:
 
 
 def default_batch_rows(kind: Kind, batch_size: int) -> int:
-    """Return the default number of documents that share a batch in a cell without `batch_rows`."""
+    """Return the default number of documents per batch, for a cell that does not set `batch_rows`."""
     return UNTIMED_ROWS if kind in ("probe", "scores", "fit") else batch_size
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One method with parameters on one model, one task, one seed, of one kind.
+    """One method with parameters on one model, one task and one seed, for one kind of measurement.
 
     Attributes:
         engine_version: `harness.engine.ENGINE_VERSION`.
-        engine: Engine that runs the blocks: the lean one, or transformers' own blocks (`harness.engine.hosted`).
-        batch_size: Rows decoded together in timed work.
-        batch_rows: Most rows decoded together in an untimed cell; None for the default (`rows`). Part of the identity:
-            products of more rows are summed in another order, which decides between tokens tied up to rounding.
+        engine: Engine that runs the blocks: the lean engine, or transformers' own blocks (`harness.engine.hosted`).
+        batch_size: Number of rows decoded together in timed work.
+        batch_rows: Maximum number of rows decoded together in an untimed cell; None for the default (`rows`). Part of
+            the identity: a product with more rows is summed in another order, which can decide between tied tokens.
         timing: Only for timing cells; part of the identity.
         calibration: Only for calibration cells; part of the identity.
-        record: Only for probe and timing cells with records of their own; part of the identity.
-        full_depth_cell_id: Quality cell of full depth on the same model and documents; None for itself.
+        record: Only for probe and timing cells that store special records; part of the identity.
+        full_depth_cell_id: Quality cell of full depth on the same model and documents; None in that cell.
         probe_cell_id: Probe that a scores or replay cell reads.
         scores_cell_id: Scores cell that a replay also reads, if the probe does not determine the method's score.
         fit_cell_id: Cell that fitted the method; None for methods that are not fitted.
-        device_map: Number of blocks per device of a model on several devices; None if all is on ``device``.
-        head_precision: ``certified`` decides from bounds of the logits if those suffice, with the tokens and exit
-            layers of ``exact``. Work and stored scores differ, so it is part of the identity.
+        device_map: Number of blocks per device of a model on several devices; None if all blocks are on ``device``.
+        head_precision: ``certified`` decides from bounds of the logits if the bounds suffice, with the tokens and exit
+            layers of ``exact``. FLOPs and stored scores differ, so it is part of the identity.
     """
 
     suite: str
@@ -310,7 +316,7 @@ class Cell:
 
     @property
     def depends_on(self) -> tuple[str, ...]:
-        """Cells that must have ended ``ok`` before this one runs."""
+        """Ids of the cells that must have ended ``ok`` before this cell runs."""
         compared = self.full_depth_cell_id if self.kind == "quality" else None
         needed = (compared, self.probe_cell_id, self.scores_cell_id, self.fit_cell_id)
         return tuple(cell_id for cell_id in needed if cell_id is not None)
@@ -327,7 +333,7 @@ class Cell:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """The content that is hashed to the cell's id."""
+        """Settings and digests that are hashed to the cell's id."""
         content: dict[str, Any] = {
             "id_version": ID_VERSION,
             "kind": self.kind,

@@ -1,7 +1,7 @@
 """Cached digests of a task's documents and prompts: generating the built-in data takes longer than planning.
 
-Documents are cached only if source code and files alone determine them, with a digest of the code and size and time of
-the files. Data from a hub are read every time.
+Documents are cached only if source code and files alone determine them. The cache key contains a digest of the code,
+and size and time of the files. Data from a hub are read every time.
 """
 
 import functools
@@ -24,7 +24,7 @@ from exitbench.tasks.registry import task_origin
 CACHE = ".exitbench-documents.json"
 
 _unkept: dict[Path, dict[str, Any]] = {}
-"""Descriptions computed by this process for folders that did not exist yet."""
+"""Descriptions computed by this process for folders that do not exist yet, so that they cannot be cached on disk."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Corpus:
 
     Attributes:
         prompts_sha256: Digest of all prompts, by kind of model.
-        prompts: Truncated SHA-256 (16 hexadecimal digits) of each document's `Task.likeness`, in order.
+        prompts: For each document in order, the first 16 hexadecimal digits of the SHA-256 of `Task.likeness`.
         remarks: Metrics under which references do not score best (`self_score_remarks`), one sentence each.
         prompt_characters: Mean length of a prompt.
         answer_characters: Mean length of a document's first reference.
@@ -49,17 +49,17 @@ class Corpus:
 
 
 class Corpora:
-    """Descriptions of documents, cached in one file of a folder that exists; an unusable file is replaced."""
+    """Descriptions of documents, cached in one file of an existing folder. An unreadable cache file is replaced."""
 
     def __init__(self, folder: Path) -> None:
         self._cache = folder / CACHE
         self._known: dict[str, Any] = _unkept.get(self._cache) or _read(self._cache)
 
     def describe(self, data: DataRequest, data_dir: Path | None) -> Corpus:
-        """Return the description of the documents.
+        """Return the description of the requested documents, from the cache if it is there.
 
         Raises:
-            UserError: They cannot be read.
+            UserError: The documents cannot be read.
         """
         key = _key(data, data_dir)
         if key is not None and (cached := self._known.get(key)) is not None:
@@ -94,18 +94,18 @@ def _described(data: DataRequest, data_dir: Path | None) -> Corpus:
 
 @functools.cache
 def _of_lm_eval(data: DataRequest, data_dir: Path | None) -> Corpus:
-    """Describe documents once per process, which also reads the data of lm-eval's tasks once."""
+    """Describe the documents of an lm-eval task; cached in memory, so that each process reads them once."""
     return _described(data, data_dir)
 
 
 def keep(folder: Path) -> None:
-    """Write descriptions computed before the folder existed: a first run creates its folder after its plan."""
+    """Write the cached descriptions of a folder that was created after planning, as in a first run."""
     if descriptions := _unkept.pop(folder / CACHE, None):
         _write(folder / CACHE, descriptions)
 
 
 def _key(data: DataRequest, data_dir: Path | None) -> str | None:
-    """Return a cache key of the documents; None if they depend on something else, or a file is missing."""
+    """Return a cache key of the documents; None if code and files do not determine them or a file is missing."""
     if data.source == "hub" or data.settings is not None:  # an lm-eval YAML file may name any file
         return None
     try:
@@ -119,7 +119,7 @@ def _key(data: DataRequest, data_dir: Path | None) -> str | None:
 
 
 def _files(data: DataRequest) -> list[tuple[str, str]]:
-    """Return every file that determines the documents."""
+    """Return (role, path) of every file that determines the documents, including the documents to exclude."""
     return [*data.files, *(file for other in data.apart_from for file in _files(other))]
 
 

@@ -1,16 +1,16 @@
 """Worker jobs: the cells of one loaded model, passed from parent to worker as one JSON file.
 
-The contract between planner and worker is files, so that the same command runs under a shell, a
-cluster's scheduler or a test. A worker
+Planner and worker communicate by files, so that the same command runs under a shell, a cluster's scheduler or a test.
+A worker
 
 * loads ``model_path`` once and runs ``cells`` in their order, with one attempt folder in ``spool`` each;
 * reports progress as events, one per line, through a separate pipe (`events`);
-* ends a cell whose dependency did not end ``ok`` as ``skipped``, with the reason;
-* holds each cell while it runs (`cell_lock`); one that has ended since it was planned only gets its ``end`` event, so
-that running a specification again runs the remaining cells;
+* ends a cell as ``skipped``, with the reason, if a cell that it depends on did not end ``ok``;
+* holds the lock of each cell while it runs (`cell_lock`). A cell that has ended since it was planned only gets its
+  ``end`` event, so that running a specification again runs the remaining cells;
 * on SIGINT, SIGTERM and SIGUSR2 (a scheduler's notice) ends the current attempt as ``interrupted``, reports it in an
-``end`` event, and exits with 130;
-* ends immediately, unfinished, when its parent process is gone (`lifeline`).
+  ``end`` event, and exits with 130;
+* exits immediately, without ending its attempt, when its parent process is gone (`lifeline`).
 """
 
 import json
@@ -80,15 +80,15 @@ class DataRequest:
         """Load the documents.
 
         Raises:
-            UserError: A file is missing, damaged or of the wrong form, or no document is left.
+            UserError: A file is missing, damaged or malformed, or no document is left.
         """
         return self.load_apart(data_dir)[0]
 
     def load_apart(self, data_dir: Path | None) -> "tuple[list[Document], int]":
-        """Load the documents, and count those excluded by `apart_from`.
+        """Load the documents; return them and the number of documents excluded by `apart_from`.
 
         Raises:
-            UserError: See `load`.
+            UserError: A file is missing, damaged or malformed, or no document is left.
         """
         from exitbench.tasks.base import Source, take_by_hash
 
@@ -113,7 +113,7 @@ class DataRequest:
 
     @property
     def place(self) -> str:
-        """Origin of the documents, for messages."""
+        """Origin of the documents for messages: file names, or the split."""
         return " and ".join(path for _, path in self.files) or f"split {self.split!r}"
 
     def to_json(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class DataRequest:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "DataRequest":
-        """Rebuild a request from its JSON."""
+        """Rebuild a request from its JSON form."""
         files = tuple((role, path) for role, path in record["files"])
         apart_from = tuple(map(cls.from_json, record["apart_from"]))
         settings = record["settings"]
@@ -138,13 +138,13 @@ class DataRequest:
 
 @dataclass(frozen=True)
 class CellJob:
-    """A cell, its label in progress and logs, and the source of its documents.
+    """A cell, its label in progress and logs, and the selection of its documents.
 
     Attributes:
         held_out: Documents on which a calibration is checked; None for other cells.
-        seen: Last attempt that had ended when the plan was made; a worker runs the cell unless a later one has ended.
+        seen: Last attempt that had ended when the plan was made. A worker skips the cell if a later attempt has ended.
         conformance: Results of the method's conformance checks (`harness.conformance`); None if they were not run.
-        timeout_s: Time limit of the cell, without loading its model; None for no limit.
+        timeout_s: Time limit of the cell in seconds, without loading its model; None for no limit.
     """
 
     cell: Cell
@@ -156,7 +156,7 @@ class CellJob:
     timeout_s: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON data."""
+        """Return the job as JSON-serializable data."""
         return {
             "cell": self.cell.to_json(),
             "label": self.label,
@@ -168,14 +168,14 @@ class CellJob:
         }
 
     def cell_record(self) -> dict[str, Any]:
-        """Return the content of ``cell.json``: the cell, its documents' source, and the method's conformance."""
+        """Return the content of ``cell.json``: the cell, the selection of its documents, and conformance results."""
         held_out = self.held_out and self.held_out.to_json()
         sources = {"data": self.data.to_json(), "held_out": held_out}
         return {**self.cell.to_json(), **sources, "conformance": self.conformance, "cell_timeout_s": self.timeout_s}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "CellJob":
-        """Rebuild an item from its JSON."""
+        """Rebuild a job from its JSON form."""
         held_out = record["held_out"] and DataRequest.from_json(record["held_out"])
         cell, data = Cell.from_json(record["cell"]), DataRequest.from_json(record["data"])
         conformance, timeout_s = record["conformance"], record["timeout_s"]
@@ -184,15 +184,15 @@ class CellJob:
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """Everything one worker process needs. Timing settings are in each timing cell (``cell.timing``).
+    """Complete input of one worker process. Timing settings are in each timing cell (``cell.timing``).
 
     Attributes:
-        device: Resolved device, e.g. ``cpu`` or ``cuda``.
-        threads: Threads of torch's intra-op pool.
-        inputs: Spool of the cells that these depend on; None: ``spool``.
-        plugins: Folder whose Python files the user trusts; None: none.
+        device: Resolved device, such as ``cpu`` or ``cuda``.
+        threads: Number of threads in torch's intra-op pool.
+        inputs: Spool with the attempts of the cells that these cells depend on; None for ``spool``.
+        plugins: Folder of trusted plug-ins; None if there is none.
         confirm_run_unsafe_code: Whether scoring may run code written by a model, for tasks that need it.
-        shares: Whether cells may be answered in one pass (`harness.work.partners`).
+        shares: Whether one pass may answer several cells (`harness.work.partners`).
     """
 
     cells: tuple[CellJob, ...]
@@ -207,7 +207,7 @@ class WorkerSpec:
     shares: bool = True
 
     def to_json(self) -> str:
-        """Return the text of SPEC.json."""
+        """Return the specification as the JSON text of SPEC.json."""
         record = {
             "cells": [item.to_json() for item in self.cells],
             "model_path": str(self.model_path),
@@ -223,7 +223,7 @@ class WorkerSpec:
 
     @classmethod
     def from_json(cls, text: str) -> "WorkerSpec":
-        """Read the text of SPEC.json."""
+        """Parse the JSON text of SPEC.json."""
         record = json.loads(text)
         plugins = record["plugins"]
         return cls(

@@ -10,7 +10,7 @@ def check_format(location: Path | str, dtype: str, engine: EngineName) -> None:
     """Check that an engine supports a number format.
 
     Raises:
-        UserError: It does not: the hosted engine multiplies as transformers' blocks do.
+        UserError: The format is int8 and the engine is the hosted one, which has no int8 products.
     """
     if dtype == "int8" and engine == "hosted":
         raise UserError(

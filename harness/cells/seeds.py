@@ -1,8 +1,8 @@
-"""Random seeds of a cell, derived in the same way for all methods, so that pairs stay paired.
+"""Random seeds of a cell, derived in the same way for all methods, so that comparisons between methods stay paired.
 
-A method's name is never an argument: two methods of one suite draw the same for the same document, and resample the
-same documents. Other seeds do not come from the suite: built-in data have their task's, a fit its method's parameter
-`fit_seed`, a training its recipe's. Timing draws nothing, its order is fixed.
+A method's name is never an argument: two methods of one suite get the same random numbers for the same document, and
+resample the same documents. Other seeds do not come from the suite: built-in data use the seed of their task, a fit the
+method's parameter `fit_seed`, and training the seed of its recipe. Timing uses no random numbers; its order is fixed.
 """
 
 import hashlib
@@ -12,13 +12,13 @@ Axis = Literal["decode", "bootstrap"]
 
 
 def seed_for(axis: Axis, suite_seed: int, *keys: str) -> int:
-    """Return the seed of one axis.
+    """Return the seed of one axis, that is, of one use of random numbers.
 
     Args:
-        axis: ``decode``: random numbers of methods while a document is decoded, in any batch and order; needs the
-            document's key. ``bootstrap``: resamples of documents.
+        axis: ``decode``: random numbers of methods while a document is decoded, independent of batch and order; needs
+            the document's key. ``bootstrap``: resamples of documents.
         suite_seed: Seed of the suite.
-        keys: Keys by which the axis is divided.
+        keys: For ``decode`` the document's key; empty for ``bootstrap``.
 
     Examples:
         >>> seed_for("decode", 0, "doc-1") == seed_for("decode", 0, "doc-1")
@@ -33,5 +33,5 @@ def seed_for(axis: Axis, suite_seed: int, *keys: str) -> int:
 
 
 def derivations(suite_seed: int) -> dict[Axis, str]:
-    """Return, for readers of cell.json, the formula for the seed of each axis."""
+    """Return the formula of the seed for each axis, as documentation in cell.json."""
     return {"decode": f"int(sha256('{suite_seed}:' + doc_key)[:15], 16)", "bootstrap": str(suite_seed)}

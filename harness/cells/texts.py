@@ -1,4 +1,4 @@
-"""Encode texts of classification tasks for an encoder, truncated if too long; and match labels of task and model."""
+"""Encode texts of classification tasks for an encoder, and match the labels of task and model."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class EncodedText:
 
     Attributes:
         ids: Token ids, special tokens included.
-        types: Index of the text that each token belongs to; None if the tokenizer does not say.
-        seed: Seed of the row, the same in every batch.
+        types: For each token, the index of the text to which it belongs; None if the tokenizer does not return it.
+        seed: Seed of the row, independent of the batch.
         n_cut: Number of tokens cut off because of the model's positions or the suite's limit.
     """
 
@@ -45,10 +45,10 @@ class TextEncoding:
         self._side = "left" if generation.truncate == "left" else "right"
 
     def __call__(self, texts: Sequence[str], seed: int) -> EncodedText:
-        """Return the tokens of a text or a pair; in a pair the longer text is cut first.
+        """Return the token ids of a text or a pair. Too long inputs are truncated, the longer text of a pair first.
 
         Raises:
-            UserError: There is not one text, or two; or special tokens alone are too long.
+            UserError: There are neither one nor two texts, or the special tokens alone are too long.
         """
         if not 1 <= len(texts) <= _PAIR:
             raise UserError(f"a classifier reads a text or a pair, not {len(texts)} texts.")
@@ -64,7 +64,7 @@ class TextEncoding:
         self._tokenizer.truncation_side = self._side
         try:
             cut: Mapping[str, list[int]] = self._tokenizer(*texts, truncation="longest_first", max_length=self.longest)
-        except Exception as error:  # fewer tokens than special ones
+        except Exception as error:  # the limit is below the number of special tokens
             raise UserError(f"inputs cannot be cut to {self.longest} tokens ({error}).") from error
         finally:
             self._tokenizer.truncation_side = side
@@ -72,7 +72,7 @@ class TextEncoding:
 
 
 def label_places(task: str, wanted_labels: Sequence[str] | None, labels: Sequence[str]) -> tuple[int, ...]:
-    """Return the index among a task's labels of each of a model's: by name if the names agree, else in order.
+    """Return, for each label of a model, its index among the task's labels: by name if all names agree, else in order.
 
     Args:
         task: Name of the task.
@@ -80,7 +80,7 @@ def label_places(task: str, wanted_labels: Sequence[str] | None, labels: Sequenc
         labels: Labels of the checkpoint; one for a regression.
 
     Raises:
-        UserError: Their numbers differ.
+        UserError: Task and checkpoint have different numbers of labels.
     """
     wanted = 1 if wanted_labels is None else len(wanted_labels)
     if len(labels) != wanted:

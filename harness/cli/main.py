@@ -1,4 +1,4 @@
-"""Entry point of the command line. Parsing imports nothing heavy; each command imports what it needs."""
+"""Entry point of the command line. Parsing imports no large library; each command imports the modules it needs."""
 
 import argparse
 import errno
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 HANDED_OVER = "lm-eval"
-"""Command whose arguments are passed on to another program."""
+"""Name of the command whose arguments are passed on to lm-eval."""
 _OF_MATPLOTLIB = ("MPLBACKEND", "MATPLOTLIBRC")
-"""Matplotlib settings of the user, removed: a notebook's backend may not be installed here, and drawing would fail."""
+"""Environment variables removed at the start: a notebook's matplotlib backend may not be installed here."""
 _MAX_SHOWN_CHARS = 200
-"""Maximum characters shown of an overlong path."""
+"""Maximum number of characters shown of an overlong path."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,7 +66,7 @@ def _command(argv: Sequence[str]) -> int:
     for variable in _OF_MATPLOTLIB:  # workers and drawing processes inherit this environment
         os.environ.pop(variable, None)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # the encoding may lack characters of models or of this project
+        if isinstance(stream, TextIOWrapper):  # the encoding may lack characters that models or this project print
             stream.reconfigure(errors="backslashreplace")
     arguments = parsed(argv)
     if getattr(arguments, "plugins", None) is not None:
@@ -105,7 +105,7 @@ def console() -> NoReturn:
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)
-    except KeyboardInterrupt:  # while `main` was ending
+    except KeyboardInterrupt:  # interrupted while `main` was returning
         pass
     os._exit(code)
 
@@ -117,7 +117,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
         UserError: The command or an argument is invalid.
     """
     if len(argv) > 1 and argv[0] == HANDED_OVER and argv[1] not in ("-h", "--help"):
-        # All other arguments are lm-eval's; argparse would parse those that look like options.
+        # The other arguments are passed on unparsed; argparse would interpret those that look like options.
         return argparse.Namespace(command="lm_eval:lm_eval", arguments=list(argv[1:]))
     program, listed = whole_parser()
     if not argv or argv[0] == "help":

@@ -1,4 +1,4 @@
-"""Conformance checks: test whether a method keeps its contracts, on a small decoder with random weights.
+"""Conformance checks: test on a small random decoder whether a method keeps the contracts of its base classes.
 
 A short form of the conformance suite in `tests/methods`, fast enough to run before a method's first cell, also for
 third-party methods. The verdict is that a method conforms, or a list of violations.
@@ -46,7 +46,7 @@ class ConformanceResult:
 
     @property
     def conforms(self) -> bool:
-        """True if there are no violations."""
+        """Whether there are no violations."""
         return not self.problems
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class ConformanceResult:
 
 @cache
 def checks_version() -> str:
-    """Return the version of ExitBench with a digest of the checks' source, which identifies the checks of a verdict."""
+    """Return ExitBench's version and a digest of the checks' source, which identify the checks behind a verdict."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -97,7 +97,7 @@ _CHECKS: Final[tuple[Callable[[Trial], Iterator[str]], ...]] = (
 
 
 def examine(method: Method, shape: Shape = USUAL) -> ConformanceResult:
-    """Check every contract; an error ends the trial, since later checks would not be meaningful.
+    """Run all conformance checks on a method. An error ends the checks, since later ones would not be meaningful.
 
     Args:
         method: The method with its parameters.
@@ -117,7 +117,7 @@ def examine(method: Method, shape: Shape = USUAL) -> ConformanceResult:
 
 
 def _traceback_line(error: Exception, method: Method) -> str:
-    """Return the innermost line of the method's own file in an error's traceback."""
+    """Return the innermost line of the method's source file in an error's traceback, as text for a message."""
     source_file = inspect.getfile(type(method))
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == source_file]
     return f" ({Path(source_file).name}, line {lines[-1]})" if lines else ""

@@ -1,4 +1,4 @@
-"""Conformance of costs: compare declared FLOPs with those counted while decoding a token.
+"""Conformance of costs: compare declared FLOPs with the FLOPs counted while a token is decoded.
 
 Shape suffixes: A rows still running at a block.
 """
@@ -28,13 +28,13 @@ from exitbench.methods.kv_policies import KV_POLICIES
 from exitbench.methods.offline import score_states
 
 _FED = 3
-"""Tokens before the counted one; they exit at the first block, so that a KV policy has skipped blocks to fill."""
+"""Number of tokens before the counted token. They exit at the first block, so later blocks were skipped."""
 _TOLERANCE = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
 class _From(Threshold):
-    """Threshold rule that never exits before a block that depends on the position, and always from it on."""
+    """Threshold with a predetermined exit layer per position: no exit before this block, always an exit from it on."""
 
     firsts: tuple[int, ...]
 
@@ -46,20 +46,20 @@ class _From(Threshold):
 
 
 def declared(trial: Trial) -> Iterator[str]:
-    """Check `cost` against counted FLOPs at the first and the last exit, and that a gate that computes has a cost."""
+    """Check that declared FLOPs equal counted ones at the first and the last exit, and that no gate cost is missing."""
     yield from uncounted(trial.checkpoint, trial.plain, PROMPTS[4], sorted({trial.first_exit, trial.n_blocks}))
     yield from _forgotten(trial)
 
 
 def uncounted(checkpoint: Checkpoint, parts: Parts, prompt: Sequence[int], exit_layers: Sequence[int]) -> Iterator[str]:
-    """Yield a problem per exit layer at which counted matrix-product FLOPs differ from the declared ones.
+    """Yield a problem for each exit layer at which counted matrix-product FLOPs differ from the declared ones.
 
-    Oracles declare the cost of a gate that needs no full-depth run, so such a gate replaces theirs. Verification is
-    not part of a step and is not counted.
+    An oracle declares the cost of a gate that needs no full-depth run, so such a gate is run in its place. Verification
+    is not part of a step and is not counted.
 
     Args:
         checkpoint: The model.
-        parts: The method.
+        parts: The method's parts.
         prompt: Token ids of the prompt; the fourth token of the answer is counted.
         exit_layers: Exit layers to test, one after the other.
     """
@@ -69,7 +69,7 @@ def uncounted(checkpoint: Checkpoint, parts: Parts, prompt: Sequence[int], exit_
     if parts.gate.looks_ahead:
         parts = dataclasses.replace(parts, gate=_FixedExits())
     first = min([*parts.gate_blocks(model.n_blocks), model.n_blocks])
-    if not parts.reads_skipped:  # all tokens exit at the first block, so that later ones have nothing to read
+    if not parts.reads_skipped:  # every token exits at the same block, so only this exit is tested
         exit_layers = [first]
     for exit_layer in exit_layers:
         layers = [first] * _FED + [exit_layer]
@@ -77,7 +77,7 @@ def uncounted(checkpoint: Checkpoint, parts: Parts, prompt: Sequence[int], exit_
         cache, state = model.start([prompt], room=_FED + 2)
         before, records, trace = cache.length, list[TokenRecord](), Trace(model)
         for position in range(1, _FED + 2):
-            # torch has no FLOP formula for fused attention on CPUs, but for the products of the plain form.
+            # torch has no FLOP formula for fused attention on CPUs; plain attention consists of products that have one.
             counter = _Products()  # type: ignore[no-untyped-call]
             with counter if position > _FED else nullcontext(), sdpa_kernel(SDPBackend.MATH):
                 decode_step(
@@ -96,13 +96,13 @@ def uncounted(checkpoint: Checkpoint, parts: Parts, prompt: Sequence[int], exit_
 
 
 class _FixedExits(Always):
-    """Gate with predetermined exits, which computes nothing: `_From` holds each token's decision."""
+    """Gate that computes nothing; the threshold `_From` determines the exit layer of each token."""
 
     decides = True
 
 
 class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatch mode that is not hidden from torch's compiler, since hiding it imports the compiler, which is slow."""
+    """Dispatch mode visible to torch's compiler. Hiding a mode would import the compiler, which is slow."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -110,7 +110,7 @@ class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Products(_Watching):  # type: ignore[no-untyped-call]
-    """Counter of the FLOPs of all operations with a torch formula, like torch's `FlopCounterMode`."""
+    """Counter of the FLOPs of all operations with a FLOP formula in torch, like torch's `FlopCounterMode`."""
 
     flops = 0
 
@@ -118,7 +118,7 @@ class _Products(_Watching):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         formula = flop_registry.get(func.overloadpacket)
         if formula is None:
-            with self:  # it may decompose into operations that have one
+            with self:  # the operation may decompose into operations that have a formula
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
@@ -129,7 +129,7 @@ class _Products(_Watching):  # type: ignore[no-untyped-call]
 
 
 class _Worked(_Watching):  # type: ignore[no-untyped-call]
-    """Recorder of the largest tensor that an operation reads, in elements."""
+    """Recorder of the number of elements of the largest tensor that an operation reads."""
 
     most = 0
 
@@ -155,7 +155,7 @@ def _forgotten(trial: Trial) -> Iterator[str]:
 
 
 class _Counted(Gate):
-    """Gate wrapper that records the gate's own operations, without those of the head."""
+    """Gate wrapper that records the gate's own operations, without the head's operations."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate, self.most = gate, 0

@@ -1,6 +1,6 @@
-"""Small decoder with random weights for conformance checks: its prompts, answers and states.
+"""Small decoder with random weights for conformance checks, with prompts, answers and states.
 
-A method is monitored during the checks: what its gate returns, and whether it modifies its input tensors.
+A method is monitored during the checks: the values that its gate returns, and whether it modifies its input tensors.
 
 Shape suffixes: A rows still running at a block, K columns of the head, L blocks, N tokens, D model width.
 """
@@ -43,7 +43,7 @@ TensorSnapshots = list[tuple[str, Tensor, Tensor]]
 
 
 class Breach(Exception):
-    """Violation of a contract by a gate; the message describes it."""
+    """A gate violated a contract; the message describes the violation."""
 
 
 def watched(parts: Parts) -> Parts:
@@ -86,7 +86,7 @@ def _watched_gate(gate: Gate, read: TensorSnapshots) -> Gate:
 
 
 def _watched_head(head: Head, read: TensorSnapshots) -> Head:
-    """Return a head that records its logits, which the gate receives while it scores."""
+    """Return a head that also records its logits, so that modifications by the gate are detected."""
 
     class MonitoredHead(Head):
         reads_vocabulary = head.reads_vocabulary
@@ -137,7 +137,7 @@ def _check_unchanged(by: str, view: BlockView, snapshots: TensorSnapshots) -> No
 
 
 def _snapshot(view: BlockView) -> TensorSnapshots:
-    """Return copies of the view's tensors, which later readers of the view receive too."""
+    """Return (name, tensor, copy) of the view's tensors, which later code reads too and no gate may modify."""
     tensors = {"view.hidden_AD": view.hidden_AD, "view.previous_score_A": view.previous_score_A}
     tensors |= {"view.ahead_LAD": view.ahead_LAD}
     tensors |= {f"view.state({block})": state_AD for block, state_AD in enumerate(view.earlier)}
@@ -154,7 +154,12 @@ ANSWERS: list[list[int]] = _DRAWN.tolist()
 
 @dataclass(frozen=True)
 class Shape:
-    """Model properties that a method's parameters may depend on: number of decoder blocks, blocks with exit heads."""
+    """Model properties on which a method's parameters may depend.
+
+    Attributes:
+        n_blocks: Number of decoder blocks.
+        exit_blocks: Blocks with a trained exit head.
+    """
 
     n_blocks: int = 6
     exit_blocks: tuple[int, ...] = (2, 4)
@@ -164,7 +169,13 @@ USUAL = Shape()
 
 
 class Trial:
-    """A method on the random decoder, fitted if it requires that."""
+    """A method on the random decoder, fitted if the method requires it.
+
+    Args:
+        method: The method with its parameters.
+        shape: Shape of the decoder.
+        strength: Factor on the blocks' contribution to the residual stream (see `random_checkpoint`).
+    """
 
     def __init__(self, method: Method, shape: Shape, strength: float = 1.0) -> None:
         self.shape, self.n_blocks = shape, shape.n_blocks
@@ -173,7 +184,7 @@ class Trial:
         self.method = method.bound_to(self.model.exit_blocks)
         self.fitted = self._fit()
         self.plain = self.method.parts(self.n_blocks, self.fitted)
-        """The parts as the method returns them; all checks but that of costs use the monitored `parts`."""
+        """The parts as the method returns them. All checks except that of costs use the monitored `parts`."""
         self.parts = watched(self.plain)
 
     @property
@@ -187,7 +198,7 @@ class Trial:
         return min([*self.gate_blocks, self.n_blocks])
 
     def fresh(self) -> Parts:
-        """Return new parts built from the written parameters, as in another process."""
+        """Return new parts built from the stored parameters, as another process would build them."""
         method = type(self.method).from_params(self.method.params()).bound_to(self.model.exit_blocks)
         return watched(method.parts(self.n_blocks, self.fitted))
 
@@ -198,17 +209,17 @@ class Trial:
 
     @functools.cached_property
     def states_LND(self) -> Tensor:
-        """States of the tokens of `ANSWERS` at every block, row by row."""
+        """States of the tokens of `ANSWERS` after every block, in the order of rows."""
         with torch.no_grad():
             return states_of(self.checkpoint, ANSWERED, ANSWERS)
 
     @functools.cached_property
     def final_token_N(self) -> Tensor:
-        """The last block's choice for each token."""
+        """Token chosen by the last block, for each token of `ANSWERS`."""
         return argmax_token(self.model.logits(self.states_LND[-1]))
 
     def scored(self, parts: Parts) -> tuple[Tensor, Tensor]:
-        """Return scores (NaN at blocks without a gate) and the tokens that would be emitted, [L, N] each."""
+        """Return gate scores (NaN at blocks without a gate) and the tokens that would be emitted, each [L, N]."""
         n_tokens = self.states_LND.shape[1]
         scores_LN = torch.empty(self.n_blocks, n_tokens)
         emitted_LN = torch.empty(scores_LN.shape, dtype=torch.long)
@@ -219,7 +230,7 @@ class Trial:
         return scores_LN, emitted_LN
 
     def positions(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield every 1-based position of the answers, with the indices of its tokens among the N, one per row."""
+        """Yield (position from 1, indices of its tokens among the N, one per row) for every position of the answers."""
         starts = torch.tensor([0, *itertools.accumulate(map(len, ANSWERS[:-1]))])
         for place in range(len(ANSWERS[0])):
             yield place + 1, starts + place
@@ -237,8 +248,8 @@ def random_checkpoint(shape: Shape, strength: float = 1.0) -> Checkpoint:
 
     Args:
         shape: Number of blocks, and blocks with exit heads.
-        strength: Factor on the contribution of six blocks to the residual stream. The smaller it is, the more often an
-            early block agrees with the last one, above all if it is confident.
+        strength: Factor on the blocks' contribution to the residual stream, normalized to six blocks. The smaller it
+            is, the more often an early block agrees with the last block, above all if it is confident.
     """
     generator = torch.Generator().manual_seed(3)
     strength *= (6 / shape.n_blocks) ** 0.5

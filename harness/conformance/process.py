@@ -1,8 +1,7 @@
-"""Conformance checks in a subprocess, so that a method that hangs or ends its process does no harm.
+"""Conformance checks in a subprocess, which isolates methods that hang or end their process.
 
-The child reads settings as JSON from its standard input and writes one JSON line per verdict to a pipe, after a first
-line that reports that the methods were imported. Output of methods is discarded. The child ends with its parent
-(`lifeline`).
+The child reads settings as JSON from its standard input. It writes to a pipe: a first line after importing the methods,
+then one JSON line per verdict. Output of methods is discarded. The child ends with its parent (`lifeline`).
 """
 
 from __future__ import annotations
@@ -28,14 +27,15 @@ _READY = "ready"
 def examine_apart(settings: Sequence[Mapping[str, Any]], timeout_s: float = TIMEOUT_S) -> list[ConformanceResult]:
     """Return a verdict for every setting.
 
-    A setting that hangs or ends its process fails, and so do all later settings of that method, without being checked.
+    A setting that hangs or ends its process fails. All later settings of the same method then fail without being
+    checked.
 
     Args:
         settings: Each with ``name`` and ``params`` of the method, ``n_blocks`` and ``exit_blocks`` of the model.
         timeout_s: Seconds allowed per setting.
     """
     verdicts: list[ConformanceResult] = []
-    ended: dict[str, str] = {}  # methods that ended their process, and how
+    ended: dict[str, str] = {}  # reason why the process ended, by method
     while len(verdicts) < len(settings):
         remaining = settings[len(verdicts) :]
         if why := ended.get(remaining[0]["name"]):
@@ -52,7 +52,7 @@ def examine_apart(settings: Sequence[Mapping[str, Any]], timeout_s: float = TIME
 
 
 class _Child:
-    """A process that checks settings in order, until it is done or dies."""
+    """Child process that checks settings in order, until all are checked or it dies."""
 
     def __init__(self, settings: Sequence[Mapping[str, Any]], timeout_s: float) -> None:
         self.why, self._timeout_s = "", timeout_s
@@ -73,11 +73,11 @@ class _Child:
         try:
             with self._process.stdin as stdin:
                 stdin.write(json.dumps([dict(setting) for setting in settings]).encode())
-        except BrokenPipeError:  # died already; the exit code gives the reason
+        except BrokenPipeError:  # the process has died; the exit code gives the reason
             pass
 
     def verdicts(self) -> Iterator[ConformanceResult]:
-        """Yield verdicts as they arrive; if they end too early, `why` has the reason."""
+        """Yield verdicts as they arrive. If the process dies early, `why` contains the reason."""
         lines = _lines(self._read_end, self._timeout_s)
         try:
             if next(lines, None) != _READY:
@@ -94,7 +94,7 @@ class _Child:
         self.why = self._ended()
 
     def end(self) -> None:
-        """End the process and its child processes."""
+        """Kill the process and its child processes, and close the pipes."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -108,7 +108,7 @@ class _Child:
 
 
 def _lines(read_end: int, timeout_s: float) -> Iterator[str]:
-    """Yield lines as they arrive; the first reports that the methods were imported.
+    """Yield lines as they arrive. The first line reports that the methods were imported.
 
     Raises:
         TimeoutError: A line takes longer than allowed.
@@ -142,7 +142,7 @@ def _main(settings: IO[str], verdicts: IO[str], lifeline: int) -> None:
         try:
             method = get_method(request["name"]).from_params(request["params"])
             result = examine(method, Shape(request["n_blocks"], tuple(request["exit_blocks"])))
-        except Exception as error:  # the method cannot even be built
+        except Exception as error:  # the method object cannot be built
             result = ConformanceResult((f"{type(error).__name__}: {error}",), checks_version())
         print(json.dumps(result.to_json()), file=verdicts, flush=True)
 

@@ -26,19 +26,21 @@ from exitbench.results.files.duckdb_files import in_memory
 _TOLERANCE = 1e-4
 _LEVELS = 9
 _CALM = 0.25
-"""Block strength for the check of score direction: half of the tokens settle early, and confidence predicts which."""
+"""Block strength for `direction`: half of the tokens settle at an early block, and confidence predicts which."""
 _REVERSED = 0.35
-"""Share of concordant pairs below which scores count as reversed: 0.5 is chance, a softmax margin has 0.7, its
-negative 0.3."""
+"""Share of concordant pairs below which scores count as reversed.
+
+0.5 is chance; a softmax margin has 0.7, and its negative 0.3.
+"""
 _SEVERAL = 3
-"""Number of repeated evaluations of the same input, with ever more other inputs in between."""
+"""Number of repeated evaluations of the same input, with more and more other inputs in between."""
 
 
 def same_again(trial: Trial) -> Iterator[str]:
-    """Check that the same input has one score: after other inputs, from a new gate, and for each row alone."""
+    """Check that a score depends only on its input, not on earlier calls, the gate object or the batch's other rows."""
     first_LN, _ = trial.scored(trial.parts)
     for times in range(1, _SEVERAL + 1):
-        for position in range(times):  # with a single row, so that counters kept by the gate would differ
+        for position in range(times):  # a single row, so that counters kept by the gate would differ
             score_states(trial.parts, trial.model, trial.states_LND[:, :1], position=position + 1, seeds_N=[0])
         repeated_LN, _ = trial.scored(trial.parts)
         if not _equal(first_LN, repeated_LN):
@@ -56,7 +58,7 @@ def same_again(trial: Trial) -> Iterator[str]:
 
 
 def depth_follows_threshold(trial: Trial) -> Iterator[str]:
-    """Check that depth changes monotonically over the declared range of `threshold`, and that it does change."""
+    """Check that mean depth changes monotonically over the declared range of `threshold`, and is not constant."""
     low, high = _declared(trial.method)
     if low is None or high is None:
         return
@@ -82,9 +84,9 @@ def depth_follows_threshold(trial: Trial) -> Iterator[str]:
 
 
 def direction(trial: Trial) -> Iterator[str]:
-    """Check that, at a block, tokens that agree with the last block do not score lower than those that do not.
+    """Check that tokens which agree with the last block do not score lower than other tokens at the same block.
 
-    Uses blocks that add little, so that confident choices of early blocks mostly stay. Fitted gates are not checked,
+    Uses blocks that add little, so that confident choices of early blocks rarely change. Fitted gates are not checked,
     since fitting them to random states is meaningless.
     """
     if trial.method.fit_params():
@@ -127,7 +129,7 @@ def _same_rule(trial: Trial, first: Parts, second: Parts) -> bool:
 
 
 def exit_layers(trial: Trial, parts: Parts, scores_LN: Tensor) -> Tensor:
-    """Return the exit layers of tokens with these scores, [N], comparing the threshold in the scores' dtype."""
+    """Return the exit layers of tokens with these scores, [N]; the threshold is compared in the scores' dtype."""
     leaves_LN = torch.zeros(scores_LN.shape, dtype=torch.bool)
     leaves_LN[-1] = True
     for position, at_N in trial.positions():
@@ -158,7 +160,7 @@ def thresholds(trial: Trial) -> Iterator[str]:
 
 
 def independence(trial: Trial) -> Iterator[str]:
-    """Check that a batch equals its rows one by one, and that a seed determines the trace, also with a new gate."""
+    """Check that a batch gives the same traces as its rows decoded separately, and that a seed determines the trace."""
     together = trial.answers(trial.parts)
     some = range(0, len(PROMPTS), 3)
     alone = [trial.answers(trial.parts, [PROMPTS[row]], first_seed=row)[0] for row in some]
@@ -169,7 +171,7 @@ def independence(trial: Trial) -> Iterator[str]:
 
 
 def model_unchanged(trial: Trial) -> Iterator[str]:
-    """Check that, after all checks of the method, full depth still answers as on a fresh decoder."""
+    """Check that, after all other checks, full depth gives the same answers as on a fresh decoder."""
     untouched = Trial(baseline_method()(), trial.shape)
     if trial.answers(untouched.plain) != untouched.answers(untouched.plain):
         yield "the model's weights are not what they were before the method ran"
@@ -180,13 +182,13 @@ def _traces(generations: list[Generation]) -> list[tuple[list[int], list[int], l
 
 
 _SQL_TOLERANCE = 1e-3
-"""Absolute and relative tolerance: SQL computes the scores from the same states in another order."""
+"""Absolute and relative tolerance: SQL computes the scores from the same states, but in another order."""
 _BORDERLINE = 0.05
-"""Share of tokens that may exit elsewhere because their scores nearly equal the threshold."""
+"""Maximum share of tokens that may exit at other blocks, because their scores nearly equal the threshold."""
 
 
 def replays(trial: Trial) -> Iterator[str]:
-    """Check that scores and exit layers recomputed in SQL from a probe equal the gate's on the same hidden states."""
+    """Check that SQL over a probe gives the same scores and exit layers as the gate on the same hidden states."""
     score_sql, gate_blocks = trial.parts.score_sql(trial.n_blocks), trial.gate_blocks
     if score_sql is None or not gate_blocks:
         return

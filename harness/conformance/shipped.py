@@ -1,6 +1,6 @@
-"""Stored verdicts of the bundled methods, so that no run checks them again while their source is unchanged.
+"""Stored verdicts of the bundled methods, which are not checked again while their source is unchanged.
 
-`python -m exitbench.harness.conformance.shipped` checks all of them and rewrites `shipped.toml`.
+`python -m exitbench.harness.conformance.shipped` checks all bundled methods and rewrites `shipped.toml`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ FILE: Final = Path(__file__).with_name("shipped.toml")
 
 @cache
 def conforming_sources() -> dict[str, str]:
-    """Return the source digests of the methods that conform by the current checks, by method name."""
+    """Return the source digests of conforming methods by name; empty if the checks have changed since."""
     record = tomllib.loads(FILE.read_text(encoding="utf-8"))
     return dict(record["sources"]) if record["checks"] == checks_version() else {}
 
 
 def shipped_text() -> str:
-    """Check every bundled method with its defaults, and return the new content of the file.
+    """Check every bundled method with its default parameters, and return the new content of `shipped.toml`.
 
     Raises:
         UserError: A method does not conform.

@@ -1,4 +1,4 @@
-"""Inspection of a classifier's folder: architecture, read-outs of its blocks, and runnable methods."""
+"""Inspection of a classifier's folder: architecture, off-ramps of its blocks, and runnable methods."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from exitbench.methods.registry import get_method, method_names
 
 @dataclass(frozen=True)
 class Ramps:
-    """Off-ramps of a classifier: kind, blocks with an off-ramp, and total number of parameters."""
+    """Off-ramps of a classifier, that is, read-outs trained for single blocks.
+
+    Attributes:
+        kind: Kind of off-ramp.
+        blocks: Blocks with an off-ramp.
+        numel: Total number of parameters.
+    """
 
     kind: str
     blocks: tuple[int, ...]
@@ -30,13 +36,13 @@ class ClassifierShape:
         blocks: Number of blocks, L; a shared block counts once per call.
         width: Width of the states.
         positions: Maximum number of tokens per text.
-        vocabulary: Rows of the embedding.
-        labels: Label names from the checkpoint; a single one for regression.
+        vocabulary: Number of rows of the embedding.
+        labels: Label names from the checkpoint; for regression, a tuple of length 1.
         parameters: Total number of parameters, without off-ramps.
         off_ramps: The off-ramps; None if the model's own classifier reads out every block.
-        block_flops: Floating-point operations of one block for a text of ``counted_tokens`` tokens.
-        counted_tokens: Length of that text: the model's positions.
-        head_numel: Number of weights in a read-out with the model's own classifier.
+        block_flops: FLOPs of one block for a text of ``counted_tokens`` tokens.
+        counted_tokens: Length of that text: the model's number of positions.
+        head_numel: Number of weights in the model's own classifier.
     """
 
     blocks: int
@@ -53,7 +59,13 @@ class ClassifierShape:
 
 @dataclass(frozen=True)
 class RunnableMethod:
-    """A method with default parameters: whether it must be fitted, and the reason why it cannot run, or None."""
+    """Whether a method with default parameters can run on a classifier.
+
+    Attributes:
+        method: Name of the method.
+        is_fitted: Whether the method must be fitted first.
+        why_not: Reason why the method cannot run; None if it can.
+    """
 
     method: str
     is_fitted: bool
@@ -62,15 +74,16 @@ class RunnableMethod:
 
 @dataclass(frozen=True)
 class ClassifierInspection:
-    """Facts about a classifier's folder; unknown values are None, with the reasons in ``lacks``.
+    """Facts about a classifier's folder. Unknown values are None, with the reasons in ``lacks``.
 
     Attributes:
         folder: Path of the folder.
         model_class: The transformers class.
         shape: Architecture of the model.
+        stored: Weight files.
         tokenizer: Class of the tokenizer.
         n_tokens: Size of the tokenizer's vocabulary.
-        methods: All methods.
+        methods: Every method, and whether it can run.
         lacks: Messages of the errors that keep the classifier from running.
     """
 
@@ -85,7 +98,7 @@ class ClassifierInspection:
 
 
 def inspect_classifier(folder: Path) -> ClassifierInspection:
-    """Load a classifier and check which methods can run on it."""
+    """Load a classifier, describe it, and check which methods can run on it."""
     lacks: list[str] = []
     model = tokenizer = stored = None
     try:

@@ -1,7 +1,7 @@
-"""Gate cost of each method on a model, per evaluated block, and whether the engine can run it.
+"""Cost of each method's gate on a model, per evaluated block, and whether the engine can run the method.
 
-Work comes from the declared cost model. Read-outs by gates are not declared but counted, so each method decodes one
-token on the small random decoder of the conformance tests, made as deep as the model.
+Costs come from the declared cost model. Read-outs by gates are counted instead: each method decodes one token on the
+small random decoder of the conformance tests, with the number of blocks of the model.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from exitbench.methods.registry import get_method, method_names
 from exitbench.methods.thresholds import Constant
 
 WhyNot = Callable[[Parts, int], str | None]
-"""Function of a method's parts and n rows per batch: the reason why the engine cannot run it, or None."""
+"""Function of (method's parts, rows per batch): why the engine cannot run the method, or None if it can."""
 
 
 class Costed(ModelInterface, Protocol):
-    """A model with a cost model for its blocks."""
+    """Interface of a model with a cost model for its blocks."""
 
     def block_cost(self, place: TokenPlace) -> Cost:
-        """Return the work of one decoder block for one token of one row."""
+        """Return the cost of one decoder block for one token of one row."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class GateCost:
         n_evaluations: Number of blocks at which the gate is evaluated.
         bytes_share: Numbers read per gate evaluation, averaged over these blocks, relative to one block; None if the
             gate is never evaluated.
-        flops_share: Floating-point operations per gate evaluation, relative to one block; None in the same case.
+        flops_share: FLOPs per gate evaluation, relative to one block; None if the gate is never evaluated.
         is_fitted: Whether the method must be fitted on the train split first.
-        why_not: Reason why it cannot run on this model, or None.
-        why_alone: Reason why rows cannot be decoded as a batch, or None.
+        why_not: Reason why the method cannot run on this model; None if it can.
+        why_alone: Reason why the method cannot decode batches of several rows; None if it can.
     """
 
     method: str
@@ -66,10 +66,10 @@ class SkipCost:
     Attributes:
         policy: Name of the KV policy.
         bytes_share: Numbers read, relative to one block; None if the decoder has no block to skip.
-        flops_share: Floating-point operations, relative to one block; None in the same case.
-        verifies: Whether tokens are also verified, at a cost not included here.
-        why_not: Reason why it cannot run on this model, or None.
-        why_alone: Reason why rows cannot be decoded as a batch, or None.
+        flops_share: FLOPs, relative to one block; None if the decoder has no block to skip.
+        verifies: Whether tokens are also verified, at a cost that is not included here.
+        why_not: Reason why the policy cannot run on this model; None if it can.
+        why_alone: Reason why the policy cannot decode batches of several rows; None if it can.
     """
 
     policy: str
@@ -86,7 +86,7 @@ def gate_costs(model: Costed, place: TokenPlace, why_not: WhyNot) -> tuple[GateC
     Args:
         model: The model.
         place: Position of the token: lengths of context and source.
-        why_not: Check whether the engine can run a method.
+        why_not: Returns the reason why the engine cannot run a method, or None.
     """
     return tuple(_costs_of(name, model, place, why_not) for name in method_names())
 
@@ -127,7 +127,7 @@ def _reads(parts: Parts, has_own_heads: bool, rows: float, work: Cost) -> str:
 
 
 def _rows_read(method: Method, shape: Shape) -> float:
-    """Return the number of full-head read-outs by the gate for one token that never exits."""
+    """Return the number of full read-outs of the head by the gate, for one token that never exits."""
     with torch.no_grad():
         trial = Trial(method, shape)
         parts = replace(trial.plain, threshold=Constant(float("inf")))
@@ -136,7 +136,7 @@ def _rows_read(method: Method, shape: Shape) -> float:
 
 
 def skippings(model: Costed, place: TokenPlace, why_not: WhyNot) -> tuple[SkipCost, ...]:
-    """Return the cost on a model of every KV policy that some method offers."""
+    """Return the cost of every KV policy that some method offers, on a model."""
     parts_by_policy: dict[str, list[Parts]] = {}
     for parts, _ in _choices(model):
         parts_by_policy.setdefault(parts.kv_policy.name, []).append(parts)
@@ -144,7 +144,7 @@ def skippings(model: Costed, place: TokenPlace, why_not: WhyNot) -> tuple[SkipCo
 
 
 def _skipping(having: Sequence[Parts], model: Costed, place: TokenPlace, why_not: WhyNot) -> SkipCost:
-    """Return the cost of a KV policy; it is runnable if any of the methods that offer it is."""
+    """Return the cost of a KV policy. The policy is runnable if any method that offers it is runnable."""
     policy, block = having[0].kv_policy, model.block_cost(place)
     reasons = ([why_not(parts, n_rows) for parts in having] for n_rows in (1, 2))
     alone, together = (None if None in reasons_of_methods else reasons_of_methods[0] for reasons_of_methods in reasons)
@@ -155,7 +155,7 @@ def _skipping(having: Sequence[Parts], model: Costed, place: TokenPlace, why_not
 
 
 def refused_choices(model: Costed, why_not: WhyNot) -> dict[str, tuple[str, ...]]:
-    """Return the parameter values that the engine cannot run, as ``name = value``, by reason."""
+    """Return the parameter values that the engine cannot run, in the form ``name = value``, by reason."""
     choices_by_reason: dict[str, dict[str, None]] = {}
     for parts, choice in _choices(model):
         if choice and (reason := why_not(parts, 1)) is not None:
@@ -164,7 +164,7 @@ def refused_choices(model: Costed, why_not: WhyNot) -> dict[str, tuple[str, ...]
 
 
 def _choices(model: Costed) -> Iterator[tuple[Parts, str]]:
-    """Yield every method with its defaults, and with each other value of its enumerated parameters."""
+    """Yield (parts, choice) of every method, with defaults, and with each other value of enumerated parameters."""
     for cls in map(get_method, method_names()):
         settings: list[tuple[dict[str, str], str]] = [({}, "")]
         for field in dataclasses.fields(cls):
@@ -175,7 +175,7 @@ def _choices(model: Costed) -> Iterator[tuple[Parts, str]]:
                 method = cls.from_params(params)
                 method.check(model.n_blocks)
                 yield method.bound_to(model.exit_blocks).parts(model.n_blocks), choice
-            except Exception:  # not usable on this model, which `_asking` reports for the method itself
+            except Exception:  # not usable on this model; `_costs_of` reports this for the method itself
                 continue
 
 

@@ -42,7 +42,7 @@ from exitbench.harness.reading.regular_files import is_file, read_json
 from exitbench.methods.base import Parts
 
 CONTEXT: Final = 1000
-"""Default context length of the token whose cost is reported, if the model has as many positions."""
+"""Default context length of the token whose cost is reported, unless the model has fewer positions."""
 T = TypeVar("T")
 
 
@@ -75,10 +75,10 @@ class ArchitectureSummary:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Special tokens and tokenizer; None for missing or unknown values.
+    """Special tokens and tokenizer of a checkpoint. A missing or unknown value is None.
 
     Attributes:
-        start_id: First token of an encoder-decoder's answer.
+        start_id: First decoder token of an encoder-decoder.
         end_ids: Tokens that end an answer; None if unknown.
         tokenizer: Class of the tokenizer.
         n_tokens: Size of the tokenizer's vocabulary.
@@ -94,7 +94,13 @@ class Tokens:
 
 @dataclass(frozen=True)
 class TrainedHeads:
-    """Trained exit heads: kind, blocks with a head, and total number of parameters."""
+    """Trained exit heads of a checkpoint.
+
+    Attributes:
+        kind: Kind of head.
+        blocks: Blocks with a head.
+        numel: Total number of parameters.
+    """
 
     kind: str
     blocks: tuple[int, ...]
@@ -103,7 +109,7 @@ class TrainedHeads:
 
 @dataclass(frozen=True)
 class TokenCost:
-    """Memory traffic of one token at full depth, in elements (multiply by the bytes per element), and method costs.
+    """Costs of decoding one token, in elements read (multiply by bytes per element).
 
     Attributes:
         context: Number of preceding tokens of the text.
@@ -111,8 +117,8 @@ class TokenCost:
         block_weights: Weights of one block.
         head_weights: Weights of the LM head.
         kv_per_token: Elements of keys and values that one token adds over all blocks.
-        is_counted: True if counted by an engine; False if derived from the configuration.
-        methods: Cost of every method with its default parameters.
+        is_counted: True if an engine counted the costs; False if they are derived from the configuration.
+        methods: Gate cost of every method with its default parameters.
         kv_policies: Cost of every KV policy.
         refused_choices: Parameter values that the engine cannot run, by reason.
     """
@@ -130,15 +136,20 @@ class TokenCost:
 
 @dataclass(frozen=True)
 class Inspection:
-    """Facts about a checkpoint; unknown values are None, with the reasons in ``lacks``.
+    """Facts about a checkpoint. Unknown values are None, with the reasons in ``lacks``.
 
     Attributes:
         folder: Path of the folder.
         family: The model_type in config.json.
         model_class: The transformers class.
-        engines: The chosen engine, then the other.
+        engines: Result for the chosen engine, then for the other engine.
+        shape: Architecture of the model.
+        tokens: Special tokens and tokenizer.
+        stored: Weight files.
+        exit_heads: Trained exit heads, if there are any.
+        work: Costs of decoding one token.
         lacks: Messages of the errors that keep the checkpoint from running.
-        convert: A command that converts a pickle checkpoint to safetensors.
+        convert: A command that converts a pickle checkpoint to safetensors; None if it is not needed.
         remarks: Notes (not errors) about the checkpoint.
     """
 
@@ -157,13 +168,13 @@ class Inspection:
 
 
 class _Findings:
-    """Collector of errors during an inspection; each message is kept once."""
+    """Collector of error messages during an inspection; each message is stored once."""
 
     def __init__(self) -> None:
         self.lacks: list[str] = []
 
     def collect(self, look: Callable[[], T]) -> T | None:
-        """Return the result of `look`, or None if it raises a `UserError`, whose message is kept."""
+        """Return the result of `look`, or store the message and return None if `look` raises a `UserError`."""
         try:
             return look()
         except UserError as refusal:
@@ -171,18 +182,21 @@ class _Findings:
             return None
 
     def add(self, message: str) -> None:
-        """Add a message."""
+        """Add a message, unless it is stored already."""
         if message not in self.lacks:
             self.lacks.append(message)
 
 
 def inspect_folder(folder: Path, engine: EngineChoice = "auto", context: int | None = None) -> Inspection:
-    """Inspect a checkpoint: its architecture and what can run on it. Opens no pickle and executes none of its code.
+    """Inspect a checkpoint: its architecture, and the engines and methods that can run it.
+
+    Opens no pickle file, and executes no code from the checkpoint.
 
     Args:
-        folder: The checkpoint.
+        folder: Folder of the checkpoint.
         engine: Engine to use, as in a suite.
-        context: Context length of the token whose cost is reported; None: `CONTEXT`, or the model's positions if fewer.
+        context: Context length of the token whose cost is reported; None for `CONTEXT`, or for the model's positions if
+            it has fewer.
 
     Raises:
         UserError: The folder has no readable config.json, or the model has fewer positions than `context`.
@@ -220,14 +234,14 @@ def inspect_folder(folder: Path, engine: EngineChoice = "auto", context: int | N
 def _described(
     folder: Path, raw: dict[str, Any], checkpoint: Checkpoint | None, findings: _Findings
 ) -> tuple[Sketch, ArchitectureSummary] | tuple[None, None]:
-    """Return sketch and shape of the loaded model, or of config.json alone; Nones if transformers cannot build it."""
+    """Return sketch and architecture of the loaded model, else of config.json; None, None if it cannot be built."""
     try:
         with tried(str(raw.get("model_type"))):
             model = None if checkpoint is None else checkpoint.model
             stack = model.stack if isinstance(model, HostedTransformer) else find_stack(skeleton(folder, raw))
             sketch = Sketch(stack, findings.collect(lambda: _exit_heads(folder, stack)))
             return sketch, _shape(sketch, checkpoint)
-    except UserError:  # reported when loading was tried
+    except UserError:  # already reported when loading failed
         return None, None
 
 
@@ -279,7 +293,7 @@ def _tokens(
 
 
 def _work(sketch: Sketch, checkpoint: Checkpoint | None, engines: tuple[Tried, ...], context: int | None) -> TokenCost:
-    """Return the work counted by a verified engine, or else derived from the configuration."""
+    """Return the cost counted by a verified engine, or else derived from the configuration."""
     model: Costed = sketch
     why_not: WhyNot = _nothing_known
     if checkpoint is not None and engines[0].is_proved:
@@ -307,19 +321,19 @@ def _nothing_known(parts: Parts, n_rows: int) -> str | None:
 
 
 _MEMORY_SHARE: Final = 0.5
-"""Share of the available memory that float32 weights may use."""
+"""Maximum share of the available memory that float32 weights may use."""
 _FLOAT32_BYTES: Final = 4
 
 
 @dataclass(frozen=True)
 class Tried:
-    """Result of trying an engine.
+    """Result of trying an engine on a checkpoint.
 
     Attributes:
         engine: Name of the engine.
         why_not: Error message if the engine cannot run the model, else None.
-        is_proved: Whether its computation is verified: always for the lean engine, for the hosted one only if weights
-            were loaded.
+        is_proved: Whether the engine's computation is verified: always for the lean engine, for the hosted engine only
+            if weights were loaded.
     """
 
     engine: EngineName
@@ -330,16 +344,17 @@ class Tried:
 def try_engines(
     folder: Path, raw: dict[str, Any], choice: EngineChoice, numel: int
 ) -> tuple[tuple[Tried, ...], Checkpoint | None]:
-    """Try the chosen engine, and check whether the other could read the checkpoint.
+    """Try the chosen engine, and check whether the other engine could read the checkpoint.
 
     Args:
-        folder: The checkpoint.
+        folder: Folder of the checkpoint.
         raw: Content of its config.json.
         choice: Engine choice, as in a suite.
         numel: Number of elements in its weight files.
 
     Returns:
-        The results of the used engine and of the other, and the checkpoint loaded by the first, or None if it fails.
+        The results of the used engine and of the other, and the checkpoint loaded by the used engine (None if it
+        fails).
     """
     try:
         chosen = engine_for(folder / CONFIG, raw, choice)

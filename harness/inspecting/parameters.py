@@ -1,4 +1,4 @@
-"""Parameters of a model by part, and block costs estimated from its configuration."""
+"""Number of parameters of a model by part, and block costs derived from its configuration."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from exitbench.methods.base import Cost
 
 @dataclass(frozen=True)
 class Parameters:
-    """Number of parameters per part; shared parameters count for the first part only.
+    """Number of parameters per part; shared parameters count only for the first part.
 
     Attributes:
         embedding: Token embedding.
         blocks: All decoder blocks.
         encoder: The encoder, without a token embedding shared with the decoder.
-        head: The LM head; 0 if tied to the embedding.
+        head: The LM head; 0 if it is tied to the embedding.
         other: Final norms, position embeddings and the like.
     """
 
@@ -44,12 +44,12 @@ class Parameters:
 
     @property
     def is_tied(self) -> bool:
-        """True if the LM head shares the embedding's weights."""
+        """Whether the LM head shares the embedding's weights."""
         return self.head == 0
 
 
 def count_parameters(stack: Stack) -> Parameters:
-    """Count the parameters of a transformers model, which may be on ``meta``."""
+    """Return the number of parameters by part of a transformers model, which may be on the device ``meta``."""
     counted_ids: set[int] = set()
 
     def new(tensors: Iterable[Tensor]) -> int:
@@ -64,14 +64,14 @@ def count_parameters(stack: Stack) -> Parameters:
 
 
 class Sketch(Headed):
-    """A model known from its configuration only: the interface of the cost model, if no engine has counted.
+    """A model built from its configuration only, with the cost model's interface; used if no engine can count costs.
 
-    All weights of a block count as read, including experts that a token is not routed to.
+    All weights of a block count as read, including experts to which a token is not routed.
 
     Attributes:
         stack: Parts of the model.
         d_model: Input width of the LM head, D.
-        heads: Number of query heads by the configuration; 0 if it has none.
+        heads: Number of query heads by the configuration; 0 if the configuration has none.
         kv_heads: Number of key/value heads.
         head_size: Width of a head.
         kv_width: Width of one block's keys.
@@ -102,17 +102,17 @@ class Sketch(Headed):
         return self.stack.head
 
     def block_cost(self, place: TokenPlace) -> Cost:
-        """Return the work of an average decoder block for one token of one row."""
+        """Return the cost of an average decoder block for one token of one row."""
         keys = place.context + (0 if self.stack.encoder is None else place.source)
         flops = 2 * self._weights + 4 * keys * self._inner
         return Cost(matmul_flops=flops, read_numel=self._weights + 2 * keys * self.kv_width)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Raise NotImplementedError: a sketch has no weights."""
+        """Raise NotImplementedError, since a sketch has no weights."""
         raise NotImplementedError("a sketch has no weights")
 
     def final_normed(self, hidden: Tensor) -> Tensor:
-        """Raise NotImplementedError: a sketch has no weights."""
+        """Raise NotImplementedError, since a sketch has no weights."""
         raise NotImplementedError("a sketch has no weights")
 
     def logits_of_normed(self, normed: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class Sketch(Headed):
         raise NotImplementedError("a sketch has no weights")
 
     def logits_of(self, hidden_AD: Tensor, weights_AKD: Tensor) -> Tensor:
-        """Raise NotImplementedError: a sketch has no weights."""
+        """Raise NotImplementedError, since a sketch has no weights."""
         raise NotImplementedError("a sketch has no weights")
 
 
@@ -131,7 +131,7 @@ def _multiplied(block: nn.Module) -> int:
 
 
 _PICKLES: Final = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-"""Pickle files, which transformers would open and this project never does."""
+"""Names of pickle files, which transformers opens and this project never opens."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class StoredWeights:
 
 
 def read_stored(folder: Path) -> StoredWeights:
-    """Read the headers of a checkpoint's weight files.
+    """Read the headers of a checkpoint's weight files, and return files, sizes and number formats.
 
     Raises:
         UserError: There are no supported weight files, or a file is damaged.
@@ -170,12 +170,12 @@ def read_stored(folder: Path) -> StoredWeights:
 
 
 def conversion(folder: Path, auto_class: str, *, has_tokenizer: bool) -> str | None:
-    """Return the command that converts a folder's pickle to safetensors; None if it has no pickle.
+    """Return the command that converts a folder's pickle to safetensors; None if the folder has no pickle.
 
     Args:
-        folder: The checkpoint.
+        folder: Folder of the checkpoint.
         auto_class: The transformers auto class for the model.
-        has_tokenizer: Whether to convert a tokenizer too.
+        has_tokenizer: Whether the command also saves a tokenizer.
     """
     if not any((folder / name).is_file() for name in _PICKLES):
         return None

@@ -1,4 +1,4 @@
-"""Conformance before a run: check the methods of a plan before their cells are run."""
+"""Conformance checks of a plan's methods, before their cells are run."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def with_verdicts(plan: Plan, retry: Retry, folder: Path, on_trial: Callable[[in
 
     Args:
         plan: The plan.
-        retry: Which cells to run.
+        retry: Selects the cells to run (`retry.RETRIED`).
         folder: Folder of the verdict cache.
-        on_trial: Called with the number of settings to check, if there are any.
+        on_trial: Called with the number of settings to check; not called if all verdicts are cached.
     """
     settings = _settings(plan, retry)
     verdict_of = verdicts(settings.values(), folder, on_trial)
@@ -47,9 +47,9 @@ def with_verdicts(plan: Plan, retry: Retry, folder: Path, on_trial: Callable[[in
 
 
 def tried(plan: Plan, retry: Retry, folder: Path) -> Iterator[str]:
-    """Yield lines on the conformance of the methods to run.
+    """Yield lines for users about the conformance of the methods to run.
 
-    Third-party methods are checked now; bundled ones only if their verdict is known.
+    Third-party methods are checked now; a bundled method gets a line only if a verdict is cached.
     """
     settings = _settings(plan, retry)
     bundled = {setting for setting in settings.values() if setting.distribution == _OURS}
@@ -64,7 +64,7 @@ def tried(plan: Plan, retry: Retry, folder: Path) -> Iterator[str]:
 
 
 def failing(plan: Plan) -> Iterator[str]:
-    """Yield a line per distinct conformance failure, with the first cell that has it."""
+    """Yield one line per distinct conformance failure, with the first cell whose method fails."""
     items = [planned.item for group in plan.groups for planned in group.cells]
     yield from _failing_lines(
         plan, {item.cell.cell_id: ConformanceResult.from_json(item.conformance) for item in items if item.conformance}
@@ -81,7 +81,7 @@ def _failing_lines(plan: Plan, by_cell: Mapping[str, ConformanceResult]) -> Iter
 
 
 def _settings(plan: Plan, retry: Retry) -> dict[str, Setting]:
-    """Return the setting of every cell to run, by cell id."""
+    """Return, by cell id, the input of the conformance check for every cell to run."""
     return {cell_id: setting for group in plan.groups for cell_id, setting in _group_settings(group, retry)}
 
 
@@ -135,7 +135,7 @@ class Setting:
 
 
 def known_verdicts(settings: Collection[Setting], folder: Path) -> dict[Setting, ConformanceResult]:
-    """Return the verdicts cached in a folder, which need not exist, and those of unchanged bundled methods."""
+    """Return the verdicts cached in a folder (which may not exist), and those of unchanged bundled methods."""
     cached, bundled = _read(folder / CACHE), conforming_sources()
     stored = {setting: cached[setting.key] for setting in settings if setting.key in cached}
     unchanged = (setting for setting in settings if bundled.get(setting.name) == setting.syntax_sha256)
@@ -145,12 +145,12 @@ def known_verdicts(settings: Collection[Setting], folder: Path) -> dict[Setting,
 def verdicts(
     settings: Iterable[Setting], folder: Path, on_trial: Callable[[int], None] = lambda number: None
 ) -> dict[Setting, ConformanceResult]:
-    """Return the verdict of every setting; those not in the cache are checked in a separate process.
+    """Return the verdict of every setting; settings without a cached verdict are checked in a separate process.
 
     Args:
         settings: The settings.
-        folder: Folder of the cache, if it can be written; an unusable cache file is replaced.
-        on_trial: Called with the number of settings to check, if there are any.
+        folder: Folder of the cache; nothing is cached if it is not writable, and an unreadable cache file is replaced.
+        on_trial: Called with the number of settings to check; not called if all verdicts are cached.
     """
     unique_settings = list(dict.fromkeys(settings))
     verdict_of = known_verdicts(unique_settings, folder)
@@ -171,7 +171,7 @@ def _read(cache: Path) -> dict[str, ConformanceResult]:
 
 
 def _write(cache: Path, verdicts: Mapping[str, ConformanceResult]) -> None:
-    """Add verdicts to the cache; if the folder cannot be written, they are computed again next time."""
+    """Add verdicts to the cache file; do nothing if the folder cannot be written."""
     record = {key: verdict.to_json() for key, verdict in {**_read(cache), **verdicts}.items()}
     with contextlib.suppress(OSError):
         write_whole_file(cache, json.dumps(record, indent=1))

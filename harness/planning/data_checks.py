@@ -1,9 +1,9 @@
-"""Checks of a plan's data: training and measurement are apart, and models are measured at the level they learned.
+"""Checks of a plan's data: documents for fits, calibrations and measurements do not overlap, and levels match.
 
-Documents for fitting or calibration are disjoint from those for measurement.
+A model is measured only at the difficulty levels on which it was trained.
 
-Two documents are the same if their prompts are: a repeated record has different ids in different files, and greedy
-decoding gives one answer per prompt, so a loss against full depth's text does not depend on the references.
+Two documents are the same if their prompts are the same. A repeated record may have different ids in different files.
+And greedy decoding gives one answer per prompt, so a loss against full depth's text does not depend on the references.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,13 +27,13 @@ _KEYS: Final = {
     "local": {"fit": "train_files", "calibration": "calibration_files"},
     "hub": {"fit": "train_split", "calibration": "calibration_split"},
 }
-"""Suite key that selects the documents, per source and kind of cell."""
+"""Suite key that selects the documents, by source of the data and kind of cell."""
 
 
 def require_apart(
     drafts: Sequence[CellTemplate], corpora: Mapping[tuple[str, DataRequest], Corpus], data_dir: Path | None
 ) -> None:
-    """Reject overlaps between documents for fitting, calibration and measurement.
+    """Check that documents for fitting, calibration and measurement do not overlap.
 
     Args:
         drafts: Templates of all requested cells.
@@ -41,7 +41,7 @@ def require_apart(
         data_dir: Root folder of local files.
 
     Raises:
-        UserError: Documents overlap; names the task, files or splits, the number of shared documents and some of them.
+        UserError: Documents overlap. The message names the task, the files or splits, and some of the shared documents.
     """
     by_label = {draft.label: draft for draft in drafts}
     pairs = {
@@ -56,7 +56,7 @@ def require_apart(
 
 
 def _disjoint_from(draft: CellTemplate, by_label: Mapping[str, CellTemplate]) -> Iterator[tuple[str, DataRequest]]:
-    """Yield the documents that a cell's own must not overlap with, each with a description of its use."""
+    """Yield (use, documents) of every document set that must not overlap with a cell's documents."""
     if draft.kind in ("fit", "calibration"):
         yield _MEASURED, draft.task.data
     if draft.kind == "calibration" and "fit_cell_id" in draft.inputs:
@@ -84,7 +84,7 @@ def _refusal(draft: CellTemplate, other: DataRequest, use: str, data_dir: Path |
 
 
 def require_learned(model: ModelEntry, recipe: Recipe, tasks: Iterable[TaskEntry]) -> None:
-    """Check that a model was trained on the levels that it is measured on.
+    """Check that a model was trained on the difficulty levels at which it is measured.
 
     Raises:
         UserError: The model was trained on other levels of the same task.
@@ -101,6 +101,6 @@ def require_learned(model: ModelEntry, recipe: Recipe, tasks: Iterable[TaskEntry
 
 
 def _levels(recipe: Recipe, task: str) -> set[int]:
-    """Return the levels of a task in the training data of a recipe and of the recipes that it starts from."""
+    """Return the difficulty levels of a task in the training data of a recipe and its starting recipes."""
     levels = {source.level for source in recipe.train if (source.task, source.source) == (task, "builtin")}
     return levels | (_levels(recipe.first, task) if recipe.first is not None else set())

@@ -1,4 +1,4 @@
-"""Estimate a plan's time and disk space from earlier cells in the spool, or from bytes per token without any."""
+"""Estimate a plan's time and disk space: from earlier cells in the spool, or else from bytes per token."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,14 +14,14 @@ from exitbench.results.analysis.status import UNKNOWN, CellWorkload, Estimate, H
 
 
 def estimate_plan(plan: Plan, spool: Path, retry: Retry) -> dict[str, Estimate]:
-    """Return an estimate for every cell to run, by cell id; a cell in a shared pass gets its share.
+    """Return an estimate for every cell to run, by cell id. A cell in a shared pass gets its share of the pass.
 
-    On a GPU, a cell that nothing like has run is of unknown length.
+    On a GPU, a cell is of unknown length if no similar cell has run.
 
     Args:
         plan: Plan of a suite.
         spool: Root of the spool.
-        retry: Which cells to run, as for `run`.
+        retry: Selects the cells to run (`retry.RETRIED`).
     """
     to_run = [group.to_run(retry) for group in plan.groups]
     if not any(to_run):
@@ -36,7 +36,7 @@ def estimate_plan(plan: Plan, spool: Path, retry: Retry) -> dict[str, Estimate]:
 
 
 def of_group(group: Group, estimates: Mapping[str, Estimate]) -> list[Estimate]:
-    """Return the estimates of one group's cells."""
+    """Return the estimates of the cells in one group that are to be run."""
     ids = (planned.item.cell.cell_id for planned in group.cells)
     return [estimates[cell_id] for cell_id in ids if cell_id in estimates]
 

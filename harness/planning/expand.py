@@ -1,4 +1,4 @@
-"""Expand a suite's grids and queries into cell templates, before weights and documents are known."""
+"""Expand a suite's grids and queries into cell templates. Weights and documents are not read yet."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,16 +20,16 @@ _ORDER: tuple[Kind, ...] = ("fit", "probe", "scores", "quality", "replay", "cali
 
 @dataclass(frozen=True)
 class CellTemplate:
-    """A cell described by names, before it has an identity, e.g. ``weighted/squad/calm-softmax:threshold=0.9/quality``.
+    """A cell described by names, before it has an id, e.g. ``weighted/squad/calm-softmax:threshold=0.9/quality``.
 
     Attributes:
         label: ``model/task/method:stated parameters/kind``; unique in a suite.
         location: File, line and key that declare the cell.
         data: Documents of the cell; fits and calibrations use another split than the task's.
         baseline: Label of full depth's quality cell; None for that cell itself and for cells not compared with it.
-        inputs: Labels of the cells it reads, by the name of the `Cell` field that holds their ids.
-        calibration: Settings of a calibration, whose choice is checked on the task's own documents.
-        record: Extra quantities that a probe or timing records.
+        inputs: Labels of the cells that it reads, by the name of the `Cell` field with their ids.
+        calibration: Settings of a calibration, whose chosen threshold is checked on the task's own documents.
+        record: Special records of a probe or timing cell.
     """
 
     label: str
@@ -52,7 +52,7 @@ class CellTemplate:
             exit_blocks: Blocks with a trained exit head; None while the model is not trained.
 
         Raises:
-            UserError: A parameter does not fit the model, or the method needs exit heads that the model does not have.
+            UserError: A parameter does not fit the model, or the method needs exit heads that the model lacks.
         """
         try:
             self.method.check(n_blocks)
@@ -63,9 +63,9 @@ class CellTemplate:
 
 
 def expand(suite: Suite, limit: int | None = None) -> list[CellTemplate]:
-    """Return all cells of a suite in running order, dependencies first.
+    """Return the templates of all cells of a suite in running order, dependencies first.
 
-    Adds full depth's quality cell for every model and task, and its probe, fits and scores if a cell needs them.
+    Adds full depth's quality cell for every model and task, and probe, fits and scores if a cell needs them.
 
     Args:
         suite: The suite.
@@ -112,9 +112,9 @@ def _limited(task: TaskEntry, limit: int) -> TaskEntry:
 
 
 def is_certified(suite: Suite, kind: Kind, method: Method) -> bool:
-    """Return whether a cell decides from logit bounds.
+    """Return whether a cell decides from logit bounds (a certified head).
 
-    True if the suite requests certified heads and the cell decodes with a gate that decides.
+    True if the suite requests certified heads, the cell decodes, and the gate of its method decides.
     """
     decodes = kind in ("quality", "timing", "calibration")
     return suite.head_precision == "certified" and decodes and method.parts(n_blocks=2).gate.decides
@@ -145,7 +145,7 @@ def _cells_of_pair(suite: Suite, model: ModelEntry, task: TaskEntry) -> Iterator
 
 
 def _recording(cell: CellTemplate, record: RecordSettings) -> CellTemplate:
-    """Return a copy of a probe or timing that records extra quantities; other cells depend on the plain one."""
+    """Return a copy of a probe or timing cell that stores special records; other cells read the plain cell."""
     name, _, kind = cell.label.rpartition("/")
     joint = "," if ":" in name.rpartition("/")[2] else ":"
     about = f"record={';'.join(record.what)},documents={record.documents}"
@@ -154,7 +154,7 @@ def _recording(cell: CellTemplate, record: RecordSettings) -> CellTemplate:
 
 @dataclass(frozen=True)
 class _Pair:
-    """A model and a task, as a builder of their cells."""
+    """Builder of the cells of one model on one task."""
 
     model: ModelEntry
     task: TaskEntry
@@ -169,7 +169,7 @@ class _Pair:
         return CellTemplate(label, location, self.model, self.task, self.task.data, baseline, "quality")
 
     def check_rules(self, location: str, kind: Kind, method: Method) -> None:
-        """Reject kinds and methods that use raw head choices if the task's logit rules change them."""
+        """Reject kinds and methods that use raw token choices of the heads, if logit rules change these choices."""
         rules = f"{', '.join(self.task.generation.logit_rules)} of [tasks.{self.task.label}]"
         if not self.task.generation.logit_rules:
             return
@@ -182,7 +182,7 @@ class _Pair:
             raise UserError(f"{location}: {method.name!r} {why}, which {rules} changes.")
 
     def check_precision(self, location: str, kind: Kind, method: Method) -> None:
-        """Reject cells that cannot decide from logit bounds, if the suite requests certified heads."""
+        """Reject a cell that needs the exact LM head, if the suite requests certified heads."""
         if not is_certified(self.suite, kind, method):
             return
         option = 'head_precision = "certified"'
@@ -204,14 +204,14 @@ class _Pair:
         return replace(full, label=self.label(full.method.name, "probe"), kind="probe", baseline=full.label)
 
     def fit(self, location: str, method: Method) -> CellTemplate:
-        """Return the method's fit cell, shared by all settings with the same fit parameters."""
+        """Return the fit cell of a method, shared by all settings with the same fit parameters."""
         why = f"method {method.name!r}, which is fitted on the train split,"
         data = self.task.other_split("train", self.suite.fit_documents, why)
         label, bare = self._reduced(method, method.fit_params(), "fit")
         return CellTemplate(label, location, self.model, self.task, data, bare, "fit")
 
     def scores(self, location: str, method: Method) -> Iterator[CellTemplate]:
-        """Yield the cell that scores every probed token with the method's gate, after the fit it needs."""
+        """Yield the cell that evaluates the method's gate on every probed token, after its fit if one is needed."""
         label, bare = self._reduced(method, method.score_params(), "scores")
         inputs = {"probe_cell_id": self.probe(location).label}
         if bare.fit_params():
@@ -221,10 +221,10 @@ class _Pair:
         yield CellTemplate(label, location, self.model, self.task, self.task.data, bare, "scores", full.label, inputs)
 
     def cells(self, location: str, method: Method, name: str, kind: Kind) -> Iterator[CellTemplate]:
-        """Yield the cells that one kind needs, dependencies first, then the cell itself."""
+        """Yield the cells of one kind for a method: its dependencies first, then the cell itself."""
         full = self.full(location)
         if kind == "probe" or (kind == "quality" and method == full.method):
-            return  # `_of_pair` yields full depth's cells
+            return  # `_cells_of_pair` yields full depth's cells
         self.check_rules(location, kind, method)
         self.check_precision(location, kind, method)
         inputs: dict[str, str] = {}
@@ -253,7 +253,7 @@ class _Pair:
             yield CellTemplate(label, location, self.model, self.task, self.task.data, method, kind, full.label, inputs)
 
     def calibration(self, entry: CalibrationEntry, method: Method, name: str) -> Iterator[CellTemplate]:
-        """Yield a calibration cell, after the fit that its method needs."""
+        """Yield a calibration cell, preceded by the fit of its method if one is needed."""
         self.check_rules(entry.location, "calibration", method)
         self.check_precision(entry.location, "calibration", method)
         fit = self.fit(entry.location, method) if method.fit_params() else None
@@ -274,7 +274,7 @@ class _Pair:
         )
 
     def _reduced(self, method: Method, params: Mapping[str, Any], kind: Kind) -> tuple[str, Method]:
-        """Return the label of the method's cell, and the method with these parameters and defaults for the others."""
+        """Return a cell's label with only some of a method's parameters, and the method with the others at defaults."""
         default = type(method)().params()
         stated = [(name, value) for name, value in params.items() if value != default[name]]
         return self.label(point_label(method.name, stated), kind), type(method).from_params(params)

@@ -1,7 +1,7 @@
-"""Estimate the time of cells that nothing like has run: from the model's bytes, its arithmetic and this machine.
+"""Estimate the time of cells for which no similar cell has run: from the model's bytes and FLOPs, and this CPU.
 
-A step of decoding reads all weights once and starts some kernels per block; a prompt is bound by arithmetic. Answers
-are assumed to be as long as references. Only the CPU is measured. Expect an error of a factor of two.
+A decode step reads all weights once and starts some kernels per block; a prompt is bound by arithmetic. Answers are
+assumed to be as long as references. Only the CPU is measured. Expect an error of a factor of two.
 """
 
 import math
@@ -25,23 +25,23 @@ _KERNELS_PER_BLOCK: Final = 40
 """Operations that a step starts in one block: norms, products, rotary positions, attention, cache."""
 _CHARACTERS_PER_TOKEN: Final = 4
 _TEXTS: Final = 4
-"""Assumed texts that are scored per document of a task without generation."""
+"""Assumed number of texts scored per document, for a task without generation."""
 _CELL_S: Final = 0.1
-"""Seconds to begin and end a cell of a loaded model."""
+"""Seconds to begin and end a cell, without loading the model."""
 _ARMS: Final = 3
-"""Timed decodes per pass over the documents, each twice per round: full depth, its twin and the method."""
+"""Number of timed arms (full depth, its twin and the method); each decodes all documents twice per round."""
 _TRACE_BYTES: Final = {"quality": 24, "probe": 120, "scores": 60, "timing": 150, "replay": 15}
-"""Typical bytes per token of an attempt's folder, by kind of cell."""
+"""Typical bytes per token in an attempt's folder, by kind of cell."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Speed of this machine's CPU, measured in a tenth of a second.
+    """Speed of this machine's CPU, measured within a tenth of a second.
 
     Attributes:
         bytes_per_s: Rate at which weights are read from memory.
-        flops_per_s: Arithmetic of a product of many rows, in float32.
-        kernel_s: Seconds of the smallest product: the cost of starting one.
+        flops_per_s: FLOPs per second of a float32 product of many rows.
+        kernel_s: Seconds of the smallest product, that is, the cost of starting an operation.
     """
 
     bytes_per_s: float
@@ -51,14 +51,19 @@ class Machine:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Typical tokens of a document: of all its prompts or scored texts, and of its generated answer (0 if none)."""
+    """Typical number of tokens per document.
+
+    Attributes:
+        read: Tokens of all prompts or scored texts.
+        generated: Tokens of the generated answer; 0 if nothing is generated.
+    """
 
     read: float
     generated: float
 
 
 def typical_lengths(cell: Cell, corpus: Corpus, generates: bool) -> Lengths:
-    """Return the lengths of a cell's documents, from their characters and the limits of its suite."""
+    """Return the typical lengths of a cell's documents, from their characters and the limits of its suite."""
     generation = cell.generation
     prompt = 1 + corpus.prompt_characters / _CHARACTERS_PER_TOKEN
     answer = 1 + corpus.answer_characters / _CHARACTERS_PER_TOKEN
@@ -68,13 +73,13 @@ def typical_lengths(cell: Cell, corpus: Corpus, generates: bool) -> Lengths:
 
 
 def first_run_estimate(cell: Cell, lengths: Lengths, machine: Machine, pass_cells: int = 1) -> Estimate:
-    """Return the estimate of a cell's time and disk space without earlier attempts.
+    """Return the estimate of a cell's time and disk space, without using earlier attempts.
 
     Args:
         cell: Cell on the CPU.
         lengths: Typical lengths of its documents.
-        machine: This machine.
-        pass_cells: Number of cells of the shared pass that handles it; each adds rows to the pass's steps.
+        machine: Speed of this machine.
+        pass_cells: Number of cells that share the cell's pass; each adds rows to the steps of the pass.
     """
     documents, kind = cell.task.documents, cell.kind
     document_s = document_seconds(cell, lengths, machine, cell.rows * pass_cells)
@@ -87,7 +92,7 @@ def first_run_estimate(cell: Cell, lengths: Lengths, machine: Machine, pass_cell
     elif cell.calibration is not None:
         seconds *= 1 + len(cell.calibration.levels)
     elif kind == "fit":
-        seconds *= 2  # decoding the documents, then training on their states
+        seconds *= 2  # one half is computing the documents' states, the other training on them
     elif kind == "replay":
         seconds = 0.0
     tokens = documents * (lengths.generated or lengths.read)
@@ -95,7 +100,7 @@ def first_run_estimate(cell: Cell, lengths: Lengths, machine: Machine, pass_cell
 
 
 def document_seconds(cell: Cell, lengths: Lengths, machine: Machine, rows: int) -> float:
-    """Return the seconds per document at full depth, if ``rows`` documents share each step."""
+    """Return the seconds per document at full depth, when ``rows`` documents share each step."""
     model = cell.model
     kernels_s = (model.blocks + model.encoder_blocks) * _KERNELS_PER_BLOCK * machine.kernel_s
     token_s = 2 * model.parameters / machine.flops_per_s
@@ -106,7 +111,7 @@ def document_seconds(cell: Cell, lengths: Lengths, machine: Machine, rows: int) 
 
 @cache
 def this_machine() -> Machine:
-    """Measure the CPU."""
+    """Measure and return the speed of this machine's CPU."""
     weights_VD, rows_MD, few_DD = torch.rand(16_384, 1024), torch.rand(128, 1024), torch.rand(32, 32)
     some_UD = weights_VD[:2048]
     return Machine(

@@ -1,4 +1,4 @@
-"""Check generation settings against the model before a run: lengths, chat templates, logit rules."""
+"""Checks of generation settings against the model before a run: lengths, chat templates, logit rules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def resolve(entry: TaskEntry, folder: Path, description: Description) -> Generat
     """Return a task's generation settings for a model, with the digest of its chat template if prompts use it.
 
     Raises:
-        UserError: The model does not support a setting; names the task and the key.
+        UserError: The model does not support a setting; the message names the task and the key.
     """
     task, model = entry.data.task_object, description.model
     settings: GenerationSettings = _checked(entry, "task", entry.work.resolve, task, entry.generation, model)
@@ -125,11 +125,14 @@ def _check_first_token(model: ModelRef) -> None:
 
 
 def check_answers(drafts: Sequence[CellTemplate], description: Description) -> None:
-    """Check the cells of one model.
+    """Check that a model gives the answers that its tasks require, and that the methods can run on it.
+
+    Args:
+        drafts: Templates of the cells of one model.
+        description: Description of the model.
 
     Raises:
-        UserError: The model cannot give the answers that a task requires, or a method cannot run on it; names the
-            suite's line.
+        UserError: A check fails; the message names the suite's line.
     """
     for draft in drafts:
         work, task = draft.task.work, draft.task.data.task_object

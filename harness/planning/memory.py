@@ -1,4 +1,4 @@
-"""Check that the models of a plan fit into memory, before any is loaded."""
+"""Check that the models of a plan fit into memory, before any model is loaded."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ def shortages(plan: Plan, retry: Retry) -> Iterator[str]:
     """Yield a message for each model to run that does not fit into its device's available memory.
 
     Counts the weights in the requested dtype, the int8 copy of the LM head for certified gates, and the KV cache of the
-    largest batch at its longest answer. Prompts count only if `max_prompt_tokens` bounds them: this is a lower bound.
+    largest batch at its maximum answer length. Prompts count only if `max_prompt_tokens` bounds them, so the result is
+    a lower bound.
 
     Args:
         plan: Plan of a suite.
-        retry: Which cells to run.
+        retry: Selects the cells to run (`retry.RETRIED`).
     """
     from exitbench.harness.engine.checkpoints.sizes import gib
     from exitbench.harness.engine.model.available import available_bytes
@@ -51,7 +52,7 @@ def shortages(plan: Plan, retry: Retry) -> Iterator[str]:
 
 
 def _needed_bytes(folder: Path, cells: Sequence[Cell]) -> Iterator[tuple[str, int]]:
-    """Yield (description, bytes) of everything held in memory."""
+    """Yield (description, bytes) of the weights, the int8 LM head if certified, and the KV cache."""
     from exitbench.harness.engine.checkpoints.loading import head_numel
 
     yield "its weights take", _weights_bytes(folder, cells[0].dtype)
@@ -85,5 +86,5 @@ def _largest_cache(folder: Path, cells: Sequence[Cell]) -> tuple[int, Cell]:
 
 
 def _positions(cell: Cell) -> int:
-    """Return the KV cache positions per row, including source positions held for cross-attention."""
+    """Return the number of KV cache positions per row, including source positions for cross-attention."""
     return cell.generation.max_new_tokens + (cell.generation.max_prompt_tokens or 0)

@@ -1,6 +1,6 @@
-"""A plan: every cell of a suite with its state: new, done, stale (and why) or failed.
+"""A plan: every cell of a suite with its state: new, done, stale (and the reason) or failed.
 
-Planning reads the spool, the documents and the digests of the weights. It loads and fetches no model, and writes only
+Planning reads the spool, the documents and the digests of the weights. It loads and downloads no model, and writes only
 the digest caches next to the weights and next to the spool.
 """
 
@@ -49,7 +49,7 @@ from exitbench.terminal import number_of
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """A cell and its state in the spool; ``why`` explains stale, failed and unfinished cells."""
+    """A cell and its state in the spool; ``why`` is the reason for a stale, failed or unfinished cell."""
 
     item: CellJob
     state: State
@@ -62,8 +62,8 @@ class Group:
 
     Attributes:
         recipe: Recipe to train; None for a checkpoint given by path.
-        folder: The checkpoint; None until the recipe is trained or the hub's files are local. Then ``cells`` is empty,
-            since a cell has no identity without weights.
+        folder: Folder of the checkpoint; None until the recipe is trained or the hub's files are downloaded. Until then
+            ``cells`` is empty, since a cell has no id without weights.
         labels: Labels of all cells, whether the model is trained or not.
         remarks: Notes (not errors) about the checkpoint, one sentence each.
     """
@@ -76,15 +76,16 @@ class Group:
     remarks: tuple[str, ...] = ()
 
     def to_run(self, retry: Retry) -> tuple[CellJob, ...]:
-        """Return the cells to run, in order."""
+        """Return the cells that a ``--retry`` value selects, in order."""
         return tuple(planned.item for planned in self.cells if planned.state in RETRIED[retry])
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All groups of a suite, in the suite's order of models; ``device`` is resolved.
+    """All groups of a suite, in the suite's order of models.
 
     Attributes:
+        device: Resolved device.
         of_tasks: Notes (not errors) about the tasks' documents, one sentence each.
         corpora: Descriptions of all documents.
     """
@@ -97,12 +98,12 @@ class Plan:
 
     @property
     def untrained(self) -> tuple[Recipe, ...]:
-        """Recipes that must be trained before their cells can run."""
+        """Recipes of models that must be trained before their cells can run."""
         return tuple(group.recipe for group in self.groups if group.recipe and group.folder is None)
 
     @property
     def unfetched(self) -> tuple[HubName, ...]:
-        """Hub models that are missing or incomplete on this machine."""
+        """Hub models that are missing or incomplete in the local cache."""
         return tuple(group.model.hub for group in self.groups if group.model.hub and group.folder is None)
 
     @property
@@ -131,7 +132,7 @@ class Plan:
         return states
 
     def to_run_count(self, retry: Retry) -> int:
-        """Return the number of cells to run."""
+        """Return the number of cells that a ``--retry`` value selects."""
         return sum(count for state, count in self.states().items() if state in RETRIED[retry])
 
 
@@ -145,20 +146,20 @@ def make_plan(
     limit: int | None = None,
     kinds: Sequence[Kind] | None = None,
 ) -> Plan:
-    """Expand a suite and compare it with the spool.
+    """Expand a suite into cells, and compare the cells with the spool.
 
     Args:
         suite: The suite.
-        spool: Root of the spool; need not exist.
-        models_dir: Folder of trained recipes; need not exist.
+        spool: Root of the spool; may not exist yet.
+        models_dir: Folder of trained recipes; may not exist yet.
         data_dir: Root folder of local files; None if no task needs one.
-        only: Glob over labels; dependencies of selected cells are kept too.
+        only: Glob over labels; dependencies of selected cells are included.
         limit: Maximum number of documents per task.
-        kinds: Kinds of cells to keep.
+        kinds: Kinds of cells to include; None for all kinds.
 
     Raises:
         UserError: Documents or weights cannot be read, documents have conflicting uses, a parameter does not fit a
-            model's depth, a model was trained on another level, or no cell is selected.
+            model's depth, a model was trained on another difficulty level, or no cell is selected.
     """
     drafts = select(expand(suite, limit), only, kinds)
     models = [(entry, list(templates)) for entry, templates in groupby(drafts, key=lambda draft: draft.model)]
@@ -228,7 +229,7 @@ def make_plan(
 
 
 def _locate(entry: ModelEntry, recipe: Recipe | None, models_dir: Path) -> Located | None:
-    """Return a model's location; None for an untrained recipe and for a model missing from the hub's cache."""
+    """Return a model's location; None for an untrained recipe or a model missing in the hub's cache."""
     if entry.hub is not None:
         return find(entry.hub)
     folder = find_trained(recipe, models_dir, SHIPPED) if recipe else entry.path
@@ -236,7 +237,7 @@ def _locate(entry: ModelEntry, recipe: Recipe | None, models_dir: Path) -> Locat
 
 
 def resolve_device(device: str) -> str:
-    """Resolve ``auto`` to ``cuda`` if torch sees a GPU, else ``cpu``; return any other device unchanged."""
+    """Resolve ``auto`` to ``cuda`` if torch finds a GPU, else to ``cpu``; return any other device unchanged."""
     if device != "auto":
         return device
     import torch
@@ -281,9 +282,9 @@ def _check_budget(drafts: Sequence[CellTemplate], description: Description) -> N
 
 
 def _check_precision(suite: Suite, drafts: Sequence[CellTemplate], description: Description) -> None:
-    """Reject logit bounds where they do not hold.
+    """Reject certified heads for models without valid logit bounds.
 
-    On the hosted engine, transformers computes the logits and may do more than multiply; with int8, the LM head is
+    On the hosted engine, transformers computes the logits and may do more than multiply. With int8, the LM head is
     already the int8 copy.
     """
     cells = [draft for draft in drafts if is_certified(suite, draft.kind, draft.method)]
@@ -300,7 +301,7 @@ def _check_precision(suite: Suite, drafts: Sequence[CellTemplate], description: 
 
 
 def _requests(draft: CellTemplate) -> list[DataRequest]:
-    """Return all document sets of a cell: its own, and the task's, on which fits and calibrations are measured."""
+    """Return the document sets of a cell: its own, and its task's, on which fits and calibrations are measured."""
     return [draft.data, draft.task.data]
 
 
@@ -327,9 +328,9 @@ def _task_ref(label: str, data: DataRequest, corpus: Corpus, kind: ModelKind) ->
 
 
 def _settings_identity(settings: LmEvalSettings) -> dict[str, Any]:
-    """Return the settings for a cell's identity.
+    """Return the settings as part of a cell's identity.
 
-    The location of a YAML file does not count; its content is part of the metric version.
+    The location of a YAML file is left out; its content is part of the metric version.
     """
     values = {name: value for name, value in asdict(settings).items() if name not in ("include", "declaration")}
     return {**values, "gen_kwargs": dict(settings.gen_kwargs)}
@@ -337,7 +338,7 @@ def _settings_identity(settings: LmEvalSettings) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Builder:
-    """Builder that turns cell templates into cells with an identity."""
+    """Builder that turns cell templates into cells with an id."""
 
     suite: Suite
     device: str
@@ -355,10 +356,10 @@ class _Builder:
 
         Args:
             drafts: The templates.
-            described: The model.
+            described: Description of the model.
             settings_by_label: Generation settings by task label.
             dtype: Resolved number format.
-            device_map: Devices of the blocks, if there are several.
+            device_map: Devices of the blocks; None if all blocks are on one device.
         """
         ids: dict[str, str] = {}
         items: dict[str, CellJob] = {}
@@ -382,7 +383,7 @@ class _Builder:
         model = described.model
         method, suite, calibration = draft.method, self.suite, draft.calibration
         params = {"fit": method.fit_params, "scores": method.score_params}.get(draft.kind, method.params)()
-        replaced = {"threshold"} if calibration is not None else set()  # each calibration level sets its own
+        replaced = {"threshold"} if calibration is not None else set()  # each tried threshold replaces the parameter
         unused = tuple(sorted((method.unused_params() | replaced) & params.keys()))
         if calibration is not None:
             held_out = self.corpora[draft.task.label, draft.task.data].data_sha256

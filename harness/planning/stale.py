@@ -1,4 +1,4 @@
-"""Explain stale cells: field-level differences between a cell's identity and that of its predecessor."""
+"""Explain stale cells: list the fields in which a cell's identity differs from its predecessor's."""
 
 import json
 from collections import defaultdict
@@ -19,7 +19,7 @@ _Identity: TypeAlias = dict[str, Any]
 
 
 class Predecessors:
-    """Index of a spool's cells by user-visible names, read on first use."""
+    """Index of a spool's cells by user-visible names, built on first use."""
 
     def __init__(self, spool: Path) -> None:
         self._spool = spool
@@ -27,11 +27,10 @@ class Predecessors:
         self._with_params = cache(self._index)
 
     def difference(self, cell: Cell) -> str:
-        """Return the differences from the nearest stored cell of the same names, or '' if there is none.
+        """Return the differences from the most similar stored cell with the same names, or '' if there is none.
 
-        Cells have the same names if suite, model, task label, kind (a recording probe counts as a kind of its own),
-        method and all common parameters agree. The nearest cell has the fewest differing fields; ties go to the latest
-        attempt.
+        Names are suite, model, task label, kind (a probe with special records is a separate kind), method and all
+        common parameters. The most similar cell has the fewest differing fields; on ties, the latest attempt is used.
         """
         # Round trip through JSON, where a tuple of parameters becomes a list.
         identity = json.loads(canonical_json(cell.identity))
@@ -54,7 +53,7 @@ class Predecessors:
 
     @cached_property
     def _by_name(self) -> Mapping[_Name, Mapping[_Keys, list[_Identity]]]:
-        """Identities of finished attempts, latest first, by names and by the method's parameter names."""
+        """Identities of finished attempts, latest first: names -> parameter names of the method -> identities."""
         cells: dict[_Name, dict[_Keys, list[_Identity]]] = defaultdict(lambda: defaultdict(list))
         for attempt in sorted(scan_spool(self._spool), key=lambda attempt: attempt.attempt_id, reverse=True):
             if attempt.finished and (record := _record(attempt.path / "cell.json")):
@@ -64,7 +63,7 @@ class Predecessors:
 
 
 def _record(path: Path) -> dict[str, Any]:
-    """Return the content of a cell.json; empty if it is damaged, which ingest reports."""
+    """Return the content of a cell.json; empty if it is damaged. Ingest reports damaged files."""
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -73,7 +72,7 @@ def _record(path: Path) -> dict[str, Any]:
 
 
 def identity_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return one line per field in which two identities differ; each may be the original or read back from JSON."""
+    """Return one line per field in which two identities differ. Identities may be in memory or parsed from JSON."""
     return _differences(json.loads(canonical_json(old)), json.loads(canonical_json(new)))
 
 

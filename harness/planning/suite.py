@@ -1,4 +1,4 @@
-"""A suite: a declared set of cells, read from TOML.
+"""Suites: sets of cells declared in a TOML file.
 
 All names in the file (methods and their parameters, tasks, recipes, the suite's own models and tasks) are checked while
 reading, so that a typo costs no measuring time.
@@ -47,29 +47,31 @@ DEVICES = ("cpu", "cuda", "auto")
 SHIPPED = Path(__file__).parents[1] / "suites"
 
 CELL_TIMEOUT_S = 6 * 3600.0
-"""Far more than cells take (seconds to minutes with the bundled models); a hanging cell costs at most a night."""
+"""Default time limit, far above typical durations (seconds to minutes with bundled models), so a hang costs hours."""
 
 FIT_DOCUMENTS = 256
 CALIBRATION_DOCUMENTS = 100
 MAX_SETTINGS = 100_000
 """Maximum number of settings of all sweeps, over all models and tasks; planning 5,000 takes 8 s."""
 RECORD_DOCUMENTS = 4
-"""Default number of recorded documents. A probed token takes about 110 bytes per block and read-out: 1 MB per
-document at 32 blocks and 60 tokens."""
+"""Default number of recorded documents.
+
+A probed token takes about 110 bytes per block and read-out: 1 MB per document at 32 blocks and 60 tokens.
+"""
 
 Params = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """``[models.NAME]``: a recipe, trained if missing, or a Hugging Face checkpoint from a folder or the hub.
+    """A parsed ``[models.NAME]`` table: a recipe, trained if missing, or a checkpoint from a folder or the hub.
 
     Attributes:
         location: File, line and key, for messages after reading.
-        random_weights: The weights were never trained; results are labelled and kept out of figures.
+        random_weights: Whether the weights were never trained; results are labelled and left out of figures.
         engine: Engine that runs the blocks; ``auto`` is the lean engine if it supports the family.
-        device_map: Devices of the blocks on the hosted engine; None: all on the suite's device.
-        tasks: Labels of the tasks it runs in any sweep or calibration; None: all.
+        device_map: Devices of the blocks on the hosted engine; None to use only the suite's device.
+        tasks: Labels of the tasks that the model runs in any sweep or calibration; None for all tasks.
     """
 
     name: str
@@ -83,7 +85,7 @@ class ModelEntry:
     tasks: tuple[str, ...] | None = None
 
     def runs_task(self, label: str) -> bool:
-        """Return whether the model runs the task of that label."""
+        """Return whether the suite runs the task with this label on the model."""
         return self.tasks is None or label in self.tasks
 
 
@@ -101,10 +103,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Sweep:
-    """``[[sweep]]``: models x tasks x grid x query, query innermost, without the points that ``exclude`` matches.
+    """A parsed ``[[sweep]]``: models x tasks x grid x query (innermost), without points that ``exclude`` matches.
 
-    ``timed_tasks``: tasks with cells of kind ``timing``. ``records``: extra quantities that probes and timings record,
-    in separate cells.
+    Attributes:
+        timed_tasks: Tasks with cells of kind ``timing``.
+        records: Special records that probes and timings store in separate cells, by kind.
     """
 
     location: str
@@ -119,7 +122,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class CalibrationEntry:
-    """``[[calibration]]``: models x tasks x grid, with one threshold chosen for each."""
+    """A parsed ``[[calibration]]``: models x tasks x grid; one threshold is chosen for each combination."""
 
     location: str
     models: tuple[str, ...]
@@ -136,8 +139,8 @@ class Suite:
 
     Attributes:
         dtype: Number format; ``auto`` is the format of a model's stored weights.
-        device: ``auto`` is ``cuda`` if torch sees a GPU, else ``cpu``.
-        batch_size: Rows per batch in timed cells, and in all others by default.
+        device: ``cpu``, ``cuda`` or ``auto`` (``cuda`` if torch finds a GPU, else ``cpu``).
+        batch_size: Rows per batch in timed cells, and by default in all other cells.
         batch_rows: Rows per batch in cells that are not timed; None if the suite does not set it.
         head_precision: Whether gates use the exact LM head or decide from logit bounds (`Cell.head_precision`).
         fit_documents: Number of train documents per task on which methods are fitted.
@@ -161,7 +164,7 @@ class Suite:
     cell_timeout_s: float
 
     def task(self, label: str) -> TaskEntry:
-        """Return the task of that label."""
+        """Return the task with this label."""
         return next(entry for entry in self.tasks if entry.label == label)
 
 
@@ -190,7 +193,7 @@ def load_suite(name_or_path: str | Path) -> Suite:
     """Read a suite and check every name and value in it.
 
     Raises:
-        UserError: The suite is invalid; names file, line and key, and the allowed values.
+        UserError: The suite is invalid. The message names file, line and key, and the allowed values.
     """
     top = TomlTable.read(suite_path(name_or_path))
     top.allow("schema", "name", "seed", "defaults", "models", "tasks", "sweep", "calibration", "timing", "fit")
@@ -228,7 +231,7 @@ def load_suite(name_or_path: str | Path) -> Suite:
 
 
 def _require_pairs(suite: Suite) -> None:
-    """Reject sweeps and calibrations without cells, because none of their models runs any of their tasks."""
+    """Reject a sweep or calibration without cells, in which none of the models runs any of the tasks."""
     entries: tuple[Sweep | CalibrationEntry, ...] = (*suite.sweeps, *suite.calibrations)
     for entry in entries:
         models = [model for model in suite.models if model.name in entry.models]
@@ -393,7 +396,7 @@ def _sweep(table: TomlTable, models: list[str], tasks: list[str], kinds: tuple[K
 
 
 def _records(table: TomlTable, kinds: tuple[Kind, ...]) -> dict[Kind, RecordSettings]:
-    """Return the extra quantities to record, by kind of cell."""
+    """Return the special records that a sweep requests, by kind of cell."""
     words = table.strings("record", ())
     for word in words:
         table.choose("record", word, RECORDS, "record")
@@ -438,7 +441,7 @@ def _calibration(table: TomlTable, models: list[str], tasks: list[str]) -> Calib
 
 
 def _levels(table: TomlTable, name: str, points: Sequence[Point]) -> tuple[float, ...]:
-    """Read the thresholds to try, from the strictest to the least strict on the scale of the method's score."""
+    """Read the thresholds to try; check that they go from the strictest to the least strict for the method's score."""
     from exitbench.methods.registry import get_method
 
     method, location = get_method(name), table.location("levels")
@@ -473,7 +476,7 @@ def _chosen(table: TomlTable, key: str, allowed: list[str]) -> tuple[str, ...]:
 
 
 def _points(table: TomlTable, method: str) -> Iterable[Point]:
-    """Build the method of every setting from parameters checked by `_axes`."""
+    """Return every setting of a sweep with its method; parameters are already checked by `_axes`."""
     from exitbench.methods.registry import get_method
 
     axes = {**_axes(table, "grid", method), **_axes(table, "query", method)}
@@ -491,7 +494,7 @@ def _points(table: TomlTable, method: str) -> Iterable[Point]:
 
 
 def _axes(table: TomlTable, key: str, method: str) -> dict[str, list[Any]]:
-    """Read the values of every parameter in ``grid`` or ``query``, each checked by the method."""
+    """Return the values of every parameter in ``grid`` or ``query``, each checked by the method."""
     from exitbench.methods.registry import get_method
 
     axes: dict[str, list[Any]] = {}

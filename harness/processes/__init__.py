@@ -1,1 +1,1 @@
-"""Process control: interrupts, ending child processes with their parent, and file locks released on process death."""
+"""Process control: interrupts, child processes that end with their parent, and file locks released on process death."""

@@ -1,8 +1,8 @@
-"""Signal handling: Ctrl-C at any moment ends in a KeyboardInterrupt, whatever code it interrupts.
+"""Signal handling: Ctrl-C at any moment ends in a KeyboardInterrupt, whatever code is running.
 
-Python raises KeyboardInterrupt between any two bytecode steps. Libraries turn it into other errors (a DuckDB query into
-RuntimeError, a running import into ImportError), and in a finalizer, where no caller can catch it, it is lost. So this
-module records that an interrupt arrived.
+Python raises KeyboardInterrupt between any two bytecode steps. Libraries convert it to other errors: a DuckDB query to
+RuntimeError, a running import to ImportError. In a finalizer, where no caller can catch the exception, it is lost. So
+this module records that an interrupt arrived.
 """
 
 import logging
@@ -21,8 +21,8 @@ _NUMBERS: Final = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", 
 class Interruptible:
     """Context manager in which every error after an interrupt becomes a KeyboardInterrupt.
 
-    Signals that do not raise KeyboardInterrupt on entry are not changed (SIGINT in a shell's background jobs, SIGTERM
-    by default).
+    Signals that do not raise KeyboardInterrupt on entry are left unchanged (SIGINT in a shell's background jobs,
+    SIGTERM by default).
     """
 
     def __init__(self) -> None:
@@ -52,11 +52,11 @@ class Interruptible:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._came = True
-        logging.disable()  # libraries would log the errors that they turn it into
+        logging.disable()  # libraries would log the errors to which they convert the interrupt
         raise KeyboardInterrupt
 
     def _on_lost(self, lost: Any) -> None:
-        """Handle an unraisable error: send a lost interrupt to the main thread again."""
+        """Handle an error that Python could not raise: send a lost interrupt to the main thread again."""
         if not self._came:
             self._hook(lost)
         elif isinstance(lost.exc_value, KeyboardInterrupt):

@@ -1,7 +1,7 @@
-"""End child processes when their parent ends, for whatever reason.
+"""Lifelines: end child processes when their parent ends, for whatever reason.
 
 The parent holds one end of a pipe and never writes to it. The system closes that end when the parent ends, even after
-`kill -9`, and the child that reads the other end sees end-of-file.
+`kill -9`. The child then reads end-of-file at its end.
 """
 
 import contextlib
@@ -16,7 +16,9 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def end_with(lifeline: int) -> None:
-    """End this process once the other end of a pipe is closed; if it leads a process group, end the group.
+    """Start a thread that kills this process when the other end of a pipe is closed.
+
+    If this process leads a process group, the whole group is killed.
 
     Args:
         lifeline: File descriptor of the pipe's read end.
@@ -25,7 +27,7 @@ def end_with(lifeline: int) -> None:
 
 
 def end_with_starting_thread() -> None:
-    """Have Linux kill this process when the thread that started it ends; does nothing on other systems.
+    """Make Linux kill this process when the thread that started it ends; do nothing on other systems.
 
     Unlike `end_with`, this also ends code that never releases the GIL. Use it only if the starting thread outlives the
     process, since Linux tracks the thread, not its process.
@@ -36,7 +38,7 @@ def end_with_starting_thread() -> None:
 
 
 def _wait(lifeline: int) -> None:
-    with contextlib.suppress(OSError):  # the read end was closed here: the parent can no longer be observed
+    with contextlib.suppress(OSError):  # this process closed the read end: the parent can no longer be observed
         while os.read(lifeline, 1):
             pass
     if os.getpgrp() == os.getpid():

@@ -1,4 +1,4 @@
-"""Advisory file locks, released on process death."""
+"""Advisory file locks, which the system releases when a process dies."""
 
 import contextlib
 import errno
@@ -11,19 +11,19 @@ from filelock import FileLock, Timeout
 from exitbench.errors import UserError
 
 _NO_LOCKS: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
-"""Error numbers from file systems without locks."""
+"""Error numbers of file systems that do not support locks."""
 
 
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Hold a lock for the duration of the context; yields whether it is held.
+    """Context manager that holds a file lock; yield whether the lock is held.
 
     The file exists only while a process holds the lock or waits for it. On a file system without locks, the lock counts
     as held (see docs/guide/cluster.md).
 
     Args:
         path: The lock file; its folder is created if missing.
-        wait: Whether to wait for another holder. If False and there is one, yields False.
+        wait: Whether to wait if another process holds the lock. If False, yield False in this case.
 
     Raises:
         UserError: The file is a link.
@@ -36,8 +36,8 @@ def locked(path: Path, *, wait: bool) -> Iterator[bool]:
     try:
         yield True
     finally:
-        # Removed before the release: a waiting process notices that the file is gone and creates a new one.
-        with contextlib.suppress(PermissionError):  # Windows, where releasing removes it
+        # The file is removed before the release: a waiting process then creates a new file.
+        with contextlib.suppress(PermissionError):  # on Windows, releasing the lock removes the file
             path.unlink(missing_ok=True)
         lock.release()
 

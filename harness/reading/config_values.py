@@ -1,4 +1,4 @@
-"""Validate config.json and generation_config.json: the type and the range of each value read, and token ids."""
+"""Validation of config.json and generation_config.json: type and range of each value, and token ids."""
 
 from __future__ import annotations
 
@@ -22,17 +22,28 @@ _KIND_NAMES: Mapping[type, str] = {
 
 @dataclass(frozen=True)
 class AllowedValue:
-    """Allowed values of a key: a type, 1 to ``most`` for integers, and whether null counts as absent."""
+    """Allowed values of a configuration key.
+
+    Attributes:
+        kind: Type of the value. Integers must be from 1 to ``most``, floats above 0 and finite.
+        null: Whether null is allowed; it means the same as an absent key.
+        most: Maximum of an integer.
+    """
 
     kind: type
     null: bool = False
     most: int = 2**31 - 1
 
     def check(self, path: Path, key: str, value: Any) -> Any:
-        """Return the value.
+        """Check a value, and return it.
+
+        Args:
+            path: The file, for messages.
+            key: The key, for messages.
+            value: The value in the file.
 
         Raises:
-            UserError: The value is not allowed; names file, key and allowed values.
+            UserError: The value is not allowed; the message names file, key and allowed values.
         """
         if value is None and self.null:
             return None
@@ -50,19 +61,19 @@ class AllowedValue:
 
 
 def checked(path: Path, config: Mapping[str, Any], allowed: Mapping[str, AllowedValue]) -> dict[str, Any]:
-    """Return the values of the known keys, checked for type and range; other keys are ignored.
+    """Return the values of the keys in `allowed`, checked for type and range; other keys are ignored.
 
     Raises:
-        UserError: A value is not what its key allows.
+        UserError: A value is not allowed for its key.
     """
     return {key: allowed[key].check(path, key, value) for key, value in config.items() if key in allowed}
 
 
 def check_token_ids(path: Path, config: Mapping[str, Any], keys: Collection[str], several: Collection[str]) -> None:
-    """Check that special tokens are integers or null; keys in ``several`` may also hold a list of integers.
+    """Check that special tokens are integers or null; keys in ``several`` may also have a list of integers.
 
     Raises:
-        UserError: A value is something else, such as the number as a string.
+        UserError: A value has another type, such as a string with digits.
     """
     for key in keys:
         value = config.get(key)
@@ -73,10 +84,10 @@ def check_token_ids(path: Path, config: Mapping[str, Any], keys: Collection[str]
 
 
 def check_in_vocabulary(path: Path, key: str, token_id: int, vocab_size: int) -> int:
-    """Return a token id that lies within the vocabulary.
+    """Check that a token id is within the vocabulary, and return it.
 
     Raises:
-        UserError: The id is negative or beyond the vocabulary.
+        UserError: The id is negative or not below the vocabulary's size.
     """
     if not 0 <= token_id < vocab_size:
         raise UserError(

@@ -1,7 +1,7 @@
-"""Checks of a hub server's responses, before huggingface_hub uses them as file names or reads the body.
+"""Checks of a hub server's responses, before huggingface_hub uses their content as file names or reads the body.
 
-huggingface_hub names the files and folders of its cache by the ETag, by the commit in a header and by the digests of a
-listing, exactly as the server sends them.
+huggingface_hub names the files and folders of its cache by the ETag, by the commit in a header and by the digests in a
+file listing, without checking the values from the server.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 LISTED_FILES: Final = 10_000
 """Maximum number of files in a repository."""
 _API_BYTES: Final = 64 << 20
-"""Maximum total bytes of all API responses while one model is fetched."""
+"""Maximum total bytes of all API responses while one model is downloaded."""
 _API_RESPONSES: Final = 1_000
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _DIGEST: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.+=-]{0,127}")
-"""Allowed ETags: the hub sends SHA-1 and SHA-256; mirrors use other digests."""
+"""Pattern of allowed ETags: the hub sends SHA-1 and SHA-256; mirrors use other digests."""
 _COMMIT_HEADER, _ETAG_HEADERS = "X-Repo-Commit", ("ETag", "X-Linked-Etag")
 _SIZE_HEADERS: Final = ("Content-Length", "X-Linked-Size")
 _API: Final = "/api/"
@@ -38,14 +38,14 @@ def is_commit(text: object) -> bool:
 
 @contextmanager
 def checked_responses(model: str, largest_bytes: int) -> Iterator[None]:
-    """Check every response to huggingface_hub in this process while the context is open.
+    """Context manager that checks every response to huggingface_hub in this process.
 
     Args:
-        model: Name of the fetched model, for messages.
+        model: Name of the downloaded model, for messages.
         largest_bytes: Maximum bytes of a file.
 
     Raises:
-        UserError: A response to any request has a name, size or number that no hub sends.
+        UserError: Raised by a request in the context, if its response has a name, size or number that no hub sends.
     """
     from huggingface_hub import get_session
 
@@ -62,7 +62,7 @@ def checked_responses(model: str, largest_bytes: int) -> Iterator[None]:
 
 
 def _ask_uncompressed(request: httpx2.Request) -> None:
-    """Request uncompressed responses, so that a small one cannot decompress to a large one."""
+    """Request uncompressed responses, so that a small response cannot decompress to a large one."""
     request.headers["Accept-Encoding"] = "identity"
 
 
@@ -91,7 +91,7 @@ class _ResponseCheck:
                 )
         if response.request.method == "HEAD":
             for name in _ETAG_HEADERS:
-                # Stripped as huggingface_hub does when it derives a file name.
+                # huggingface_hub strips the same characters when it derives a file name.
                 digest = headers.get(name, "0").lstrip("W/").strip('"')
                 if not _DIGEST.fullmatch(digest):
                     raise self._refusal(f"the {name} {shortened(headers[name])}, which is no digest")
@@ -118,7 +118,7 @@ class _ResponseCheck:
             self._check_entry(entry)
 
     def _check_entry(self, entry: Any) -> None:
-        """Check a file's entry in a listing, whose digests huggingface_hub also uses as file names."""
+        """Check a file's entry in a listing; huggingface_hub uses the digests of the entry as file names."""
         large = entry.get("lfs") if isinstance(entry, dict) else None
         for record in (entry, large):
             if record is None:
@@ -136,7 +136,7 @@ class _ResponseCheck:
         check = self
 
         class Bounded(httpx2.SyncByteStream):
-            """Body of a response, refused when the total of all bodies becomes too long."""
+            """Body of a response. Reading raises UserError when the total length of all bodies exceeds the limit."""
 
             def __iter__(self) -> Iterator[bytes]:
                 for part in stream:
@@ -156,7 +156,7 @@ class _ResponseCheck:
 
 
 def require_size(size: object, model: str, file: str) -> int:
-    """Return the size in bytes that a hub reports for a file, 0 if it reports none.
+    """Check the size in bytes that a hub reports for a file, and return it; return 0 if the hub reports none.
 
     Raises:
         UserError: The size is not a non-negative integer.

@@ -1,7 +1,7 @@
-"""Open only regular files in a third-party folder.
+"""Access to files in a third-party folder that opens only regular files.
 
-Links are followed: the hub's cache keeps `snapshots/*/model.safetensors` as links into `blobs/`, and the user named the
-folder. Pipes, sockets and devices are refused, since reading them could block or never end.
+Links are followed: the hub's cache stores `snapshots/*/model.safetensors` as links into `blobs/`, and the user named
+the folder. Pipes, sockets and devices are rejected, since reading them could block or never end.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _MOST_BYTES = 2**23
 
 
 def is_file(path: Path) -> bool:
-    """Return whether a readable file exists at the path, following links.
+    """Return whether a readable regular file exists at the path, following links.
 
     Raises:
-        UserError: The path exists but is not a regular file; reading it could block or never end.
+        UserError: The path exists but is not a readable regular file; reading it could block or never end.
     """
     try:
         mode = path.stat().st_mode
@@ -36,10 +36,10 @@ def is_file(path: Path) -> bool:
 
 
 def read_json(path: Path, most_bytes: int = _MOST_BYTES) -> dict[str, Any]:
-    """Read a JSON object; empty if the file does not exist.
+    """Read a JSON object from a file; return an empty dict if the file does not exist.
 
     Raises:
-        UserError: Not a regular file, too large, or not a JSON object.
+        UserError: The path is not a regular file, or the file is too large or not a JSON object.
     """
     if not is_file(path):
         return {}

@@ -1,4 +1,4 @@
-"""Strict TOML: unknown keys, wrong types and numbers out of range are errors with file, line and key.
+"""Strict TOML reader: unknown keys, wrong types and numbers out of range are errors with file, line and key.
 
 The file may be untrusted: its size and every number in it are bounded, and names have a restricted character set.
 """
@@ -19,20 +19,20 @@ from exitbench.terminal import without_middle
 T = TypeVar("T")
 
 MAX_BYTES: Final = 1 << 20
-"""Maximum size of a file; the longest bundled suite has 10 kB."""
+"""Maximum size of a file in bytes; the longest bundled suite has 10 kB."""
 MAX_COUNT: Final = 10**9
-"""Maximum for counts, such as documents and rounds."""
+"""Maximum of counts, such as documents and rounds."""
 _INTEGERS: Final = 1 << 63
-"""Exclusive bound on integers that the result database and third-party JSON readers can hold."""
+"""Exclusive bound of integers: the result database and third-party JSON readers support 64 bits."""
 _MAX_NAME: Final = 100
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
 _MAX_SHOWN_CHARS: Final = 200
 _MAX_PARTS: Final = 100
-"""Maximum parts of a dotted key: tomllib's time is quadratic in their number."""
+"""Maximum number of parts in a dotted key: tomllib's time is quadratic in the number of parts."""
 _PART: Final = r"(?:[\w-]++|\"[^\"\n]*\"|'[^'\n]*')"
 _LONG_KEY: Final = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{{_MAX_PARTS}}}")
 _MAX_BITS: Final = 10_000
-"""Python refuses to format larger integers, even in an error message."""
+"""Maximum number of bits of an integer: Python refuses to format larger integers, even in an error message."""
 
 _KIND_NAMES: Mapping[type, str] = {
     str: "a string",
@@ -102,13 +102,13 @@ class TomlTable:
     def location(self, key: str | None = None, value: str | None = None) -> str:
         """Return ``file:line: [table] key``, e.g. ``mine.toml:12: [tasks.squad] split``.
 
-        If ``value`` is given, the line is that of the value.
+        If ``value`` is given, the line is that of the value instead of the key.
         """
         place = " ".join(part for part in (self.title, key and quoted_key(key)) if part)
         return f"{self.path}:{self._line(value or key)}" + (f": {place}" if place else "")
 
     def error(self, key: str | None, message: str, value: str | None = None) -> UserError:
-        """Return the error to raise for a key of this table, or for one value of that key."""
+        """Return, without raising it, the error for a key of this table, or for one value of that key."""
         return UserError(f"{self.location(key, value)}: {message}")
 
     def allow(self, *names: str) -> None:
@@ -122,17 +122,23 @@ class TomlTable:
                 raise self.error(key, f"unknown key.{suggestion(key, names)}")
 
     def choose(self, key: str, word: str, allowed: Collection[str], what: str) -> str:
-        """Return ``word`` if it is allowed.
+        """Check that a word is allowed, and return it.
+
+        Args:
+            key: The key, for the message.
+            word: Value of the key.
+            allowed: Allowed values.
+            what: Noun for the value, for the message.
 
         Raises:
-            UserError: The word is not allowed; ``what`` is the noun used in the message.
+            UserError: The word is not allowed.
         """
         if word not in allowed:
             raise self.error(key, f"unknown {what} {_short(repr(word))}.{suggestion(word, allowed)}", word)
         return word
 
     def name(self, key: str, word: str) -> str:
-        """Return `word` if it is a valid name: it becomes part of file names, cell ids and database rows.
+        """Check that a word is a valid name, and return it. Names are used in file names, cell ids and the database.
 
         Raises:
             UserError: The word is not a valid name.
@@ -158,11 +164,19 @@ class TomlTable:
         return self.typed(key, self.values[key], kind)
 
     def optional(self, key: str, kind: type[T]) -> T | None:
-        """Return a key's value, checked to be of type `kind`, or None if the key is absent."""
+        """Return a key's value, checked to be of type `kind`, or None if the key is absent.
+
+        Raises:
+            UserError: The value has another type.
+        """
         return self.get(key, kind) if key in self.values else None
 
     def typed(self, key: str, value: Any, kind: type[T]) -> T:
-        """Return the value if it is of type `kind`; integers count as floats, booleans do not count as numbers."""
+        """Check that a value is of type `kind`, and return it. Integers count as floats, booleans not as numbers.
+
+        Raises:
+            UserError: The value has another type, or a number that the database cannot store.
+        """
         accepted = (int, float) if kind is float else (kind,)
         if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
             raise self.error(key, f"is {_short(repr(value))}; it must be {_KIND_NAMES[kind]}.")
@@ -182,14 +196,22 @@ class TomlTable:
                 raise self.error(key, f"is {item}; it must be a finite number.")
 
     def positive(self, key: str, default: int | None = None, most: int = MAX_COUNT) -> int:
-        """Return an integer from 1 to `most`."""
+        """Return a key's value, checked to be an integer from 1 to `most`; ``default=None`` makes the key required.
+
+        Raises:
+            UserError: The key is missing, or its value is not such an integer.
+        """
         value = self.get(key, int, default)
         if not 1 <= value <= most:
             raise self.error(key, f"is {value}; it must be 1 or more, and at most {most}.")
         return value
 
     def strings(self, key: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
-        """Return a list of distinct strings."""
+        """Return a key's value, checked to be a list of distinct strings; ``default=None`` makes the key required.
+
+        Raises:
+            UserError: The key is missing, or its value is not such a list.
+        """
         items = self.get(key, list, None if default is None else list(default))
         words = tuple(self.typed(key, item, str) for item in items)
         if len(set(words)) != len(words):
@@ -197,11 +219,15 @@ class TomlTable:
         return words
 
     def table(self, key: str) -> "TomlTable":
-        """Return a sub-table, empty if the key is absent."""
+        """Return the sub-table at a key; it is empty if the key is absent.
+
+        Raises:
+            UserError: The value is not a table.
+        """
         return TomlTable(self.path, self.text, (*self.keys, key), self.get(key, dict, {}))
 
     def tables(self, key: str) -> list["TomlTable"]:
-        """Return the tables of an array of tables (``[[key]]``), at least one.
+        """Return the tables of an array of tables (``[[key]]``), which must not be empty.
 
         Raises:
             UserError: The array is empty or missing, or an element is not a table.
@@ -215,9 +241,9 @@ class TomlTable:
         ]
 
     def _line(self, word: str | None) -> int:
-        """Return the 1-based line of a word in this table's section, or of the sub-table header with that name.
+        """Return the line number (from 1) of a word in this table's section, or of the sub-table header with that name.
 
-        Falls back to the table's first line.
+        If the word is not found, return the table's first line.
         """
         lines = _lines(self.text)
         start, end = self._section(lines)
@@ -232,7 +258,7 @@ class TomlTable:
     def _section(self, lines: Sequence[str]) -> tuple[int, int]:
         """Return the range of lines [start, end) from this table's header to the next header.
 
-        An inline table has no header; its section starts at the first mention of its key.
+        An inline table has no header; its section starts at the first line with its key.
         """
         headers = list(_headers_of((), lines))
         if not self.keys:
@@ -258,7 +284,7 @@ def _require_numbers_to_show(values: object, path: Path) -> None:
 
 
 def quoted_key(key: str) -> str:
-    """Return a key as shown in messages: unchanged if it is a bare TOML key, otherwise quoted."""
+    """Return a key as text for messages: unchanged if it is a bare TOML key, otherwise quoted."""
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key, re.ASCII) and len(key) <= _MAX_SHOWN_CHARS else _short(repr(key))
 
 
@@ -273,7 +299,7 @@ def _lines(text: str) -> tuple[str, ...]:
 
 
 def _headers_of(names: tuple[str, ...], lines: Sequence[str], is_exact: bool = False) -> Iterator[int]:
-    """Yield the 0-based lines of table headers that begin with these names (`is_exact`: that consist of them)."""
+    """Yield the line numbers (from 0) of table headers that begin with these names, or equal them with `is_exact`."""
     title = r"\s*\.\s*".join(rf"[\"']?{re.escape(name)}[\"']?" for name in names)
     end = r"\s*\]" if is_exact else r"\s*[\].]" if names else ""
     pattern = re.compile(rf"\s*\[+\s*{title}{end}")
@@ -281,6 +307,6 @@ def _headers_of(names: tuple[str, ...], lines: Sequence[str], is_exact: bool = F
 
 
 def _lines_with(word: str, lines: Sequence[str], start: int, end: int) -> Iterator[int]:
-    """Yield the 0-based lines in [start, end) that contain the word as a whole word."""
+    """Yield the line numbers (from 0) in [start, end) of lines that contain the word as a whole word."""
     pattern = re.compile(rf"(?<![\w-]){re.escape(word)}(?![\w-])")
     return (number for number in range(start, end) if pattern.search(lines[number]))

@@ -1,1 +1,1 @@
-"""Running cells: workers, passes over documents, timing, executors. Results are written to the spool."""
+"""Running cells: workers, passes over documents, timing, executors. Raw results go to a folder, the spool."""

@@ -1,6 +1,6 @@
-"""Lock on a cell: two runs over one spool share the work, and a repeated job resumes where it stopped.
+"""Cell locks: concurrent runs over one spool divide the cells, and a repeated job resumes where it stopped.
 
-The process that runs a cell holds a lock on it (``<spool>/locks/<cell_id>``). Once it has the lock, it checks whether
+The process that runs a cell holds its lock (``<spool>/locks/<cell_id>``). After acquiring the lock, it checks whether
 the cell has ended since the plan was made.
 """
 
@@ -17,13 +17,13 @@ from exitbench.results.spool.heartbeat import owner_of
 
 @contextlib.contextmanager
 def hold(spool: Path, cell_id: str, *, wait: bool) -> Iterator[bool]:
-    """Hold a cell within the context; yields False if another process holds it and ``wait`` is False."""
+    """Hold a cell's lock within the context; yield False if another process holds it and ``wait`` is False."""
     with locked(spool / "locks" / cell_id, wait=wait) as is_held:
         yield is_held
 
 
 def holder(spool: Path, cell_id: str) -> str:
-    """Return a description of the process that runs a cell."""
+    """Return a description of the process that runs a cell, for messages."""
     running = [attempt.path for attempt in cell_attempts(spool, cell_id) if not attempt.finished]
     owner = owner_of(running[-1]) if running else None
     if owner is None or not owner.pid:
@@ -32,13 +32,13 @@ def holder(spool: Path, cell_id: str) -> str:
 
 
 def attempts_since(spool: Path, item: CellJob) -> list[Attempt]:
-    """Return attempts at a cell that are newer than the plan, by time."""
+    """Return the attempts at a cell that are newer than the plan, oldest first."""
     attempts = cell_attempts(spool, item.cell.cell_id)
     return [attempt for attempt in attempts if item.seen is None or attempt.attempt_id > item.seen]
 
 
 def outcome(spool: Path, item: CellJob) -> str | None:
-    """Return the status with which a cell has ended since it was planned; None if it has not, or must run again."""
+    """Return the status of a cell that has ended since planning; None if it has not ended or must run again."""
     finished = [attempt for attempt in attempts_since(spool, item) if attempt.finished]
     status = read_status(finished[-1]).status if finished else UNFINISHED
     return None if status in TO_BE_RUN else status

@@ -1,6 +1,6 @@
 """GPU and CPU telemetry around each timing round: clock, power, temperature, throttling, load.
 
-It is read between timed decodes, never during one. A value that the hardware does not provide is None.
+Telemetry is read between timed decodes, never during a decode. A value that the hardware does not provide is None.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class DeviceReading:
-    """One reading; a row of the spool's ``device`` table.
+    """One telemetry reading; a row of the spool's ``device`` table.
 
     Attributes:
-        clock_mhz: Mean over the cores, or clock of the GPU's multiprocessors.
+        clock_mhz: Mean clock of the CPU's cores, or clock of the GPU's multiprocessors.
         throttle: Reasons for a reduced clock, separated by commas, or ``none``.
-        load_average: Processes that run or are ready, over the machine's last minute. None if this process may use only
-            some of its cores.
+        load_average: Mean number of running or ready processes over the machine's last minute. None if this process may
+            use only some of the cores.
     """
 
     round: int
@@ -57,12 +57,12 @@ class DeviceReading:
 
 
 def read_device(device: str, round_: int, moment: Moment) -> DeviceReading:
-    """Read the device's telemetry.
+    """Read the telemetry of a device.
 
     Args:
         device: ``cpu`` or ``cuda``, as torch names it.
         round_: Round of the timing, from 0.
-        moment: Before or after the round's decodes.
+        moment: ``start`` if the reading precedes the round's decodes, ``end`` if it follows them.
     """
     clock_mhz, power_w, temperature_c, throttle = _gpu() if device.startswith("cuda") else _cpu()
     return DeviceReading(round_, moment, device, clock_mhz, power_w, temperature_c, throttle, _load())
@@ -76,13 +76,13 @@ def _cpu() -> _Values:
 
 
 def cpu_clock_mhz(cpu_info: str) -> float | None:
-    """Return the mean clock of the cores, from the text of /proc/cpuinfo."""
+    """Return the mean clock of the cores from the text of /proc/cpuinfo; None if the text has no clocks."""
     clocks = [float(clock) for clock in re.findall(r"^cpu MHz\s*:\s*([\d.]+)", cpu_info, re.MULTILINE)]
     return sum(clocks) / len(clocks) if clocks else None
 
 
 def hottest_c(folder: Path) -> float | None:
-    """Return the highest temperature of the kernel's thermal zones, in degrees Celsius."""
+    """Return the highest temperature of the kernel's thermal zones in degrees Celsius; None if there is no zone."""
     texts = [_text(zone).strip() for zone in folder.glob("thermal_zone*/temp")]
     return max((int(text) / 1000 for text in texts if text.lstrip("-").isdigit()), default=None)
 
@@ -97,7 +97,7 @@ def _gpu() -> _Values:
 
 
 def gpu_values(answer: str) -> _Values:
-    """Return clock, power, temperature and throttling from one line of nvidia-smi's answer to `_GPU_QUERY`."""
+    """Return clock, power, temperature and throttling from one line of nvidia-smi's output for `_GPU_QUERY`."""
     fields = [field.strip() for field in answer.partition("\n")[0].split(",")]
     if len(fields) != len(_GPU_QUERY):
         return None, None, None, None
@@ -106,7 +106,7 @@ def gpu_values(answer: str) -> _Values:
 
 
 def _gpu_id() -> Sequence[str]:
-    """Return nvidia-smi's option for the GPU that torch uses: nvidia-smi ignores CUDA_VISIBLE_DEVICES."""
+    """Return nvidia-smi's option that selects torch's GPU, since nvidia-smi ignores CUDA_VISIBLE_DEVICES."""
     import torch
 
     uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)

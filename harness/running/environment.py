@@ -40,13 +40,13 @@ def environment_and_hardware(threads: int) -> dict[str, Any]:
     """Return the content of env.json.
 
     Args:
-        threads: Threads of torch's intra-op pool in the measuring process.
+        threads: Number of threads in torch's intra-op pool of the measuring process.
     """
     return {"environment": environment(), "hardware": hardware(threads)}
 
 
 def environment() -> dict[str, Any]:
-    """Return interpreter, platform, package versions, the project's commit, and variables that matter."""
+    """Return interpreter, platform, package versions, the project's commit, and the variables in `ENV_VARS`."""
     commit, dirty = git_state(Path(__file__).parent)
     return {
         "python": platform.python_version(),
@@ -54,7 +54,7 @@ def environment() -> dict[str, Any]:
         "packages": _packages(),
         "git_commit": commit,
         "git_dirty": dirty,
-        # Values set by `spinning` belong to this version, whose commit is recorded.
+        # Values set by `spinning` are left out: they follow from the project's version, which is recorded.
         "env_vars": {
             name: os.environ[name] for name in ENV_VARS if os.environ.get(name) not in (None, _SPINNING.get(name))
         },
@@ -62,16 +62,16 @@ def environment() -> dict[str, Any]:
 
 
 def spinning() -> dict[str, str]:
-    """Return the variables that limit how long a thread of torch spins while it waits for the others.
+    """Return environment variables that limit how long a thread of torch spins while it waits for the others.
 
-    torch's wheels include GNU's OpenMP, whose threads spin 300,000 times, for some milliseconds: a thread whose core
-    another process occupies keeps all others spinning (docs/measuring.md). Empty if the user has chosen a wait policy.
+    The OpenMP library in torch's wheels lets threads spin 300,000 times, for some milliseconds. If another process
+    occupies the core of one thread, all others spin (docs/measuring.md). Empty if the user has chosen a wait policy.
     """
     return {} if "OMP_WAIT_POLICY" in os.environ else _SPINNING
 
 
 def hardware(threads: int) -> dict[str, Any]:
-    """Return CPU, cores this process may use, memory in bytes, GPU (None without one) and threads."""
+    """Return CPU, number of cores this process may use, memory in bytes, GPU (None if there is none) and threads."""
     return {
         "cpu": cpu_model(),
         "cores": available_cores(),
@@ -89,9 +89,9 @@ def available_cores() -> int:
 def free_cores() -> int:
     """Return how many of this process's cores no other process is using now, at least 1.
 
-    More threads than that wait for each other: one whose core is taken delays all, which spin meanwhile. The load is
-    measured over half a second, so that neither a short burst nor an old process counts. Without /proc/stat all are
-    free.
+    More threads than free cores slow down all: a thread whose core is busy delays the others, which spin meanwhile. The
+    load is measured over half a second, so that neither a short burst nor an old process counts. Without /proc/stat,
+    all cores count as free.
     """
     cores = _affinity()
     if len(cores) == 1:
@@ -106,7 +106,7 @@ def _affinity() -> set[int]:
 
 
 def _held_cores(cores: set[int]) -> float:
-    """Return how many of the cores are busy now, while this process waits; 0 if the system does not say."""
+    """Return how many of the cores are busy while this process sleeps; 0 if the system does not report it."""
     before, since_s = _held_ticks(cores), time.monotonic()
     if before is None:
         return 0.0
@@ -116,13 +116,14 @@ def _held_cores(cores: set[int]) -> float:
 
 
 def _held_ticks(cores: set[int], stat: Path = Path("/proc/stat")) -> int | None:
-    """Return the ticks that cores have worked, including for other virtual machines; None if unknown."""
+    """Return the clock ticks that cores have worked, including for other virtual machines; None if not reported."""
     try:
         lines = stat.read_text(encoding="ascii").splitlines()
     except OSError:
         return None
     fields = (line.split() for line in lines if re.match(r"cpu\d", line))
-    # user, nice, system, idle, iowait, irq, softirq, steal: nice processes give way, and guests are included in user.
+    # Columns: user, nice, system, idle, iowait, irq, softirq, steal. Nice processes yield the core, so they are not
+    # counted; user includes guests.
     return sum(
         sum(map(int, [columns[1], columns[3], *columns[6:9]]))
         for columns in fields
@@ -131,7 +132,7 @@ def _held_ticks(cores: set[int], stat: Path = Path("/proc/stat")) -> int | None:
 
 
 def _cgroup_cores(root: Path, membership: Path) -> float | None:
-    """Return the cores that this process's control group and its parents allow; None without a limit."""
+    """Return the number of cores that this process's control group and its parents allow; None if there is no limit."""
     try:
         group = membership.read_text(encoding="utf-8").rpartition("0::/")[2].strip()
     except OSError:
@@ -150,9 +151,9 @@ def _cgroup_cores(root: Path, membership: Path) -> float | None:
 
 
 def git_state(folder: Path) -> tuple[str | None, bool | None]:
-    """Return the commit of the checkout that a folder belongs to, and whether tracked files differ from it.
+    """Return the commit of the checkout that contains a folder, and whether tracked files differ from this commit.
 
-    Both are None if git does not track the folder's files, e.g. for an installed wheel, even inside another checkout.
+    Both are None if git does not track the folder's files, as for an installed wheel, even inside another checkout.
     """
     tracked = _git(folder, "ls-files", "--error-unmatch", "__init__.py")
     commit = _git(folder, "rev-parse", "HEAD")
@@ -171,7 +172,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _packages() -> dict[str, str]:
-    """Return the versions of the project, its requirements, and distributions with third-party methods."""
+    """Return the versions of the project, its requirements, and the distributions of third-party methods."""
     required = [re.split(r"[^\w.-]", line)[0] for line in requires(PROJECT) or [] if "extra ==" not in line]
     plugins = [point.dist.name for point in entry_points(group="exitbench.methods") if point.dist is not None]
     return {name: version(name) for name in sorted({PROJECT, *required, *plugins})}

@@ -1,4 +1,4 @@
-"""Worker events: one JSON object per line, through a pipe used for nothing else.
+"""Worker events: one JSON object per line, through a pipe that carries nothing else.
 
 ::
 
@@ -30,11 +30,11 @@ _KEYS: Final[dict[str, dict[str, type]]] = {
 
 
 def read_event(line: str, cell_ids: Collection[str]) -> dict[str, Any] | None:
-    """Parse a line as an event; None if it is not one.
+    """Parse a line as an event; return None if it is not a valid event of one of the worker's cells.
 
     Args:
         line: Line written by a worker.
-        cell_ids: The cells of that worker.
+        cell_ids: Ids of the cells of that worker.
     """
     try:
         event = json.loads(line)

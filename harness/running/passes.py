@@ -1,6 +1,6 @@
-"""Passes: how each kind of cell uses its work; each pass writes tables into the attempt's spool folder.
+"""Passes: how each kind of cell is computed. Each pass writes tables into the attempt's spool folder.
 
-Nothing here depends on the kind of task: that is the purpose of `harness.work`.
+Passes do not depend on the kind of task; `harness.work` handles the differences between tasks.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from exitbench.tasks.document import DocumentScore
 
 _TOLERANCE: Final = 1e-6
 REFERENCE: Final = "float32"
-"""Number format with which others are compared."""
+"""Number format against which the other formats are compared."""
 _ROOM: Final = 1.25
-"""Free memory needed, relative to the weights: activations and a document's keys and values need some too."""
+"""Free memory needed relative to the weights: activations, keys and values of a document also need memory."""
 
 Pass = Callable[[Work[Any], AttemptWriter, Progress], None]
 
@@ -67,7 +67,7 @@ def quality_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progress) 
 
 
 def checked_metrics(task: Task, scores: Sequence[DocumentScore], aggregated: Mapping[str, float]) -> dict[str, Metric]:
-    """Return the task's metrics from stored scores.
+    """Return the task's metrics, computed from stored scores.
 
     Raises:
         RuntimeError: lm-eval computed another value.
@@ -83,10 +83,10 @@ def checked_metrics(task: Task, scores: Sequence[DocumentScore], aggregated: Map
 
 
 def format_metrics(work: Work[Any], answers: Mapping[str, Any]) -> dict[str, Metric]:
-    """Return the effect of the number format at full depth: a few documents are also read with float32 weights.
+    """Return the effect of the number format at full depth, by reading a few documents also with float32 weights.
 
-    Empty for float32, for early exits, and without memory for a second copy of the weights. Documents are read one by
-    one, so that little memory is needed in addition to the weights.
+    Empty for float32, for early exits, and if there is no memory for a second copy of the weights. Documents are read
+    one by one, so that little memory is needed in addition to the weights.
     """
     cell, path = work.cell, work.model.path
     if cell.dtype == REFERENCE or cell.full_depth_cell_id is not None:
@@ -107,23 +107,23 @@ def _require_room(needed_bytes: int, devices: Sequence[str]) -> None:
     """Check that a second copy of the weights, in float32, fits into memory.
 
     Raises:
-        UserError: It does not; gives the numbers.
+        UserError: The copy does not fit; the message gives needed and available memory.
     """
     if torch.cuda.is_available():
-        torch.cuda.empty_cache()  # memory that torch caches from the pass before counts as used
+        torch.cuda.empty_cache()  # memory cached by torch since an earlier pass counts as used
     available = available_bytes(*devices)
     if available is not None and needed_bytes > available:
         raise UserError(f"that needs {gib(needed_bytes)}, and {gib(available)} are available on {', '.join(devices)}.")
 
 
 def replay_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progress) -> None:
-    """Apply the method's exit rule to recorded predictions of every block (simulated)."""
+    """Apply the method's exit rule to recorded predictions of every block (simulated exits); write metrics."""
     write_metrics(writer, work.replay(writer))
     on_progress(work.units())
 
 
 def fit_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progress) -> None:
-    """Fit the method's networks or thresholds, with the model frozen; write tensors and curve."""
+    """Fit the method's networks or thresholds with the model frozen; write the tensors and the learning curve."""
     data, total = work.fit_data(), work.units()
     fitted = work.method.fit(data, lambda share: on_progress(round(share * total)))
     save_file({name: tensor.contiguous() for name, tensor in fitted.tensors.items()}, writer.path / FITTED_FILE)
@@ -138,8 +138,9 @@ def fit_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progress) -> N
 def calibration_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progress) -> None:
     """Find the cheapest threshold whose loss is bounded with confidence (CALM with Learn then Test).
 
-    Levels are tried from the conservative end until one fails. Each is a real decode of the calibration split,
-    including the damage to the cache. The outcome is then checked on documents that calibration did not see.
+    Thresholds are tried from the conservative end until one fails. Each is a real decode of the calibration split,
+    which includes errors caused by approximated keys and values. The chosen threshold is then checked on documents that
+    were not used for calibration.
     """
     settings, documents = work.cell.calibration, work.documents
     assert settings is not None, "the planner gives every calibration its settings"
@@ -176,7 +177,7 @@ def calibration_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progre
 
 
 def _held_out_results(work: Work[Any], chosen: float | None) -> tuple[Interval, Interval]:
-    """Return loss and mean exit layer on held-out documents at the chosen level; at full depth without one."""
+    """Return loss and mean exit layer on held-out documents at the chosen threshold; at full depth if there is none."""
     settings = work.cell.calibration
     assert settings is not None and work.item.held_out is not None, "the planner gives every calibration both"
     held_out = work.for_data(work.item.held_out)
@@ -194,11 +195,14 @@ def _mean_exit_layer(work: Work[Any], answers: Sequence[Any], parts: Parts) -> I
 
 
 def _ignore(n_done: int) -> None:
-    """Ignore progress."""
+    """Do nothing: progress callback for steps that are not reported."""
 
 
 def timing_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progress) -> None:
-    """Time the method against full depth and full depth against its twin; write raw readings and ratios."""
+    """Time the method against full depth, and full depth against its twin; write readings and ratios.
+
+    The twin is a second run of full depth; their ratio is the noise floor.
+    """
     cell, settings, seed = work.cell, work.cell.timing, work.bootstrap_seed
     if settings is None:
         raise ValueError("a timing cell has timing settings")
@@ -247,9 +251,9 @@ def _write_readings(writer: AttemptWriter, measured: timing.Timing[Any]) -> None
 
 
 def write_prompt_counts(work: Work[Any], writer: AttemptWriter) -> None:
-    """Write how many documents were excluded and how many prompts were truncated, if any.
+    """Write the numbers of excluded documents and truncated prompts that are not 0.
 
-    `documents_shared` counts over the whole split, before its limit; the others over the requested documents.
+    `documents_shared` counts over the whole split, before its limit; the other numbers count the requested documents.
     """
     held_out = work.item.held_out
     fittings = [work.fitting, *([] if held_out is None else [work.for_data(held_out).fitting])]

@@ -1,7 +1,7 @@
-"""Shards: the part of a suite that one machine runs, if a suite is split over several by hand.
+"""Shards: the parts of a suite that different machines run, when a user splits a suite by hand.
 
-A unit is a model on a task, with all of its cells. So dependencies run once and on the machine that needs them, no
-machine waits for another, and timings that are compared are from one machine.
+A pair of a model and a task, with all of its cells, is never split. So dependencies run once, on the machine that needs
+them; no machine waits for another; and timings that are compared come from one machine.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # a plan needs torch, and the command line reads shards befor
 
 @dataclass(frozen=True)
 class Shard:
-    """Part `number` of `count`, counted from 1."""
+    """Part `number` of `count` parts, counted from 1."""
 
     number: int
     count: int
@@ -28,10 +28,10 @@ class Shard:
 
 
 def require_apart(shards: Sequence[Shard]) -> None:
-    """Check that shards are parts of one split, and each is named once.
+    """Check that shards are parts of one split, and that each is named once.
 
     Raises:
-        UserError: They are not.
+        UserError: The shards have different counts, or one of them is repeated.
     """
     for before, shard in pairwise(shards):
         if shard.count != before.count:
@@ -41,13 +41,13 @@ def require_apart(shards: Sequence[Shard]) -> None:
 
 
 def part(plan: "Plan", shards: Sequence[Shard]) -> "Plan":
-    """Return the part of a plan that some of its shards cover; all of it without shards.
+    """Return the part of a plan that belongs to any of the shards; the whole plan if there are no shards.
 
-    Pairs of a model and a task are dealt out in the suite's order, one to each shard in turn. The result depends only
-    on the suite and the selection, which are the same on every machine.
+    Pairs of a model and a task are assigned to the shards in turn, in the suite's order. The result depends only on the
+    suite and the selection, which are the same on every machine.
 
     Raises:
-        UserError: The shards overlap, there are more than pairs, or a model is still to be trained.
+        UserError: The shards overlap, there are more shards than pairs, or a model is still to be trained.
     """
     if not shards:
         return plan
@@ -75,5 +75,5 @@ def part(plan: "Plan", shards: Sequence[Shard]) -> "Plan":
 
 
 def _pair(model: str, label: str) -> tuple[str, str]:
-    """Return the model, and the task of a cell's label MODEL/TASK/METHOD/KIND."""
+    """Return (model, task) of a cell with the label MODEL/TASK/METHOD/KIND."""
     return model, label.removeprefix(f"{model}/").partition("/")[0]

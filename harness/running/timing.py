@@ -1,4 +1,4 @@
-"""Paired speed-up against full depth of the same checkpoint, in one process, with its own noise floor.
+"""Paired speed-up against full depth of the same checkpoint, in one process, with a noise floor.
 
 A `TimedWork` is timed: answers to prompts, scores of given texts, or labels of texts.
 
@@ -50,10 +50,13 @@ class PhaseTiming:
 
 @dataclass(frozen=True)
 class Timing(Generic[Output]):
-    """All readings of a cell.
+    """All readings of a timing cell.
 
     Attributes:
-        stop_reason: ``precise``, ``seconds`` (the budget is spent) or ``rounds`` (the most are done).
+        stop_reason: ``precise`` (the interval is narrow enough), ``seconds`` (the budget is spent) or ``rounds`` (the
+            maximum number of rounds is done).
+        full: Untimed outputs of full depth.
+        method: Untimed outputs of the method.
     """
 
     readings: list[PhaseTiming]
@@ -66,7 +69,7 @@ class Timing(Generic[Output]):
 
 ORDER: Final = (("full", False), ("full", True), ("method", False), ("method", False), ("full", True), ("full", False))
 N_ARMS: Final = len(set(ORDER))
-"""Full depth, its twin and the method, each timed equally often."""
+"""Number of arms (full depth, its twin and the method), which are timed equally often."""
 
 
 def measure(
@@ -84,13 +87,13 @@ def measure(
     Args:
         work: Work to time, on the model.
         full: Parts of the baseline.
-        method: Parts of the method. One that looks ahead is timed as if it knew its exit layers: they are taken from
-            an untimed decode, and the blocks behind them are really skipped.
+        method: Parts of the method. A method whose gate reads later blocks is timed with its exit layers given: they
+            are taken from an untimed decode, and the blocks after them are skipped.
         units: Units to run in this order, every round.
         settings: Rounds, precision, warm-up.
         seed: Seed of the bootstrap that decides when to stop.
         on_unit: Called with the number of units timed.
-        meter: Reads the energy of every decode, outside of its timed interval; or the reason why there is none.
+        meter: Reads the energy of every decode, outside of its timed interval; or the reason why there is no meter.
     """
     energy = EnergyLog(meter)
     full_outputs = [output for unit in units for output in work.run(full, unit)]
@@ -123,7 +126,7 @@ def measure(
 def _stop_reason(
     readings: Sequence[PhaseTiming], rounds: int, settings: TimingSettings, seed: int
 ) -> StopReason | None:
-    """Return why no further round is needed after ``rounds`` rounds; None if one is."""
+    """Return the reason to stop after ``rounds`` rounds, or None if another round is needed."""
     if rounds >= settings.max_rounds:
         return "rounds"
     if rounds < settings.least_rounds:
@@ -138,10 +141,10 @@ def _stop_reason(
 
 
 def request_metrics(measured: Timing[Any], n_documents: int, n_units: int, seed: int) -> dict[str, Interval]:
-    """Return the metrics of every timing: speed-up, noise floor, milliseconds of either arm, amount timed.
+    """Return the metrics of every timing: speed-up, noise floor, milliseconds per request, amount timed.
 
-    ``speedup_choosing`` and ``speedup_confirming`` are the speed-up on either part of the documents
-    (`results.statistics.split`); a part without documents has none.
+    ``speedup_choosing`` and ``speedup_confirming`` are the speed-ups on the two parts of the documents
+    (`results.statistics.split`), and are left out for a part without documents.
 
     Args:
         measured: All readings of the cell.
@@ -167,7 +170,7 @@ def request_metrics(measured: Timing[Any], n_documents: int, n_units: int, seed:
 
 
 def token_metrics(measured: Timing[Any], n_units: int) -> dict[str, Interval]:
-    """Return the decode milliseconds per token of either arm: sum of documents' medians over number of tokens."""
+    """Return decode milliseconds per token of method and full depth: the sum of documents' medians over all tokens."""
     metrics = {}
     for prefix, arm in (("", "method"), ("full_", "full")):
         decode_ns = sum(typical(_readings_of(measured.readings, "decode", arm)).values())
@@ -184,14 +187,14 @@ def speedup(
     twin: bool = False,
     clock: Literal["wall_ns", "cpu_ns"] = "wall_ns",
 ) -> Interval:
-    """Return full depth's time over the method's (or its twin's), with a paired interval over documents.
+    """Return full depth's time over the method's, with a paired interval over documents.
 
     Args:
         readings: Readings of any number of rounds.
         phase: ``prefill``, ``decode`` or ``total``.
         seed: Seed of the bootstrap.
-        twin: Compare full depth with itself: the noise floor.
-        clock: Wall time, or CPU time.
+        twin: Compare full depth with its twin instead of the method: the noise floor.
+        clock: ``wall_ns`` for wall time, or ``cpu_ns`` for CPU time.
     """
     other = ("full", True) if twin else ("method", False)
     full, compared = (_readings_of(readings, phase, *arm, clock=clock) for arm in (("full", False), other))
@@ -201,7 +204,7 @@ def speedup(
 def _readings_of(
     readings: Sequence[PhaseTiming], phase: str, arm: str, twin: bool = False, clock: str = "wall_ns"
 ) -> list[tuple[str, float]]:
-    """Return the readings of one arm and phase, each with its document's key."""
+    """Return (document key, nanoseconds) of each reading of one arm and phase."""
     return [(r.doc_key, getattr(r, clock)) for r in readings if (r.phase, r.arm, r.twin) == (phase, arm, twin)]
 
 

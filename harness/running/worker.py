@@ -1,7 +1,8 @@
-"""The worker: loads one model and runs its cells, each into a separate spool folder.
+"""Worker: loads one model and runs its cells, each into a separate spool folder.
 
-The executor runs it in a separate process (`worker_process`; by hand: ``exitbench _cell SPEC.json``); it reports
-through `events`. A failed cell is a row and the next one runs; only a dead process loses its current cell.
+The executor runs it in a separate process (`worker_process`; by hand: ``exitbench _cell SPEC.json``), which reports
+through `events`. A failed cell is stored as failed, and the next cell runs; only if the process dies is the current
+cell lost.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ from exitbench.results.spool.attempts import AttemptWriter, status_of
 Emit = Callable[[dict[str, Any]], None]
 
 INTERRUPTED = 130
-"""Exit code after a signal that asks the worker to end."""
+"""Exit code after a signal that requests the worker's end."""
 
 NO_ROOM = 74
 """Exit code if the spool cannot be written: the disk is full (EX_IOERR of sysexits.h)."""
 
 _ROOM_BYTES: Final = 1 << 16
-"""Bytes that must fit into the spool for a disk not to count as full."""
+"""Number of bytes that must fit into the spool; otherwise the disk counts as full."""
 
 
 def run(spec: WorkerSpec, emit: Emit, model: LoadedModel | None = None) -> int:
@@ -89,7 +90,7 @@ def _run(spec: WorkerSpec, emit: Emit, model: LoadedModel | None) -> int:
 
 
 class _NoRoom(Exception):
-    """The spool cannot be written; this has been reported."""
+    """The spool cannot be written; the parent has already been notified."""
 
 
 class _Queue:
@@ -128,7 +129,7 @@ class _Queue:
             raise _NoRoom from error
 
     def let_go(self) -> None:
-        """Release the cells that were claimed and not run."""
+        """Release the locks of claimed cells that were not run."""
         for claim in self._claimed.values():
             claim.close()
 
@@ -138,7 +139,7 @@ class _Queue:
         self._emit({"event": "end", "cell": item.cell.cell_id, "status": status})
 
     def _claim(self, item: CellJob) -> None:
-        """Claim the cells that can share this cell's pass, except those that have ended or another process runs."""
+        """Lock the cells that can share this cell's pass, except cells that have ended or run in another process."""
         model, spool, cell_id = self._model, self._spec.spool, item.cell.cell_id
         if not self._spec.shares or cell_id in model.passes.cells:
             return
@@ -182,7 +183,7 @@ def _attempt(work: Work[Any], env: dict[str, Any], emit: Emit) -> str:
                 writer.progress(n_done, work.units())
 
             try:
-                if item.cell.kind != "replay":  # all others decode at full depth at least
+                if item.cell.kind != "replay":  # every other kind runs the model, at least at full depth
                     work.require_runnable(work.full_parts)
                 PASSES[item.cell.kind](work, writer, on_progress)
                 write_prompt_counts(work, writer)
@@ -206,9 +207,9 @@ def _attempt(work: Work[Any], env: dict[str, Any], emit: Emit) -> str:
 
 
 def _no_room(error: BaseException, spool: Path) -> OSError | None:
-    """Return the system's error if an exception was caused by a spool that cannot be written; else None.
+    """Return the system's error if an exception was caused by a spool that cannot be written; otherwise None.
 
-    A method may fill another disk, or raise such an error itself.
+    A method may fill another disk, or raise such an error itself, so the spool is tested by writing to it.
     """
     cause = no_room(error)
     if cause is None or (cause.filename is not None and Path(str(cause.filename)).is_relative_to(spool)):

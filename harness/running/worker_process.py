@@ -1,7 +1,7 @@
 """Worker subprocess: ``python -m exitbench.harness.running.worker_process SPEC.json EVENTS LIFELINE``.
 
-EVENTS is the descriptor of the event pipe, LIFELINE that of a pipe whose other end the parent holds while it lives.
-Everything printed, by Python or native code, goes to the parent's log, and is never taken for an event.
+EVENTS is the descriptor of the event pipe. LIFELINE is the descriptor of a pipe whose other end the parent holds open
+while it runs. Everything printed, by Python or native code, goes to the parent's log and is never read as an event.
 """
 
 import contextlib
@@ -20,13 +20,14 @@ def main(spec_path: Path, events: int, lifeline: int) -> int:
     """Run the cells of a SPEC.json; return the worker's exit code."""
     for descriptor in (events, lifeline):  # processes started by a method must not inherit them
         os.set_inheritable(descriptor, False)
-    # Before anything slow. Ask the system first, so that a parent that ends meanwhile is noticed by the second call.
+    # Called before any slow import or read. The order matters: the second call notices a parent that ends during the
+    # first.
     end_with_starting_thread()
     end_with(lifeline)
     from exitbench.harness.running import worker
 
-    # Signals of a scheduler that is about to end this process, or of its parent; a background job of a shell starts
-    # with SIGINT ignored.
+    # Signals from the parent, or from a scheduler that is about to end this process. SIGINT is included because shells
+    # start background jobs with SIGINT ignored.
     for notice in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
         signal.signal(notice, signal.default_int_handler)
 

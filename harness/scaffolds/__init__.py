@@ -41,12 +41,12 @@ def check_new_name(name: str) -> None:
 
 
 def module_name(name: str) -> str:
-    """Return the Python module name for a name: `my_method`."""
+    """Return the name of the Python module for a name with hyphens: `my_method` for `my-method`."""
     return name.replace("-", "_")
 
 
 def class_name(name: str) -> str:
-    """Return the class name prefix for a name: `MyMethod`."""
+    """Return the beginning of a class name for a name with hyphens: `MyMethod` for `my-method`."""
     return "".join(word.capitalize() for word in name.split("-"))
 
 
@@ -54,7 +54,7 @@ _TEMPLATES: Final = Path(__file__).parent / "templates"
 
 
 def method_files(name: str) -> dict[str, str]:
-    """Return plug-in, test and suite of a method, as texts by path."""
+    """Return the texts of plug-in, test and suite for a new method, by path."""
     module = module_name(name)
     return {
         f"plugins/{module}.py": filled("method.py", name=name, class_name=class_name(name)),
@@ -64,7 +64,7 @@ def method_files(name: str) -> dict[str, str]:
 
 
 def task_files(name: str, command: str) -> dict[str, str]:
-    """Return TOML file, example records, test and suite of a declared task, as texts by path.
+    """Return the texts of TOML file, example records, test and suite for a new declared task, by path.
 
     Args:
         name: Name of the task.
@@ -80,7 +80,12 @@ def task_files(name: str, command: str) -> dict[str, str]:
 
 
 def python_task_files(name: str, command: str) -> dict[str, str]:
-    """Return plug-in, example records, test and suite of a task written as a Python class, as texts by path."""
+    """Return the texts of plug-in, example records, test and suite for a new task written as a Python class, by path.
+
+    Args:
+        name: Name of the task.
+        command: Command that runs the suite, for its header comment.
+    """
     module = module_name(name)
     return {
         f"plugins/{module}.py": filled("task.py", name=name, class_name=class_name(name)),

@@ -1,4 +1,4 @@
-"""Generate a suite for a checkpoint: every runnable method that needs no fitting, on suitable tasks."""
+"""Generator of a suite for a checkpoint: every runnable method that needs no fitting, on suitable tasks."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class SuiteDescription:
         model: The line of ``[models.LABEL]`` that names the checkpoint.
         label: Label of the model.
         folder: Folder of the checkpoint.
-        tasks: Values of ``[tasks.LABEL]`` by label; empty: bundled tasks for this kind of model.
-        works: Kinds of work of the tasks, which not every method supports.
+        tasks: Values of ``[tasks.LABEL]`` by label; empty for bundled tasks for this kind of model.
+        works: Kinds of work of the tasks; methods that do not support all of them are left out.
         command: Command that plans the suite, for its header comment.
     """
 
@@ -79,7 +79,7 @@ def _tasks(tasks: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _sweeps(checkpoint: Checkpoint, works: Set[type[Work[Any]]]) -> Iterator[str]:
-    """Yield the template's sweeps; one that the model cannot run becomes a comment with the reason."""
+    """Yield the template's sweeps as TOML; a sweep that the model cannot run becomes a comment with the reason."""
     n_blocks = checkpoint.model.n_blocks
     quarters = [max(1, round(n_blocks * part / 4)) for part in (1, 2, 3)]
     depths = sorted({depth for depth in quarters if depth < n_blocks} or {1})
@@ -98,7 +98,7 @@ def _sweeps(checkpoint: Checkpoint, works: Set[type[Work[Any]]]) -> Iterator[str
 
 
 def _why_not(checkpoint: Checkpoint, works: Set[type[Work[Any]]], sweep: Mapping[str, Any]) -> str | None:
-    """Return the reason why a setting of a sweep cannot run on a model, or None if all can."""
+    """Return the reason why any setting of a sweep cannot run on a model, or None if all settings can."""
     try:
         for method in _methods(sweep):
             method.check(checkpoint.model.n_blocks)

@@ -16,12 +16,12 @@ class Runs:
 
     @property
     def spool(self) -> Path:
-        """Folder of all attempts, the source of truth."""
+        """Folder of all attempts (raw results), from which the database can be built again."""
         return self.root / "spool"
 
     @property
     def database(self) -> Path:
-        """The result database, derived from the spool."""
+        """File of the result database, which is built from the spool."""
         return self.root / "exitbench.duckdb"
 
     @property
@@ -36,7 +36,7 @@ class Runs:
 
     @property
     def logs(self) -> Path:
-        """Folder of the workers' inputs and printed output."""
+        """Folder of the workers' specifications and printed output."""
         return self.root / "logs"
 
     @property
@@ -50,7 +50,7 @@ class Runs:
         return self.root / "slurm"
 
     def require_writable(self) -> None:
-        """Check, before any work, that results can be written.
+        """Check, before any work, that results can be written; create the folder if it does not exist.
 
         Raises:
             UserError: The folder cannot be created or written, or this version cannot fill the database.
@@ -72,7 +72,7 @@ class Runs:
 
 
 def existing_runs(root: Path) -> Runs:
-    """Return the existing folder of ``--runs``, for commands that do not create one.
+    """Return the folder of ``--runs``, for commands that do not create it.
 
     Raises:
         UserError: The folder does not exist.

@@ -1,4 +1,4 @@
-"""Options of a run, checked on construction."""
+"""Options of a run, validated on construction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from exitbench.harness.cells.cell import KINDS, Kind
 from exitbench.harness.planning.retry import RETRIED, Retry
 from exitbench.harness.running.shard import Shard
 
-if TYPE_CHECKING:  # a suite needs torch, but the command line reads options before it knows whether to load torch
+if TYPE_CHECKING:  # suites need torch, but the command line reads options before it decides whether to load torch
     from exitbench.harness.planning.suite import Suite
 
 MOST_DOCUMENTS: Final = 10**9
@@ -21,21 +21,21 @@ MOST_THREADS: Final = 4096
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Selection of a suite's cells and how to run them.
+    """Selection of a suite's cells, and options for running them.
 
     Attributes:
         suite: Name of a bundled suite, path of a TOML file, or a loaded suite.
         runs: Folder of all run data.
         only: Glob over MODEL/TASK/METHOD/KIND.
-        limit: At most this many documents per task.
-        kinds: Only these kinds of cells; None: all.
-        shard: Only these parts of the suite.
+        limit: Maximum number of documents per task.
+        kinds: Kinds of cells to run; None for all kinds.
+        shard: Parts of the suite to run; empty for the whole suite.
         data_dir: Root folder of local files.
-        retry: Cells to run in addition to new ones.
-        threads: Number of torch threads; None: the number of cores not held by other processes.
-        executor: Where cells run.
+        retry: Ended cells to run again, in addition to new cells (`planning.retry`).
+        threads: Number of torch threads; None for the number of cores not used by other processes.
+        executor: ``local`` (this machine) or ``slurm``.
         slurm: Options of sbatch, as KEY=VALUE.
-        hub: Whether models may be fetched from the hub.
+        hub: Whether models may be downloaded from the hub.
         confirm_run_unsafe_code: Whether tasks may execute code that a model wrote.
 
     Raises:

@@ -30,7 +30,7 @@ FAILURES_QUERY = "SELECT model, task_label, method, params, kind, status, reason
 
 
 def print_outcome(run: SuiteRun, options: RunOptions, *, every_setting: bool = False, report: bool = True) -> None:
-    """Print one sentence per task, the paths of all outputs, and why cells failed.
+    """Print one sentence per task, the paths of all outputs, and the reasons of failed cells.
 
     Args:
         run: The finished run.
@@ -48,13 +48,13 @@ def print_outcome(run: SuiteRun, options: RunOptions, *, every_setting: bool = F
 
 
 def print_broken(summary: ReportSummary) -> None:
-    """Print which figures could not be drawn."""
+    """Print the names of figures that could not be drawn, and the errors."""
     for name, error in summary.broken.items():
         tell(f"{name} could not be drawn: {error}")
 
 
 def print_left_out(path: Path, suite: str) -> None:
-    """Print which results exclude documents, how many, and why."""
+    """Print the results that exclude documents, with the number of documents and the reason."""
     from exitbench.results.database.connection import open_database
 
     with open_database(path) as database:
@@ -112,7 +112,7 @@ def _print_failures(run: SuiteRun, runs: Runs, options: RunOptions) -> None:
 
 
 _MOST: Final = 8
-"""Maximum number of reasons shown; the database has all of them."""
+"""Maximum number of failure reasons that are printed; the database contains all of them."""
 _WIDTH: Final = 300
 _REASONS: Final = """
     SELECT status, coalesce(reason, 'no reason given') AS reason, count(*) AS cells,
@@ -123,7 +123,7 @@ _REASONS: Final = """
 
 
 def failure_lines(database: Path, cell_ids: Sequence[str]) -> list[str]:
-    """Return one line per distinct reason, the most frequent first: number of cells, an example, the reason.
+    """Return one line per distinct reason of failure, the most frequent first: number of cells, an example, the reason.
 
     Args:
         database: The result database, with the cells' attempts.

@@ -35,8 +35,9 @@ class SuiteRun:
     """Result of running the cells of a plan.
 
     Attributes:
+        plan: The plan that was run.
         statuses: Final status of each cell that ran, by cell id.
-        not_ingested: Attempts that could not be ingested, with the reason.
+        not_ingested: One message per attempt that could not be ingested, with the reason.
     """
 
     plan: Plan
@@ -50,12 +51,12 @@ class SuiteRun:
 
     @property
     def ok(self) -> bool:
-        """True if every cell that ran succeeded and is in the database."""
+        """Whether every cell that ran succeeded and is in the database."""
         return not self.failed and not self.not_ingested
 
 
 def run_suite(options: RunOptions) -> SuiteRun:
-    """Train missing models, run the cells that are not done and fill the database.
+    """Train missing models, run the pending cells and fill the database.
 
     Raises:
         UserError: A problem detected before any work begins, or damaged data.
@@ -68,7 +69,7 @@ def run_suite(options: RunOptions) -> SuiteRun:
             assert finished.ok, finished.failed
     """
     runs = Runs(options.runs)
-    # Before planning: collects attempts of Slurm jobs that ended unobserved, so that the plan sees them.
+    # Called before planning: it collects attempts of Slurm jobs that ended unobserved, so that the plan includes them.
     slurm = _slurm(options, runs)
     plan = plan_suite(options)
     if slurm is not None and plan.suite.device == "auto":
@@ -83,7 +84,7 @@ def run_suite(options: RunOptions) -> SuiteRun:
     executor = slurm or _local(plan, runs)
     runs.require_writable()
     keep(runs.root)
-    if _ingest(runs):  # damaged attempts were removed from the spool: their cells must run again
+    if _ingest(runs):  # damaged attempts were removed from the spool, so their cells must run again
         plan = plan_suite(options)
     if plan.unfetched or options.hub:
         plan = _with_fetched(plan, options)
@@ -121,10 +122,10 @@ def unsafe_tasks(plan: Plan) -> list[str]:
 
 
 def _with_fetched(plan: Plan, options: RunOptions) -> Plan:
-    """Fetch the plan's hub models if allowed, and plan again.
+    """Download the plan's hub models if allowed, and plan again.
 
     Raises:
-        UserError: Fetching is not allowed and a model is missing, or a model cannot be fetched.
+        UserError: A model is missing and downloading is not allowed, or a model cannot be downloaded.
     """
     if not options.hub:
         raise not_here(plan.unfetched[0])
@@ -139,7 +140,7 @@ def _say_tried(number: int) -> None:
 
 
 def _slurm(options: RunOptions, runs: Runs) -> Executor | None:
-    """Return the Slurm executor if the options name it."""
+    """Return the Slurm executor if the options request it, otherwise None."""
     if options.executor == "slurm":
         from exitbench.harness.running.executors.slurm import SlurmExecutor
         from exitbench.harness.running.executors.slurm_options import read_options
@@ -199,14 +200,14 @@ def _free_threads(plan: Plan, executor: Executor, options: RunOptions) -> int:
 
 
 class _BestSoFar:
-    """Reporter of the best setting so far per task, printed when it changes."""
+    """Reporter of the best setting so far per task, which is printed when it changes."""
 
     def __init__(self, runs: Runs, cell_ids: frozenset[str], bars: Progress) -> None:
         self._runs, self._cell_ids, self._bars = runs, cell_ids, bars
         self._said: set[str] = set()
 
     def tell(self) -> None:
-        """Print new best settings from the database; do nothing if another process has it open."""
+        """Print new best settings from the database; do nothing if another process has the database open."""
         from exitbench.reports.tables.text import best_so_far
         from exitbench.results.database.connection import open_database
 
@@ -237,9 +238,9 @@ def _spec(group: Group, plan: Plan, runs: Runs, threads: int, options: RunOption
 
 
 def _ingest(runs: Runs, say: Callable[[str], None] | None = tell) -> tuple[str, ...]:
-    """Ingest finished attempts into the database; return messages for those left out.
+    """Ingest finished attempts into the database; return messages for attempts that were left out.
 
-    Waits for other runs that fill the database; without `say`, only briefly.
+    If another run is filling the database, wait for it. Without `say`, the wait is short.
     """
     from exitbench.results.ingest.ingest import ingest
 
@@ -250,7 +251,7 @@ def _ingest(runs: Runs, say: Callable[[str], None] | None = tell) -> tuple[str, 
 
 
 def _ingest_meanwhile(runs: Runs) -> tuple[str, ...]:
-    """Ingest while cells are running; if the database is locked or the disk is full, print the error and continue."""
+    """Ingest while cells are running. If the database is locked or the disk is full, print the error and continue."""
     try:
         return _ingest(runs, say=None)
     except UserError as error:
@@ -259,7 +260,7 @@ def _ingest_meanwhile(runs: Runs) -> tuple[str, ...]:
 
 
 def plan_suite(options: RunOptions) -> Plan:
-    """Return the plan of a run.
+    """Return the plan of a run, limited to the requested shards.
 
     Raises:
         UserError: The suite, its data or its models cannot be used.

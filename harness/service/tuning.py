@@ -1,4 +1,4 @@
-"""Recommend one method and threshold for a model and a task, and write a suite that repeats it."""
+"""Tuning: recommend one method and threshold for a model and a task, and write a suite that repeats the measurement."""
 
 from __future__ import annotations
 
@@ -46,13 +46,14 @@ class TuneOptions:
     Attributes:
         model: Name of a model of the suite.
         task: Label of a task of the suite.
-        run: The suite and how to run its cells; ``limit`` applies to the task's documents timed at the end.
-        max_loss: Maximum loss of quality, in percent of full depth's.
-        methods: Candidate methods; empty: all that can be tuned without training.
+        run: The suite and how to run its cells; ``limit`` applies to the documents that are timed at the end.
+        max_loss: Maximum loss of quality, in percent of full depth's quality.
+        methods: Candidate methods; empty for all methods that can be tuned without training.
         documents: Number of documents for choosing thresholds.
         finalists: Number of methods timed at the end.
-        guarantee: Calibrate the finalists with this error probability of the bound; None: no calibration.
-        out: File of the suite that reproduces the choice; None: in the folder of the runs.
+        guarantee: Error probability of the bound on the loss, for which the finalists are calibrated; None for no
+            calibration.
+        out: File of the suite that reproduces the choice; None for a file in the runs folder.
     """
 
     model: str
@@ -70,11 +71,11 @@ def tune(options: TuneOptions) -> bool:
     """Search thresholds by replay, confirm the best by decoding, time the finalists, and print one recommendation.
 
     Returns:
-        True if there is an answer, which may be that nothing beats full depth; False if cells failed.
+        True if tuning finished, also if nothing is better than full depth; False if cells failed.
 
     Raises:
         UserError: Names, methods or documents cannot be used; nothing has been measured.
-        KeyboardInterrupt: Interrupted; finished cells are kept and the same command resumes.
+        KeyboardInterrupt: Interrupted by the user. Finished cells are kept, and the same command resumes.
     """
     tuning, runs = _tuning(options), Runs(options.run.runs)
     try:

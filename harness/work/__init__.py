@@ -1,5 +1,5 @@
-"""Kinds of work of cells on a loaded model: generation, log-likelihoods, classification. One class per kind of work.
+"""Work: what a cell computes with a loaded model. One class per kind: generation, log-likelihoods, classification.
 
-Each class builds its requests from documents, answers, scores, records, times and fits them, and checks suites when
-they are planned. No module outside depends on the kind of a task.
+Each class builds its requests from documents, answers them, and scores, records and times the answers. It also
+provides the data of fits, and checks suites when they are planned. No module outside depends on the kind of a task.
 """

@@ -1,4 +1,4 @@
-"""Classification: texts that an encoder maps to labels or numbers, each with its own exit block."""
+"""Classification: an encoder maps texts to labels or numbers; each text has one exit layer."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class ClassificationWork(Work[Classified]):
-    """Labels or numbers for texts: classification tasks on encoders."""
+    """Work of classification and regression tasks on encoders."""
 
     output_types = ("classification",)
     kinds = ("quality", "timing", "fit")
@@ -55,7 +55,11 @@ class ClassificationWork(Work[Classified]):
 
     @classmethod
     def check_model(cls, task: Task, description: Description) -> None:
-        """Raise UserError for models that generate, and for classifiers with other labels."""
+        """Check that the model is a classifier with the task's labels.
+
+        Raises:
+            UserError: The model generates text, or has other labels.
+        """
         assert isinstance(task, ClassificationTask)
         name = description.model.name
         if description.labels is None:
@@ -70,7 +74,11 @@ class ClassificationWork(Work[Classified]):
 
     @classmethod
     def check_method(cls, method: Method, description: Description) -> None:
-        """Raise UserError for methods that need something an encoder does not have."""
+        """Check that the method needs nothing that an encoder lacks.
+
+        Raises:
+            UserError: The method cannot be run on an encoder; the message contains the reason.
+        """
         is_regression = description.labels is not None and len(description.labels) == 1
         reason = why_no_labels(
             method.parts(n_blocks=2), is_regression=is_regression, is_fitted=bool(method.fit_params())
@@ -80,7 +88,7 @@ class ClassificationWork(Work[Classified]):
 
     @classmethod
     def about(cls, task: Task, max_new_tokens: int) -> str:
-        """Return a line with the labels."""
+        """Return one line with the labels."""
         assert isinstance(task, ClassificationTask)
         return f"labels: {', '.join(task.labels)}" if task.labels is not None else "the answer is a number"
 
@@ -91,7 +99,7 @@ class ClassificationWork(Work[Classified]):
         return TextEncoding(self.model.tokenizer, self.settings, self.model.classifier.max_positions)
 
     def _fit_documents(self) -> Fitting:
-        """Cut texts that are too long, or exclude their documents if the suite says so."""
+        """Return the documents. Too long texts are truncated, or excluded if the suite requires it."""
         documents, encoding = self.model.documents(self.data)[0], self._encoding
         cut = [bool(encoding(self.task.texts(document), 0).n_cut) for document in documents]
         if not encoding.drops:
@@ -102,7 +110,7 @@ class ClassificationWork(Work[Classified]):
         return Fitting(short_enough, dropped=sum(cut))
 
     def requests(self, documents: Sequence[Document]) -> list[EncodedText]:
-        """Return the texts as the model's inputs."""
+        """Return the encoded texts of documents."""
         return [self._texts[document.key] for document in documents]
 
     @cached_property
@@ -114,7 +122,7 @@ class ClassificationWork(Work[Classified]):
 
     @cached_property
     def label_ids(self) -> tuple[int, ...]:
-        """Index among the task's labels of each of the model's labels."""
+        """For each of the model's labels, its index among the task's labels."""
         return label_places(self.task.name, self.task.labels, self.model.classifier.labels)
 
     def _output(self, answer: Classified) -> str:
@@ -124,7 +132,7 @@ class ClassificationWork(Work[Classified]):
     # --- Quality
 
     def evaluate(self, parts: Parts, on_progress: Progress) -> Evaluated[Classified]:
-        """Classify and score every document; lm-eval has no classification tasks."""
+        """Classify and score every document, without lm-eval, which has no classification tasks."""
         answers = dict(zip((document.key for document in self.documents), self.answer(parts, on_progress), strict=True))
         scores = {
             document.key: self.task.score(document, self._output(answers[document.key])) for document in self.documents
@@ -145,7 +153,7 @@ class ClassificationWork(Work[Classified]):
         return [answers[index] for index in range(len(texts))]
 
     def sample(self, document: Document, answer: Classified) -> dict[str, Any]:
-        """Return the label, and at full depth also the text, which is the same for all other cells."""
+        """Return a row of the table ``samples``; only full depth's rows contain the input text and the reference."""
         text, is_full = self._texts[document.key], self.cell.full_depth_cell_id is None
         return {
             "output_text": self._output(answer),
@@ -159,14 +167,14 @@ class ClassificationWork(Work[Classified]):
         }
 
     def record(self, writer: AttemptWriter, answers: Mapping[str, Classified], parts: Parts) -> dict[str, Metric]:
-        """Write labels and the readings of each block; return metrics of depth, agreement and cost."""
+        """Write each text's exit, label and predictions per block; return metrics of depth, agreement and cost."""
         full = self._full_outputs(answers)
         writer.write("tokens", self._token_table(answers, full, parts))
         writer.write("sequence_trace", self._trace_table(answers))
         return self._metrics(answers, full, parts)
 
     def _full_outputs(self, answers: Mapping[str, Classified]) -> Mapping[str, tuple[int, str]]:
-        """Return label and text of full depth's answers, by document key."""
+        """Return (label index, text) of full depth's answers, by document key."""
         if self.cell.full_depth_cell_id is None:
             return {key: (self.label_ids[answer.label], self._output(answer)) for key, answer in answers.items()}
         path = self.model.file_of(self.cell.full_depth_cell_id, "samples.parquet")
@@ -176,7 +184,7 @@ class ClassificationWork(Work[Classified]):
     def _token_table(
         self, answers: Mapping[str, Classified], full: Mapping[str, tuple[int, str]], parts: Parts
     ) -> pa.Table:
-        """Return one row per document; its label is its only token."""
+        """Return one row per document; its label is stored as its only token."""
         rows = [
             {
                 **answer.record.to_row(parts),
@@ -190,7 +198,7 @@ class ClassificationWork(Work[Classified]):
         return pa.Table.from_pylist(rows, schema=TABLES["tokens"])
 
     def _trace_table(self, answers: Mapping[str, Classified]) -> pa.Table:
-        """Return one row per document and block reading."""
+        """Return one row per document and evaluated exit layer."""
         rows: list[dict[str, Any]] = []
         for document in self.documents:
             gold = self.task.gold(document)
@@ -213,7 +221,7 @@ class ClassificationWork(Work[Classified]):
     def _metrics(
         self, answers: Mapping[str, Classified], full: Mapping[str, tuple[int, str]], parts: Parts
     ) -> dict[str, Metric]:
-        """Return mean blocks, agreement of labels with full depth, and ideal speed-ups, each over documents."""
+        """Return mean exit layer and blocks run, agreement with full depth's labels, and ideal speed-ups."""
         model, seed, ones = self.model.classifier, self.bootstrap_seed, np.ones(len(answers))
         classified = list(answers.values())
         depth = {
@@ -255,7 +263,7 @@ class ClassificationWork(Work[Classified]):
         return with_role("depth", depth) | agreement_metrics(agreement) | with_role("cost", cost)
 
     def compare_formats(self, reference: Any, answers: Mapping[str, Classified]) -> dict[str, Interval]:
-        """Compare labels; a regression has no comparison."""
+        """Compare full depth's labels with those in float32; return nothing for a regression."""
         if self.task.is_regression:
             return {}
         assert isinstance(reference, EncoderCheckpoint), "the planner gives encoders tasks of their own"
@@ -267,28 +275,28 @@ class ClassificationWork(Work[Classified]):
         rows = [Choices(a, b, int(np.argmax(a)) == int(np.argmax(b))) for a, b in pairs]
         return choice_gaps(rows, self.bootstrap_seed)
 
-    # --- Calibration, which plans refuse
+    # --- Calibration (rejected when planned)
 
     def exit_layers(self, answer: Classified) -> Sequence[int]:
-        """Return the single exit layer, in a list."""
+        """Return the exit layer of the text, as a list of length 1."""
         return [answer.record.exit_layer]
 
     def losses(
         self, settings: CalibrationSettings, full: Sequence[Classified], early: Sequence[Classified]
     ) -> np.ndarray:
-        """Raise NotImplementedError: labels are not calibrated yet."""
+        """Raise NotImplementedError: calibration of classifiers is not supported."""
         raise NotImplementedError("the planner refuses it")
 
     # --- Timing and fitting
 
     def timed_work(self) -> TimedClassification:
-        """Return the classification to time."""
+        """Return an object that classifies batches under a clock."""
         return TimedClassification(self.model.classifier)
 
     def ideal_speedup(
         self, parts: Parts, documents: Sequence[Document], full: Sequence[Classified], method: Sequence[Classified]
     ) -> float:
-        """Return the ratio of the FLOPs computed."""
+        """Return the ratio of FLOPs, full depth over the method."""
         lengths, model = [len(text.ids) for text in self.requests(documents)], self.model.classifier
         full_cost, own_cost = (
             sum(
@@ -325,7 +333,7 @@ class ClassificationWork(Work[Classified]):
 
 @dataclass(frozen=True)
 class TimedClassification:
-    """The timed classification of batches of texts, including their embedding."""
+    """Timed classification of batches of texts, including their embedding."""
 
     model: EncoderClassifier
 
@@ -335,19 +343,19 @@ class TimedClassification:
         return self.model.device
 
     def run(self, parts: Parts, unit: Unit[EncodedText]) -> list[Classified]:
-        """Classify a batch, traced."""
+        """Classify a batch with tracing, outside of the clock."""
         return classify(self.model, unit.requests, parts)
 
     def with_known_exits(
         self, parts: Parts, units: Sequence[Unit[EncodedText]], outputs: Sequence[Classified]
     ) -> Parts:
-        """Return an oracle's method with its exits fixed, so that the blocks behind them are really skipped."""
+        """Return a method with the exit layers of an oracle's outputs, so that timing skips the blocks after them."""
         texts = [text for unit in units for text in unit.requests]
         exits = {text.seed: [answer.record.exit_layer] for text, answer in zip(texts, outputs, strict=True)}
         return Parts(Scheduled(exits), parts.threshold, parts.head, parts.kv_policy, parts.blocks)
 
     def timed(self, parts: Parts, unit: Unit[EncodedText], clock: Clock) -> tuple[tuple[str, ...], int]:
-        """Classify a batch untraced."""
+        """Classify a batch without tracing, under the clock; return no phases and the number of texts."""
         clock.mark()
         classify(self.model, unit.requests, parts, traced=False)
         clock.mark()
@@ -356,7 +364,7 @@ class TimedClassification:
 
 @torch.inference_mode()
 def _label_logprobs(model: EncoderClassifier, texts: Sequence[EncodedText]) -> np.ndarray:
-    """Return the log-probability of each label at full depth, [n, C]."""
+    """Return the log-probability of each label at full depth, shape [n texts, C labels]."""
     logits = [model.logits(pooled_states(model, [text])[-1])[0] for text in texts]
     logprobs: np.ndarray = torch.stack(logits).float().log_softmax(-1).cpu().numpy()
     return logprobs

@@ -1,6 +1,6 @@
-"""Encode texts of lm-eval's requests to token ids, truncated in the same way as lm-eval's transformers backend.
+"""Encode texts of lm-eval's requests to token ids, truncated in the same way as in lm-eval's transformers backend.
 
-Its rules are followed to the token, so that scores at full depth equal those of ``lm_eval --model hf``.
+The rules of the backend are followed exactly, so that scores at full depth equal those of ``lm_eval --model hf``.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from exitbench.tasks.base import ModelKind
 
 
 class Unscorable(UserError):
-    """A document's text has nothing to score, or more than the model reads; the task's other texts may be scored."""
+    """A text of a document has no tokens to score, or more than the model reads. Other documents may be scored."""
 
 
 @dataclass(frozen=True)
 class EncodedPair:
-    """Tokens of a context and its continuation.
+    """Token ids of a context and its continuation.
 
     Attributes:
-        context_ids: At least one token.
-        continuation_ids: At least one token.
-        n_cut: Tokens cut off the context's left, for which the model has no positions.
+        context_ids: Token ids of the context, at least one.
+        continuation_ids: Token ids of the continuation, at least one.
+        n_cut: Number of tokens cut off at the context's left, for which the model has no positions.
     """
 
     context_ids: tuple[int, ...]
@@ -37,12 +37,12 @@ class EncodedPair:
 
 
 def reads_up_to(folder: Path, tokenizer: Any, max_positions: int | None) -> int:
-    """Return how many tokens lm-eval lets a model read: by its configuration or tokenizer, else 2048.
+    """Return the maximum number of tokens that a model reads under lm-eval: from configuration or tokenizer, else 2048.
 
     Args:
-        folder: The checkpoint.
-        tokenizer: Its tokenizer.
-        max_positions: Number of positions of the model; None: unlimited.
+        folder: Folder of the checkpoint.
+        tokenizer: The checkpoint's tokenizer.
+        max_positions: Number of positions of the model; None if unlimited.
     """
     from transformers import AutoConfig
 
@@ -53,12 +53,12 @@ def reads_up_to(folder: Path, tokenizer: Any, max_positions: int | None) -> int:
 
 @dataclass(frozen=True)
 class Encoding:
-    """Encoder of requests to token ids.
+    """Encoder of lm-eval's requests to token ids.
 
     Attributes:
         tokenizer: The checkpoint's tokenizer.
-        kind: Kind of the model: an encoder-decoder reads the context in the encoder, the continuation in the decoder.
-        max_length: Most tokens of context and answer together; for an encoder-decoder, of each.
+        kind: Kind of the model. An encoder-decoder reads the context in the encoder, the continuation in the decoder.
+        max_length: Maximum number of tokens of context and answer together; for an encoder-decoder, of each.
     """
 
     tokenizer: Any
@@ -67,22 +67,22 @@ class Encoding:
 
     @property
     def prefix_id(self) -> int:
-        """Token that precedes a text without a context."""
+        """Token that is put before a text without a context."""
         bos = self.tokenizer.bos_token_id
         return int(self.tokenizer.eos_token_id if bos is None else bos)
 
     def ids(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
-        """Return token ids of a text; by default with special tokens, unless the text begins with them."""
+        """Return the token ids of a text; by default with special tokens, unless the text already begins with them."""
         if add_special_tokens is None and has_bos_prefix(text, self.tokenizer.decode(self.prefix_id)):
             add_special_tokens = False
         special = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
         return list(self.tokenizer.encode(text, **special))
 
     def prompt(self, text: str, max_new_tokens: int) -> Prompt:
-        """Return the tokens of a prompt to continue.
+        """Return the tokens of a prompt that the model continues, truncated on the left.
 
         Raises:
-            UserError: The longest answer leaves no room for it.
+            UserError: The answer length leaves no room for the prompt.
         """
         special = {}
         if self.kind == "causal" and has_bos_prefix(text, getattr(self.tokenizer, "bos_token", None)):
@@ -99,16 +99,16 @@ class Encoding:
     def pair(self, context: str, continuation: str, location: str) -> EncodedPair:
         """Return the tokens of a context and its continuation.
 
-        White space at the context's end is moved to the continuation. A decoder-only model tokenizes both as one text,
-        and the continuation is what follows the context's own tokens.
+        White space at the context's end is moved to the continuation. For a decoder-only model, both are tokenized as
+        one text, and the continuation is the part after the tokens of the context alone.
 
         Args:
-            context: May be empty.
+            context: Context; may be empty.
             continuation: Text to score.
             location: Document and choice, for messages.
 
         Raises:
-            Unscorable: No token is left of the continuation, or it is longer than the model's positions.
+            Unscorable: The continuation has no tokens of its own, or more than the model's positions.
         """
         if context == "":
             ids = self.ids(continuation, add_special_tokens=False)
@@ -126,7 +126,7 @@ class Encoding:
         return self._cut(before, ids, location, continuation)
 
     def windows(self, text: str, location: str) -> list[EncodedPair]:
-        """Return the tokens of a whole text, in windows that together score each token once.
+        """Return the tokens of a whole text, divided into windows so that each token is scored exactly once.
 
         Raises:
             Unscorable: The text has no tokens.

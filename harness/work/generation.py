@@ -1,4 +1,4 @@
-"""Generation: answers that the model decodes from prompts."""
+"""Generation: the model decodes answers from prompts."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ from exitbench.terminal import number_of
 
 @dataclass(frozen=True)
 class FullOutput:
-    """Answer of full depth to one document."""
+    """Full depth's answer to one document."""
 
     n_prompt: int
     token_ids: list[int]
 
 
 class GenerationWork(LmEvalWork[DocumentAnswer]):
-    """Answers that the model generates, for this project's tasks and lm-eval's."""
+    """Work of generation tasks, both this project's and lm-eval's."""
 
     output_types = ("generate_until",)
     generates = True
@@ -63,12 +63,12 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
 
     @classmethod
     def about(cls, task: Task, max_new_tokens: int) -> str:
-        """Return a line with the longest answer."""
+        """Return one line with the maximum length of an answer."""
         return f"answers: up to {number_of(max_new_tokens, 'token')}"
 
     @classmethod
     def readable_texts(cls, task: Task, documents: Sequence[Document]) -> Iterator[list[tuple[str, str]]]:
-        """Yield prompts and targets."""
+        """Yield (title, text) pairs of each document: its prompts and the target."""
         if not isinstance(task, LmEvalTask):
             yield from super().readable_texts(task, documents)
             return
@@ -80,7 +80,7 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
     # --- Documents, prompts and references
 
     def _fit_documents(self) -> Fitting:
-        """Exclude prompts that are too long for the model; those of lm-eval's own tasks are truncated."""
+        """Return the documents whose prompt is short enough. Prompts of lm-eval's tasks are truncated instead."""
         documents = self.model.documents(self.data)[0]
         if isinstance(self.task, LmEvalTask):
             cut = sum(bool(prompt.n_cut) for prompt in self._lm_eval_prompts.values())
@@ -89,7 +89,7 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
 
     @property
     def _lm_eval_prompts(self) -> Mapping[str, Prompt]:
-        """Prompt of each document of one of lm-eval's own tasks, by document key."""
+        """Encoded prompts of an lm-eval task, by document key."""
         return self.model.once(("prompts", self.data, self.settings), self._make_lm_eval_prompts)
 
     def _make_lm_eval_prompts(self) -> Mapping[str, Prompt]:
@@ -100,7 +100,7 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
         return self.task.prompt_for(document, self.model.checkpoint.kind)
 
     def prompt(self, document: Document) -> Prompt:
-        """Return the tokens of a document's prompt."""
+        """Return a document's encoded prompt."""
         if isinstance(self.task, LmEvalTask):
             return self._lm_eval_prompts[document.key]
         return self.prompts(self._text(document))
@@ -110,24 +110,24 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
         return Request(self.prompt(document).ids, self.seed_of(document.key))
 
     def target_ids(self, document: Document) -> list[int]:
-        """Return the tokens of the first reference."""
+        """Return the token ids of a document's first reference."""
         target = self.task.target(document)
         if isinstance(self.task, LmEvalTask) and self.model.checkpoint.kind == "causal":
-            # Continues the prompt, after lm-eval's delimiter, until the model ends it.
+            # The target continues the prompt, after lm-eval's delimiter, and ends with an end-of-sequence token.
             ids = self.encoding.ids(f" {target}", add_special_tokens=False)
             return [*ids, *sorted(self.model.checkpoint.eos_ids)[:1]]
         tokenizer = self.model.tokenizer
         return list(self.model.once(("target", target), lambda: tuple(tokenizer(target)["input_ids"])))
 
     def token_kinds(self, document: Document) -> list[str]:
-        """Return the kind of each target token of built-in data, including end of sequence; empty if unknown."""
+        """Return the kind of each target token of built-in data, including end-of-sequence; empty if not available."""
         kinds = document.token_kinds
         return [*kinds, "end"] if kinds and len(kinds) + 1 == len(self.target_ids(document)) else []
 
     # --- Quality
 
     def answers_of(self, lm: EarlyExitLM) -> Mapping[str, DocumentAnswer]:
-        """Return the answers."""
+        """Return the generated answers, by document key."""
         return lm.answers
 
     def answer(self, parts: Parts, on_progress: Progress) -> list[DocumentAnswer]:
@@ -137,7 +137,7 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
         return [lm.answers[document.key] for document in self.documents]
 
     def sample(self, document: Document, answer: DocumentAnswer) -> dict[str, Any]:
-        """Return text, tokens, lengths and stop reason."""
+        """Return a row of the table ``samples``: text, tokens, lengths and stop reason."""
         generation = answer.generation
         return {
             "output_text": answer.text,
@@ -149,10 +149,10 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
         }
 
     def record(self, writer: AttemptWriter, answers: Mapping[str, DocumentAnswer], parts: Parts) -> dict[str, Metric]:
-        """Write the tokens; return metrics of depth, agreement and cost."""
+        """Write one row per token; return metrics of depth, agreement and cost."""
         full = {key: FullOutput(answer.n_prompt, answer.generation.token_ids) for key, answer in answers.items()}
         if differ_in_threshold_alone(parts, self.full_parts) and not self.settings.logit_rules:
-            # A probe reuses these instead of decoding; it knows nothing of rules that change logits.
+            # A probe reuses these answers instead of decoding; it does not support rules that change logits.
             self.model.full_answers[self.data, self.settings] = {key: answer.token_ids for key, answer in full.items()}
         if self.cell.full_depth_cell_id is not None:
             full = self._full_outputs(self.cell.full_depth_cell_id)
@@ -185,10 +185,10 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
     def _metrics(
         self, answers: Mapping[str, DocumentAnswer], full: Mapping[str, FullOutput], parts: Parts
     ) -> dict[str, Metric]:
-        """Return mean exit layer and blocks run, agreement with full depth, cost by part and share of accepted drafts.
+        """Return mean exit layer and blocks run, agreement with full depth, costs, and the share of accepted drafts.
 
-        Costs are ideal speed-ups of answers, and bytes per token as shares of full depth's. Each is a ratio of
-        sums over documents.
+        Costs are ideal speed-ups of whole answers, and bytes per token of each part as shares of full depth's bytes.
+        Each is a ratio of sums over documents.
         """
         generations = [answer.generation for answer in answers.values()]
         outputs = [full[key] for key in answers]
@@ -242,7 +242,7 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
         return with_role("depth", depth) | agreement_metrics(agreement) | with_role("cost", work)
 
     def compare_formats(self, reference: Any, answers: Mapping[str, DocumentAnswer]) -> dict[str, Interval]:
-        """Compare the log-probabilities of full depth's own tokens."""
+        """Compare log-probabilities of full depth's tokens with those in float32."""
         contexts = [
             Context(self.request(document).prompt_ids, [answers[document.key].generation.token_ids])
             for document in sampled(self.documents)
@@ -258,9 +258,9 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
     # --- Offline
 
     def probe(self, writer: AttemptWriter, on_progress: Progress) -> None:
-        """Decode at full depth, then read every block's prediction of every token in one teacher-forced pass.
+        """Decode at full depth, then record each block's prediction for every token in one teacher-forced pass.
 
-        Answers that full depth's quality cell has given on this loaded model are not decoded again.
+        Answers already decoded by full depth's quality cell on this loaded model are reused.
         """
         if self.cell.record is not None:
             return record_insides(self, self.cell.record, writer, on_progress)
@@ -296,7 +296,7 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
         in_batches(order, self.cell.rows, probe, on_progress)
 
     def score_blocks(self, writer: AttemptWriter, on_progress: Progress) -> None:
-        """Read full depth's answers from the probe, and score every token with the method's gate at every block."""
+        """Read full depth's answers from the probe, and evaluate the method's gate at every block for every token."""
         assert self.cell.probe_cell_id is not None, "the planner gives every scores cell its probe"
         path = self.model.file_of(self.cell.probe_cell_id, "probe.parquet")
         outputs: dict[str, list[int]] = defaultdict(list)
@@ -321,7 +321,7 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
         in_batches(self.documents, self.cell.rows, score, on_progress)
 
     def replay(self, writer: AttemptWriter) -> dict[str, Metric]:
-        """Find the block at which the method would have left at each probed token; tokens stay those of full depth."""
+        """Compute from a probe the exit layer of each token (a simulation); the tokens stay those of full depth."""
         depth, parts = self.model.model.n_blocks, self.parts()
         tokens = self._replayed_tokens(parts)
         writer.write("tokens", tokens)
@@ -339,9 +339,9 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
         return with_role("depth", depths) | agreement_metrics({"token_match": match})
 
     def _replayed_tokens(self, parts: Parts) -> pa.Table:
-        """Return one row per token.
+        """Return one row per token, with its exit layer and the token read there.
 
-        The score is computed from the probe's columns, or, if those do not suffice, read from a scores cell.
+        The gate's score is computed from the probe's columns if possible, otherwise read from a scores cell.
         """
         cell, depth = self.cell, self.model.model.n_blocks
         assert cell.probe_cell_id is not None, "the planner gives every replay its probe"
@@ -374,18 +374,18 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
     def losses(
         self, settings: CalibrationSettings, full: Sequence[DocumentAnswer], early: Sequence[DocumentAnswer]
     ) -> np.ndarray:
-        """Return the loss of each document; 0 if both texts are equal."""
+        """Return the loss of each document; 0 if the early text equals full depth's text."""
         texts = zip(self.documents, (answer.text for answer in full), (answer.text for answer in early), strict=True)
         return np.array([text_loss(self.task, settings, *each) for each in texts])
 
     # --- Timing and fitting
 
     def requests(self, documents: Sequence[Document]) -> list[Request]:
-        """Return prompts and seeds."""
+        """Return the prompt and seed of each document."""
         return [self.request(document) for document in documents]
 
     def timed_work(self) -> TimedGeneration:
-        """Return the decode to time."""
+        """Return an object that decodes under a clock."""
         return TimedGeneration(self.model.checkpoint, self.settings)
 
     def n_tokens(self, output: Generation) -> int:
@@ -395,23 +395,23 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
     def ideal_speedup(
         self, parts: Parts, documents: Sequence[Document], full: Sequence[Generation], method: Sequence[Generation]
     ) -> float:
-        """Return the ratio of decode costs: by bytes read for single rows, by FLOPs for batches."""
+        """Return full depth's decode cost over the method's: bytes read for single rows, FLOPs for batches."""
         checkpoint, lengths = self.model.checkpoint, [len(self.prompt(document).ids) for document in documents]
         full_cost, own_cost = (
             sum(answer_costs(checkpoint, arm, generations, lengths, self.cell.first_token), Cost())
             for arm, generations in ((self.full_parts, full), (parts, method))
         )
         ideal = ideal_speedup(full_cost, own_cost)
-        # Rows of a batch share the weights that are read: there FLOPs count.
+        # The rows of a batch share the weights that are read, so FLOPs limit the speed of a batch.
         return ideal.by_bytes if self.cell.batch_size == 1 else ideal.by_flops
 
     def time_tokens(self, writer: AttemptWriter, on_progress: Progress) -> None:
-        """Write the time of every token, for answers decoded one by one."""
+        """Write the time of every token of answers that are decoded one at a time."""
         time_tokens(self, writer, on_progress)
 
     @torch.no_grad()
     def fit_data(self) -> FitData:
-        """Return states of the documents, teacher-forced on their references cut at the longest answer allowed."""
+        """Return states of the documents, teacher-forced on their references cut to the maximum answer length."""
         longest = self.settings.max_new_tokens
         prompts = [self.request(document).prompt_ids for document in self.documents]
         return fit_data(
@@ -424,10 +424,10 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
 
 @dataclass(frozen=True)
 class TimedGeneration:
-    """The timed greedy decode of prompts, in phases prefill and decode.
+    """Timed greedy decoding of prompts, in the phases prefill and decode.
 
     Attributes:
-        settings: Longest answer and logit rules; stop strings are not checked.
+        settings: Answer length and logit rules; stop strings are not checked.
     """
 
     checkpoint: Checkpoint
@@ -439,17 +439,17 @@ class TimedGeneration:
         return self.checkpoint.model.device
 
     def run(self, parts: Parts, unit: Unit[Request]) -> list[Generation]:
-        """Decode a unit, traced."""
+        """Decode a unit with tracing, outside of the clock."""
         return decode(self.checkpoint, self._prefilled(unit), parts, settings=self.settings)
 
     def with_known_exits(self, parts: Parts, units: Sequence[Unit[Request]], outputs: Sequence[Generation]) -> Parts:
-        """Return an oracle's method with its exits fixed, so that the blocks behind them are really skipped."""
+        """Return a method with the exit layers of an oracle's outputs, so that timing skips the blocks after them."""
         requests = [request for unit in units for request in unit.requests]
         exits = {request.seed: output.exit_layers for request, output in zip(requests, outputs, strict=True)}
         return Parts(Scheduled(exits), parts.threshold, parts.head, parts.kv_policy, parts.blocks)
 
     def timed(self, parts: Parts, unit: Unit[Request], clock: Clock) -> tuple[tuple[str, ...], int]:
-        """Prefill and decode a unit untraced, with a clock mark between phases."""
+        """Prefill and decode a unit without tracing, with a clock mark between the phases."""
         clock.mark()
         batch = self._prefilled(unit)
         clock.mark()
@@ -465,7 +465,7 @@ class TimedGeneration:
 
 
 def text_loss(task: Task, settings: CalibrationSettings, document: Document, full: str, early: str) -> float:
-    """Return the loss of an early answer compared with full depth's, in [0, 1]; see `Work.losses`."""
+    """Return the loss of an early answer relative to full depth's answer, in [0, 1]; see `Work.losses`."""
     metric = task.consistency_metric
     if full == early:
         return 0.0
@@ -482,13 +482,13 @@ def text_loss(task: Task, settings: CalibrationSettings, document: Document, ful
 def fit_data(
     checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], gold: Sequence[Sequence[int]], rows: int
 ) -> FitData:
-    """Return states after every block of reference tokens, teacher-forced after their prompts.
+    """Return the states of reference tokens after every block, teacher-forced after their prompts.
 
     Args:
         checkpoint: The model.
-        prompts: Token ids by document.
+        prompts: Token ids of the prompts, by document.
         gold: Token ids of the references, by document.
-        rows: Most documents run together.
+        rows: Maximum number of documents per batch.
     """
     pieces = [
         states_of(checkpoint, prompts[start : start + rows], gold[start : start + rows])
@@ -505,7 +505,7 @@ def fit_data(
 def _block_scores(
     checkpoint: Checkpoint, parts: Parts, requests: Sequence[Request], outputs: Sequence[Sequence[int]]
 ) -> tuple[Tensor, Tensor]:
-    """Return scores and emitted tokens of every token of the outputs, in row order, [N, L] each."""
+    """Return gate scores and emitted tokens at every block, for all output tokens in row order, each [N, L]."""
     model = checkpoint.model
     states_LND = states_of(checkpoint, [request.prompt_ids for request in requests], outputs)
     seeds = [request.seed for request, tokens in zip(requests, outputs, strict=True) for _ in tokens]
@@ -532,7 +532,15 @@ def answer_costs(
     prompt_lengths: Sequence[int],
     first_token: FirstToken,
 ) -> list[Cost]:
-    """Return the decode cost of each document; ``first_token`` is that of its cell."""
+    """Return the decode cost of each document's answer.
+
+    Args:
+        checkpoint: The model.
+        parts: The method's parts.
+        generations: Answers, one per document.
+        prompt_lengths: Number of prompt tokens, by document.
+        first_token: ``gated`` if the first token may exit early, ``full`` if it is read from the prompt's own pass.
+    """
     return [
         answer_cost(checkpoint.model, parts, *_work(checkpoint, generation, n_prompt, first_token))
         for generation, n_prompt in zip(generations, prompt_lengths, strict=True)
@@ -546,7 +554,7 @@ def answer_costs_by_part(
     prompt_lengths: Sequence[int],
     first_token: FirstToken,
 ) -> list[dict[str, Cost]]:
-    """Return the decode cost of each document by part of the work; ``first_token`` is that of its cell."""
+    """Return the decode cost of each document's answer by part of the model; arguments as in `answer_costs`."""
     return [
         answer_parts(checkpoint.model, parts, *_work(checkpoint, generation, n_prompt, first_token))
         for generation, n_prompt in zip(generations, prompt_lengths, strict=True)
@@ -556,7 +564,7 @@ def answer_costs_by_part(
 def _work(
     checkpoint: Checkpoint, answer: Generation, n_prompt: int, first_token: FirstToken
 ) -> tuple[Sequence[TokenRecord], Sequence[TokenPlace]]:
-    """Return the records and places that determine an answer's cost, in the order of `answer_cost`.
+    """Return the token records and places that determine an answer's cost, as arguments of `answer_cost`.
 
     A first token read from the prompt's own pass is not a decode step: only its read-out counts.
     """

@@ -1,4 +1,4 @@
-"""The kinds of work, and the choice of one for a task."""
+"""Registry of the kinds of work, and the choice of the kind for a task."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from exitbench.tasks.base import Task
 
 WORKS: Final[tuple[type[Work[Any]], ...]] = (GenerationWork, LikelihoodWork, ClassificationWork)
-"""The three kinds. A new kind is one more class in this tuple."""
+"""All kinds of work. A new kind is one more class in this tuple."""
 
 
 def work_class(task: Task) -> type[Work[Any]]:
-    """Return the kind of work that a task needs."""
+    """Return the class of work that a task needs."""
     (work_type,) = (work for work in WORKS if task.output_type in work.output_types)
     return work_type
 
 
 def work_of(model: LoadedModel, item: CellJob) -> Work[Any]:
-    """Return the work of a cell on a loaded model."""
+    """Return the work object of a cell on a loaded model."""
     return work_class(item.data.task_object)(model, item)

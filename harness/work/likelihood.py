@@ -1,4 +1,4 @@
-"""Log-likelihoods: texts given by lm-eval are scored token by token, each with its exit."""
+"""Log-likelihoods: texts given by lm-eval are scored token by token; each token has its own exit layer."""
 
 from __future__ import annotations
 
@@ -69,27 +69,31 @@ from exitbench.tasks.document import Document
 from exitbench.tasks.lm_eval.task import LmEvalTask
 
 _NAMED_REFUSALS: Final = 5
-"""Most documents without a text to score that a worker's log names."""
+"""Maximum number of unscorable documents that a worker's log names."""
 
 Answer = Sequence[ScoredText]
-"""The scored texts of a document, in the order of its requests."""
+"""Scored texts of a document, in the order of its requests."""
 
 
 class LikelihoodWork(LmEvalWork[Answer]):
-    """Log-likelihoods of choices, continuations and whole texts, for lm-eval's tasks."""
+    """Work of lm-eval's tasks that score choices, continuations or whole texts."""
 
     output_types = ("multiple_choice", "loglikelihood", "loglikelihood_rolling")
     task: LmEvalTask
 
     @classmethod
     def why_not(cls, parts: Parts, method: str) -> str | None:
-        """Return why a method does not provide log-likelihoods; None if it does."""
+        """Return the reason why a method does not provide log-likelihoods, or None if it does."""
         reason = why_no_likelihood(parts)
         return None if reason is None else f"{method} does not provide log-likelihoods: it {reason}"
 
     @classmethod
     def resolve(cls, task: Task, settings: GenerationSettings, model: ModelRef) -> GenerationSettings:
-        """Raise UserError for whole texts on encoder-decoders; their first token always goes through the gate."""
+        """Return the settings, without `first_token` for encoder-decoders: their first token always passes the gate.
+
+        Raises:
+            UserError: The task scores whole texts, and the model is an encoder-decoder.
+        """
         if model.kind != "seq2seq":
             return settings
         if task.output_type == "loglikelihood_rolling":
@@ -101,12 +105,12 @@ class LikelihoodWork(LmEvalWork[Answer]):
 
     @classmethod
     def about(cls, task: Task, max_new_tokens: int) -> str:
-        """Return a line saying that nothing is generated."""
+        """Return one line: log-likelihoods are computed and nothing is generated."""
         return "log-likelihoods are computed; nothing is generated"
 
     @classmethod
     def readable_texts(cls, task: Task, documents: Sequence[Document]) -> Iterator[list[tuple[str, str]]]:
-        """Yield whole texts, or each context once and its continuations."""
+        """Yield (title, text) pairs of each document: whole texts, or each context once and its continuations."""
         assert isinstance(task, LmEvalTask)
         requests = task.instances(documents)
         for document in documents:
@@ -134,7 +138,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
     # --- Documents and their texts
 
     def _fit_documents(self) -> Fitting:
-        """Exclude documents with a text that cannot be scored; texts that are too long are truncated."""
+        """Return the documents without those that have a text that cannot be scored; too long texts are truncated."""
         documents, (texts, refusals) = self.model.documents(self.data)[0], self._all_texts
         if not texts:
             raise UserError(f"none of the {len(documents)} documents can be scored; the first: {refusals[0]}")
@@ -147,7 +151,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
 
     @property
     def _all_texts(self) -> tuple[tuple[TextRequest, ...], tuple[str, ...]]:
-        """The texts to score, and why some documents have none."""
+        """The texts to score, and one message for each document that cannot be scored."""
         return self.model.once(("texts", self.data, self.settings), self._make_texts)
 
     def _make_texts(self) -> tuple[tuple[TextRequest, ...], tuple[str, ...]]:
@@ -161,12 +165,12 @@ class LikelihoodWork(LmEvalWork[Answer]):
         return tuple(texts), tuple(refusals)
 
     def texts(self, documents: Sequence[Document]) -> list[TextRequest]:
-        """Return the texts to score of some documents; those of a document are adjacent and in order."""
+        """Return the texts to score of some documents; the texts of one document are adjacent and in order."""
         keys = {document.key for document in documents}
         return [text for text in self._all_texts[0] if text.doc_key in keys]
 
     def _contexts(self, documents: Sequence[Document]) -> list[Shared]:
-        """Return contexts of documents, each with its continuations."""
+        """Return the contexts of documents, each with its continuations."""
         return contexts_of(self.texts(documents), self.seed_of)
 
     def _probed_contexts(self) -> list[Shared]:
@@ -177,11 +181,11 @@ class LikelihoodWork(LmEvalWork[Answer]):
     # --- Quality
 
     def answers_of(self, lm: EarlyExitLM) -> Mapping[str, Answer]:
-        """Return the scored texts."""
+        """Return the scored texts, by document key."""
         return lm.scored
 
     def answer(self, parts: Parts, on_progress: Progress) -> list[Answer]:
-        """Score the texts of every document, without lm-eval."""
+        """Score the texts of every document, without lm-eval; raise Skip for tasks without choices."""
         if not self._has_choices:
             raise Skip(
                 f"calibrations bound what is lost of answers or choices, of which {self.task.output_type} has none"
@@ -191,7 +195,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
         return [lm.scored[document.key] for document in self.documents]
 
     def sample(self, document: Document, answer: Answer) -> dict[str, Any]:
-        """Return the most probable choice; empty for a whole text, which is the document itself."""
+        """Return a row of ``samples`` with the most probable choice. For whole texts, text and ids are empty."""
         chosen = answer[chosen_place(self.task, document, answer)]
         return {
             "output_text": "" if self._scores_whole_texts else chosen.text,
@@ -203,19 +207,19 @@ class LikelihoodWork(LmEvalWork[Answer]):
         }
 
     def record(self, writer: AttemptWriter, answers: Mapping[str, Answer], parts: Parts) -> dict[str, Metric]:
-        """Write choices and their tokens; return metrics of depth, agreement and cost."""
+        """Write one row per choice and per token; return metrics of depth, agreement and cost."""
         return self._record_choices(writer, answers, parts, parts) | self._cost_metrics(answers, parts)
 
     def _record_choices(
         self, writer: AttemptWriter, answers: Mapping[str, Answer], parts: Parts, ran: Parts | None
     ) -> dict[str, Metric]:
-        """Write choices and their tokens; return metrics of depth and agreement.
+        """Write one row per choice and per token; return metrics of depth and agreement.
 
         Args:
             writer: Writer of the attempt.
             answers: The scored texts, by document key.
-            parts: The method.
-            ran: The method, if it ran; None for a replay.
+            parts: The method's parts.
+            ran: The method's parts if the method was run; None for a replay.
         """
         full = self._full(answers)
         tables = {
@@ -227,7 +231,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
         return self._metrics(answers, full, parts)
 
     def _full(self, answers: Mapping[str, Answer]) -> Full:
-        """Return full depth's scores of every text, from its cell, or from ``answers`` if this cell is full depth."""
+        """Return full depth's scores of every text, from its cell, or from ``answers`` if this is that cell."""
         if self.cell.full_depth_cell_id is None:
             return full_choices(self.task, self.documents, answers)
         choices, tokens = (
@@ -236,7 +240,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
         return read_choices(choices, tokens)
 
     def _metrics(self, answers: Mapping[str, Answer], full: Full, parts: Parts) -> dict[str, Metric]:
-        """Return mean exit layer and blocks run of scored tokens, and agreement with full depth."""
+        """Return mean exit layer and blocks run over the scored tokens, and agreement with full depth."""
         n_blocks, texts = self.model.model.n_blocks, [answers[document.key] for document in self.documents]
         tokens = [sum(len(text.token_ids) for text in doc_texts) for doc_texts in texts]
         exits = [sum(sum(text.exit_layers) for text in doc_texts) for doc_texts in texts]
@@ -263,9 +267,9 @@ class LikelihoodWork(LmEvalWork[Answer]):
         return with_role("depth", depth) | agreement
 
     def _cost_metrics(self, answers: Mapping[str, Answer], parts: Parts) -> dict[str, Metric]:
-        """Return ideal speed-ups: sums over documents of full depth's work over the method's, contexts included.
+        """Return ideal speed-ups: full depth's cost over the method's, each summed over documents, contexts included.
 
-        Empty for encoder-decoders, whose encoder's work is not counted.
+        Empty for encoder-decoders, whose encoder cost is not counted.
         """
         model, settings = self.model.checkpoint.model, self.settings
         method_totals, full_totals = ({document.key: Cost() for document in self.documents} for _ in range(2))
@@ -296,7 +300,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
         return with_role("cost", work)
 
     def compare_formats(self, reference: Any, answers: Mapping[str, Answer]) -> dict[str, Interval]:
-        """Compare choices, or the log-probabilities of whole texts."""
+        """Compare full depth's choices, or log-probabilities of whole texts, with those in float32."""
         chosen = sampled(self.documents)
         assert isinstance(reference, Checkpoint), "the planner gives encoders tasks of their own"
         texts = self.texts(chosen)
@@ -322,7 +326,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
     # --- Offline
 
     def probe(self, writer: AttemptWriter, on_progress: Progress) -> None:
-        """Read every block's prediction of every token of every text."""
+        """Write every block's prediction for every token of every text."""
         if self.cell.record is not None:
             raise Skip("what is inside blocks is recorded of tokens that a model generates")
         shared = self._probed_contexts()
@@ -338,7 +342,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
         in_batches(shared, self.cell.rows, probe, lambda n_done: on_progress(_n_documents(shared, n_done)))
 
     def score_blocks(self, writer: AttemptWriter, on_progress: Progress) -> None:
-        """Score every token of every text with the method's own gate at every block."""
+        """Write the score of the method's gate at every block for every token of every text."""
         shared, parts = self._probed_contexts(), self.parts()
         schema = TABLES["scores"]
 
@@ -367,7 +371,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
         in_batches(shared, self.cell.rows, score, lambda n_done: on_progress(_n_documents(shared, n_done)))
 
     def replay(self, writer: AttemptWriter) -> dict[str, Metric]:
-        """Find the exit block of each token, and score the choices with the log-probabilities read there."""
+        """Compute each token's exit layer from the scores cell; score the choices with the log-probabilities there."""
         cell, depth, parts = self.cell, self.model.model.n_blocks, self.parts()
         if self.settings.scope == "context":
             raise Skip(
@@ -422,11 +426,11 @@ class LikelihoodWork(LmEvalWork[Answer]):
     # --- Calibration
 
     def exit_layers(self, answer: Answer) -> Sequence[int]:
-        """Return the exit layer of each token of each text."""
+        """Return the exit layers of all tokens of all texts, in one list."""
         return [layer for text in answer for layer in text.exit_layers]
 
     def losses(self, settings: CalibrationSettings, full: Sequence[Answer], early: Sequence[Answer]) -> np.ndarray:
-        """Return the loss of each document: another choice, or a lower score."""
+        """Return the loss of each document: 1 for another choice (textual), or the decrease of its score (risk)."""
         task, documents = self.task, self.documents
         if settings.consistency == "textual":
             pairs = zip(documents, full, early, strict=True)
@@ -451,18 +455,18 @@ class LikelihoodWork(LmEvalWork[Answer]):
     # --- Timing and fitting
 
     def timed_parts(self) -> Parts:
-        """Return the method; raise Skip for oracles."""
+        """Return the parts of the method; raise Skip for oracles, which read all blocks before they exit."""
         parts = self.parts()
         if parts.gate.looks_ahead:
             raise Skip("an oracle reads all blocks, and texts of one context leave at layers of their own: not timed")
         return parts
 
     def requests(self, documents: Sequence[Document]) -> list[Context]:
-        """Return contexts with their continuations."""
+        """Return the contexts of documents with their continuations."""
         return [shared.context for shared in self._contexts(documents)]
 
     def timed_work(self) -> TimedScoring:
-        """Return the scoring to time."""
+        """Return an object that scores texts under a clock."""
         longest = longest_of(self.texts(self.documents))
         return TimedScoring(self.model.checkpoint, self.settings, longest, self.cell.batch_size)
 
@@ -471,7 +475,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
         return sum(len(scored.token_ids) for scored in output)
 
     def fit_data(self) -> FitData:
-        """Return states of each document's correct choice after its context, or of its text."""
+        """Return states of each document's correct choice (or of its first text), teacher-forced after its context."""
         pairs = []
         for document in self.documents:
             right = min(self.task.right_choices(document), default=0) if self._has_choices else 0
@@ -482,12 +486,12 @@ class LikelihoodWork(LmEvalWork[Answer]):
 
 @dataclass(frozen=True)
 class TimedScoring:
-    """The timed scoring of given texts; requests are contexts with their continuations, of whole documents.
+    """Timed scoring of given texts. A unit's requests are the contexts of whole documents with continuations.
 
     Attributes:
         settings: Scope of exit decisions, and whether the first token may exit early.
-        longest: Tokens of the longest text of the cell.
-        rows: Texts scored together.
+        longest: Number of tokens of the longest text in the cell.
+        rows: Maximum number of texts per batch.
     """
 
     checkpoint: Checkpoint
@@ -501,15 +505,15 @@ class TimedScoring:
         return self.checkpoint.model.device
 
     def run(self, parts: Parts, unit: Unit[Context]) -> list[list[Scored]]:
-        """Score a unit, traced."""
+        """Score a unit with tracing, outside of the clock."""
         return self._score(parts, unit, traced=True)
 
     def with_known_exits(self, parts: Parts, units: Sequence[Unit[Context]], outputs: Sequence[list[Scored]]) -> Parts:
-        """Raise ValueError: texts of one context have different exits."""
+        """Raise ValueError: texts of one context exit at different layers, so a schedule per request does not exist."""
         raise ValueError("exit layers of given texts are not known before")
 
     def timed(self, parts: Parts, unit: Unit[Context], clock: Clock) -> tuple[tuple[str, ...], int]:
-        """Score a unit untraced; prefill and continuations are one phase."""
+        """Score a unit without tracing, under the clock; prefill and continuations are one phase."""
         clock.mark()
         self._score(parts, unit, traced=False)
         clock.mark()
@@ -533,7 +537,7 @@ def _windows(texts: Answer) -> list[Scored]:
 
 
 def _n_documents(shared: Sequence[Shared], n_contexts: int) -> int:
-    """Return how many documents the first ``n_contexts`` contexts belong to; the last may have more contexts."""
+    """Return the number of documents in the first ``n_contexts`` contexts; the last one may be incomplete."""
     return len({context.doc_key for context in shared[:n_contexts]})
 
 

@@ -1,6 +1,6 @@
-"""Adapter between lm-eval, which drives, and this project's decode loop, which generates and scores.
+"""Adapter between lm-eval, which sends requests, and this project's decode loop, which generates and scores.
 
-The trace of each request is stored under its document's key, since lm-eval numbers documents within a subset. Budgets
+Each request's trace is stored under its document's key, since lm-eval numbers documents within a subset. Answer lengths
 count new decoder tokens; stop strings are searched in new tokens only.
 """
 
@@ -27,9 +27,13 @@ from exitbench.methods.base import Parts, Threshold
 
 @dataclass(frozen=True)
 class DocumentAnswer:
-    """Answer to one document: prompt length in tokens, traced generation, text, and prompt tokens cut off.
+    """Answer to one document.
 
-    ``n_cut`` is None if prompts may not be cut.
+    Attributes:
+        n_prompt: Number of prompt tokens.
+        generation: The traced generation.
+        text: The answer, cut at the first stop string.
+        n_cut: Number of prompt tokens cut off; None if prompts may not be cut.
     """
 
     n_prompt: int
@@ -40,7 +44,7 @@ class DocumentAnswer:
 
 @dataclass(frozen=True)
 class RequestKey:
-    """Cache key of an answer within a shared pass, whose cells share model, method and settings."""
+    """Cache key of an answer within a shared pass. Its cells have the same model, method and settings."""
 
     key: str
     prompt_ids: tuple[int, ...]
@@ -61,13 +65,13 @@ class SharedCell:
 
 
 class EarlyExitLM(TemplateLM):  # type: ignore[misc]
-    """A checkpoint with a method, as lm-eval sees it.
+    """A checkpoint with a method, in the form of an lm-eval model.
 
     Args:
         checkpoint: The model.
-        prompts: Encoder of prompts with the cell's settings; has the transformers tokenizer.
-        parts: The method.
-        rows: Most documents decoded together.
+        prompts: Encoder of prompts with the cell's settings; contains the transformers tokenizer.
+        parts: The method's parts.
+        rows: Maximum number of documents decoded together.
         seed_of: Returns a document's seed, given its key.
         on_answers: Called with the number of documents answered so far.
         encoding: Encoder for requests of lm-eval's own tasks, whose prompts are complete; None for this project's
@@ -75,10 +79,10 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         key_of: Returns the document key of a request.
 
     Attributes:
-        cached_answers: Answers that another cell of the pass has decoded already.
+        cached_answers: Answers that another cell of the pass has already decoded.
         shared_cells: Other cells answered by the same pass.
-        shared_rows: Most rows decoded together if there are such cells; not below ``rows``.
-        on_abandon: Called when the shared pass is abandoned.
+        shared_rows: Maximum number of rows decoded together if the pass is shared; ``rows`` if that is larger.
+        on_abandon: Called when the shared pass fails, before this cell continues alone.
         answers: Generated answers by document key.
         scored: Scored texts by document key, in the order of the document's requests.
     """
@@ -110,12 +114,12 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def eot_token_id(self) -> int:
-        """End-of-text token."""
+        """Id of the end-of-text token."""
         return int(self.tokenizer.eos_token_id)
 
     @property
     def prefix_token_id(self) -> int:
-        """Token that precedes a text without a context."""
+        """Id of the token that is put before a text without a context."""
         return self.eot_token_id if self.encoding is None else self.encoding.prefix_id
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
@@ -125,11 +129,11 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         return list(self.tokenizer(string, add_special_tokens=add_special_tokens is not False)["input_ids"])
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Return turns rendered by the checkpoint's chat template."""
+        """Return chat turns rendered by the checkpoint's chat template."""
         return render_turns(self.tokenizer, chat_history, add_generation_prompt=add_generation_prompt)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Answer generation requests; return texts in the order of the requests.
+        """Answer generation requests; return the texts in the order of the requests.
 
         A repeated request is answered once: decoding is greedy, and random methods are seeded by document.
 
@@ -152,10 +156,10 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         return [self.answers[self.key_of(request)].text for request in requests]
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Score continuations of contexts; return log-probability and greediness in the order of the requests.
+        """Score continuations of contexts; return (log-probability, is greedy) in the order of the requests.
 
         Raises:
-            UserError: A continuation is empty or longer than the model's positions, or the method gives no
+            UserError: A continuation is empty or longer than the model's positions, or the method provides no
                 log-probabilities.
         """
         return [(text.logprob, text.is_greedy) for text in self._score(requests)]
@@ -164,7 +168,7 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         """Score whole texts; return log-probabilities in the order of the requests.
 
         Raises:
-            UserError: The model is an encoder-decoder, a text is empty, or the method gives no log-probabilities.
+            UserError: The model is an encoder-decoder, a text is empty, or the method provides no log-probabilities.
         """
         return [text.logprob for text in self._score(requests)]
 
@@ -183,10 +187,10 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         return [self.scored[key][order[key].index(request.idx)] for key, request in zip(keys, requests, strict=True)]
 
     def score(self, requests: Sequence[TextRequest], on_documents: Callable[[int], None]) -> None:
-        """Score texts, without lm-eval; the results are in `scored`.
+        """Score texts without lm-eval, and store the results in `scored`.
 
         Args:
-            requests: Texts to score; those of a document are adjacent and in order.
+            requests: Texts to score; the texts of one document are adjacent and in order.
             on_documents: Called with the number of documents scored so far.
         """
         self.scored |= score_texts(
@@ -194,12 +198,12 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         )
 
     def answer(self, prompts: Mapping[str, Prompt]) -> None:
-        """Answer prompts by document key, without lm-eval; the answers are in `answers`."""
+        """Answer prompts, given by document key, without lm-eval, and store the answers in `answers`."""
         settings = self.prompts.generation
         self._answer_all(list(prompts.items()), settings.max_new_tokens, settings.stop)
 
     def _answer_all(self, items: list[tuple[str, Prompt]], max_new_tokens: int, stop: tuple[str, ...]) -> None:
-        """Answer prompts for this cell and the cells that share the pass; if that fails, for this cell alone."""
+        """Answer prompts for this cell and the cells that share the pass; after an error, for this cell alone."""
         cache_keys = {key: RequestKey(key, tuple(prompt.ids), max_new_tokens, stop) for key, prompt in items}
         self.answers |= {
             key: self.cached_answers[cache_keys[key]] for key, _ in items if cache_keys[key] in self.cached_answers

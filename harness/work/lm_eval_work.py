@@ -1,4 +1,4 @@
-"""Work requested by lm-eval: this project's tasks through the bridge, lm-eval's own tasks directly."""
+"""Work that lm-eval requests: this project's tasks are wrapped for lm-eval, lm-eval's own tasks are used directly."""
 
 from __future__ import annotations
 
@@ -27,13 +27,17 @@ if TYPE_CHECKING:
 
 
 class LmEvalWork(Work[Answer]):
-    """Work of a decoder, requested by lm-eval through `EarlyExitLM`."""
+    """Base class of work with a decoder, requested by lm-eval through `EarlyExitLM`."""
 
     kinds = ("quality", "timing", "probe", "scores", "replay", "fit", "calibration")
 
     @classmethod
     def check_model(cls, task: Task, description: Description) -> None:
-        """Raise UserError for classifiers."""
+        """Check that the model is not a classifier.
+
+        Raises:
+            UserError: The model is a classifier.
+        """
         if description.labels is not None:
             raise UserError(
                 f"task {task.name!r} requires texts, and model {description.model.name!r} is a classifier; "
@@ -42,7 +46,7 @@ class LmEvalWork(Work[Answer]):
 
     @property
     def ignored_settings(self) -> Mapping[str, Any]:
-        """Generation settings of the checkpoint that are not applied."""
+        """Generation settings of the checkpoint that this project does not apply."""
         return not_applied(self.model.path, self.settings).settings
 
     @property
@@ -63,19 +67,19 @@ class LmEvalWork(Work[Answer]):
 
     @property
     def chat(self) -> Chat | None:
-        """System message and chat template of lm-eval's prompts, if they use one."""
+        """System message and chat template of lm-eval's prompts; None if the prompts use no chat template."""
         if self.settings.chat_template_sha256 is None:
             return None
         _ = self.prompts  # raises if the template differs from the planned one
         return self.settings.system, partial(_turns, self.model.tokenizer)
 
     def instances(self) -> dict[str, list[Instance]]:
-        """Return lm-eval's requests of each document of its own task, by document key."""
+        """Return the requests of an lm-eval task, by document key."""
         assert isinstance(self.task, LmEvalTask)
         return self.task.instances(self.model.documents(self.data)[0], self.chat)
 
     def lm(self, parts: Parts, on_progress: Progress) -> EarlyExitLM:
-        """Return this model with a method, as lm-eval sees it."""
+        """Return this model with a method as an lm-eval model, connected to the cells that share the pass."""
         lm = EarlyExitLM(self.model.checkpoint, self.prompts, parts, self.cell.rows, self.seed_of, on_progress)
         passes, cell_id = self.model.passes, self.cell.cell_id
         lm.cached_answers, lm.shared_cells, lm.shared_rows = (
@@ -92,10 +96,10 @@ class LmEvalWork(Work[Answer]):
 
     @abstractmethod
     def answers_of(self, lm: EarlyExitLM) -> Mapping[str, Answer]:
-        """Return the answers that a model gave, by document key."""
+        """Return the answers collected by an lm-eval model, by document key."""
 
     def evaluate(self, parts: Parts, on_progress: Progress) -> Evaluated[Answer]:
-        """Have lm-eval request and score an answer to every document."""
+        """Answer and score every document by running lm-eval."""
         lm, documents = self.lm(parts, on_progress), self.documents
         if isinstance(self.task, LmEvalTask):
             scores, aggregated = self.task.evaluate(lm, documents, self.chat, self.model.confirms_unsafe_code)
@@ -107,7 +111,7 @@ class LmEvalWork(Work[Answer]):
         return Evaluated({document.key: answers[document.key] for document in documents}, scores, aggregated)
 
     def _evaluate_own(self, lm: EarlyExitLM) -> Any:
-        """Have lm-eval evaluate one of this project's tasks."""
+        """Run lm-eval on one of this project's tasks; return lm-eval's results."""
         from lm_eval.evaluator import evaluate
         from lm_eval.tasks import TaskManager
 

@@ -1,4 +1,4 @@
-"""The loaded model of a worker, and data that its cells share."""
+"""Loaded model of a worker, and data shared by its cells."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class LoadedModel:
 
     Args:
         spec: Cells and paths of the worker.
-        loaded: The model, if it is loaded already.
+        loaded: The checkpoint, if it is loaded already.
 
     Attributes:
         tokenizer: The checkpoint's tokenizer.
         products: Forms in which weights are multiplied, if they were measured (`engine.products`).
-        passes: Cells that share a pass.
+        passes: State of the passes shared by several cells.
         full_answers: Token ids of full depth's greedy answers so far, by document key.
-        wrap_lm: Wraps the model that lm-eval uses for a cell.
+        wrap_lm: Wraps the lm-eval model of a cell.
     """
 
     def __init__(self, spec: WorkerSpec, loaded: Checkpoint | None = None) -> None:
@@ -70,41 +70,41 @@ class LoadedModel:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """The model, if it generates."""
+        """The checkpoint, for models that generate."""
         assert isinstance(self._checkpoint, Checkpoint), "the planner gives classifiers tasks of their own"
         return self._checkpoint
 
     @property
     def classifier(self) -> EncoderClassifier:
-        """The model, if it is an encoder."""
+        """The classifier, for encoders."""
         assert isinstance(self._checkpoint, EncoderCheckpoint), "the planner gives encoders tasks of their own"
         return self._checkpoint.model
 
     @property
     def model(self) -> Engine | EncoderClassifier:
-        """The model, of either type."""
+        """The engine's model, of either type."""
         return self._checkpoint.model
 
     def _record_vocabulary(self, tokenizer_sha256: str) -> None:
         texts = self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer)))
         try:
             record_vocabulary(self.spool, tokenizer_sha256, texts, self.tokenizer.all_special_ids)
-        except UserError as error:  # no cell needs it
+        except UserError as error:  # no cell needs the spellings
             print(f"The tokens' spellings were not stored: {error}", file=sys.stderr)
 
     def _load(self, data: DataRequest) -> tuple[list[Document], int]:
-        """Return documents of a split, and the number excluded because of another use; cached as `documents`."""
+        """Return documents, and the number excluded because another split uses them; cached as `documents`."""
         return data.load_apart(self.data_dir)
 
     def once(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """Return the value cached under a key for all cells, creating it on first use."""
+        """Return the value cached under a key for all cells; compute it with ``make`` on first use."""
         if key not in self._made:
             self._made[key] = make()
         value: Value = self._made[key]
         return value
 
     def fitted(self, fit_cell_id: str | None) -> Mapping[str, Tensor]:
-        """Return the tensors of a fit cell; empty for methods without one."""
+        """Return the tensors of a fit cell; empty if the method is not fitted (None)."""
         if fit_cell_id is None:
             return NOTHING_FITTED
         path = self.file_of(fit_cell_id, FITTED_FILE)
@@ -136,7 +136,7 @@ def load_model(
     """Load a checkpoint of any kind.
 
     Raises:
-        UserError: It cannot be read, or does not fit into memory.
+        UserError: The checkpoint cannot be read, or does not fit into memory.
     """
     if is_encoder(folder):
         return load_encoder(folder, dtype, device)

@@ -1,6 +1,7 @@
-"""Metrics of a cell: those of its task, from per-document scores; and those computed here, by role.
+"""Metrics of a cell: the task's metrics, from per-document scores; and metrics defined here, by role.
 
-Names next to a task's own metrics, by kind of cell (``full_X`` is full depth's X):
+Metrics in addition to the task's, by kind of cell (``full_X`` is X of full depth):
+
   quality: mean_exit_layer, mean_blocks_run, token_match, ideal_speedup_bytes, ideal_speedup_flops, acceptance_rate of
     verified drafts; cost_X_bytes of a token as shares of full depth's, X one of blocks, heads, gates, kv,
     verification, total; of given texts also choice_match and logprob_gap.
@@ -10,15 +11,16 @@ Names next to a task's own metrics, by kind of cell (``full_X`` is full depth's 
     energy_updates.
   fit: held_out_loss, held_out_accuracy.
   calibration: threshold if one was chosen, held_out_loss, held_out_mean_exit_layer.
-  any, if there are such documents: documents_dropped, documents_unscorable, prompts_truncated; documents_shared of fits
-    and calibrations.
+  any, if the number is not 0: documents_dropped, documents_unscorable, prompts_truncated; documents_shared of fits and
+    calibrations.
 
 Role ``format`` compares with the same checkpoint in float32:
+
   format_logprob_gap: Mean absolute difference of log-probabilities, nats: of choices, labels, or tokens.
-  format_choice_gap: The same for differences between two choices (or labels), over all pairs of a document.
+  format_choice_gap: Mean absolute difference of the gap between two choices (or labels), over all pairs of a document.
   format_choice_match: Share of documents with the same choice or label.
-  format_token_match: Share of tokens that are the most probable ones in both formats or in neither; for generated
-    answers, full depth's tokens, each after those before it.
+  format_token_match: Share of tokens that are the most probable token in both formats or in neither. For generated
+    answers, these are full depth's tokens, teacher-forced.
 """
 
 from __future__ import annotations
@@ -51,15 +53,15 @@ if TYPE_CHECKING:
     from exitbench.harness.engine.decoding.likelihood import Scored
 
 METRIC_VERSION = "2"
-"""Version of the metrics computed here (depth, faithfulness, cost, speed); tasks version their own."""
+"""Version of the metrics defined here (depth, agreement, cost, speed); tasks have a separate version for theirs."""
 
 
 class Metric(NamedTuple):
-    """A metric's version, its role (`results.schema.ROLES`), and its value.
+    """A metric's version, its role (`results.schema.ROLES`), and its value with an interval.
 
     Attributes:
-        lower_is_better: None for metrics that are not scores, such as depth and cost.
-        scale: Least and greatest value that a score can have; None if unbounded.
+        lower_is_better: Whether lower scores are better; None for metrics that are not scores, such as depth and cost.
+        scale: Smallest and largest possible score; None if unbounded.
     """
 
     version: str
@@ -70,15 +72,17 @@ class Metric(NamedTuple):
 
 
 def task_metrics(task: Task, scores: Sequence[DocumentScore]) -> dict[str, Metric]:
-    """Return each metric of a task, headline first.
+    """Return each metric of a task, headline first; metrics that a document lacks are left out.
 
     Args:
         task: The task.
-        scores: One per document.
+        scores: One entry per document.
     """
     metrics = {}
     for metric in task.metrics:
-        if any(metric not in score.values for score in scores):  # lm-eval computes some only if a package is installed
+        if any(
+            metric not in score.values for score in scores
+        ):  # lm-eval computes some metrics only if a package is installed
             continue
         statistics = np.array([score.summands(metric) for score in scores])
         scale = task.bounds(metric)
@@ -89,12 +93,12 @@ def task_metrics(task: Task, scores: Sequence[DocumentScore]) -> dict[str, Metri
 
 
 def score_columns(score: DocumentScore) -> dict[str, str]:
-    """Return a document's scores as columns of the spool's samples."""
+    """Return a document's scores as columns of the spool's table ``samples``."""
     return {"scores": json.dumps(score.values), "statistics": json.dumps(score.statistics)}
 
 
 def metric_table(metrics: Mapping[str, Metric]) -> pa.Table:
-    """Return metrics, by name, as rows of the spool's metrics."""
+    """Return metrics, given by name, as rows of the spool's table ``metrics``."""
     rows = [
         {
             "metric": name,
@@ -115,47 +119,47 @@ def metric_table(metrics: Mapping[str, Metric]) -> pa.Table:
 
 
 def depth_interval(blocks: ArrayLike, tokens: ArrayLike, n_blocks: int, *, is_fixed: bool) -> Interval:
-    """Return the mean blocks per token with its interval.
+    """Return the mean number of blocks per token, with its interval.
 
     Args:
         blocks: Blocks summed over the tokens of each document, [n].
         tokens: Number of tokens of each document, [n].
-        n_blocks: Decoder blocks, L.
-        is_fixed: The method gives every token the same depth, whatever the documents. If the data agree, the mean is
-            exact and has no interval.
+        n_blocks: Number of decoder blocks, L.
+        is_fixed: Whether the method gives every token the same depth, whatever the documents. If the data agree, the
+            mean is exact and has no interval.
     """
     interval = bounded_ratio_interval(blocks, tokens, (1, n_blocks))
     return point(interval.value, interval.n) if is_fixed and interval.method == NONE_DIFFERS else interval
 
 
 def with_role(role: str, metrics: Mapping[str, Interval], lower_is_better: bool | None = None) -> dict[str, Metric]:
-    """Return metrics computed here, by name, all with one role (`results.schema.ROLES`)."""
+    """Return intervals, given by name, as metrics of one role (`results.schema.ROLES`) with this module's version."""
     return {name: Metric(METRIC_VERSION, role, interval, lower_is_better) for name, interval in metrics.items()}
 
 
 def agreement_metrics(metrics: Mapping[str, Interval], *, lower_is_better: bool = False) -> dict[str, Metric]:
-    """Return metrics computed here, by name, all about agreement with full depth."""
+    """Return intervals, given by name, as metrics of agreement with full depth."""
     return with_role("agreement", metrics, lower_is_better)
 
 
 def write_metrics(writer: AttemptWriter, metrics: Mapping[str, Metric]) -> None:
-    """Write metric rows: role, value, interval and its method."""
+    """Write metrics to the spool, one row each: role, value, interval and its method."""
     writer.write("metrics", metric_table(metrics))
 
 
-# --- What a number format changes
+# --- Effect of a number format
 
 FORMAT_DOCUMENTS: Final = 50
-"""Most documents read in both formats: those whose keys sort first."""
+"""Maximum number of documents read in both formats."""
 
 
 def sampled(documents: Sequence[Document]) -> list[Document]:
-    """Return the documents that are read in both formats."""
+    """Return the documents that are read in both formats: the first ones in hash order of their keys."""
     return take_by_hash(documents, FORMAT_DOCUMENTS)
 
 
 def token_gaps(pairs: Iterable[tuple[Sequence[Scored], Sequence[Scored]]], seed: int) -> dict[str, Interval]:
-    """Compare tokens, given the scores of each document in both formats."""
+    """Return the format metrics of tokens, from (model's scores, float32 scores) of each document."""
     gaps: list[float] = []
     same: list[int] = []
     counts: list[int] = []
@@ -180,7 +184,7 @@ def token_gaps(pairs: Iterable[tuple[Sequence[Scored], Sequence[Scored]]], seed:
 
 @dataclass(frozen=True)
 class Choices:
-    """Log-probabilities of a document's choices in both formats, and whether both choose the same."""
+    """Log-probabilities of a document's choices in both formats, and whether both select the same choice."""
 
     logprobs: Sequence[float]
     reference_logprobs: Sequence[float]
@@ -188,7 +192,7 @@ class Choices:
 
 
 def choice_gaps(documents: Sequence[Choices], seed: int) -> dict[str, Interval]:
-    """Compare choices, one entry per document."""
+    """Return the format metrics of choices, from one entry per document."""
     moved = [
         [a - b for a, b in zip(document.logprobs, document.reference_logprobs, strict=True)] for document in documents
     ]

@@ -1,8 +1,8 @@
-"""Cells that one pass can answer: sweeps decode together, and replays of a probe read it once.
+"""Partners: cells that one pass can answer. The cells of a sweep decode together; replays of a probe read it once.
 
 Cells that decode share a pass if they have the same requests and documents, and their methods differ only in their
-threshold (`sharing.differ_in_threshold_alone`). Replays of any methods share a pass if they read the same probe, or the
-same scores.
+threshold (`sharing.differ_in_threshold_alone`). Replays of any methods share a pass if they read the same probe or the
+same scores cell.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from exitbench.harness.work.sharing import PASS_ROWS, differ_in_threshold_alone
 from exitbench.methods.base import Parts
 
 KEPT_TOKENS: Final = 2**22
-"""Most tokens kept for cells that run later, at about 100 bytes each."""
+"""Maximum number of tokens stored for cells that run later, at about 100 bytes each."""
 
 _OF_A_METHOD: Final = ("method", "kv_policy", "fit_cell_id")
-"""Keys of an identity that describe the method."""
+"""Keys of a cell's identity that describe the method."""
 
 
 def batchable_with(item: CellJob, candidates: Iterable[CellJob]) -> list[CellJob]:
-    """Return the cells that can share a pass (replays: any method; others: the same method)."""
+    """Return the candidates that may share a pass with a cell; except for replays, only cells of the same method."""
     if not may_share(item):
         return []
     key = _pass_key(item)
@@ -33,7 +33,7 @@ def batchable_with(item: CellJob, candidates: Iterable[CellJob]) -> list[CellJob
 
 
 def may_share(item: CellJob) -> bool:
-    """Return whether cells of this kind can share a pass at all."""
+    """Return whether cells of this kind can share a pass at all: quality cells that generate, and replays."""
     decodes = item.cell.kind == "quality" and work_class(item.data.task_object).generates
     return decodes or item.cell.kind == "replay"
 
@@ -47,13 +47,13 @@ def _pass_key(item: CellJob) -> dict[str, Any]:
 def sharing(
     item: CellJob, candidates: Iterable[CellJob], tokens: int, parts_of: Callable[[CellJob], Parts]
 ) -> Iterator[tuple[CellJob, Parts]]:
-    """Yield the cells that can share a pass with a cell, and their methods, up to the limits on tokens and rows.
+    """Yield (cell, method parts) of the candidates that can share a pass, up to the limits on tokens and rows.
 
     Args:
-        item: The cell.
-        candidates: Cells that have not been answered, in their order.
-        tokens: Most tokens that each cell keeps.
-        parts_of: Returns a cell's method; if it raises, the cell does not share.
+        item: The cell whose pass is shared.
+        candidates: Cells without results, in their order.
+        tokens: Maximum number of tokens stored per cell.
+        parts_of: Returns the parts of a cell's method; if it raises, the cell does not share.
     """
     decodes = item.cell.kind == "quality"
     most = max(1, KEPT_TOKENS // max(1, tokens))
@@ -62,7 +62,7 @@ def sharing(
     for other in batchable_with(item, candidates):
         if most == 1:
             return
-        with contextlib.suppress(Exception):  # its own pass will report the error
+        with contextlib.suppress(Exception):  # the other cell's own pass will report the error
             other_parts = parts_of(other)
             if not decodes or differ_in_threshold_alone(parts, other_parts):
                 most -= 1
@@ -70,11 +70,11 @@ def sharing(
 
 
 def partners(work: Work[Any], candidates: Iterable[CellJob]) -> Iterator[tuple[CellJob, Parts]]:
-    """Yield the cells that can share a pass with a cell on a loaded model, and their methods."""
+    """Yield (cell, method parts) of the candidates that can share a pass with a cell on a loaded model."""
     item, model = work.item, work.model
     if not may_share(item):
         return
-    with contextlib.suppress(Exception):  # its own pass will report the error
+    with contextlib.suppress(Exception):  # the cell's own pass will report the error
         parts, is_replay = work.parts(), item.cell.kind == "replay"
         n_tokens = work.replayed_tokens() if is_replay else work.units() * work.settings.max_new_tokens
         if is_replay or model.model.why_not(parts, PASS_ROWS) is None:

@@ -1,7 +1,7 @@
-"""Optional records that a suite requests (``record``): sub-layers of blocks, prompt ids, times of tokens.
+"""Optional records that a suite requests (``record``): sub-layers of blocks, prompt ids, token times.
 
-A timing reads the clock around whole phases. Here the clock is also read after every token, which costs a fraction of a
-microsecond; on a GPU, the loop synchronizes there anyway. So it is a separate cell that a sweep requests
+Plain timings read the clock around whole phases. Token times also read it after every token, which costs a fraction of
+a microsecond; on a GPU, the loop synchronizes there anyway. So token times are a separate cell
 (``record = ["token-times"]``), and plain timings are unaffected.
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def record_insides(
     work: GenerationWork, settings: RecordSettings, writer: AttemptWriter, on_progress: Progress
 ) -> None:
-    """Decode documents one by one at full depth, and record the inside of the blocks."""
+    """Decode documents one at a time at full depth, and write the requested records of prompts and blocks."""
     checkpoint, generation = work.model.checkpoint, work.settings
     if "sublayers" in settings.what and checkpoint.engine != "lean":
         raise Skip("what the parts of a block add is known to the lean engine only; this model runs on the hosted one")
@@ -58,13 +58,13 @@ def record_insides(
 
 
 def prompt_table(doc_key: str, prompt_ids: Sequence[int]) -> pa.Table:
-    """Return the rows of one prompt as it is fed, after truncation."""
+    """Return one row per token of a prompt, after truncation."""
     n = len(prompt_ids)
     return pa.table({"doc_key": [doc_key] * n, "position": range(1, n + 1), "token_id": list(prompt_ids)})
 
 
 def sublayer_table(checkpoint: Checkpoint, doc_key: str, prompt: Sequence[int], output: Sequence[int]) -> pa.Table:
-    """Return the rows of one output, in the order in which the parts of blocks run."""
+    """Return one row per token and sub-layer of one output, in the order in which the sub-layers run."""
     n = len(output)
     parts = [
         pa.table(
@@ -85,7 +85,7 @@ def sublayer_table(checkpoint: Checkpoint, doc_key: str, prompt: Sequence[int], 
 
 
 def pair_table(checkpoint: Checkpoint, doc_key: str, prompt: Sequence[int], output: Sequence[int]) -> pa.Table:
-    """Return the rows of one output, for every pair of blocks."""
+    """Return one row per pair of blocks of one output: cosine similarity and Jensen-Shannon divergence."""
     cosine_LL, jsd_LL = layer_pairs(checkpoint, prompt, output)
     block_a, block_b = (1 + places.ravel() for places in np.indices(cosine_LL.shape))
     return pa.table(
@@ -101,26 +101,26 @@ def pair_table(checkpoint: Checkpoint, doc_key: str, prompt: Sequence[int], outp
 
 
 class TokenClock(Observer):
-    """Observer that reads the clock when each token of one answer has been chosen, and nothing else.
+    """Observer that reads the clock when each token of one answer has been chosen.
 
     Attributes:
-        read_ns: The readings; the first is before the first token.
+        read_ns: Clock readings in nanoseconds; the first precedes the first token.
     """
 
     def __init__(self) -> None:
         self.read_ns = [time.perf_counter_ns()]
 
     def emitted(self, generations: Sequence[Generation]) -> None:
-        """Read the clock."""
+        """Store a clock reading."""
         self.read_ns.append(time.perf_counter_ns())
 
     def token_ns(self) -> list[int]:
-        """Return the duration of each token."""
+        """Return the duration of each token in nanoseconds."""
         return [after - before for before, after in zip(self.read_ns, self.read_ns[1:], strict=False)]
 
 
 def time_tokens(work: GenerationWork, writer: AttemptWriter, on_progress: Progress) -> None:
-    """Decode documents one by one, alternating method and full depth, for the least number of a timing's rounds."""
+    """Time every token, one document at a time, alternating method and full depth, for the minimum number of rounds."""
     cell, timing, settings = work.cell, work.cell.timing, work.cell.record
     assert timing is not None and settings is not None, "a timing cell has timing settings"
     if cell.batch_size > 1:
@@ -156,7 +156,7 @@ def time_tokens(work: GenerationWork, writer: AttemptWriter, on_progress: Progre
 
 
 def _timed(work: TimedGeneration, parts: Parts, unit: Unit[Request]) -> list[int]:
-    """Return the nanoseconds of each token of one untraced decode; its prefill ends before the first clock reading."""
+    """Return the nanoseconds of each token of one untraced decode; the prefill is not included."""
     settings = work.settings
     batch = prefill(
         work.checkpoint.model, unit.requests, settings.max_new_tokens, gates_first_token=settings.gates_first_token

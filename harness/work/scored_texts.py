@@ -1,4 +1,4 @@
-"""Texts of documents to score, their scores, and the stored rows that compare them with full depth's."""
+"""Texts to score, their scores, and the rows of the spool that compare the scores with full depth's."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class TextRequest:
     """One text of a document to score.
 
     Attributes:
-        doc_key: The document.
+        doc_key: Key of the document.
         text: Text to score.
-        pairs: Its tokens with their contexts; several if it is scored in windows.
+        pairs: Token ids of the text with its context; several pairs if the text is scored in windows.
     """
 
     doc_key: str
@@ -43,7 +43,7 @@ class TextRequest:
         """Encode one of lm-eval's requests: context and continuation, or a whole text.
 
         Raises:
-            Unscorable: There is nothing to score, or more than the model reads; names the document.
+            Unscorable: The text has no tokens to score, or more than the model reads; the message names the document.
             UserError: The request is a whole text, and the model an encoder-decoder.
         """
         location = f"document {doc_key}"
@@ -58,10 +58,10 @@ class ScoredText:
     """One scored text.
 
     Attributes:
-        text: Text as the task gave it.
-        n_context: Tokens of its context; for a text scored in windows, of the first.
-        n_cut: Tokens cut off its context.
-        parts: Its scored tokens; several parts if it was scored in windows.
+        text: Text from the task.
+        n_context: Number of tokens of the context; for a text scored in windows, of the first window's context.
+        n_cut: Number of tokens cut off the context.
+        parts: Scored tokens; one part per window.
     """
 
     text: str
@@ -71,17 +71,17 @@ class ScoredText:
 
     @property
     def logprob(self) -> float:
-        """Natural logarithm of its probability, summed in single precision as lm-eval does, window by window."""
+        """Natural log-probability of the text, summed in single precision per window, as in lm-eval."""
         return sum(float(torch.tensor(part.logprobs, dtype=torch.float32).sum()) for part in self.parts)
 
     @property
     def is_greedy(self) -> bool:
-        """True if every token is the most probable one at its exit."""
+        """Whether every token of the text is the most probable token at its exit layer."""
         return all(part.is_greedy for part in self.parts)
 
     @property
     def token_ids(self) -> list[int]:
-        """Its tokens."""
+        """Token ids of the text."""
         return [token_id for part in self.parts for token_id in part.token_ids]
 
     @property
@@ -91,23 +91,23 @@ class ScoredText:
 
     @property
     def blocks_run(self) -> list[int]:
-        """Blocks executed for each token."""
+        """Number of blocks executed for each token."""
         return [blocks for part in self.parts for blocks in part.blocks_run]
 
 
 def longest_of(requests: Sequence[TextRequest]) -> int:
-    """Return the number of tokens of the longest text that is scored at once."""
+    """Return the maximum number of tokens in a text or window."""
     return max(len(pair.continuation_ids) for request in requests for pair in request.pairs)
 
 
 @dataclass(frozen=True)
 class Shared:
-    """A context with the texts of its document that share it.
+    """A context with the texts of its document that continue it.
 
     Attributes:
-        doc_key: The document.
-        choices: Numbers of the texts in the document, from 1.
-        context: Tokens of context and texts.
+        doc_key: Key of the document.
+        choices: Numbers of the texts within the document, from 1.
+        context: Token ids of the context and its texts.
     """
 
     doc_key: str
@@ -116,10 +116,10 @@ class Shared:
 
 
 def contexts_of(requests: Sequence[TextRequest], seed_of: Callable[[str], int]) -> list[Shared]:
-    """Return the contexts of texts with their continuations, in the order of documents.
+    """Return contexts with their continuations, in the order of documents.
 
     Args:
-        requests: Texts to score; those of a document are adjacent and in order.
+        requests: Texts to score; the texts of one document are adjacent and in order.
         seed_of: Returns a document's seed, given its key.
     """
     first: dict[str, int] = {}
@@ -136,11 +136,11 @@ def contexts_of(requests: Sequence[TextRequest], seed_of: Callable[[str], int]) 
 def scored_contexts(
     requests: Sequence[TextRequest], scored: Mapping[str, Sequence[ScoredText]]
 ) -> list[tuple[str, Context, list[Scored]]]:
-    """Return every context with the scores of its continuations, and the key of its document.
+    """Return (document key, context, scores of its continuations) of every context.
 
     Args:
-        requests: Texts to score; those of a document are adjacent and in order.
-        scored: Their scores, by document.
+        requests: Texts to score; the texts of one document are adjacent and in order.
+        scored: Their scores, by document key.
     """
     texts = [text for key in dict.fromkeys(request.doc_key for request in requests) for text in scored[key]]
     return [
@@ -162,22 +162,22 @@ def score_texts(
     seed_of: Callable[[str], int],
     on_documents: Callable[[int], None],
 ) -> dict[str, list[ScoredText]]:
-    """Score texts.
+    """Score texts in batches; texts with the same context share its pass.
 
     Args:
         checkpoint: The model.
-        requests: Texts to score; those of a document are adjacent and in order.
-        parts: The method.
+        requests: Texts to score; the texts of one document are adjacent and in order.
+        parts: The method's parts.
         generation: Scope of exit decisions, and whether the first token may exit early.
-        rows: Most texts scored together.
+        rows: Maximum number of texts scored together.
         seed_of: Returns a document's seed, given its key.
         on_documents: Called with the number of documents scored so far.
 
     Returns:
-        Scored texts by document, in the order of ``requests``.
+        Scored texts by document key, in the order of ``requests``.
 
     Raises:
-        UserError: The method gives no log-probabilities.
+        UserError: The method provides no log-probabilities.
     """
     places = sorted(_places(requests), key=lambda group: (_length(group, requests), group))
     scored: dict[tuple[int, int], Scored] = {}
@@ -246,9 +246,9 @@ class FullChoice:
     """Full depth's scores of one text.
 
     Attributes:
-        is_chosen: None for a text that is none of the document's choices.
+        is_chosen: Whether the text is the most probable choice; None if it is not one of the document's choices.
         logprobs: Log-probability of each token.
-        greedy: Whether each token is the most probable one.
+        greedy: Whether each token is the most probable token.
     """
 
     logprob: float
@@ -259,23 +259,23 @@ class FullChoice:
 
 
 Full = Mapping[tuple[str, int], FullChoice]
-"""Full depth's scores by document and choice, counted from 1."""
+"""Full depth's scores by (document key, number of the text from 1)."""
 ScoredTexts = Mapping[str, Sequence[ScoredText]]
-"""The texts of each document, in the order of its requests."""
+"""Scored texts of each document, in the order of its requests."""
 
 
 def n_choices(task: LmEvalTask, document: Document, texts: Sequence[ScoredText]) -> int:
-    """Return how many of a document's texts are its choices; they precede texts that only a metric needs."""
+    """Return how many of a document's texts are choices; texts needed only by a metric follow after the choices."""
     return len(task.choices(document)) if task.output_type == "multiple_choice" else len(texts)
 
 
 def chosen_place(task: LmEvalTask, document: Document, texts: Sequence[ScoredText]) -> int:
-    """Return the index of the most probable choice; among equals the first, as in lm-eval."""
+    """Return the index of the most probable choice; on ties the first, as in lm-eval."""
     return int(np.argmax([text.logprob for text in texts[: n_choices(task, document, texts)]]))
 
 
 def full_choices(task: LmEvalTask, documents: Sequence[Document], scored: ScoredTexts) -> Full:
-    """Return full depth's scores from the texts it has just scored."""
+    """Return full depth's scores in the form of `Full`, from texts scored in memory."""
     full = {}
     for document in documents:
         doc_texts = scored[document.key]
@@ -289,7 +289,7 @@ def full_choices(task: LmEvalTask, documents: Sequence[Document], scored: Scored
 
 
 def read_choices(choices: Path, tokens: Path) -> Full:
-    """Return full depth's scores from the files of its cell."""
+    """Return full depth's scores in the form of `Full`, from the files of its cell."""
     columns = ["doc_key", "choice", "position", "logprob", "is_greedy"]
     by_choice: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for row in pq.read_table(tokens, columns=columns).to_pylist():
@@ -306,7 +306,7 @@ def read_choices(choices: Path, tokens: Path) -> Full:
 def choice_rows(
     task: LmEvalTask, documents: Sequence[Document], scored: ScoredTexts, full: Full
 ) -> list[dict[str, Any]]:
-    """Return one row per text."""
+    """Return one row per text for the spool's table ``choices``."""
     rows = []
     for document in documents:
         doc_texts = scored[document.key]
@@ -337,7 +337,7 @@ def choice_rows(
 def token_rows(
     documents: Sequence[Document], scored: ScoredTexts, full: Full, parts: Parts | None
 ) -> list[dict[str, Any]]:
-    """Return one row per token of a text; for ``parts`` see `TokenRecord.to_row`."""
+    """Return one row per token of a text for the table ``tokens``; ``parts`` is passed to `TokenRecord.to_row`."""
     rows = []
     for document in documents:
         for choice, text in enumerate(scored[document.key], start=1):
@@ -357,7 +357,7 @@ def token_rows(
 
 
 def gap_nats(doc_key: str, texts: Sequence[ScoredText], full: Full) -> float:
-    """Return the sum of absolute differences between a document's log-probabilities and full depth's."""
+    """Return the sum over tokens of absolute differences between log-probabilities and full depth's, in nats."""
     return sum(
         abs(logprob - full_logprob)
         for choice, text in enumerate(texts, start=1)

@@ -1,9 +1,9 @@
-"""Passes shared by several cells: the first one decodes or reads for all, and the others' results wait here.
+"""Shared passes: the first cell of a pass decodes or reads for all its cells, and stores the others' results here.
 
-Each cell is written in its turn, as a separate attempt. A cell whose results are not here, because the pass failed or
-another process ran it, computes them itself.
+Each cell is written in its turn, as a separate attempt. A cell without a stored result, because the pass failed or
+another process ran it, computes the result itself.
 
-The names of parameters do not decide whether methods can share a decode. Gate, head and KV policy of both are built and
+Whether methods can share a decode does not depend on parameter names. Gate, head and KV policy of both are built and
 compared, attribute by attribute, so that a gate that uses its threshold shares with no other cell.
 """
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from exitbench.harness.work.base import Work
 
 PASS_ROWS: Final = 64
-"""Most rows that cells sharing a pass decode together, even if each has fewer (`Cell.rows`)."""
+"""Maximum number of rows decoded together in a shared pass, even if each cell has fewer (`Cell.rows`)."""
 
 
 @dataclass
 class SharedPasses:
-    """Shared passes: which cells share one, and the results that wait for their turn.
+    """Membership of cells in shared passes, and stored results of cells that have not run yet.
 
     Attributes:
         cells: Number of cells that share the pass of each unfinished cell, by cell id; 1 after a pass that failed.
@@ -45,42 +45,47 @@ class SharedPasses:
     _exits: dict[str, pa.Table] = field(default_factory=dict)
 
     def begin(self, cell_id: str, partner_parts: Mapping[str, Parts]) -> None:
-        """Begin a pass of a cell that other cells share: their methods, by cell id."""
+        """Begin a shared pass.
+
+        Args:
+            cell_id: The cell that runs the pass.
+            partner_parts: Method parts of the other cells, by cell id.
+        """
         self._partner_parts[cell_id] = partner_parts
         self._cached |= {partner: {} for partner in partner_parts}
         self.cells |= dict.fromkeys((cell_id, *partner_parts), 1 + len(partner_parts))
 
     def partner_parts(self, cell_id: str) -> Mapping[str, Parts]:
-        """Return the methods of the other cells that share a cell's pass, by cell id."""
+        """Return the method parts of the other cells in a cell's pass, by cell id."""
         return self._partner_parts.get(cell_id, {})
 
     def shared_cells(self, cell_id: str) -> Sequence[SharedCell]:
-        """Return the other cells that a cell decodes for."""
+        """Return the other cells for which a cell decodes."""
         return tuple(
             SharedCell(parts.threshold, self._cached[other]) for other, parts in self.partner_parts(cell_id).items()
         )
 
     def cached_answers(self, cell_id: str) -> AnswerCache:
-        """Return the answers that wait for a cell."""
+        """Return the stored answers of a cell."""
         return self._cached.get(cell_id, {})
 
     def keep_exits(self, exits: Mapping[str, pa.Table]) -> None:
-        """Store the results of replays for their cells, by cell id."""
+        """Store the results of replays, by cell id."""
         self._exits |= exits
 
     def exits(self, cell_id: str) -> pa.Table | None:
-        """Return the replay's result for a cell; None if there is none."""
+        """Return the stored replay result of a cell; None if there is none."""
         return self._exits.get(cell_id)
 
     def abandon(self, cell_id: str) -> None:
-        """Abandon a shared pass: each of its cells computes all of its own results."""
+        """Abandon a shared pass after an error, so that each of its cells computes its own results."""
         partner_ids = self._partner_parts.pop(cell_id)
         for other in partner_ids:
             self._cached[other].clear()
         self.cells |= dict.fromkeys((cell_id, *partner_ids), 1)
 
     def end(self, cell_id: str) -> None:
-        """Drop everything stored for a cell that has ended."""
+        """Delete all stored data of a cell that has ended."""
         stores: tuple[dict[str, Any], ...] = (self._partner_parts, self._cached, self._exits, self.cells)
         for of_cells in stores:
             of_cells.pop(cell_id, None)
@@ -94,7 +99,7 @@ def differ_in_threshold_alone(first: Parts, second: Parts) -> bool:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Return whether two values are known to be equal; False if they cannot be compared."""
+    """Return whether two values are known to be equal; False also if they cannot be compared."""
     if a is b:
         return True
     if type(a) is not type(b):
@@ -120,9 +125,9 @@ class ReplaySource:
     Attributes:
         source: SQL after FROM, one row per token; see `rows_of`.
         files: Parquet files of the source, by SQL parameter.
-        order: Columns that order the tokens, also returned.
+        order: Columns by which the tokens are sorted; these columns are also returned.
         extra_columns: Further columns to return.
-        at_exit: Values read at a token's exit, by name: SQL in which ``{e}`` stands for the block.
+        at_exit: Values read at a token's exit layer, by name: SQL with the placeholder ``{e}`` for the block.
     """
 
     source: str
@@ -132,10 +137,10 @@ class ReplaySource:
     at_exit: Mapping[str, str]
 
     def exits(self, rules: Mapping[str, str]) -> dict[str, pa.Table]:
-        """Return the columns, `exit_layer` and the values at the exit, by the name of each rule.
+        """Return, for each rule, a table of the columns, `exit_layer` and the values at the exit layer.
 
         Args:
-            rules: SQL for the exit layer of one row, by name.
+            rules: SQL for the exit layer of one row, by name of the rule.
         """
         wanted = [*self.order, *self.extra_columns]
         rule_columns = [f"({rule})::SMALLINT AS e_{n}" for n, rule in enumerate(rules.values())]
@@ -161,17 +166,17 @@ class ReplaySource:
 
 
 def rows_of(parameter: str) -> str:
-    """Return SQL for the rows of one file; no part of its path is interpreted as a pattern or column."""
+    """Return SQL for the rows of one file, given by an SQL parameter. Its path is not expanded as a pattern."""
     return f"read_parquet(${parameter}, hive_partitioning=false)"
 
 
 def exits(work: Work[Any], recorded: ReplaySource, rule_of: Callable[[Parts], str]) -> pa.Table:
-    """Return `ReplaySource.exits` of a cell's rule; the first cell of a pass computes it for all its cells.
+    """Return the table `ReplaySource.exits` of a cell's method. The first cell of a pass computes it for all its cells.
 
     Args:
         work: Work of the cell.
         recorded: The recorded values.
-        rule_of: Returns SQL for the exit layer of one row, given a method.
+        rule_of: Returns SQL for the exit layer of one row, given a method's parts.
     """
     passes, cell_id = work.model.passes, work.cell.cell_id
     if (stored := passes.exits(cell_id)) is not None:

@@ -1,4 +1,4 @@
-"""The protocol of timed work: units of documents, run by a method while a clock is marked between phases."""
+"""Protocol of timed work: units of documents, run by a method while the clock is read between phases."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ Output = TypeVar("Output")
 
 @dataclass(frozen=True)
 class Unit(Generic[Request]):
-    """Documents that are run together, named by the key of the first one."""
+    """Documents that are run as one batch, with the key of the first document."""
 
     doc_key: str
     requests: tuple[Request, ...]
 
 
 class TimedWork(Protocol[Request, Output]):
-    """Work to time: one unit after another, with a method."""
+    """Work that can be timed: a method runs one unit after another."""
 
     @property
     def device(self) -> torch.device:
         """Device of the model."""
 
     def run(self, parts: Parts, unit: Unit[Request]) -> list[Output]:
-        """Return the outputs of a unit, traced."""
+        """Run a unit with tracing, outside of the clock; return its outputs."""
 
     def with_known_exits(self, parts: Parts, units: Sequence[Unit[Request]], outputs: Sequence[Output]) -> Parts:
-        """Return a method that looks ahead as if it knew its exit layers, given the outputs of all units."""
+        """Return a variant of a look-ahead method that exits at the layers in its outputs and reads no later blocks."""
 
     def timed(self, parts: Parts, unit: Unit[Request], clock: Clock) -> tuple[tuple[str, ...], int]:
-        """Run a unit untraced, and mark the clock at the start of each phase and the end of the last.
+        """Run a unit without tracing; mark the clock at the start of each phase and at the end of the last.
 
         Returns:
-            The phases, and the number of tokens produced.
+            The names of the phases, and the number of tokens produced.
         """
 
 
 class Clock:
-    """Wall clock, processor time, and events on the stream if there is one; synchronises only at the marks."""
+    """Wall clock, CPU clock, and CUDA events on a GPU. The device is synchronized only at the marks."""
 
     def __init__(self, device: torch.device) -> None:
         self.on_device = device.type == "cuda"
@@ -54,9 +54,9 @@ class Clock:
         self.events: list[torch.cuda.Event] = []
 
     def mark(self) -> None:
-        """Synchronize the device, and read the time."""
+        """Synchronize the device, and read all clocks."""
         if self.on_device:
-            for index in range(torch.cuda.device_count()):  # a worker sees its own GPUs only
+            for index in range(torch.cuda.device_count()):  # only this worker's GPUs are visible
                 torch.cuda.synchronize(index)
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
@@ -66,7 +66,7 @@ class Clock:
         self.cpu_ns.append(time.process_time_ns())
 
     def between(self, first: int, last: int) -> tuple[int, int | None, int]:
-        """Return nanoseconds between two marks: wall time, device time (None without a device clock), CPU time."""
+        """Return nanoseconds between two marks: wall time, device time (None without a GPU), CPU time."""
         wall_ns = self.wall_ns[last] - self.wall_ns[first]
         cpu_ns = self.cpu_ns[last] - self.cpu_ns[first]
         if not self.on_device:

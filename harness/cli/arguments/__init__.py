@@ -1,1 +1,1 @@
-"""Declarations of arguments, help and examples per command. Imports nothing heavy, so that help is fast."""
+"""Declarations of arguments, help and examples per command. They import no large library, so that help is fast."""

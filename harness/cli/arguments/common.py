@@ -13,15 +13,18 @@ from exitbench.harness.running.shard import Shard
 from exitbench.harness.service.options import MOST_DOCUMENTS, MOST_THREADS
 
 HIDDEN: Final = "_"
-"""Prefix of commands for other programs, which work but are not listed."""
+"""Prefix of the names of commands meant for other programs, which help does not list."""
 _SHARD_DIGITS: Final = 4
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser that raises a one-line `UserError`, like any other bad input."""
+    """Argument parser that raises a one-line `UserError` for invalid arguments, instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
         """Report invalid arguments.
+
+        Args:
+            message: argparse's message.
 
         Raises:
             UserError: Always.
@@ -33,7 +36,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
 def command(commands: Commands, name: str, function: str, about: str, examples: str) -> Parser:
-    """Add a command.
+    """Add a command to the parser, and return the command's own parser.
 
     Args:
         commands: The parser's commands.
@@ -53,12 +56,12 @@ def command(commands: Commands, name: str, function: str, about: str, examples: 
 
 
 def brief(about: str) -> str:
-    """Return the beginning of a command's description, for one line of a list."""
+    """Return the beginning of a command's description, up to a bracket, colon or full stop, for a list of commands."""
     return re.split(r" \(|[:;.] |\.$", about)[0]
 
 
 def add_selection(parser: Parser) -> None:
-    """Add a suite and which of its cells."""
+    """Add the arguments for a suite and the selection of its cells."""
     parser.add_argument("suite", metavar="SUITE", help="name of a bundled suite, or path of a TOML file")
     add_data_dir(parser, "that tasks and recipes name")
     add_plugins(parser)
@@ -85,7 +88,7 @@ def add_selection(parser: Parser) -> None:
 
 
 def add_plugins(parser: Parser) -> None:
-    """Add the option for the folder of trusted code."""
+    """Add the option for the folder of plug-ins, which run with the user's rights."""
     about = "folder of Python files with tasks and methods: they run with your rights, so trust who wrote them"
     parser.add_argument("--plugins", type=Path, metavar="DIR", help=about)
 
@@ -97,7 +100,7 @@ def add_unsafe_code(parser: Parser) -> None:
 
 
 def add_executor(parser: Parser) -> None:
-    """Add options for where cells run."""
+    """Add the options that select the executor: this machine or Slurm."""
     parser.add_argument(
         "--executor", choices=("local", "slurm"), default="local", help="run here (local), or as jobs of Slurm (slurm)"
     )
@@ -111,7 +114,12 @@ def add_executor(parser: Parser) -> None:
 
 
 def add_data_dir(parser: Parser, which: str) -> None:
-    """Add the option for the folder of local files; `which` completes the help text."""
+    """Add the option for the folder of local files.
+
+    Args:
+        parser: The command's parser.
+        which: End of the help text, after "root of the local files".
+    """
     parser.add_argument("--data-dir", type=_folder, metavar="DIR", help=f"root of the local files {which}")
 
 
@@ -123,7 +131,7 @@ def add_runs(parser: Parser) -> None:
 
 
 def add_database(parser: Parser) -> None:
-    """Add the options for the folder of all results and for another database."""
+    """Add the option for the folder of all results, and the option for a database file elsewhere."""
     add_runs(parser)
     parser.add_argument(
         "--database", type=Path, metavar="FILE", help="result database (default: RUNS/exitbench.duckdb)"
@@ -182,7 +190,7 @@ def _kinds(text: str) -> tuple[str, ...]:
 
 
 DAILY: Final = ("try", "run", "status", "report", "sql", "show", "compare", "tune", "list", "inspect", "new", "doctor")
-"""The commands of the first screen, in the order in which they are needed."""
+"""Commands on the first help screen, in the order in which a new user needs them."""
 PURPOSES: Final[Mapping[str, tuple[str, ...]]] = {
     "Run": ("plan", "run", "status", "train", "lm-eval"),
     "Query and compare": ("report", "open", "sql", "show", "compare", "try", "tune", "replay", "claims"),
@@ -208,16 +216,16 @@ exitbench help all lists every command.
 
 
 class Overview(Parser):
-    """Top-level parser, whose help lists commands by purpose."""
+    """Top-level parser. Its help lists the most frequent commands, or all commands by purpose."""
 
     commands: Mapping[str, Parser]
 
     def format_help(self) -> str:
-        """Return the first screen: the commands of every day."""
+        """Return the first help screen, with the most frequent commands."""
         return "\n".join((_START, self._listed("Commands", DAILY), _END))
 
     def format_all(self) -> str:
-        """Return all commands by purpose."""
+        """Return the list of all commands by purpose."""
         return "\n".join(self._listed(heading, names) for heading, names in PURPOSES.items())
 
     def _listed(self, heading: str, names: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""Commands that maintain and exchange results: db, gc, rescore, annotate, export, import."""
+"""Arguments of the commands that maintain and exchange results: db, gc, rescore, annotate, export, import."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from exitbench.harness.cli.arguments.common import (
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the commands of this file."""
+    """Add the commands of this module to the parser."""
     _add_db(commands)
     _add_gc(commands)
     _add_rescore(commands)

@@ -1,4 +1,4 @@
-"""Commands that query and show: report, show, check, sql, compare, status, inspect, list and others."""
+"""Arguments of the commands that query and show results: report, show, check, sql, compare, status and others."""
 
 from argparse import ArgumentTypeError
 from decimal import Decimal, InvalidOperation
@@ -26,7 +26,7 @@ _MOST_THRESHOLDS: Final = 10_000
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the commands of this file."""
+    """Add the commands of this module to the parser."""
     _add_report(commands)
     _add_open(commands)
     _add_check(commands)
@@ -243,7 +243,7 @@ def _numbers(text: str) -> list[float]:
 
 
 def _stepped(text: str) -> list[float]:
-    """Parse FROM:TO:STEP into decimal-exact numbers, both ends included."""
+    """Parse FROM:TO:STEP into a list of numbers without rounding errors, FROM first and at most TO."""
     low, high, step = map(Decimal, text.split(":"))
     if not (low <= high and step > 0 and (high - low) / step < _MOST_THRESHOLDS):
         return []

@@ -1,4 +1,4 @@
-"""Commands that create and run: new, plan, run, train, fit, calibrate, tune, lm-eval, _cell."""
+"""Arguments of the commands that create and run: new, plan, run, train, tune, lm-eval, _cell."""
 
 import argparse
 from pathlib import Path
@@ -20,7 +20,7 @@ from exitbench.harness.service.options import MOST_DOCUMENTS
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the commands of this file."""
+    """Add the commands of this module to the parser."""
     _add_plan(commands)
     _add_run(commands)
     _add_train(commands)

@@ -1,1 +1,1 @@
-"""Implementations of the commands, called by `cli.main` with the parsed arguments."""
+"""Implementations of the commands. `cli.main` calls them with the parsed arguments."""

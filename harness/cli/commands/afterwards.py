@@ -1,4 +1,4 @@
-"""``exitbench annotate`` and ``rescore``: tag or score stored answers again."""
+"""``exitbench annotate`` and ``rescore``: tag stored answers, or score them again."""
 
 from argparse import Namespace
 
@@ -14,7 +14,7 @@ from exitbench.terminal import number_of, tell
 
 
 def annotate_runs(arguments: Namespace) -> int:
-    """Tag runs without tags of this tagger, then ingest; return 1 if something was left out.
+    """Tag the runs that have no tags of this tagger, then ingest the tags; return 1 if a run was left out.
 
     Raises:
         UserError: No tagger is installed, a name matches nothing, or no run could be tagged.
@@ -40,7 +40,7 @@ def annotate_runs(arguments: Namespace) -> int:
 
 
 def rescore_runs(arguments: Namespace) -> int:
-    """Rescore runs without scores of the current metric version, then ingest; return 1 if something was left out.
+    """Rescore the runs that have no scores of the current metric version, then ingest; return 1 if a run was left out.
 
     Raises:
         UserError: A name matches nothing, or no run could be scored.

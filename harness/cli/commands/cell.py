@@ -11,7 +11,7 @@ from exitbench.harness.cells.job import WorkerSpec
 
 
 def cell(arguments: Namespace) -> int:
-    """Run the cells of a SPEC.json; events go to standard output.
+    """Run the cells of a SPEC.json, and print events to standard output; return the worker's exit code.
 
     Raises:
         UserError: The file is not a specification, or the checkpoint cannot be read.

@@ -1,4 +1,4 @@
-"""Helpers shared by several commands: options and database from the arguments, formatted times and sizes."""
+"""Helpers shared by several commands: run options, path of the database, formatted times and sizes."""
 
 from argparse import Namespace
 from dataclasses import fields
@@ -10,7 +10,7 @@ from exitbench.harness.service.options import RunOptions
 
 
 def run_options(arguments: Namespace) -> RunOptions:
-    """Return run options from the arguments; options that the command does not take have their defaults."""
+    """Return run options from the parsed arguments. Options that the command does not have get their defaults."""
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in vars(arguments).items()
     }
@@ -18,7 +18,7 @@ def run_options(arguments: Namespace) -> RunOptions:
 
 
 def existing_database(arguments: Namespace) -> Path:
-    """Return the path of ``--database``, or else of the database in the folder of ``--runs``.
+    """Return the path given by ``--database``, or else the database in the folder of ``--runs``.
 
     Raises:
         UserError: No database is named, and the folder of ``--runs`` does not exist.
@@ -28,7 +28,7 @@ def existing_database(arguments: Namespace) -> Path:
 
 
 def duration(seconds: float) -> str:
-    """Return a formatted time: ``45 s``, ``12 min 5 s``, ``3 h 20 min``, ``2 d 4 h``."""
+    """Return a duration as text: ``45 s``, ``12 min 5 s``, ``3 h 20 min``, ``2 d 4 h``."""
     total_s = round(seconds)
     for unit, size, lower_unit, smaller in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
         if total_s >= size:
@@ -37,7 +37,7 @@ def duration(seconds: float) -> str:
 
 
 def data_size(size_bytes: float) -> str:
-    """Return a formatted size, in powers of 1000."""
+    """Return a size as text, in powers of 1000: ``1.5 GB``."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size_bytes >= size:
             return f"{size_bytes / size:.3g} {unit}"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def compare_runs(arguments: Namespace) -> int:
-    """Print the contrasts; warnings go to standard error.
+    """Print one contrast per metric and compared run; warnings go to standard error.
 
     Raises:
         UserError: A name matches no run or too many, or the runs have different documents.
@@ -39,7 +39,7 @@ def _print(comparison: Comparison, form: str) -> None:
         rows = [
             {name: f"✗ {value}" if value in comparison.broken else value for name, value in row.items()} for row in rows
         ]
-        # The runs' names are long: those that are the same in every row are printed once.
+        # The names of runs are long: a name that is the same in every row is printed only once.
         tell(f"a: {rows[0]['run_a']}", sys.stdout)
         same = {"run_a"} if len({row["run_b"] for row in rows}) > 1 else {"run_a", "run_b"}
         if "run_b" in same:
@@ -56,8 +56,8 @@ def replay(arguments: Namespace) -> int:
     """Print one row per threshold: mean exit layer, and share of tokens equal to full depth's.
 
     Raises:
-        UserError: The name matches no probe or several, a parameter is unknown, or the method's score does not follow
-            from a probe.
+        UserError: The name matches no probe or several, a parameter is unknown, or the method's score cannot be
+            computed from a probe.
     """
     from exitbench.harness.afterwards import replaying  # loads torch
     from exitbench.methods.registry import get_method
@@ -100,7 +100,7 @@ def _params(assignments: list[str]) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    """Parse a value as TOML; text that is not TOML is an unquoted string."""
+    """Parse a value as TOML; text that is not valid TOML is returned as a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -1,4 +1,4 @@
-"""``exitbench doctor``: installed packages, the machine, and problems that would stop a run."""
+"""``exitbench doctor``: print installed packages, the machine, and problems that would stop a run."""
 
 import os
 import shutil
@@ -22,22 +22,22 @@ from exitbench.terminal import number_of, tell, visible
 
 GIB: Final = 1 << 30
 LEAST_DISK_BYTES: Final = GIB // 4
-"""Minimum free disk space; the built-in suite writes less than this."""
+"""Minimum free disk space, in bytes; the built-in suite writes less."""
 
 _SHOWN_PACKAGES: Final = ("torch", "transformers", "duckdb", "pyarrow", "lm-eval")
-"""Packages whose versions are shown."""
+"""Packages whose versions are printed."""
 _OFFLINE: Final = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
 _WAIT_S: Final = 1.0
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report.
+    """One line of the doctor's report.
 
     Attributes:
         about: Subject of the check.
         result: Result of the check, as text.
-        stops: Whether it would stop a run.
+        stops: Whether the problem would stop a run.
     """
 
     about: str

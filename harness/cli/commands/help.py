@@ -1,4 +1,4 @@
-"""``exitbench help``: the first screen, all commands, or the help of one; ``exitbench open``: the page in a browser."""
+"""``exitbench help`` prints the first screen, all commands or one command's help. ``open`` opens the report."""
 
 import webbrowser
 from argparse import Namespace
@@ -29,7 +29,7 @@ def print_help(arguments: Namespace) -> int:
 
 
 def open_page(arguments: Namespace) -> int:
-    """Open the page of the runs in a browser; says where it is, for machines without one.
+    """Open the report's page in a browser, and print its path, for machines without a browser.
 
     Raises:
         UserError: There is no page yet.

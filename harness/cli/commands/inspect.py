@@ -1,4 +1,4 @@
-"""``exitbench inspect``: a model's architecture, engines, cost of methods, and reasons why it cannot run."""
+"""``exitbench inspect``: print a model's architecture, engines, cost of methods, and reasons why it cannot run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from exitbench.harness.inspecting.inspection import ArchitectureSummary, Inspection, TokenCost
 
 _FLOAT32, _BFLOAT16 = 4, 2
-"""Bytes per number."""
+"""Bytes per number, in float32 and bfloat16."""
 _NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 
 
@@ -86,7 +86,7 @@ def model_folder(written: str, models_dir: Path, *, query_hub: bool = False) -> 
     return folder
 
 
-# -------------------------------------------------------------------------------------------------------- the screen
+# --------------------------------------------------------------------------------------------------------- the report
 
 
 def _lines(inspection: Inspection) -> Iterator[str]:
@@ -221,7 +221,7 @@ def _policies(work: TokenCost) -> Iterator[str]:
     yield fill(f"{about}{costs}", WIDTH, subsequent_indent="  ", break_on_hyphens=False).replace(_NO_BREAK, " ")
     yield from reasons([(policy.policy, policy.why_not) for policy in work.kv_policies])
     alone = [(p.policy, None if p.why_not else p.why_alone) for p in work.kv_policies]
-    if not all(reason for _, reason in alone):  # otherwise already listed with the methods
+    if not all(reason for _, reason in alone):  # if all have a reason, the methods' list contains it
         yield from reasons(alone, "; row by row: ")
     for reason, choices in work.refused_choices.items():
         values: dict[str, list[str]] = {}
@@ -254,7 +254,7 @@ def _lacks(inspection: Inspection) -> Iterator[str]:
 
 
 def classifier_lines(inspection: ClassifierInspection) -> Iterator[str]:
-    """Yield the report on a classifier, line by line."""
+    """Yield the lines of the report on a classifier."""
     yield inspection.folder
     yield from labelled("classifier", inspection.model_class or "not loaded, see below")
     if inspection.shape is not None:
@@ -300,12 +300,17 @@ _LABEL: Final = 12
 
 
 def labelled(label: str, text: str) -> Iterator[str]:
-    """Yield a labelled line, wrapped with a hanging indent."""
+    """Yield a text with a label in front, wrapped with a hanging indent."""
     yield fill(text, WIDTH, initial_indent=label.ljust(_LABEL), subsequent_indent=" " * _LABEL, break_on_hyphens=False)
 
 
 def reasons(reason_by_name: Sequence[tuple[str, str | None]], between: str = ": ") -> Iterator[str]:
-    """Yield each reason once, with the names that it applies to."""
+    """Yield a list item for each reason, with the names to which it applies.
+
+    Args:
+        reason_by_name: Name and reason (or None) of each method or policy.
+        between: Text between the names and the reason.
+    """
     names_by_reason: dict[str, list[str]] = {}
     for name, reason in reason_by_name:
         if reason is not None:
@@ -316,5 +321,5 @@ def reasons(reason_by_name: Sequence[tuple[str, str | None]], between: str = ": 
 
 
 def item(text: str) -> str:
-    """Return a wrapped list item."""
+    """Return a text as a list item, wrapped with a hanging indent."""
     return fill(f"- {text}", WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)

@@ -60,7 +60,7 @@ def _rebuild(spool: Path, path: Path, forget: bool) -> int:
 
 
 def gc(arguments: Namespace) -> int:
-    """Print what can be freed, and free it with ``--yes``.
+    """Print the data that can be deleted, and delete it with ``--yes``.
 
     Raises:
         UserError: The folder of runs does not exist, the database is missing, in use or unreadable, or a file cannot be
@@ -87,7 +87,7 @@ def gc(arguments: Namespace) -> int:
 
 
 LAKE: Final = "lake"
-"""Word given in place of the folder if a lake follows."""
+"""Word given in place of the folder when the next argument is a lake."""
 
 
 def export(arguments: Namespace) -> int:
@@ -116,7 +116,7 @@ def export(arguments: Namespace) -> int:
 
 
 def _export_lake(arguments: Namespace) -> int:
-    """Add to a lake the attempts that it lacks."""
+    """Add to a lake the attempts that are not in it yet."""
     from exitbench.results.lake.export import export_lake
 
     if arguments.folder != Path(LAKE):
@@ -134,7 +134,7 @@ def _export_lake(arguments: Namespace) -> int:
 
 
 def _redistributable(arguments: Namespace) -> list[str] | None:
-    """Return the tasks whose texts are exported; None: all."""
+    """Return the names of the tasks whose texts are exported; None exports the texts of all tasks."""
     return None if arguments.with_texts else [name for name in task_names() if get_task(name).redistributable]
 
 
@@ -150,7 +150,7 @@ _KINDS = {"spool": "a spool", "snapshot": "an export", "benchmarks": "benchmark 
 
 
 def import_results(arguments: Namespace) -> int:
-    """Import a source into the spool and the database; return 1 if something was left out.
+    """Import a source into the spool and the database; return 1 if an attempt or file was left out.
 
     Raises:
         UserError: The source cannot be imported, or contradicts existing results.

@@ -1,4 +1,4 @@
-"""``exitbench list``: names that suites and commands accept."""
+"""``exitbench list``: print the names that suites and commands accept."""
 
 import dataclasses
 import inspect
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from exitbench.methods.base import Method
 
 Entry = tuple[str, str]
-"""Name and description, each on one line."""
+"""Name and description of a list entry, each on one line."""
 
 _NARROWEST: Final = 40
-"""Characters of a description's column at least, however narrow the terminal."""
+"""Minimum width of the description column in characters, however narrow the terminal."""
 
 
 def listing(arguments: Namespace) -> int:
-    """Print the names of one category with a description each, or the parameters of the methods that match a pattern.
+    """Print the names of one category with descriptions, or the methods or tasks that match a pattern.
 
     Raises:
         UserError: A pattern is given for a category without patterns, or matches nothing.
@@ -44,7 +44,7 @@ def listing(arguments: Namespace) -> int:
 
 
 def _aligned(entries: Iterable[Entry], indent: str = "") -> Iterator[str]:
-    """Yield names and descriptions in two columns; a terminal wraps descriptions, a pipe gets one line per name."""
+    """Yield names and descriptions in two columns. Descriptions are wrapped on a terminal, but not in a pipe."""
     rows = [(visible(name), visible(description)) for name, description in entries]
     start = len(indent) + max((len(name) for name, _ in rows), default=0) + 2
     room = max(_NARROWEST, shutil.get_terminal_size().columns - start) if sys.stdout.isatty() else sys.maxsize
@@ -66,7 +66,7 @@ def _methods() -> Iterator[Entry]:
 
 
 def _methods_like(pattern: str) -> Iterator[str]:
-    """Yield all that is known of the matching methods; parameters of several methods are explained once, at the end.
+    """Yield the full description of the matching methods. Parameters of several methods are explained once, at the end.
 
     Raises:
         UserError: No method matches.
@@ -102,7 +102,7 @@ def _methods_like(pattern: str) -> Iterator[str]:
 
 
 def _verdicts(names: Sequence[str]) -> Mapping[str, str]:
-    """Return each method's conformance; methods whose code is as bundled have been examined before."""
+    """Return the conformance verdict of each method; unchanged bundled methods are not checked again."""
     from exitbench.harness.conformance import USUAL
     from exitbench.harness.conformance.process import examine_apart
     from exitbench.harness.conformance.shipped import conforming_sources
@@ -116,7 +116,7 @@ def _verdicts(names: Sequence[str]) -> Mapping[str, str]:
 
 
 def _parameters(cls: "type[Method]") -> list[Entry]:
-    """Return a method's parameters with default, meaning and bounds."""
+    """Return a method's parameters: default, and description with bounds."""
     return [
         (f"{field.name} = {field.default!r}", f"{field.metadata['doc']}{_bounds(field)}")
         for field in dataclasses.fields(cls)
@@ -160,7 +160,7 @@ def _tasks() -> Iterator[Entry]:
 
 
 def _tasks_of_python() -> Iterator[Entry]:
-    """Yield an entry per bundled, third-party and declared task, without lm-eval's."""
+    """Yield an entry per bundled, third-party and declared task, without lm-eval's tasks."""
     from exitbench.harness.planning.entries.declared_task import plugged_in
     from exitbench.tasks.registry import get_task, task_names, task_origin
 
@@ -174,7 +174,7 @@ def _tasks_of_python() -> Iterator[Entry]:
 
 
 def _tasks_like(pattern: str) -> Iterator[Entry]:
-    """Yield the tasks whose names match a pattern, including lm-eval's.
+    """Yield the tasks whose names match a pattern, including lm-eval's tasks.
 
     Raises:
         UserError: No task matches.
@@ -231,7 +231,7 @@ def _figures() -> Iterator[Entry]:
 
 
 def _opening_sentence(suite: str) -> str:
-    """Return the first sentence of the comment with which a suite's file begins."""
+    """Return the first sentence of the comment at the beginning of a suite file."""
     comment = re.match(r"(#.*\n)*", suite)
     text = " ".join(line.lstrip("# ") for line in comment[0].splitlines()) if comment else ""
     return re.split(r"(?<=\.)\s", text, maxsplit=1)[0]

@@ -1,4 +1,4 @@
-"""``exitbench lm-eval``: lm-eval's own command line, with this project's models registered by `import exitbench`."""
+"""``exitbench lm-eval``: run lm-eval's command line, with this project's models registered by `import exitbench`."""
 
 import sys
 from argparse import Namespace
@@ -7,7 +7,7 @@ from exitbench.errors import UserError, one_line
 
 
 def lm_eval(arguments: Namespace) -> int:
-    """Run lm-eval's command line.
+    """Run lm-eval's command line with the remaining arguments.
 
     Raises:
         UserError: lm-eval rejects arguments, tasks or files.
@@ -15,7 +15,7 @@ def lm_eval(arguments: Namespace) -> int:
     """
     from lm_eval.__main__ import cli_evaluate
 
-    sys.argv = ["lm-eval", *arguments.arguments]  # where lm-eval reads them
+    sys.argv = ["lm-eval", *arguments.arguments]  # lm-eval reads its arguments from sys.argv
     try:
         cli_evaluate()
     except UserError:

@@ -19,7 +19,7 @@ from exitbench.terminal import tell
 
 
 def new_method(arguments: Namespace) -> int:
-    """Write a plug-in with a gate that works, a test and a suite.
+    """Write a plug-in with a working gate, a test and a suite.
 
     Raises:
         UserError: The name is invalid or in use, or a file exists or cannot be written.
@@ -108,7 +108,7 @@ def model_line(written: str, folder: Path, to: Path) -> tuple[str, str, str]:
 def _tasks(
     arguments: Namespace, label_of: Callable[[str], str]
 ) -> tuple[dict[str, dict[str, Any]], set[type[Work[Any]]]]:
-    """Check the named tasks; return their tables by label, and the kinds of work that they require."""
+    """Check the tasks named on the command line; return their suite tables by label, and their kinds of work."""
     settings = task_settings(arguments.set)
     if arguments.set and len(arguments.task) != 1:
         raise UserError(f"--set {arguments.set[0]}: goes with one --task, whose settings they are.")
@@ -124,7 +124,7 @@ def _tasks(
 
 
 def _from(to: Path, path: str) -> str:
-    """Return a path relative to the folder `to`; absolute paths are unchanged."""
+    """Return a path relative to the folder `to`; an absolute path is returned unchanged."""
     if os.path.isabs(path):
         return path
     at = Path(os.path.abspath(path))
@@ -147,10 +147,14 @@ def _command_line(step: Sequence[str | Path]) -> str:
 
 
 def write_new_files(folder: Path, texts: Mapping[str, str]) -> None:
-    """Write text files into a folder, creating missing folders; all or nothing.
+    """Write text files into a folder, creating missing folders. After an error, all created files are removed.
+
+    Args:
+        folder: The folder.
+        texts: Text of each file, by path within the folder.
 
     Raises:
-        UserError: A path already exists or cannot be written; names it.
+        UserError: A path already exists or cannot be written; the message names the path.
     """
     for name in texts:
         if os.path.lexists(folder / name):
@@ -174,7 +178,7 @@ def write_new_files(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def _missing(folder: Path) -> Iterator[Path]:
-    """Yield the folders to create, from the top down."""
+    """Yield the missing folders of a path, from the top down."""
     if not os.path.exists(folder):
         yield from _missing(folder.parent)
         yield folder

@@ -67,7 +67,7 @@ def report(arguments: Namespace) -> int:
 
 
 def _folder(arguments: Namespace) -> Path:
-    """Return the report's folder; the report of one paper is next to the complete one."""
+    """Return the report's folder. The report of a single paper is next to the complete report."""
     if arguments.out:
         return Path(arguments.out)
     named: Path | None = arguments.database
@@ -82,7 +82,7 @@ def _draw_figures(arguments: Namespace) -> int:
     from exitbench.reports.material import require_named
     from exitbench.reports.render import write_figures
 
-    require_named(figures, arguments.only, arguments.paper)  # before a database is looked for
+    require_named(figures, arguments.only, arguments.paper)  # a wrong name is reported even without a database
     drawn = write_figures(
         existing_database(arguments),
         _folder(arguments),
@@ -114,7 +114,7 @@ def _print_tables(arguments: Namespace) -> int:
     from exitbench.reports.tables.writing import FORMATS
     from exitbench.results.files.atomic import write_whole_file
 
-    require_named(tables, arguments.only, arguments.paper)  # before a database is looked for
+    require_named(tables, arguments.only, arguments.paper)  # a wrong name is reported even without a database
     chosen = {"paper": arguments.paper, "draft": arguments.draft}
     frames = read_only(existing_database(arguments), tables, arguments.only, **chosen)
     filled = [fill(source, frame) for source, frame in frames if frame.rows]
@@ -138,7 +138,7 @@ _QUERY = """
 
 
 def check(arguments: Namespace) -> int:
-    """Print every finding, the most severe first; return 1 if one forbids a final report.
+    """Print every finding, the most severe first; return 1 if any finding forbids a final report.
 
     Raises:
         UserError: The database cannot be opened.
@@ -162,7 +162,7 @@ def check(arguments: Namespace) -> int:
 
 
 _PIPE: Final = (120, 24)
-"""Columns and lines assumed if the output is not a terminal."""
+"""Columns and lines that are assumed if the output is not a terminal."""
 
 
 def claims(arguments: Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Output formats of all commands that print rows: table, CSV, JSON, Parquet."""
+"""Output formats for all commands that print rows: table, CSV, JSON, Parquet."""
 
 import json
 import math
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 Row = Sequence[Any]
 
 _CUT: Final = 40
-"""Characters per cell if a table is too wide for the terminal."""
+"""Maximum characters per cell in a table that is too wide for the terminal."""
 
 
 def save(answer: "QueryResult", path: Path, form: str, force: bool = False) -> int:
-    """Write an answer to a file atomically; return the number of rows.
+    """Write a query result to a file atomically; return the number of rows.
 
     Args:
-        answer: Rows, read batch by batch.
+        answer: The result, read batch by batch.
         path: The file.
-        form: csv, json or parquet.
+        form: ``csv``, ``json`` or ``parquet``.
         force: Whether an existing file may be replaced.
 
     Raises:
@@ -78,10 +78,10 @@ def _save_text(answer: "QueryResult", path: Path, form: str) -> int:
 
 
 def _write_table(names: Row, rows: Iterable[Row], file: TextIO | None = None) -> None:
-    """Write aligned columns, after reading all rows.
+    """Write a table with aligned columns, after reading all rows.
 
-    If the table is too wide for the terminal, long cells are abbreviated uniquely. If it is still too wide, every value
-    is written on its own line.
+    If the table is too wide for the terminal, long cells are abbreviated uniquely. If it is still too wide, each value
+    is written on a separate line.
     """
     rows, stream = list(rows), file or sys.stdout
     room = shutil.get_terminal_size().columns if stream.isatty() else math.inf
@@ -124,7 +124,7 @@ def _write_records(cells: Sequence[Sequence[str]], stream: TextIO) -> None:
 
 
 def _write_csv(names: Row, rows: Iterable[Row], file: TextIO | None = None) -> None:
-    """Write the values unchanged; on a terminal, control characters are escaped."""
+    """Write rows as CSV. On a terminal, control characters are escaped; otherwise values are written unchanged."""
     stream = file or sys.stdout
     writer = csv_writer(stream)
     escape = _escaped if stream.isatty() else lambda value: value
@@ -143,7 +143,7 @@ def _write_json(names: Row, rows: Iterable[Row], file: TextIO | None = None) -> 
 
 
 def _text(value: Any) -> str:
-    """Return a value as text for a terminal, with control characters escaped, since a model may have written them."""
+    """Return a value as text, with control characters escaped, since a model may have written the value."""
     text = "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
     return visible(text)
 
@@ -157,7 +157,7 @@ def _escaped(value: Any) -> Any:
 
 
 def _json(value: Any, indent: int | None = None) -> str:
-    """Return a value as JSON, with invisible characters replaced by equivalent Unicode escapes."""
+    """Return a value as JSON, with invisible characters replaced by Unicode escapes."""
     text = json.dumps(_plain(value), default=str, ensure_ascii=False, indent=indent, allow_nan=False)
     if text.isascii() and "\x7f" not in text:
         return text

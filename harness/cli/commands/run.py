@@ -1,4 +1,4 @@
-"""``exitbench run``, ``fit``, ``calibrate``, ``plan``, ``train``, ``tune``: plan and run suites."""
+"""``exitbench plan``, ``run``, ``train`` and ``tune``: plan and run suites."""
 
 import json
 import sys
@@ -75,7 +75,7 @@ def _basis(estimates: Collection[Estimate]) -> str:
 
 
 def _cell_lines(group: Group, pass_cells: Mapping[str, int]) -> Iterator[str]:
-    """Yield one line per cell; the first of a shared pass names the number of cells (`harness.work.partners`)."""
+    """Yield one line per cell; the first cell of a shared pass states how many cells share it."""
     for cell in group.cells:
         cells = pass_cells.get(cell.item.cell.cell_id, 1)
         notes = [note for note in (cell.why, f"one pass for {cells} cells" if cells > 1 else "") if note]
@@ -122,10 +122,10 @@ def run(arguments: Namespace) -> int:
 
 
 def train(arguments: Namespace) -> int:
-    """Train every recipe of a suite, or one recipe; existing models are kept.
+    """Train every recipe of a suite, or one recipe; models that exist already are kept.
 
     Raises:
-        UserError: Unknown suite or recipe, missing data, or a folder that cannot be written.
+        UserError: The suite or recipe is unknown, data are missing, or a folder cannot be written.
         KeyboardInterrupt: The user interrupted; the same command resumes from the latest resume points.
     """
     from exitbench.harness.engine.checkpoints.digest import describe_checkpoint
@@ -145,7 +145,11 @@ def train(arguments: Namespace) -> int:
 
 
 def named_recipes(what: str) -> list[Recipe]:
-    """Return the recipes of a suite, or the one recipe of that name or file."""
+    """Return the recipes of a suite, or the single recipe with that name or file.
+
+    Raises:
+        UserError: There is no such suite or recipe.
+    """
     path = Path(what)
     if path.is_file() and "models" not in TomlTable.read(path).values:
         return [load_recipe(path)]
@@ -174,11 +178,11 @@ def _summary(recipe: Recipe, folder: Path) -> str:
 
 
 def tune(arguments: Namespace) -> int:
-    """Tune; return 0 if there is an answer, which may be that nothing beats full depth, and 1 if cells failed.
+    """Recommend a method and threshold; return 1 if cells failed, else 0, even if nothing is better than full depth.
 
     Raises:
         UserError: Names, methods or documents cannot be used; nothing has been measured.
-        KeyboardInterrupt: Interrupted; finished cells are kept and the same command resumes.
+        KeyboardInterrupt: Interrupted by the user. Finished cells are kept, and the same command resumes.
     """
     options = TuneOptions(
         model=arguments.model,

@@ -1,4 +1,4 @@
-"""``exitbench show`` and ``show-prompts``: stored answers token by token, and prompts of a task."""
+"""``exitbench show`` and ``show-prompts``: print stored answers token by token, or the prompts of a task."""
 
 import tomllib
 from argparse import Namespace
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def show(arguments: Namespace) -> int:
-    """Print the answer of one run, or of two, to one document.
+    """Print the answer of one run, or the answers of two runs, to one document.
 
     Raises:
         UserError: A name matches no run or too many, or the document or token does not exist.
@@ -96,7 +96,7 @@ class _Reader:
 
 
 def _entry(arguments: Namespace) -> TaskEntry:
-    """Return the task of a suite, or the task described by the command line."""
+    """Return the task entry of a suite, or the entry built from the command line."""
     if arguments.suite is not None:
         if arguments.set:
             raise UserError(f"--set {arguments.set[0]}: does not go with --suite, which has its own settings.")
@@ -110,7 +110,11 @@ def _entry(arguments: Namespace) -> TaskEntry:
 
 
 def entry_as_given(task: str, settings: Mapping[str, Any]) -> TaskEntry:
-    """Read a task named on the command line, with paths relative to the current folder.
+    """Return the entry of a task named on the command line. Paths are relative to the current folder.
+
+    Args:
+        task: Name of a task, or path of its TOML file.
+        settings: Values of its ``[tasks.LABEL]`` table.
 
     Raises:
         UserError: The task does not exist, or a setting is invalid.
@@ -123,7 +127,7 @@ def task_settings(assignments: Sequence[str]) -> dict[str, Any]:
     """Parse ``--set KEY=VALUE`` options into the settings of a ``[tasks.LABEL]`` table.
 
     Raises:
-        UserError: An option is not of this form.
+        UserError: An option does not have the form KEY=VALUE.
     """
     values: dict[str, Any] = {}
     for assignment in assignments:

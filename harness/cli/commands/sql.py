@@ -1,4 +1,4 @@
-"""``exitbench sql``: one query, which only reads, and the questions that saved queries answer."""
+"""``exitbench sql``: run one read-only query, or list the questions that saved queries answer."""
 
 import sys
 from argparse import Namespace
@@ -20,13 +20,13 @@ from exitbench.results.queries import SavedQuery, parameter_text, parameter_valu
 from exitbench.results.queries.cookbook import SECTIONS, cookbook_markdown
 
 MAX_SCREEN_ROWS: Final = 200
-"""Maximum rows of a table on the screen, without ``--all``."""
+"""Maximum number of table rows printed without ``--all``."""
 
 _SILENT_S: Final = 1.0
-"""Seconds to wait for the database before printing a message."""
+"""Seconds to wait for a database in use before a message is printed."""
 
 _INSTEAD: Final = ("views", "explain_view", "queries", "schema", "cookbook")
-"""Options that print something other than a query's answer."""
+"""Options that print something other than the result of a query."""
 _OF_A_QUERY: Final = ("query", "set", "format", "out", "force", "all")
 _READING: Final = ("SELECT", "EXPLAIN")
 _WRITING: Final = ("COPY", "INSERT", "UPDATE", "DELETE", "MERGE")
@@ -67,7 +67,11 @@ def _used_names(arguments: Namespace, names: Sequence[str]) -> list[str]:
 
 
 def _require_used(arguments: Namespace) -> None:
-    """Refuse arguments that would have no effect."""
+    """Reject arguments that would have no effect.
+
+    Raises:
+        UserError: There is such an argument.
+    """
     instead, unused = _used_names(arguments, _INSTEAD), _used_names(arguments, _OF_A_QUERY)
     if arguments.queries == []:
         instead.append("queries")
@@ -146,7 +150,7 @@ def _query(query: str | None, assignments: Sequence[str]) -> tuple[str, Mapping[
 
 
 def _utf8(what: str, text: str | None) -> str:
-    """Return a text from the user, or standard input for None.
+    """Return a text given by the user; for None, return the text of standard input.
 
     Raises:
         UserError: The text has bytes that are not UTF-8.
@@ -167,7 +171,7 @@ def _assignment(text: str) -> tuple[str, Any]:
 
 
 def _format(requested: str | None, file: Path | None) -> str:
-    """Return the requested format, or that of the file's suffix."""
+    """Return the requested format; if there is none, the format of the file's suffix."""
     if file is None:
         if requested == "parquet":
             raise UserError("--format parquet cannot be printed. Add --out FILE.")
@@ -201,9 +205,9 @@ def require_reading(query: str) -> set[str]:
 
 
 def _nested_write(query: str) -> str | None:
-    """Return the writing statement inside a reading one, or None: in EXPLAIN ANALYZE, or in WITH x AS (COPY ...).
+    """Return the keyword of a writing statement inside EXPLAIN ANALYZE or WITH x AS (COPY ...); None if there is none.
 
-    COPY could write to the database's own file and log, since those are open.
+    A read-only connection does not prevent COPY from overwriting the database's own file and log.
     """
     starts = [start for start, kind in duckdb.tokenize(query) if kind != duckdb.token_type.comment]
     encoded = query.encode()
@@ -230,10 +234,10 @@ def _first_sentence(comment: str) -> str:
 
 
 def _with_words(words: Sequence[str]) -> list[SavedQuery]:
-    """Return the saved queries that have all words, all queries if there are none.
+    """Return the saved queries that contain all words; without words, return all saved queries.
 
     Raises:
-        UserError: None has all of them.
+        UserError: No query contains all words.
     """
     wanted = [word.lower() for word in words]
     matches = [query for query in saved_queries() if all(word in _all_words(query) for word in wanted)]

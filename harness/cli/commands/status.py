@@ -1,4 +1,4 @@
-"""``exitbench status``: current state of the spool or of a lake; does not open the database."""
+"""``exitbench status``: print the current state of the spool or of a lake, without opening the database."""
 
 import sys
 import time
@@ -19,7 +19,7 @@ _CLEAR = "\033[2J\033[H"
 
 
 def status(arguments: Namespace) -> int:
-    """Print counts, running attempts, the last failures, the remaining time and the size; or the state of a lake.
+    """Print counts, running attempts, last failures, remaining time and size of the spool; or the state of a lake.
 
     Raises:
         UserError: The spool or the lake cannot be listed, or the suite cannot be used.
@@ -53,7 +53,7 @@ def status(arguments: Namespace) -> int:
 
 
 def _status_of_lake(arguments: Namespace) -> int:
-    """Print the state of a lake, for a suite or in total."""
+    """Print the state of a lake, for one suite or in total."""
     from exitbench.results.lake.reading import lake_lines
 
     if arguments.watch:
@@ -80,7 +80,7 @@ def _labels(arguments: Namespace) -> dict[str, str]:
 
 
 class _Suite:
-    """Cells of a suite and time estimates of the missing ones; planned once, also with ``--watch``."""
+    """Cells of a suite, and time estimates of its missing cells; planned only once, also with ``--watch``."""
 
     def __init__(self, arguments: Namespace) -> None:
         # Imported here: a plan needs the methods, which need torch.
@@ -95,7 +95,7 @@ class _Suite:
         self.cell_ids: Set[str] = {cell.item.cell.cell_id for group in plan.groups for cell in group.cells}
 
     def time_left(self, spool_state: SpoolStatus) -> str:
-        """Return the estimated remaining time of running attempts and cells not started, run sequentially."""
+        """Return, as text, the time left for running attempts and for cells not started, one after the other."""
         running = {attempt.attempt.cell_id: attempt.left_s(spool_state.taken_s) for attempt in spool_state.running}
         missing = [cell_id for cell_id in self.cell_ids if cell_id not in spool_state.states]
         seconds = [*running.values(), *(self._estimates[cell_id].seconds for cell_id in missing)]
@@ -133,7 +133,7 @@ def _running_line(running: RunningAttempt, now_s: float) -> str:
 
 
 def cell_name(cell: dict[str, Any]) -> str:
-    """Return model/task/method parameters/kind of a cell.json."""
+    """Return the name of a cell, given its cell.json: model/task/method parameters/kind."""
     if not cell:
         return "a cell whose cell.json cannot be read"
     method = f"{cell['method']['name']} {describe(cell['method']['params'])}".rstrip()

@@ -1,4 +1,4 @@
-"""``exitbench verify`` and ``env``: reproduce a stored cell, and compare software and machine of runs."""
+"""``exitbench verify`` and ``env``: repeat a stored cell, or compare software and machine of runs."""
 
 import json
 import sys
@@ -26,10 +26,10 @@ NOW = "now"
 
 
 def env(arguments: Namespace) -> int:
-    """Show one environment, or compare two; like ``diff``, return 1 if they differ.
+    """Show the environment of one run, or compare those of two runs; like ``diff``, return 1 if they differ.
 
     Raises:
-        UserError: An id does not match exactly one item.
+        UserError: An id does not match exactly one attempt, cell, environment or machine.
     """
     wanted = {"show": 1, "diff": 2}[arguments.action]
     if len(arguments.of) != wanted:
@@ -50,12 +50,12 @@ def env(arguments: Namespace) -> int:
 
 
 def difference_lines(changed: Sequence[FieldDifference]) -> list[str]:
-    """Return one line per field: ``name: value in A -> value in B``."""
+    """Return one line per differing field: ``name: value in A -> value in B``."""
     return [f"  {change.field}: {shown_value(change.a)} -> {shown_value(change.b)}" for change in changed]
 
 
 def shown_value(value: Any) -> str:
-    """Return a value formatted for display."""
+    """Return a value as text for display."""
     return "absent" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
@@ -78,7 +78,7 @@ def _described(name: str, arguments: Namespace) -> EnvironmentDescription:
 
 
 def _products() -> dict[str, dict[str, Any]]:
-    """Return the matrix-product forms measured on this machine, by threads, number format and file."""
+    """Return the matrix-product forms chosen by measurements on this machine, by threads, number format and file."""
     from exitbench.harness.engine.products.kept import all_kept
     from exitbench.harness.engine.products.kept import this_machine as machine
 

@@ -1,1 +1,1 @@
-"""Readers of task tables in a suite file: built-in tasks, lm-eval's, and tasks declared in TOML."""
+"""Readers of task tables in a suite file: built-in tasks, lm-eval's tasks, and tasks declared in TOML."""

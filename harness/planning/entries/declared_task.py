@@ -1,4 +1,4 @@
-"""Read a task's TOML file: fields of local records, a prompt template, metrics."""
+"""Reader of a declared task, that is, a TOML file with fields of local records, a prompt template and metrics."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -10,7 +10,7 @@ from exitbench.tasks.declared import DEFAULT_MAX_NEW_TOKENS, Declaration
 from exitbench.tasks.registry import task_names
 
 SUFFIX: Final = ".toml"
-"""Suffix of a task file; the name of no other task ends in it."""
+"""Suffix of a task file. Names of other tasks never end in it."""
 _SCHEMA: Final = 1
 _KEYS: Final = (
     *("schema", "name", "fields", "prompt", "causal_prompt", "target", "metrics", "bleu_tokenize", "max_new_tokens"),
@@ -20,14 +20,14 @@ _MAX_NEW_TOKENS: Final = 1_000_000
 
 
 def find_declaration(name: str, folder: Path) -> Declaration | None:
-    """Return the declared task of a name: the path of a TOML file, or the name of a task among the plug-ins.
+    """Return the declared task with a name: the path of a TOML file, or a task declared among the plug-ins.
 
     Args:
         name: The name as the user wrote it.
         folder: Base folder of relative paths.
 
     Returns:
-        None if the name is that of another kind of task.
+        The declaration, or None if no declared task has this name.
 
     Raises:
         UserError: The file does not exist or is invalid.
@@ -59,7 +59,7 @@ def read_declaration(path: Path) -> Declaration:
     """Read the declaration of a task from a TOML file.
 
     Raises:
-        UserError: The file is invalid; names file, line and key, and the allowed values.
+        UserError: The file is invalid. The message names file, line and key, and the allowed values.
     """
     table = TomlTable.read(path)
     table.allow(*_KEYS)

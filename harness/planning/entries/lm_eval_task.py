@@ -1,6 +1,6 @@
-"""Read the lm-eval part of a ``[tasks.LABEL]`` table: settings, and which keys are allowed.
+"""Reader of the lm-eval part of a ``[tasks.LABEL]`` table: settings, and which keys are allowed.
 
-Documents and chat templates are read in `task`.
+The module `task` reads documents and chat templates.
 """
 
 import json
@@ -30,13 +30,13 @@ _MAX_FEWSHOT: Final = 1_000
 
 @dataclass(frozen=True)
 class LmEvalAsked:
-    """Settings of an lm-eval task.
+    """Parsed settings of an lm-eval task in a suite.
 
     Attributes:
         work: Kind of work: generation or log-likelihoods.
-        max_new_tokens: Maximum tokens per answer; 1 if the task generates none.
+        max_new_tokens: Maximum tokens per answer; 1 if the task generates no text.
         stop: Strings that end an answer.
-        scope: Whether scored tokens exit one by one (``token``) or all at the depth of the first (``context``).
+        scope: Whether scored tokens exit one by one (``token``) or all at the exit layer of the first (``context``).
     """
 
     settings: LmEvalSettings
@@ -47,7 +47,7 @@ class LmEvalAsked:
 
 
 def refuse_lm_eval_keys(table: TomlTable) -> None:
-    """Reject lm-eval keys in the table of another task.
+    """Reject lm-eval keys in the table of a task that is not lm-eval's.
 
     Raises:
         UserError: The table has such a key.
@@ -66,7 +66,7 @@ def read_lm_eval(table: TomlTable, name: str, declaration: Declaration | None = 
         declaration: Declaration of a multiple-choice task from a TOML file.
 
     Raises:
-        UserError: The task does not exist, or a key is not valid for it; names file, line and key.
+        UserError: The task does not exist, or a key is not valid for it. The message names file, line and key.
     """
     from exitbench.tasks.registry import get_task
 

@@ -35,7 +35,7 @@ _OF_ANSWERS: Final = (
     *("max_new_tokens", "stop", "repetition_penalty", "no_repeat_ngram_size", "min_length", "forced_bos_token_id"),
     *("chat_template", "system", "first_token"),
 )
-"""Keys for how answers are generated."""
+"""Keys that are valid only for tasks whose answers are generated."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,13 @@ class TaskEntry:
     def other_split(
         self, split: Literal["train", "calibration"], limit: int, why: str, fitted_on: DataRequest | None = None
     ) -> DataRequest:
-        """Return documents of another split of the same data.
+        """Return the request for another split of the same data.
 
         Args:
             split: The split.
             limit: Maximum number of documents.
-            why: Description of the user of these documents, for messages.
-            fitted_on: Documents on which the method to calibrate is fitted.
+            why: Description of the cell that needs these documents, for messages.
+            fitted_on: Documents on which the method to be calibrated is fitted.
 
         Raises:
             UserError: The source is local or the hub, and the suite does not name the files or split.
@@ -114,7 +114,7 @@ def read_task(label: str, table: TomlTable) -> TaskEntry:
     """Read one ``[tasks.LABEL]`` table of a suite.
 
     Raises:
-        UserError: The table is invalid; names file, line and key, and the allowed values.
+        UserError: The table is invalid. The message names file, line and key, and the allowed values.
     """
     from exitbench.tasks.declared import DeclaredTask
     from exitbench.tasks.registry import get_task
@@ -166,7 +166,7 @@ def read_task(label: str, table: TomlTable) -> TaskEntry:
 
 
 def _lm_eval_entry(label: str, table: TomlTable, name: str, declaration: Declaration | None = None) -> TaskEntry:
-    """Read a table whose task is lm-eval's, or a declared multiple-choice task."""
+    """Read the table of an lm-eval task, or of a declared multiple-choice task, which lm-eval also runs."""
     lm_eval = read_lm_eval(table, name, declaration)
     if declaration is not None and (table.get("source", str, "local") != "local" or not table.table("files").values):
         raise table.error("files", "is missing: the task reads files = { data = PATH } of a local source.")
@@ -198,7 +198,7 @@ def _lm_eval_entry(label: str, table: TomlTable, name: str, declaration: Declara
 def _entry(
     label: str, table: TomlTable, data: DataRequest, generation: GenerationSettings, chat_template: bool | None
 ) -> TaskEntry:
-    """Build the entry, reading the keys common to all kinds of tasks."""
+    """Build the entry, and read the keys that are common to all kinds of tasks."""
     return TaskEntry(
         label,
         table.location(),

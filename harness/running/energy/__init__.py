@@ -1,1 +1,1 @@
-"""Energy of timed decodes, from counters of the machine: RAPL for processors, NVML for GPUs; none on others."""
+"""Energy of timed decodes, from the machine's counters: RAPL for processors, NVML for GPUs, none for other hardware."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Final
 
 _SLACK_NS: Final = 1_000_000_000
-"""Counters are updated in steps of up to about 0.1 s; a step may include energy from before the window."""
+"""Tolerance on the measured interval: counters are updated in steps of up to about 0.1 s, which may begin before it."""
 
 
 class CounterError(Exception):
-    """A counter cannot be read, or its reading is impossible; names the counter and the reason."""
+    """A counter cannot be read, or its reading is impossible. The message names the counter and the reason."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Counter:
 
     Attributes:
         domain: Domain of the counter: ``package-0``, ``package-0/dram``, ``gpu-0``, ``psys``.
-        is_counted: Whether it is added to the others. A counter that includes others is read and stored separately.
-        range_uj: Value at which it wraps around to 0; None: it does not.
-        most_w: Upper bound of plausible power; readings above it are rejected.
+        is_counted: Whether the counter is part of the total. A counter that includes others is only stored.
+        range_uj: Value at which the counter wraps around to 0; None if it never does.
+        most_w: Upper bound of plausible power in watts; readings above it are rejected.
         read_uj: Reads the counter; raises `CounterError`.
     """
 
@@ -33,11 +33,11 @@ class Counter:
     read_uj: Callable[[], int]
 
     def spent_uj(self, before_uj: int, after_uj: int, wall_ns: int) -> int:
-        """Return the energy between two readings, between which the counter wrapped around at most once.
+        """Return the energy between two readings. The counter may have wrapped around once between them.
 
         Raises:
-            CounterError: It was reset, the power is implausible, or the interval is so long that it may have wrapped
-                around more than once.
+            CounterError: The counter was reset, the power is implausible, or the interval is so long that the counter
+                may have wrapped around more than once.
         """
         # A watt is a thousandth of a microjoule per nanosecond.
         if self.range_uj is not None and self.most_w * wall_ns // 1000 >= self.range_uj:
@@ -55,8 +55,8 @@ class CounterSource:
     """Energy counters of one source (processor or GPU).
 
     Attributes:
-        counters: All counters of the source, or none: a part would be mistaken for the total.
-        summary: One line: the domains that are read, or why none is.
+        counters: All counters of the source; empty if any is unreadable, since a partial sum would look like the total.
+        summary: One line: the domains that are read, or the reason why none is read.
     """
 
     counters: tuple[Counter, ...]

@@ -1,4 +1,4 @@
-"""A meter: all energy counters of the machine that a model's work affects, read together.
+"""Meter: all energy counters of the hardware that runs a model, read together.
 
 Counters are updated in steps (about 1 ms for RAPL, up to 100 ms for NVML), so the reading of one short decode is off by
 up to a step at either end, in both directions equally often. Sums over documents and rounds are unbiased, and their
@@ -19,7 +19,7 @@ from exitbench.harness.running.energy.nvml import nvml_counters
 from exitbench.harness.running.energy.powercap import powercap_counters
 
 SETTLE_S: Final = 0.5
-"""Threads of a pool keep spinning for a while after their last task."""
+"""Seconds to wait before idle power is read: threads of a pool keep spinning for a while after their last task."""
 IDLE_S: Final = 1.0
 _WATCH_NS: Final = 500_000_000
 _STEPS: Final = 4
@@ -27,7 +27,7 @@ _STEPS: Final = 4
 
 @dataclass(frozen=True)
 class Moment:
-    """One reading: the clock, then every counter, in the meter's order."""
+    """One reading of a meter: the time, and the value of every counter in the meter's order."""
 
     at_ns: int
     uj: tuple[int, ...]
@@ -35,14 +35,14 @@ class Moment:
 
 @dataclass(frozen=True)
 class Idle:
-    """Reading of a counter while the model is loaded and nothing is decoded.
+    """Idle reading of a counter, while the model is loaded and nothing is decoded.
 
     Attributes:
         domain: Domain of the counter.
-        is_counted: Whether it is added to the others.
-        idle_uj: Energy spent.
-        idle_ns: Duration.
-        update_ns: Time between two steps of the counter; None if it did not move.
+        is_counted: Whether the counter is part of the total.
+        idle_uj: Energy in microjoules.
+        idle_ns: Duration in nanoseconds.
+        update_ns: Nanoseconds between two steps of the counter; None if fewer than two steps were observed.
     """
 
     domain: str
@@ -53,27 +53,27 @@ class Idle:
 
 
 class Meter(Protocol):
-    """Reader of energy counters."""
+    """Interface of a reader of energy counters."""
 
     @property
     def counters(self) -> tuple[Counter, ...]:
-        """All counters."""
+        """All counters that the meter reads."""
 
     def read(self) -> Moment:
-        """Read all counters; raises `CounterError`."""
+        """Read all counters once; raises `CounterError`."""
 
     def idle(self) -> tuple[Idle, ...]:
-        """Read all counters while nothing runs; raises `CounterError`."""
+        """Measure the energy of the idle machine, per counter; raises `CounterError`."""
 
 
 @dataclass(frozen=True)
 class MachineMeter:
-    """The meter of this machine.
+    """Meter that reads the counters of this machine.
 
     Attributes:
-        counters: Counters, of which at least one is counted.
+        counters: Counters, at least one of which is part of the total.
         sleep: Waits for a number of seconds.
-        now_ns: Returns the time.
+        now_ns: Returns the time in nanoseconds.
     """
 
     counters: tuple[Counter, ...]
@@ -81,11 +81,11 @@ class MachineMeter:
     now_ns: Callable[[], int] = time.perf_counter_ns
 
     def read(self) -> Moment:
-        """Read all counters."""
+        """Read all counters once."""
         return Moment(self.now_ns(), tuple(counter.read_uj() for counter in self.counters))
 
     def idle(self) -> tuple[Idle, ...]:
-        """Wait until threads are idle, read over a second, and then measure the step of each counter."""
+        """Wait until threads are idle, measure energy for one second, then measure the step length of each counter."""
         self.sleep(SETTLE_S)
         before = self.read()
         self.sleep(IDLE_S)
@@ -101,7 +101,7 @@ class MachineMeter:
         )
 
     def _update_ns(self, counter: Counter) -> int | None:
-        """Return the median time between a few steps of a counter."""
+        """Return the median time between a few steps of a counter; None if fewer than two steps are observed."""
         until_ns = self.now_ns() + _WATCH_NS
         last = counter.read_uj()
         steps: list[int] = []
@@ -113,7 +113,7 @@ class MachineMeter:
 
 
 def find_counters(device: str) -> tuple[CounterSource, ...]:
-    """Return the counters that a model's work affects: of the processors, and of the GPUs if it runs on them.
+    """Return the counters of the hardware that runs a model: the processors, and the GPUs if the model runs on GPUs.
 
     Args:
         device: ``cpu`` or ``cuda``, as torch names it.
@@ -122,9 +122,9 @@ def find_counters(device: str) -> tuple[CounterSource, ...]:
 
 
 def open_meter(device: str) -> Meter | str:
-    """Return a meter, or one line saying why there is none.
+    """Return a meter, or one line with the reason why there is none.
 
-    A GPU's work needs the GPU's counter, since the processor's alone would miss most of the energy.
+    For a model on a GPU, the GPU's counter is required, since the processor's counter would miss most of the energy.
     """
     sources = find_counters(device)
     if not sources[-1].counters:
@@ -133,14 +133,14 @@ def open_meter(device: str) -> Meter | str:
 
 
 def energy_summary() -> str:
-    """Return one line saying which counters a timing would read on this machine, and why not others."""
+    """Return one line with the counters that a timing would read on this machine, and reasons for missing counters."""
     import torch
 
     return "; ".join(source.summary for source in find_counters("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def _gpu_uuids() -> list[str]:
-    """Return the ids of the GPUs that torch sees, those of a worker or of its model; none if one has no id."""
+    """Return the ids of all GPUs visible to torch; empty if any GPU has no id."""
     import torch
 
     gpus = (torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count()))

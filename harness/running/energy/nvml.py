@@ -1,4 +1,4 @@
-"""NVML's counters of GPUs, from the driver's own library: millijoules since the driver was loaded (Volta and later)."""
+"""NVML energy counters of GPUs, from the driver's library: millijoules since the driver was loaded (since Volta)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from exitbench.results.files.values import INT64
 
 _LIBRARY: Final = "libnvidia-ml.so.1"
 _MOST_WATTS: Final = 3_000
-"""Upper bound of a GPU's plausible power."""
+"""Upper bound of a GPU's plausible power, in watts."""
 
 
 def nvml_counters(uuids: Sequence[str], load: Callable[[str], Any] = ctypes.CDLL) -> CounterSource:
-    """Return the counters of GPUs.
+    """Return the energy counters of some GPUs.
 
     Args:
         uuids: Ids of the GPUs, in torch's order, as ``GPU-...``.

@@ -1,8 +1,8 @@
-"""RAPL's counters as Linux exposes them below /sys/class/powercap: Intel processors, and AMD since Zen.
+"""RAPL energy counters as Linux exposes them below /sys/class/powercap: Intel processors, and AMD since Zen.
 
-A zone is a folder with `name`, `energy_uj` and `max_energy_range_uj`. Packages, and memory outside of them (dram), are
-added; psys is the whole board, which includes both, and is stored separately. Cores and uncore are parts of a package,
-and intel-rapl-mmio repeats the same packages: neither is read.
+A zone is a folder with `name`, `energy_uj` and `max_energy_range_uj`. Packages, and memory outside of packages (dram),
+are summed. The zone psys covers the whole board, which includes both, and is stored separately. Cores and uncore are
+parts of a package, and intel-rapl-mmio repeats the same packages, so these zones are not read.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _INTEGER: Final = re.compile(r"[0-9]{1,19}")
 _MOST_BYTES: Final = 64
 _MOST_ZONES: Final = 256
 _MOST_WATTS: Final = 1_000
-"""Upper bound of the plausible power of a package or its memory."""
+"""Upper bound of the plausible power of a package or its memory, in watts."""
 
 
 def powercap_counters(root: Path = ROOT) -> CounterSource:
     """Return the counters of all packages, their memory and the board.
 
     Args:
-        root: The folder of zones; tests use their own.
+        root: Folder of the zones; tests pass a temporary folder.
     """
     try:
         with os.scandir(root) as entries:
@@ -54,7 +54,7 @@ def powercap_counters(root: Path = ROOT) -> CounterSource:
 
 
 def _counter(root: Path, zone: str) -> Counter | None:
-    """Return the counter of a zone; None for a part of a counted zone, or an unknown one."""
+    """Return the counter of a zone; None for a part of a counted zone or an unknown zone."""
     name = _text(root / zone / "name")
     if name == "dram":
         package = _text(root / zone.rpartition(":")[0] / "name")

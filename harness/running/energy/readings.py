@@ -1,7 +1,7 @@
-"""Energy of a timing's decodes: readings around each of them, and metrics computed from these.
+"""Energy of a timing's decodes: counter readings around each decode, and the metrics computed from them.
 
-Either all decodes of a timing have a reading, or none. One missing or impossible reading discards the whole timing's
-energy, since the remaining documents of both arms would differ.
+Either all decodes of a timing have a reading, or none has. One missing or impossible reading discards the energy of the
+whole timing; otherwise the two arms would be compared on different documents.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class EnergyReading:
     """Energy of one counter during one decode; a row of the spool's ``energy`` table.
 
     Attributes:
-        wall_ns: Time between the two readings: slightly more than the decode itself.
+        wall_ns: Nanoseconds between the two counter readings: slightly more than the decode itself.
     """
 
     doc_key: str
@@ -48,12 +48,12 @@ class EnergyReading:
 
 @dataclass(frozen=True)
 class Energy:
-    """Energy of a whole timing.
+    """Energy readings of a whole timing.
 
     Attributes:
-        readings: One per decode and counter; empty without counters.
-        domains: The counters, with their idle power.
-        summary: The counters that were read, or why there are no readings.
+        readings: One reading per decode and counter; empty if there are no counters.
+        domains: Idle readings of the counters.
+        summary: Names of the counters, or the reason why there are no readings.
     """
 
     readings: tuple[EnergyReading, ...]
@@ -62,10 +62,14 @@ class Energy:
 
 
 class EnergyLog:
-    """Collector of a timing's readings, as long as its counters can be read."""
+    """Collector of a timing's energy readings. The first counter error ends the collection."""
 
     def __init__(self, meter: Meter | str) -> None:
-        """Measure idle power; a meter given as text is the reason why there is none."""
+        """Measure idle power.
+
+        Args:
+            meter: The meter, or the reason why there is none.
+        """
         self._meter: Meter | None = None
         self._why = meter if isinstance(meter, str) else ""
         self._readings: list[EnergyReading] = []
@@ -79,7 +83,7 @@ class EnergyLog:
 
     @contextmanager
     def around(self, place: Place) -> Iterator[None]:
-        """Read before and after a decode, outside of its timed interval."""
+        """Context manager around a decode; reads the counters before and after it, outside of its timed interval."""
         before = self._read()
         yield
         after = self._read()
@@ -95,7 +99,7 @@ class EnergyLog:
             self._lose(error)
 
     def close(self) -> Energy:
-        """Return the readings of every decode, or none."""
+        """Return the readings of all decodes, or no readings and the reason if any reading failed."""
         if self._meter is None:
             return Energy((), (), self._why)
         arms = {(reading.arm, reading.twin) for reading in self._readings}
@@ -120,16 +124,15 @@ class EnergyLog:
 
 
 def energy_metrics(energy: Energy, tokens: Mapping[str, int], seed: int) -> dict[str, Interval]:
-    """Return energy metrics of both arms; empty without readings.
+    """Return the energy metrics of both arms; empty if there are no readings.
 
-    ``energy_ratio`` is full depth's energy over the method's, for whole requests and gross, with a paired interval over
-    documents; ``aa_energy_ratio`` is the same for full depth and its twin. ``net_..`` excludes the machine's idle
-    power.
+    ``energy_ratio`` is full depth's energy over the method's, for whole requests and including idle power, with a
+    paired interval over documents. ``aa_energy_ratio`` is the same ratio of full depth and its twin, a second run of
+    full depth. Metrics with ``net_`` exclude the machine's idle power.
 
     Args:
         energy: Energy of the timing.
-        tokens: Tokens produced in all decodes of an arm, by arm (``full`` and ``method``; full depth's exclude its
-            twin's).
+        tokens: Number of tokens produced in all decodes of an arm, by arm: ``full`` (without its twin) and ``method``.
         seed: Seed of the bootstrap.
     """
     if not energy.readings:

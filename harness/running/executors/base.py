@@ -1,4 +1,4 @@
-"""Protocol of executors, as the command line uses them."""
+"""Protocol of executors."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -8,17 +8,17 @@ from exitbench.progress import Progress
 
 
 class Executor(Protocol):
-    """Runner of model groups, each on one machine from its first cell to its last."""
+    """Runner of model groups: each is the cells of one loaded model, and runs on one machine from start to end."""
 
     @property
     def threads(self) -> int:
-        """Number of torch threads of a worker, unless the user sets one."""
+        """Default number of torch threads of a worker."""
 
     def run(self, specs: Sequence[WorkerSpec], progress: Progress, ingest: Callable[[], None]) -> dict[str, str]:
         """Run groups until every cell has ended.
 
         Args:
-            specs: One per loaded model.
+            specs: One specification per loaded model.
             progress: Notified of every start and end.
             ingest: Turns ended cells into database rows; called from time to time.
 

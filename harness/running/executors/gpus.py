@@ -1,4 +1,4 @@
-"""The GPUs of this machine, with one worker at a time on each."""
+"""GPUs of this machine: at most one worker at a time runs on each."""
 
 import contextlib
 import os
@@ -13,16 +13,16 @@ from exitbench.errors import UserError
 from exitbench.harness.processes.locks import locked
 
 POLL_S = 0.5
-"""Seconds between checks of a group that waits for a GPU."""
+"""Seconds between checks for a free GPU while a group waits."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU.
+    """A GPU visible to this process.
 
     Attributes:
-        uuid: Id of the GPU, independent of which GPUs are visible; names its lock.
-        visible_as: Value of CUDA_VISIBLE_DEVICES for a process that sees only this GPU.
+        uuid: Id of the GPU, independent of which GPUs are visible; its lock has this name.
+        visible_as: Value of CUDA_VISIBLE_DEVICES for a process that may use only this GPU.
     """
 
     uuid: str
@@ -46,7 +46,7 @@ def lock_folder() -> Path:
     Only the user can write there: in a folder writable by all, another user could create any name first.
 
     Raises:
-        UserError: Another user created it, or it is a link.
+        UserError: The folder belongs to another user, is writable by others, or is a link.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     of_user = Path(runtime) if runtime else None
@@ -74,24 +74,24 @@ def _is_private(folder: Path) -> bool:
 def free_gpu(
     gpus: Sequence[Gpu], locks: Path, stopped: Callable[[], bool], needed: Sequence[int] = ()
 ) -> Iterator[Mapping[str, str] | None]:
-    """Hold a free GPU within the context, or all those that one model needs; waits for them.
+    """Wait for a free GPU, or for all GPUs that one model needs, and hold it within the context.
 
     Args:
         gpus: GPUs to choose from.
         locks: Folder of their locks.
         stopped: Returns True to stop waiting.
-        needed: Indices of the GPUs needed by a model spread over several; empty: any one.
+        needed: Indices of the GPUs needed by a model spread over several; empty to take any one GPU.
 
     Yields:
-        Environment variables of a process that will use it; None after waiting was stopped.
+        Environment variables of a process that will use the GPU; None if `stopped` ended the wait.
     """
     while not stopped():
         for chosen in ([gpus[place] for place in needed],) if needed else [[gpu] for gpu in gpus]:
             with contextlib.ExitStack() as acquired:
                 # All or none: holding one while waiting for another could deadlock.
                 if all(acquired.enter_context(locked(locks / f"{gpu.uuid}.lock", wait=False)) for gpu in chosen):
-                    # A machine's only GPU is not named, so that runs there have the same environment; and a device map
-                    # names GPUs by their index among all.
+                    # With a single GPU the variable is not set, so that all runs have the same environment. With a
+                    # device map it is not set either, since the map names GPUs by their index among all.
                     names_gpu = not needed and len(gpus) > 1
                     yield {"CUDA_VISIBLE_DEVICES": chosen[0].visible_as} if names_gpu else {}
                     return

@@ -1,8 +1,8 @@
-"""One model group on this machine: a worker process, and a row for every way it can end.
+"""Run of one model group on this machine: worker processes, and an attempt in the spool for every way they can end.
 
-A worker that dies, or takes too long over a cell, loses only that cell: the parent writes its attempt (exit code,
-signal, last log lines) and starts a worker for the rest. If the cell was decoded together with others, it is unknown
-which one failed: all of them are run again, separately.
+A worker that dies, or takes too long for a cell, loses only that cell: the parent writes its attempt (exit code,
+signal, last log lines) and starts a worker for the rest. If the cell was decoded together with others, the cell that
+failed is unknown, so all of them are run again, separately.
 """
 
 import contextlib
@@ -28,25 +28,25 @@ from exitbench.results.spool.attempts import LOG_TAIL_LINES, AttemptWriter
 WORKER: Final = (sys.executable, "-m", "exitbench.harness.running.worker_process")
 
 GRACE_S = 20.0
-"""Seconds that an interrupted worker has to end its attempt before it is killed."""
+"""Seconds that an interrupted worker has for ending its attempt before it is killed."""
 
 # Exit codes of a worker that was terminated on request; a signal if it was still starting.
 _END_REQUESTED: Final = (130, -signal.SIGINT, -signal.SIGTERM, -signal.SIGUSR2)
 
 _LOG_BYTES: Final = 1 << 18
-"""Bytes read from the end of a worker's log."""
+"""Maximum number of bytes read from the end of a worker's log."""
 
 _PROGRESS_BAR: Final = re.compile(r"\d{1,3}%\||\d{1,12}\w{0,20} \[\d+:\d")
-"""Matches tqdm's bars: 45%|###  or 12it [00:03, with a bracket that is closed at the end."""
+"""Pattern of tqdm's progress bars: 45%|###  or 12it [00:03, up to the closing bracket."""
 
 
 class _Watch:
-    """Status of a worker, from its events, and the deadline for its next event."""
+    """State of a worker, computed from its events, and the deadline for its next event."""
 
     def __init__(self, items: Sequence[CellJob], progress: Progress) -> None:
         self.statuses: dict[str, str] = {}
         self.current: str | None = None
-        self.cells = 1  # cells for which the current one decodes
+        self.cells = 1  # number of cells that share the current decode
         self.full: str | None = None
         self._items = {item.cell.cell_id: item for item in items}
         self._progress = progress
@@ -54,14 +54,15 @@ class _Watch:
         self._since_s, self._waits = time.monotonic(), False
 
     def begin(self) -> None:
-        """Reset for a new worker, which loads its model first."""
+        """Reset the state for a new worker, which first loads its model."""
         self.current, self._since_s, self._waits = None, time.monotonic(), False
 
     @property
     def limit_s(self) -> float | None:
-        """Time limit of the current cell in seconds; without one, loading may take as long as any cell.
+        """Time limit of the current cell in seconds; None for no limit.
 
-        A cell that decodes for others may take as long as all of them.
+        The limit is multiplied by the number of cells that share the decode. Between cells, as while the model is
+        loaded, the limit is the largest of all cells.
         """
         if self.current is not None:
             limit_s = self._items[self.current].timeout_s
@@ -71,11 +72,11 @@ class _Watch:
 
     @property
     def deadline(self) -> float | None:
-        """Time by `time.monotonic` after which the worker is overdue; None without a limit."""
+        """Deadline of the next event by `time.monotonic`; None if there is no limit or the worker waits for a lock."""
         return None if self._waits or self.limit_s is None else self._since_s + self.limit_s
 
     def take(self, line: str) -> bool:
-        """Process one line (see `events`); return False if it is not an event."""
+        """Process one line of the worker's output; return False if it is not an event (see `events`)."""
         event = read_event(line, self._items)
         if event is None or event["cell"] in self.statuses:
             return False
@@ -98,7 +99,7 @@ class _Watch:
         return True
 
     def end(self, cell_id: str, status: str) -> None:
-        """Record the status with which a cell ended."""
+        """Record the final status of a cell."""
         self.statuses[cell_id], self.current = status, None
         self._progress.end(self._items[cell_id].label, status)
 
@@ -108,8 +109,8 @@ class _Death:
     """End of a worker process that did not finish its cells.
 
     Attributes:
-        interrupted: Reason, if it was requested to end.
-        killed_for: Status and reason, if this process killed it.
+        interrupted: Reason, if the process was requested to end.
+        killed_for: Status and reason, if the parent killed the process.
     """
 
     returncode: int
@@ -120,7 +121,7 @@ class _Death:
 
     @property
     def status(self) -> str:
-        """Status in the spool."""
+        """Status of the lost cell in the spool."""
         if self.killed_for is not None:
             return self.killed_for[0]
         return "interrupted" if self.interrupted else "oom" if self.out_of_memory else "failed"
@@ -132,7 +133,7 @@ class _Death:
 
     @property
     def reason(self) -> str:
-        """One line for readers."""
+        """Reason for the end, as one line for users."""
         if self.killed_for is not None:
             return self.killed_for[1]
         if self.interrupted:
@@ -143,14 +144,14 @@ class _Death:
 
 
 class GroupRun:
-    """The cells of one loaded model, in worker processes one after another.
+    """Run of the cells of one loaded model, in worker processes one after another.
 
     Attributes:
         interrupted: Reason why no further worker is started; None if not interrupted.
     """
 
     def __init__(self, spec: WorkerSpec, logs: Path, progress: Progress, worker: Sequence[str] = WORKER) -> None:
-        """Prepare the run; nothing is started yet.
+        """Prepare the run without starting a process.
 
         Args:
             spec: The cells, in order, and all paths.
@@ -166,7 +167,7 @@ class GroupRun:
         self._starting = threading.Lock()
 
     def run(self, variables: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Run to the end, or until interrupted.
+        """Run workers until every cell has ended or the run is interrupted.
 
         Args:
             variables: Environment variables of the worker, in addition to this process's.
@@ -184,7 +185,7 @@ class GroupRun:
             if watch.full is not None:
                 raise UserError(f"{watch.full}. What is finished is kept; the same command goes on.")
             if watch.current is not None and watch.cells > 1 and not death.interrupted:
-                lost, self._shares = [], False  # any of them may be the cause: run separately
+                lost, self._shares = [], False  # any of these cells may be the cause, so each runs separately
             elif watch.current is not None:
                 lost = [item for item in remaining if item.cell.cell_id == watch.current]
             elif len(watch.statuses) == before and not death.interrupted:
@@ -197,7 +198,7 @@ class GroupRun:
         return watch.statuses
 
     def interrupt(self, reason: str) -> None:
-        """Ask the worker to end its attempt, and kill it if it takes too long; other threads may call this."""
+        """Request that the worker end its attempt, and kill it if it takes too long. Other threads may call this."""
         self.interrupted = self.interrupted or reason
         with self._starting:
             process = self._process
@@ -216,7 +217,7 @@ class GroupRun:
         return tuple(item for item in self.spec.cells if item.cell.cell_id not in self._watch.statuses)
 
     def _run_worker(self, spec: WorkerSpec, variables: Mapping[str, str]) -> _Death:
-        """Run one process to its end, however it ends; specification and log stay in ``logs``."""
+        """Run one worker process and return how it ended; its specification and log stay in ``logs``."""
         self._logs.mkdir(parents=True, exist_ok=True)
         stem = f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{spec.cells[0].cell.model.name}"
         spec_path, log_path = self._logs / f"{stem}.json", self._logs / f"{stem}.log"
@@ -234,15 +235,15 @@ class GroupRun:
     def _follow(
         self, command: Sequence[str], variables: Mapping[str, str], log: IO[str]
     ) -> tuple[int, tuple[str, str] | None]:
-        """Start a process and process its events until it has ended.
+        """Start a process and handle its events until it has ended.
 
         Returns:
-            Its exit code; and status and reason if this process killed it.
+            Its exit code, and (status, reason) if the parent killed the process, otherwise None.
         """
         self._watch.begin()
         with self._starting:
             process = self._process = WorkerProcess(command, variables, log)
-        if self.interrupted:  # between the last worker and this one
+        if self.interrupted:  # `interrupt` was called before this worker existed
             process.interrupt()
         killed_for = None
         try:
@@ -267,7 +268,7 @@ class GroupRun:
 
 
 def _record(spec: WorkerSpec, item: CellJob, death: _Death) -> None:
-    """Write the attempt that a dead worker could not finish."""
+    """Write the attempt of a cell whose worker died."""
     env = environment_and_hardware(spec.threads)
     with AttemptWriter(spec.spool, item.cell_record(), env) as attempt:
         attempt.log_path.write_text(death.log_tail, encoding="utf-8")
@@ -276,7 +277,7 @@ def _record(spec: WorkerSpec, item: CellJob, death: _Death) -> None:
 
 
 def _oom_kills() -> int:
-    """Return how many processes the kernel has killed for lack of memory since boot; 0 if it does not say."""
+    """Return how many processes the kernel has killed for lack of memory since boot; 0 if not reported."""
     try:
         counters = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -285,14 +286,14 @@ def _oom_kills() -> int:
 
 
 def _signal_name(number: int) -> str:
-    """Return a signal's name; some, such as real-time signals, have none."""
+    """Return a signal's name, or its number if it has no name (as real-time signals)."""
     with contextlib.suppress(ValueError):
         return signal.Signals(number).name
     return f"signal {number}"
 
 
 def _lines(log: Path) -> list[str]:
-    """Return the last lines of a log, without empty ones and progress bars."""
+    """Return the last lines of a log, without empty lines and progress bars."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - _LOG_BYTES))
         text = file.read().decode(errors="replace")
@@ -300,6 +301,6 @@ def _lines(log: Path) -> list[str]:
 
 
 def _without_bar(line: str) -> str:
-    """Return the text printed after a progress bar, if a line starts with one."""
+    """Return the text after the progress bar in a line, or the line if it has no bar."""
     bar = _PROGRESS_BAR.search(line)
     return line if bar is None else line[bar.end() :].partition("]")[2]

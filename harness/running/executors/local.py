@@ -1,7 +1,7 @@
-"""The local executor: this machine, in the foreground.
+"""Local executor: runs cells on this machine, in the foreground.
 
-On a CPU, untimed cells run side by side, then timing cells, one worker at a time, undisturbed (`stages`). With GPUs,
-there is one worker per GPU, and the groups queue for them. Ctrl-C ends the workers gracefully; finished cells stay.
+On a CPU, untimed cells run side by side, then timing cells, one worker at a time (`stages`). With GPUs, there is one
+worker per GPU, and the groups queue for the GPUs. Ctrl-C ends the workers gracefully; finished cells are kept.
 """
 
 import contextlib
@@ -20,11 +20,11 @@ from exitbench.harness.running.executors.stages import Stage, stages
 from exitbench.progress import Progress
 
 INGEST_S: Final = 30.0
-"""Seconds between ingests of ended cells, unless something is timed."""
+"""Seconds between ingests of ended cells, while nothing is timed."""
 
 
 class LocalExecutor:
-    """Executor of groups on this machine."""
+    """Executor that runs groups on this machine."""
 
     def __init__(
         self,
@@ -38,10 +38,10 @@ class LocalExecutor:
 
         Args:
             logs: Folder for the workers' specifications and logs.
-            gpus: GPUs to use, one worker each; none for the CPU.
+            gpus: GPUs to use, one worker each; empty to use the CPU.
             worker: Command that receives the path of a SPEC.json and two descriptors (`worker_process`).
-            gpu_locks: Folder of the GPUs' locks; the user's own by default.
-            cores: Cores for workers side by side on the CPU; by default those that this process may use.
+            gpu_locks: Folder of the GPUs' locks; None for the user's folder (`lock_folder`).
+            cores: Number of cores for workers side by side on the CPU; None for all cores this process may use.
         """
         self._logs, self._gpus, self._worker = logs, tuple(gpus), worker
         self._gpu_locks, self._cores = gpu_locks, cores
@@ -49,11 +49,11 @@ class LocalExecutor:
 
     @property
     def threads(self) -> int:
-        """Number of cores not used by other processes, divided evenly among the GPUs' workers."""
+        """Default number of torch threads per worker: free cores, divided evenly among the GPUs' workers."""
         return max(1, free_cores() // max(1, len(self._gpus)))
 
     def run(self, specs: Sequence[WorkerSpec], progress: Progress, ingest: Callable[[], None]) -> dict[str, str]:
-        """Run groups until every cell has ended (`base.Executor`)."""
+        """Run groups until every cell has ended; see `base.Executor.run`."""
         on_gpus = (Stage(tuple(specs), len(self._gpus), quiet=True),)
         statuses: dict[str, str] = {}
         for stage in on_gpus if self._gpus else stages(specs, self._cores):

@@ -1,4 +1,4 @@
-"""One worker process: its events through a separate pipe, and its end, which leaves no process behind."""
+"""Worker process: reads events through a separate pipe, and leaves no child process behind when it ends."""
 
 import contextlib
 import os
@@ -12,31 +12,31 @@ from typing import IO, Any, Final
 from exitbench.harness.running.environment import spinning
 
 LOOK_S: Final = 1.0
-"""Seconds between checks whether a silent worker has ended: a child of it may hold the pipe open afterwards."""
+"""Seconds between checks whether a silent worker has ended: its child process may hold the pipe open afterwards."""
 
 CLOSING_S: Final = 60.0
-"""Seconds that a worker has to end once it has closed its pipe, on a busy machine."""
+"""Seconds that a worker may take to end after closing its event pipe, as on a busy machine."""
 
 _LONGEST_LINE_BYTES: Final = 1 << 16
 
 
 class Overdue(Exception):
-    """The deadline has passed."""
+    """The deadline for the worker's next line has passed."""
 
 
 class WorkerProcess:
-    """A worker in its own session and process group, so that Ctrl-C reaches the parent alone.
+    """A worker in its own session and process group, so that Ctrl-C reaches only the parent.
 
-    It must be started by the thread that follows it to its end (`lifeline.end_with_starting_thread`).
+    The thread that starts the worker must also follow it to its end (`lifeline.end_with_starting_thread`).
     """
 
     def __init__(self, command: Sequence[str], variables: Mapping[str, str], log: IO[Any]) -> None:
         """Start the worker.
 
         Args:
-            command: Receives two more arguments: the descriptors of the event pipe and of the lifeline.
+            command: The worker's command, to which the descriptors of the event pipe and of the lifeline are added.
             variables: Environment variables, in addition to this process's.
-            log: Receives everything that it prints.
+            log: File that receives the worker's output.
         """
         self._events, events = os.pipe()
         lifeline, self._lifeline = os.pipe()
@@ -60,7 +60,7 @@ class WorkerProcess:
         self._read, self._is_open, self._has_ended = b"", True, False
 
     def next_line(self, deadline: float | None) -> str | None:
-        """Wait for the next line that the worker writes; None once it has ended and everything is read.
+        """Wait for the next line of the worker and return it; None after the worker has ended and everything is read.
 
         Args:
             deadline: Time by `time.monotonic`; None for no deadline.
@@ -90,17 +90,17 @@ class WorkerProcess:
         return (line + newline).decode(errors="replace")
 
     def interrupt(self) -> None:
-        """Ask the worker to end its attempt."""
+        """Request that the worker end its attempt."""
         self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """Kill the worker and everything it started in its group, immediately; no effect after `end`."""
+        """Kill the worker and its process group immediately; no effect after `end`."""
         if not self._has_ended:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def end(self) -> int:
-        """Kill the remains of the worker's group; return its exit code, or the signal that ended it as -N."""
+        """Kill the rest of the worker's group. Return the worker's exit code, or -N if signal N ended it."""
         self.kill()
         self._has_ended = True
         returncode = self._process.wait()

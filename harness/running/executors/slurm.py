@@ -1,10 +1,10 @@
-"""The Slurm executor: an array of jobs, one per model group, and a controller that follows them through the spool.
+"""Slurm executor: an array of jobs, one per model group, and a controller that follows the jobs through the spool.
 
   <runs>/slurm/<submission>/{task-0.json, .., SUBMITTED, jobs/, logs/, CLOSED}
 
-A submission is a folder whose name is also its jobs' name in Slurm. A later controller, on any machine that sees the
-folder, finds the jobs again in the queue. SUBMITTED holds the array's job id; CLOSED is written once none of its jobs
-is left and every cell has a row.
+A submission is a folder whose name is also its jobs' name in Slurm. A later controller, on any machine with access to
+the folder, finds the jobs again in the queue. SUBMITTED contains the array's job id. CLOSED is written after all of the
+jobs have ended and every cell has an attempt.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from exitbench.results.spool.heartbeat import owner_of
 from exitbench.terminal import tell
 
 POLL_S: Final = (0.5, 10.0)
-"""Seconds between the controller's checks: after a change, and at most."""
+"""Seconds between the controller's checks: after a change, and the maximum."""
 
 _SUBMITTED, _CLOSED = "SUBMITTED", "CLOSED"
 _SPEC_NAME = "task-{}.json"
@@ -48,18 +48,18 @@ class _ArrayTask:
 
     @property
     def cell_ids(self) -> frozenset[str]:
-        """Ids of the cells."""
+        """Ids of the task's cells."""
         return frozenset(item.cell.cell_id for item in self.spec.cells)
 
     @property
     def unknown_job(self) -> Job:
-        """The job as reported once Slurm no longer knows it."""
+        """The job with the state `FORGOTTEN`, for a job that Slurm no longer lists."""
         return Job(f"{(self.folder / _SUBMITTED).read_text(encoding='utf-8')}_{self.index}", FORGOTTEN)
 
 
 @dataclass
 class _Followed:
-    """State of the cells that the controller has to run."""
+    """State of the cells of this run while their jobs are followed."""
 
     progress: Progress
     items: dict[str, CellJob]
@@ -71,27 +71,27 @@ class _Followed:
         return [item for cell_id, item in self.items.items() if cell_id not in self.statuses]
 
     def running(self, item: CellJob, n_done: int, total: int) -> None:
-        """Report that a cell runs, and its progress."""
+        """Report that a cell runs, and how many of its documents are done."""
         if item.cell.cell_id not in self.started:
             self.started.add(item.cell.cell_id)
             self.progress.start(item.label, total)
         self.progress.documents_done(item.label, n_done)
 
     def end(self, cell_id: str, status: str) -> None:
-        """Record that a cell has ended; no effect if it is not followed, or known to have ended."""
+        """Record that a cell has ended; no effect if the cell is not followed or its end is already recorded."""
         if cell_id in self.items and cell_id not in self.statuses:
             self.statuses[cell_id] = status
             self.progress.end(self.items[cell_id].label, status)
 
 
 class SlurmExecutor:
-    """Executor that submits groups, follows their jobs, and writes a row for every cell that a job did not end."""
+    """Executor that submits groups, follows their jobs, and writes attempts for cells that jobs left unfinished."""
 
     def __init__(self, folder: Path, options: SlurmOptions) -> None:
-        """Find earlier submissions, and write the rows of jobs that ended without a controller.
+        """Find earlier submissions, and write the attempts of jobs that ended without a controller.
 
         Args:
-            folder: Folder of submissions; must be visible to the nodes.
+            folder: Folder of submissions; must be accessible from the nodes.
             options: Options for Slurm.
 
         Raises:
@@ -110,7 +110,7 @@ class SlurmExecutor:
         return self._options.cpus
 
     def run(self, specs: Sequence[WorkerSpec], progress: Progress, ingest: Callable[[], None]) -> dict[str, str]:
-        """Submit cells that no job has yet, and follow until every cell has ended (`base.Executor`)."""
+        """Submit cells that no job runs yet, and follow until every cell has ended; see `base.Executor.run`."""
         followed = _Followed(progress, {item.cell.cell_id: item for spec in specs for item in spec.cells})
         pause_s = POLL_S[0]
         try:
@@ -131,7 +131,7 @@ class SlurmExecutor:
         return followed.statuses
 
     def _look(self, followed: _Followed, specs: Sequence[WorkerSpec]) -> None:
-        """Check the queue and then the spool; close ended jobs, and submit groups that are ready."""
+        """Check the queue and then the spool; close ended jobs, and submit ready groups."""
         try:
             # Only one controller at a time closes and submits.
             with locked(self._folder / "LOCK", wait=True):
@@ -145,7 +145,7 @@ class SlurmExecutor:
             tell(f"{error} Trying again later.")
 
     def _close(self) -> dict[str, str]:
-        """Write rows for cells that ended jobs left unfinished; return the status of every cell of those jobs."""
+        """Write attempts for cells that ended jobs left unfinished; return the status of every cell of those jobs."""
         submissions = [path for path in sorted(self._folder.glob("*/")) if not (path / _CLOSED).exists()]
         jobs = list_jobs(path.name for path in submissions)
         self._live, statuses = [], {}
@@ -153,7 +153,7 @@ class SlurmExecutor:
             tasks = self._tasks(submission)
             if not (submission / _SUBMITTED).exists():  # its controller was killed
                 if not (job_list := [job for (name, _), job in jobs.items() if name == submission.name]):
-                    shutil.rmtree(submission)  # before Slurm had the jobs
+                    shutil.rmtree(submission)  # killed before it submitted the jobs
                     continue
                 _note_array(submission, job_list[0].job_id)
             pairs = [(task, jobs.get((submission.name, task.index)) or task.unknown_job) for task in tasks]
@@ -174,7 +174,7 @@ class SlurmExecutor:
         return [_ArrayTask(submission, int(path.stem.split("-")[1]), self._specs[path]) for path in paths]
 
     def _ready(self, specs: Sequence[WorkerSpec], followed: _Followed) -> Iterator[WorkerSpec]:
-        """Yield groups with their remaining cells, except those that share or need a cell of a live job."""
+        """Yield groups with their remaining cells; leave out groups with a cell, or a dependency, in a live job."""
         busy = frozenset[str]().union(*(task.cell_ids for task, _ in self._live))
         for spec in specs:
             remaining = tuple(item for item in spec.cells if item.cell.cell_id not in followed.statuses)
@@ -213,7 +213,7 @@ def _note_array(submission: Path, job_id: str) -> None:
 
 
 def _note(followed: _Followed, spool: Path) -> None:
-    """Update cells that have not ended from the spool."""
+    """Update the state of followed cells from the spool."""
     for item in followed.unfinished():
         if (status := outcome(spool, item)) is not None:
             followed.end(item.cell.cell_id, status)
@@ -224,7 +224,7 @@ def _note(followed: _Followed, spool: Path) -> None:
 
 
 def _settle(task: _ArrayTask, job: Job) -> dict[str, str]:
-    """Write an attempt for each cell that a job did not end; return the status of every cell."""
+    """Write an attempt for each cell that a job left unfinished; return the status of every cell."""
     for item in task.spec.cells:
         if outcome(task.spec.spool, item) is None:
             _look_again(task.spec.spool, item.cell.cell_id)
@@ -237,7 +237,7 @@ def _settle(task: _ArrayTask, job: Job) -> dict[str, str]:
         if finished:
             statuses[item.cell.cell_id] = read_status(finished[-1]).status
             continue
-        # If a job never reached its first cell, all of its cells would fail alike.
+        # If a job never reached its first cell, all of its cells would fail in the same way.
         has_begun = bool(tries) or not any(attempts.values())
         reason = f"Slurm job {job.job_id}: {job.state}" + ("" if has_begun else ", before this cell began")
         status = statuses[item.cell.cell_id] = how if has_begun else "interrupted"
@@ -259,7 +259,7 @@ def _look_again(spool: Path, cell_id: str) -> None:
 
 
 def _read_env(attempt: Path) -> dict[str, Any] | None:
-    """Return the node's environment, as its worker wrote it; None if it did not get that far."""
+    """Return the node's environment as its worker wrote it; None if the worker wrote none."""
     try:
         env: dict[str, Any] = json.loads((attempt / "env.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -268,6 +268,6 @@ def _read_env(attempt: Path) -> dict[str, Any] | None:
 
 
 def _job_log(task: _ArrayTask, job: Job) -> str:
-    """Return the error output of a job, which has the reason for its end."""
+    """Return the error output of a job, which contains the reason for its end."""
     paths = sorted((task.folder / "jobs").glob(f"{job.job_id}_*_log.err"))
     return "".join(path.read_text(encoding="utf-8", errors="replace") for path in paths)

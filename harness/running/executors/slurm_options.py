@@ -1,4 +1,4 @@
-"""Options of Slurm on the command line: ``--slurm KEY=VALUE``."""
+"""Slurm options of the command line: ``--slurm KEY=VALUE``."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,13 +9,13 @@ from exitbench.errors import UserError
 
 DEFAULT_TIME: Final = "4:00:00"
 MAX_TIMEOUTS: Final = 20
-"""Most times that a job that ran out of time is requeued."""
+"""Maximum number of times that a timed-out job is requeued."""
 
 OURS: Final = (
     *("array", "error", "job-name", "nodes", "ntasks", "ntasks-per-node"),
     *("open-mode", "output", "requeue", "signal", "wait", "wrap"),
 )
-"""Options of sbatch that the executor sets itself."""
+"""Options of sbatch that the executor sets; the user may not set them."""
 
 # minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes, days-hours:minutes:seconds
 _TIME: Final = re.compile(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d+){0,2})")
@@ -23,12 +23,12 @@ _TIME: Final = re.compile(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d+){0,2})")
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """Options of sbatch.
+    """Options of sbatch for a run's jobs.
 
     Attributes:
         minutes: Time limit of a job.
-        cpus: Cores of a job.
-        flags: Every other option by its long name; True for one without a value.
+        cpus: Number of cores of a job.
+        flags: All other options by long name; the value is True for an option without a value.
     """
 
     minutes: int
@@ -37,7 +37,7 @@ class SlurmOptions:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The options as submitit's parameters."""
+        """The options in the form of submitit's parameters."""
         return {
             "time": self.minutes,
             "cpus_per_task": self.cpus,
@@ -46,13 +46,14 @@ class SlurmOptions:
 
 
 def read_options(texts: Sequence[str]) -> SlurmOptions:
-    """Read the options of the command line.
+    """Parse the values of ``--slurm``.
 
     Args:
         texts: `KEY=VALUE`, or `KEY` if sbatch takes no value; keys are sbatch's long names.
 
     Raises:
-        UserError: Not of this form, given twice, not a time or a number, or an option that the executor sets itself.
+        UserError: A text does not have this form, a key is given twice, a value is not a time or a number, or the
+            executor sets the option itself.
     """
     flags: dict[str, str | bool] = {}
     for text in texts:

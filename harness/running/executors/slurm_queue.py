@@ -8,7 +8,7 @@ from typing import Final
 from exitbench.errors import UserError
 
 FORGOTTEN: Final = "no longer known to Slurm"
-"""State of a job that ended so long ago that the queue no longer lists it."""
+"""State of a job that ended so long ago that Slurm's queue no longer lists it."""
 
 ENDED: Final = {
     FORGOTTEN: "interrupted",
@@ -23,21 +23,21 @@ ENDED: Final = {
     "NODE_FAIL": "failed",
     "BOOT_FAIL": "failed",
 }
-"""Final states of a job -> status in the spool for a cell that such a job began and did not end."""
+"""Final states of a Slurm job, mapped to the spool status of a cell that the job began and did not end."""
 
 _SQUEUE_TIMEOUT_S: Final = 60.0
 
 
 class NoAnswer(UserError):
-    """Slurm does not answer, which may be temporary."""
+    """Slurm does not answer; the failure may be temporary."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One job of an array.
+    """One job of a Slurm array.
 
     Attributes:
-        job_id: Id as scancel takes it: ``12_3``.
+        job_id: Job id as used by scancel: ``12_3``.
         state: State in Slurm's spelling.
     """
 
@@ -46,12 +46,12 @@ class Job:
 
     @property
     def is_live(self) -> bool:
-        """True if the job runs or may still run."""
+        """Whether the job is running, or may run later."""
         return self.state not in ENDED
 
 
 def list_jobs(names: Iterable[str]) -> dict[tuple[str, int], Job]:
-    """Return the user's jobs with some names, by name and array index; includes jobs that ended minutes ago.
+    """Return the user's jobs with the given names, by (name, array index); includes jobs that ended minutes ago.
 
     Raises:
         NoAnswer: Slurm does not answer.

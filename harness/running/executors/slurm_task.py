@@ -1,4 +1,4 @@
-"""One job of an array on its node: a model group, run as by the local executor."""
+"""Slurm task: runs one model group on a node, as the local executor does."""
 
 import signal
 import sys
@@ -13,17 +13,17 @@ from exitbench.harness.running.executors.group import GroupRun
 from exitbench.progress import Expected, Lines
 
 LAST_S: Final = 180.0
-"""Seconds that a job asked to end waits for Slurm to end it."""
+"""Seconds that an interrupted job waits for Slurm to end it."""
 
 
 class SlurmTask:
-    """Task that runs a SPEC.json; submitit calls it on the node, and `checkpoint` before the job is preempted.
+    """Task that runs a SPEC.json. On the node, submitit calls it, and calls `checkpoint` before the job is preempted.
 
     A requeued job runs the same specification; its worker runs the remaining cells.
     """
 
     def __init__(self, spec_path: Path) -> None:
-        """Prepare the task.
+        """Store the path of the specification.
 
         Args:
             spec_path: File of a `WorkerSpec`; logs go to the folder ``logs`` next to it.
@@ -31,7 +31,7 @@ class SlurmTask:
         self._spec_path = spec_path
 
     def __call__(self) -> None:
-        """Run the group, in a thread, so that signals reach this waiting thread."""
+        """Run the group in a thread, so that the main thread can receive signals while it waits."""
         spec = WorkerSpec.from_json(self._spec_path.read_text(encoding="utf-8"))
         lines = Lines({item.label: Expected(item.cell.kind) for item in spec.cells}, sys.stdout)
         self._group = GroupRun(spec, self._spec_path.parent / "logs", lines)
@@ -44,7 +44,7 @@ class SlurmTask:
             time.sleep(LAST_S)
 
     def checkpoint(self) -> Any:
-        """End the current attempt; return the submission for when the job runs again."""
+        """End the current attempt; return a submission with which the job can run again."""
         from submitit.helpers import DelayedSubmission
 
         self._group.interrupt("preempted by Slurm, or out of time")

@@ -1,4 +1,4 @@
-"""Stages of a run on this machine's cores: untimed cells side by side, then every timing alone."""
+"""Stages of a run on this machine's cores: first untimed cells side by side, then each timed group alone."""
 
 import os
 from collections.abc import Sequence
@@ -9,20 +9,20 @@ from exitbench.harness.cells.job import CellJob, WorkerSpec
 from exitbench.harness.running.environment import available_cores
 
 _COPIES: Final = 3
-"""Estimated memory of a loaded model, in copies of its weights: two more for loading and caches."""
+"""Estimated memory of a loaded model, in copies of its weights: one plus two for loading and caches."""
 
 _BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 2}
 
 _MEMORY_SHARE: Final = 0.5
-"""Largest share of the machine's memory for models side by side, by this estimate."""
+"""Maximum share of the machine's memory for models side by side, by this estimate."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Groups of which ``workers`` run at a time.
+    """Groups of which up to ``workers`` run at the same time.
 
     Attributes:
-        quiet: Something may be timed, so that no other work should run at the same time.
+        quiet: Whether the stage may time decodes, so that no other work should run at the same time.
     """
 
     specs: tuple[WorkerSpec, ...]
@@ -31,12 +31,15 @@ class Stage:
 
 
 def stages(specs: Sequence[WorkerSpec], cores: int | None = None, memory_bytes: int | None = None) -> tuple[Stage, ...]:
-    """Divide cells into untimed ones, which run side by side, and timed ones, which run alone after them.
+    """Divide cells into untimed cells, which run side by side, and timing cells, which run alone after them.
 
     Args:
-        specs: One per loaded model; its threads are those for one worker alone.
-        cores: Cores to use; by default those that this process may use.
-        memory_bytes: Memory of the machine by default; models that run at the same time fit in half of it.
+        specs: One per loaded model; its number of threads is for a worker that runs alone.
+        cores: Number of cores to use; None for all cores this process may use.
+        memory_bytes: Memory of the machine; None to read it. Models that run at the same time fit in half of it.
+
+    Returns:
+        The stages in the order in which they run.
     """
     cores = cores or available_cores()
     untimed, timed = (_only(specs, timing=timing) for timing in (False, True))
@@ -61,9 +64,10 @@ def _that_fit(specs: Sequence[WorkerSpec], memory_bytes: int | None) -> int:
 
 
 def _parts(specs: Sequence[WorkerSpec], cores: int) -> list[WorkerSpec]:
-    """Return the specifications, largest first; one with more than a core's share is split if its cells allow.
+    """Return the specifications, largest first. A specification with more than one core's share of work is split.
 
-    Every part loads the model again, and only cells of one part can share a pass: there are no more parts than cores.
+    Every part loads the model again, and only cells of one part can share a pass, so there are no more parts than
+    cores.
     """
     share = sum(map(_weight, specs)) / cores
     parts = []
@@ -73,7 +77,7 @@ def _parts(specs: Sequence[WorkerSpec], cores: int) -> list[WorkerSpec]:
 
 
 def _split(spec: WorkerSpec, most: int) -> list[WorkerSpec]:
-    """Split cells into at most ``most`` stretches of similar weight, in order."""
+    """Split cells into at most ``most`` consecutive parts of similar weight; dependent cells stay together."""
     stretches: dict[int, list[CellJob]] = {}
     total, before = _weight(spec), 0
     for cells in _independent(spec.cells):
@@ -84,13 +88,13 @@ def _split(spec: WorkerSpec, most: int) -> list[WorkerSpec]:
 
 
 def _weight(spec: WorkerSpec) -> int:
-    """Return a rough amount of work: documents; a calibration decodes all of them at every level."""
+    """Return a rough amount of work: the number of documents; a calibration decodes all of them at every threshold."""
     levels = (len(item.cell.calibration.levels) if item.cell.calibration else 1 for item in spec.cells)
     return sum(item.cell.task.documents * n for item, n in zip(spec.cells, levels, strict=True))
 
 
 def _independent(items: Sequence[CellJob]) -> list[tuple[CellJob, ...]]:
-    """Split cells into sets such that no cell depends on one of another set, each in order."""
+    """Split cells into sets without dependencies between sets. Each set keeps the order of its cells."""
     set_of = {item.cell.cell_id: number for number, item in enumerate(items)}
     for item in items:
         first = set_of[item.cell.cell_id]
