@@ -18,6 +18,7 @@ import numpy as np
 from exitbench.errors import UserError, suggestion
 from exitbench.harness.afterwards.replaying import Probe, replay, stored_probe
 from exitbench.harness.cells.cell import CalibrationSettings, Kind
+from exitbench.harness.engine.checkpoints.gguf_origin import name_in_results
 from exitbench.harness.planning.entries.task import TaskEntry
 from exitbench.harness.planning.suite import CalibrationEntry, ModelEntry, Point, Suite, Sweep
 from exitbench.methods.base import Method
@@ -227,7 +228,7 @@ def find_candidates(database: Database, tuning: Tuning) -> list[Candidate]:
     Raises:
         UserError: A parameter does not fit the model.
     """
-    place = f"{tuning.model.name}/{tuning.searched.label}"
+    place = f"{name_in_results(tuning.model.name, tuning.model.path)}/{tuning.searched.label}"
     candidates = list(_static_candidates(stored_probe(database, place), tuning.max_loss_percent))
     for name in tuning.methods:
         kind = get_method(name)

@@ -133,7 +133,8 @@ CATALOGUE: Final = (
             Column(
                 "model_source",
                 "VARCHAR",
-                "where the model came from, such as hub:OWNER/NAME@COMMIT, NULL for a folder of one's own or a recipe",
+                "where the model came from: hub:OWNER/NAME@COMMIT or gguf:FILE@SHA256, NULL for a folder of one's own "
+                "or a recipe",
                 required=False,
             ),
             Column(
