@@ -89,8 +89,8 @@ class ModelRef:
     Attributes:
         name: The suite's name for the checkpoint.
         kind: ``seq2seq``, ``causal`` or ``encoder``.
-        source: Origin, such as ``hub:OWNER/NAME@COMMIT``; None for a user's own folder and for a recipe. Not part of
-            the identity: a copy of the same files is the same model.
+        source: Origin: ``hub:OWNER/NAME@COMMIT`` or ``gguf:FILE@SHA256``; None for any other folder and for a recipe.
+            Not part of the identity: a copy of the same files is the same model.
     """
 
     name: str

@@ -186,7 +186,8 @@ def make_plan(
         remarked: tuple[str, ...] = ()
         if located is not None and folder is not None:
             description = inspect_checkpoint(entry.name, folder, entry.engine)
-            description = replace(description, model=replace(description.model, source=located.source))
+            if located.source is not None:
+                description = replace(description, model=replace(description.model, source=located.source))
             _check_model(templates, description.model.blocks, read_exit_blocks(folder))
             check_answers(templates, description)
             _check_budget(templates, description)

@@ -18,6 +18,7 @@ from exitbench.errors import UserError
 from exitbench.harness.afterwards.candidates import DecoderCosts, find_candidates
 from exitbench.harness.afterwards.tuning import Tuning, choose, tunable_methods
 from exitbench.harness.cells.cell import TimingSettings
+from exitbench.harness.engine.checkpoints.gguf_origin import name_in_results
 from exitbench.harness.inspecting.inspection import Inspection, TokenCost, inspect_folder
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.service.folders import Runs
@@ -218,7 +219,7 @@ def _try(
     print_stage(f"2. Probing full depth on {number_of(searched, 'document')}")
     cells = run_stage(tuning.search(), runs, run)
     with open_database(runs.database) as database:
-        place = f"{tuning.model.name}/{tuning.searched.label}"
+        place = f"{name_in_results(tuning.model.name, tuning.model.path)}/{tuning.searched.label}"
         search = find_candidates(database, place, methods, options.max_loss, costs, _SHARES)
         floor, agreement = _floor(database, cells, tuning), _agreement(database, cells, n_blocks)
     why = _agreement_sentence(agreement, n_blocks)

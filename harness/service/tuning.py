@@ -22,6 +22,7 @@ from exitbench.harness.afterwards.tuning import (
     tunable_methods,
     why_not_certified,
 )
+from exitbench.harness.engine.checkpoints.gguf_origin import name_in_results
 from exitbench.harness.planning.suite import Point, Suite, load_suite
 from exitbench.harness.service.folders import Runs
 from exitbench.harness.service.options import RunOptions
@@ -118,7 +119,7 @@ def _tune(tuning: Tuning, runs: Runs, options: TuneOptions) -> None:
     print_stage(f"1. Probing full depth on {number_of(tuning.documents, 'document')} it is not reported on")
     run_stage(tuning.search(), runs, options.run)
     with open_database(runs.database) as database:
-        place = f"{tuning.model.name}/{tuning.searched.label}"
+        place = f"{name_in_results(tuning.model.name, tuning.model.path)}/{tuning.searched.label}"
         candidates = find_candidates(database, place, tuning.methods, tuning.max_loss_percent).candidates
     print_stage(f"2. Decoding {number_of(len(candidates), 'candidate')} of {number_of(len(tuning.methods), 'method')}")
     choice = choose(tuning, decode_candidates(tuning.confirm(candidates), candidates, runs, options.run))

@@ -69,7 +69,8 @@ def stored_suite(database: Database, cell_id: str, name: str, folder: Path | Non
     """
     for row in Frame.query(database, EXPORTS.read_text("utf-8")).rows:
         if row["cell_id"] == cell_id:
-            return suite_toml({**row, "model_source": row["model_source"] or (folder and str(folder.resolve()))}, name)
+            source = row["model_source"] if folder is None or _is_path(row["model_source"]) else str(folder.resolve())
+            return suite_toml({**row, "model_source": source}, name)
     return None
 
 
@@ -77,9 +78,14 @@ def _model(row: Row) -> dict[str, Any]:
     more = {} if row["engine"] == "lean" else {"engine": row["engine"]}
     if row["random_weights"]:
         more["random_weights"] = True
-    if row["model_source"]:
+    if _is_path(row["model_source"]):
         return {"path": row["model_source"], **more}
     return {"recipe": row["recipe"], **more} if row["recipe"] else {"path": FOLDER, **more}
+
+
+def _is_path(source: str | None) -> bool:
+    """Return whether a suite may name a model's origin as its path; a converted GGUF file is only a record."""
+    return bool(source) and not str(source).startswith("gguf:")
 
 
 def _task(row: Row, data: Mapping[str, Any], fit: Mapping[str, Any] | None) -> dict[str, Any]:

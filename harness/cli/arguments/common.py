@@ -194,7 +194,7 @@ DAILY: Final = ("try", "run", "status", "report", "sql", "show", "compare", "tun
 PURPOSES: Final[Mapping[str, tuple[str, ...]]] = {
     "Run": ("plan", "run", "status", "train", "lm-eval"),
     "Query and compare": ("report", "open", "sql", "show", "compare", "try", "tune", "replay", "claims"),
-    "Models, tasks, methods": ("list", "inspect", "show-prompts", "new"),
+    "Models, tasks, methods": ("list", "inspect", "convert", "show-prompts", "new"),
     "Keep and share": ("export", "import", "rescore", "annotate", "db", "gc"),
     "Check": ("check", "verify", "doctor", "env"),
 }

@@ -40,6 +40,7 @@ def add_commands(commands: Commands) -> None:
     _add_doctor(commands)
     _add_verify(commands)
     _add_inspect(commands)
+    _add_convert(commands)
     _add_list(commands)
     _add_show_prompts(commands)
 
@@ -329,6 +330,23 @@ def _add_inspect(commands: Commands) -> None:
     parser.add_argument("--context", type=up_to(_MOST_TOKENS), metavar="N", help=about)
     parser.add_argument("--format", choices=("text", "json"), default="text", help="one screen of text, or all as JSON")
     add_runs(parser)
+
+
+def _add_convert(commands: Commands) -> None:
+    examples = (
+        "  exitbench convert SmolLM2-135M-Instruct.Q4_1.gguf models/smollm2\n"
+        "  exitbench convert downloads/model.gguf models/mine --dtype bfloat16"
+    )
+    about = (
+        "Convert a GGUF file to a checkpoint: dequantized weights in safetensors, configuration, tokenizer and chat "
+        "template. It needs `pip install 'exitbench[gguf]'`, and memory for all weights."
+    )
+    parser = command(commands, "convert", "convert:convert", about, examples)
+    parser.add_argument("file", type=Path, metavar="MODEL.gguf", help="the GGUF file; a link is refused")
+    about = "folder to write, with safetensors that every command reads; a new or an empty one"
+    parser.add_argument("folder", type=Path, metavar="DIR", help=about)
+    about = "number format of the written weights (float32, which holds every dequantized number exactly)"
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help=about)
 
 
 def _add_list(commands: Commands) -> None:

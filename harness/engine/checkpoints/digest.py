@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import EngineChoice, EngineName, ModelRef
 from exitbench.harness.engine.checkpoints.files import CONFIG, TRAINED_BESIDE, checkpoint_remarks, weight_files
+from exitbench.harness.engine.checkpoints.gguf_origin import name_in_results, read_origin
 from exitbench.harness.engine.checkpoints.tokenizer_files import check_vocabulary, load_tokenizer, tokenizer_files
 from exitbench.harness.reading.regular_files import read_json
 from exitbench.results.files.atomic import write_whole_file
@@ -70,13 +71,14 @@ def inspect_checkpoint(name: str, folder: Path, engine: EngineChoice = "auto") -
     """Return a plan's description of the checkpoint in a folder, from the cache if it is current.
 
     Args:
-        name: Name of the model in the suite.
+        name: Name of the model in the suite; a converted GGUF file's quantization is added.
         folder: A Hugging Face checkpoint: config.json, safetensors (one or more), tokenizer files.
         engine: Engine requested.
 
     Raises:
         UserError: The engine cannot read it, it has no tokenizer, or one with more tokens than the model.
     """
+    name = name_in_results(name, folder)
     # The inode change time is part of the stamp, because it cannot be set when a folder is packed: a cached description
     # that came with a third-party checkpoint is never trusted.
     files = sorted(path for path in folder.glob("*") if path.is_file() and not path.name.startswith("."))
@@ -126,6 +128,7 @@ def _inspect(name: str, folder: Path, engine: EngineChoice) -> Description:
     weights = [*weight_files(folder).paths, *heads]
     check_vocabulary(folder, loaded := load_tokenizer(folder), n_tokens)
     digests = [_sha256(path) for path in weights]
+    origin = read_origin(folder)
     model = ModelRef(
         name=name,
         # The digest of a single file is used unchanged, so that it can be checked with sha256sum.
@@ -136,6 +139,7 @@ def _inspect(name: str, folder: Path, engine: EngineChoice) -> Description:
         blocks=checkpoint.model.n_blocks,
         encoder_blocks=checkpoint.model.encoder_blocks,
         parameters=sum(numel for _, numel in stored_tensors(weights)),
+        source=None if origin is None else origin.source,
     )
     remarks = (*checkpoint_remarks(folder), *fallback, *(_no_end(checkpoint.eos_ids, loaded) if labels is None else ()))
     max_positions = checkpoint.model.max_positions

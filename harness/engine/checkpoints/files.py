@@ -7,12 +7,14 @@ folder may come from a third party, so its JSON files are untrusted: a weight fi
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from exitbench.errors import UserError, one_line
+from exitbench.harness.engine.checkpoints.gguf_origin import read_origin
 from exitbench.harness.reading.regular_files import is_file, read_json
 
 CONFIG = "config.json"
@@ -59,10 +61,9 @@ def gguf_note(path: Path) -> str:
     if file is None:
         return ""
     return (
-        f" {file.name} is GGUF: a file of mostly quantised weights for another program, which is not read. Take the "
-        "safetensors checkpoint that it was made of, which its page on the hub names, or make one: `python -c "
-        f"\"import transformers as t; [c.from_pretrained('{file.parent}', gguf_file='{file.name}')"
-        f".save_pretrained('{file.stem}-safetensors') for c in (t.AutoModelForCausalLM, t.AutoTokenizer)]\"`."
+        f" {file.name} is GGUF: a file of mostly quantized weights for another program. Take the safetensors "
+        "checkpoint that it was made of, which its page on the hub names, or convert it: "
+        f"`{shlex.join(('exitbench', 'convert', str(file), f'{file.stem}-safetensors'))}`."
     )
 
 
@@ -132,11 +133,13 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def checkpoint_remarks(folder: Path) -> tuple[str, ...]:
-    """Return remarks (not errors) about a checkpoint's files, one sentence each: weight files that are not read.
+    """Return remarks (not errors) about a checkpoint's files, one sentence each: GGUF origin, and files not read.
 
     Raises:
-        UserError: The model's own weight files are not usable.
+        UserError: The model's own weight files, or the record of a conversion, are not usable.
     """
+    origin = read_origin(folder)
+    converted = () if origin is None else (origin.remark,)
     files = weight_files(folder)
     read = {path.name for path in files.paths} | set(TRAINED_BESIDE)
     if files.index is None:
@@ -145,9 +148,12 @@ def checkpoint_remarks(folder: Path) -> tuple[str, ...]:
         candidates = list(folder.glob("*.safetensors"))
     strays = sorted({path.name for path in candidates} - read)
     if not strays:
-        return ()
+        return converted
     weights_name = SINGLE if files.index is None else INDEX
-    return (f"not read: {listed(strays)} (the weights are those of {weights_name})",)
+    return (
+        *converted,
+        f"not read: {listed(strays)} (the weights are those of {weights_name})",
+    )
 
 
 def listed(names: list[str]) -> str:

@@ -130,8 +130,8 @@ def test_gguf_is_explained_and_not_taken_for_a_recipe(
     assert main(arguments) in (1, 2)
     captured = capsys.readouterr()
     said = " ".join((captured.out + captured.err).split())
-    assert "model.gguf is GGUF: a file of mostly quantised weights for another program, which is not read." in said
-    assert f"from_pretrained('{folder}', gguf_file='model.gguf').save_pretrained('model-safetensors')" in said
+    assert "model.gguf is GGUF: a file of mostly quantized weights for another program." in said
+    assert f"`exitbench convert {folder / 'model.gguf'} model-safetensors`" in said
     assert "builtin-causal" not in said
 
 

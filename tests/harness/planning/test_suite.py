@@ -156,7 +156,7 @@ def test_a_file_of_llama_cpp_is_told_as_such(write_suite: Writer, checkpoint: Pa
     (tmp_path / "model.gguf").touch()
     path = write_suite()
     path.write_text(path.read_text().replace(str(checkpoint), "model.gguf"))
-    assert "it has no config.json. model.gguf is GGUF: a file of mostly quantised weights" in complaint(path)
+    assert "it has no config.json. model.gguf is GGUF: a file of mostly quantized weights" in complaint(path)
 
 
 def test_an_unknown_suite_says_which_are_shipped() -> None:
