@@ -130,7 +130,7 @@ CATALOGUE: Final = (
             Column(
                 "model_source",
                 "VARCHAR",
-                "source of the model, hub:OWNER/NAME@COMMIT or gguf:FILE@SHA256, NULL for other folders and for recipes",
+                "source of the model: hub:OWNER/NAME@COMMIT or gguf:FILE@SHA256, NULL for other folders and recipes",
                 required=False,
             ),
             Column(
