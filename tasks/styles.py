@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 PromptStyle = Literal["t5", "chat", "completion"]
 PROMPT_STYLES: Final[tuple[PromptStyle, ...]] = get_args(PromptStyle)
+OWN_FORMAT: Final[PromptStyle] = "t5"
+"""Style of the task's own format, which every task has."""
 
 _BETWEEN: Final = "\n\n"
 """Separator of instruction, examples and question."""

@@ -133,9 +133,9 @@ class Pace:
         rounds = max(2, min(usual.least_rounds, decodes // FEWEST_DOCUMENTS))
         return replace(usual, documents=max(4, min(usual.documents, decodes // rounds)), max_rounds=rounds)
 
-    def candidates(self, remaining_s: float, documents: int) -> int:
-        """Return how many candidates can be decoded in half of the remaining time, at least three."""
-        return max(3, int(0.5 * (remaining_s - 2 * self.stage_s) / (documents * self.together_s)))
+    def candidates(self, documents: int) -> int:
+        """Return how many candidates can be decoded on so many documents after a probe, at least three."""
+        return max(3, int(_CHOOSING * self._seconds / (documents * self.together_s)) - 3)
 
     @property
     def _seconds(self) -> float:
@@ -167,7 +167,6 @@ def try_model(options: TryOptions) -> bool:
         UserError: The model cannot run, there are too few documents, or the time is too short.
         KeyboardInterrupt: Interrupted; finished cells are kept and the same command resumes.
     """
-    began_s = time.monotonic()
     inspection = inspect_folder(options.folder)
     if inspection.lacks or inspection.work is None or inspection.shape is None:
         raise UserError("\n".join([f"{options.folder}: cannot be run.", *inspection.lacks]))
@@ -176,7 +175,7 @@ def try_model(options: TryOptions) -> bool:
     for reason in refused:
         tell(f"  left out: {reason}")
     try:
-        _try(options, inspection, costs, methods, began_s)
+        _try(options, inspection, costs, methods)
     except StageFailed:
         return False
     return True
@@ -199,9 +198,7 @@ def _print_costs(n_blocks: int, costs: DecoderCosts) -> None:
     )
 
 
-def _try(
-    options: TryOptions, inspection: Inspection, costs: DecoderCosts, methods: Sequence[str], began_s: float
-) -> None:
+def _try(options: TryOptions, inspection: Inspection, costs: DecoderCosts, methods: Sequence[str]) -> None:
     assert inspection.shape is not None
     n_blocks = inspection.shape.decoder_blocks
     runs = Runs(options.runs)
@@ -224,10 +221,9 @@ def _try(
         floor, agreement = _floor(database, cells, tuning), _agreement(database, cells, n_blocks)
     why = _agreement_sentence(agreement, n_blocks)
     can_train = inspection.exit_heads is None and max(agreement.values()) < _PREDICTS_EARLY
-    remaining_s = 60 * options.minutes - (time.monotonic() - began_s)
     allowed_match = 1 - options.max_loss / 100
     ranked = sorted(search.candidates, key=lambda setting: (setting.token_match < allowed_match, setting.token_blocks))
-    candidates = ranked[: pace.candidates(remaining_s, searched)]
+    candidates = ranked[: pace.candidates(searched)]
     for reason in search.omissions:
         tell(f"  left out: {reason}")
     if not candidates:

@@ -97,10 +97,21 @@ def _task(row: Row, data: Mapping[str, Any], fit: Mapping[str, Any] | None) -> d
         task["files"] = dict(data["files"])
     if fit and fit["files"]:
         task["train_files"] = dict(fit["files"])
-    task |= _present_values(generation, *_GENERATION)
+    task |= _prompts(generation, data) | _present_values(generation, *_GENERATION)
     if generation.get("stop"):
         task["stop"] = generation["stop"]
     return task | ({"chat_template": True} if generation.get("chat_template_sha256") else {})
+
+
+def _prompts(generation: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of the prompts. The style is always written, because its default depends on the model."""
+    if not generation.get("max_new_tokens"):
+        return {}
+    prompts = {"prompt_style": generation.get("prompt_style") or "t5"}
+    prompting = data.get("prompting")
+    if prompting and not prompting["instruction"]:  # the user's template, which replaces the task's instruction
+        prompts["prompt"] = prompting["template"]
+    return prompts | _present_values(generation, "num_fewshot", "fewshot_seed")
 
 
 def _sweep(row: Row, is_timed: bool) -> dict[str, Any]:

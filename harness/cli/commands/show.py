@@ -15,6 +15,7 @@ from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.reading.toml import TomlTable
 from exitbench.harness.service.folders import Runs
 from exitbench.results.database.connection import open_database
+from exitbench.tasks.styles import OWN_FORMAT
 from exitbench.terminal import number_of, visible
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def _head(entry: TaskEntry, task: "Task", n_documents: int, *, is_rendered: bool
     yield f"metrics: {', '.join(task.metrics)}"
     yield entry.work.about(task, entry.generation.max_new_tokens)
     if is_rendered and task.style_texts is not None:
-        yield f"prompt style: {entry.generation.prompt_style or 't5'}"
+        yield f"prompt style: {entry.generation.prompt_style or OWN_FORMAT}"
     if entry.generation.stop:
         yield f"answers end at {', '.join(map(repr, entry.generation.stop))}"
     if entry.chat_template and not is_rendered:

@@ -7,7 +7,7 @@ from exitbench.errors import UserError
 from exitbench.harness.reading.toml import TomlTable
 from exitbench.tasks.base import Task
 from exitbench.tasks.lm_eval.settings import LmEvalSettings
-from exitbench.tasks.styles import PROMPT_STYLES, PromptStyle
+from exitbench.tasks.styles import OWN_FORMAT, PROMPT_STYLES, PromptStyle
 from exitbench.tasks.templates import parse
 
 STYLE_KEYS: Final = ("prompt_style", "prompt", "causal_prompt")
@@ -49,7 +49,7 @@ def read_prompt_keys(table: TomlTable, task: Task) -> PromptKeys:
     texts = task.style_texts
     if texts is None:
         for key in (*STYLE_KEYS, *FEWSHOT_KEYS):
-            if key in table.values:
+            if key in table.values and (key, table.values[key]) != ("prompt_style", OWN_FORMAT):
                 raise table.error(key, f"goes with tasks that have prompt styles; {task.name!r} has its own prompts.")
         return PromptKeys()
     style = table.optional("prompt_style", str)

@@ -195,6 +195,7 @@ task = "squad"
 source = "builtin"
 limit = 2
 max_new_tokens = 4
+prompt_style = "t5"
 
 [[sweep]]
 method = "static"

@@ -44,7 +44,10 @@ FAMILIES: dict[str, Callable[[dict[str, Any]], Any]] = {
         )
     ),
 }
-LINES = 'task = "wmt-en-fr"\nsource = "local"\nfiles = { en = "text.en", fr = "text.fr" }\nmax_new_tokens = 4\n'
+LINES = (
+    'task = "wmt-en-fr"\nsource = "local"\nfiles = { en = "text.en", fr = "text.fr" }\nmax_new_tokens = 4\n'
+    'prompt_style = "t5"\n'
+)
 TASKS = {"whole": f"[tasks.whole]\n{LINES}", "gated": f'[tasks.gated]\n{LINES}first_token = "gated"\n'}
 # The score of random exits is not in a probe: their replays ask the gate.
 SWEEPS = """

@@ -704,7 +704,7 @@ def test_a_task_of_such_documents_alone_fails(models: dict[str, Path], unscorabl
         (entry("text", "level = 2"), "goes with generated data"),
         (entry("text", "fewshot_as_multiturn = true"), "goes with chat_template = true"),
         (entry("letters"), "toy_letter"),
-        ("[tasks.squad]\nnum_fewshot = 3\n", "goes with a task of lm-eval only"),
+        ("[tasks.sst2]\nnum_fewshot = 3\n", "goes with tasks that have prompt styles"),
         (entry("letter", "num_fewshot = -1"), "must be from 0"),
     ],
 )

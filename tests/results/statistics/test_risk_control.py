@@ -189,7 +189,7 @@ def test_with_nothing_but_loss_nothing_is_rejected(p_value: PValue, n: int) -> N
 @pytest.mark.parametrize(
     ("losses", "message"),
     [
-        ([], "no documents"),
+        ([], "losses are empty"),
         ([0.0, 1.0001], r"in \[0, 1\]; document 1 has 1.0001"),
         ([-1e-9], r"in \[0, 1\]"),
         ([0.0, math.nan], r"in \[0, 1\]"),
