@@ -1,4 +1,4 @@
-"""Identity: what changes a cell's id, what does not, and that ids never change by accident."""
+"""A cell's id: values that change it, values that do not, and fixed ids that show accidental changes."""
 
 import functools
 import json
@@ -201,7 +201,7 @@ NOT_ASKED = {
 
 
 def any_of(part: type[Any]) -> st.SearchStrategy[Any]:
-    """Any value of a dataclass whose fields are leaves or parts."""
+    """Return a strategy for any value of a dataclass whose fields are plain values or such dataclasses."""
     return st.builds(part, **{item.name: any_value(item) for item in fields(part)})
 
 
@@ -222,7 +222,7 @@ def leaves(part: Any, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
 
 
 def changed(part: Any, path: str, value: Any) -> Any:
-    """The same with another value at a path."""
+    """Return a copy of the dataclass with another value at a path."""
     name, _, rest = path.partition(".")
     return replace(part, **{name: changed(getattr(part, name), rest, value) if rest else value})
 

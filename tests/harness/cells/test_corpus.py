@@ -1,4 +1,4 @@
-"""Documents by content, remembered between plans: never for longer than they stay the same."""
+"""Digests of documents are cached between plans and recomputed when the documents' sources change."""
 
 import shutil
 from dataclasses import replace
@@ -16,7 +16,7 @@ LINES = DataRequest("wmt-en-fr", "local", "test", files=(("en", "text.en"), ("fr
 
 
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[DataRequest]:
-    """Every request whose documents are really read from now on."""
+    """Return a list that collects every request whose documents are read from now on."""
     seen: list[DataRequest] = []
     load = DataRequest.load
     monkeypatch.setattr(DataRequest, "load", lambda self, data_dir: seen.append(self) or load(self, data_dir))

@@ -29,7 +29,7 @@ ENDS: dict[str, str] = {"end": "$A </s>", "beginning": "<pad> $A", "both": "<pad
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Callable[..., Any]:
-    """A tokenizer with special tokens at an end, and a chat template or none, as it is loaded from a folder."""
+    """Return a function that loads a tokenizer with special tokens at one end and an optional chat template."""
 
     def make(ends: str = "end", template: str | None = None) -> Any:
         result = build_tokenizer()

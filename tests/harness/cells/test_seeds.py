@@ -1,4 +1,4 @@
-"""What is drawn depends on the suite's seed and the document, never on the method, the batch or the order."""
+"""Random draws depend on the suite's seed and the document, never on the method, the batch or the order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts for encoders: what is cut and counted, and whose label is whose."""
+"""Texts for encoders: truncation, its counts, and the mapping of labels."""
 
 from __future__ import annotations
 

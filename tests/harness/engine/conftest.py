@@ -102,8 +102,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 }
 
 PLACED = ("t5", "umt5", "llama", "smollm3", "gpt2")
-"""One family per kind of position encoding: biases shared by blocks or per block, rotations in all blocks or in some,
-an embedding. Tests that move rows and positions of a cache need only these; tests of what a block computes use all.
+"""Families that cover each kind of position encoding: biases shared by blocks or per block, rotations in all or some
+blocks, and an embedding. Tests of moved cache rows use only these; tests of a block's computation use all families.
 """
 
 
@@ -162,7 +162,7 @@ class Twin:
 
 @pytest.fixture(scope="session")
 def twin(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Twin]:
-    """Return a function that gives a family's checkpoint by name, built once."""
+    """Return a function that returns a family's checkpoint by name and builds it once."""
     results: dict[str, Twin] = {}
 
     def get(family: str) -> Twin:

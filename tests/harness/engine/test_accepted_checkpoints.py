@@ -1,4 +1,4 @@
-"""Checkpoints that are read whole: greedy tokens are those of transformers on the same folder."""
+"""Accepted checkpoints are read completely: greedy tokens equal those of transformers on the same folder."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def saved(model: Model, folder: Path, dtype: torch.dtype = torch.float32, **opti
 
 
 def answers(folder: Path, engine: EngineChoice = "lean") -> list[list[int]]:
-    """What an engine answers from a folder, in float32."""
+    """Return an engine's answers with the checkpoint in a folder, in float32."""
     checkpoint = load_checkpoint(folder, engine=engine)
     batch = prefill(checkpoint.model, [Request(prompt) for prompt in PROMPTS], NEW_TOKENS)
     result = decode(checkpoint, batch, baseline_method()().parts(checkpoint.model.n_blocks))
@@ -128,7 +128,7 @@ def answers(folder: Path, engine: EngineChoice = "lean") -> list[list[int]]:
 
 
 def reference_answers(folder: Path) -> list[list[int]]:
-    """What transformers answers from the same folder."""
+    """Return transformers' answers with the same checkpoint."""
     is_t5 = json.loads((folder / "config.json").read_text())["model_type"] in ("t5", "mt5", "umt5")
     auto = transformers.AutoModelForSeq2SeqLM if is_t5 else transformers.AutoModelForCausalLM
     model = auto.from_pretrained(folder, dtype=torch.float32).eval()

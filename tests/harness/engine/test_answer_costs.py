@@ -1,4 +1,4 @@
-"""The work of answers as cells are charged it, against what a counter of FLOPs sees while they are decoded."""
+"""Declared work of answers equals the FLOPs counted while they are decoded."""
 
 from __future__ import annotations
 

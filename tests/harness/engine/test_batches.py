@@ -1,4 +1,4 @@
-"""Documents a batch at a time, thresholds in one pass: neither changes answers or traces; memory bounds the rows."""
+"""Batches of documents and several thresholds in one pass change neither answers nor traces. Memory limits the rows."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ GRIDS = {
     "static": "exit_layer = [3]",
 }
 DECAYED = "threshold = [0.3, 0.7], decay = ['code']"
-"""Beside those of the first policy, with which they share a pass."""
+"""Settings that share a pass with those of the first policy."""
 MODELS = {"builtin-weighted": "an encoder-decoder", "builtin-exit-heads": "a decoder-only model with exit heads"}
 
 
@@ -63,10 +63,10 @@ def names(model: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Ran:
-    """Folders of attempts by label, decoded by one row alone and by eight with other thresholds beside.
+    """Folders of attempts by label: each setting decoded alone with one row, and with eight rows and other thresholds.
 
     Attributes:
-        shared: Labels of the cells of which each decoded for others too, and for how many in all.
+        shared: For each label of a pass's first cell, the number of cells that the pass answered.
     """
 
     folders: dict[int, dict[str, Path]]

@@ -1,4 +1,4 @@
-"""Certified gates on the shipped models: tokens and exit layers are those of the exact head, scores lie beside its."""
+"""Certified gates on the included models: tokens and exit layers equal those of the exact head, scores are close."""
 
 from __future__ import annotations
 

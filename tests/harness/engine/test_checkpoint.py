@@ -1,4 +1,4 @@
-"""Reading checkpoints: what is read, and that every bad one is refused with file and remedy."""
+"""Reading checkpoints: which files are read, and that each bad checkpoint is refused with its file and a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Probes of continuations: the rows of a probe, each with the given token's log-probability at every block."""
+"""Probes of continuations: rows as in other probes, with the given token's log-probability at every block."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def contexts(prompts: list[list[int]], choices: list[list[int]] = CHOICES) -> li
 
 
 def outputs(asked: list[Context]) -> tuple[list[list[int]], list[list[int]]]:
-    """Prompts and outputs as a probe is given them: every choice with a context of its own."""
+    """Return the prompts and outputs of a probe for scored choices, each with its own copy of the context."""
     pairs = [(list(context.context_ids), list(ids)) for context in asked for ids in context.continuations]
     return [prompt for prompt, _ in pairs], [output for _, output in pairs]
 

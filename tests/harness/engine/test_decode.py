@@ -1,4 +1,4 @@
-"""The decode loop: what is skipped is not computed, what is skipped is filled, every row exits on its own."""
+"""The decode loop: skipped blocks are not computed but filled, and every row exits independently."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ MAX_NEW_TOKENS = 8
 
 
 class ExitAtSeed(Gate):
-    """Each row leaves after as many blocks as its seed says; ``moving``: one deeper every position, then 1 again."""
+    """Gate that lets each row exit after as many blocks as its seed. With ``moving``, the exit layer grows by one per
+    position and starts again at 1.
+    """
 
     def __init__(self, moving: bool = False) -> None:
         self.moving = moving
@@ -107,7 +109,7 @@ def test_a_block_that_no_row_needs_is_never_called(placed: Any, prompts: Any, re
 def test_rows_of_one_step_exit_at_different_blocks_and_agree_with_rows_alone(
     placed: Any, prompts: Any, gathered_numel: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether keys and values of the rows that go on are copied, or read in stretches of neighbours."""
+    """Keys and values of the remaining rows may be copied, or read as ranges of neighbouring rows."""
     monkeypatch.setattr(model_module, "GATHERED_NUMEL", gathered_numel)
     rows = prompts[:20]
     seeds = [1 + (i * 3) % L for i in range(20)]
@@ -196,7 +198,7 @@ def exit_state(family: Any, prompt: list[int], token: int, block: int) -> Tensor
 
 
 def keys_and_values(family: Any, block: int, state: Tensor, place: int) -> tuple[Tensor, Tensor]:
-    """What block ``block``'s own norm and projections of transformers make of a state, each [G, K]."""
+    """Return keys and values of a state from transformers' own norm and projections in block ``block``, each [G, K]."""
     model, arch = family.reference, family.checkpoint.model.arch
     if family.is_seq2seq:
         layer = model.decoder.block[block - 1].layer[0]
@@ -218,7 +220,7 @@ def keys_and_values(family: Any, block: int, state: Tensor, place: int) -> tuple
 
 
 class LastOfLogits(ExitAtSeed):
-    """Chooses in a way of its own, which might depend on the block."""
+    """Gate with its own `choose`, which might depend on the block."""
 
     def choose(self, view: BlockView) -> Tensor:
         assert view.block == L or {exit_at(seed, 0) for seed in view.seeds_A} == {view.block}
@@ -229,7 +231,7 @@ class LastOfLogits(ExitAtSeed):
 def test_rows_that_left_after_different_blocks_are_read_out_together(
     placed: Any, prompts: Any, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The LM head is then multiplied once a step; not so if the gate chooses in a way of its own."""
+    """Rows share one LM-head product per step, unless the gate chooses tokens itself."""
     read: list[int] = []
     logits = Transformer.logits
     monkeypatch.setattr(Transformer, "logits", lambda model, hidden: read.append(len(hidden)) or logits(model, hidden))
@@ -248,7 +250,7 @@ def test_rows_that_left_after_different_blocks_are_read_out_together(
 
 
 def test_an_exit_selects_rows_once(placed: Any, prompts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that leave and those that go on, at each of the blocks after which some do."""
+    """At every block with exits, exiting and remaining rows are selected once."""
     sizes: list[int] = []
     take = ActiveRows.take
     monkeypatch.setattr(ActiveRows, "take", lambda rows, index, *on: sizes.append(len(index)) or take(rows, index, *on))
@@ -294,7 +296,7 @@ def test_skipped_blocks_hold_the_projections_of_the_exit_state(family: Any, prom
 
 @pytest.mark.parametrize("some", [False, True])
 def test_skipped_blocks_are_filled_with_what_they_would_have_kept(family: Any, prompts: Any, some: bool) -> None:
-    """In one product where all that leave do so after the same block."""
+    """All exiting rows are filled with one product if they exit after the same block."""
     model = family.checkpoint.model
     cache, _ = model.start(prompts[:6], room=3)
     if family.is_seq2seq:

@@ -1,4 +1,4 @@
-"""Blocks of a model on several devices: what goes where, and that nothing is lost or mixed on the way."""
+"""Blocks of a model on several devices: placement, and that no tensors of different devices are combined."""
 
 from __future__ import annotations
 

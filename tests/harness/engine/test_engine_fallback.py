@@ -1,4 +1,4 @@
-"""`engine = "auto"`: where the lean engine does not know a checkpoint's tensors the hosted one runs it, if it can."""
+"""With `engine = "auto"`, the hosted engine runs checkpoints whose tensors the lean engine does not support."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trained exit heads: how each kind reads out, their file, and that they are part of a checkpoint."""
+"""Trained exit heads: read-out of each kind, their file, and their place in a checkpoint's identity."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def heads(
     noise: float = 0.5,
     final_bias: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Heads of width 8 for 11 tokens, every tensor away from where it begins."""
+    """Return heads of width 8 for 11 tokens with every tensor moved away from its initial value."""
     generator = torch.Generator().manual_seed(1)
     result = new_exit_heads(
         kind, blocks, D, V, norm, "scratch", torch.ones(D), final_bias, torch.ones(V, D), H, generator=generator
@@ -79,7 +79,7 @@ NONE: Any = None  # heads with a read-out of their own ask for nothing of the mo
 
 
 def module(tensors: dict[str, Tensor], block: int, norm: nn.Module) -> nn.Module:
-    """The same head made of PyTorch's modules."""
+    """Return the same head built from PyTorch modules."""
     own = {name.removeprefix(f"{block}."): tensor for name, tensor in tensors.items() if name.startswith(f"{block}.")}
     parts: dict[str, nn.Module] = {"norm": norm}
     if "up.weight" in own:
@@ -111,7 +111,7 @@ def test_a_lens_maps_the_state_and_reads_out_as_the_model_does(hidden: Tensor) -
 
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_a_gain_scales_and_shifts_what_the_final_norm_gives(hidden: Tensor, has_bias: bool) -> None:
-    """State by state in plain arithmetic: a copied norm has weights of its own, and the length is the state's."""
+    """Compare with arithmetic per state: a copied norm has its own weights and divides by the state's own length."""
     tensors, read_out = heads("norm", final_bias=torch.ones(D) if has_bias else None), ReadOut()
     assert ("4.gain.bias" in tensors) == has_bias
     weights = (read_out.norm_D * tensors["4.gain.weight"]).tolist()
@@ -248,7 +248,7 @@ def test_the_same_heads_are_the_same_bytes(tmp_path: Path) -> None:
 
 
 def spoiled(tmp_path: Path, edit: Callable[[dict[str, Tensor]], object], kind: Any = "mlp", **metadata: str) -> str:
-    """What is said of a file of heads at blocks 2 and 4 after an edit of its tensors and metadata."""
+    """Return the error message for a file of heads at blocks 2 and 4 after an edit of its tensors or metadata."""
     tensors = heads(kind)
     edit(tensors)
     told = {"kind": kind, "blocks": "2,4", **metadata}

@@ -1,4 +1,4 @@
-"""T5 and its like in float16: both engines compute what transformers does, `wo` in fp32 and other sums clamped."""
+"""T5-like models in float16: both engines compute what transformers computes, with `wo` in fp32 and clamped sums."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ OVERFLOWING = {
     "encoder.block.0.layer.0.SelfAttention.o": 4e4,
     "decoder.block.0.layer.1.EncDecAttention.o": 6e4,
 }
-"""Projections by the beginning of their names, and what they are multiplied with: feed-forward networks whose sums do
-not fit into float16, and attention of first blocks, whose sums are in float16."""
+"""Factors for projections, by the beginning of their names. Sums of the scaled feed-forward networks overflow float16,
+and so does attention in first blocks, whose sums are in float16.
+"""
 
 
 @pytest.fixture(params=FAMILIES)
@@ -72,7 +73,7 @@ def test_tokens_and_logits_are_those_of_transformers(overflowing: Any, prompts: 
 
 
 def test_something_overflows_before_the_first_wo_and_after_it(overflowing: Any, prompts: Any) -> None:
-    """In the reference: the tests beside this one are about numbers that float16 does not hold."""
+    """The reference overflows, so that the other tests of this file really test overflowing numbers."""
     reference, _ = overflowing
     seen: dict[str, Tensor] = {}
     for name in ("encoder.block.0.layer.0", "decoder.block.0.layer.1", "encoder.block.1", "decoder.block.3"):
@@ -88,7 +89,7 @@ def test_something_overflows_before_the_first_wo_and_after_it(overflowing: Any, 
 def test_rows_that_leave_early_answer_the_same_on_both_engines(
     twin: Any, prompts: Any, family: str, kv_policy: str
 ) -> None:
-    """Whatever keeps or moves states takes them in fp32."""
+    """All code that keeps or moves states handles fp32 states."""
     lean, hosted = (load_checkpoint(twin(family).folder, torch.float16, engine=engine) for engine in ENGINES)
     ours, theirs = (
         answers(checkpoint, prompts[:ROWS], "random", mean_exit=3.0, kv_policy=kv_policy)

@@ -1,4 +1,4 @@
-"""`exitbench convert`: a GGUF file becomes a checkpoint with the same numbers, tokens and answers, or nothing."""
+"""`exitbench convert`: a GGUF file becomes a checkpoint with equal weights, tokens and answers, or nothing."""
 
 import json
 import sys

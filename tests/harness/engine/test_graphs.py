@@ -1,7 +1,7 @@
-"""Blocks captured as CUDA graphs, with a stand-in for the GPU's capture: the same tokens and exits as without.
+"""Blocks captured as CUDA graphs, with a stand-in for the GPU's capture, give the same tokens and exits.
 
-The stand-in runs the captured function again at every replay, into the same tensors. It shows that nothing but buffers
-changes between steps. That a GPU captures these kernels is checked by `tests/benchmarks/gpu.py`.
+The stand-in runs the captured function again at every replay, with the same tensors. It shows that only buffers change
+between steps. `tests/benchmarks/gpu.py` checks that a GPU can capture these kernels.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The hosted engine: families of transformers run block by block, proved on loading, refused where they differ.
+"""The hosted engine runs transformers families block by block, verifies them while loading, and refuses deviations.
 
-Every family is tried by `nox -s models`; here are a few whose forward passes have least in common.
+Every family is tested by `nox -s models`. These tests use a few families with very different forward passes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ THOROUGHLY = ("gemma2",)
 
 @pytest.fixture(scope="module")
 def scripts() -> Iterator[dict[str, ModuleType]]:
-    """The modules of `nox -s models`, which lie beside each other and are no package."""
+    """Yield the modules of `nox -s models`, which are in one folder without being a package."""
     sys.path.insert(0, str(FOLDER))
     yield {name: __import__(name) for name in MODULES}
     sys.path.remove(str(FOLDER))
@@ -57,7 +57,7 @@ def scripts() -> Iterator[dict[str, ModuleType]]:
 
 @pytest.fixture(scope="module")
 def made(scripts: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
-    """A family's model in transformers and in the engine, made once."""
+    """Return a function that builds a family's model in transformers and in the engine, once."""
     twins: dict[str, Any] = {}
 
     def make(name: str) -> Any:
@@ -87,7 +87,7 @@ def test_a_family_passes_every_check(scripts: Any, made: Any, family: str) -> No
 
 @pytest.mark.parametrize(("family", "way"), [("gemma2", "within"), ("mixtral", "direct"), ("bart", "within")])
 def test_states_are_read_out_the_fastest_way_that_is_right(made: Any, family: str, way: str) -> None:
-    """A soft cap and a bias are the model's own code, which is asked."""
+    """Models with a soft cap or a bias are read out by their own code."""
     model = made(family).model
     states = torch.randn(5, model.d_model, generator=torch.Generator().manual_seed(0))
     assert model.read_out.way == way
@@ -115,7 +115,7 @@ def test_a_pruned_head_is_skipped_where_logits_are_more_than_the_heads(made: Any
     "name", ["llama", "gpt2", "t5", "mistral", "qwen3", "mt5", "umt5", "phi3-partly-rotated", "smollm3", "olmo2"]
 )
 def test_both_engines_answer_and_cost_the_same(twin: Any, prompts: Any, name: str) -> None:
-    """What the one computes analytically the other counts."""
+    """The hosted engine counts the cost that the lean engine computes analytically."""
     lean = twin(name).checkpoint
     hosted = load_checkpoint(twin(name).folder, engine="hosted")
     assert (lean.engine, hosted.engine) == ("lean", "hosted")
@@ -140,7 +140,7 @@ def test_both_engines_answer_and_cost_the_same(twin: Any, prompts: Any, name: st
 def test_skipped_blocks_run_no_projection_that_keys_and_values_do_not_need(
     twin: Any, name: str, spared: set[str]
 ) -> None:
-    """Queries have a projection of their own, or share one with keys and values; block 1 is never skipped."""
+    """Queries have their own projection or share one with keys and values. Block 1 is never skipped."""
     blocks = load_checkpoint(twin(name).folder, engine="hosted").model.stack.blocks  # type: ignore[attr-defined]
     result = [{n for n, m in block.named_modules() if isinstance(m.forward, SparedLinear)} for block in blocks]
     assert result == [set()] + [spared] * (len(blocks) - 1)
@@ -159,7 +159,7 @@ def refusal(folder: Path) -> str:
 
 @pytest.fixture
 def folder(made: Any, tmp_path: Path) -> Path:
-    """A checkpoint of its own."""
+    """Return the folder of a separate copy of a checkpoint."""
     made("opt").reference.save_pretrained(tmp_path)
     return tmp_path
 

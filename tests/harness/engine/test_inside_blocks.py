@@ -26,7 +26,7 @@ def answered(family: Any, prompts: list[list[int]]) -> tuple[list[int], list[int
 
 
 def hooked_blocks(reference: Any) -> list[dict[str, Any]]:
-    """Modules of every block by part: an output alone, or what takes the stream in and gives it out."""
+    """Return the modules of every block, by part: outputs only, or inputs and outputs on the residual stream."""
     if reference.config.is_encoder_decoder:
         return [
             {

@@ -1,4 +1,4 @@
-"""int8 weights: every product against one that is written out, and whole models against their bf16 selves."""
+"""int8 weights: products against a plain reference, and whole models against the same models in bf16."""
 
 from __future__ import annotations
 

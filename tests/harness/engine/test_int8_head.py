@@ -1,7 +1,7 @@
-"""The int8 copy of an LM head: its intervals hold what the head itself says, whatever the rows and the states are.
+"""The int8 copy of an LM head: its intervals contain the exact logits for any rows and states.
 
-The head is multiplied as the engine does, alone and in a batch, in every number format. Heads and states are drawn to
-be awkward: rows that are equal, zero, huge, tiny, or all but tied; states of all sizes.
+The head is multiplied as in the engine: alone and in a batch, in every number format. Heads and states are difficult:
+rows that are equal, zero, huge, tiny or nearly tied, and states of all sizes.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def test_a_library_product_that_is_less_exact_than_assumed_is_not_used(monkeypat
 
 @pytest.mark.parametrize("width", [2, 24, 768, 5000])
 def test_integers_are_multiplied_without_any_rounding_but_that_of_the_result(width: int) -> None:
-    """The largest there are, too, whose sums are added in few bits on some processors."""
+    """This includes the largest integers, whose sums some processors accumulate in few bits."""
     draw = torch.Generator().manual_seed(0)
     weight_VD = torch.randint(-127, 128, (50, width), generator=draw).to(torch.int8)
     weight_VD[:10] = torch.where(weight_VD[:10] < 0, -127, 127).to(torch.int8)

@@ -1,4 +1,4 @@
-"""Large models: loading holds one copy of the weights, and what does not fit is told before anything is loaded."""
+"""Large models: loading holds one copy of the weights, and models that do not fit are refused before loading."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ model = load(large)
 print(status("VmHWM") - before)
 """
 AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-"""Of glibc: what is freed is given back, however small. Without it the peak differs from run to run."""
+"""Settings of glibc that return all freed memory. Without them the peak differs between runs."""
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_loading_holds_one_copy(folders: Any, family: str, engine: str, dtype: s
 
 
 def test_a_loaded_model_does_not_change_with_its_file(folders: Any) -> None:
-    """The file is read, not mapped: nobody who writes to it writes to the model."""
+    """The file is read, not mapped, so later writes to it do not change the model."""
     small, _ = folders("llama")
     models = [load_checkpoint(small, torch.float32, "cpu", engine).model for engine in ("lean", "hosted")]
     assert len(models) == 2
@@ -140,9 +140,9 @@ def test_what_does_not_fit_says_so_and_is_not_loaded(vast: Path, engine: Any, mo
 def test_a_control_groups_limit_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, line: str, files: tuple[str, str, str]
 ) -> None:
-    """Of the group itself and of those it lies in; what its page cache could give back is available.
+    """Limits of the group and of its parent groups count; reclaimable page cache counts as available.
 
-    What the machine has is the least limit, however much of it is in use.
+    The machine's available memory is an upper bound.
     """
     group = tmp_path / ("memory/jobs/one" if version == "1" else "jobs/one")
     group.mkdir(parents=True)

@@ -1,6 +1,6 @@
-"""Scoring continuations: equal to transformers at full depth, to the decode loop alone with exits, and to each other.
+"""Scored continuations equal transformers at full depth, the decode loop with exits, and each other.
 
-What each method makes of given tokens is in `tests/methods/test_given_tokens.py`.
+The scores of every method are tested in `tests/methods/test_given_tokens.py`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def each(scored: list[list[Scored]]) -> list[Scored]:
 
 
 def trace_of(scored: Scored) -> list[TokenRecord]:
-    """Its records but for log-probabilities, whose last digits may differ."""
+    """Return the token records without log-probabilities, whose last digits may differ."""
     return [record._replace(logprob=None) for record in scored.records]
 
 
@@ -83,7 +83,7 @@ def assert_same(one: list[list[Scored]], other: list[list[Scored]], *, traced: b
 
 
 def assert_is(family: Any, asked: list[Context], scored: list[list[Scored]]) -> None:
-    """What transformers says of the same tokens, without any cache."""
+    """Assert that scores equal those of transformers for the same tokens without a cache."""
     for context, ours in zip(asked, scored, strict=True):
         for given, mine in zip(context.continuations, ours, strict=True):
             log_p_TV = torch.log_softmax(family.reference_logits(list(context.context_ids), list(given)), dim=-1)
@@ -125,7 +125,7 @@ def test_what_greedy_decoding_says_is_greedy(placed: Any, prompts: Any) -> None:
 
 
 def cut(family: Any, depth: int) -> Any:
-    """The same model without its last blocks."""
+    """Return the same model without the blocks after `depth`."""
     reference = copy.deepcopy(family.reference)
     if family.is_seq2seq:
         del reference.decoder.block[depth:]
@@ -346,7 +346,7 @@ def test_batches_have_as_many_rows_and_positions_as_there_may_be() -> None:
 
 
 def test_contexts_that_fit_apart_are_not_refused_together(twin: Any) -> None:
-    """A long context and a long continuation need more positions than either has."""
+    """A long context and a long continuation together need more positions than either of their own texts."""
     family = twin("gpt2")
     asked = [Context([5] * 46, [[7, 8, 9]]), Context([6] * 4, [list(range(3, 46))])]
     assert_is(family, asked, score(family.checkpoint, asked, full(), rows=8))
@@ -377,7 +377,7 @@ def test_both_engines_score_the_same(twin: Any, hosted: Any, prompts: Any, name:
 
 
 def test_a_copy_of_a_hosted_cache_has_what_was_fed(hosted: Any) -> None:
-    """Earlier positions are fed again where a policy runs blocks at them."""
+    """Policies that run blocks at earlier positions feed these positions again."""
     cache, _ = hosted["llama"].model.start([[5, 6, 7], [8, 9, 10]], 3)
     copied = cache.copied(torch.tensor([1, 1, 0]))
     assert copied.fed_BS[:, :3].tolist() == [[8, 9, 10], [8, 9, 10], [5, 6, 7]]

@@ -1,4 +1,4 @@
-"""Penalties, forced first tokens and least lengths are those of transformers' greedy search, token for token."""
+"""Penalties, forced first tokens and minimum lengths give the tokens of transformers' greedy search."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def assert_is_greedy_search(family: Any, rows: list[list[int]], what: str) -> No
 @pytest.mark.parametrize("what", [what for what in RULES if what != "several"])
 @pytest.mark.parametrize("name", ["t5", "gpt2"])
 def test_full_depth_is_transformers_greedy_search(twin: Any, prompts: list[list[int]], name: str, what: str) -> None:
-    """One family whose answers begin behind a start token, one where they follow the prompt: rules see no more."""
+    """Tested with one family whose answers follow a start token and one whose answers follow the prompt."""
     assert_is_greedy_search(twin(name), prompts[:16], what)
 
 

@@ -21,7 +21,7 @@ TOLERANCE = 1e-4
 
 
 def run_blocks(model: Transformer, tokens_BT: Tensor, cache: Cache) -> Tensor:
-    """All blocks at once for T new positions; logits [B, T, V]."""
+    """Run all blocks for T new positions and return logits [B, T, V]."""
     hidden, context = model.embed(tokens_BT, cache)
     for block in range(1, model.n_blocks + 1):
         hidden = model.block(block, hidden, context)
@@ -88,7 +88,7 @@ def reference_answers(family: Any, prompts: list[list[int]], max_new_tokens: int
 
 
 def assert_same_unless_tied(family: Any, prompt: list[int], ours: list[int], theirs: list[int]) -> None:
-    """Answers may part only where the reference's two best logits are within rounding of each other."""
+    """Assert that two answers are equal up to the first near-tie of the reference's best logits."""
     if ours == theirs:
         return
     at = next(i for i in range(max(len(ours), len(theirs))) if ours[i : i + 1] != theirs[i : i + 1])

@@ -1,4 +1,4 @@
-"""A number that is not finite stops the decode and names the block; it never decides silently about an exit."""
+"""A number that is not finite ends the decode with an error that names the block. It never decides about an exit."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ LOGIT_GATES = (
     "fastbert",
 )
 ROBUST_GATES = ("patience", "pabee", "mee-top3", "contrastive-reweighted")
-"""Gates whose score stays finite on bad logits: what they compare is an argmax, an order or a masked sum."""
+"""Gates whose score stays finite with bad logits, because they compare an argmax, an order or a masked sum."""
 
 
 @pytest.fixture(params=["t5", "llama"])
 def family(request: pytest.FixtureRequest, twin: Any) -> Any:
-    """One model of each kind: the loop is the same for all."""
+    """A model of each kind; the decode loop is the same for all families."""
     return twin(request.param)
 
 
 def poisoned(checkpoint: Checkpoint, block: int, bad: float) -> Checkpoint:
-    """The same checkpoint with a bad number in the last weights of a block."""
+    """Return a copy of the checkpoint with a bad number in the last weights of a block."""
     model = checkpoint.model
     weight = model.weights.blocks[block - 1].down.weight.clone()
     weight[0, 0] = bad
@@ -64,7 +64,7 @@ def start(family: Any, prompts: list[list[int]]) -> Batch:
 
 
 def never_below(name: str, level: float = math.inf, **params: Any) -> Parts:
-    """A method asked from block 1 on whose threshold is the level; trained ones with random networks."""
+    """Return a method with this threshold and a gate at every block. Trained gates have random networks."""
     method = get_method(name)(**params)
     fitted: dict[str, Tensor] = {}
     if isinstance(method, TrainedGate):
@@ -116,7 +116,7 @@ def test_the_emission_at_an_early_exit_is_checked(family: Any, prompts: Any, bad
 def test_a_bad_block_that_only_the_kv_policy_reaches_never_passes_silently(
     family: Any, prompts: Any, policy: str
 ) -> None:
-    """Rows leave before the bad block, so that their tokens are sound; one that is read from behind it is not."""
+    """Tokens of rows that exit before the bad block are valid. A token read after the bad block is refused."""
     parts = get_method("static")(exit_layer=2, kv_policy=policy).parts(L)
     batch, bad = start(family, prompts[:8]), poisoned(family.checkpoint, 4, math.nan)
     batch.cache.model = bad.model  # which runs the rest
@@ -136,7 +136,7 @@ def test_a_decoder_only_prompt_is_checked_too(family: Any, prompts: Any) -> None
 
 
 class OneRowBad(Gate):
-    """The row of seed 5 scores badly at a block, the others leave there at once."""
+    """Gate that gives the row of seed 5 a bad score at one block and lets all other rows exit there."""
 
     def __init__(self, bad: float) -> None:
         self.bad = bad

@@ -1,4 +1,4 @@
-"""Products in other forms: the same numbers, chosen by measurement, kept for the next run."""
+"""Products in alternative forms give the same numbers. The fastest form is measured once and stored."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FEW = " few rows"
 
 
 class Clock:
-    """Seconds that pass only where something is said to take them."""
+    """A clock that advances only when a test says so."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -210,7 +210,7 @@ def answers(checkpoint: Any) -> list[list[int]]:
 def test_a_model_answers_alike_in_every_form(
     name: str, twin: Any, cache: Path, choosing_last: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In fp32, where last bits decide nothing."""
+    """Compared in fp32, where rounding of the last bits changes no token."""
     family = twin(name)
     for position in range(3):
         monkeypatch.setattr(
@@ -248,7 +248,7 @@ def test_weights_that_are_read_row_by_row_stay_beside_those_multiplied_with(
 
 
 def test_few_rows_are_packed_where_that_was_faster(twin: Any, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside whatever form one row has, of blocks and of the LM head; skipped blocks are filled as before."""
+    """Packing is independent of the form for one row, in blocks and LM head. Skipped blocks are filled as before."""
     monkeypatch.setattr(
         choosing,
         "fastest",
@@ -274,7 +274,7 @@ def test_few_rows_are_packed_only_where_memory_is_plenty(
     choosing_last: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The copy takes a quarter of what there is at most; where nobody says how much, there is none."""
+    """The packed copy may take a quarter of the available memory. If that amount is unknown, no copy is made."""
     model = load_checkpoint(twin("t5").folder).model
     decoded = [getattr(block, name) for block in model.weights.blocks for name in choosing._EACH_TOKEN]
     copied = sum(part.weight.nbytes for part in [*decoded, model.lm_head])
@@ -367,7 +367,7 @@ def test_what_cannot_be_used_is_measured_and_written_anew(
 def test_who_chose_first_chose_for_all(
     twin: Any, cache: Path, choosing_last: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process keeps its choices while this one measures."""
+    """If another process stores its choice during the measurement, that choice is used."""
 
     def beaten(step: list[Timed], clock: object) -> Mapping[str, str]:
         monkeypatch.setattr(choosing, "fastest", lambda step, clock: {each.place: [*each.forms][1] for each in step})

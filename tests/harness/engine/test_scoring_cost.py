@@ -1,4 +1,4 @@
-"""The work of scored texts as cells are charged it, against a count of every product while they are scored."""
+"""Declared work of scored texts equals the work of every product counted during scoring."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ CONTEXTS = [
     Context([17], [[9], [10]]),
     Context([5, 8, 13, 21, 3, 2], [[11, 12, 13], [9], [11, 12, 14], [20, 21], [7, 8, 9, 30]]),
 ]
-"""One token before letters that are read from one state; several before texts of mixed length, two fed the same."""
+"""Contexts of one token with choices of single letters, and longer contexts with choices of mixed length, two of them
+equal.
+"""
 FULL, STATIC, SOFTMAX = Full(), Static(exit_layer=2), CalmSoftmax(threshold=0.05, decay="none")
 EXACT = CalmSoftmax(threshold=0.05, decay="none", kv_policy="exact")
 LENIENT = CalmSoftmax(threshold=0.005, decay="none")
@@ -41,7 +43,7 @@ CASES: list[tuple[str, Method, Scope, bool]] = [
 
 
 class Products(TorchDispatchMode):
-    """Counts products with weights: FLOPs, and the numbers of the weights, once a product."""
+    """Counter of products with weights: FLOPs and numbers of weights, once per product."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +63,7 @@ class Products(TorchDispatchMode):
 def passes(
     context: Context, scored: list[Scored], method: Method, scope: Scope, gated: bool
 ) -> list[tuple[int, list[int], int]]:
-    """What attends to what, one by one: of every pass its blocks, the keys each position sees, and all of them."""
+    """Return for every pass its blocks, the number of keys that each position attends to, and their sum."""
     n, fed = len(context.context_ids), {tuple(one.token_ids[:-1]): one for one in scored}
     first = scored[0].blocks_run[0]
     known = method is FULL or method is STATIC

@@ -1,4 +1,4 @@
-"""A state that a block gave is normed once: gate, LM head, skipped blocks and the next block read the same numbers."""
+"""Each state is normed once: gate, LM head, skipped blocks and the next block use the same normed state."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ READERS: list[Method] = [
 
 @pytest.fixture(params=["t5", "llama"])
 def family(request: pytest.FixtureRequest, twin: Any) -> Any:
-    """One model of each kind: the loop is the same for all."""
+    """A model of each kind; the decode loop is the same for all families."""
     return twin(request.param)
 
 
@@ -47,7 +47,7 @@ def answers(family: Any, prompts: Any, method: Method, threshold: float | None =
 
 
 class _Level:
-    """The same threshold everywhere."""
+    """Threshold with one value for all blocks and positions."""
 
     def __init__(self, level: float) -> None:
         self.level = level

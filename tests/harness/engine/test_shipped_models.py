@@ -1,4 +1,4 @@
-"""On trained models and their data: the engine is transformers' greedy search, and what verifies changes nothing."""
+"""Included models on their own data: the engine is transformers' greedy search, and verification changes nothing."""
 
 from pathlib import Path
 from typing import Any

@@ -1,6 +1,6 @@
-"""KV policies in real decodes: what they run, what they leave in the cache, and that batches change nothing.
+"""KV policies in real decodes: the blocks that they run, the cache that they leave, and independence of the batch.
 
-Exit layers are given, so that every policy skips the same blocks; tokens follow from what was really computed.
+Exit layers are given, so that every policy skips the same blocks. Tokens depend on the numbers really computed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def skip_prompt(family: Any, values: list[Any]) -> list[Any]:
 
 
 def full_run(family: Any, prompts: Sequence[list[int]], tokens: list[list[int]]) -> tuple[Cache, Tensor]:
-    """All blocks at all positions over the same tokens at once: the cache, and states after each block [L, B, T, D]."""
+    """Run all blocks at all positions over the same tokens: the cache, and states after each block [L, B, T, D]."""
     model = family.checkpoint.model
     cache, _ = model.start(prompts, N_NEW)
     fed = torch.tensor(tokens)[:, :-1]
@@ -84,7 +84,7 @@ def full_run(family: Any, prompts: Sequence[list[int]], tokens: list[list[int]])
 
 
 def read_depth(exit_layers: list[int], at: int) -> int:
-    """Blocks of a fed token whose keys and values anybody read: its own, or those of a deeper token after it."""
+    """Return how many blocks of a fed token had their keys and values read, by itself or by deeper tokens after it."""
     return max(exit_layers[at:])
 
 
@@ -160,7 +160,7 @@ def test_waiting_and_rerunning_give_the_answers_of_the_exact_cache_to_200_prompt
 
 
 def clone(cache: Cache) -> Cache:
-    """A cache of its own; the model is shared."""
+    """Return a copy of the cache; the model is shared."""
     twin = copy.copy(cache)
     twin.self_kv, twin.waiting = cache.self_kv.clone(), [list(tokens) for tokens in cache.waiting]
     return twin
@@ -200,7 +200,7 @@ def test_noisy_emits_the_full_models_token_and_leaves_the_cache_of_state_copying
 def test_a_batch_equals_its_rows_alone_with_rows_that_end_at_different_times(
     placed: Any, prompts: Any, policy: str
 ) -> None:
-    """Rows leave the batch while tokens of theirs and of others wait; prompts are padded."""
+    """Rows end while tokens of these and other rows are deferred. Prompts are padded."""
     rows, method = prompts[:20], parts(policy, schedule(20, seed=3))
     checkpoint = endless(placed)
     together = decode(checkpoint, start(placed, rows), method, ends_somewhere)
@@ -210,7 +210,7 @@ def test_a_batch_equals_its_rows_alone_with_rows_that_end_at_different_times(
 
 
 def ends_somewhere(tokens: list[int]) -> bool:
-    """A stop rule that rows meet at different lengths, which their first token tells."""
+    """Stop rule that is met at different lengths, depending on the row's first token."""
     return len(tokens) > tokens[0] % 7
 
 
@@ -220,7 +220,7 @@ def ends_somewhere(tokens: list[int]) -> bool:
 def test_where_rows_go_on_the_others_are_filled_with_what_the_end_of_the_step_would_fill(
     family: Any, prompts: Any, policy: str, data: st.DataObject
 ) -> None:
-    """However rows leave: each where it likes, some after one block together, all before the last one."""
+    """Rows exit at any blocks: independently, some after the same block, or all before the last block."""
     layer = st.integers(1, data.draw(st.integers(1, L), label="deepest"))
     exits = st.lists(layer, min_size=N_NEW, max_size=N_NEW)
     layers = dict(enumerate(data.draw(st.lists(exits, min_size=1, max_size=4), label="exits")))

@@ -36,7 +36,7 @@ def loaded(name: str, engine: Any = "lean") -> Checkpoint:
 
 @cache
 def requests(name: str) -> tuple[Request, ...]:
-    """Prompts of two tasks, of uneven length; each with a seed of its own."""
+    """Return requests with prompts of two tasks and of different length, each with a different seed."""
     (config,) = SHIPPED.glob(f"{name}-????????/config.json")
     tokenizer, kind = load_tokenizer(config.parent), MODELS[name]
     texts = [
@@ -57,7 +57,7 @@ def swept(name: str, method: str = "calm-softmax", **params: Any) -> list[Parts]
 
 
 def alone(name: str, parts: Parts, asked: GenerationSettings | None = None) -> list[Generation]:
-    """Each prompt in a batch of its own."""
+    """Decode every prompt in a separate batch."""
     checkpoint = loaded(name)
     batches = [prefill(checkpoint.model, [request], NEW_TOKENS) for request in requests(name)]
     return [decode(checkpoint, batch, parts, settings=asked)[0] for batch in batches]
@@ -77,7 +77,7 @@ def streamed(
 
 
 def told(generations: Sequence[Generation]) -> list[Any]:
-    """Everything but scores, whose last digits may differ."""
+    """Return everything but scores, whose last digits may differ."""
     return [
         (generation.token_ids, generation.stop_reason, [record._replace(score=None) for record in generation.records])
         for generation in generations
@@ -85,7 +85,7 @@ def told(generations: Sequence[Generation]) -> list[Any]:
 
 
 class Batches:
-    """Notes how many prompts each prefill had, and how many rows ran beside them."""
+    """Recorder of the number of prompts per prefill and of the rows that ran at the same time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.prompts: list[int] = []
@@ -121,7 +121,7 @@ def test_thresholds_in_one_pass_answer_as_each_alone(name: str, policy: str) -> 
 @pytest.mark.parametrize("method", ["self-speculation", "free"])
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_whose_drafts_are_cut_join_and_are_joined(name: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They stand at positions of their own."""
+    """These rows are at different positions."""
     params = {"exit_layer": 2, "drafts": 3} if method == "self-speculation" else {"kv_policy": "sync-parallel-rollback"}
     parts, batches = parts_of(name, method, **params), Batches(monkeypatch)
     stream = streamed(name, [parts], 3)
@@ -157,7 +157,7 @@ def test_rows_of_a_prompt_share_the_keys_and_values_of_its_source() -> None:
 
 
 def test_one_long_answer_does_not_hold_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the first runs to its full length, others of two tokens come and go."""
+    """While the first row runs to its full length, rows with answers of two tokens start and end."""
     name, known = "builtin-weighted", loaded("builtin-weighted")
     endless, batches = Checkpoint(known.model, frozenset(), known.start_id), Batches(monkeypatch)
     first: list[list[int]] = []

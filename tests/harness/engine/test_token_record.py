@@ -1,4 +1,4 @@
-"""The record of a token: its names are those of the database, and what does not apply is stored as NULL."""
+"""The record of a token: field names equal the database's columns, and values that do not apply are NULL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decodes whose time is taken: the same tokens, and nothing done for traces."""
+"""Timed decodes give the same tokens and do no work for traces."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def requests(prompts: list[list[int]], first: int, n: int) -> tuple[Request, ...
 
 @pytest.fixture(params=["t5", "llama"])
 def family(request: pytest.FixtureRequest, twin: Any) -> Any:
-    """One model of each kind: the loop is the same for all."""
+    """A model of each kind; the decode loop is the same for all families."""
     return twin(request.param)
 
 

@@ -1,7 +1,7 @@
-"""Drafts that the full model verifies: answers, traces and caches, against transformers without any cache.
+"""Drafts verified by the full model: answers, traces and caches equal those of transformers without a cache.
 
-`simulate` is FREE's RollBack and self-speculation as they are defined, one token at a time: every
-step runs the whole text again through every block.
+`simulate` implements FREE's RollBack and self-speculation by definition, one token at a time: every step runs the whole
+text again through every block.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Stops = Callable[[list[int]], bool]
 SPECULATIONS: list[Method] = [
     SelfSpeculation(exit_layer=e, drafts=k) for e, k in itertools.product((1, 2, 4), (1, 2, 3, 6, 20))
 ]
-"""20 drafts do not fit an answer: it is verified at its end only."""
+"""The last has 20 drafts, more than an answer's tokens, so that it is verified only at its end."""
 ROLLBACKS: list[Method] = [
     Free(exit_layer=s, threshold=threshold, kv_policy=ROLLBACK, rollback=bound)
     for s, threshold, bound in [(1, 0.0, 3.0), (2, 0.1, 2.0), (3, 0.2, 1.0), (4, 0.05, 0.5), (2, 0.0, 6.0)]
@@ -52,7 +52,7 @@ KEEP_TAIL: list[Method] = [
     Free(exit_layer=s, threshold=threshold, kv_policy=f"{ROLLBACK}-code", rollback=bound)
     for s, threshold, bound in [(1, 0.03, 3.0), (2, 0.1, 2.0), (3, 0.2, 1.0)]
 ]
-"""What waits when an answer ends is kept unverified."""
+"""Methods that keep drafts unverified if they are still waiting when the answer ends."""
 
 
 def named(method: Method) -> str:
@@ -87,7 +87,7 @@ def stops_somewhere(tokens: list[int]) -> bool:
 
 
 def wasted(made: Generation) -> int:
-    """Positions run in vain for the whole answer."""
+    """Return the number of positions run for rejected drafts, over the whole answer."""
     return sum(record.wasted for record in made.records)
 
 
@@ -126,7 +126,7 @@ class Slow:
 
 
 Known = dict[tuple[int, ...], tuple[tuple[Tensor, ...], Tensor]]
-"""What transformers says of a text after a prompt: methods agree on most of their texts, so it is asked once."""
+"""States and logits of transformers by text. Methods share most texts, so each text is computed once."""
 
 
 def states_and_logits(family: Any, prompt: list[int], tokens: list[int]) -> tuple[tuple[Tensor, ...], Tensor]:
@@ -281,7 +281,7 @@ def test_a_batch_equals_its_rows_alone_with_rows_that_roll_back_at_different_pla
 
 @pytest.mark.parametrize("method", [SPECULATIONS[3], SPECULATIONS[6], *ROLLBACKS[:3]], ids=named)
 def test_the_cache_is_that_of_a_full_run_over_the_answer(placed: Any, prompts: Any, method: Method) -> None:
-    """At every block of every position: no token is left waiting, and what was rolled back is gone."""
+    """At every block and position: no token stays deferred, and rejected tokens are removed."""
     model = placed.checkpoint.model
     for prompt in prompts[:6]:
         batch = start(placed, [prompt])
@@ -301,7 +301,7 @@ def test_the_cache_is_that_of_a_full_run_over_the_answer(placed: Any, prompts: A
 def test_rows_shift_to_a_common_end_and_room_is_made_when_longer_rows_have_ended(
     placed: Any, prompts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Padding that every remaining row has is dropped once no place is left; a row alone never needs that."""
+    """Padding that all remaining rows have is dropped when no position is left. A single row never needs it."""
     made_room: list[int] = []
     make_room = Cache.make_room
 
@@ -327,7 +327,7 @@ def test_rows_shift_to_a_common_end_and_room_is_made_when_longer_rows_have_ended
 
 @pytest.mark.parametrize("method", [SPECULATIONS[1], SPECULATIONS[8], *ROLLBACKS, KEEP_TAIL[1]], ids=named)
 def test_the_declared_work_is_what_a_flop_counter_sees(placed: Any, prompts: Any, method: Method) -> None:
-    """Of whole answers, with drafts that were kept, thrown away, and made to end them."""
+    """Whole answers with drafts that were accepted, rejected, or that end the answer."""
     for prompt in prompts[:1]:
         batch = start(placed, [prompt])
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
@@ -359,9 +359,9 @@ class Blocks:
 def test_positions_and_weights_read_follow_from_the_trace(
     placed: Any, prompts: Any, method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every position runs every block in the end: those of the answer once, and those in vain, but for what is never
-    verified. Weights are read by each call, so that each position reads those of its draft, and each pass that verifies
-    the others'."""
+    """In the end every position runs every block: the answer's and rejected ones, except those never verified.
+    Each call reads the weights: a position reads those of its draft, and each verifying pass reads the others.
+    """
     for prompt in prompts[:3]:
         batch = start(placed, [prompt])
         with monkeypatch.context() as patch:
@@ -383,7 +383,7 @@ def test_positions_and_weights_read_follow_from_the_trace(
 def test_drafts_are_read_out_with_the_token_that_runs_beside_them(
     placed: Any, prompts: Any, method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One product a token, one more where its gate reads logits and it goes on, and one for drafts that an end runs."""
+    """One product per token, one more if its gate reads logits and does not exit, and one for drafts run at an end."""
     counted: Counter[str] = Counter()
 
     def counting(owner: Any, name: str, patch: pytest.MonkeyPatch) -> None:

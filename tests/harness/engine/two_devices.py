@@ -1,11 +1,11 @@
-"""Decodes with blocks on two devices that are made up: memory of the CPU, marked, and not to be mixed.
+"""Decodes with blocks on two fake devices: CPU tensors with a device mark that must not be combined.
 
     python two_devices.py CHECKPOINT...
 
-torch knows a type of device ``twin`` here, whose tensors hold one of the CPU's. Every operation looks at the marks of
-what it is given: two devices, or a device and the CPU, are an error, as on GPUs. Moving is marking anew. Prints a line
-a checkpoint; raises where anything mixes, lies elsewhere, or differs from the same on one device. A process of its own:
-torch believes in an accelerator once it has heard of one.
+Here torch has a device type ``twin`` whose tensors contain a CPU tensor. Every operation compares the marks of its
+inputs: two devices, or a device and the CPU, are an error, as on GPUs. Moving a tensor changes its mark. The script
+prints a line per checkpoint and fails if devices are mixed, if a tensor is on the wrong device, or if results differ
+from one device. It needs a separate process, because torch keeps a registered accelerator.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HOME, AWAY = "twin:0", "twin:1"
 
 
 class Marked(torch.Tensor):
-    """A tensor of the CPU that says it is elsewhere."""
+    """A CPU tensor with the mark of another device."""
 
     raw: torch.Tensor
 
@@ -57,7 +57,7 @@ class Marked(torch.Tensor):
         return self.raw.tolist()
 
     def data_ptr(self) -> int:
-        """By which accelerate knows weights that are tied."""
+        """Return the pointer by which accelerate recognises tied weights."""
         return self.raw.data_ptr()
 
 
@@ -107,7 +107,7 @@ def methods(n_rows: int, n_blocks: int) -> dict[str, Parts]:
 
 
 def answers(checkpoint: Any) -> dict[str, Any]:
-    """What every method decodes, what is scored and probed."""
+    """Return the decoded answers, scores and probes of every method."""
     draw = torch.Generator().manual_seed(1)
     prompts = [torch.randint(3, 90, (7 - row,), generator=draw).tolist() for row in range(3)]
     requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts)]

@@ -1,4 +1,4 @@
-"""What a suite asks of a model that cannot answer it is refused on planning, in one screen that says where and why."""
+"""Suites that a model cannot run are refused at planning, on one screen with place and reason."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ THREE, NUMBER = ("bad", "so-so", "good"), ("LABEL_0",)
 
 @pytest.fixture
 def plan(classifier_folder: Callable[..., Path], toy_texts: Path, tmp_path: Path) -> Callable[..., Plan]:
-    """Plans one sweep of one model, given by its labels or its folder, on one task."""
+    """Return a function that plans one sweep of a model, given by labels or folder, on one task."""
 
     def make(model: Any, task: str, sweep: str = 'method = "static"', also: str = "") -> Plan:
         folder = model if isinstance(model, Path) else classifier_folder(model)

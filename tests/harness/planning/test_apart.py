@@ -1,6 +1,6 @@
-"""What a method is fitted or calibrated on is not what it is measured on: what is shared is refused, or left out.
+"""Methods are not fitted or calibrated on measured documents: shared documents are refused or left out.
 
-Hub data are read by `datasets` itself, from folders in the hub's layout.
+`datasets` itself reads the hub's data, from folders with the hub's layout.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def hub(*keys: str) -> str:
 
 @pytest.fixture
 def suite(write_suite: Writer) -> Writer:
-    """A suite over the tiny checkpoint whose one task is the line given."""
+    """Return a function that writes a suite for the tiny checkpoint with the given task."""
 
     def write(task: str, *texts: str) -> Path:
         path = write_suite(*texts)
@@ -56,7 +56,7 @@ def suite(write_suite: Writer) -> Writer:
 
 @pytest.fixture
 def planner(suite: Writer, data_dir: Path, tmp_path: Path) -> Planner:
-    """Cells of a suite by kind; those of full depth are not looked at."""
+    """Return a function that plans a suite's cells and returns them by kind, without full depth's."""
 
     def plan(task: str, *texts: str, limit: int | None = None) -> dict[str, CellJob]:
         path = suite(task, *texts)
@@ -68,7 +68,7 @@ def planner(suite: Writer, data_dir: Path, tmp_path: Path) -> Planner:
 
 @pytest.fixture
 def write_lines(data_dir: Path) -> WriteLines:
-    """Write parallel text, whose French side is the English one in capitals."""
+    """Return a function that writes parallel text; the French side is the English one in capitals."""
 
     def write(name: str, lines: Sequence[str]) -> None:
         (data_dir / f"{name}.en").write_text("".join(f"{line}\n" for line in lines))
@@ -80,7 +80,7 @@ def write_lines(data_dir: Path) -> WriteLines:
 
 
 SHARING = ["an old man", "the girl reads", "a red car", "a blue car"]
-"""Its second and third are the third and fourth of the text that is measured on."""
+"""Texts for fitting. The second and third are the third and fourth measured texts."""
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_what_is_shared_is_left_out_and_counted(
     checkpoint: Path,
     tmp_path: Path,
 ) -> None:
-    """What is calibrated on leaves out what is fitted on, too."""
+    """Calibrations also leave out the documents that the method is fitted on."""
     write_lines("train", SHARING)
     write_lines("calibration", ["a blue car", "two men sing", "nobody", "somebody"])
     planned = planner(local("train", "calibration", "drop_shared = true"), FITTED, CLASSIFIER)

@@ -1,4 +1,4 @@
-"""Misuse of suites and arguments: one screen, exit code 2, which says where and what is allowed; nothing is written."""
+"""Mistakes in suites and arguments: one screen, exit code 2, place and allowed values; nothing is written."""
 
 from __future__ import annotations
 

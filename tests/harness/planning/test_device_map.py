@@ -1,4 +1,4 @@
-"""``device_map`` in a suite: what is read, planned, asked and stored of a model that is spread over devices."""
+"""``device_map`` in a suite: reading, planning, requests and stored results of a model on several devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Suites with exit heads: planned only where the checkpoint has them, and run from specification to spool."""
+"""Suites with exit heads are planned only for checkpoints that have heads, and run from plan to spool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which cells fitted methods, replays and calibrations ask for, in which order, and what their ids follow from."""
+"""Cells required by fitted methods, replays and calibrations: their order, and what their ids depend on."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ epsilon = 0.05
 
 @pytest.fixture
 def whole_suite(write_suite: Writer) -> Writer:
-    """A suite whose task has files for every split."""
+    """Return a function that writes a suite whose task has files for every split."""
 
     def write(*texts: str) -> Path:
         path = write_suite(*texts)
@@ -51,7 +51,7 @@ def whole_suite(write_suite: Writer) -> Writer:
 
 @pytest.fixture
 def split_data(data_dir: Path) -> Path:
-    """Parallel text for every split, each of its own words."""
+    """Return a folder with parallel text for every split, each with different words."""
     for split in ("train", "calibration"):
         for language in ("en", "fr"):
             (data_dir / f"{split}.{language}").write_text("".join(f"{split} {n} {language}\n" for n in range(3)))

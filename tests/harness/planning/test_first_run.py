@@ -56,7 +56,7 @@ def test_kernels_are_started_for_the_prompt_and_each_token(cell: Cell) -> None:
 
 def test_kinds_differ_in_how_often_documents_are_decoded(cell: Cell) -> None:
     def seconds(cell: Cell) -> float:
-        """Seconds beyond those that a cell without work takes."""
+        """Return the estimated seconds beyond the fixed time of a cell."""
         work = first_run_estimate(cell, LENGTHS, READS_ONLY).seconds
         idle = first_run_estimate(
             replace(cell, kind="replay", timing=None, calibration=None), LENGTHS, READS_ONLY

@@ -1,4 +1,4 @@
-"""What tasks ask of prompts and decoding, from suite to plan and identity; and what checkpoints ask in vain."""
+"""Generation settings of tasks: reading, plan and identity, and settings of checkpoints that are ignored."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ CONTENT = {
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    """A text of each of the files that the suite names, in its form, each of words of its own."""
+    """Return a folder with one text in each of the suite's files, in the file's format and with different words."""
     for task in SUITE.tasks:
         for (_, name), ending in ((task.data.files[0], ""), *((file, " then") for file in task.train_files)):
             path = tmp_path / "data" / name

@@ -1,4 +1,4 @@
-"""Before anything is loaded: the number format that a model has, and whether what is to be run fits into the memory."""
+"""Before loading: the number format of a model, and whether its cells fit into memory."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def ids(plan: Plan) -> list[str]:
 
 
 def test_auto_asks_for_what_the_number_format_by_name_does(planned: Callable[[str], Plan], tmp_path: Path) -> None:
-    """So that cells have one id, however it is said."""
+    """A cell has one id, whether its number format is given by name or as `auto`."""
     auto = planned('dtype = "auto"')
     assert ids(auto) == ids(planned('dtype = "float32"'))
     assert 'dtype = "auto" is float32: what its weights are stored in' in auto.groups[0].remarks

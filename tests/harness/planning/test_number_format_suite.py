@@ -1,4 +1,4 @@
-"""`builtin-bf16` and `builtin-int8` ask what `builtin-full` asks, in another number format: every run has its pair."""
+"""`builtin-bf16` and `builtin-int8` have the cells of `builtin-full` in another number format, so that runs pair up."""
 
 import pytest
 
@@ -8,7 +8,7 @@ Asked = tuple[object, ...]
 
 
 def asked(suite: Suite) -> set[Asked]:
-    """Quality cells, each by what it asks but for the number format."""
+    """Return the quality cells of a suite without their number format."""
     recipes = {entry.name: (entry.recipe, entry.path, entry.random_weights) for entry in suite.models}
     data = {entry.label: (entry.data, entry.generation.max_new_tokens, entry.generation.stop) for entry in suite.tasks}
     return {

@@ -1,4 +1,4 @@
-"""Passes of a plan: as many, and of the same cells, as a run has in one process."""
+"""The passes of a plan contain the same cells as the passes of a run in one process."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ kinds = ["quality"]
 
 @pytest.fixture
 def plan(worded_model: Path, tmp_path: Path) -> Plan:
-    """Sweeps over thresholds, over what no pass shares, and replays of several methods."""
+    """Return a plan with sweeps over thresholds, sweeps that share no pass, and replays of several methods."""
     (tmp_path / "suite.toml").write_text(SUITE.format(model=worded_model))
     return planned(tmp_path)
 

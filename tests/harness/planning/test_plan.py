@@ -1,4 +1,4 @@
-"""Planning: which cells a suite asks for, and what the spool says of each."""
+"""Planning: the cells of a suite, and their states according to the spool."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def test_speed_timed_on_few_documents_is_remarked(planner: Planner) -> None:
 def test_metrics_under_which_references_are_not_best_are_remarked(
     data_dir: Path, tmp_path: Path, checkpoint: Path, limit: int | None, count: str
 ) -> None:
-    """Also where the documents were described by an earlier plan."""
+    """The remark also appears if an earlier plan described the documents."""
     (tmp_path / "t.toml").write_text(
         'schema = 1\nname = "t"\nprompt = "{q}"\ntarget = "a"\nmetrics = ["rougeL"]\n[fields]\nq = "q"\na = "a"\n'
     )
@@ -88,7 +88,7 @@ def labels(plan: Plan) -> list[str]:
 
 
 def attempt(spool: Path, item: CellJob, status: str, reason: str | None = None) -> None:
-    """What a worker would have left."""
+    """Write the attempt that a worker would have written."""
     with AttemptWriter(spool, item.cell.to_json(), environment_and_hardware(1)) as writer:
         writer.finish(status, reason)
 
@@ -197,7 +197,7 @@ kinds = ["quality"]
 
 
 def test_of_many_settings_each_is_compared_with_its_own_past(planner: Planner, tmp_path: Path) -> None:
-    """Lists among the parameters too (`levels`), which are tuples before they are stored."""
+    """This includes list parameters (`levels`), which are tuples before they are stored."""
     for planned in cells(planner(SEVERAL)):
         attempt(tmp_path / "spool", planned.item, "ok")
     assert {planned.state for planned in cells(planner(SEVERAL))} == {"done"}

@@ -1,4 +1,4 @@
-"""Reading suites: what they expand to, and that every mistake is named with file, line and key."""
+"""Reading suites: their expansion, and that every mistake is reported with file, line and key."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +25,7 @@ def line_of(path: Path, text: str) -> int:
 
 
 def complaint(path: Path) -> str:
-    """What reading the suite raises."""
+    """Return the error message raised by reading a suite."""
     with pytest.raises(UserError) as caught:
         load_suite(str(path))
     return str(caught.value)
@@ -191,7 +191,7 @@ def test_a_calibration_has_defaults(write_suite: Writer) -> None:
 
 
 def test_levels_are_ordered_as_the_score_is(write_suite: Writer) -> None:
-    """Entropy is least where a model is sure: its lowest threshold is the most conservative."""
+    """Entropy is low where a model is confident, so its lowest threshold is the most conservative."""
     rising = CALIBRATION.replace("calm-softmax", "entropy").replace("[0.9, 0.5]", "[0.5, 0.9]")
     (entry,) = load_suite(str(write_suite(rising))).calibrations
     assert entry.settings.levels == (0.5, 0.9)
@@ -203,7 +203,7 @@ def test_levels_are_ordered_as_the_score_is(write_suite: Writer) -> None:
     "grid", ['{ rule = ["epsilon"] }', '{ rule = ["constant", "per-block"], levels = [[0.5, 0.4]] }']
 )
 def test_levels_that_a_threshold_rule_does_not_use_are_refused(write_suite: Writer, grid: str) -> None:
-    """Else every level would be the same decode, and the last of them the choice."""
+    """Otherwise every threshold would give the same decode, and the last one would be chosen."""
     path = write_suite(CALIBRATION.replace("levels = [0.9, 0.5]", f"grid = {grid}\nlevels = [0.9, 0.5]"))
     assert "[[calibration]] levels: change nothing for calm-softmax:rule=" in complaint(path)
 

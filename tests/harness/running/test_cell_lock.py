@@ -1,4 +1,4 @@
-"""Two runs over one spool share the work; neither runs what the other runs or has just finished."""
+"""Two runs with one spool share the work. Neither runs a cell that the other is running or has just finished."""
 
 from __future__ import annotations
 

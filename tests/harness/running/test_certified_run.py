@@ -1,4 +1,4 @@
-"""A suite with certified heads: other cells than with exact ones, the same answers, traces that say what was read."""
+"""A suite with certified heads has different cells but the same answers. Traces count the rows that were read."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def cells(plan: Plan) -> dict[str, CellJob]:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, CellJob], dict[str, CellJob]]:
-    """Where both suites ran, and their cells: of exact heads, of certified ones."""
+    """Return the folder of both runs, and their cells: with exact heads and with certified heads."""
     root, result = tmp_path_factory.mktemp("precision"), []
     for defaults in ("", CERTIFIED):
         plan = planned(root, GATED, defaults)

@@ -1,4 +1,4 @@
-"""What the device says of itself: read where it is told, None where it is not, never an error."""
+"""Readings of the device are None if the device does not provide them, and never an error."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Thresholds replayed from one run of an encoder: every document leaves where a run at that threshold has it leave."""
+"""Thresholds replayed from one run of an encoder: exit layers equal those of a real run at each threshold."""
 
 from __future__ import annotations
 

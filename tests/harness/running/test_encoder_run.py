@@ -1,4 +1,4 @@
-"""A suite with encoders: documents leave as wholes, every block asked is stored, and the frontier has the run."""
+"""A suite with encoders: documents exit as a whole, every evaluated block is stored, and the frontier has the run."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_an_oracle_reads_blocks_with_their_off_ramps(database: Database) -> None
 def test_a_fitted_gate_decides_by_what_was_fitted(
     folder: Path, database: Database, classifier_folder: Callable[..., Path]
 ) -> None:
-    """The fit cell runs before the quality cell: scores are those of its tensors on the states."""
+    """The fit cell runs before the quality cell. Scores are computed from its tensors and the states."""
     (fit,) = database.query(
         "SELECT attempt_id, cell_id FROM cell JOIN attempt USING (cell_id) WHERE kind = 'fit'"
     ).to_pylist()

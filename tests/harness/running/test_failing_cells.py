@@ -1,4 +1,4 @@
-"""Whatever a method raises costs its cell one row, with the right word for it; only a spool without room ends a run."""
+"""Any exception of a method costs its cell one row with the right status; only a full disk ends a run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def raising(error: BaseException) -> Callable[..., None]:
 
 
 def run_both(spec: WorkerSpec, work: Callable[..., None]) -> tuple[int, list[dict[str, Any]]]:
-    """Run with a pass of one's own; returns exit code and events."""
+    """Run the two cells with `work` in place of the quality pass; return exit code and events."""
     events: list[dict[str, Any]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(worker.PASSES, "quality", work)
@@ -140,7 +140,7 @@ def _env() -> dict[str, Any]:
 
 
 def test_a_cell_that_another_process_holds_is_waited_for_with_a_word(spec: WorkerSpec, tmp_path: Path) -> None:
-    """The other one lets go when it is told of the wait, having run the cell."""
+    """The other process runs the cell and releases it once it is informed of the wait."""
     first = spec.cells[0]
     held = hold(spec.spool, first.cell.cell_id, wait=False)
     assert held.__enter__()

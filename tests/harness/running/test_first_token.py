@@ -1,4 +1,4 @@
-"""First tokens in whole cells: replays leave where real decodes leave, and a suite may have them gated."""
+"""First tokens in whole cells: replays exit where real decodes exit, and suites may gate the first token."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ kinds = ["replay"]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A random model of a family, whose early blocks now and then say what the last one says."""
+    """Return a function that makes a random model whose early blocks sometimes agree with the last block."""
 
     def save(family: str) -> Path:
         torch.manual_seed(1)
@@ -151,7 +151,7 @@ def test_replays_leave_where_real_decodes_leave(
 def test_a_gated_first_token_is_asked_of_a_task(
     checkpoint: Callable[[str], Path], tmp_path: Path, data_dir: Path
 ) -> None:
-    """It is part of what is asked, `plan` and `runs` tell it, and its blocks are charged to decoding."""
+    """The setting is part of the identity, shown by `plan` and `runs`, and its blocks count as decoding."""
     folder = checkpoint("llama")
     (group,) = planned(tmp_path, folder, ["whole", "gated"], TIMING).groups
     (remark,) = group.remarks

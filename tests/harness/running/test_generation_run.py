@@ -1,4 +1,4 @@
-"""What tasks ask of decoding, run: whole cells against transformers, and what was not applied stands with the run."""
+"""Generation settings in real runs: cells equal transformers, and ignored settings are stored with the run."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def metrics(ran: Ran, label: str) -> dict[str, float]:
 
 
 def check_all_cells(ran: Ran, full: dict[str, list[int]]) -> None:
-    """Full depth is transformers', and what is compared with it is compared with that."""
+    """Check that full depth equals transformers, and that other cells are compared with it."""
     assert answers(ran, "full") == full
     assert len({tuple(ids) for ids in full.values()}) > 5
     early = answers(ran, "calm-softmax:threshold=0.0001")

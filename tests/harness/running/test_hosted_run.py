@@ -1,4 +1,4 @@
-"""A suite on the hosted engine: its cells are others than the lean engine's, say so, and answer the same."""
+"""A suite on the hosted engine has different cells from the lean engine, states this, and gives the same answers."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_only_the_hosted_engine_is_named_in_an_identity(cells: dict[str, Cell]) 
 
 
 def test_an_option_that_the_lean_engine_lacks_is_planned_on_the_other(worded_model: Path, tmp_path: Path) -> None:
-    """Unless the lean one is asked for, whatever is remembered of the folder by then."""
+    """The lean engine is used only if the suite requests it, regardless of cached results on the folder."""
     model = Path(shutil.copytree(worded_model, tmp_path / "model"))
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "dense_act_fn": "tanh"}))
@@ -108,7 +108,7 @@ def test_an_option_that_the_lean_engine_lacks_is_planned_on_the_other(worded_mod
 
 
 def test_runs_say_their_engine_and_answer_the_same(database: Database) -> None:
-    """The lean engine's answers are those of transformers, and so are the hosted one's."""
+    """Answers of both engines equal those of transformers."""
     answers: dict[str, list[Any]] = {}
     for engine in ("lean", "hosted"):
         answers[engine] = rows(
@@ -127,7 +127,7 @@ def test_times_of_one_engine_are_not_compared_with_those_of_the_other(database: 
 
 
 def test_whatever_shows_times_names_the_hosted_engine(database: Database) -> None:
-    """`conditions` stands above every figure and table of speed."""
+    """`conditions` appears above every figure and table of speed."""
     for view in ("runs", "frontier"):
         told = rows(database, f"SELECT DISTINCT model, conditions FROM {view} ORDER BY ALL")
         assert told == [("any", "float32, cpu, batch 1, hosted"), ("usual", "float32, cpu, batch 1")]

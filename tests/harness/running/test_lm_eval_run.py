@@ -110,14 +110,14 @@ def _tokenizer(*, ends: bool) -> PreTrainedTokenizerFast:
 
 
 def _is_text(tokenizer: PreTrainedTokenizerFast, token_id: int) -> bool:
-    """Whether a token is spelled in letters, so that answers are, and end at one of them."""
+    """Return whether a token consists of letters, so that answers contain words and can end at one of them."""
     text = tokenizer.decode([token_id])
     return text.isascii() and text.isprintable() and "<" not in text
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A random decoder-only model and a random encoder-decoder, whose blocks disagree now and then."""
+    """Return a random decoder-only model and a random encoder-decoder whose blocks sometimes disagree."""
     torch.manual_seed(3)
     root = tmp_path_factory.mktemp("models")
     causal, seq2seq = _tokenizer(ends=False), _tokenizer(ends=True)
@@ -238,7 +238,7 @@ kinds = ["quality", "probe", "replay"]
 
 @pytest.fixture(scope="module")
 def theirs(models: dict[str, Path], data: Path) -> Callable[[str, str], dict[str, Any]]:
-    """What lm-eval's own backend says of a task."""
+    """Return a function that returns the results of lm-eval's own backend on a task."""
     backends: dict[str, Any] = {}
 
     def ask(kind: str, task: str) -> dict[str, Any]:
@@ -475,7 +475,7 @@ def test_chats_have_lm_evals_turns(models: dict[str, Path], data: Path, tmp_path
 
 
 def test_work_is_counted_beside_full_depths(runs: dict[str, dict[str, Path]]) -> None:
-    """How much is in `harness/engine/test_scoring_cost.py`; here, that it is asked with the cell's texts and exits."""
+    """Amounts are tested in `harness/engine/test_scoring_cost.py`; this test checks the cell's texts and exits."""
     names = ("ideal_speedup_bytes", "ideal_speedup_flops")
 
     def work(kind: str, label: str) -> list[float | None]:

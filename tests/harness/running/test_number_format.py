@@ -1,4 +1,4 @@
-"""What a number format changes of full depth, checked against transformers in float32 and a loop of this file."""
+"""Effects of a number format on full depth, checked against transformers in float32 and a loop in this file."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ Ran = tuple[CellJob, dict[str, dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def model(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same T5 with a head whose choices are sharp, so that rounding moves them visibly."""
+    """Return the same T5 with a head with sharp choices, so that rounding changes them visibly."""
     folder = tmp_path_factory.mktemp("sharp")
     shutil.copytree(worded_model, folder, dirs_exist_ok=True)
     lm = T5ForConditionalGeneration.from_pretrained(worded_model)
@@ -111,7 +111,7 @@ def read_in_float32(model: Path, item: CellJob, outputs: dict[str, list[int]]) -
 
 
 def read_in(dtype: str, model: Path, item: CellJob, outputs: dict[str, list[int]]) -> Iterator[torch.Tensor]:
-    """The same of the number format: prefix after prefix, each fed anew."""
+    """Return the same quantity in the number format: each prefix is fed again from the start."""
     checkpoint, tokenizer = load_checkpoint(model, getattr(torch, dtype)), AutoTokenizer.from_pretrained(model)
     for document in item.data.load(None):
         prompt = tokenizer(item.data.task_object.prompt_for(document, "seq2seq")).input_ids

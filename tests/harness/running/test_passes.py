@@ -112,7 +112,7 @@ documents = 4
 
 @dataclass(frozen=True)
 class Run:
-    """A spool and what was to go into it."""
+    """A spool and the cells that were run into it."""
 
     items: dict[str, CellJob]
     spec: WorkerSpec
@@ -154,7 +154,7 @@ def ran(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def watched_quality_pass(scored: list[Any], work: Work[Any], *rest: Any) -> None:
-    """The pass, with what its task scores."""
+    """Run the quality pass and record the outputs that its task scores."""
     item = work.item
     kind = type(get_task(item.cell.task.name))
     score = kind.score
@@ -244,7 +244,7 @@ def test_a_fitted_gate_decides_alike_in_decoding_and_in_its_replay_until_caches_
 
 
 def first(row: dict[str, Any]) -> bool:
-    """Whether nothing was decoded before: no token that left early can have changed the cache."""
+    """Return whether nothing was decoded before, so that no early exit can have changed the cache."""
     return bool(row["position"] == 1)
 
 
@@ -280,7 +280,7 @@ def test_what_depends_on_a_failed_fit_is_skipped_with_the_reason(
 
 @dataclass(frozen=True)
 class Reference:
-    """What transformers computes on full depth's answers: by document key, normed states [L, N, D] and logits."""
+    """Outputs of transformers for full depth's answers, by document key: normed states [L, N, D] and logits."""
 
     normed: dict[str, Tensor]
     logits: dict[str, Tensor]
@@ -481,7 +481,7 @@ def loss_of(item: CellJob, full: str, early: str) -> float:
 
 
 class Errors(Squad):
-    """A task whose only score is an error, of 0 to 200."""
+    """A task whose only score is an error from 0 to 200."""
 
     name = "squad-errors"
     metrics = ("error",)

@@ -1,4 +1,4 @@
-"""What a run says of the forms that its products were multiplied in, and what int8 is as a cell's number format."""
+"""Runs record the forms of their products, and int8 is a number format of cells."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def ids(plan: Plan) -> list[str]:
 def test_attempts_say_what_was_chosen_and_cells_do_not(
     planned: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The forms are of the machine: a cell is the same in any, its times may be compared within one choice only."""
+    """Forms belong to the machine. The cell is the same for all; times are comparable within one choice only."""
     usual = run(planned(), tmp_path / "usual")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv(SWITCH, "measured")

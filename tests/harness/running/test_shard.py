@@ -1,4 +1,4 @@
-"""Parts of a suite for machines: together they are the whole, and what is compared runs on one."""
+"""Parts of a suite for several machines: together they are the whole suite, and compared cells run on one machine."""
 
 from dataclasses import replace
 from itertools import chain

@@ -1,4 +1,4 @@
-"""Texts become tokens by lm-eval's rules: pairs, windows and cuts are those of its own backend's methods."""
+"""Texts become tokens by lm-eval's rules: pairs, windows and truncation equal those of its own backend."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 class Theirs(HFLM):  # type: ignore[misc]
-    """lm-eval's backend, without a model: what it does with texts, and the tokens that it would score."""
+    """lm-eval's backend without a model: its processing of texts, and the tokens that it would score."""
 
     def __init__(self, tokenizer: Any, kind: str, max_length: int) -> None:
         self.tokenizer, self.backend, self._max_length = tokenizer, kind, max_length

@@ -1,4 +1,4 @@
-"""Documents that do not fit are left out of every kind of cell, prompts are cut, and both are counted and told."""
+"""Documents that do not fit are left out of every kind of cell, prompts are cut, and both are counted and reported."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ ONE_KIND = '[[sweep]]\nmethod = "calm-softmax"\ngrid = { threshold = [0.3] }\nki
 
 @dataclass(frozen=True)
 class Run:
-    """A spool, and the cells that went into it."""
+    """A spool and the cells that were run into it."""
 
     folder: Path
     items: tuple[CellJob, ...]

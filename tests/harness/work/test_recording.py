@@ -1,4 +1,4 @@
-"""What probes and timings record where they are asked: cells of their own beside plain ones, of the first documents."""
+"""Extra records of probes and timings are separate cells for the first documents."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_database_and_spool_say_the_same(runs: Path) -> None:
 
 @pytest.fixture(scope="module")
 def clocked(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Database:
-    """Runs of a suite that records prompts and times of tokens; those that record are the last to run."""
+    """Return a database of a suite that records prompts and times of tokens; the recording cells run last."""
     folder = tmp_path_factory.mktemp("clocked")
     (group,) = planned(folder, worded_model, CLOCKED).groups
     assert group.folder is not None

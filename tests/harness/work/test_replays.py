@@ -1,4 +1,4 @@
-"""Replays that read their probe once: of every method that can be replayed, the same as each read for itself."""
+"""Replays of all replayable methods that read their probe once equal separate replays."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def replayable(depth: int = 4) -> Iterator[str]:
 
 
 def sweep(name: str) -> str:
-    """A method with two thresholds, where it has one, and two KV policies, where it has them."""
+    """Return a sweep with two thresholds if the method has a threshold, and two KV policies if it has several."""
     known, grid = {field.name for field in fields(get_method(name))}, []
     if "threshold" in known:
         grid.append(f"threshold = {list(LEVELS)}")
@@ -65,7 +65,7 @@ def sweep(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def spec(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> WorkerSpec:
-    """Every method that can be replayed; what replays need has been run."""
+    """Return a specification of every replayable method, whose required cells have been run."""
     root = tmp_path_factory.mktemp("replays")
     (root / "suite.toml").write_text(HEAD.format(model=worded_model) + "".join(map(sweep, replayable())))
     (group,) = make_plan(load_suite(root / "suite.toml"), root / "inputs", root / "models", None).groups
@@ -153,7 +153,7 @@ def test_a_rule_that_cannot_be_read_fails_alone(
 def test_what_is_read_does_not_depend_on_the_name_of_the_folder(
     spec: WorkerSpec, expected: dict[str, Any], tmp_path: Path, name: str
 ) -> None:
-    """Neither on a folder that its name matches as a pattern."""
+    """The result does not depend on other folders whose names match the name as a pattern either."""
     for folder in (name, "x1", "ab", "a-b"):
         shutil.copytree(spec.inputs, tmp_path / folder)
     of_scores = next(item for item in spec.cells if item.cell.scores_cell_id is not None)

@@ -1,4 +1,4 @@
-"""What a metric is about is said by whoever writes it: a task from elsewhere needs no name of its own in SQL."""
+"""Tasks declare the role of their metrics, so that third-party tasks need no entry in SQL."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -53,7 +53,7 @@ class Moderation(Task):
 
 @pytest.fixture
 def database(example: ModuleType, tmp_path: Path) -> Iterator[Database]:
-    """What a task's own metrics, depth and agreement are in the database."""
+    """Yield a database with a third-party task's metrics, depth and agreement."""
     task, ours = Moderation(), {"mean_exit_layer": example.plain(2.0), "mean_blocks_run": example.plain(3.0)}
     documents = [Document.from_fields({"text": str(n), "verdict": "no"}) for n in range(4)]
     scores = [task.score(document, "yes" if n else "no") for n, document in enumerate(documents)]

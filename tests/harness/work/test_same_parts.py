@@ -1,4 +1,4 @@
-"""Which methods may decode in one pass: those that differ in nothing but what scores are compared with."""
+"""Methods may decode in one pass if they differ only in what their scores are compared with."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Knowing(Gate):
 
 
 class Hiding(Knowing):
-    """Remembers it where attributes do not tell."""
+    """Gate that stores this value where attributes do not show it."""
 
     __slots__ = ("hidden",)
 

@@ -1,4 +1,4 @@
-"""Cells that share a pass: which may, that each is a cell as ever, and that what goes wrong costs no other cell."""
+"""Cells that share a pass: which cells may, that results equal separate cells, and that a failure costs one cell."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def swept(spec: WorkerSpec) -> list[CellJob]:
 
 
 class Run:
-    """What a worker says: how many cells shared each pass, how all ended, and its exit code."""
+    """Result of a worker: number of cells per pass, status of each cell, and exit code."""
 
     def __init__(self, spec: WorkerSpec, on_event: Any = lambda event: None) -> None:
         events: list[dict[str, Any]] = []
@@ -83,7 +83,7 @@ class Run:
 
 
 def stored(spec: WorkerSpec) -> dict[str, dict[str, Any]]:
-    """Tables of each cell that has ended well, scores apart."""
+    """Return the tables of each successful cell, without scores."""
     tables = {}
     for status in latest_status(spec.spool).values():
         if status.status == "ok":
@@ -116,7 +116,7 @@ def test_each_cell_of_a_pass_is_stored_as_if_run_for_itself(
 
 
 def test_runs_say_how_many_cells_a_pass_answered(spec: WorkerSpec, tmp_path: Path) -> None:
-    """The seconds of the first are those of all."""
+    """The first cell has the seconds of the whole pass."""
     Run(spec)
     ingest(spec.spool, tmp_path / "x.duckdb")
     with duckdb.connect(str(tmp_path / "x.duckdb"), read_only=True) as connection:
@@ -158,7 +158,7 @@ def test_a_cell_that_cannot_be_decoded_fails_alone(
 def test_scores_that_are_not_finite_fail_one_cell_and_not_those_beside(
     spec: WorkerSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of one prompt say the same, so that only what thresholds ask makes a difference."""
+    """Rows of one prompt have equal logits, so that only the thresholds differ."""
     level, score = THRESHOLDS[3], type(get_method("calm-softmax")().gate({})).score
 
     def broken(gate: Gate, view: BlockView) -> Tensor:

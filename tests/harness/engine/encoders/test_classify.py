@@ -30,7 +30,7 @@ L, D, C, N = 4, 16, 3, 12
 
 @dataclass(frozen=True)
 class World:
-    """A model with off-ramps, texts, and what each block says of each text, worked out slowly: [N, L, C]."""
+    """A model with off-ramps, texts, and the logits of every block for every text from a slow reference: [N, L, C]."""
 
     model: EncoderClassifier
     texts: Sequence[EncodedText]
@@ -82,7 +82,7 @@ def entropy(z: Array) -> float:
 
 
 Rule = Callable[[Array, dict[str, Any]], int]
-"""The exit layer by what each block says of a text, [L, C]."""
+"""Function from the logits of all blocks for one text, [L, C], to its exit layer."""
 
 
 def first(holds: Callable[[Array], bool]) -> Callable[[Array], int]:
@@ -185,7 +185,7 @@ def test_who_else_is_in_the_batch_changes_nothing(case: str, size: int, bert: Wo
 
 
 def test_the_published_batch_leaves_when_every_row_of_it_would(bert: World) -> None:
-    """PABEE's code counts a block where all predictions of the batch are those of the block before."""
+    """PABEE's code counts a block only if the whole batch has the same predictions as after the previous block."""
     answers = in_batches_of(bert, parts_of("pabee", {"patience": 1, "batch": "whole"}), size=3)
     for start in range(0, N, 3):
         labels = bert.said[start : start + 3].argmax(-1)

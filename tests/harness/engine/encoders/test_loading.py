@@ -1,4 +1,4 @@
-"""Classifiers from a folder: what is computed is the plain forward pass, and what does not fit is refused."""
+"""Classifiers loaded from a folder: outputs equal the plain forward pass, and unsupported checkpoints are refused."""
 
 from __future__ import annotations
 

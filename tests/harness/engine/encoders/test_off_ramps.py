@@ -1,4 +1,4 @@
-"""Off-ramps: how they read out, their file, and what of it is refused."""
+"""Off-ramps: their read-out, their file, and the files that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encoders block by block: what comes out is what transformers' own forward pass gives, whoever leaves on the way."""
+"""Encoders run block by block: outputs equal transformers' own forward pass, whichever texts exit early."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ def _saved(folder: Path) -> Files:
 
 @pytest.fixture(scope="session")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """Return the files of a checkpoint, without others."""
+    """Return the files of a checkpoint and no other files."""
     return _saved(tmp_path_factory.mktemp("published"))
 
 

@@ -1,4 +1,4 @@
-"""Fetching a model: what is asked for, what is said when it fails, and what is then found without a network."""
+"""Fetching a model: requests to the hub, messages after failures, and what is found later without a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures of a folder like /sys/class/powercap, whose counters a test advances."""
+"""Fixtures of a folder like /sys/class/powercap, whose counters are advanced by tests."""
 
 from dataclasses import dataclass
 from pathlib import Path

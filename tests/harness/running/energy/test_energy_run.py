@@ -1,4 +1,4 @@
-"""From counters to views: a timing whose meter tells known joules, one without counters, and results of before."""
+"""Energy from counters to views: a timing with a meter of known joules, one without counters, and stored results."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ S = 1_000_000_000
 JOULES = {"full": 3.0, "method": 2.0}
 IDLE_W = 0.25
 DOMAINS = {"package-0": 0.75, "package-0/dram": 0.25, "psys": 4.0}
-"""What each counter has of a decode's energy."""
+"""Share of a decode's energy that each counter records."""
 
 
 class KnownMeter:
-    """Tells of each decode, in the order in which a timing reads, what its arm spends, give or take 1%."""
+    """Meter that returns the known energy of each decode's arm, within 1%, in the order in which a timing reads it."""
 
     def __init__(self) -> None:
         self.counters = tuple(Counter(name, name != "psys", 10**12, 1_000, lambda: 0) for name in DOMAINS)

@@ -1,4 +1,4 @@
-"""The meter: readings replayed from files, idle power over a fixed time, and how long counters stand still."""
+"""The meter: readings replayed from files, idle power over a fixed time, and counters that stop changing."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ MS = 1_000_000
 
 
 class Clock:
-    """A clock that moves when it is looked at or slept by, and takes the counters of a folder along."""
+    """Clock that advances when it is read or slept on, and advances the counters of a folder too."""
 
     def __init__(self, zones: Any, watts: dict[str, int], step_ns: int = MS) -> None:
         self.zones, self.watts, self.step_ns = zones, watts, step_ns

@@ -1,4 +1,4 @@
-"""NVML's counters, of a library that the test makes: asked by UUID, millijoules as microjoules, codes as reasons."""
+"""NVML's counters, from a fake library: GPUs are found by UUID, energy is converted, and error codes become reasons."""
 
 import ctypes
 from typing import Any
@@ -10,7 +10,7 @@ from exitbench.harness.running.energy.nvml import nvml_counters
 
 
 class Library:
-    """Answers as NVML does, by what each GPU has counted."""
+    """Fake of NVML that returns the energy counted by each GPU."""
 
     def __init__(self, spent_mj: dict[str, int]) -> None:
         self.spent_mj = spent_mj

@@ -1,4 +1,4 @@
-"""RAPL's counters: found among zones, read from regular files only, and none where anything is amiss."""
+"""RAPL's counters are found among zones and read from regular files only; if anything is wrong, there are none."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""What a timing spent: of every decode or of none, and joules a token, net of idle, against full depth."""
+"""Energy of a timing: of all decodes or none, and joules per token, net of idle power, compared with full depth."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IDLE = (Idle("package-0", True, 500_000, S, 1_000_000), Idle("psys", False, 9_00
 
 @dataclass
 class Scripted:
-    """A meter that reads what it is given: microjoules of each counter, a second apart, or an error."""
+    """Meter with scripted readings: microjoules of each counter, one second apart, or an error."""
 
     script: Iterator[tuple[int, ...] | CounterError]
     first: tuple[Idle, ...] | CounterError = IDLE
@@ -144,7 +144,7 @@ def test_a_domain_that_vanishes_ends_the_energy_of_its_timing(server: Any) -> No
 
 
 class Logged(Scripted):
-    """A meter that notes when it is read."""
+    """Meter that records when it is read."""
 
     def __init__(self, events: list[str]) -> None:
         super().__init__((uj, uj) for uj in itertools.count())

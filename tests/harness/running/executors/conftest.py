@@ -1,4 +1,4 @@
-"""Fixtures of a group of three cells, and of a worker whose behaviour a test sets."""
+"""Fixtures of a group of three cells, and of a worker with a configurable behaviour."""
 
 import sys
 import textwrap

@@ -1,4 +1,4 @@
-"""Where the locks of GPUs lie: in a folder that nobody else can write to."""
+"""Locks of GPUs are in a folder that only the user can write to."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""What a worker may do without harm to the run: say what is no event, leave processes behind, hang, end in any way."""
+"""Workers cannot harm a run by invalid events, child processes that remain, hanging, or any kind of exit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def with_timeouts(spec: WorkerSpec, timeouts_s: Sequence[float | None]) -> tuple
 
 
 def record(spec: WorkerSpec, cell: int) -> dict[str, Any]:
-    """status.json of a cell's only finished attempt, with what cell.json says of its time-out."""
+    """Return status.json of a cell's only finished attempt, with the time limit of its cell.json."""
     cell_id = spec.cells[cell].cell.cell_id
     assert len(list(spec.spool.glob(f"*/{cell_id}/*/DONE"))) == 1
     result = read_attempt(latest_status(spec.spool)[cell_id].path)

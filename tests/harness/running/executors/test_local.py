@@ -27,7 +27,7 @@ Worker = Callable[[str, str], tuple[str, ...]]
 
 
 def outcome(spec: WorkerSpec, command: tuple[str, ...], tmp_path: Path) -> tuple[list[str], str]:
-    """Statuses by cell in order, and what was shown."""
+    """Return the statuses of the cells in order, and the printed output."""
     output = io.StringIO()
     with Lines(dict.fromkeys(map(str, range(len(spec.cells))), Expected()), output) as progress:
         statuses = LocalExecutor(tmp_path / "logs", worker=command, cores=1).run([spec], progress, lambda: None)
@@ -184,7 +184,7 @@ def test_timing_cells_run_alone_after_all_others(spec: WorkerSpec, worker: Worke
 def test_an_interrupt_among_cells_side_by_side_loses_nothing_finished(
     spec: WorkerSpec, worker: Worker, tmp_path: Path
 ) -> None:
-    """The one whose model is done stays; the other ends as interrupted."""
+    """The model that has finished keeps its results; the other model's cell ends as interrupted."""
     _, path = worker("two", "wait()")
     (tmp_path / "spec.json").write_text(replace(spec, cells=spec.cells[:2]).to_json())
     script = INTERRUPTED.replace("cores=1", "cores=2").replace("[spec, spec]", "groups")
@@ -209,7 +209,7 @@ NOTES = "note('on', os.environ.get('CUDA_VISIBLE_DEVICES', 'all'))"
 
 
 def groups_of(spec: WorkerSpec) -> list[WorkerSpec]:
-    """Each cell of a specification as a group of its own."""
+    """Return each cell of a specification as a separate group."""
     return [replace(spec, cells=(item,)) for item in spec.cells]
 
 

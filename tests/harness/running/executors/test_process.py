@@ -1,4 +1,4 @@
-"""A worker process: what it inherits."""
+"""The environment that a worker process inherits."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What can be said of the Slurm executor without a cluster; `tests/slurm` runs it on one."""
+"""Tests of the Slurm executor that need no cluster; `tests/slurm` runs it on one."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ Answer = Callable[[str], None]
 
 @pytest.fixture
 def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answer:
-    """Give the body of a shell script that stands for squeue; sbatch and srun are there and do nothing."""
+    """Return a function that sets the shell script used as squeue; sbatch and srun exist and do nothing."""
     monkeypatch.setattr(slurm, "find_spec", lambda name: object())
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -139,7 +139,7 @@ def ended(spec: WorkerSpec) -> list[tuple[str, str | None] | None]:
 
 
 def begin(spec: WorkerSpec, cell: int) -> None:
-    """A worker begins a cell and is gone before it ends it."""
+    """Start a cell as a worker that dies before it ends the cell."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Heartbeat, "release", lambda self: None)
         AttemptWriter(

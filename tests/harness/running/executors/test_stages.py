@@ -1,4 +1,4 @@
-"""What runs side by side: untimed cells by model and, of a large one, by what holds them together; timings alone."""
+"""Cells that run in parallel: untimed cells by model, parts of a large model by dependency; timed cells run alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GIB = 1 << 30
 
 
 def model(spec: WorkerSpec, name: str, *kinds: Kind, parameters: int = 1000) -> WorkerSpec:
-    """Cells of one model, each of a task of its own."""
+    """Return a specification with cells of one model, each for a different task."""
     item = spec.cells[0]
     own = replace(item.cell.model, name=name, weights_sha256=name * 8, parameters=parameters)
     cells = [replace(item.cell, kind=kind, model=own, seed=seed) for seed, kind in enumerate(kinds)]
