@@ -1,4 +1,4 @@
-"""What a person sees while cells run: on a terminal, and in a log."""
+"""Progress that a user sees while cells run, on a terminal and in a log."""
 
 import contextlib
 import fcntl
@@ -32,7 +32,7 @@ def run_two_cells(progress: Progress) -> None:
 
 @contextlib.contextmanager
 def terminal() -> Iterator[tuple[TextIO, list[str]]]:
-    """A terminal of 100 columns, and what it has shown once it is closed, without colours."""
+    """Yield a terminal of 100 columns, and a list that has its text without colours once it is closed."""
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
     pieces, shown = [], []

@@ -50,7 +50,7 @@ kinds = ["quality"]
 
 @pytest.fixture(scope="session")
 def finished(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of runs with a finished suite; its log names the checkpoint, like that of `run`."""
+    """Return a folder of runs with a finished suite. Its log names the checkpoint, as the log of `run` does."""
     runs = tmp_path_factory.mktemp("again")
     (runs / "suite.toml").write_text(SUITE.format(model=worded_model))
     (group,) = make_plan(load_suite(runs / "suite.toml"), runs / "spool", runs / "models", None).groups

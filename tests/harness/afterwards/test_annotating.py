@@ -1,4 +1,4 @@
-"""`exitbench annotate upos`: tags of words on the tokens of full depth's answers, kept by the spool."""
+"""`exitbench annotate upos`: part-of-speech tags of the tokens of full depth's answers, stored in the spool."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def spelled_runs(example_spool: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture
 def runs(spelled_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same, with a tagger that is installed."""
+    """Return a folder of runs, with an installed tagger."""
     monkeypatch.setitem(taggers.TAGGERS, "spacy", taggers._Kind("re", "one", Lengths))  # type: ignore[index]
     return Path(shutil.copytree(spelled_runs, tmp_path / "runs"))
 
@@ -71,7 +71,7 @@ TAGGED = "SELECT attempt_id, doc_key, position, upos, tagger FROM token_tags ORD
 
 
 def expected(runs: Path, tagger: str) -> list[dict[str, Any]]:
-    """Word by word in Python: a word is a token and those that go on with it."""
+    """Compute the tags per word in Python: a word is a token together with its continuation tokens."""
     answers: dict[tuple[str, str], list[int]] = {}
     for row in asked(
         runs,

@@ -1,4 +1,4 @@
-"""A run that the report exports as a suite is the same cells when it is planned again."""
+"""A run that the report exports as a suite is planned as the same cells."""
 
 from pathlib import Path
 

@@ -21,7 +21,7 @@ Show = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def show(runs: Path, capsys: pytest.CaptureFixture[str]) -> Show:
-    """Verify, and return exit code and what was printed."""
+    """Return a function that runs `verify` and returns exit code and printed text."""
 
     def run(*words: str) -> tuple[int, str]:
         code = main(["verify", *words, "--runs", str(runs)])
@@ -126,7 +126,7 @@ def test_a_timing_cannot_be_repeated(runs: Path, show: Show) -> None:
 
 
 def _rewrite(folder: Path, select: str) -> None:
-    """Change the tokens of an attempt as if it had been so from the beginning."""
+    """Change the tokens of an attempt so that its files are consistent with each other."""
     tokens, beside = folder / "tokens.parquet", folder.parent / "tokens.parquet"
     with duckdb.connect() as connection:
         connection.execute(f"COPY ({select} FROM '{tokens}') TO '{beside}' (FORMAT parquet)")
@@ -135,7 +135,7 @@ def _rewrite(folder: Path, select: str) -> None:
 
 
 def _seal(folder: Path) -> None:
-    """Write DONE anew."""
+    """Write DONE again with the digests of the changed files."""
     done = folder / "DONE"
     digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in json.loads(done.read_text())}
     done.write_text(json.dumps(digests))

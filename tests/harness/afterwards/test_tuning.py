@@ -1,4 +1,6 @@
-"""Choosing a setting: candidates keep their share of tokens, finalists the loss; a promise has enough documents."""
+"""Choosing a setting: candidates keep their share of tokens, finalists keep the loss, and a guarantee has enough
+documents.
+"""
 
 import dataclasses
 import json

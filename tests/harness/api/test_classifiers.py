@@ -1,4 +1,4 @@
-"""Classifying in Python: labels, exit layers and traces, and what is told when it is asked wrongly."""
+"""Classification from Python: labels, exit layers, traces, and messages about invalid calls."""
 
 from __future__ import annotations
 

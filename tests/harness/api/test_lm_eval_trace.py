@@ -1,4 +1,4 @@
-"""`trace=DIR`: what lm-eval evaluated, as the runs of a suite that asks the same."""
+"""`trace=DIR`: lm-eval's evaluation is stored like the runs of an equal suite."""
 
 from __future__ import annotations
 

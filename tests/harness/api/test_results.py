@@ -1,4 +1,4 @@
-"""Results opened from Python say what the database says."""
+"""Results opened from Python equal those of the database."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""``exitbench compare`` as a command: formats, warnings apart from rows, and names that fit nothing."""
+"""``exitbench compare`` as a command: formats, warnings separate from rows, and names without a match."""
 
 import csv
 import io

@@ -34,14 +34,14 @@ METRIC = {"metric": "f1", "metric_version": "1", "role": "headline", "value": 1.
 
 @pytest.fixture
 def suite(write_suite: Callable[..., Path], data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A suite of one cell; runs lie below the working folder."""
+    """Return a suite of one cell; its runs are in the working folder."""
     monkeypatch.chdir(tmp_path)
     return write_suite(SUITE)
 
 
 @pytest.fixture
 def plan(suite: Path, data_dir: Path, tmp_path: Path) -> Callable[[], PlannedCell]:
-    """What is planned for the cell."""
+    """Return a function that plans the suite and returns its cell."""
 
     def make() -> PlannedCell:
         return (
@@ -53,7 +53,7 @@ def plan(suite: Path, data_dir: Path, tmp_path: Path) -> Callable[[], PlannedCel
 
 @pytest.fixture(params=[(file, damage) for file in FILES for damage in DAMAGES], ids="-".join)
 def damaged(request: pytest.FixtureRequest, plan: Callable[[], PlannedCell], tmp_path: Path) -> Iterator[Path]:
-    """The damaged file of the one attempt, which had ended well."""
+    """Yield the damaged file of an attempt that had ended successfully."""
     file, damage = request.param
     with AttemptWriter(tmp_path / "runs" / "spool", plan().item.cell_record(), ENV) as writer:
         writer.write("metrics", pa.Table.from_pylist([METRIC], schema=TABLES["metrics"]))

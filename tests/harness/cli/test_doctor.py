@@ -1,4 +1,4 @@
-"""`exitbench doctor`: it tells what there is, changes nothing, and says what would stop a run."""
+"""`exitbench doctor` lists the environment, changes nothing, and reports problems that would stop a run."""
 
 import shutil
 from collections import namedtuple
@@ -11,7 +11,7 @@ from exitbench.harness.cli.main import main
 
 
 def _told(capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[str, str]]:
-    """What is said, by what it is about."""
+    """Return the printed findings by subject."""
     lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()[:-1]]
     return {about: (word, text) for word, about, text in lines}
 

@@ -1,4 +1,4 @@
-"""`exitbench env`: of this machine it also says which counters of energy a timing would read."""
+"""`exitbench env` also lists the energy counters that a timing would read on this machine."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""``exitbench export`` and ``exitbench import`` as commands: what they say and their exit codes."""
+"""``exitbench export`` and ``exitbench import`` as commands: printed text and exit codes."""
 
 import json
 from pathlib import Path

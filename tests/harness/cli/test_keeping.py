@@ -1,4 +1,4 @@
-"""`db check`, `gc` and `db rebuild` as commands: what they print, and their exit codes."""
+"""`db check`, `gc` and `db rebuild` as commands: printed text and exit codes."""
 
 from __future__ import annotations
 

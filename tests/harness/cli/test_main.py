@@ -1,4 +1,4 @@
-"""The command line, as processes: what it prints, its exit codes, and that bad input leaves nothing behind."""
+"""The command line in separate processes: printed text, exit codes, and that bad input leaves no files behind."""
 
 import csv
 import io
@@ -37,7 +37,7 @@ COMMANDS = sorted(whole_parser()[1])
 
 @dataclass(frozen=True)
 class Done:
-    """What a command left."""
+    """Result of a command."""
 
     returncode: int
     stdout: str
@@ -51,7 +51,7 @@ Command = Callable[..., Done]
 
 @pytest.fixture
 def exitbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run one command in the test's folder. Workers are processes of their own, as always."""
+    """Return a function that runs one command in the test's folder. Workers are separate processes."""
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str, given: str = "") -> Done:
@@ -67,7 +67,7 @@ def exitbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 @pytest.fixture
 def suite(worded_model: Path, data_dir: Path, tmp_path: Path) -> Path:
-    """A suite over a random model and four lines of text, which lie below --data-dir data."""
+    """Return a suite for a random model and four lines of text, which are below --data-dir data."""
     path = tmp_path / "small.toml"
     path.write_text(
         'schema = 1\nname = "small"\nseed = 7\n'

@@ -1,4 +1,4 @@
-"""`exitbench new`: what it writes runs as it is, down to a row of the report; what it cannot write it tells."""
+"""`exitbench new`: its files run unchanged up to a row of the report, and names that cannot be used are reported."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ LIMIT = "4"
 
 
 def _said(arguments: list[str]) -> str:
-    """What a command prints that trusts no plug-ins, which are one folder's for as long as a process lives."""
+    """Return the printed text of a command without plug-ins, because a process can trust only one folder of them."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         assert main(arguments) == 0, arguments
     return out.getvalue()
 
 
 def _next(told: str) -> list[list[str]]:
-    """The commands that `exitbench new` says come next."""
+    """Return the commands that `exitbench new` lists as next steps."""
     return [shlex.split(line) for line in told.partition("next:\n")[2].splitlines()]
 
 

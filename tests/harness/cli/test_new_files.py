@@ -1,4 +1,4 @@
-"""New files are written all or none, and nothing that is there is replaced."""
+"""New files are written all or none, and existing files are never replaced."""
 
 import os
 from pathlib import Path

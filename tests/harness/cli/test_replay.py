@@ -1,4 +1,4 @@
-"""`exitbench replay`: a sweep over a stored probe says at every threshold what a replay cell says at one."""
+"""`exitbench replay`: a sweep over a stored probe gives, at every threshold, the result of a replay cell."""
 
 import csv
 import io

@@ -43,7 +43,7 @@ def test_figures_are_drawn_in_one_kind_of_file(runs: Path, capsys: pytest.Captur
 
 
 def test_figures_are_the_same_bytes_whatever_matplotlib_is_set_to(runs: Path, tmp_path: Path) -> None:
-    """By a file where the command is run, by a notebook's environment, and not at all."""
+    """Settings come from a file in the working folder, from a notebook's environment, or are the defaults."""
     (tmp_path / "matplotlibrc").write_text(
         "text.usetex: True\naxes.facecolor: pink\nfont.size: 20\nsavefig.bbox: tight\npath.simplify: False\n"
     )

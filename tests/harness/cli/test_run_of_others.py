@@ -1,4 +1,4 @@
-"""One suite over tasks of others, through a worker process: lm-eval's, TOML, plug-ins; then rescore and compare."""
+"""One suite with third-party tasks, through a worker process: lm-eval, TOML and plug-ins; then rescore and compare."""
 
 from __future__ import annotations
 
@@ -382,7 +382,7 @@ def test_what_others_score_is_scored_again(
 def test_a_metric_added_to_the_yaml_is_scored_without_the_model(
     runs: Path, finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cell knows the folder, wherever rescoring is started."""
+    """The cell stores the folder of the YAML file, so that rescoring can start in any folder."""
     path = finished / "yaml" / "vote.yaml"
     whole = path.read_text()
     path.write_text(whole.replace("metric_list:", "metric_list:\n- metric: chrf"))

@@ -1,4 +1,4 @@
-"""``exitbench show``: what is printed is what the database has, in colour or with numbers, and text stays text."""
+"""``exitbench show`` prints what is in the database, in colour or with numbers, and escapes texts."""
 
 import io
 import os

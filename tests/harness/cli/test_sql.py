@@ -1,4 +1,4 @@
-"""`exitbench sql`: what can be asked, in which formats answers come, and that nothing but reading is possible."""
+"""`exitbench sql`: queries, output formats, and that only reading is possible."""
 
 import csv
 import io
@@ -266,7 +266,7 @@ def test_a_table_shows_the_first_rows_and_says_so(ask: Command) -> None:
 
 
 class Terminal(io.StringIO):
-    """What is shown on a terminal."""
+    """A stream that is a terminal and collects its text."""
 
     def isatty(self) -> bool:
         return True
@@ -439,7 +439,7 @@ def test_whoever_has_the_database_is_named_while_waiting_and_the_answer_comes_th
 
 
 def reads(process: int, path: Path) -> bool:
-    """Whether a process has a file open."""
+    """Return whether a process has a file open."""
     return str(path.resolve()) in map(os.path.realpath, Path(f"/proc/{process}/fd").iterdir())
 
 

@@ -1,4 +1,4 @@
-"""`exitbench status`: what a person sees of a spool while others write it."""
+"""`exitbench status`: its view of a spool while other processes write to it."""
 
 import subprocess
 import sys

@@ -67,7 +67,7 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def folder(tmp_path: Path, worded_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A suite over a TOML task and one of a plug-in, beside both and their files."""
+    """Yield a folder with a suite for a TOML task and a plug-in's task, and with their files."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(registry, "_TASKS", dict(registry._TASKS))
     (tmp_path / "echo.toml").write_text(TOML)

@@ -61,7 +61,7 @@ def test_candidates_are_the_shallowest_that_keep_a_share_of_full_depths_tokens(m
 
 
 def final_cells(runs: Path) -> list[dict[str, Any]]:
-    """What was timed on the task's own documents."""
+    """Return the cells that were timed on the task's own documents."""
     with eb.open_results(runs) as results:
         result: list[dict[str, Any]] = results.sql(
             "SELECT cell_id, method, label FROM frontier "

@@ -1,4 +1,4 @@
-"""Methods of another distribution: one that keeps every contract, and others that each break one."""
+"""Methods of another distribution: one that keeps every contract, and methods that break one contract each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Honest(Gate):
 
 
 class Untold(Honest):
-    """The same; a probe cannot tell it."""
+    """The same method, but its score cannot be computed from a probe."""
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str | None:
         return None
@@ -197,7 +197,7 @@ GATES: dict[str, Callable[[], Gate]] = {
 
 @dataclass(frozen=True)
 class Broken(Gated):
-    """A method that is broken as asked."""
+    """A method that breaks the given contract."""
 
     name: ClassVar[str] = "broken"
     threshold: float = param(0.3, "exit above it", low=0.0, high=1.0)

@@ -1,4 +1,4 @@
-"""FLOPs of products, counted without what torch's own counter imports."""
+"""FLOPs of matrix products, counted without the imports of torch's own counter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from exitbench.harness.conformance.costs import _Products
 
 
 def products() -> None:
-    """Operations that torch counts as they are, and such as it counts by their parts."""
+    """Operations that torch counts directly, and operations that it counts by their parts."""
     x_BTD, weight_ED = torch.ones(3, 4, 8), torch.ones(5, 8)
     F.linear(x_BTD, weight_ED)
     torch.einsum("btd,ed->bte", x_BTD, weight_ED)

@@ -1,4 +1,4 @@
-"""What is found of a method: that every one that ships conforms, and what is said of those that do not."""
+"""Contract tests: all included methods pass, and findings on methods that fail."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SAYS = {
     "OtherToken": "a threshold that never opens changes the answer",
 }
 APART = {"Hangs", "Exits", "Crashes"}
-"""Those that are not to be tried in this process."""
+"""Methods that must not be run in this process."""
 
 
 @pytest.mark.parametrize("name", method_names())

@@ -1,4 +1,4 @@
-"""Methods tried in a process of their own, and verdicts that are kept."""
+"""Methods tested in a separate process, and results that are stored."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_method_that_is_not_there_fails_and_says_so() -> None:
 
 @pytest.fixture
 def trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the methods tried, in whose place a verdict is made up."""
+    """Return a list that collects the names of the tested methods; their results are made up."""
     names: list[str] = []
 
     def examine(settings: list[dict[str, Any]]) -> list[ConformanceResult]:

@@ -1,4 +1,4 @@
-"""A suite with methods that break their contract: what plan, run, check, reports and lists say of them."""
+"""A suite with methods that break their contract: output of plan, run, check, reports and lists."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ kinds = ["quality", "replay"]
 
 
 def exitbench(folder: Path, *arguments: str) -> tuple[int, str, str]:
-    """A command in a process that finds what is installed."""
+    """Run a command in a process that finds the installed distribution; return exit code and printed texts."""
     command = [sys.executable, "-m", "exitbench.harness.cli.main", *arguments]
     completed = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1200)
     assert "Traceback" not in completed.stderr, completed.stderr

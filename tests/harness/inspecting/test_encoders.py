@@ -1,4 +1,4 @@
-"""What is told of a classifier's folder, and what keeps one from being run."""
+"""Inspection of a classifier's folder, and the reasons why a classifier cannot be run."""
 
 from __future__ import annotations
 

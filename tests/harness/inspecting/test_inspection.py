@@ -1,4 +1,4 @@
-"""What is told of a checkpoint, against numbers worked out from its files' own bytes and by hand."""
+"""Inspection of a checkpoint, compared with numbers computed from its files' bytes and by hand."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def tensors_of(path: Path) -> dict[str, Any]:
 
 
 def numel_of(path: Path, pattern: str = ".*") -> int:
-    """Numbers of the tensors whose whole name matches."""
+    """Return the number of elements in the tensors whose whole name matches."""
     sizes = (torch.Size(t["shape"]).numel() for n, t in tensors_of(path).items() if re.fullmatch(pattern, n))
     return sum(sizes)
 
@@ -71,7 +71,7 @@ def policy_of(found: Inspection, name: str) -> SkipCost:
 
 @pytest.fixture(scope="module")
 def gemma2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A family of the hosted engine, whose soft cap matters to its logits; without a tokenizer."""
+    """Return a checkpoint of a family of the hosted engine with a soft cap on its logits, without a tokenizer."""
     folder, draw = tmp_path_factory.mktemp("gemma2"), torch.Generator().manual_seed(1)
     reference = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**GEMMA2))
     for parameter in reference.parameters():
@@ -232,7 +232,7 @@ def test_a_hosted_model_is_loaded_and_proved(counted: Inspection, gemma2: Path) 
 
 
 def test_choices_that_the_engine_refuses_are_told(counted: Inspection) -> None:
-    """Logits behind a soft cap are not those of single rows of the head."""
+    """Logits after a soft cap cannot be computed from single rows of the head."""
     assert counted.work is not None
     ((reason, choices),) = counted.work.refused_choices.items()
     assert "single rows of the LM head" in reason
@@ -268,7 +268,7 @@ def test_a_model_that_no_engine_runs_is_told_as_far_as_its_configuration_goes(tm
 
 
 class Trap:
-    """Whoever unpickles it makes a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""An interrupt ends what runs, whatever a library makes of it; `tests/faults/test_interrupts.py` sends real ones."""
+"""An interrupt ends a run even if a library catches it; `tests/faults/test_interrupts.py` sends real ones."""
 
 import logging
 import signal

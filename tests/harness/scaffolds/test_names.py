@@ -1,4 +1,4 @@
-"""Names of what users add, and the names that Python gives them."""
+"""Names of users' methods and tasks, and the Python names derived from them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Suites that are written for a checkpoint: what they ask for, and that they can be planned."""
+"""Suites written for a checkpoint: their content, and that they can be planned."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ New = Callable[..., Suite]
 
 @pytest.fixture
 def new_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> New:
-    """`exitbench new suite asked`, and the suite that it wrote."""
+    """Return a function that runs `exitbench new suite asked` and returns the written suite."""
 
     def write(*arguments: str | Path) -> Suite:
         code = main(["new", "suite", "asked", *map(str, arguments)])

@@ -1,4 +1,4 @@
-"""How many threads a run takes, and that it says so where other processes make them fewer."""
+"""The number of threads of a run, and the message if other processes reduce it."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -29,7 +29,7 @@ from exitbench.tasks.base import ModelKind
 
 
 def examples(count: int, seed: int = 0) -> list[Example]:
-    """Random examples whose target is their source."""
+    """Return random examples whose target equals their source."""
     rng = torch.Generator().manual_seed(seed)
     lengths = torch.randint(2, 9, (count,), generator=rng).tolist()
     ids = [torch.randint(3, 50, (n,), generator=rng).numpy() for n in lengths]

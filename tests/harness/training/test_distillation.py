@@ -1,4 +1,4 @@
-"""Distillation of deep states into shallow ones: who teaches whom, and how far apart they are."""
+"""Distillation of deep states into shallow ones: the pairs of blocks, and the distances."""
 
 import itertools
 from collections.abc import Sequence

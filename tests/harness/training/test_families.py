@@ -36,14 +36,14 @@ WriteRecipe = Callable[..., Path]
 
 
 def of_family(family: str) -> tuple[str, str]:
-    """The change of the tiny recipe that makes it one of another family."""
+    """Return the replacement that turns the tiny recipe into one of another family."""
     depths = "num_layers = 3\nnum_decoder_layers = 3" if family in ENCODER_DECODERS else "num_decoder_layers = 3"
     return "num_layers = 3\nnum_decoder_layers = 3", f'family = "{family}"\n{depths}'
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a family's model lies for all tests."""
+    """Return a folder for the families' models, shared by all tests."""
     return tmp_path_factory.mktemp("models")
 
 
@@ -69,7 +69,7 @@ def answers(checkpoint: Checkpoint, prompts: list[list[int]], method: Any) -> li
 
 
 def generated(model: Any, prompts: list[list[int]]) -> list[list[int]]:
-    """What transformers alone answers; without the prompt or the token that an answer begins with."""
+    """Return transformers' own answers, without the prompt or the start token."""
     result = [
         model.generate(torch.tensor([p]), max_new_tokens=NEW_TOKENS, do_sample=False)[0].tolist() for p in prompts
     ]
@@ -134,7 +134,7 @@ def test_a_new_models_answers_begin_with_padding_and_no_token_is_forced(family: 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_loss_of_the_last_block_is_that_of_transformers(family: str) -> None:
-    """Biases included: a head's own, and one that published translators have beside it."""
+    """This includes biases: a head's own, and the separate one of published translation models."""
     model = noisy(made(family))
     if family in ENCODER_DECODERS:
         model.final_logits_bias.normal_(generator=torch.Generator().manual_seed(0))
@@ -145,7 +145,7 @@ def test_the_loss_of_the_last_block_is_that_of_transformers(family: str) -> None
 
 
 def noisy(model: Any) -> Any:
-    """Norms and biases, too, away from where they begin; without dropout."""
+    """Return the model in evaluation mode, with norms and biases moved away from their initial values too."""
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
@@ -162,7 +162,7 @@ def made(family: str) -> Any:
 
 
 def test_muon_leaves_tables_of_tokens_to_adamw() -> None:
-    """An LM head that is not the embedding too: its rows are tokens."""
+    """An LM head that is separate from the embedding is also left to AdamW, because its rows are tokens."""
     settings = OptimisationRecipe(
         steps=1, batch_tokens=16, learning_rate=1e-3, optimizer="muon", muon_learning_rate=1e-3
     )

@@ -1,4 +1,4 @@
-"""LayerSkip's training: rates and weights as its formulas read, and what skipping a block does to a model."""
+"""LayerSkip's training: rates and weights by its formulas, and the effect of a skipped block on a model."""
 
 import math
 from collections.abc import Callable
@@ -89,7 +89,7 @@ def batch() -> dict[str, Tensor]:
 
 
 def skipped(model: Any) -> Tensor:
-    """Which sequences come out of each block as they went in, [L, B], in one pass over a batch."""
+    """Return which sequences each block left unchanged in one pass over a batch, [L, B]."""
     seen: list[list[bool]] = []
 
     def watch(_module: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -203,7 +203,7 @@ def test_the_states_that_are_trained_are_those_after_skipping(model: Any) -> Non
 
 @pytest.mark.parametrize("model", ["t5", "llama"], indirect=True)
 def test_blocks_are_skipped_as_often_as_their_rates_say(model: Any) -> None:
-    """Of an encoder-decoder and a decoder alone: what is drawn is the same for all families of a kind."""
+    """Tested for an encoder-decoder and a decoder-only model; draws are the same for all families of a kind."""
     rates, passes = [0.0, 0.25, 0.5, 0.75], 150
     with LayerDropout(model, rates, generator()):
         counts = torch.stack([skipped(model) for _ in range(passes)]).double()

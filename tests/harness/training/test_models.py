@@ -1,4 +1,4 @@
-"""What a new model's heads look at before it has learned anything."""
+"""Attention of a new model's heads before any training."""
 
 import random
 from typing import Any
@@ -51,7 +51,7 @@ def test_without_them_no_head_looks_at_a_neighbour(family: str) -> None:
 def test_the_second_block_of_a_causal_model_looks_behind_earlier_equal_tokens(
     neighbour_heads: int, least: float, most: float
 ) -> None:
-    """At the second time that a name is said: head h at the token h + 1 behind the first."""
+    """At the second occurrence of a name, head h attends to token h + 1 after the first occurrence."""
     model, draw = made("llama", neighbour_heads), random.Random(0)
     results = []
     for _ in range(30):

@@ -1,4 +1,4 @@
-"""States that are trained: those that transformers' own blocks, norm and head see, at the positions of the labels."""
+"""Trained states equal those of transformers' own blocks, norm and head, at the positions of the labels."""
 
 from collections.abc import Callable
 from typing import Any
@@ -143,7 +143,7 @@ def label_positions(model: Any, batch: Inputs) -> list[tuple[int, int, int]]:
 
 
 def outputs_of(modules: nn.ModuleList, run: Callable[[], Any]) -> list[Tensor]:
-    """What each block hands to the next."""
+    """Return the output of each block."""
     seen: list[Tensor] = []
     hooks = [
         m.register_forward_hook(lambda _m, _i, o: seen.append(o[0] if isinstance(o, tuple) else o)) for m in modules

@@ -1,4 +1,4 @@
-"""Recipes: what they may say, and that every word of them is part of a model's identity."""
+"""Recipes: allowed values, and that every value is part of a model's identity."""
 
 import dataclasses
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Blocks that share their weights at first: as if they were one module, and apart from then on."""
+"""Blocks that share their weights at first: equal to one module before training, and independent afterwards."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +29,7 @@ def model() -> Any:
 
 
 def one_module(model: Any) -> Any:
-    """The slow reference: blocks 2..L are the same object."""
+    """Return the slow reference, in which blocks 2..L are the same object."""
     blocks = decoder_blocks(model)
     for i in range(2, BLOCKS):
         blocks[i] = blocks[1]

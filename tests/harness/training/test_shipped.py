@@ -26,7 +26,7 @@ RECIPES = [
 ENCODERS = [load_recipe(entry.recipe) for entry in load_suite("builtin-encoder").models if entry.recipe]
 MEGABYTE = 2**20
 read_pairs = functools.cache(data.read_pairs)
-"""Most recipes have the same sources, which are large."""
+"""Cached reader, because most recipes have the same large sources."""
 
 
 def shipped(recipe: Recipe) -> Path:

@@ -1,4 +1,4 @@
-"""Whole trainings: an ordinary checkpoint comes out, complete or not at all, the same after a kill as without one."""
+"""Whole trainings: the result is an ordinary checkpoint, complete or absent, and the same after a kill."""
 
 import csv
 import dataclasses
@@ -58,7 +58,7 @@ def log_of(folder: Path) -> dict[tuple[str, str], list[float]]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a model that several tests start from is trained once. Read only."""
+    """Return a folder with the trained model that several tests start from; read only."""
     return tmp_path_factory.mktemp("models")
 
 

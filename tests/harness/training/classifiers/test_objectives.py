@@ -1,4 +1,4 @@
-"""What is minimised over a classifier's blocks, against the definitions written out slowly."""
+"""Losses over a classifier's blocks, compared with slow implementations of their definitions."""
 
 import math
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def bert(n_labels: int = 2) -> BertForSequenceClassification:
 
 
 def states(model: BertForSequenceClassification) -> list[Tensor]:
-    """What the blocks say of the first token, by transformers' own pass, each [B, D]."""
+    """Return the states of the first token after each block, by transformers' own pass, each [B, D]."""
     inputs = {name: tensor for name, tensor in BATCH.items() if name != "labels"}
     result: list[Tensor] = [h[:, 0] for h in model(**inputs, output_hidden_states=True).hidden_states[1:]]
     return result
