@@ -326,7 +326,10 @@ def slow_decode(slow_rules: ModuleType) -> Callable[..., list[Any]]:
     seen: dict[tuple[Any, ...], tuple[list[Array], tuple[Any, ...]]] = {}
 
     def begin(model: Tiny, prompt: list[int]) -> SlowDecoder:
-        """Return a decoder after the prompt, cached: prefill takes as long as an answer, whatever the rule."""
+        """Return a decoder after the prompt. It is cached, because prefill takes as long as an answer and does not
+        depend on the
+        rule.
+        """
         key = (id(model), tuple(prompt))
         if key not in begun:
             begun[key] = SlowDecoder(model, prompt)

@@ -1,10 +1,10 @@
-"""Every exit rule again, from its definition: in float64, one token at a time.
+"""Slow references of all exit rules, from their definitions: in float64, one token at a time.
 
-Nothing here is shared with the implementation, except where a random draw must be the same draw. A rule reads what the
-full model would have seen of a token at every block, and says after which block the token leaves.
+They share no code with the implementation, except random draws that must be equal. A rule reads the states of a token
+after every block of the full model and returns the block after which the token exits.
 
-Two right programs in different precision may part where two numbers nearly meet. A rule therefore also tells how near
-the closest call was, so that a comparison can be refused there instead of failing.
+Two correct programs with different precision may differ where two numbers nearly meet. A rule therefore also returns
+the smallest such difference, so that a comparison can be skipped there.
 
 Shape letters: L blocks, D model width, V vocabulary; index 0 of a view is the embedding, l the output of block l.
 """
@@ -29,15 +29,15 @@ Fitted = dict[str, Array]
 
 @dataclass
 class SlowView:
-    """All that one token shows on its way through the decoder.
+    """States and read-outs of one token at every block of the decoder.
 
     Attributes:
         states: Residual stream [L+1, D].
-        normed: The same after the final norm [L+1, D].
-        logits: The same read out [L+1, V].
-        heads: States read out by the exit heads of their blocks, [V]; None where there is none, [L+1].
+        normed: States after the final norm [L+1, D].
+        logits: Read-outs of the normed states [L+1, V].
+        heads: Read-outs by the blocks' exit heads, [V]; None for blocks without a head, [L+1].
         position: 1 for the first generated token.
-        max_new_tokens: Longest answer allowed.
+        max_new_tokens: Maximum length of an answer.
         seed: Seed of the document.
     """
 
@@ -56,9 +56,9 @@ class SlowView:
 
 @dataclass(frozen=True)
 class SlowChoice:
-    """Where a token leaves, its score there (None after the last block), and what it is.
+    """A token's exit layer, its score there (None after the last block), and its id.
 
-    ``gap`` is the smallest difference between two real numbers that the choice hung on.
+    ``gap`` is the smallest difference between two numbers that were compared for this choice.
     """
 
     exit_layer: int
@@ -143,7 +143,7 @@ def itself(level: float) -> float:
 
 
 def softmax(z: Array) -> Array:
-    """Over all that is not -inf."""
+    """Return the softmax over all logits except -inf."""
     shares = np.exp(z - z.max())
     return np.asarray(shares / shares.sum())
 
@@ -188,20 +188,20 @@ def kept_ids(walk: Walk, block: int) -> NDArray[np.int64]:
 
 
 def _note_cut(walk: Walk, ranked_logits: Array, size: int) -> None:
-    """The last id kept and the first one dropped may be nearly as good."""
+    """Update the gap with the logits of the last kept and the first dropped id, which may be nearly equal."""
     if size < len(ranked_logits):
         walk.above(float(ranked_logits[size - 1]), float(ranked_logits[size]))
 
 
 def read(walk: Walk, block: int, ids: NDArray[np.int64]) -> Array:
-    """Logits of ``ids`` after ``block``, -inf for the others, [V]."""
+    """Return the logits of ``ids`` after ``block``, -inf for other ids, [V]."""
     z = np.full(walk.view.logits.shape[1], -np.inf)
     z[ids] = walk.view.logits[block, ids]
     return z
 
 
 def head_logits(walk: Walk, block: int) -> Array:
-    """What the method's head shows after an asked block."""
+    """Return the logits of the method's head after a gated block."""
     return read(walk, block, kept_ids(walk, block))
 
 
@@ -227,7 +227,7 @@ def decayed_entropy_level(walk: Walk, block: int) -> float:
 
 
 def gated(score: Score, level: Level = decayed_level, emission: Emission = head_logits) -> Rule:
-    """Leave at the first asked block whose score is strictly above its level."""
+    """Return the rule that exits at the first gated block whose score is strictly above its threshold."""
 
     def rule(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
         walk = Walk(view, params, fitted)
@@ -263,7 +263,7 @@ def sureness(walk: Walk, block: int) -> float:
 
 
 def patience(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
-    """Leave when enough asked blocks in a row want the same token; the score is the length of that row."""
+    """Exit when enough consecutive gated blocks predict the same token; the score is the number of these blocks."""
     walk = Walk(view, params, fitted)
     needed = params["patience"] + (1 if params["counting"] == "formula" else 0)
     streak, previous = 0, -1
@@ -278,13 +278,13 @@ def patience(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
 
 
 def off_ramp(walk: Walk, block: int) -> Array:
-    """Read out by the block's own head where there is one."""
+    """Return the logits of the block's own head, or of the model's head if the block has none."""
     head = walk.view.heads[block]
     return walk.view.logits[block] if head is None else head
 
 
 def off_ramp_sureness(walk: Walk, block: int) -> float:
-    """exp(-H), H in nats; as published no number where a probability is 0 in single precision."""
+    """Return exp(-H) with the entropy H in nats; not a number, as published, if a probability is 0 in single precision."""
     p = softmax(off_ramp(walk, block))
     if walk.params["underflow"] == "nan" and (p.astype(np.float32) == 0).any():
         return math.nan
@@ -317,7 +317,7 @@ def plain_level(walk: Walk, block: int) -> float:
 
 
 def confirmed(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
-    """Leave when so many blocks asked in a row have confirmed the one before; the score counts predictions."""
+    """Exit when enough consecutive gated blocks predict the token of the block before; the score counts predictions."""
     walk, confirmations, previous = Walk(view, params, fitted), 0, None
     for block in walk.asked:
         said = walk.argmax(off_ramp(walk, block))
@@ -400,7 +400,9 @@ def lstm_layer(fitted: Fitted, layer: int, inputs: list[Array]) -> list[Array]:
 
 
 def recurrent(walk: Walk, block: int) -> float:
-    """One step a block from block 1, whether asked there or not; as published, block L-1 is read alone."""
+    """Return the LSTM's score. It runs one step per block from block 1, gated or not; as published, block L-1 is read
+    alone.
+    """
     alone = walk.params["variant"] == "code" and block == walk.view.n_blocks - 1
     steps = [walk.view.normed[at] for at in range(block if alone else 1, block + 1)]
     for layer in range(walk.params["layers"]):
@@ -412,7 +414,7 @@ def recurrent(walk: Walk, block: int) -> float:
 
 
 def _divergence(p: Array, q: Array) -> float:
-    """Jensen-Shannon, of vectors that need not sum to 1; entries where both are 0 count nothing."""
+    """Return the Jensen-Shannon divergence of vectors that need not sum to 1; entries that are 0 in both are skipped."""
     m = (p + q) / 2
 
     def kl(a: Array) -> float:
@@ -506,7 +508,7 @@ def static(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
 
 
 def drawn(walk: Walk, z: Array, temperature: float) -> int:
-    """The token where the running sum of softmax(z / temperature) first exceeds the row's random number."""
+    """Return the token at which the cumulative softmax(z / temperature) first exceeds the row's random number."""
     if temperature == 0:
         return walk.argmax(z)
     wanted, total = uniform(0, walk.view.seed, walk.view.position), 0.0
@@ -536,7 +538,7 @@ def confidence(kind: str, z: Array) -> float:
 
 
 def trained_heads(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
-    """Leave at the first exit head whose confidence is above its level, with that head's token."""
+    """Exit at the first exit head whose confidence is above its threshold, with that head's token."""
     walk = Walk(view, params, fitted)
     for block, z in enumerate(view.heads):
         if z is None or (params["exit_blocks"] and block not in params["exit_blocks"]):
@@ -579,7 +581,7 @@ def random(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
 
 @functools.cache
 def geometric(mean: float, n_blocks: int) -> Array:
-    """p_l proportional to r^l with the given mean, r found on a fine grid."""
+    """Return probabilities p_l proportional to r^l with the given mean; r is found on a fine grid."""
     blocks = np.arange(1, n_blocks + 1)
 
     def distribution(log_r: float) -> Array:

@@ -1,4 +1,4 @@
-"""The rows that still run at a block: selected by index, and joined again where they left after different blocks."""
+"""Rows that are still active at a block: selected by index, and joined again after exits at different blocks."""
 
 from __future__ import annotations
 

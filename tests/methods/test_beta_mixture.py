@@ -51,7 +51,7 @@ def worked_out(scores: list[float], agrees: list[bool], form: Form) -> float:
 
 
 def density(x: NDArray[np.float64], alpha: float, beta: float) -> NDArray[np.float64]:
-    """Of a Beta distribution; not a number where it is a point."""
+    """Return the density of a Beta distribution; not a number if the distribution is a point."""
     if not (math.isfinite(alpha) and math.isfinite(beta)):
         return np.full_like(x, np.nan)
     log_norm = math.lgamma(alpha) + math.lgamma(beta) - math.lgamma(alpha + beta)
@@ -59,7 +59,7 @@ def density(x: NDArray[np.float64], alpha: float, beta: float) -> NDArray[np.flo
 
 
 def history(seed: int) -> tuple[list[float], list[bool]]:
-    """Tokens of parallel passes: few or many, of any confidence, agreeing often or seldom, told by it or not."""
+    """Return random confidences and agreements of parallel passes: few or many tokens, related to each other or not."""
     draw = np.random.default_rng(seed)
     n = int(draw.choice([2, 3, 5, 10, 30, 100, 400]))
     scores = draw.beta(*draw.choice([0.4, 1.0, 1.5, 4.0, 12.0], size=2), size=n)
@@ -105,7 +105,7 @@ def test_calibrated_confidences_give_a_threshold_about_0_633() -> None:
 
 @pytest.mark.parametrize("label", [True, False])
 def test_one_label_alone_teaches_nothing(label: bool) -> None:
-    """The published code then takes the least threshold, also where the early choice is never right."""
+    """With one label only, the published code chooses the lowest threshold, even if the early choice is never right."""
     scores, _ = calibrated(1)
     assert choose(scores, [label] * len(scores), "code") == pytest.approx(0.3)
     assert choose(scores, [label] * len(scores), "correct") == DEFAULT
@@ -144,7 +144,7 @@ def test_the_order_of_tokens_does_not_matter() -> None:
 
 
 def test_parallel_passes_hold_what_waits_and_the_deep_token_that_runs_it() -> None:
-    """Two documents: a deep token alone, three that wait and their deep one, and a shallow one nobody runs."""
+    """Two documents: a deep token alone, three deferred tokens with their deep token, and a shallow token never run."""
     shallow = [False, True, True, True, False, False, True, *[False, True, False]]
     used = in_parallel_passes(torch.tensor(shallow), torch.tensor([0] * 7 + [1] * 3))
     assert used.tolist() == [False, True, True, True, True, False, False, *[False, True, True]]

@@ -1,4 +1,4 @@
-"""Bounds of gates: no logits within intervals give a score outside of what the gate says it can be."""
+"""Bounds of gates: logits within the intervals never give a score outside the bounds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WIDTHS = st.one_of(st.just(0.0), st.floats(0, 3, width=32), st.just(60.0))
 
 
 def scores(gate: Gate, logits_AV: Tensor) -> Tensor:
-    """What the gate says of logits themselves."""
+    """Return the gate's scores of given logits."""
 
     class Itself(LMHead):
         def logits_after(self, model: Any, block: int, hidden_AD: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ def scores(gate: Gate, logits_AV: Tensor) -> Tensor:
 
 
 def within(lower_V: Tensor, upper_V: Tensor) -> Tensor:
-    """Logits in intervals: both ends, the middle, every id alone at the other end, and many at random."""
+    """Return logits within intervals: both ends, the middle, each id alone at the other end, and many random ones."""
     n = len(lower_V)
     alone_VV = torch.eye(n, dtype=torch.bool)
     generator = torch.Generator().manual_seed(0)

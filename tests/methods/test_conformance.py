@@ -1,7 +1,7 @@
-"""What every method must hold, those of other distributions included.
+"""Contract tests of every method, including those of other distributions.
 
-A method registered through the entry-point group ``exitbench.methods`` is tested with its default parameters; add
-parameters worth testing to `EXAMPLES`.
+A method registered through the entry-point group ``exitbench.methods`` is tested with its default parameters. Further
+parameters to test are in `EXAMPLES`.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ NEVER, ALWAYS = Constant(math.inf), Constant(-math.inf)
     ids=[f"{kind}-{name}-{'-'.join(map(str, params.values())) or 'default'}" for kind, name, params in CASES],
 )
 def case(request: pytest.FixtureRequest) -> Any:
-    """A kind of model, a method that is registered, and parameters of it."""
+    """Return a kind of model, a registered method, and parameters of the method."""
     return request.param
 
 
@@ -140,7 +140,7 @@ _fits: dict[tuple[str, str, str], dict[str, Tensor]] = {}
 
 @pytest.fixture
 def bind(tiny: Any, prompts: Any) -> Callable[[Method], Parts]:
-    """The parts of a method, fitted on a probe where it needs that."""
+    """Return a function that returns the parts of a method, fitted on a probe if necessary."""
     return binder(tiny, prompts)
 
 
@@ -166,7 +166,7 @@ _answers: dict[tuple[str, str, str], list[Generation]] = {}
 
 
 def answers(tiny: Any, method: Method, parts: Parts, prompts: list[list[int]]) -> list[Generation]:
-    """What the method answers to the prompts together, decoded once for all tests."""
+    """Return the method's answers to all prompts in one batch, decoded once for all tests."""
     key = (tiny.checkpoint.kind, method.name, json.dumps(method.params()))
     if key not in _answers:
         _answers[key] = run(tiny, parts, prompts)
@@ -174,7 +174,9 @@ def answers(tiny: Any, method: Method, parts: Parts, prompts: list[list[int]]) -
 
 
 def decoded_layers(tiny: Any, generations: list[Generation]) -> list[int]:
-    """Exit layers of all tokens but those that the prompt gave (decoder-only models) or verification put in place."""
+    """Return the exit layers of all tokens except those read from the prompt (decoder-only models) or set by
+    verification.
+    """
     skip = 0 if tiny.checkpoint.kind == "seq2seq" else 1
     tokens = [pair for g in generations for pair in list(zip(g.exit_layers, g.rejected, strict=True))[skip:]]
     return [layer for layer, rejected in tokens if not rejected]
@@ -225,7 +227,7 @@ def full_depth_states(tiny: Any, prompts: list[list[int]], n_new: int = 4) -> Te
 
 
 def fit_data(tiny: Any, prompts: list[list[int]]) -> FitData:
-    """What methods are fitted on here: 120 tokens of six documents."""
+    """Return the data on which methods are fitted in these tests: 120 tokens of six documents."""
     states = full_depth_states(tiny, prompts, n_new=20)
     final = argmax_token(tiny.checkpoint.model.logits(states[-1]))
     return FitData(tiny.checkpoint.model, states, final, final.roll(1), torch.arange(6).repeat_interleave(20))
@@ -250,7 +252,7 @@ def test_mean_exit_layer_never_falls_as_the_threshold_rises(tiny: Any, prompts: 
 def test_scores_of_known_states_are_those_of_the_decode_loop(
     tiny: Any, prompts: Any, method: Method, bind: Any
 ) -> None:
-    """What is fitted, calibrated and replayed is what decodes."""
+    """Fits, calibrations and replays use the same scores as decoding."""
     model, parts = tiny.checkpoint.model, dataclasses.replace(bind(method), threshold=NEVER)
     cache, _ = model.start(prompts[:6], room=2)
     for position in (1, 2):
@@ -292,6 +294,6 @@ def test_the_same_seed_gives_the_same_trace(tiny: Any, prompts: Any, method: Met
 def test_declared_cost_is_what_a_flop_counter_sees_at_every_exit(
     tiny: Any, prompts: Any, method: Method, bind: Any
 ) -> None:
-    """What verification adds is not of a step: tests/harness/engine/test_verification.py counts whole answers."""
+    """The cost of verification is not per step; tests/harness/engine/test_verification.py counts whole answers."""
     parts = bind(method)
     assert list(uncounted(tiny.checkpoint, parts, prompts[1], sorted(allowed(parts)))) == []

@@ -1,4 +1,4 @@
-"""The documents on methods, references and words say what the code has, and their links lead somewhere."""
+"""Documents on methods, references and words agree with the code, and their links exist."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ source = "builtin"
 
 
 def sections(text: str) -> dict[str, str]:
-    """What stands under each heading of any level, up to the next one."""
+    """Return the text under each heading, up to the next heading of any level."""
     parts = re.split(r"^#+ (.+)$", text, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 

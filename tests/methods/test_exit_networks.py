@@ -196,7 +196,7 @@ def test_a_block_is_right_if_it_chooses_the_target(name: str, target: str) -> No
 
 @pytest.mark.parametrize("name", NAMES)
 def test_labels_of_the_published_code_are_one_block_off(name: str) -> None:
-    """The list of logits is built with index i - 1 for i = 0..L-1 and its last entry is taken for the full model's."""
+    """The published list of logits has index i - 1 for i = 0..L-1, and its last entry is used as the full model's."""
     data = fit_data()
     of_layer = [state.argmax(-1).tolist() for state in data.states_LND[1:]]  # 0-based
     entries = [of_layer[i - 1] for i in range(L)]
@@ -249,7 +249,7 @@ def test_a_gate_scores_what_its_network_was_trained_to_say(name: str, params: di
 
 
 def separable(n_tokens: int = 400) -> FitData:
-    """A block is right exactly where the first number of its state is positive; nothing else tells."""
+    """Return fit data in which a block is right exactly if the first number of its state is positive."""
     generator = torch.Generator().manual_seed(9)
     states = torch.randn(L + 1, n_tokens, D, generator=generator)
     states[..., 1:] = states[..., 1:].clamp(-0.5, 0.5) * 0.2 - 0.5
@@ -346,7 +346,7 @@ def test_epsilon_thresholds_of_a_trained_gate_are_set_on_documents_it_did_not_se
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_fit_does_not_depend_on_how_its_score_is_used(name: str) -> None:
-    """Else sweeping thresholds would train the same network again and again."""
+    """Otherwise a sweep over thresholds would train the same network repeatedly."""
     asked = made(name).fit_params()
     assert asked["loss"] == "calm"
     for change in ({"threshold": 0.1}, {"kv_policy": "exact"}, {"min_exit": 2}, {"every": 2}, {"decay": "none"}):

@@ -1,6 +1,6 @@
-"""Every gate on logits and states that the test chose: hand-computed scores, ties, first and last blocks.
+"""Every gate on given logits and states: scores computed by hand, ties, first and last blocks.
 
-The model here reads a state out as itself: states are logits, so the logits of every block can be given.
+The model's read-out is the identity: states are logits, so that tests can set the logits of every block.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Identity:
 
 
 def view(logits_AV: Tensor, **about: Any) -> BlockView:
-    """Rows at a block of a six-block decoder; block 1 unless told."""
+    """Return a view of rows at a block of a six-block decoder, block 1 by default."""
     model: Any = Identity(6, logits_AV.shape[1])
     default: dict[str, Any] = {"block": 1, "max_new_tokens": 10, "memory": {}, "head": LMHead()}
     active = ActiveRows((1,) * len(logits_AV), tuple(range(len(logits_AV))))
@@ -66,7 +66,7 @@ def ask(name: str, states: Any, /, **params: Any) -> tuple[list[float], list[int
 
 
 def logs(*rows: list[float]) -> Array:
-    """Logits of these probabilities, below an embedding that knows nothing."""
+    """Return logits of these probabilities per block, after an embedding with uniform logits."""
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(np.array([[1.0] * len(rows[0]), *rows])))
 
@@ -172,7 +172,7 @@ def test_any_adaptive_pruned_head_goes_with_patience() -> None:
 
 
 def best(*probabilities: float) -> Array:
-    """Logits of two tokens whose first has these probabilities at blocks 0, 1, ..."""
+    """Return logits of two tokens; the first has these probabilities at blocks 0, 1, ..."""
     p = np.array(probabilities)
     return np.asarray(np.log(np.stack([p, 1 - p], axis=1)))
 
@@ -338,7 +338,7 @@ def test_emission_and_gate_are_switched_independently() -> None:
 
 
 def test_the_hyperbolic_bound_falls_with_depth_and_with_the_confidence_before() -> None:
-    """alpha / (1 + decay l) (1 - c): chosen such that each factor decides about the second token."""
+    """Numbers are chosen so that each factor of alpha / (1 + decay l) (1 - c) decides about the second token."""
     before = [0.4, 0.35, 0.25]  # margin 0.05 at block 1
     states = logs(before, [0.7, 0.15, 0.15], before, [1, 1, 1])
     bound = 0.9 / (1 + 1.0 * 2) * (1 - 0.05)
@@ -367,7 +367,7 @@ def top_margin(s: Array) -> float:
 
 
 def divergence(p: Array, q: Array) -> float:
-    """Half of KL(p||m) + KL(q||m), whatever the vectors sum to."""
+    """Return half of KL(p||m) + KL(q||m), for vectors with any sum."""
     total = 0.0
     for a, b in zip(p, q, strict=True):
         m = (a + b) / 2
@@ -432,7 +432,7 @@ def expected_margin(states: Array, block: int, choose: Choice, alpha: float) -> 
 def test_the_amateur_is_chosen_as_defined_and_not_in_a_similar_way(
     amateur: str, choose: Choice, others: list[Choice]
 ) -> None:
-    """Random tokens of 10 blocks; each other definition must be told apart on some of them."""
+    """With random tokens of 10 blocks, each other definition of the amateur differs on some of them."""
     draw, block, alpha = np.random.default_rng(5), 7, 0.25
     tokens = draw.normal(size=(60, 11, 6)).cumsum(axis=1)
     differs = [0] * len(others)

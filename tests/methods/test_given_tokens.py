@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens, against the slow decoder (`conftest.py`), which reads contexts anew."""
+"""Log-probabilities of given tokens, compared with the slow decoder (`conftest.py`), which reads each context again."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_what_is_no_distribution_says_so(params: dict[str, Any], says: str | Non
 
 
 class OwnChoice(Sampling):
-    """Chooses in a way of its own and says nothing of probabilities."""
+    """Sampling gate with its own `choose` and without `log_p`."""
 
     def score(self, view: BlockView) -> torch.Tensor:
         return torch.ones(len(view.hidden_AD))
@@ -152,7 +152,7 @@ class OwnChoice(Sampling):
 
 
 class OwnDistribution(OwnChoice):
-    """Says what it chooses from."""
+    """Sampling gate with its own `choose` and the matching `log_p`."""
 
     def log_p(self, view: BlockView) -> torch.Tensor:
         return torch.log_softmax(-view.logits_AK, dim=-1)
@@ -168,7 +168,7 @@ EMITTING = [case for case in CASES if "temperature" not in case[1] or "decay" in
 
 @pytest.mark.parametrize(("name", "params"), EMITTING, ids=name_of)
 def test_what_is_chosen_is_most_probable(tiny: Any, name: str, params: dict[str, Any]) -> None:
-    """Of every block asked, `choose` takes the most probable token of `log_p`, which is a distribution."""
+    """At every gated block, `choose` takes the most probable token of `log_p`, which is a distribution."""
     model = tiny.checkpoint.model
     method = get_method(name).from_params(params).bound_to(model.exit_blocks)
     parts = method.parts(L)

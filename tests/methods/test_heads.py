@@ -1,6 +1,6 @@
-"""Heads: which ids are read at which block, by hand, and what that costs.
+"""Heads: the ids read at each block, computed by hand, and the cost of reading them.
 
-The model here reads a state out as itself, and remembers ids in place of weights, so that V can be large.
+The model's read-out is the identity and stores ids in place of weights, so that V can be large.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Identity:
 def views(
     head: Head, states_LAV: Tensor, blocks: Sequence[int], scores: dict[int, list[float]] | None = None
 ) -> list[BlockView]:
-    """A view at each of these blocks, read in this order; ``scores`` says the score before a block."""
+    """Return a view at each of these blocks, read in this order; ``scores`` contains the scores before each block."""
     model: Any = Identity(len(states_LAV) - 1, states_LAV.shape[-1])
     memory: dict[str, Tensor] = {}
     n_rows, result = states_LAV.shape[1], []
@@ -69,7 +69,7 @@ def views(
 
 
 def ids_read(view: BlockView) -> list[list[int]]:
-    """Ids of each row whose logits are read, the best of the first block first."""
+    """Return the ids of each row whose logits are read, ordered by the logits of the first block."""
     ids_AK, logits_AK = view.ids_AK, view.logits_AK
     if ids_AK is None:
         return [list(range(logits_AK.shape[1]))] * len(logits_AK)

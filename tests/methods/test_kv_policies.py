@@ -1,4 +1,4 @@
-"""KV policies: what each asks of the cache, and what it declares to cost, against a slow account of every block run."""
+"""KV policies: their calls to the cache, and their declared cost compared with a slow count of all blocks run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROJECTION = 2 * KV * D  # numbers of one block's key and value projections
 
 
 class Spy:
-    """Notes what a policy does to the cache."""
+    """Recorder of a policy's calls to the cache."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
@@ -74,9 +74,10 @@ answers = st.lists(st.tuples(st.integers(1, L), st.integers(1, 100)), max_size=9
 
 
 def account(name: str, exit_layers: list[int], work: list[float]) -> tuple[float, float]:
-    """FLOPs and numbers read beside the tokens' own blocks; reads of one block cost ten times its FLOPs here.
+    """Return FLOPs and elements read in addition to the tokens' own blocks. Reads of a block cost ten times its FLOPs
+    here.
 
-    Written as a ledger: which blocks does each token have, and who makes up for the others when.
+    The ledger states which blocks each token has run, and when the other blocks are run.
     """
     flops, reads = 0.0, 0.0
     has: list[int] = []  # blocks whose keys and values each token has
@@ -119,7 +120,7 @@ def test_full_depth_costs_nothing_beside_its_blocks(name: str) -> None:
 
 
 def test_costs_by_hand() -> None:
-    """Tokens leave after 2, 1, 4 and 5 of 5 blocks, whose work is 1, 10, 100 and 1000 a block."""
+    """Tokens exit after 2, 1, 4 and 5 of 5 blocks, with a work of 1, 10, 100 and 1000 per block."""
     layers, work = [2, 1, 4, 5], [Cost(1.0), Cost(10.0), Cost(100.0), Cost(1000.0)]
     flops = {name: policy.cost(MODEL, layers, work).matmul_flops for name, policy in KV_POLICIES.items()}
     assert flops == {
@@ -154,9 +155,10 @@ HEAD = 7 * D
 
 
 def test_a_rolled_back_draft_costs_what_it_ran_and_the_weights_of_its_draft() -> None:
-    """Drafts leave after 2 of 5 blocks. Six tokens: a deep one; a draft kept; then four drafts, the last three of them
-    rejected by the fourth's deep pass, so one full token in their place and three positions in vain; a draft that ends
-    the answer."""
+    """Drafts exit after 2 of 5 blocks. The answer has six tokens: a deep token, an accepted draft, four drafts of which
+    the
+    fourth's deep pass rejects the last three, so that one full token replaces them, and a draft that ends the answer.
+    """
     policy, layers = Speculation(), [5, 2, 2, 5, 2]
     work = [Cost(matmul_flops=float(10**n), read_numel=10.0 * 10**n) for n in range(5)]
     # Block 3 to 5 of the two drafts beside the fourth token, and of the last draft on its own: weights read.
@@ -176,7 +178,7 @@ def test_a_rejected_end_has_run_one_position_fewer_in_vain() -> None:
 
 
 def test_drafts_that_nobody_verifies_cost_what_they_ran() -> None:
-    """The same answer as above, whose last draft is kept as it is: no blocks for it, no read-out, no judgement."""
+    """The same answer, but its last draft is kept without verification: no further blocks and no read-out."""
     policy, layers = RollbackCode(0.5), [5, 2, 2, 5, 2]
     work = [Cost(matmul_flops=float(10**n), read_numel=10.0 * 10**n) for n in range(5)]
     assert policy.cost(READER, layers, work) == Cost(matmul_flops=2 * 3 * 1e3)

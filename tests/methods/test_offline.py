@@ -1,4 +1,4 @@
-"""Scores of known states, thresholds fitted to them, and splitting what they are fitted on."""
+"""Scores of given states, thresholds fitted to them, and the split of the fit data."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_no_tokens_give_no_scores() -> None:
 
 
 def tail_threshold(scores: list[float], agrees: list[bool], epsilon: float) -> float:
-    """The smallest score such that, of all tokens with at least that score, a share of epsilon agrees."""
+    """Return the smallest score such that a share epsilon of the tokens with at least this score agrees."""
     for candidate in sorted(scores):
         tail = [right for score, right in zip(scores, agrees, strict=True) if score >= candidate]
         if sum(tail) / len(tail) >= epsilon:

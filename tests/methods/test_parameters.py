@@ -1,4 +1,4 @@
-"""Parameters of methods: what is allowed, and how a bad one is refused."""
+"""Parameters of methods: allowed values, and messages about others."""
 
 from __future__ import annotations
 

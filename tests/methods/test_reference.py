@@ -44,7 +44,7 @@ PRUNED = [
 
 
 def softmax_cases(name: str, threshold: float, low: float) -> list[tuple[str, dict[str, Any]]]:
-    """Thresholds, heads and blocks asked of a method that reads the distribution over the vocabulary."""
+    """Return test cases of a method that reads the distribution over the vocabulary: thresholds, heads and gate blocks."""
     return [
         (name, {"threshold": threshold, **NONE}),
         (name, {"threshold": threshold, **CODE}),
@@ -86,7 +86,7 @@ def contrastive_cases(name: str, threshold: float) -> list[tuple[str, dict[str, 
 
 
 def fitted_cases(name: str, *networks: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Thresholds of a method whose gate is trained."""
+    """Return test cases of a method with a fitted gate: every threshold rule with the parameters of every network."""
     rules: list[dict[str, Any]] = [
         {"threshold": 0.6, **NONE, "min_exit": 1},
         {"threshold": 0.8, **CODE, "min_exit": 2},
@@ -183,13 +183,13 @@ CASES = [  # policies in turn where a case does not say which
 ]
 KINDS = ("seq2seq", "causal")
 ON_BOTH = {"full", "heads"}
-"""What reads a prompt's own token or trained heads, which the two kinds of model have in ways of their own."""
+"""Methods tested on both kinds of model, because they read a prompt's token or trained heads, which differ by kind."""
 
 
 def tried() -> list[tuple[str, str, dict[str, Any]]]:
-    """Cases with the kind of model: a method's first on both, the others on either, two by two in turn.
+    """Return the cases with the kind of model: a method's first case on both kinds, the others alternating in pairs.
 
-    A method sees states and logits alone. By two, since policies come in turn as well, and there is an even number.
+    A method reads only states and logits. The cases alternate in pairs because policies alternate too.
     """
     result, seen = [], set[str]()
     for number, (name, params) in enumerate(CASES):
@@ -298,7 +298,7 @@ def test_tokens_exit_layers_and_scores_are_those_of_the_definition(
 
 
 def test_the_cases_cover_every_method_and_enough_tokens() -> None:
-    """Those that verify apart, whose answers tests/harness/engine/test_verification.py works out."""
+    """Verifying methods are left out; tests/harness/engine/test_verification.py computes their answers."""
     verifying = {name for name in method_names() if get_method(name)().parts(L).kv_policy.verifies}
     assert {name for name, _ in CASES} >= set(method_names()) - verifying
     assert len(tried()) * LEAST_COMPARED > 2000

@@ -1,4 +1,4 @@
-"""Finding methods: those of this folder and those of other distributions, with the revision of what they compute."""
+"""Finding methods: those of this package and those of other distributions, with the revision of their code."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A small spool of choices: full depth and two thresholds over documents with three choices each.
 
-Log-probabilities are drawn; what is right, chosen and of full depth follows from them as the harness has it.
+Log-probabilities are random; correct and chosen choices follow from them by the harness's rules.
 """
 
 from collections.abc import Mapping

@@ -28,9 +28,9 @@ def classified_database(
 
     Args:
         example: The module `make_spool`.
-        folder: Where both lie.
-        texts: What is classified.
-        labels: Names of the task's labels; None of a regression, whose blocks say numbers.
+        folder: Folder of spool and database.
+        texts: Texts to classify.
+        labels: Names of the task's labels; None for a regression, whose read-outs are numbers.
     """
     model = example.Model("toy-bert", "encoder", BLOCKS, 0)
     task = example.Task("toy", "toy", ("acc",))

@@ -1,8 +1,8 @@
-"""A small, deterministic, plausible spool: two models on three tasks by five methods, of every kind of cell.
+"""A small, deterministic, plausible spool: two models on three tasks with five methods and every kind of cell.
 
-Every token has a block from which its prediction is settled and a margin that grows with depth; exits, outputs,
-scores and times of all methods follow from those, so that numbers of different cells fit together: deeper is slower
-and agrees more. `WORLD` is that; a test that wants another says what differs, `dataclasses.replace(WORLD, tokens=15)`.
+Every token has a block from which its prediction no longer changes, and a margin that grows with depth. Exits, outputs,
+scores and times of all methods follow from these, so that cells are consistent: deeper is slower and agrees more.
+`WORLD` has these contents; a test changes fields with `dataclasses.replace(WORLD, tokens=15)`.
 """
 
 import json
@@ -43,7 +43,7 @@ ROLES = {
     **{f"cost_{part}_bytes": "cost" for part in ("blocks", "heads", "gates", "kv", "verification", "total")},
     **dict.fromkeys(("threshold", "held_out_loss", "held_out_accuracy"), "preparation"),
 }
-"""Of metrics that are none of a task's, those of quality, fit and calibration cells."""
+"""Roles of metrics that belong to no task, for quality, fit and calibration cells."""
 
 ENV = {
     "environment": {
@@ -143,7 +143,7 @@ def cell_json(
     documents: int = DOCUMENTS,
     random_weights: bool = False,
 ) -> dict[str, Any]:
-    """cell.json; `source` stands for what the method computes."""
+    """Return the content of cell.json; `source` is a placeholder for the method's code."""
     weights = {f"{part}_sha256": content_id([model.name, part]) for part in ("weights", "config", "tokenizer")}
     method_part = {
         "name": method.name,
@@ -233,24 +233,24 @@ class World:
     """Contents of a generated spool.
 
     Attributes:
-        models: Each is asked on each task.
-        tasks: The first model on the first task also has a cell that fails, and one that fails when repeated.
-        methods: Full depth, then those that are decoded and timed.
-        swept: Also replayed; the first of them is calibrated, and its scores are written.
-        documents: Of each task.
-        tokens: Of every answer.
-        vocabulary: How many ids there are.
-        kinds: Of the tokens of an answer.
-        n_boot: Draws of bootstrap intervals.
+        models: Models, each run on each task.
+        tasks: Tasks. The first model on the first task also has a failed cell, and a cell that fails when repeated.
+        methods: Full depth, then the methods that are decoded and timed.
+        swept: Methods that are also replayed; the first is calibrated, and its scores are written.
+        documents: Number of documents per task.
+        tokens: Number of tokens per answer.
+        vocabulary: Number of token ids.
+        kinds: Kinds of the tokens of an answer.
+        n_boot: Number of bootstrap draws.
         random_weights: Whether the models were never trained.
         omitted_kinds: Kinds of cells that are not written, and "failures".
-        fixed_clock: Whether attempts have the same ids every time; not where two worlds are written into one spool.
-        exit_rule: Where a method leaves: the exit layer of every token.
-        head_rows: Rows of the head that a method with a parameter `head` multiplies for every token, by its part of
-            cell.json and its exit layers; None is all of them.
-        final_ranks: Ranks of the final token at every block [N, blocks]; None is 1 or 7.
-        costs: Metrics of every decoded cell beside its own.
-        also: Writes more, of each model and task, under the same clock.
+        fixed_clock: Whether attempts have the same ids every time; not possible for two worlds in one spool.
+        exit_rule: Function that returns a method's exit layer of every token.
+        head_rows: LM-head rows that a method with a parameter `head` multiplies for every token, computed from its part
+            of cell.json and its exit layers; None for all rows.
+        final_ranks: Ranks of the final token at every block [N, blocks]; None for 1 or 7.
+        costs: Further metrics of every decoded cell.
+        also: Function that writes more cells for each model and task with the same clock.
     """
 
     models: tuple[Model, ...] = MODELS
@@ -319,7 +319,7 @@ class World:
             _write_failures(root, failing, full)
 
     def _write_preparations(self, root: Path, model: Model, task: Task) -> None:
-        """Write what methods need before they run well: scores for replays, fits, and calibrated thresholds."""
+        """Write the cells that other cells need: scores for replays, fits, and calibrated thresholds."""
         beliefs = self.beliefs(model, task)
         full = self.cell(model, task, FULL, "quality")
         probe = self.cell(model, task, FULL, "probe", full["cell_id"])
@@ -475,7 +475,7 @@ class World:
             writer.finish("ok")
 
     def _write_scores(self, root: Path, cell: dict[str, Any], beliefs: Beliefs) -> None:
-        """The gate is asked at every block but the first and the last."""
+        """The gate is evaluated at every block except the first and the last."""
         evaluated = np.zeros(beliefs.margin.shape, dtype=bool)
         evaluated[:, 1:-1] = True
         columns = self._token_columns()
@@ -616,7 +616,7 @@ def lists(values: np.ndarray) -> pa.Array:
 
 
 def write_metrics(writer: AttemptWriter, metrics: Mapping[str, Interval], role: str | None = None) -> None:
-    """Write metrics in their order; of a task's own the first is its headline metric, if no role is said."""
+    """Write metrics in their order. Without a role, the first of a task's own metrics is its headline metric."""
     rows = [
         {
             "metric": name,
@@ -660,7 +660,7 @@ def plain(value: float, n: int = DOCUMENTS) -> Interval:
 
 @contextmanager
 def _fixed_clock() -> Iterator[None]:
-    """Attempt ids and times that are the same every time: one second between any two readings."""
+    """Make attempt ids and times reproducible: one second between two readings."""
     start = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     seconds = iter(range(10**6))
 

@@ -1,4 +1,4 @@
-"""The results can be read where torch is not installed."""
+"""Results can be read without torch."""
 
 import subprocess
 import sys

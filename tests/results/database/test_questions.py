@@ -140,7 +140,7 @@ def correlation(a: list[float], b: list[float]) -> float | None:
 
 
 def before_and_at(world_rows: WorldRows) -> Rows:
-    """Tokens up to the first that differs from full depth's, with what the probe says of their places."""
+    """Return the tokens up to the first difference from full depth, with the probe's columns at their positions."""
     return [
         row | {"probe": world_rows.probed[_place(row)]}
         for row in world_rows.tokens
@@ -167,7 +167,7 @@ def overlap(world_rows: WorldRows) -> Iterator[tuple[Any, ...]]:
 
 
 def documents(world_rows: WorldRows) -> Rows:
-    """Answers beside full depth's: scores by the headline metric, equal tokens, the first that differs."""
+    """Return each answer with full depth's: scores of the headline metric, equal tokens, and the first difference."""
     headline = {"squad": "f1", "samsum": "rougeL", "wmt-en-fr": "bleu"}
     full = {(row["model"], row["task"], row["doc_key"]): row for row in world_rows.samples if row["method"] == "full"}
     rows = []

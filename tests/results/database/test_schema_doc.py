@@ -1,4 +1,4 @@
-"""The schema describes itself: every table and view with its comment and columns, and what refers to what."""
+"""The schema's documentation: every table and view with its comment, columns and references."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Files that DuckDB reads by name: the one that is named, whatever its name."""
+"""DuckDB reads exactly the named file, whatever its name."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Whole files: a reader finds all of one or what was there, and nothing but a regular file is replaced."""
+"""Files written as a whole: readers find the new or the old content, and only regular files are replaced."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Stored paths name neither the machine's user nor the location of its packages."""
+"""Stored paths contain neither the user's name nor the location of packages."""
 
 from pathlib import Path
 from typing import Any

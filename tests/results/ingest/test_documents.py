@@ -1,4 +1,4 @@
-"""Tables of documents are what their tokens say, and queries that read them answer as those over all tokens do."""
+"""Tables of documents agree with their tokens, and queries that use them give the results of queries over all tokens."""
 
 import shutil
 from collections.abc import Iterator
@@ -95,8 +95,10 @@ REPLAY = """
 
 @pytest.fixture(scope="module")
 def edited(example_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    """The example, edited, its documents made again. One run's trace does not say what full depth emitted, one lacks a
-    token of each document, and first tokens of causal models are read from the prompt's own pass.
+    """Yield the example, edited, with its tables of documents written again.
+
+    One run's trace lacks full depth's tokens, another lacks a token of each document, and first tokens of causal models
+    are read from the prompt's own pass.
     """
     path = tmp_path_factory.mktemp("edited") / "exitbench.duckdb"
     shutil.copyfile(example_database, path)
@@ -113,7 +115,7 @@ def edited(example_database: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def fill(table: str) -> str:
-    """SQL that makes the documents of a table's rows."""
+    """Return the SQL that fills a table of documents."""
     sql = fill_sql(table, f"FROM {table}")
     assert sql is not None
     return sql

@@ -1,4 +1,4 @@
-"""Merging results from elsewhere: everything arrives once, survives a rebuild, and contradictions stop it."""
+"""Importing results: all rows arrive once and survive a rebuild, and contradictions are refused."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Ingest: every finished attempt once, whole or not at all, whatever happened to the others."""
+"""Ingest reads every finished attempt once, completely or not at all, independently of the other attempts."""
 
 import hashlib
 import json

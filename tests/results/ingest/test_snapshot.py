@@ -1,4 +1,4 @@
-"""Snapshots: what goes in comes out, licensed texts stay behind, what is damaged or contradicts is refused."""
+"""Snapshots: rows are unchanged after import, licensed texts are left out, and damage or contradictions are refused."""
 
 import hashlib
 import json
@@ -97,7 +97,7 @@ def test_a_database_filled_from_a_snapshot_has_the_same_rows(
 
 @pytest.fixture
 def licensed(example_database: Path, tmp_path: Path) -> Database:
-    """The example, as if SAMSum and SQuAD had been read from files."""
+    """Return the example database as if SAMSum and SQuAD had been read from files."""
     path = tmp_path / "licensed.duckdb"
     shutil.copyfile(example_database, path)
     database = open_database(path, read_only=False)

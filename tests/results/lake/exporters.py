@@ -1,4 +1,4 @@
-"""A script: processes that export one database into one lake, all at once or each killed at another moment.
+"""Script: processes export one database into one lake, at the same time or each killed at a different moment.
 
 python exporters.py together|killed DATABASE LAKE N
 """

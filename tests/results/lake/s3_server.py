@@ -1,6 +1,6 @@
-"""A script: an S3 server on this machine (moto's) with ten buckets; prints its port, and ends with its standard input.
+"""Script: an S3 server on this machine (moto's) with ten buckets. It prints its port and ends with its standard input.
 
-A process of its own, since deltalake keeps Python's lock while it waits for an answer.
+It is a separate process, because deltalake holds Python's lock while it waits for a response.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A lake in a bucket of an S3 server on this machine (moto's): as in a directory, and what can be wrong with one."""
+"""A lake in a bucket of an S3 server on this machine (moto's): equal to a directory's, and errors of buckets."""
 
 import itertools
 import subprocess
@@ -74,7 +74,7 @@ def test_exporters_at_once_lose_nothing(
     few_rows: dict[str, list[str]],
     rows_by_table: Callable[[Database], dict[str, list[str]]],
 ) -> None:
-    """The store's conditional write decides whose commit is first."""
+    """The store's conditional write decides which commit is first."""
     command = [sys.executable, str(EXPORTERS), "together", str(few_database), bucket, "2"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == ["0"] * 2
     with open_lake(bucket) as lake:

@@ -1,4 +1,4 @@
-"""A lake has what its databases have, whoever exports at the same time, and whatever is killed."""
+"""A lake contains the rows of its databases, also after concurrent exports and killed exporters."""
 
 import re
 import shutil

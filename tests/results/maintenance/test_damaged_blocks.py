@@ -10,11 +10,13 @@ from exitbench.results.maintenance.integrity import check
 HEADERS = 3 * 4096
 BLOCK = 262_144
 AT = 100_000
-"""The byte of a block that is changed."""
+"""Position of the changed byte in a block."""
 
 
 def answers(path: Path) -> dict[str, object] | None:
-    """A digest of every table and view, and one row of each table found by its key; None where something is damaged."""
+    """Return a digest of every table and view, and one row of each table found by its key; None if the database is
+    damaged.
+    """
     try:
         with duckdb.connect(path, read_only=True) as connection:
             names = connection.execute(

@@ -1,4 +1,4 @@
-"""Records of Every Eval Ever: the keys that its schema 0.3.0 requires, and values that are those of the database."""
+"""Records of Every Eval Ever: the keys required by its schema 0.3.0, with the database's values."""
 
 import json
 import shutil

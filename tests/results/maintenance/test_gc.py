@@ -1,4 +1,4 @@
-"""`gc`: only what nobody needs is freed, and a database that can no longer be rebuilt is not lost to a rebuild."""
+"""`gc` frees only files that nothing needs, and a database that cannot be rebuilt is not lost."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ def old(path: Path) -> None:
 
 @pytest.fixture
 def runs(tmp_path: Path, cell: Json, env: Json, tokens: pa.Table) -> Path:
-    """One cell: killed, ok, quarantined, failed, ok, failed, running; and what a killed rebuild left."""
+    """Return runs of one cell that was killed, ok, quarantined, failed, ok, failed and running, and a killed rebuild."""
     spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
 
     def attempt(status: str) -> AttemptWriter:

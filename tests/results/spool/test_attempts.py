@@ -1,4 +1,4 @@
-"""The spool: what is written can be checked, what is not finished is not counted, what was changed is refused."""
+"""The spool: written files can be verified, unfinished attempts do not count, and changed ones are refused."""
 
 import errno
 import json
@@ -317,7 +317,7 @@ def test_numbers_out_of_range_are_refused(tmp_path: Path, cell: Json, env: Json,
 
 
 class _Clock(datetime):
-    """A clock that is set back by an hour at every reading."""
+    """Clock that goes back by an hour at every reading."""
 
     readings = 0
 

@@ -1,4 +1,4 @@
-"""A running attempt is told apart from one whose process is gone, whatever ended it."""
+"""A running attempt is distinguished from one whose process has ended, for whatever reason."""
 
 import json
 import os

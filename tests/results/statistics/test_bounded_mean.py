@@ -1,4 +1,4 @@
-"""Bounds of a bounded mean: beside slow references, monotone, and valid for rare large losses."""
+"""Bounds of a bounded mean: equal to slow references, monotone, and valid for rare large losses."""
 
 from collections.abc import Callable
 
@@ -56,7 +56,7 @@ def students_t(losses: np.ndarray) -> float:
 def coverage_and_width(
     what: str, n: int, samples: int, bound: Callable[[np.ndarray], float] = gaffke
 ) -> tuple[float, float]:
-    """Share of bounds that hold, in percent, and how far they lie above the true loss on average, in points."""
+    """Return the share of valid bounds, in percent, and their mean distance above the true loss, in points."""
     draw, truth = LOSSES[what]
     rng = np.random.default_rng(n)
     bounds = np.array([bound(draw(rng, n)) for _ in range(samples)])
@@ -95,7 +95,7 @@ def test_more_loss_never_tightens_the_bound(values: list[float], data: st.DataOb
 
 
 def test_what_was_told_of_one_small_loss_of_a_hundred_is_not_below_what_is_told_of_none() -> None:
-    """At n = 100 the interval of before told 3.62 points of no loss, 0.06 of one document that lost one point."""
+    """At n = 100 an earlier interval gave 3.62 points for no loss but 0.06 for one document that lost one point."""
     none, ones, three, large = np.zeros((4, 100))
     ones[0], three[:3], large[0] = 1.0, 1.0, 100.0
     bounds = [upper_bound(losses, 100.0) for losses in (none, ones, three, large)]

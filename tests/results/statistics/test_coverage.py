@@ -53,7 +53,7 @@ def twins(rng: Rng, shape: tuple[int, int]) -> Sample:
 
 
 def uneven_times(rng: Rng, shape: tuple[int, int]) -> Sample:
-    """Answers of which the long ones gain nothing: a few documents decide the ratio."""
+    """Draw times of answers whose long ones gain nothing, so that a few documents decide the ratio."""
     z = rng.normal(size=shape)
     length, faster = np.exp(z / 2), 2 * np.exp(0.5 * (0.71 * rng.normal(size=shape) - 0.7 * z))
     return readings(rng, 0.3 + length), readings(rng, 0.3 + length / faster)
@@ -76,19 +76,19 @@ def losses(rng: Rng, shape: tuple[int, int]) -> Sample:
 
 
 def equal_tokens(rng: Rng, shape: tuple[int, int]) -> Sample:
-    """98 of 100 tokens, those that are not mostly in the same documents."""
+    """Draw agreements of 98 of 100 tokens; the different tokens are mostly in the same documents."""
     n_tokens = rng.integers(2, 30, shape)
     return rng.binomial(n_tokens, rng.beta(9.8, 0.2, shape)), n_tokens
 
 
 def gains(rng: Rng, shape: tuple[int, int]) -> Sample:
-    """Differences in score: a fifth of the documents gains, one of twenty loses, the others stay."""
+    """Draw differences in score: a fifth of the documents gains, a twentieth loses, and the others do not change."""
     which, far = rng.random(shape), 100 * rng.beta(1.2, 1.5, shape)
     return (np.where(which < 0.2, far, np.where(which < 0.25, -far, 0)),)
 
 
 def n_grams(rng: Rng, shape: tuple[int, int]) -> Sample:
-    """Statistics of BLEU, [..., 10]: answers of 6 to 20 words, right in stretches, some documents more than others."""
+    """Draw statistics of BLEU, [..., 10], for answers of 6 to 20 words with correct stretches that vary by document."""
     words = np.arange(20)
     length, right = rng.integers(6, 21, shape), rng.random((*shape, 20)) < rng.beta(6, 2, shape)[..., None]
     as_before = rng.random((*shape, 20)) < 0.4

@@ -1,4 +1,4 @@
-"""Intervals: what holds for every input, what is known for some, and what is not claimed for too few documents."""
+"""Intervals: properties for every input, known values, and no claims for too few documents."""
 
 import math
 

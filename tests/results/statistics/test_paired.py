@@ -1,4 +1,4 @@
-"""Paired differences: against slow enumerations written from the definitions, and what holds for every pair of runs."""
+"""Paired differences: compared with slow enumerations of the definitions, and properties for every pair of runs."""
 
 import itertools
 import math
@@ -33,7 +33,7 @@ def mean(total: np.ndarray, n: np.ndarray) -> np.ndarray:
 
 
 def geometric(total: np.ndarray, n: np.ndarray) -> np.ndarray:
-    """A corpus metric of two counts that is no mean over documents, as BLEU is not."""
+    """Return a corpus metric of two counts that is not a mean over documents, like BLEU."""
     return np.sqrt(total[..., 0] * total[..., 1]) / n
 
 
@@ -156,7 +156,7 @@ def test_p_values_are_uniform_where_nothing_differs() -> None:
 
 @pytest.mark.parametrize(("n", "tolerance"), [(8, 0.06), (10, 0.04), (12, 0.04)])
 def test_a_difference_of_the_detectable_size_is_found_four_times_in_five(n: int, tolerance: float) -> None:
-    """By the test used, every exchange of two outputs, whose p-value cannot be small for few documents."""
+    """Tested with the same exact permutation test, whose p-value cannot be small for few documents."""
     samples = 4000
     noise = np.random.default_rng(n).normal(size=(samples, n))
     # The typical promise of samples with this spread, which has an error of its own.

@@ -13,15 +13,15 @@ Rng = np.random.Generator
 
 @dataclass
 class Outcome:
-    """Outcomes of the recommendations of many simulated tasks.
+    """Outcomes of the recommendations for many simulated tasks.
 
     Attributes:
-        tasks: Simulated.
-        chosen: Tasks with a chosen setting.
-        confirmed: Of these, confirmed by the other documents: recommended.
-        broken: Recommended settings that truly lose more than allowed.
-        quality_error: Reported less true loss of chosen settings, summed, points.
-        speed_error: Reported over true speed of chosen settings less 1, summed.
+        tasks: Number of simulated tasks.
+        chosen: Number of tasks with a chosen setting.
+        confirmed: Number of chosen settings that the other documents confirm, which are recommended.
+        broken: Number of recommended settings that truly lose more than allowed.
+        quality_error: Reported minus true loss of chosen settings, summed, in points.
+        speed_error: Reported over true speed-up of chosen settings minus 1, summed.
     """
 
     tasks: int = 0
@@ -70,7 +70,7 @@ def simulate(rng: Rng, n: int, true_loss: np.ndarray, allowed: float, tasks: int
 
 
 def choose(lost: np.ndarray, speeds: np.ndarray, allowed: float) -> int | None:
-    """The fastest setting whose loss is bounded by what is allowed: the rule of the view `pareto`."""
+    """Return the fastest setting whose loss is bounded by the allowed loss, by the rule of the view `pareto`."""
     for setting in np.argsort(-speeds):
         if upper_bound(lost[:, setting], 100.0) <= allowed:
             return int(setting)
@@ -82,7 +82,7 @@ CASES = [(n, settings) for n in (100, 200, 500) for settings in (10, 40)]
 
 @pytest.mark.parametrize(("n", "settings"), CASES)
 def test_few_recommended_settings_lose_more_than_allowed(n: int, settings: int) -> None:
-    """Also where nearly all settings lose a little more than is allowed, which chance then makes look harmless."""
+    """This holds even if nearly all settings lose a little more than allowed, so that chance makes some look harmless."""
     outcome = simulate(np.random.default_rng(n + settings), n, np.linspace(6, 12, settings), 10.0, tasks=60)
     assert outcome.broken <= 0.05 * max(20, outcome.confirmed)
 

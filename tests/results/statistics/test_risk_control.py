@@ -332,7 +332,7 @@ Losses = dict[float, np.ndarray]
 
 
 def binary_worlds() -> Iterator[Losses]:
-    """Losses of 0 and 1, those of a document going together across levels."""
+    """Yield losses of 0 and 1 that are correlated across thresholds within a document."""
     draws = np.random.default_rng(1).random((DRAWS, DOCUMENTS))
     for draw in draws:
         yield {level: (draw < risk).astype(float) for level, risk in RISKS.items()}
@@ -383,7 +383,7 @@ def test_rules_without_the_guarantee_fail_its_check(rule: Rule, world: str) -> N
 
 
 def test_conformal_risk_control_keeps_the_risk_on_average_and_the_naive_rule_does_not() -> None:
-    """A document of hardness U is wrong at level r where U < r: the risk of a level is the level."""
+    """A document of hardness U is wrong at threshold r if U < r, so the risk at a threshold equals the threshold."""
     levels = list(np.linspace(0.01, 1, 100))
     draws = np.random.default_rng(3).random((DRAWS, 15))
 

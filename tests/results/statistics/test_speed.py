@@ -43,7 +43,7 @@ def twins(rng: Rng, shape: tuple[int, ...]) -> Times:
 
 @dataclass(frozen=True)
 class Simulated:
-    """Times of documents, and the speed-up that is true of all documents there are."""
+    """Simulated times of documents, and the true speed-up over all documents of the population."""
 
     times: Callable[[Rng, tuple[int, ...]], Times]
     truth: float
@@ -101,7 +101,7 @@ def test_intervals_hold_the_truth_and_estimates_are_right_with_and_without_stall
 
 
 def test_a_stall_of_one_document_leaves_a_speed_up_alone() -> None:
-    """Twenty documents of 2.6 to 11 ms at 1.2 times the speed, one of them held up for 64 ms in one reading."""
+    """Twenty documents of 2.6 to 11 ms with a speed-up of 1.2, one of which is delayed by 64 ms in one reading."""
     full = [(str(n), 2.6 + 0.44 * n) for n in range(20) for _ in range(READINGS)]
     method = [(key, ms / 1.2 * (1 + 0.01 * (int(key) % 3))) for key, ms in full]
     calm = speedup_interval(full, method, seed=0)

@@ -33,7 +33,7 @@ def test_each_number_is_what_a_walk_over_the_blocks_finds(tokens: list[tuple[lis
 
 
 def nearly_from(values: list[float]) -> int:
-    """The first block from which no later value lies more than the tolerance below an earlier one."""
+    """Return the first block after which no value is more than the tolerance below an earlier one."""
     for start in range(len(values)):
         tail = values[start:]
         if all(early - late <= TOLERANCE for k, early in enumerate(tail) for late in tail[k + 1 :]):

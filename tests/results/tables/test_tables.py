@@ -1,4 +1,4 @@
-"""Tables are declared once: whatever makes, fills, checks, exports or describes one follows its declaration."""
+"""Tables are declared once; creation, filling, checks, exports and documentation follow the declaration."""
 
 import json
 import shutil
