@@ -284,7 +284,9 @@ def off_ramp(walk: Walk, block: int) -> Array:
 
 
 def off_ramp_sureness(walk: Walk, block: int) -> float:
-    """Return exp(-H) with the entropy H in nats; not a number, as published, if a probability is 0 in single precision."""
+    """Return exp(-H) with the entropy H in nats; not a number, as published, if a probability is 0 in single
+    precision.
+    """
     p = softmax(off_ramp(walk, block))
     if walk.params["underflow"] == "nan" and (p.astype(np.float32) == 0).any():
         return math.nan
@@ -414,7 +416,9 @@ def recurrent(walk: Walk, block: int) -> float:
 
 
 def _divergence(p: Array, q: Array) -> float:
-    """Return the Jensen-Shannon divergence of vectors that need not sum to 1; entries that are 0 in both are skipped."""
+    """Return the Jensen-Shannon divergence of vectors that need not sum to 1; entries that are 0 in both are
+    skipped.
+    """
     m = (p + q) / 2
 
     def kl(a: Array) -> float:

@@ -61,7 +61,9 @@ def test_thresholds_of_logits_may_be_anywhere() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_fitted_thresholds_hold_the_agreement_of_most_probable_tokens(tiny: Any, temperature: float) -> None:
-    """Each block's threshold follows HEADS' rule. If no threshold reaches the agreement, no token exits at the block."""
+    """Each block's threshold follows HEADS' rule. If no threshold reaches the agreement, no token exits at the
+    block.
+    """
     model, n_tokens = tiny.checkpoint.model, 400
     states = torch.randn(L + 1, n_tokens, model.d_model, generator=torch.Generator().manual_seed(5))
     final = argmax_token(model.exit_logits(4, states[4]))  # so that the head of block 4 is always right

@@ -44,7 +44,9 @@ PRUNED = [
 
 
 def softmax_cases(name: str, threshold: float, low: float) -> list[tuple[str, dict[str, Any]]]:
-    """Return test cases of a method that reads the distribution over the vocabulary: thresholds, heads and gate blocks."""
+    """Return test cases of a method that reads the distribution over the vocabulary: thresholds, heads and gate
+    blocks.
+    """
     return [
         (name, {"threshold": threshold, **NONE}),
         (name, {"threshold": threshold, **CODE}),

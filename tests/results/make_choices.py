@@ -20,12 +20,12 @@ BLOCKS: Final = 4
 
 
 def write_choices(example: Any, root: Path, *, with_replays: bool = False, random_weights: bool = False) -> None:
-    """Write full depth's cell and those of two thresholds to a spool.
+    """Write the cells of full depth and two thresholds to a spool.
 
     Args:
         example: The module `make_spool`.
         root: The spool.
-        beside: Whether the thresholds are replayed too, and the first of them is timed.
+        with_replays: Whether the thresholds are also replayed, and the first one is timed.
         random_weights: Whether the model was never trained.
     """
     rng = np.random.default_rng(3)

@@ -1,7 +1,7 @@
 """A small spool of classified texts: an encoder of 4 blocks at full depth and at two thresholds.
 
-Document n is settled after block 1 + n % 4: from there on blocks say what full depth says, which is right but of the
-last document. Block b's probability is (b + 4) / 8, so that at threshold 0.6 texts leave after block 1, at 0.7 after 2.
+From block 1 + n % 4 on, the prediction for document n equals full depth's, which is right except for the last document.
+The probability at block b is (b + 4) / 8, so that texts exit after block 1 at threshold 0.6, and after block 2 at 0.7.
 """
 
 from collections.abc import Mapping, Sequence

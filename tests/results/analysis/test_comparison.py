@@ -1,4 +1,4 @@
-"""Comparing runs: pairing by document, which versions of scores are used, what is refused and what is only told."""
+"""Comparing runs: pairing by document, versions of scores, and what is refused or only reported."""
 
 import json
 import shutil
@@ -75,7 +75,7 @@ def write(tmp_path: Path, example: ModuleType) -> Write:
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Callable[[], Database]:
-    """Ingest what was written and open the database."""
+    """Return a function that ingests the written attempts and opens the database."""
 
     def run() -> Database:
         path = tmp_path / "exitbench.duckdb"

@@ -85,7 +85,7 @@ def test_the_nearest_attempts_count(tmp_path: Path, ask: Callable[..., Json], en
 
 
 def test_a_pass_is_the_sum_of_what_its_cells_took(tmp_path: Path, ask: Callable[..., Json], env: Json) -> None:
-    """Its seconds are those of the cell that decoded for all."""
+    """Only the cell that decoded for the whole pass has its seconds."""
     for seconds in (21.0, 1.0, 2.0):
         took(tmp_path, ask(), env, seconds, pass_cells=3)
     shared = History(tmp_path).estimate(replace(CellWorkload.from_json(ask()), shares=True))

@@ -1,4 +1,4 @@
-"""Two attempts at one cell: equal, or where they differ first."""
+"""Two attempts at one cell: equal, or their first difference."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""A sweep of thresholds gives what asking the gate block by block gives, for every token and threshold."""
+"""A sweep of thresholds gives the result of evaluating the gate block by block, for every token and threshold."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ RULES = {
 
 
 def _probe(n: int, seed: int = 0) -> list[Row]:
-    """Tokens whose scores lie on a small grid, so that many equal each other and a threshold."""
+    """Return tokens with scores on a coarse grid, so that many scores equal each other and a threshold."""
     rng = np.random.default_rng(seed)
     return [
         {

@@ -1,4 +1,4 @@
-"""Naming runs: ids and their beginnings, globs over names, and what is said where a name fits none or several."""
+"""Naming runs: ids and their prefixes, globs over names, and messages about names with no match or several."""
 
 from typing import Any
 

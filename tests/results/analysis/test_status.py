@@ -29,7 +29,7 @@ def end(spool: Path, cell: Json, env: Json, outcome: str, reason: str | None = N
 
 
 def kill(spool: Path, cell: Json, env: Json) -> None:
-    """Leave what a killed process leaves."""
+    """Write the files that a killed process leaves."""
     writer = AttemptWriter(spool, cell, env)
     (writer.path / owner.OWNER_FILE).unlink()
 

@@ -1,4 +1,4 @@
-"""Training records: from a model's folder through the spool into the database, once, whole or not at all."""
+"""Training records go from a model's folder through the spool into the database, once, complete or not at all."""
 
 import json
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""A database is more than our own library can read: every view and saved query, asked by other versions and drivers.
+"""Other versions and drivers of DuckDB can run every view and saved query.
 
-DuckDB's own command line comes with the tests; `nox -s engines` names others in EXITBENCH_ENGINES: executables, and
-folders that hold the Python library.
+DuckDB's own command line is installed with the tests. `nox -s engines` names others in EXITBENCH_ENGINES: executables,
+and folders with the Python library.
 """
 
 import csv
@@ -84,7 +84,7 @@ def _ask_library(folder: Path, path: Path, script: str) -> str:
 
 
 def test_every_column_of_every_view_is_explained_where_tools_look(example_database: Path) -> None:
-    """As DBeaver and others that go by JDBC do: columns and comments of the information schema, a page of rows."""
+    """Queries of DBeaver and other JDBC tools: columns and comments of the information schema, and a page of rows."""
     with duckdb.connect(example_database, read_only=True) as database:
         columns = database.execute(
             'SELECT table_name, column_name, "COLUMN_COMMENT" FROM information_schema.columns AS c '

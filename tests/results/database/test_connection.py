@@ -359,7 +359,7 @@ def test_a_database_that_a_later_duckdb_stored_is_still_written(tmp_path: Path) 
 
 
 def test_a_database_opens_in_a_notebook_without_widgets(tmp_path: Path) -> None:
-    """DuckDB asks IPython whether it is in a notebook, and there wants ipywidgets to change the progress bar at all."""
+    """DuckDB checks with IPython whether it runs in a notebook, where changing the progress bar needs ipywidgets."""
     code = """
 import pathlib, sys, types
 shell = types.SimpleNamespace(config={"IPKernelApp": {}})

@@ -1,7 +1,7 @@
-"""The questions of the cookbook: each query runs, has an answer, and agrees with a slow computation from the spool.
+"""The cookbook's questions: each query runs, has an answer, and agrees with a slow computation from the spool.
 
-The example is extended by what it lacks: another seed, KV policy and number format, rejected drafts, a vocabulary, a
-training and another environment.
+The example gets more cells: another seed, KV policy and number format, rejected drafts, a vocabulary, a training and
+another environment.
 """
 
 import json
@@ -89,7 +89,7 @@ def spool(example: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def encoder_database(example: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four documents that an encoder's blocks were asked of; document n left after block n."""
+    """Return a database of four documents classified by an encoder; document n exits after block n."""
     folder = tmp_path_factory.mktemp("encoder")
     cell = dict(
         example.cell_json(example.MODELS[1], example.Task("toy", "toy", ("accuracy",)), example.FULL, "quality")
@@ -185,7 +185,9 @@ def _spelling(token_id: int) -> str:
 
 
 def _write_drafts(example: Any, root: Path, cell: dict[str, Any]) -> None:
-    """Two documents: one goes on behind full depth's end (position 6); some tokens follow rejected drafts."""
+    """Write two documents: one continues after full depth's end (position 6), and some tokens follow rejected
+    drafts.
+    """
     keys = example.WORLD.doc_keys()
     tokens = [
         {"doc_key": keys[document], "position": position, "token_id": token_id, "full_token_id": full_id}
@@ -215,7 +217,7 @@ def _write_drafts(example: Any, root: Path, cell: dict[str, Any]) -> None:
 
 
 def _write_untraced(example: Any, root: Path, cell: dict[str, Any]) -> None:
-    """One document: what queries over tokens say of full depth is that of the traced run alone."""
+    """Write one document. For full depth, queries over tokens use the traced run alone."""
     sample = {
         "doc_key": example.WORLD.doc_keys()[0],
         "output_text": "t",
@@ -265,7 +267,7 @@ def _rows(database: Database, name: str, **parameters: Any) -> list[dict[str, An
 
 
 def _planned_once(database: Database, sql: str, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-    """Rows of a query; `Database.query` plans it twice, which is most of what such queries cost on few rows."""
+    """Return the rows of a query. `Database.query` plans a query twice, which takes most of the time for few rows."""
     names, rows = database.rows(sql, parameters or None)
     return [dict(zip(names, row, strict=True)) for row in rows]
 

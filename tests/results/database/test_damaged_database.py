@@ -1,4 +1,4 @@
-"""A database file that is not whole: whoever opens it is told to rebuild it, and rebuilding gives every row back."""
+"""Damaged database files: every command suggests a rebuild, and a rebuild restores every row."""
 
 import random
 import shutil
@@ -45,7 +45,7 @@ def write(path: Path) -> None:
 
 
 def overwrite(path: Path, start: int, size: int) -> None:
-    """Put noise there: DuckDB's checksum is blind to equal words that change alike, as those of a constant column."""
+    """Overwrite bytes with noise. DuckDB's checksum misses equal changes of equal words, as in a constant column."""
     with path.open("r+b") as file:
         file.seek(start)
         file.write(random.Random(start).randbytes(size))
@@ -84,7 +84,7 @@ def test_a_block_that_was_overwritten_is_never_read_as_rows(path: Path, few_spoo
 
 @pytest.fixture
 def log(few_spool: Path, tmp_path: Path) -> Path:
-    """The log beside a database whose writer was killed, with the rows of every attempt."""
+    """Return the log next to a database whose writer was killed; it contains the rows of every attempt."""
     path = tmp_path / "exitbench.duckdb"
     killed = subprocess.run([sys.executable, "-c", KILLED_WRITER, path, few_spool], check=False)
     assert killed.returncode == -signal.SIGKILL
@@ -106,7 +106,7 @@ def test_what_a_killed_writer_had_not_finished_is_ingested_again(log: Path, few_
 
 
 def test_a_log_that_was_overwritten_offers_to_rebuild(log: Path, few_spool: Path) -> None:
-    """Or is one that was cut short: so DuckDB takes an entry whose length, of a few bytes, leads beyond the file."""
+    """DuckDB treats the log as cut short if the length in an entry points beyond the file."""
     path = log.with_suffix("")
     content, database, expected = log.read_bytes(), path.read_bytes(), read_all(path)
     offered = 0

@@ -1,4 +1,4 @@
-"""A score and an error of 100 minus the score say the same: saved queries answer alike, whichever way is better."""
+"""Saved queries give the same answers for a score and for an error of 100 minus the score."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -16,7 +16,9 @@ from exitbench.results.statistics.speed import speedup_interval
 
 
 def _make(example: ModuleType, root: Path) -> None:
-    """Full depth, and on the same documents: short answers, all blocks run, a large batch, and an ignored threshold."""
+    """Write full depth and runs on the same documents: short answers, all blocks run, a large batch, an unused
+    threshold.
+    """
     model, task = example.MODELS[1], example.TASKS[0]
     world, full = example.WORLD.beliefs(model, task), example.cell_json(model, task, example.FULL, "quality")
     example.WORLD.write_quality(root, full, task, world, example.exits_of(example.FULL, world))

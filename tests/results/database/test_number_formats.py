@@ -1,4 +1,4 @@
-"""`number_formats`: runs are paired where nothing but the number format differs, and documents within the pair."""
+"""`number_formats` pairs runs that differ only in the number format, and documents within each pair."""
 
 import json
 import math

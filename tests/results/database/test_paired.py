@@ -54,7 +54,7 @@ def refilled(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def mixed_database(example_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example, but for rougeL: of each run some documents gain and others lose."""
+    """Return the example database with other values of rougeL: in each run some documents gain and others lose."""
     path, rng = tmp_path_factory.mktemp("mixed") / "exitbench.duckdb", random.Random(0)
     shutil.copyfile(example_database, path)
     with duckdb.connect(path) as connection:
@@ -189,7 +189,7 @@ def test_a_metric_of_the_whole_text_has_the_intervals_of_both_runs_joined(
 
 @pytest.fixture(scope="module")
 def made_up() -> list[dict[str, Any]]:
-    """Runs of two settings, with ties in everything and all that is no candidate."""
+    """Return runs of two settings, with ties in every column and with runs that are no candidates."""
     rng = random.Random(1)
     methods = ("a", "b", "static", *BASELINES)
     rows: list[dict[str, Any]] = []

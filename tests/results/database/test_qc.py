@@ -1,4 +1,4 @@
-"""Findings about runs: each rule breaks once, and says nothing of a run that is fine."""
+"""Findings about runs: each rule is violated once, and no rule reports a correct run."""
 
 import copy
 import dataclasses
@@ -39,7 +39,7 @@ def timing(wall_ns: int, device_ns: int | None = None, *, cpu_ns: int | None = N
 
 
 def rounds(*wall_ms: float, ran: float = 1.0) -> list[Json]:
-    """Readings of one document, for which the process had a share of the time."""
+    """Return timing readings of one document; `ran` is the share of the time that the process ran."""
     return [timing(int(ms * MS), cpu_ns=int(ms * ran * MS), round_=round_) for round_, ms in enumerate(wall_ms)]
 
 
@@ -443,7 +443,7 @@ def test_what_is_not_near_the_floor_of_a_scale_is_not_found(
 
 
 def choosing(scores: tuple[float, ...], low: float, right: int = 1) -> Rows:
-    """Documents with four choices each, the first ones right; scored by whether the chosen one is."""
+    """Return documents with four choices each, of which the first are correct, and their accuracy."""
     samples, _ = answered(*scores)
     choice = {
         "text": "x",

@@ -1,4 +1,4 @@
-"""Answers of saved queries agree with what is known of the example (see test_cookbook for the others)."""
+"""Saved queries agree with known values of the example (for the others see test_cookbook)."""
 
 import json
 from collections import defaultdict

@@ -1,6 +1,6 @@
-"""Questions of people who study early exit: a few lines of SQL over the views each, against plain loops over the spool.
+"""Questions of people who study early exit: short SQL over the views, compared with plain loops over the spool.
 
-SQL that begins with @ is a saved query, asked with its defaults. None needs an operator of JSON.
+SQL that begins with @ is a saved query with its default parameters. No query needs a JSON operator.
 """
 
 import json
@@ -45,7 +45,7 @@ OVER_VIEWS: Final = {
         WHERE a.method GLOB 'calm-*' AND a.method <> b.method AND execution = 'real' GROUP BY ALL
     """,
 }
-"""What saved queries ask of the tables of documents, which is faster and longer, in a few lines over the views."""
+"""Saved queries written again over the views. The originals use tables of documents, which is faster but longer."""
 
 
 class WorldRows:

@@ -1,4 +1,6 @@
-"""Tables of documents agree with their tokens, and queries that use them give the results of queries over all tokens."""
+"""Tables of documents agree with their tokens, and queries that use them give the results of queries over all
+tokens.
+"""
 
 import shutil
 from collections.abc import Iterator

@@ -30,7 +30,9 @@ def old(path: Path) -> None:
 
 @pytest.fixture
 def runs(tmp_path: Path, cell: Json, env: Json, tokens: pa.Table) -> Path:
-    """Return runs of one cell that was killed, ok, quarantined, failed, ok, failed and running, and a killed rebuild."""
+    """Return runs of one cell that was killed, ok, quarantined, failed, ok, failed and running, and a killed
+    rebuild.
+    """
     spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
 
     def attempt(status: str) -> AttemptWriter:

@@ -1,12 +1,15 @@
-"""Coverage of the intervals by simulation, from 5 to 200 documents; they promise 95 %.
+"""Coverage of the nominal 95 % intervals by simulation, from 5 to 200 documents.
 
-What is asserted is a band of three standard errors around what 4,000 samples a size gave, in percent, in the order of
-`SIZES`: 93 to 97 but for a few. More: full depth against itself, scores, losses and equal tokens of 5 documents, equal
-tokens of 10, and exact intervals of all or nothing, which hold 95% at worst and therefore more mostly. Less: times that
-a few long documents decide, 88 to 91 up to 20 documents (percentiles of a bootstrap: 67 to 82), means of numbers with
-a skewness of 6, 91 and 92 up to 10, and losses of which most are nothing, 92 of 20 documents (percentiles: 82): no
-other interval that was tried did better at the same width.
-`python tests/results/statistics/test_coverage.py 4000` gives the numbers again.
+The tests assert a band of three standard errors around the coverage from 4,000 samples per size, in percent, in the
+order of `SIZES`. Most values are 93 to 97.
+
+Higher: full depth against itself, and scores, losses and equal tokens of 5 documents, equal tokens of 10, and exact
+intervals of binary outcomes, which cover at least 95 % by construction.
+
+Lower: times dominated by a few long documents, 88 to 91 up to 20 documents (bootstrap percentiles: 67 to 82); means
+of numbers with a skewness of 6, 91 and 92 up to 10; and losses that are mostly zero, 92 at 20 documents (percentiles:
+82). No other tested interval did better at the same width.
+`python tests/results/statistics/test_coverage.py 4000` prints the numbers again.
 """
 
 import math
@@ -65,7 +68,7 @@ def lognormal(rng: Rng, shape: tuple[int, int]) -> Sample:
 
 
 def scores(rng: Rng, shape: tuple[int, int]) -> Sample:
-    """Draw scores: seven tenths right, one tenth wrong, the others between."""
+    """Draw scores: 70 % are 1, 10 % are 0, and the others are between."""
     which = rng.random(shape)
     return (100 * np.where(which < 0.7, 1, np.where(which < 0.8, 0, rng.beta(2, 1.5, shape))),)
 

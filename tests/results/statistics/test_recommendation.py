@@ -1,4 +1,4 @@
-"""The best of many settings: chosen on a third of the documents, confirmed and reported on the rest, by simulation."""
+"""The best of many settings, by simulation: chosen on a third of the documents, confirmed and reported on the rest."""
 
 from dataclasses import dataclass
 
@@ -82,7 +82,9 @@ CASES = [(n, settings) for n in (100, 200, 500) for settings in (10, 40)]
 
 @pytest.mark.parametrize(("n", "settings"), CASES)
 def test_few_recommended_settings_lose_more_than_allowed(n: int, settings: int) -> None:
-    """This holds even if nearly all settings lose a little more than allowed, so that chance makes some look harmless."""
+    """This holds even if nearly all settings lose a little more than allowed, so that chance makes some look
+    harmless.
+    """
     outcome = simulate(np.random.default_rng(n + settings), n, np.linspace(6, 12, settings), 10.0, tasks=60)
     assert outcome.broken <= 0.05 * max(20, outcome.confirmed)
 

@@ -1,7 +1,7 @@
-"""Speed-ups from readings of which some stall: the estimate stays, and intervals hold the truth as often as they say.
+"""Speed-ups from readings with stalls: the estimate is unchanged, and intervals have their nominal coverage.
 
-A reading is the document's time with a twentieth of noise; where readings stall, one of twenty takes 2 to 20 times as
-long. `python tests/benchmarks/interval_coverage.py speed` prints the whole table.
+A reading is the document's time with 5 % noise. With stalls, one reading in twenty takes 2 to 20 times as long.
+`python tests/benchmarks/interval_coverage.py speed` prints the whole table.
 """
 
 import math
