@@ -1,4 +1,4 @@
-"""Golden traces: what engine, methods and metrics did when their versions were last raised (see README.md)."""
+"""Golden traces: behaviour of engine, methods and metrics when their versions were last raised (see README.md)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Trace:
-    """Digest of what a method does with some of a model's prompts; `documents` says which, from 0."""
+    """Digest of a method's traces for some of a model's prompts; `documents` are their indices, from 0."""
 
     documents: tuple[int, ...]
     sha256: str
@@ -47,14 +47,14 @@ class Trace:
 
 @dataclass(frozen=True)
 class Golden:
-    """Versions, and what goes with them.
+    """Versions, and the traces that belong to them.
 
     Attributes:
-        engine_version: Of the engine.
+        engine_version: Version of the engine.
         inputs: Digest of weights and prompts, by model.
-        versions: By method.
-        traces: By setting.
-        probes: By model: digest of whole numbers, means of others.
+        versions: Version of each method.
+        traces: Trace of each setting.
+        probes: By model: digest of integer columns, means of the other columns.
         metrics: By task: version, digest of scores.
     """
 
@@ -67,12 +67,12 @@ class Golden:
 
 
 def our_methods() -> list[type[Method]]:
-    """Those that come along."""
+    """Return the included methods."""
     return [cls for cls in map(get_method, method_names()) if distribution(cls)[0] == "exitbench"]
 
 
 def settings_of(cls: type[Method]) -> Iterator[Setting]:
-    """Every setting of a method on the first model that it suits; on the others, its defaults."""
+    """Yield every setting of a method on the first model that supports it, and its defaults on the other models."""
     is_first = True
     for name in WORLDS:
         model = world(name).checkpoint.model
@@ -88,7 +88,7 @@ def settings_of(cls: type[Method]) -> Iterator[Setting]:
 
 
 def trace(setting: Setting, documents: tuple[int, ...] | None = None) -> Trace:
-    """Trace a setting; over the documents on which single precision does the same, if they are not known."""
+    """Trace a setting. Without `documents`, it is traced on those with the same result in single precision."""
     of = get_method(setting.method), json.loads(setting.params), setting.first_token
     found = world(setting.model).traces(*of)
     if documents is None:
@@ -98,7 +98,7 @@ def trace(setting: Setting, documents: tuple[int, ...] | None = None) -> Trace:
 
 
 def now(stored: Golden | None, on_progress: Callable[[str], None] = lambda text: None) -> Golden:
-    """Find everything anew; over the documents of what is stored, where models and prompts are the same."""
+    """Compute all traces. Where models and prompts are unchanged, the documents of the stored traces are used."""
     inputs = {name: world(name).inputs for name in WORLDS}
     kept = stored.traces if stored is not None and dict(stored.inputs) == inputs else {}
     found = {}
@@ -112,7 +112,7 @@ def now(stored: Golden | None, on_progress: Callable[[str], None] = lambda text:
 
 
 def faults(stored: Golden, found: Golden) -> Iterator[str]:
-    """Say where something does otherwise and its version is as it was, or the reverse."""
+    """Yield a message for each change without a new version, and for each new version without a change."""
     for name, (version, sha256) in found.metrics.items():
         before, sha256_before = stored.metrics.get(name, (None, sha256))
         if sha256 != sha256_before and version == before:
@@ -139,7 +139,7 @@ def faults(stored: Golden, found: Golden) -> Iterator[str]:
 
 
 def is_close(one: tuple[str, Mapping[str, float]], other: tuple[str, Mapping[str, float]]) -> bool:
-    """Whether two probes say the same but for the last digits."""
+    """Return whether two probes are equal except for the last digits."""
     (whole, means), (other_whole, other_means) = one, other
     return (
         whole == other_whole
@@ -149,7 +149,7 @@ def is_close(one: tuple[str, Mapping[str, float]], other: tuple[str, Mapping[str
 
 
 def read() -> Golden:
-    """Return what is stored."""
+    """Return the stored traces."""
     record = tomllib.loads(FILE.read_text(encoding="utf-8"))
     return Golden(
         record["engine_version"],
@@ -165,7 +165,7 @@ def read() -> Golden:
 
 
 def text(golden: Golden) -> str:
-    """Return what the file is to say."""
+    """Return the content of the file."""
     lines = [
         f"# What engine, methods and metrics do at these versions; made by `{ANEW}`.",
         f"engine_version = {golden.engine_version}",

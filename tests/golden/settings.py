@@ -1,4 +1,4 @@
-"""The settings of a method whose traces are kept: its defaults, and every other value of every parameter."""
+"""The settings of a method with stored traces: its defaults, and every other value of every parameter."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from exitbench.methods.base import Method
 Params = dict[str, Any]
 
 _SHARES = (0.25, 0.5, 0.75)
-"""Where numbers between two bounds are tried."""
+"""Tested positions between the bounds of a number."""
 _BASES: Mapping[str, Params] = {
     "heads": {"threshold": 0.01},
     "mee-lstm": {"threshold": 0.6},
     "random": {"mean_exit": 4.0},
     "static": {"exit_layer": 3},
 }
-"""In place of defaults with which the models that come along let no token go, or every one at once."""
+"""Replacements for defaults with which no token, or every token, exits on the included models."""
 
 
 def settings(cls: type[Method], n_blocks: int, exit_blocks: tuple[int, ...]) -> list[Params]:
-    """Return the parameters to try on a model of that shape, defaults (or what stands in their place) left out.
+    """Return the parameters to test on a model of this shape, without the defaults (or their replacements).
 
-    One parameter differs from its default at a time; where a choice gives others an effect that they do not have by
-    default (a rule its levels, a head its size), they differ with it.
+    One parameter differs from its default at a time. If a choice makes other parameters effective (a rule its levels, a
+    head its size), these differ too.
     """
     found: list[Params] = []
     for varied in _varied(cls, n_blocks, exit_blocks):
@@ -37,7 +37,7 @@ def settings(cls: type[Method], n_blocks: int, exit_blocks: tuple[int, ...]) -> 
 
 
 def base(cls: type[Method]) -> Params:
-    """Return what differs from the defaults wherever nothing else is said."""
+    """Return the replacements of a method's defaults."""
     return dict(_BASES.get(cls.name, {}))
 
 

@@ -1,4 +1,4 @@
-"""Versions say whether engine, methods and metrics do what they did: golden traces tie them to what happens."""
+"""Versions state whether engine, methods and metrics behave as before: golden traces tie versions to behaviour."""
 
 from __future__ import annotations
 

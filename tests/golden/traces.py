@@ -1,7 +1,7 @@
-"""What a method does on a model that comes along, token by token, as digests.
+"""Traces of a method on an included model, token by token, as digests.
 
-Floating-point sums differ a little between processors. Models are loaded in double precision, and only documents count
-on which single precision does the same: there no decision hangs on the last digits.
+Floating-point sums differ a little between processors. Models are loaded in double precision, and only documents with
+the same result in single precision count, so that no decision depends on the last digits.
 """
 
 from __future__ import annotations
@@ -95,13 +95,13 @@ class World:
         return prefill(self.checkpoint.model, self.requests, MAX_NEW_TOKENS, gates_first_token=gated)
 
     def prefilled(self, gated: bool) -> Batch:
-        """The prompts after prefill, a third of the work and the same for all traces: a copy of what was made."""
+        """Return a copy of the prefilled prompts. Prefill is a third of the work and the same for all traces."""
         batch = self._prefilled(gated)
         with torch.inference_mode():
             return replace(batch, cache=batch.cache.copied(torch.arange(len(self.requests))))
 
     def traces(self, cls: type[Method], params: Mapping[str, Any], first_token: str) -> list[Any]:
-        """What the method does with each prompt: tokens, exit layers, blocks run, stop reason and cost."""
+        """Return the method's trace of each prompt: tokens, exit layers, blocks run, stop reason and cost."""
         model = self.checkpoint.model
         method = cls.from_params(params).bound_to(model.exit_blocks)
         asked = method.fit_params()
@@ -114,7 +114,7 @@ class World:
         return [[*_trace(one), list(asdict(cost).values())] for one, cost in zip(made, costs, strict=True)]
 
     def probe(self) -> tuple[list[Any], dict[str, float]]:
-        """Columns of whole numbers of a probe of full depth's answers, and the means of the others."""
+        """Return the integer columns of a probe of full depth's answers, and the means of the other columns."""
         batch = prefill(self.checkpoint.model, self.requests, MAX_NEW_TOKENS)
         full = baseline_method()().parts(self.checkpoint.model.n_blocks)
         outputs = [made.token_ids for made in decode(self.checkpoint, batch, full)]
@@ -155,7 +155,7 @@ _REFERENCES = (
 
 
 def scores(task_name: str) -> str:
-    """Digest of what a task's metrics say of right, wrong, cut and empty answers where these are the references."""
+    """Return the digest of a task's scores for right, wrong, truncated and empty answers."""
     task = get_task(task_name)
     said = []
     for target, other in zip(_REFERENCES, [*_REFERENCES[1:], _REFERENCES[0]], strict=True):

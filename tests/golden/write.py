@@ -1,4 +1,4 @@
-"""Write the golden traces anew, where versions say that something does otherwise: `python tests/golden/write.py`."""
+"""Write the golden traces again where versions state a change: `python tests/golden/write.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from golden import FILE, faults, now, read, text
 
 
 def main() -> int:
-    """Returns 1, and leaves the file as it is, where a version was not raised or raised for nothing."""
+    """Write the traces. Return 1 without writing if a version was not raised, or was raised without a change."""
     stored = read() if FILE.exists() else None
     found = now(stored, on_progress=lambda line: print(line, file=sys.stderr))
     wrong = list(faults(stored, found)) if stored is not None else []

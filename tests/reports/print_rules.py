@@ -14,9 +14,9 @@ _SLACK_PIXELS = 1.5  # boxes of texts are a little larger than their ink
 
 
 def print_faults(figure: Figure) -> list[str]:
-    """Return what is wrong with a figure that is laid out, in words; nothing where it can be printed as it is.
+    """Return the faults of a laid-out figure, one sentence each; an empty list if it can be printed.
 
-    Texts that stand inside one panel beside its points may touch each other; all others may not.
+    Texts next to points within one panel may touch each other; other texts may not.
     """
     width, height = figure.get_size_inches()
     faults = [] if width in (SINGLE_INCHES, DOUBLE_INCHES) else [f"{width:g} in wide"]
@@ -42,7 +42,7 @@ def _beside_points(first: Text, other: Text) -> bool:
 
 
 def _texts(figure: Figure) -> Iterator[Text]:
-    """Every text that is drawn: labels of ticks that are out of sight are not."""
+    """Yield every drawn text, without tick labels outside the visible range."""
     yield from figure.texts
     for legend in figure.legends:
         yield from legend.get_texts()

@@ -1,4 +1,4 @@
-"""A report that would come out the same is left as it lies; whatever could change it has it written again."""
+"""A report that would be the same is not written again; any change of its inputs writes it again."""
 
 import os
 import shutil
@@ -21,7 +21,9 @@ def database(small_database: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ask(database: Path, report: ReportSummary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rerun:
-    """Ask for the report in a copy of its folder; returns whether it was written, and the summary. The first was."""
+    """Return a function that requests the report in a copy of its folder and returns whether it was written, and
+    the summary.
+    """
     output = Path(shutil.copytree(report.index_html.parent, tmp_path / "report"))
     written: list[Path] = []
 

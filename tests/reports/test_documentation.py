@@ -1,4 +1,4 @@
-"""The gallery has every figure with its texts, its query and how to draw it, and a picture where one was drawn."""
+"""The gallery has every figure with its texts, query and command, and a picture if the figure was drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures are drawn by processes of their own and by the one that reads, each once."""
+"""Figures are drawn by worker processes and by the reading process, each figure once."""
 
 import gc
 import os
@@ -21,7 +21,7 @@ FRAME = Frame(("a",), ({"a": 1},))
 
 
 class BusyPool:
-    """One process that draws the first figure and does not come to the others."""
+    """A pool whose process draws the first figure and no other figure."""
 
     def __init__(self, processes: int, *_: Any) -> None:
         self.processes, self.begun = processes, 0

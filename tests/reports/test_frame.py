@@ -1,4 +1,4 @@
-"""A frame is what a query gave, in the query's order."""
+"""A frame contains a query's rows in the query's order."""
 
 from pathlib import Path
 

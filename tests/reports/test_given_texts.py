@@ -1,4 +1,4 @@
-"""Given texts lie beside answers: queries about answers do not see them, those about exits see both."""
+"""Given texts are stored with answers: queries about answers exclude them, queries about exits include both."""
 
 import re
 import shutil
@@ -20,7 +20,7 @@ READS_TOKENS = re.compile(
     r"\b(token_exit|token_trace|token_probe|probe_token|probe_trace|layer_trace|score_token|score_trace|exit_histogram)\b"
 )
 OF_BOTH = {"exit_by_position", "gate_never_opens", "head_work", "work_caught_up", "exit_histogram"}
-"""What asks where tokens leave, and what that costs: of tokens that are scored as of those that are generated."""
+"""Queries about exits and their cost, which cover scored and generated tokens."""
 
 
 def sources() -> Iterator[tuple[str, str]]:
@@ -35,7 +35,7 @@ def sources() -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def databases(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Database]]:
-    """The example with its tokens, as if all were of given texts, and without tokens."""
+    """Yield the example database with its tokens, with all tokens from given texts, and without tokens."""
     folder = tmp_path_factory.mktemp("given")
     changes = {
         "answers": "SELECT 1",

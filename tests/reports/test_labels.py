@@ -1,4 +1,4 @@
-"""Labels name what tells two settings apart, and no more."""
+"""Labels contain the differences between settings and nothing else."""
 
 import json
 from typing import Any

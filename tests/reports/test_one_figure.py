@@ -1,4 +1,4 @@
-"""A figure in a notebook is the report's: the same rows, picture and caption, and the same rules."""
+"""A figure in a notebook equals the report's: rows, picture, caption and rules."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The report: one page that stands alone, the same bytes each time, and safe whatever a result is called."""
+"""The report: one self-contained page, reproducible to the byte, and safe with any names in results."""
 
 import base64
 import functools
@@ -94,7 +94,7 @@ def single_file(report: ReportSummary, small_database: Path, tmp_path_factory: p
 
 @pytest.fixture(scope="module")
 def small_rows(small_database: Path, rows_of: Rows) -> SmallRows:
-    """Rows of a figure or table of the small database, asked for once."""
+    """Return a function that returns the rows of a figure or table of the small database, queried once."""
     return functools.cache(functools.partial(rows_of, small_database))
 
 
@@ -342,7 +342,9 @@ def rendered_input(read_once: Read) -> Read:
 def render_again(
     small_database: Path, rendered_input: Read, report_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], tuple[set[str], ReportSummary]]:
-    """Write the report once more into the copy of its folder; returns which figures were drawn, and the summary."""
+    """Return a function that writes the report again into a copy of its folder and returns drawn figures and
+    summary.
+    """
     draw, names = drawing.draw, set()
 
     def noted(name: str, frame: Frame, folder: Path, kinds: Collection[str]) -> drawing.Drawing:

@@ -1,4 +1,4 @@
-"""The document browser's data: what is packed is what the database has, bounded, the same each time, and safe."""
+"""Data of the document browser: equal to the database, bounded, reproducible and safe."""
 
 import base64
 import gzip
@@ -25,7 +25,7 @@ HOSTILE = ("</script><script>alert(1)</script>", "w" * 10_000, "\u202eevil\u0000
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return what `pack` was given: the header and the columns, flat."""
+    """Return the header and the flat columns given to `pack`."""
     plain = gzip.decompress(data)
     end = 4 + int.from_bytes(plain[:4], "little")
     header = json.loads(plain[4:end])
@@ -37,7 +37,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def opened(payload: bytes) -> tuple[list[dict[str, Any]], list[tuple[dict[str, Any], dict[str, np.ndarray]]]]:
-    """The index's groups and what is packed of each."""
+    """Return the groups of the index, and the unpacked content of each group."""
     end = 4 + int.from_bytes(payload[:4], "little")
     groups = json.loads(gzip.decompress(payload[4:end]))["groups"]
     packs = [payload[end + group["offset"] : end + group["offset"] + group["length"]] for group in groups]

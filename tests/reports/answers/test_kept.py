@@ -1,4 +1,4 @@
-"""Cached packs of answers are never older than the database, and no more than the page needs."""
+"""Cached packs of answers are never older than the database and contain only what the page needs."""
 
 import shutil
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def change(database: Path, sql: str) -> None:
 
 
 def content_of_table(table: str) -> str:
-    """Only rows of a table of one attempt, whose answers are on the page."""
+    """Return SQL that changes only rows of one attempt whose answers are on the page."""
     return f"attempt_id = (SELECT min(attempt_id) FROM {table})"
 
 

@@ -1,4 +1,4 @@
-"""Packs of an encoder's runs: texts, true labels, what every block said, and which runs asked it."""
+"""Packs of an encoder's runs: texts, true labels, predictions of every block, and the runs that evaluated it."""
 
 import base64
 import gzip
@@ -53,7 +53,9 @@ def test_texts_and_true_labels_are_packed_by_document(payload: Any, classified_e
 
 
 def test_blocks_that_any_run_asked_are_known(payload: Any, classified_example: ModuleType) -> None:
-    """Thresholds asked blocks 1 and 2, full depth the last; nobody asked the third."""
+    """Runs with a threshold evaluate the gate at blocks 1 and 2, full depth reads block 4, and no run evaluates
+    block 3.
+    """
     entry, header, columns = payload
     labels, values = (columns[name].reshape(8, 4) for name in ("label", "value"))
     low, high = header["value_range"]

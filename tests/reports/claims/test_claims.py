@@ -1,4 +1,4 @@
-"""Verdicts: each follows from interval and bound, says of which models and data it is, and can go both ways."""
+"""Verdicts follow from interval and bound, name their models and data, and can have either outcome."""
 
 import hashlib
 import json
@@ -280,7 +280,7 @@ def test_what_was_not_measured_names_the_commands_that_measure_it() -> None:
 
 
 def test_comparisons_of_trained_exit_heads_name_the_suite_that_trains_all_of_them() -> None:
-    """The suite of the papers' figures trains one kind; others come with that of the settings."""
+    """The suite of the papers' figures trains one kind of heads; the suite of settings trains the others."""
     compares = {
         claim.claim_id: claim.suite for claim in read_claims() if "entropy_weight" in (claim.evidence_sql or "")
     }
@@ -319,7 +319,7 @@ FULL_SOFTMAX = "kind = 'quality' AND method = 'calm-softmax' AND (params ->> 'he
 
 
 def _copy_runs(opened: Database, suffix: str, runs: str, changed: str, shift: float) -> None:
-    """Add once more the runs whose cells a condition chooses, with columns changed and metrics moved by `shift`."""
+    """Copy the runs selected by a condition on their cells, with columns changed and metrics moved by `shift`."""
     cells = f"WHERE cell_id IN (SELECT cell_id FROM cell WHERE {runs})"
     attempts = f"WHERE attempt_id IN (SELECT attempt_id FROM attempt {cells})"
     cell, attempt = f"cell_id || '{suffix}' AS cell_id", f"attempt_id || '{suffix}' AS attempt_id"

@@ -1,4 +1,4 @@
-"""The ledger's files: every claim quotes its authors, kinds stand apart, and what is wrong in a file is named."""
+"""The ledger's files: every claim has a quotation, kinds are separate, and errors in a file are named."""
 
 import re
 from collections.abc import Callable

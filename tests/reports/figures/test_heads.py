@@ -1,4 +1,4 @@
-"""Figures of exit heads by epsilon: their queries against NumPy over the same exits, and what is drawn."""
+"""Figures of exit heads by epsilon: queries compared with NumPy over the same exits, and drawn marks."""
 
 import shutil
 from collections.abc import Callable
@@ -41,7 +41,9 @@ def exits(margin: np.ndarray, epsilon: float) -> np.ndarray:
 
 @pytest.fixture
 def database(example: ModuleType, world: Any, make_database: Callable[[Any], Path]) -> Path:
-    """One model; heads at two epsilons, and once each with another confidence, drawn tokens and a constant rule."""
+    """Return a database of one model with heads at two epsilons, and with another confidence, sampling and a
+    constant rule.
+    """
     other_params = (params(confidence="entropy"), params(temperature=1.0), params(rule="constant"))
     swept = tuple(
         example.Method("heads", setting_params)

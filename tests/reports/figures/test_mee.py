@@ -1,4 +1,4 @@
-"""Figures and table on monotone confidence: their queries against NumPy over the same probes, and what is drawn."""
+"""Figures and table on monotone confidence: queries compared with NumPy over the same probes, and drawn marks."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -148,7 +148,7 @@ def reach(share: float, half: float, documents: int) -> float:
 
 
 def half_width(probed: Probed, values: np.ndarray) -> np.ndarray:
-    """Half the 95 % interval of the mean of `values` [N, ..] over tokens, where tokens of a document come together."""
+    """Return half the 95 % interval of the mean of `values` [N, ..] over tokens, which are clustered by document."""
     keys = sorted(set(probed.doc_key))
     inside = np.array([[key == other for other in probed.doc_key] for key in keys], float)
     deviation = inside @ (values.astype(float) - values.astype(float).mean(axis=0))
@@ -240,7 +240,7 @@ def test_mean_and_spread_of_the_final_probability(database: Path, rows_of: Rows)
 
 
 def latest(probed: Probed) -> int:
-    """Index of the token whose final prediction matches latest, then the surest."""
+    """Return the index of the token whose final prediction appears latest; ties go to the most confident one."""
     first_match = probed.agrees.argmax(1)
     return max(range(len(first_match)), key=lambda i: (first_match[i], probed.signals["p_final"][i, -1]))
 
@@ -384,7 +384,7 @@ def test_nothing_is_told_of_an_interval_of_documents_that_all_agree(database: Pa
 
 @pytest.fixture(autouse=True)
 def _no_warnings(recwarn: pytest.WarningsRecorder) -> Iterator[None]:
-    """matplotlib warns where the parts of a figure do not fit."""
+    """Fail on matplotlib's warnings, which appear if the parts of a figure do not fit."""
     yield
     assert [str(warning.message) for warning in recwarn] == []
 

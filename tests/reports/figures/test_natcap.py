@@ -1,4 +1,4 @@
-"""Figures and tables of the natural-capability paper: their queries against slow ones in Python, and what is drawn."""
+"""Figures and tables of the natural-capability paper: queries compared with slow Python, and drawn marks."""
 
 import json
 import shutil
@@ -136,7 +136,7 @@ def token_text(token_id: int) -> str:
 
 
 def pairs(attempt: str, documents: list[str], blocks: int) -> list[dict[str, Any]]:
-    """Cosine and divergence that follow from how far blocks are apart, a little different for each document."""
+    """Return cosine and divergence computed from the distance of two blocks, slightly different for each document."""
     return [
         {
             "attempt_id": attempt,
@@ -229,7 +229,7 @@ def by_document(rows: Iterable[Row], value: Callable[[Row], float]) -> list[tupl
 
 @pytest.fixture(autouse=True)
 def _no_warnings(recwarn: pytest.WarningsRecorder) -> Iterator[None]:
-    """matplotlib warns where the parts of a figure do not fit, and where its font lacks a letter."""
+    """Fail on matplotlib's warnings, which appear if the parts of a figure do not fit or its font lacks a letter."""
     yield
     assert [str(warning.message) for warning in recwarn] == []
 
@@ -318,7 +318,7 @@ def test_a_letter_that_the_font_lacks_is_a_box(database: Path, rows_of: Rows) ->
 
 
 def gates(database: Path) -> dict[str, Row]:
-    """The least careful threshold of each model that keeps 98 % of the score."""
+    """Return the lowest threshold of each model that keeps 98 % of the score."""
     exits = query_rows(
         database,
         "SELECT * FROM frontier WHERE method = 'max-prob' AND execution = 'real' AND value >= 0.98 * full_value",

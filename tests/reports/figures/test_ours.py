@@ -49,12 +49,12 @@ def keyed(frame: Frame) -> dict[tuple[Any, ...], Any]:
 
 
 def drawn_x(axes: Axes) -> list[float]:
-    """Places of all markers but those of reference lines."""
+    """Return the positions of all markers except those of reference lines."""
     return [float(x) for line in axes.lines if line.get_marker() not in ("None", "|", ">") for x in line.get_xdata()]
 
 
 def answers(database: Path) -> dict[tuple[Any, ...], Rows]:
-    """Answers of real runs with those of full depth, by setting."""
+    """Return the answers of real runs with those of full depth, by setting."""
     rows = query_rows(
         database,
         "SELECT r.model, r.task_label AS task, r.method, r.params, r.kv_policy, a.doc_key, a.output_ids, "
@@ -198,7 +198,7 @@ def test_calibration_shows_each_level_and_the_choice(example_database: Path, row
 
 @pytest.fixture
 def costs(world: Any, make_database: Callable[[Any], Path]) -> Path:
-    """Runs that tell their cost by part: those of `static` verify, and save read-outs."""
+    """Return a database whose runs have their cost by part; those of `static` verify and save read-outs."""
     parts = {"blocks": 0.5, "heads": 0.2, "gates": 0.0, "kv": 0.1, "verification": -0.05, "total": 0.75}
     return make_database(replace(world, costs={f"cost_{name}_bytes": at for name, at in parts.items()}))
 

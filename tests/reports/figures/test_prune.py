@@ -1,4 +1,4 @@
-"""Figures and the table of the pruning blog: queries against slow sums over the same tokens, and what is drawn."""
+"""Figures and the table of the pruning blog: queries compared with slow sums over the same tokens, and drawn marks."""
 
 import json
 import shutil
@@ -56,7 +56,7 @@ SQL = {source.name: source.sql for package in (figures, tables) for source in di
 
 
 def size(block: int) -> int:
-    """Ids that a pruned head keeps at a block."""
+    """Return the number of ids that a pruned head keeps at a block."""
     return min(VOCABULARY, max(K_MIN, floor(K_FIRST / (1 + (K_FIRST - K_MIN) / K_MIN * block / BLOCKS))))
 
 
@@ -115,7 +115,7 @@ def database(world: Any, database_of: Callable[[Any], Path]) -> Path:
 
 
 def _write_beside_the_sweep(world: Any, root: Path, model: Any, task: Any) -> None:
-    """The model's training; and one of the settings once more, compared with another full depth: it is of no sweep."""
+    """Write the model's training, and one setting again with another full depth, which belongs to no sweep."""
     trained = root.parent / model.name
     trained.mkdir()
     card = {"recipe": {"name": model.name, "objective": {"loss": LOSSES[model.name]}}}
@@ -202,7 +202,7 @@ def texts(figure: Figure) -> str:
 
 @pytest.fixture(autouse=True)
 def _no_warnings(recwarn: pytest.WarningsRecorder) -> Iterator[None]:
-    """matplotlib warns where the parts of a figure do not fit."""
+    """Fail on matplotlib's warnings, which appear if the parts of a figure do not fit."""
     yield
     assert [str(warning.message) for warning in recwarn] == []
 

@@ -1,4 +1,4 @@
-"""Cards: what to use for every loss, found again run by run, and how it is said."""
+"""Cards: the recommendation for every loss, computed again from the runs, and its wording."""
 
 import tomllib
 from dataclasses import replace

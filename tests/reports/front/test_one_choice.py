@@ -1,4 +1,4 @@
-"""One rule says what to use: the cards, the end of a run, the README's table and the frontier name the same setting."""
+"""Cards, the end of a run, the README's table and the frontier recommend the same setting by one rule."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Every figure can be printed as it was drawn, and what cannot is told."""
+"""Every figure can be printed as drawn; faults are reported."""
 
 from collections.abc import Callable
 

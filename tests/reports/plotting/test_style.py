@@ -60,7 +60,7 @@ def test_text_and_series_can_be_read_on_the_paper_of_each_theme(which: Theme) ->
 
 
 def test_a_theme_sets_everything_whatever_its_user_has_set() -> None:
-    """But for the backend, which draws nothing here."""
+    """The backend is excepted, because it draws nothing in this test."""
     with theme(DARK):
         expected = {name: value for name, value in mpl.rcParams.items() if name != "backend"}
     other_settings = {name: not value for name, value in expected.items() if isinstance(value, bool)}

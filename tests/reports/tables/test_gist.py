@@ -71,7 +71,7 @@ def test_times_that_could_not_be_measured_are_not_called_missing(conclusion_of: 
 
 
 def test_runs_that_another_suite_asked_for_first_are_told_of_too(small_database: Path) -> None:
-    """A suite that times what an older one scored has cells of its own for the times alone."""
+    """A suite that times settings scored by an older suite has separate cells for the times."""
     with open_database(small_database) as database:
         timing = database.query("SELECT cell_id FROM cell WHERE kind = 'timing' ORDER BY ALL LIMIT 1")["cell_id"]
         (line,) = gist_lines(database, set(timing.to_pylist()))

@@ -1,4 +1,4 @@
-"""The README's table: of each method one setting, with the interval of what it loses, and of which data it is."""
+"""The README's table: one setting per method, with the interval of its loss and a description of the data."""
 
 import shutil
 from collections.abc import Callable

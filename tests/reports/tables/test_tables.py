@@ -1,4 +1,4 @@
-"""The results table: in the terminal, in the README, and what its cells say."""
+"""The results table in the terminal and in the README, and the content of its cells."""
 
 import re
 import shutil
@@ -122,7 +122,7 @@ HOSTILE = "<b>a|b*_`\x1b[31m%$"
 
 @pytest.fixture
 def hostile(example: ModuleType, world: Any, make_database: Callable[[Any], Path]) -> FilledTable:
-    """The results of one model with a name that means harm, which stands in the caption."""
+    """Return the results of a model with a hostile name, which is in the caption."""
     database = make_database(replace(world, models=(example.Model(HOSTILE, "causal", 4, 0),)))
     (table,) = (fill(*queried) for queried in read_only(database, tables, "highlights"))
     return table
@@ -168,7 +168,7 @@ def test_a_latex_table_that_fits_no_page_goes_on_in_another(hostile: FilledTable
 
 
 def _width(form: str) -> float:
-    """Points of a `tabular`: fixed columns, and others by the letters in them."""
+    """Return the width of a `tabular` in points: fixed columns, and other columns by their letters."""
     fixed = [float(points) for points in re.findall(r"p{(\d+)pt}", form)]
     return (
         sum(fixed) + 8 * len(fixed) + 17 * 3.5 * form.count("r") + 8 * form.count("r") + (9 * 3.5 + 8) * form.count("l")
