@@ -1,8 +1,9 @@
-"""How heavy a report's page is and how soon it can be used: python tests/browser/measure.py REPORT/index.html ...
+"""Measure the weight of a report's page and the time until it can be used: python tests/browser/measure.py
+REPORT/index.html ...
 
-A line a page: bytes of the page and of what it loads, DOM nodes, layout shift of loading and of scrolling through it,
-seconds to first paint and until nothing blocks the page any more (median of five loads), pages of its PDF on A4.
-The machine's load stands first: seconds mean little beside others' work.
+One line per page: bytes of the page and of what it loads, DOM nodes, layout shift while loading and scrolling, seconds
+to first paint and until nothing blocks the page any more (median of five loads), and pages of its PDF on A4. The
+machine's load is printed first, because other processes slow a page down.
 """
 
 import os
@@ -33,7 +34,7 @@ TIMES = """() => [
 
 
 def scroll_through(page: Any) -> None:
-    """Scroll to the end in steps of a screen, as a reader does, and wait for what is drawn on arrival."""
+    """Scroll to the end in steps of one screen, as a reader does, and wait for lazily drawn parts."""
     for place in range(0, page.evaluate("document.documentElement.scrollHeight"), 700):
         page.evaluate("place => window.scrollTo({ top: place, behavior: 'instant' })", place)
         page.wait_for_timeout(60)

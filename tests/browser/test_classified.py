@@ -1,4 +1,4 @@
-"""The document browser of an encoder's runs: a text, its true label, and what every block said of it."""
+"""The document browser for an encoder's runs: a text, its true label, and every block's prediction."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ HOSTILE = (
 def classified_page(
     classified_example: ModuleType, example: ModuleType, tmp_path_factory: pytest.TempPathFactory
 ) -> str:
-    """Where the report of the classified texts lies."""
+    """Return the URL of the report on the classified texts."""
     return _page(classified_example.classified_database(example, tmp_path_factory.mktemp("classified")))
 
 

@@ -1,4 +1,4 @@
-"""The document browser by mouse, finger and keyboard: what it shows is what the database has."""
+"""The document browser by mouse, finger and keyboard shows the database's values."""
 
 import json
 import re
@@ -45,7 +45,7 @@ def _parts_at(own: list[dict[str, Any]], key: str) -> int | None:
 
 @pytest.fixture(scope="session")
 def link(rows: dict[str, list[dict[str, Any]]]) -> str:
-    """A link to that document, the run beside full depth."""
+    """Return a link to that document with the run next to full depth."""
     own, full = rows["own"][0], rows["full"][0]
     return f"#doc={own['doc_key']}&a={own['cell_id'][:12]}&b={full['cell_id'][:12]}"
 

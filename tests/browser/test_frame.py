@@ -20,7 +20,7 @@ A4_WIDTH = 703
 
 
 def wait_until(page: Any, condition: str, argument: Any = None) -> None:
-    """Ask again and again from outside: the page's policy lets nobody evaluate a text in it, as Playwright would."""
+    """Poll the page from outside, because its content security policy forbids Playwright's evaluation of strings."""
     for _ in range(200):
         if page.evaluate(condition, argument):
             return

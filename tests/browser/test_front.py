@@ -1,4 +1,4 @@
-"""What to use by the loss allowed, results and chart: what readers set is shown, and stands in the address."""
+"""Recommendations by allowed loss, results and chart: a reader's settings are applied and stored in the URL."""
 
 import tomllib
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def front_database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="session")
 def front_page(front_database: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where its report lies; figures are not drawn."""
+    """Return the URL of the database's report, without drawn figures."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(material, "discover", lambda package: () if package is figures else discover(package))
         return write_report(front_database, tmp_path_factory.mktemp("front-page"), draft=True).index_html.as_uri()

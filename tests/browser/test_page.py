@@ -1,4 +1,4 @@
-"""The page's tables, chart, claims and pictures by mouse and keyboard: every value beside what the database has."""
+"""The page's tables, chart, claims and pictures by mouse and keyboard: every value equals the database's."""
 
 import csv
 import io

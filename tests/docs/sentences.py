@@ -1,4 +1,4 @@
-"""Sentences of a Markdown page, each with the line where it begins."""
+"""Sentences of a Markdown page, with the line where each begins."""
 
 from __future__ import annotations
 

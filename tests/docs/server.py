@@ -1,8 +1,8 @@
-"""Runs commands of `exitbench`, and Python, as forks of a process that has imported what most of them need.
+"""Run commands of `exitbench`, and Python, as forks of a process that has already imported their modules.
 
-A line of standard input names words, a folder, and files for standard input and output; the reply is the exit code, at
-once for `python`, which reads its input to the end. Workers and trials that a command starts are forks of it likewise:
-each would spend longer on its imports than on all that a page asks of it. On one core there is one worker.
+A line of standard input contains words, a folder, and files for standard input and output. The reply is the exit code;
+for `python`, which reads its input to the end, it comes at once. Workers and contract tests of a command are forks too,
+since imports would take longer than their work. On one core there is one worker.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ for line in sys.stdin:
 
 
 class Forked(subprocess.Popen[Any]):
-    """A process of `python -m exitbench...` that is a fork of this one; any other is what it always is."""
+    """A process of `python -m exitbench...` that is a fork of this process; other commands are started as usual."""
 
     def __init__(self, command: Sequence[Any], **options: Any) -> None:
         words = [str(word) for word in command] if not isinstance(command, str | bytes) else []
@@ -58,7 +58,7 @@ class Forked(subprocess.Popen[Any]):
 
 
 def end_with(do: Callable[[], object]) -> None:
-    """Do something with standard streams of its own, and end the process as Python would."""
+    """Run a function with redirected standard streams, and end the process as Python would."""
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", closefd=False) for descriptor in (1, 2))
     code: object = 0

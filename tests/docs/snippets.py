@@ -1,17 +1,16 @@
-"""Runs what a page of docs/guide shows, top to bottom, in a folder of its own: commands, Python, SQL and files.
+"""Run the code on a page of docs/guide, top to bottom, in a new folder: commands, Python, SQL and files.
 
-    ```console             `$ COMMAND` is run, without a shell; a trailing backslash continues it. What stands below
-                           is its whole output, stderr included: a line `...` stands for any lines. Where nothing
-                           stands below, nothing is asked. `# exit code 2` as the first line below says so; otherwise
-                           a command ends with 0.
-    ```python              run, in one namespace a page; a ```text block right after it is what it prints
-    ```sql                 asked of runs/exitbench.duckdb by `exitbench sql`; has rows; a ```text block right after it
-                           is what is printed
-    ```toml title="a/b"    written to that path, whatever the language
+    ```console             `$ COMMAND` is run without a shell; a backslash at the end continues it. The lines below are
+                           its whole output, stderr included; a line `...` matches any lines. Without lines below, the
+                           output is not compared. `# exit code 2` as the first line is the expected exit code (0).
+    ```python              run in one namespace per page; a ```text block right after it is its output
+    ```sql                 run on runs/exitbench.duckdb by `exitbench sql`; must have rows; a ```text block right after
+                           it is its output
+    ```toml title="a/b"    written to that path, in any language
     <!-- not run: WHY -->  before a block: shown only. WHY begins with one of `REASONS`.
-    <!-- numbers vary -->  before a block: its numbers, and the widths of its columns, are another machine's
+    <!-- numbers vary -->  before a block: numbers and widths of columns are not compared
 
-Times, sizes, speed-ups (1.5x), digests, dates and absolute paths are any machine's everywhere.
+Times, sizes, speed-ups (1.5x), digests, dates and absolute paths are never compared.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ REASONS = (
     "a message",
     "a reference",
 )
-"""What a block may be shown for that is not run; more may follow behind it in brackets."""
+"""Reasons for which a block may be shown without being run; text in brackets may follow."""
 
 _FENCE = re.compile(r"```(\w*)(?: title=\"([^\"]+)\")?\s*")
 _REMARK = re.compile(r"<!--\s*(.*?)\s*-->\s*")
@@ -63,12 +62,12 @@ _ENVIRONMENT = {
 
 
 class Wrong(AssertionError):
-    """A page says what is not so; the message begins with its place."""
+    """A page shows something that is not so; the message begins with the place on the page."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: where it begins, what it is, and what the comments right before it say."""
+    """A fenced block: its place, language and text, and the comments right before it."""
 
     place: str
     language: str
@@ -83,7 +82,7 @@ class Block:
 
     @property
     def varies(self) -> bool:
-        """Whether its numbers vary by machine."""
+        """Whether the block's numbers vary by machine."""
         return "numbers vary" in self.remarks
 
 
@@ -121,7 +120,7 @@ def begins_with(page: Path) -> list[str]:
 
 @dataclass
 class Page:
-    """A page that runs in a folder: `run` does all of it, or raises `Wrong` at the first thing that is not so."""
+    """A page with a folder. `run` runs all blocks, or raises `Wrong` at the first difference."""
 
     path: Path
     folder: Path
@@ -208,7 +207,7 @@ def output_of(folder: Path, words: list[str], place: str, code: int = 0) -> str:
 
 
 def _exitbench(words: list[str], folder: Path) -> tuple[int, str]:
-    """Returns how a command ends, and what it said."""
+    """Run a command of `exitbench` and return its exit code and output."""
     with tempfile.NamedTemporaryFile() as output:
         return _run_command(words, folder, os.devnull, output.name), Path(output.name).read_text(encoding="utf-8")
 
@@ -223,14 +222,14 @@ def _run_command(words: list[str], folder: Path, input_text: str, output: str) -
 
 @cache
 def _server() -> subprocess.Popen[str]:
-    """It ends with the tests: its standard input does. Each process of pytest-xdist has one, on a core of its own."""
+    """Return the server of this process. It ends when its standard input closes, at the end of the tests."""
     number = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
     command, pipe = [sys.executable, str(Path(__file__).with_name("server.py")), number], subprocess.PIPE
     return subprocess.Popen(command, env=os.environ | _ENVIRONMENT, stdin=pipe, stdout=pipe, text=True)
 
 
 class Python:
-    """A Python in a folder, which remembers what it was told before."""
+    """A Python interpreter in a folder, with one namespace for all blocks."""
 
     def __init__(self, folder: Path) -> None:
         self._pipes = tempfile.TemporaryDirectory()
@@ -241,7 +240,7 @@ class Python:
         self._replies = open(reply_pipe, encoding="utf-8")  # noqa: SIM115
 
     def output_of(self, block: Block) -> str:
-        """Have it run a block; returns what it printed."""
+        """Run a block in the interpreter and return its printed output."""
         print(json.dumps([block.text, block.place]), file=self._requests, flush=True)
         answer = self._replies.readline()
         printed, error = json.loads(answer) if answer else ("", "the interpreter has ended")
@@ -258,7 +257,7 @@ class Python:
 
 
 def _require(place: str, expected_lines: list[str], output: str, varies: bool) -> None:
-    """Raise `Wrong` unless the lines shown are the output, where a line `...` stands for any number of lines."""
+    """Raise `Wrong` unless the shown lines equal the output; a line `...` matches any number of lines."""
     wanted = [_masked(line, varies) for line in expected_lines]
     output_lines = [_masked(line, varies) for line in output.rstrip().splitlines()]
     parts: list[list[str]] = [[]]

@@ -1,4 +1,4 @@
-"""The front page and every page of docs/guide do what they show. Sentences are short on every page of the project."""
+"""The front page and every page of docs/guide work as shown. Sentences are short on every page of the project."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ LONGEST = 30
 GENERATED = {"docs/families.md"}
 """Pages that a command writes as a whole."""
 RUN = "exitbench run builtin --only weighted/squad/* --kinds quality,probe,replay --limit 20 --no-report"
-"""`begins with: runs of builtin`: a real run of the built-in suite, without timing, which asks for a quiet machine."""
+"""Command for `begins with: runs of builtin`: a real run of the built-in suite, without timing, which needs a
+quiet machine.
+"""
 
 
 @pytest.fixture(scope="session")
 def built_in_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder `runs` that `RUN` makes, once for all processes of the session. Read only."""
+    """Return the folder `runs` made by `RUN`, once for all test processes; read only."""
     shared = tmp_path_factory.getbasetemp()
     shared = shared.parent if shared.name.startswith("popen-") else shared
     folder = shared / "runs-of-builtin"
@@ -35,7 +37,7 @@ def built_in_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def begin(beginning: str, folder: Path, request: pytest.FixtureRequest) -> None:
-    """Put into a page's folder what the page begins with."""
+    """Copy a guide's initial files into its folder: real runs, made-up runs, or a checkpoint."""
     if beginning == "runs of builtin":
         shutil.copytree(request.getfixturevalue("built_in_runs"), folder / "runs")
     elif beginning == "made-up runs":  # with times, which cost nothing here and are no machine's

@@ -1,4 +1,4 @@
-"""The messages that docs/guide/troubleshooting.md quotes are those of the code, word for word."""
+"""The messages quoted in docs/guide/troubleshooting.md are those of the code, word for word."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ANYTHING = "\0"
 
 
 def texts(code: str) -> Iterator[str]:
-    """Every string of a source, with `ANYTHING` where an f-string puts in a value."""
+    """Yield every string of a source, with `ANYTHING` for the values in f-strings."""
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.JoinedStr):
             parts = (part.value if isinstance(part, ast.Constant) else ANYTHING for part in node.values)

@@ -35,14 +35,14 @@ def config() -> dict[str, object]:
 
 
 def prose(path: Path) -> str:
-    """A document without its code, where nothing is a link or a heading."""
+    """Return a document without its code blocks, which contain no links or headings."""
     text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     return re.sub(r"`[^`\n]*`", lambda code: re.sub(r"[\[\]()#<]", "", code[0]), text)
 
 
 @cache
 def anchors(path: Path) -> frozenset[str]:
-    """The anchors that GitHub and mkdocs both give a document's headings, and those that it sets itself."""
+    """Return the anchors that both GitHub and mkdocs give to a document's headings, and explicit anchors."""
     names: set[str] = set()
     text = prose(path)
     for heading in re.findall(r"^#+ +(.+?)\s*$", text, re.MULTILINE):

@@ -1,4 +1,4 @@
-"""The runner of the guides: what is shown and so passes, and whatever is not so fails and says where."""
+"""The runner of the guides: correct blocks pass, and every difference fails with its place."""
 
 from __future__ import annotations
 

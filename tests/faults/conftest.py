@@ -99,7 +99,7 @@ class Bench:
             return {t: list(map(str, opened.query(f"FROM {t} ORDER BY ALL").to_pylist())) for t in names.to_pylist()}
 
     def check(self, runs: Path) -> None:
-        """Assert that spool and database are intact, and that the database is what the spool gives."""
+        """Assert that spool and database are intact, and that the database equals one rebuilt from the spool."""
         checked = self.do("db", "check", "--runs", runs)
         assert checked.returncode == 0, checked.stderr
         before = self.tables(runs)

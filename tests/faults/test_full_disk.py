@@ -1,4 +1,4 @@
-"""A disk that is full at any moment: said in a few lines, nothing finished is lost, and the same command goes on."""
+"""A disk that becomes full at any moment: a short message, no finished cell is lost, and the same command resumes."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ KILOBYTE = 1 << 10
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small file system of its own."""
+    """Yield a small separate file system."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
@@ -30,14 +30,14 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def whole(bench: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A runs folder where the suite has run undisturbed."""
+    """Return a runs folder in which the suite ran without faults."""
     runs = tmp_path_factory.mktemp("whole") / "runs"
     assert bench.run(runs).returncode == 0
     return runs
 
 
 def fill(disk: Path, free_bytes: int) -> Path:
-    """Leave so much room; returns the file that takes the rest."""
+    """Leave only this much room on the disk; return the file that uses the rest."""
     ballast = disk / "ballast"
     room = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
     with ballast.open("wb") as file:

@@ -1,9 +1,9 @@
-"""`kill -9` at random moments, over and over: nothing finished is lost or done twice.
+"""Repeated `kill -9` at random moments: no finished cell is lost or run twice.
 
     python -m pytest tests/faults/test_kill.py -s        EXITBENCH_KILLS=100 EXITBENCH_SEED=1
 
-The suite is run and killed until it is done, then in a new folder, until there were so many kills. The ingester is the
-process of `exitbench run` while it holds the database.
+The suite is run and killed until it is finished, then again in a new folder, until the number of kills is reached. The
+ingester is the process of `exitbench run` while it has the database open.
 """
 
 import fcntl
@@ -43,7 +43,7 @@ def command_of(process: int) -> bytes:
 
 
 def holds_database(runs: Path) -> bool:
-    """Whether somebody has the database to write it; the run is the only one here."""
+    """Return whether a process has the database open for writing; only the run writes here."""
     try:
         with (runs / ".exitbench.duckdb.lock").open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

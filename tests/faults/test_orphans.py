@@ -1,4 +1,4 @@
-"""`kill -9` of a command whose processes hang: they are gone with it, and the next command goes on."""
+"""`kill -9` of a command with hanging child processes: these end too, and the next command resumes."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ import pytest
 from exitbench.results.spool.attempts import latest_status
 
 LONG_S = 240.0
-"""On a machine that is busy with other things; what ends at once takes part of a second on a quiet one."""
+"""Time limit on a busy machine; on a quiet one the processes end within a second."""
 SOON_S = 20.0
 
 METHOD = """
@@ -51,7 +51,7 @@ kinds = ["quality"]
 
 @pytest.fixture
 def flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A plug-in is installed for new processes; it hangs while this file is there, in the way that it says."""
+    """Install a plug-in for new processes that hangs while this file exists, in the way stated in the file."""
     known = tmp_path / "site" / "hangs-1.0.dist-info"
     known.mkdir(parents=True)
     (known / "METADATA").write_text("Metadata-Version: 2.1\nName: hangs\nVersion: 1.0\n")

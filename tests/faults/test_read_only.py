@@ -1,4 +1,4 @@
-"""A runs folder that cannot be written: reading works, and what must write says why it does not."""
+"""Read-only runs folders: commands that read work, and commands that write explain why they cannot."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from exitbench.results.tables import SCHEMA_VERSION, schema_sql
 
 @pytest.fixture(scope="module")
 def runs(bench: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A runs folder where the suite has run, then read-only; a database without views beside it."""
+    """Yield a read-only runs folder with a finished suite, and a database without views next to it."""
     folder = tmp_path_factory.mktemp("read-only")
     mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:

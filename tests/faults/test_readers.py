@@ -46,7 +46,7 @@ print(time.perf_counter() - started, report.added, len(report.quarantined))
 
 
 def load(path: Path) -> ModuleType:
-    """Import a file that is in no package."""
+    """Import a file outside of packages."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
@@ -55,7 +55,7 @@ def load(path: Path) -> ModuleType:
 
 
 def make_spool(spool: Path) -> int:
-    """Write large attempts and many small ones; returns how many."""
+    """Write large attempts and many small ones; return their number."""
     tests = Path(__file__).parents[1]
     example = load(tests / "results" / "make_spool.py")
     load(tests / "benchmarks" / "large_database.py").make(spool, LAYER_ROWS, probes=True)

@@ -1,4 +1,4 @@
-"""Two runs of one suite at once share the work."""
+"""Two simultaneous runs of one suite share the work."""
 
 from pathlib import Path
 from typing import Any

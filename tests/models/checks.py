@@ -1,4 +1,4 @@
-"""What the hosted engine has to do with a model: each check raises AssertionError and says what it found.
+"""Checks of a model on the hosted engine. Each raises AssertionError with its finding.
 
 Shape suffixes: L blocks.
 """
@@ -29,7 +29,7 @@ from exitbench.methods.thresholds import Constant
 
 N_NEW, N_PROMPTS, FEW = 6, 20, 6
 TIED = 1e-3
-"""Largest difference of the two best logits where rounding may decide."""
+"""Largest difference of the two best logits at which rounding may decide."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +50,9 @@ class Twin:
 
 
 def load(reference: Any, folder: Path) -> Twin:
-    """Save a model and load it into transformers and into the engine, without ends of sequence.
+    """Save a model and load it into transformers and into the engine, without end-of-sequence tokens.
 
-    What transformers reads from a folder need not be what it wrote: some families empty the padding's embedding.
+    The loaded model may differ from the saved one: some families zero the padding's embedding.
     """
     reference.save_pretrained(folder)
     loaded = load_checkpoint(folder, engine="hosted")
@@ -62,7 +62,7 @@ def load(reference: Any, folder: Path) -> Twin:
 
 
 def prompts(twin: Twin, count: int = N_PROMPTS) -> list[list[int]]:
-    """Prompts of mixed length; of one length where rows cannot be padded."""
+    """Return prompts of mixed length, or of equal length if rows cannot be padded."""
     draw = random.Random(5)
     longest = 13
     lengths = [draw.randint(2, longest) for _ in range(count)]
@@ -99,7 +99,7 @@ def generated(reference: Any, rows: list[list[int]]) -> list[list[int]]:
 
 
 def assert_same(twin: Twin, rows: list[list[int]], ours: list[list[int]], theirs: list[list[int]], what: str) -> None:
-    """Answers may part only where the reference's two best logits are within rounding of each other."""
+    """Assert that answers are equal up to the first position where the reference's two best logits are nearly tied."""
     for row, mine, other in zip(rows, ours, theirs, strict=True):
         if mine == other:
             continue
@@ -115,7 +115,7 @@ def _is_greedy(twin: Twin, prompt: list[int], answer: list[int]) -> bool:
 
 
 def _logits(twin: Twin, prompt: list[int], answer: list[int]) -> Tensor:
-    """Of the reference, without any cache, where it chooses the last token of an answer."""
+    """Return the reference's logits, without a cache, for the last token of an answer."""
     if twin.is_seq2seq:
         asked = {"input_ids": [prompt], "decoder_input_ids": [[twin.checkpoint.start_id, *answer[:-1]]]}
     else:
@@ -148,7 +148,7 @@ def mixed_exits_are_rows_alone(twin: Twin) -> None:
 
 
 def state_copy_is_running_the_block(twin: Twin) -> None:
-    """Keys and values that are filled are those that the block, run on the exit state, keeps."""
+    """Check that filled keys and values equal those of the block run on the exit state."""
     rows, model = prompts(twin, 6), twin.model
     cache, _ = model.start(rows, N_NEW)
     other, _ = model.start(rows, N_NEW)
@@ -180,7 +180,7 @@ def static_exit_is_a_model_cut_there(twin: Twin) -> None:
 
 
 def deferred_policies_are_exact(twin: Twin) -> None:
-    """What waits is completed as a full run would have; copied lazily is copied."""
+    """Check that deferred tokens are completed as in a full run, and that lazily copied states are copied."""
     rows, n_blocks = prompts(twin, FEW), twin.model.n_blocks
     made = {policy: tokens(answers(twin, rows, scheduled(policy, len(rows), n_blocks))) for policy in KV_POLICIES}
     pairs = (("sync-parallel", "exact"), ("recompute-backlog", "exact"), ("state-copy-lazy", "state-copy"))
@@ -206,7 +206,7 @@ def speculation_is_full_depth(twin: Twin) -> None:
 
 
 def probe_reads_the_answers(twin: Twin) -> None:
-    """A pass over prompts and answers at once sees what decoding saw."""
+    """Check that one pass over prompts and answers gives the predictions of decoding."""
     rows = prompts(twin, 6)
     made = tokens(answers(twin, rows, baseline_method()().parts(twin.model.n_blocks)))
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Try every family of transformers on the hosted engine, each in a process of its own; write docs/families.md.
+"""Test every transformers family on the hosted engine, each in a separate process; write docs/families.md.
 
 python tests/models/run.py [--only NAME ...] [--jobs N] [--write]
 """
@@ -31,7 +31,7 @@ FORKED = multiprocessing.get_context("fork")  # what is imported once need not b
 
 
 def main() -> int:
-    """Try what is asked for; 1 where a family that is supported fails a check."""
+    """Test the requested families; return 1 if a supported family fails a check."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="*", help="families")
     parser.add_argument("--jobs", type=int, default=1)
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def apart(family: Family) -> dict[str, Any]:
-    """Try a family in a process of its own, that ends with what it breaks."""
+    """Test a family in a separate process, which may crash."""
     ours, theirs = FORKED.Pipe(duplex=False)
     process = FORKED.Process(target=_send, args=(family, theirs), daemon=True)
     process.start()

@@ -1,7 +1,7 @@
-"""Tiny random checkpoints of every class of transformers that generates text, made from its configuration class alone.
+"""Tiny random checkpoints of every generating transformers class, made from its configuration class alone.
 
-Which families there are is transformers' own mapping; a configuration is made small by the names of its values, which
-families share. `SPECIAL` has what does not follow from those.
+The list of families is transformers' own mapping. A configuration is made small by the names of its values, which
+families share. `SPECIAL` contains the exceptions.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Family:
 
 
 def families() -> list[Family]:
-    """Every decoder and encoder-decoder that transformers has, by name; one that is both is here twice."""
+    """Return every decoder and encoder-decoder of transformers by name; families that are both appear twice."""
     mappings = {
         "causal": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         "seq2seq": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
@@ -145,9 +145,9 @@ def tiny_config(config_class: Any, special: Mapping[str, Any], *, is_decoder: bo
 
 
 def randomise(model: Any, seed: int) -> None:
-    """Give every parameter a value that matters to the logits; from seed 6 on smaller ones.
+    """Give every parameter a value that affects the logits; from seed 6 on, smaller values.
 
-    What is large where a block ends in a norm makes all prompts alike.
+    Large values in a block that ends in a norm would make all prompts alike.
     """
     draw = torch.Generator().manual_seed(seed)
     gain, crossing_gain, bias = (2.0, 4.0, 0.3) if seed <= 5 else (1.0, 1.0, 0.02)

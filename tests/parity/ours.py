@@ -137,7 +137,7 @@ def answers(
     """Decode each document alone.
 
     Args:
-        asked: The method, its parameters and the model.
+        configuration: The method, its parameters and the model.
         documents: Documents to decode.
         weights: Weights of the gate's network.
         levels: Threshold of each document; None for the method's own.

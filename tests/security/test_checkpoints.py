@@ -1,4 +1,4 @@
-"""Checkpoints made by somebody who means harm: each is refused on one screen, at once; nothing is run or written."""
+"""Hostile checkpoints: each is refused at once on one screen; nothing is run or written."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def in_parts(places: Callable[[dict[str, str]], object], parts: int = 2) -> Atta
 
 
 def instead(name: str, make: Callable[[Path], object]) -> Attack:
-    """Put something else where a file is expected."""
+    """Return an attack that puts something else in the place of a file."""
 
     def change(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)

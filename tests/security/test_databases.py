@@ -1,6 +1,6 @@
-"""Databases of others: whatever a file has besides rows is neither run nor believed, and no command imports one.
+"""Third-party databases: everything besides rows is neither run nor trusted, and no command imports one.
 
-Each attack is SQL that its author ran in a database of ours. Files that one of them writes would be below `loot`.
+Each attack is SQL that its author ran in one of our databases. Files that it writes would be below `loot`.
 """
 
 import os
@@ -59,7 +59,7 @@ CARRIED = {
     "a table with control characters in its name": 'CREATE TABLE "\x1b[31mred\u202e" AS SELECT 1 AS attempt_id',
     "a table that is called like a keyword": 'CREATE TABLE "select" (x INT)',
 }
-"""What a file has besides our tables and views."""
+"""Objects in a file besides our tables and views."""
 
 HARMLESS = (
     "tables of our names in another schema",
@@ -70,7 +70,7 @@ HARMLESS = (
     "a table with control characters in its name",
     "a table that is called like a keyword",
 )
-"""Of these a question is answered: no table, view or macro of ours is another. The rest is refused."""
+"""Attacks on which queries still run, because our tables, views and macros are unchanged. The others are refused."""
 
 REFUSED = {
     "a column whose name ends a statement": (
@@ -118,7 +118,7 @@ REFUSED = {
         "table schema_version: column version is 'VARCHAR', not INTEGER",
     ),
 }
-"""What has no tables of ours, and words of the message when it is read."""
+"""Files without our tables, and words of the error message when they are read."""
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def attacked(newest: Path, path: Path, sql: str) -> Path:
 
 
 def loot(path: Path) -> list[Path]:
-    """Return what an attack wrote."""
+    """Return the files that an attack wrote."""
     return list((path.parent / "loot").iterdir())
 
 

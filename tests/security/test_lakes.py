@@ -36,7 +36,7 @@ def lake_copy(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture
 def lake(lake_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it, to be attacked; commands run beside it."""
+    """Return a copy of the lake to attack; commands run next to it."""
     monkeypatch.chdir(tmp_path)
     return Path(shutil.copytree(lake_copy, tmp_path / "lake"))
 
@@ -64,7 +64,7 @@ def change_log(lake: Path, action: str, change: Change, table: str = "token_exit
 
 
 def change_rows(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
-    """Put another table in a Parquet file's place."""
+    """Replace the table in a Parquet file."""
     pq.write_table(change(pq.read_table(path, partitioning=None)), path)
 
 

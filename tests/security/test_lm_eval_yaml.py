@@ -1,4 +1,4 @@
-"""YAML of tasks for lm-eval by somebody else: nothing in it is run, nothing beside it and the data folder is read."""
+"""Third-party YAML for lm-eval: nothing in it is run, and only its folder and the data folder are read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RUNS = 'open("ran", "w").close()'
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to work in, with `yaml`, `data`, and a secret beside both."""
+    """Return a working folder with `yaml`, `data`, and a secret next to both."""
     monkeypatch.chdir(tmp_path)
     for name in ("yaml", "data", "elsewhere"):
         (tmp_path / name).mkdir()

@@ -1,4 +1,4 @@
-"""Reports on results whose names, parameters and keys were chosen to do harm: page, pictures, CSV, Markdown, LaTeX."""
+"""Reports on results with hostile names, parameters and keys: page, pictures, CSV, Markdown, LaTeX."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_tables_as_text_hold_no_markup_of_the_data(form: str, database: Path) ->
 
 @EVERY
 def test_csv_is_read_as_it_was_written(text: str) -> None:
-    """Formulas stay what they are: data. The number of rows and columns is never the data's to choose."""
+    """Formulas stay data, and data cannot change the number of rows and columns."""
     frame = Frame((text, "n"), ({text: text, "n": 1}, {text: f"{text}2", "n": 2}))
     rows = list(csv.reader(io.StringIO(frame.csv(), newline="")))
     assert rows == [[text, "n"], [text, "1"], [f"{text}2", "2"]]
@@ -125,7 +125,7 @@ def test_a_cell_of_latex_runs_no_command(text: str) -> None:
 
 @EVERY
 def test_a_picture_holds_names_as_text(text: str, tmp_path: Path) -> None:
-    """As SVG of the page and as files, which lie where they belong whatever the data say."""
+    """Pictures are SVG in the page and files, whose paths do not depend on the data."""
     rows = tuple({"loss": text, "training": text, "step": n, "value": 1.0 / n} for n in (1, 2, 3))
     drawing = draw("training_loss", Frame(tuple(rows[0]), rows), tmp_path)
     assert not drawing.error, drawing.error

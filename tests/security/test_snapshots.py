@@ -1,4 +1,4 @@
-"""Snapshots of others: manifest and Parquet files are data, checked before a row is read, wherever a snapshot lies."""
+"""Third-party snapshots: manifest and Parquet files are data and are checked before a row is read."""
 
 import base64
 import hashlib
@@ -37,20 +37,20 @@ def complete_snapshot(few_database: Path, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def snapshot(complete_snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it, to be attacked; commands run beside it."""
+    """Return a copy of the snapshot to attack; commands run next to it."""
     monkeypatch.chdir(tmp_path)
     return Path(shutil.copytree(complete_snapshot, tmp_path / "taken"))
 
 
 def tell(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change what the manifest says."""
+    """Change values in the manifest."""
     manifest = json.loads((folder / MANIFEST).read_text())
     replaced = change(manifest)
     (folder / MANIFEST).write_text(json.dumps(manifest if replaced is None else replaced))
 
 
 def reseal(folder: Path, table: str, rows: int | None = None) -> None:
-    """Let the manifest say what a changed file is."""
+    """Update the manifest with the digest of a changed file."""
     path = folder / f"{table}.parquet"
     about = {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
     tell(folder, lambda manifest: manifest["tables"][table].update(about if rows is None else {**about, "rows": rows}))

@@ -1,4 +1,4 @@
-"""Somebody's spool: what it brings is data, no link of it is followed, and one bad piece does not stop the rest."""
+"""Third-party spools: their content is data, no link is followed, and one bad part does not stop the others."""
 
 import contextlib
 import hashlib
@@ -53,7 +53,7 @@ def small(example_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture
 def third_party(small: Path, tmp_path: Path) -> Path:
-    """A copy of it, to become hostile."""
+    """Return a copy of the spool to attack."""
     return Path(shutil.copytree(small, tmp_path / "theirs"))
 
 
@@ -83,7 +83,7 @@ def first(spool: Path) -> Path:
 
 
 def seal(folder: Path) -> None:
-    """Make DONE say of every file but itself what it is now."""
+    """Update DONE with the digests of all other files."""
     names = [path for path in sorted(folder.iterdir()) if path.name != "DONE" and path.is_file()]
     (folder / "DONE").write_text(
         json.dumps({path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in names})
@@ -129,7 +129,7 @@ def unlisted_file(third_party: Path, _secrets: Path) -> None:
 
 
 def link_for_a_file(third_party: Path, secrets: Path) -> str:
-    """Its content is what DONE says, so that only the link is wrong."""
+    """Replace a file by a link whose content matches DONE, so that only the link is wrong."""
     path = first(third_party) / "log.txt"
     (secrets / "log").write_bytes(SECRET)
     path.unlink(missing_ok=True)
@@ -244,7 +244,7 @@ def table_of_too_many_rows(third_party: Path, _secrets: Path) -> str:
 
 
 def table_that_expands(third_party: Path, _secrets: Path) -> str:
-    """A megabyte of text, written once and meant in every row: 100 GB."""
+    """Write a megabyte of text once and refer to it in every row, which expands to 100 GB."""
     path = first(third_party) / "samples.parquet"
     texts = pa.DictionaryArray.from_arrays(np.zeros(100_000, np.int32), pa.array(["x" * 1_000_000]))
     rows = {"doc_key": np.arange(100_000).astype(str), "output_text": texts, "output_ids": [[1]] * 100_000}
@@ -295,13 +295,13 @@ def training_of_another_name(third_party: Path, _secrets: Path) -> str:
 
 
 def training_in_capitals(third_party: Path, _secrets: Path) -> str:
-    """On some file systems the same name as the small letters'."""
+    """Add a training whose name differs only in case, which is equal on some file systems."""
     training(third_party, ID.upper())
     return "is no record by its name"
 
 
 def training_in_wide_digits(third_party: Path, _secrets: Path) -> str:
-    """Equal to a digest once it is normalised."""
+    """Add a training whose name equals a digest after Unicode normalisation."""
     training(third_party, "\uff11" * 64)
     return "is no record by its name"
 
@@ -622,7 +622,7 @@ def filled(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def own_spool(filled: Path, tmp_path: Path) -> Path:
-    """A spool of one's own, with its database."""
+    """Return a user's own spool with its database."""
     return Path(shutil.copytree(filled, tmp_path / "runs")) / "spool"
 
 
@@ -685,7 +685,7 @@ def test_a_cell_whose_status_is_no_status_is_run_again(own_spool: Path) -> None:
 
 
 def test_a_table_that_ends_early_is_not_taken_for_a_damaged_database(small: Path, tmp_path: Path) -> None:
-    """DuckDB names the file, and so says the word by which damage of the database is known."""
+    """DuckDB's error message names the file and contains the word that also indicates a damaged database."""
     spool = Path(shutil.copytree(small, tmp_path / "Corrupt" / "spool"))
     bad = first(spool) / "tokens.parquet"
     pq.write_table(pa.concat_tables([pq.read_table(bad)] * 200), bad, compression="none", use_dictionary=False)
@@ -727,7 +727,7 @@ def test_an_attempt_is_not_begun_behind_a_link(own_spool: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["WHY.txt", "FREED.partial"])
 def test_what_is_written_into_an_attempt_goes_through_no_link(own_spool: Path, tmp_path: Path, name: str) -> None:
-    """The note of why it was moved away, and that of what was freed."""
+    """This covers the note on why an attempt was moved away, and the note on freed files."""
     victim = tmp_path / "victim"
     victim.write_bytes(SECRET)
     bad = first(own_spool)

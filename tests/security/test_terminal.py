@@ -35,7 +35,7 @@ EVERY = pytest.mark.parametrize("text", ATTACKS.values(), ids=ATTACKS.keys())
 
 
 def harmless(text: str) -> bool:
-    """Every character is seen, and stands where it is."""
+    """Return whether every character is visible and in its place."""
     return all(c == "\n" or c.isprintable() for c in text)
 
 

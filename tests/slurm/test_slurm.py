@@ -79,7 +79,7 @@ def write_suite(path: Path, models: Path, names: tuple[str, ...], limit: int) ->
 
 
 class Controller:
-    """One `exitbench run` over a suite; what it prints goes to a file."""
+    """One `exitbench run` of a suite, with its output in a file."""
 
     def __init__(self, suite: Path, executor: str, *more: str) -> None:
         self.root, self.log = suite.parent, suite.parent / f"{executor}-{time.time_ns()}.log"
@@ -161,13 +161,13 @@ def traces(runs: Path) -> list[tuple[Any, ...]]:
 
 @dataclass(frozen=True)
 class Story:
-    """What happened.
+    """Events of the whole test.
 
     Attributes:
         root: Folder with the runs folders ``local`` and ``slurm``.
-        killed: Model of which a worker was killed.
-        cancelled: Model of which the job was cancelled, and the job.
-        submissions: How many times jobs had been submitted by the end of each Slurm controller.
+        killed: Model of the killed worker.
+        cancelled: Model of the cancelled job, and the job.
+        submissions: Number of submissions by the end of each Slurm controller.
         codes: Exit code of each Slurm controller.
     """
 

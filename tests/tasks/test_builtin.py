@@ -1,4 +1,4 @@
-"""The built-in data: what it promises to whoever trains and measures on it."""
+"""The generated data: properties that training and measurements rely on."""
 
 import re
 from collections import Counter
@@ -134,12 +134,12 @@ FACT = rf"[A-Z]\w+ (?:(?:follows|joins) [A-Z]\w+|visits {TOUR}) \."
 
 
 def facts_of(text: str) -> list[tuple[str, str, str]]:
-    """Who does what to whom, or where."""
+    """Return the facts of a text: who does what to whom, or where."""
     return re.findall(r"(\w+) (follows|joins|visits) (\w+)", text)
 
 
 def way(facts: list[tuple[str, str, str]], person: str) -> list[str]:
-    """Whom somebody goes with, one after the other, and the city where that ends."""
+    """Return the people that a person follows, in order, and the city at the end."""
     goes_to = {subject: object_ for subject, _, object_ in facts}
     stops = []
     while person in goes_to:
@@ -240,7 +240,7 @@ NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight")
 
 
 def turns(doc: Document) -> list[tuple[str, str]]:
-    """Who says what."""
+    """Return the speakers of a dialogue with their utterances."""
     return re.findall(r"^(\w+) : (.+)$", doc.fields["dialogue"], re.MULTILINE)
 
 
@@ -324,7 +324,7 @@ def singular(noun: str) -> str:
 
 
 def pronoun_of(en: str) -> tuple[str, bool]:
-    """The English pronoun of what a sentence begins with, and whether that is feminine in French."""
+    """Return the English pronoun for a sentence's subject, and whether the subject is feminine in French."""
     people = re.match(r"([A-Z]\w+)(?: and ([A-Z]\w+))?", en)
     if people:
         women = set(people.groups()) - {None} <= WOMEN

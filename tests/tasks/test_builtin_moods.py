@@ -1,4 +1,4 @@
-"""The built-in sentences to be classified: their labels follow from what they say, and from nothing shallower."""
+"""Generated sentences for classification: labels follow from the meaning and from no simpler feature."""
 
 from collections import Counter
 from functools import cache
@@ -24,12 +24,12 @@ def sentences(level: int) -> list[Document]:
 
 
 def moods_of(doc: Document) -> list[int]:
-    """The moods that are told, in their order: 1 of who is well."""
+    """Return the moods in a text, in order; 1 means well."""
     return [MOODS[word] for word in doc.fields["sentence"].split() if word in MOODS]
 
 
 def looks(doc: Document) -> tuple[int, int]:
-    """Return the number of words that a careful reader looks at, and the mood that the last of them tells."""
+    """Return the number of words that decide the label, and the mood of the last of them."""
     number, _, *words, _ = doc.fields["sentence"].split()
     assert len(words) == len(NUMBERS)
     n_looks = 0

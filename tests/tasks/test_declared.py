@@ -1,4 +1,4 @@
-"""Tasks of TOML files: what is read, what models are given, how outputs are scored, and what is refused."""
+"""Tasks in TOML files: reading, inputs of models, scores of outputs, and refused files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks of TOML files with choices: what lm-eval is given of them, which choice is right, and what is refused."""
+"""Tasks in TOML files with choices: requests to lm-eval, the correct choice, and refused files."""
 
 from __future__ import annotations
 

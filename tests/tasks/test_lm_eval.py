@@ -24,7 +24,9 @@ FRENCH = [
 
 
 def documents(name: str) -> list[Document]:
-    """Documents whose targets are the French sentences; one prompt ends in white space, one looks like a template."""
+    """Return documents whose targets are the French sentences; one prompt ends in white space, one looks like a
+    template.
+    """
     sources = ["one \n", "{{doc_key}} {% raw %}", "123", "four"]
     fields = {
         "squad": lambda i, source, text: {

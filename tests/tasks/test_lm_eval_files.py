@@ -1,6 +1,6 @@
-"""Tasks of lm-eval from local files: forms of files, and the documents' real data sets where they lie beside us.
+"""Tasks of lm-eval from local files: file formats, and real data sets if they are available.
 
-Where the real files do not, files of the same form and size are written, as in `test_real_files`.
+Otherwise files of the same form and size are written, as in `test_real_files`.
 """
 
 import gzip

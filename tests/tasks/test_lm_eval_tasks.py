@@ -1,4 +1,4 @@
-"""Tasks of lm-eval as ours: documents, requests and scores are those of lm-eval's own run over the same files."""
+"""Tasks of lm-eval in ExitBench: documents, requests and scores equal those of lm-eval's own run on the same files."""
 
 import copy
 import json
@@ -94,7 +94,7 @@ def number(text: str) -> float:
 
 
 class Numbers(TemplateLM):
-    """Answers every request by a number made of its words, and keeps what it was asked."""
+    """A model that answers every request with a number made from its words, and stores the requests."""
 
     eot_token_id = 0
     tokenizer_name = "numbers"
@@ -132,7 +132,9 @@ class Numbers(TemplateLM):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Below it: `data`, records; `yaml`, tasks for us; `whole`, the same for lm-eval, with whole paths."""
+    """Return a folder with `data` (records), `yaml` (tasks for ExitBench) and `whole` (the same for lm-eval, with
+    full paths).
+    """
     root = tmp_path_factory.mktemp("lm-eval")
     for name in ("data", "yaml", "whole"):
         (root / name).mkdir()

@@ -1,7 +1,7 @@
-"""The real files are read whole: every record, each with a key of its own.
+"""Real files are read completely: every record, each with a different key.
 
-The data sets' licences keep them out of the repository. Where they do not lie beside it, the test
-writes a file of the same form and size, so that it never goes without a file to read.
+The data sets' licences keep them out of the repository. If they are not available next to it, the test writes a file of
+the same form and size, so that it always has a file to read.
 """
 
 import gzip

@@ -1,4 +1,4 @@
-"""Finding tasks of others: entry points, and the folder that the user trusts."""
+"""Finding third-party tasks: entry points, and the folder that the user trusts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def forget_tasks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forget_tasks: Callable[[], None]) -> Callable[..., None]:
-    """Leave behind what installing a distribution with one task does."""
+    """Return a function that simulates the installation of a distribution with one task."""
 
     def write_module(source: str, version: str = "1.0") -> None:
         (tmp_path / "shouting.py").write_text(source)

@@ -1,4 +1,4 @@
-"""Readers of original formats: what they accept, and where they say that bad input is."""
+"""Readers of original formats: accepted input, and the place named in messages about bad input."""
 
 import gzip
 from pathlib import Path
