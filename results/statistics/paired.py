@@ -200,7 +200,7 @@ def detectable_share(n: int, discordant: float) -> float | None:
 
     Args:
         n: Number of documents.
-        discordant: Share of documents that only one run got right. A larger difference needs, and gets, a larger share.
+        discordant: Share of documents that only one run got right. It is raised to the difference if it is smaller.
 
     Returns:
         The difference, 0..1; None if no difference is detected with this power.

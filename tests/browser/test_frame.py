@@ -1,4 +1,4 @@
-"""The page around its content: contents, search, claims' addresses, phone, print, accessibility, layout shift."""
+"""The page's frame: table of contents, search, URLs of claims, phones, print, accessibility and layout shift."""
 
 import re
 import shutil

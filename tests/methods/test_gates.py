@@ -160,7 +160,7 @@ def test_the_streak_compares_tokens_not_columns_of_a_pruned_head() -> None:
 
 
 def test_any_adaptive_pruned_head_goes_with_patience() -> None:
-    """The streak is no probability: 1 - 0.9 * streak is negative from a streak of 2 on."""
+    """Adaptive pruning takes the gate's score as a probability, but a streak is a count and can exceed 1."""
     states = [[0.0] * 8] + [[0, 0, 9, 8, 7, 6, 0, 0]] * 5
     for head in ("pruned-adaptive", "pruned-adaptive-code"):
         scores, tokens = ask("patience", states, head=head, k_schedule="constant", k_first=4, k_min=2)

@@ -78,7 +78,7 @@ def divergence(p: np.ndarray, q: np.ndarray) -> float:
 
 
 def expected(family: Any, states_LD: np.ndarray) -> dict[str, Any]:
-    """Every signal of one token, written from its definition."""
+    """Return every signal of one token, computed from its definition."""
     normed, logits = zip(*(read_out(family, state) for state in states_LD), strict=True)
     p = [softmax(values) for values in logits]
     depth = len(states_LD) - 1

@@ -143,7 +143,10 @@ def states_and_logits(family: Any, prompt: list[int], tokens: list[int]) -> tupl
 
 
 def simulate(family: Any, prompt: list[int], method: Any, stops: Stops, known: Known) -> Slow:
-    """Draft after S blocks; a token that runs them all, and mostly an end, has the drafts before it verified."""
+    """Decode by definition: tokens exit after S blocks as drafts, and are verified by the next token that runs
+    all blocks,
+    or in most methods when the answer ends.
+    """
     slow, waiting = Slow(), list[int]()
     is_free = isinstance(method, Free)
 

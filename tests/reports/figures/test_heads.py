@@ -34,7 +34,9 @@ def params(**changes: Any) -> dict[str, Any]:
 
 
 def exits(margin: np.ndarray, epsilon: float) -> np.ndarray:
-    """Exit layer of every token: heads after blocks 1 and 2, the first never used at the larger epsilon."""
+    """Return the exit layer of every token, with heads after blocks 1 and 2; the larger epsilon never uses the
+    first.
+    """
     exits_here = np.stack([(margin[:, 0] > 0.5) & (epsilon < 0.8), margin[:, 1] > epsilon], axis=1)
     return np.where(exits_here.any(axis=1), exits_here.argmax(axis=1) + 1, BLOCKS)
 

@@ -122,7 +122,7 @@ VERSION = "qa-2(other)"
 
 
 def rescored(few_database: Path, path: Path) -> Path:
-    """A copy of the example with two attempts' scores under another metric version, and word classes of theirs."""
+    """Return a copy of the example with scores of another metric version, and word classes, for two attempts."""
     shutil.copyfile(few_database, path)
     with open_database(path, read_only=False) as database, database.engine.begin() as connection:
         two = "WHERE attempt_id IN (SELECT DISTINCT attempt_id FROM metric ORDER BY 1 LIMIT 2)"

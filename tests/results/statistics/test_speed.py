@@ -36,7 +36,7 @@ def similar(rng: Rng, shape: tuple[int, ...]) -> Times:
 
 
 def twins(rng: Rng, shape: tuple[int, ...]) -> Times:
-    """Full depth against itself."""
+    """Draw times of full depth and of its repetition, whose true speed-up is 1."""
     length = 0.3 + rng.lognormal(0, 0.5, shape)
     return length, length
 
