@@ -134,7 +134,7 @@ class Pace:
         return replace(usual, documents=max(4, min(usual.documents, decodes // rounds)), max_rounds=rounds)
 
     def candidates(self, documents: int) -> int:
-        """Return how many candidates can be decoded on so many documents after a probe, at least three."""
+        """Return how many candidates can be decoded on these documents after a probe, at least three."""
         return max(3, int(_CHOOSING * self._seconds / (documents * self.together_s)) - 3)
 
     @property

@@ -19,7 +19,7 @@ from exitbench.harness.training.losses import IGNORED
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadOut:
+class DecoderReadOut:
     """A model's own read-out of states.
 
     Attributes:
@@ -48,7 +48,7 @@ class ReadOut:
 
 
 @dataclass(frozen=True, kw_only=True)
-class States(ReadOut):
+class States(DecoderReadOut):
     """States of the N positions that predict a label, and their read-out; block l is at index l - 1.
 
     Attributes:
@@ -149,7 +149,7 @@ def head_scale(model: Any) -> float:
 
 
 @torch.no_grad()
-def own_read_out(model: Any) -> ReadOut:
+def own_read_out(model: Any) -> DecoderReadOut:
     """Return a model's own read-out, whose ending is found by a forward pass of one token."""
     training = model.training
     token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
@@ -157,7 +157,7 @@ def own_read_out(model: Any) -> ReadOut:
         model.eval()(input_ids=token, **({"decoder_input_ids": token} if model.config.is_encoder_decoder else {}))
     model.train(training)
     head = model.get_output_embeddings().weight
-    return ReadOut(head=head, head_bias=head_bias(model), scale=head_scale(model), ending=tuple(noted))
+    return DecoderReadOut(head=head, head_bias=head_bias(model), scale=head_scale(model), ending=tuple(noted))
 
 
 def final_norm(model: Any) -> nn.Module:
