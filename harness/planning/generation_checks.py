@@ -53,12 +53,14 @@ def remarks(
     labels_of: dict[str, list[str]] = {}
     template = has_chat_template(folder)
     for entry in entries:
-        ignored = not_applied(folder, settings_by_label[entry.label])
+        settings = settings_by_label[entry.label]
+        ignored = not_applied(folder, settings)
         lines = [str(ignored)] if ignored.settings else []
-        if settings_by_label[entry.label].gates_first_token and entry.work.generates:
+        if settings.gates_first_token and entry.work.generates:
             lines.append('first_token = "gated": the first token of an answer may exit early too')
-        if (style := settings_by_label[entry.label].prompt_style) is not None:
-            lines.append(_about_style(style, settings_by_label[entry.label]))
+        if (style := settings.prompt_style) is not None:
+            instructed = entry.data.prompting is None or bool(entry.data.prompting.instruction)
+            lines.append(_about_style(style, "an instruction" if instructed else "the suite's text", settings))
         if template and not entry.chat_template and style is None:
             key = "chat_template = true" if entry.data.task_object.style_texts is None else 'prompt_style = "chat"'
             lines.append(f"has a chat template, which is not used: {key} in [tasks.LABEL] uses it")
@@ -69,11 +71,11 @@ def remarks(
     )
 
 
-def _about_style(style: str, settings: GenerationSettings) -> str:
+def _about_style(style: str, text: str, settings: GenerationSettings) -> str:
     stop = f", answers end at {' or '.join(map(repr, settings.stop))}" if settings.stop else ""
     if style == "chat":
-        return f"prompts: chat, an instruction in the model's own template{stop}"
-    return f"prompts: completion, an instruction and {number_of(settings.num_fewshot or 0, 'example')}{stop}"
+        return f"prompts: chat, {text} in the model's own template{stop}"
+    return f"prompts: completion, {text} and {number_of(settings.num_fewshot or 0, 'example')}{stop}"
 
 
 def _checked(entry: TaskEntry, key: str, check: Any, *arguments: Any) -> Any:

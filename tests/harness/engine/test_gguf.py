@@ -342,11 +342,14 @@ def test_the_command_says_what_comes_next(file: Path, tmp_path: Path, capsys: py
     assert "weights dequantized from GGUF" in " ".join(capsys.readouterr().out.split())
 
 
-def test_nox_replaces_the_hub_in_the_suite_of_the_packaged_model() -> None:
+def test_nox_replaces_the_hub_in_the_suites_of_the_packaged_model() -> None:
     session = (ROOT / "noxfile.py").read_text(encoding="utf-8")
     on_hub = re.search(r"^SMOLLM2_ON_HUB = '(.+)'$", session, re.MULTILINE)
-    suite = (ROOT / "harness" / "suites" / "smollm2.toml").read_text(encoding="utf-8")
-    assert on_hub is not None and suite.count(on_hub[1]) == 1
+    listed = re.search(r"^SMOLLM2_SUITES = \((.+)\)$", session, re.MULTILINE)
+    assert on_hub is not None and listed is not None
+    for name in re.findall(r'"(.+?)"', listed[1]):
+        suite = (ROOT / "harness" / "suites" / f"{name}.toml").read_text(encoding="utf-8")
+        assert suite.count(on_hub[1]) == 1
 
 
 @pytest.mark.parametrize(

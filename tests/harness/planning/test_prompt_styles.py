@@ -203,6 +203,8 @@ def test_a_suite_may_write_prompts_of_built_in_tasks(
     assert prompt_of(suite(model, *few)).endswith("Q question 0 A") or prompt_of(suite(model, *few)).endswith("1 A")
     assert prompt_of(suite(model, *few)).startswith("passage ")
     assert cell_of(suite(model, *few)).generation.stop == (".",)
+    (remark,) = planned(suite(model, *few)).groups[0].remarks
+    assert remark == "prompts: completion, the suite's text and 1 example, answers end at '.'"
     path = suite(worded_model, *LOCAL, *both)
     assert prompt_of(path, "seq2seq") in ("Q question 0", "Q question 1")
     assert cell_of(path).generation.prompt_style is None
