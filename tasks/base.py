@@ -23,6 +23,8 @@ from exitbench.tasks.sources import resolve_files
 from exitbench.tasks.styles import Prompting, StyleTexts
 
 SourceKind = Literal["builtin", "local", "hub"]
+Part = Literal["all", "train", "test"]
+"""Part of local files: all, or about four fifths or one fifth of their documents, by a hash of `Task.group`."""
 ModelKind = Literal["seq2seq", "causal", "encoder"]
 """Encoder-decoder, decoder-only, or encoder-only with a classifier on top."""
 OutputType = Literal["generate_until", "multiple_choice", "loglikelihood", "loglikelihood_rolling", "classification"]
@@ -38,12 +40,14 @@ class Source:
         data_dir: Local only: folder that the paths in `files` are relative to.
         files: Local only: pairs (role, path). The roles are the task's `local_roles`.
         level: Built-in data only: difficulty, 1 to 3.
+        part: Local only: the part of the documents that is read.
     """
 
     kind: SourceKind = "builtin"
     data_dir: Path | None = None
     files: tuple[tuple[str, str], ...] = ()
     level: int = DEFAULT_LEVEL
+    part: Part = "all"
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(SourceKind):
@@ -117,7 +121,14 @@ class Task(ABC):
         if source.kind == "hub":
             return [Document.from_fields(fields) for fields in self._read_hub(split)]
         files = resolve_files(self.name, source.data_dir, source.files, self.local_roles)
-        return [Document.from_fields(fields) for fields in self._read_local(files)]
+        documents = [Document.from_fields(fields) for fields in self._read_local(files)]
+        if source.part == "all":
+            return documents
+        kept = [document for document in documents if part_of(self.group(document)) == source.part]
+        if not kept:
+            names = " and ".join(path for _, path in source.files)
+            raise UserError(f'{self.name}: part {source.part!r} of {names} has no documents. Allowed: part = "all".')
+        return kept
 
     @abstractmethod
     def _read_local(self, files: Mapping[str, Path]) -> list[dict[str, Any]]:
@@ -152,6 +163,10 @@ class Task(ABC):
     def passage(self, doc: Document) -> str:
         """Return the text that no few-shot example may share with an evaluated document; by default `likeness`."""
         return self.likeness(doc)
+
+    def group(self, doc: Document) -> str:
+        """Return a text that is equal for documents that belong to the same part of a file; by default `passage`."""
+        return self.passage(doc)
 
     @abstractmethod
     def target(self, doc: Document) -> str:
@@ -213,6 +228,11 @@ class Task(ABC):
         names; lm-eval's aggregated results equal `aggregate` over all documents.
         """
         return lm_eval_bridge.config(self, documents, kind)
+
+
+def part_of(group: str) -> Part:
+    """Return the part of a file that a group of documents belongs to: about one in five groups is in `test`."""
+    return "test" if int(sha256(group.encode()).hexdigest()[:8], 16) % 5 == 0 else "train"
 
 
 def take_by_hash(documents: Sequence[Document], limit: int | None) -> list[Document]:

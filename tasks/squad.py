@@ -90,6 +90,10 @@ class Squad(Task):
         """Return the passage, which several questions share."""
         return str(doc.fields["context"])
 
+    def group(self, doc: Document) -> str:
+        """Return the title of the article, which several passages share."""
+        return str(doc.fields["title"])
+
     def target(self, doc: Document) -> str:
         """Return the first reference answer."""
         return str(doc.fields["answers"]["text"][0])

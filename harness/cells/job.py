@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from exitbench.tasks.document import Document
 
 SourceKind = Literal["builtin", "local", "hub"]
+Part = Literal["all", "train", "test"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class DataRequest:
 
     Attributes:
         files: Local source only: role and path relative to the data folder.
+        part: Local source only: the part of the documents that is read.
         limit: Number of documents kept, in hash order of their keys; None keeps all.
         seed: Seed of the built-in generator.
         level: Difficulty of built-in data.
@@ -53,6 +55,7 @@ class DataRequest:
     source: SourceKind
     split: str
     files: tuple[tuple[str, str], ...] = ()
+    part: Part = "all"
     limit: int | None = None
     seed: int = 0
     level: int = DEFAULT_LEVEL
@@ -93,7 +96,7 @@ class DataRequest:
         from exitbench.tasks.base import Source, take_by_hash
 
         task = self.task_object
-        source = Source(self.source, data_dir, self.files, self.level)
+        source = Source(self.source, data_dir, self.files, self.level, self.part)
         examples = self.prompting if self.prompting is not None and self.prompting.excluded else None
         if not self.apart_from and examples is None:
             return task.load(source, self.split, self.limit, self.seed), 0
@@ -114,7 +117,8 @@ class DataRequest:
     @property
     def place(self) -> str:
         """Origin of the documents for messages: file names, or the split."""
-        return " and ".join(path for _, path in self.files) or f"split {self.split!r}"
+        names = " and ".join(path for _, path in self.files) or f"split {self.split!r}"
+        return names if self.part == "all" else f"part {self.part!r} of {names}"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON data; the task's own prompts are left out."""

@@ -162,7 +162,9 @@ def _others(entry: TaskEntry, texts: StyleTexts) -> DataRequest | None:
     if data.source == "builtin":
         return None if data.split == "train" else replace(data, split="train", limit=_MOST_READ)
     if data.source == "local":
-        return replace(data, files=entry.train_files) if entry.train_files else None
+        if not entry.train_files and data.part == "test":
+            return replace(data, part="train")
+        return replace(data, files=entry.train_files, part="all") if entry.train_files else None
     split = entry.train_split or texts.hub_split
     if split == data.split:
         return None

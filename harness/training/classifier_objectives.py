@@ -95,7 +95,7 @@ def make_classifier_objective(recipe: Recipe, model: PreTrainedModel) -> tuple[O
         return OnFrozen(readers, settings.loss == "self-distillation", settings.label_smoothing), readers
 
     def joint(loss: JointLoss) -> BlockLosses:
-        return BlockLosses(readers, block_weights(stack.n_blocks, loss), settings.label_smoothing)
+        return BlockLosses(readers, block_weights(stack.n_blocks, loss, settings.blocks), settings.label_smoothing)
 
     objective: Objective
     if settings.loss == "alternating":

@@ -75,7 +75,7 @@ def read_pairs(source: DataSource, data_dir: Path | None, kind: ModelKind) -> li
     if source.source == "builtin":
         documents = builtin.documents(source.task, source.split, source.documents, source.seed, source.level)
     else:
-        local = Source("local", data_dir, source.files)
+        local = Source("local", data_dir, source.files, part=source.part)
         documents = task.load(local, source.split, source.documents or None)
     if kind == "encoder":
         prompts = task.prompts(documents, kind)

@@ -21,7 +21,7 @@ VOCABULARY_SLICE_TOKENS = 128
 JointLoss = Literal["last", "uniform", "weighted", "geometric", "branchynet", "last-70"]
 
 
-def block_weights(n_blocks: int, loss: JointLoss) -> Tensor:
+def block_weights(n_blocks: int, loss: JointLoss, blocks: Sequence[int] = ()) -> Tensor:
     """Return the weight of each block's cross-entropy, [L].
 
     The weights sum to 1, except for `branchynet`.
@@ -33,17 +33,23 @@ def block_weights(n_blocks: int, loss: JointLoss) -> Tensor:
             every block, the un-normalized sum of "Early Exit Is a Natural Capability". `last-70`: equal weights for
             blocks l > 0.3 L and 0 before, as proposed in the Monotonic-Early-Exit blog. The blog does not give the
             scale; normalizing to 1 is this project's choice.
+        blocks: Blocks whose losses count, with the last one; the others' weights are 0. Empty: all blocks.
 
     Raises:
-        UserError: The loss is unknown.
+        UserError: The loss is unknown, or the last of `blocks` is not the model's last block.
 
     Examples:
         >>> block_weights(4, "weighted")
         tensor([0.1000, 0.2000, 0.3000, 0.4000])
+        >>> block_weights(4, "weighted", blocks=(1, 4))
+        tensor([0.2000, 0.0000, 0.0000, 0.8000])
     """
+    if blocks and blocks[-1] != n_blocks:
+        raise UserError(f"[objective] blocks ends with {blocks[-1]}. Allowed: the model's last block, {n_blocks}.")
     depth = torch.arange(1, n_blocks + 1, dtype=torch.float64)
+    counts = torch.isin(depth, torch.tensor(blocks)) if blocks else torch.ones(n_blocks, dtype=torch.bool)
     if loss == "branchynet":
-        return torch.ones(n_blocks)
+        return counts.float()
     if loss == "last":
         weights = (depth == n_blocks).double()
     elif loss == "uniform":
@@ -56,6 +62,7 @@ def block_weights(n_blocks: int, loss: JointLoss) -> Tensor:
         weights = (10 * depth > 3 * n_blocks).double()
     else:
         raise UserError(f"Joint loss {loss!r} is not known.{suggestion(loss, get_args(JointLoss))}")
+    weights *= counts
     return (weights / weights.sum()).float()
 
 

@@ -275,7 +275,8 @@ def make_objective(recipe: Recipe, model: PreTrainedModel) -> Objective:
     elif settings.loss == "layer-skip":
         objective = LayerSkipObjective(settings, n_blocks, recipe.optimisation.steps, recipe.seed)
     else:
-        objective = JointObjective(block_weights(n_blocks, cast(JointLoss, settings.loss)), settings.label_smoothing)
+        weights_L = block_weights(n_blocks, cast(JointLoss, settings.loss), settings.blocks)
+        objective = JointObjective(weights_L, settings.label_smoothing)
     if not settings.every_block_steps:
         return objective
     first = JointObjective(block_weights(n_blocks, "weighted"), settings.label_smoothing)

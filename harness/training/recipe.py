@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from exitbench.errors import UserError, suggestion
 from exitbench.harness.reading.toml import TomlTable
-from exitbench.tasks.base import ModelKind
+from exitbench.tasks.base import ModelKind, Part
 from exitbench.tasks.document import DEFAULT_LEVEL, LEVELS
 
 T = TypeVar("T")
@@ -40,6 +40,7 @@ class DataSource:
         source: `builtin` (generated) or `local` (files below the data folder).
         split: Split of built-in data; `train` for local files.
         files: Local files as (role, path relative to the data folder).
+        part: Part of local files.
         documents: Number of documents; 0 keeps all documents of local files.
         seed: Seed of the built-in generator.
         level: Difficulty level of built-in data.
@@ -52,6 +53,7 @@ class DataSource:
     source: Literal["builtin", "local"] = "builtin"
     split: str = "train"
     files: tuple[tuple[str, str], ...] = ()
+    part: Part = "all"
     documents: int = _number(0, default=0)
     seed: int = _number(0, default=0)
     level: int = _number(LEVELS[0], LEVELS[-1], default=DEFAULT_LEVEL)
@@ -123,6 +125,7 @@ class ObjectiveRecipe:
             frozen model (`exit-heads`). For encoders also: cross-entropy of off-ramps on a frozen model (`two-stage`,
             DeeBERT), of the last block and of all blocks in turn (`alternating`, BERxiT), or the divergence of
             off-ramps on a frozen model from its last block (`self-distillation`, FastBERT).
+        blocks: Blocks whose losses count, ascending, with the last one; empty: all. For losses with a weight per block.
         every_block_steps: Number of initial steps with loss `weighted`, whatever `loss` is: multi-hop retrieval is
             learned several times faster if every block is read out.
         label_smoothing: Share of the gold token's mass that is spread over the vocabulary.
@@ -150,6 +153,7 @@ class ObjectiveRecipe:
         "alternating",
         "self-distillation",
     ]
+    blocks: tuple[int, ...] = ()
     every_block_steps: int = _number(0, default=0)
     label_smoothing: float = _number(0.0, 0.9, default=0.0)
     shallow_blocks: int = _number(0, default=0)
@@ -317,6 +321,11 @@ class Recipe:
             for name in ("after_blocks", "positions", "cached_tokens"):
                 if heads[name] == defaults[name]:
                     del heads[name]
+        if not self.objective.blocks:
+            del values["objective"]["blocks"]
+        for source in (*values["train"], *values["validation"], *values["held_out"]):
+            if source["part"] == "all":
+                del source["part"]
         return values
 
     @property
@@ -417,6 +426,11 @@ def _check_objective(recipe: Recipe, top: TomlTable) -> None:
         raise table.error("loss", '"exit-heads" needs a [start]: its model is frozen.')
     if recipe.optimisation.shared_steps and recipe.start is not None:
         raise top.table("optimisation").error("shared_steps", "is for a new model: a [start] has blocks of its own.")
+    if objective.blocks and objective.loss not in _OF_JOINT_LOSSES - {"last"}:
+        allowed = ", ".join(sorted(_OF_JOINT_LOSSES - {"last"}))
+        raise table.error("blocks", f"goes with a loss that has a weight for each block: {allowed}.")
+    if objective.blocks and not (objective.blocks[0] > 0 and all(a < b for a, b in pairwise(objective.blocks))):
+        raise table.error("blocks", "allowed: ascending block numbers from 1.")
     if (objective.loss == "shallow-deep") != bool(objective.shallow_blocks):
         raise table.error("loss", '`shallow_blocks` goes with loss = "shallow-deep", and only with it.')
     n_blocks = recipe.n_blocks
@@ -486,6 +500,8 @@ def _data_source(table: TomlTable) -> DataSource:
     source = _build(DataSource, table)
     if source.source == "builtin" and not source.documents:
         raise table.error(None, "built-in data has no end; say how many `documents`.")
+    if source.part != "all" and source.source != "local":
+        raise table.error("part", 'goes with source = "local" only; built-in data has splits.')
     if (source.source == "local") != bool(source.files):
         raise table.error(None, '`files` goes with source = "local", and only with it.')
     return source

@@ -1,11 +1,11 @@
 """Parse ``[tasks.LABEL]`` of a suite: documents, prompt construction, and generation settings."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, cast, get_args
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import FIRST_TOKENS, TRUNCATIONS, GenerationSettings, Truncate
-from exitbench.harness.cells.job import DataRequest, SourceKind
+from exitbench.harness.cells.job import DataRequest, Part, SourceKind
 from exitbench.harness.planning.entries.declared_task import find_declaration
 from exitbench.harness.planning.entries.lm_eval_task import LM_EVAL_KEYS, read_lm_eval, refuse_lm_eval_keys
 from exitbench.harness.planning.entries.prompt_keys import STYLE_KEYS, PromptKeys, check_chat_keys, read_prompt_keys
@@ -26,7 +26,19 @@ Files = tuple[tuple[str, str], ...]
 _OTHER_FILES: Final = ("train_files", "calibration_files")
 _OTHER_SPLITS: Final = ("train_split", "calibration_split")
 KEYS: Final = (
-    *("task", "source", "split", "limit", "seed", "level", "files", *_OTHER_FILES, *_OTHER_SPLITS, "drop_shared"),
+    *(
+        "task",
+        "source",
+        "split",
+        "limit",
+        "seed",
+        "level",
+        "files",
+        "part",
+        *_OTHER_FILES,
+        *_OTHER_SPLITS,
+        "drop_shared",
+    ),
     *("max_new_tokens", "stop", "repetition_penalty", "no_repeat_ngram_size", "min_length", "forced_bos_token_id"),
     *("chat_template", "system", "max_prompt_tokens", "truncate", "first_token", "batch_rows"),
     *STYLE_KEYS,
@@ -77,7 +89,8 @@ class TaskEntry:
         files = self.train_files if split == "train" else self.calibration_files
         name = self.train_split if split == "train" else self.calibration_split
         if self.data.source == "local":
-            return bool(files) or (self.data.settings is not None and not self.data.files)
+            is_rest = split == "train" and self.data.part == "test"
+            return bool(files) or is_rest or (self.data.settings is not None and not self.data.files)
         return self.data.source == "builtin" or split == "train" or bool(files) or name is not None
 
     def other_split(
@@ -97,6 +110,9 @@ class TaskEntry:
         files = self.train_files if split == "train" else self.calibration_files
         name = self.train_split if split == "train" else self.calibration_split
         names_splits = self.data.settings is not None and not self.data.files
+        part: Part = "all"
+        if not files and split == "train" and self.data.part == "test":
+            files, part = self.data.files, "train"
         if self.data.source == "local" and not names_splits and not files:
             raise UserError(f"{self.location}: {why} needs {split}_files, in the form of 'files'.")
         if self.data.source != "builtin" and not files and split == "calibration" and name is None:
@@ -107,7 +123,7 @@ class TaskEntry:
         # All of the task's documents, so that --limit does not change fits and calibrations.
         uses = (replace(self.data, limit=None), *([fitted_on] if fitted_on else []))
         apart_from = uses if self.drop_shared else ()
-        return replace(self.data, split=name or split, files=files, limit=limit, apart_from=apart_from)
+        return replace(self.data, split=name or split, files=files, part=part, limit=limit, apart_from=apart_from)
 
 
 def read_task(label: str, table: TomlTable) -> TaskEntry:
@@ -142,6 +158,9 @@ def read_task(label: str, table: TomlTable) -> TaskEntry:
             raise table.error(key, 'goes with source = "hub" only; built-in data has its own splits, local data files.')
     if (source == "local") != bool(files.values):
         raise table.error("files", 'goes with source = "local", which needs it: { role = "path below --data-dir" }.')
+    part = table.choose("part", table.get("part", str, "all"), get_args(Part), "part of the files")
+    if part != "all" and source != "local":
+        raise table.error("part", 'goes with source = "local" only; other sources have their own splits.')
     if not work_class(task).generates:
         for key in _OF_ANSWERS:
             if key in table.values:
@@ -151,6 +170,7 @@ def read_task(label: str, table: TomlTable) -> TaskEntry:
         source=cast(SourceKind, source),
         split=table.get("split", str, "test"),
         files=_files(files),
+        part=cast(Part, part),
         limit=table.positive("limit") if "limit" in table.values else None,
         seed=table.get("seed", int, 0),
         level=_level(table, source),
