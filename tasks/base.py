@@ -121,10 +121,10 @@ class Task(ABC):
         if source.kind == "hub":
             return [Document.from_fields(fields) for fields in self._read_hub(split)]
         files = resolve_files(self.name, source.data_dir, source.files, self.local_roles)
-        documents = [Document.from_fields(fields) for fields in self._read_local(files)]
+        records = [Document.from_fields(fields) for fields in self._read_local(files)]
         if source.part == "all":
-            return documents
-        kept = [document for document in documents if part_of(self.group(document)) == source.part]
+            return records
+        kept = [record for record in records if part_of(self.group(record)) == source.part]
         if not kept:
             names = " and ".join(path for _, path in source.files)
             raise UserError(f'{self.name}: part {source.part!r} of {names} has no documents. Allowed: part = "all".')

@@ -324,7 +324,7 @@ class Recipe:
         if not self.objective.blocks:
             del values["objective"]["blocks"]
         for source in (*values["train"], *values["validation"], *values["held_out"]):
-            if source["part"] == "all":
+            if isinstance(source, dict) and source["part"] == "all":
                 del source["part"]
         return values
 

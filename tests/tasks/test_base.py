@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from exitbench.errors import UserError
 from exitbench.tasks import builtin
-from exitbench.tasks.base import Source, documents_sha256, take_by_hash
+from exitbench.tasks.base import Source, documents_sha256, part_of, take_by_hash
 from exitbench.tasks.document import Document, DocumentScore
 from exitbench.tasks.glue import DATA_SETS
 from exitbench.tasks.registry import get_task, task_names
@@ -95,6 +95,15 @@ def test_a_source_without_records_is_refused(load, write):
     write("val.json", [])
     with pytest.raises(UserError, match=r"^samsum: the local source holds no records for split 'test'"):
         load(Summarisation("samsum"), data="val.json")
+
+
+def test_a_part_without_documents_is_refused(tmp_path, write):
+    fields = {"id": "1", "dialogue": "A: hi", "summary": "A says hi."}
+    write("val.json", [fields])
+    task = Summarisation("samsum")
+    empty = "train" if part_of(task.group(Document.from_fields(fields))) == "test" else "test"
+    with pytest.raises(UserError, match=rf"^samsum: part '{empty}' of val\.json has no documents"):
+        task.load(Source("local", tmp_path, (("data", "val.json"),), part=empty), "test", None)
 
 
 def test_an_unknown_kind_of_source_is_refused():

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exitbench.errors import UserError
+from exitbench.tasks.base import Source
 from exitbench.tasks.squad import Squad, exact_match, normalise, token_f1
 
 texts = st.text(alphabet=st.sampled_from("ab The,.-'é \t"), max_size=20)
@@ -78,6 +79,19 @@ def test_a_file_gives_one_document_a_question_in_the_hubs_form(load, write, squa
         "question": "Where?",
         "answers": {"text": ["London", "in London"], "answer_start": [42, 39]},
     }
+
+
+def test_the_parts_of_a_file_share_no_article_and_are_the_whole(tmp_path, write, squad_json):
+    (article,) = squad_json["data"]
+    write("dev.json", {"data": [{**article, "title": f"T{n}"} for n in range(60)]})
+    whole, train, test = (
+        Squad().load(Source("local", tmp_path, (("data", "dev.json"),), part=part), "test", None)
+        for part in ("all", "train", "test")
+    )
+    assert sorted([*train, *test], key=whole.index) == whole
+    titles = [{document.fields["title"] for document in part} for part in (train, test)]
+    assert not titles[0] & titles[1]
+    assert 40 <= len(titles[0]) <= 55  # four fifths of 60, by a hash
 
 
 def test_prompt_target_and_score_of_a_document(load, write, squad_json):

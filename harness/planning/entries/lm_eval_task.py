@@ -21,7 +21,7 @@ from exitbench.tasks.lm_eval.settings import PREFIX, LmEvalSettings, why_not_gre
 LM_EVAL_KEYS: Final = ("include", *FEWSHOT_KEYS, "fewshot_as_multiturn", "gen_kwargs", "scope")
 """Keys of lm-eval tasks; only those of examples are valid for other tasks too."""
 
-_OUR_KEYS: Final = ("seed", "level")
+_OUR_KEYS: Final = ("seed", "level", "part")
 _PROMPT_KEYS: Final = ("max_prompt_tokens", "truncate")
 _ANSWER_KEYS: Final = ("max_new_tokens", "stop")
 _LOGIT_KEYS: Final = ("repetition_penalty", "no_repeat_ngram_size", "min_length", "forced_bos_token_id")

@@ -26,19 +26,8 @@ Files = tuple[tuple[str, str], ...]
 _OTHER_FILES: Final = ("train_files", "calibration_files")
 _OTHER_SPLITS: Final = ("train_split", "calibration_split")
 KEYS: Final = (
-    *(
-        "task",
-        "source",
-        "split",
-        "limit",
-        "seed",
-        "level",
-        "files",
-        "part",
-        *_OTHER_FILES,
-        *_OTHER_SPLITS,
-        "drop_shared",
-    ),
+    *("task", "source", "split", "limit", "seed", "level", "files", "part"),
+    *(*_OTHER_FILES, *_OTHER_SPLITS, "drop_shared"),
     *("max_new_tokens", "stop", "repetition_penalty", "no_repeat_ngram_size", "min_length", "forced_bos_token_id"),
     *("chat_template", "system", "max_prompt_tokens", "truncate", "first_token", "batch_rows"),
     *STYLE_KEYS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from exitbench.harness.cli.main import main
 from exitbench.harness.planning.plan import Plan, make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.results.spool.schema import CARD_FILE
+from exitbench.tasks.base import part_of
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}answer :{% endif %}"
 NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + TEMPLATE
@@ -25,7 +27,7 @@ LOCAL = ('source = "local"', 'files = { data = "test.json" }')
 
 
 def squad_file(path: Path, first: int, number: int) -> None:
-    """Write a SQuAD file of paragraphs with two questions each."""
+    """Write a SQuAD file of articles with one paragraph and two questions each."""
     paragraphs = [
         {
             "context": f"passage {paragraph}",
@@ -40,7 +42,8 @@ def squad_file(path: Path, first: int, number: int) -> None:
         }
         for paragraph in range(first, first + number)
     ]
-    path.write_text(json.dumps({"data": [{"title": "T", "paragraphs": paragraphs}]}))
+    articles = [{"title": f"T {paragraph['context']}", "paragraphs": [paragraph]} for paragraph in paragraphs]
+    path.write_text(json.dumps({"data": articles}))
 
 
 @pytest.fixture
@@ -164,6 +167,28 @@ def test_examples_are_never_evaluated(
         assert not any(f"Passage: {document.fields['context']}\n" in example for example in examples)
     if TRAIN in lines:  # of its passages 20 to 49, the first ten are those of evaluated documents
         assert all(int(example.split("\n")[0].removeprefix("Passage: passage ")) >= 30 for example in examples)
+
+
+def test_examples_and_fits_of_a_part_come_from_the_rest_of_the_file(suite: Callable[..., Path], model: Path) -> None:
+    path = suite(model, *LOCAL, 'part = "test"')
+    item = item_of(path)
+    assert item.data.prompting is not None
+    evaluated = item.data.load(path.parent)
+    assert {part_of(document.fields["title"]) for document in evaluated} == {"test"}
+    (entry,) = load_suite(path).tasks
+    fitted_on = entry.other_split("train", 1000, "a fit")
+    assert entry.has_other_split("train") and fitted_on.part == "train"
+    rest = {document.fields["context"] for document in fitted_on.load(path.parent)}
+    assert {example.split("\n")[0].removeprefix("Passage: ") for example in item.data.prompting.examples} <= rest
+    assert not rest & {document.fields["context"] for document in evaluated}
+    assert len(rest) + len({d.fields["context"] for d in replace(item.data, limit=None).load(path.parent)}) == 30
+
+
+def test_parts_are_of_local_files(suite: Callable[..., Path], model: Path) -> None:
+    with pytest.raises(UserError, match=r"styles\.toml:8: \[tasks\.squad\] part: goes with source = \"local\" only"):
+        load_suite(suite(model, 'part = "test"'))
+    with pytest.raises(UserError, match=r"part: .*Did you mean 'test'\?"):
+        load_suite(suite(model, *LOCAL, 'part = "tset"'))
 
 
 def test_examples_depend_on_their_seed_and_number_alone(suite: Callable[..., Path], model: Path) -> None:

@@ -72,6 +72,13 @@ def test_the_last_seventy_percent_are_seventy_percent_of_the_blocks(blocks: int)
     assert int((block_weights(blocks, "last-70") > 0).sum()) == blocks * 7 // 10
 
 
+def test_blocks_that_do_not_count_have_no_weight() -> None:
+    assert block_weights(6, "weighted", (2, 4, 6)).tolist() == pytest.approx([0, 1 / 6, 0, 1 / 3, 0, 1 / 2])
+    assert block_weights(3, "branchynet", (1, 3)).tolist() == [1, 0, 1]
+    with pytest.raises(UserError, match=r"blocks ends with 4\. Allowed: the model's last block, 6"):
+        block_weights(6, "weighted", (2, 4))
+
+
 def test_a_misspelt_joint_loss_is_named() -> None:
     with pytest.raises(UserError, match="Did you mean 'weighted'"):
         block_weights(4, "wieghted")  # type: ignore[arg-type]
