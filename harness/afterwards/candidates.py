@@ -23,6 +23,8 @@ LEVELS: Final = 201
 GREATEST_NATS: Final = 8.0
 """Largest threshold searched if the parameter has no upper bound, on a geometric scale."""
 _LEAST: Final = 1e-4
+_COARSE: Final = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.97)
+"""Places in a method's grid of thresholds that are tried where no replay can search it."""
 CHEAP_GATE_BLOCKS: Final = 0.25
 """A gate that reads no more than this share of a block per evaluation is evaluated at every block."""
 _DRAFTS: Final = (1, 2, 3, 4, 6, 8)
@@ -132,6 +134,31 @@ def _why_left_out(name: str, gate_blocks: float, can_be_faster: bool, max_loss_p
         most = SHARES[0] * max_loss_percent
         return f"{name}: settings that could be faster change more than {most:g} % of full depth's tokens{reads}."
     return f"{name}: no setting reads less than full depth{reads}."
+
+
+def unsearched_candidates(methods: Sequence[str], n_blocks: int) -> tuple[Candidate, ...]:
+    """Return every static depth and a coarse grid of each method's threshold or patience, for models without a replay.
+
+    Costs and token matches are not known (nan).
+    """
+    fixed, parameter = fixed_depth_method()
+    settings: list[tuple[type[Method], dict[str, Any]]] = [(fixed, {parameter: depth}) for depth in range(1, n_blocks)]
+    for name in methods:
+        kind = get_method(name)
+        if "threshold" in (used := used_params(kind())):
+            grid = threshold_grid(kind)
+            settings += [(kind, {"threshold": grid[round(place * (len(grid) - 1))]}) for place in _COARSE]
+        elif "patience" in used:
+            settings += [(kind, {"patience": blocks}) for blocks in range(1, n_blocks)]
+    return tuple(
+        Candidate(Point(tuple(params.items()), kind.from_params(params)), math.nan, math.nan, math.nan)
+        for kind, params in settings
+    )
+
+
+def used_params(method: Method) -> set[str]:
+    """Return the names of the parameters that have an effect."""
+    return method.params().keys() - method.unused_params()
 
 
 def threshold_grid(kind: type[Method]) -> list[float]:

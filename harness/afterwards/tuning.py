@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from exitbench.errors import UserError, suggestion
-from exitbench.harness.afterwards.candidates import Candidate
+from exitbench.harness.afterwards.candidates import Candidate, used_params
 from exitbench.harness.cells.cell import CalibrationSettings, Kind, TimingSettings
 from exitbench.harness.planning.entries.task import TaskEntry
 from exitbench.harness.planning.suite import CalibrationEntry, ModelEntry, Point, Suite, Sweep
@@ -202,8 +202,7 @@ def require_tunable(name: str) -> None:
 
 
 def _is_searchable(method: Method) -> bool:
-    looked_at = method.params().keys() - method.unused_params()
-    return "threshold" in looked_at and not method.parts(n_blocks=2).kv_policy.verifies
+    return "threshold" in used_params(method) and not method.parts(n_blocks=2).kv_policy.verifies
 
 
 def _is_quick(method: Method) -> bool:
@@ -260,9 +259,9 @@ def _seems_kept(row: Row, most_percent: float) -> bool:
     return row["delta"] is not None and row["delta"] >= -most_percent / 100 * abs(row["full_value"])
 
 
-def _risk(row: Row) -> tuple[float, float]:
+def _risk(row: Row) -> tuple[float, float, float, float]:
     bound = row["loss_high_percent"]
-    return (math.inf if bound is None else bound, -row["delta"])
+    return (math.inf if bound is None else bound, -row["delta"], *_work(row))
 
 
 def _work(row: Row) -> tuple[float, float]:

@@ -145,6 +145,7 @@ def make_plan(
     only: str | None = None,
     limit: int | None = None,
     kinds: Sequence[Kind] | None = None,
+    hub: bool = False,
 ) -> Plan:
     """Expand a suite into cells, and compare the cells with the spool.
 
@@ -156,12 +157,16 @@ def make_plan(
         only: Glob over labels; dependencies of selected cells are included.
         limit: Maximum number of documents per task.
         kinds: Kinds of cells to include; None for all kinds.
+        hub: Whether data with source ``auto`` may come from the hub.
 
     Raises:
         UserError: Documents or weights cannot be read, documents have conflicting uses, a parameter does not fit a
             model's depth, a model was trained on another difficulty level, or no cell is selected.
     """
+    suite = suite.located(data_dir, hub=hub)
     drafts = select(expand(suite, limit), only, kinds)
+    for draft in drafts:
+        draft.task.require_located(data_dir)
     models = [(entry, list(templates)) for entry, templates in groupby(drafts, key=lambda draft: draft.model)]
     recipes = {entry.name: load_recipe(entry.recipe) if entry.recipe else None for entry, _ in models}
     for entry, templates in models:

@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -162,6 +162,10 @@ class Suite:
     timing: TimingSettings
     fit_documents: int
     cell_timeout_s: float
+
+    def located(self, data_dir: Path | None, *, hub: bool) -> Suite:
+        """Return the suite with every source ``auto`` replaced, see `TaskEntry.located`."""
+        return replace(self, tasks=tuple(task.located(data_dir, hub=hub) for task in self.tasks))
 
     def task(self, label: str) -> TaskEntry:
         """Return the task with this label."""

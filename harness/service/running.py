@@ -275,5 +275,6 @@ def plan_suite(options: RunOptions) -> Plan:
         only=options.only,
         limit=options.limit,
         kinds=options.kinds,
+        hub=options.hub,
     )
     return part(plan, options.shard)

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from exitbench.errors import UserError
-from exitbench.harness.afterwards.candidates import DecoderCosts, find_candidates
+from exitbench.harness.afterwards.candidates import Candidate, DecoderCosts, find_candidates, unsearched_candidates
 from exitbench.harness.afterwards.tuning import Tuning, choose, tunable_methods
 from exitbench.harness.cells.cell import TimingSettings
+from exitbench.harness.engine.checkpoints.encoder_loading import is_encoder
 from exitbench.harness.engine.checkpoints.gguf_origin import name_in_results
-from exitbench.harness.inspecting.inspection import Inspection, TokenCost, inspect_folder
+from exitbench.harness.inspecting.encoders import inspect_classifier
+from exitbench.harness.inspecting.inspection import TokenCost, inspect_folder
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.service.folders import Runs
 from exitbench.harness.service.options import RunOptions
@@ -47,6 +49,8 @@ _SHARES: Final = (2.0, 0.5)
 """Multiples of the allowed loss for candidates, fewer than a tuning's."""
 _CANDIDATES: Final = 8
 """Candidates that the plan reckons with; more are decoded if the time allows."""
+_PROBE_DECODES: Final = 3
+"""Full depth and its probe, in units of decoding at full depth."""
 _FINALISTS: Final = 3
 _CHOOSING, _REPORTING, _TIMING = 0.45, 0.25, 0.25
 """Shares of the time; the rest is for loading the model."""
@@ -114,10 +118,9 @@ class Pace:
     stage_s: float
     minutes: float
 
-    @property
-    def searched(self) -> int:
-        """Documents to choose on: a probe costs about as much as two decodes, a candidate less than one."""
-        return int(_CHOOSING * self._seconds / (self.together_s * (3 + _CANDIDATES)))
+    def searched(self, decodes: int) -> int:
+        """Return the number of documents to choose on, if each is decoded this often; an exit counts as full depth."""
+        return int(_CHOOSING * self._seconds / (self.together_s * decodes))
 
     @property
     def reported(self) -> int:
@@ -135,25 +138,26 @@ class Pace:
 
     def candidates(self, documents: int) -> int:
         """Return how many candidates can be decoded on these documents after a probe, at least three."""
-        return max(3, int(_CHOOSING * self._seconds / (documents * self.together_s)) - 3)
+        return max(3, int(_CHOOSING * self._seconds / (documents * self.together_s)) - _PROBE_DECODES)
 
     @property
     def _seconds(self) -> float:
         return max(60 * self.minutes - _STAGES * self.stage_s, 1.0)
 
-    def require_enough(self) -> None:
+    def require_enough(self, decodes: int) -> None:
         """Check that enough documents fit.
 
         Raises:
             UserError: Too few; says how many minutes are needed.
         """
-        fewest = min(self.searched, self.reported)
+        fewest = min(self.searched(decodes), self.reported)
         if fewest < FEWEST_DOCUMENTS:
-            per_choice = self.together_s * (3 + _CANDIDATES) / _CHOOSING
+            per_choice = self.together_s * decodes / _CHOOSING
             needed = math.ceil((FEWEST_DOCUMENTS * per_choice + _STAGES * self.stage_s) / 60)
             raise UserError(
-                f"--minutes {self.minutes:g}: a document takes {self.together_s:.1f} s at full depth, so there is time "
-                f"for {fewest} to choose or report on. Needed: {FEWEST_DOCUMENTS}, about --minutes {needed}."
+                f"--minutes {self.minutes:g}: a document takes {self.together_s:.2g} s at full depth, and the start of "
+                f"each of {_STAGES} stages {self.stage_s:.0f} s, so there is time for {fewest} documents to choose or "
+                f"report on. Needed: {FEWEST_DOCUMENTS}, about --minutes {needed}."
             )
 
 
@@ -167,85 +171,170 @@ def try_model(options: TryOptions) -> bool:
         UserError: The model cannot run, there are too few documents, or the time is too short.
         KeyboardInterrupt: Interrupted; finished cells are kept and the same command resumes.
     """
-    inspection = inspect_folder(options.folder)
-    if inspection.lacks or inspection.work is None or inspection.shape is None:
-        raise UserError("\n".join([f"{options.folder}: cannot be run.", *inspection.lacks]))
-    costs, methods, refused = _costs(inspection.work)
-    _print_costs(inspection.shape.decoder_blocks, costs)
-    for reason in refused:
+    subject = _classifier(options) if is_encoder(options.folder) else _decoder(options)
+    for reason in subject.refused:
         tell(f"  left out: {reason}")
     try:
-        _try(options, inspection, costs, methods)
+        _try(options, subject)
     except StageFailed:
         return False
     return True
 
 
-def _costs(work: TokenCost) -> tuple[DecoderCosts, tuple[str, ...], list[str]]:
-    """Return the costs of the model's gates, the methods to try, and why others cannot run."""
-    by_name = {cost.method: cost for cost in work.methods}
-    tunable = [name for name in tunable_methods() if name in by_name]
-    usable = tuple(name for name in tunable if by_name[name].why_not is None)
-    refused = [f"{name}: {by_name[name].why_not}" for name in tunable if by_name[name].why_not is not None]
-    gates = {name: by_name[name].bytes_share or 0.0 for name in usable}
-    return DecoderCosts(work.head_weights / work.block_weights, gates), usable, refused
+@dataclass(frozen=True)
+class Found:
+    """Candidates for decoding, and what the search says about the model.
+
+    Attributes:
+        candidates: In the order of their promise.
+        omissions: Why methods have no candidate, one sentence each.
+        agreement: How well early blocks predict full depth's token, one sentence; None if it was not measured.
+        floor: A warning if full depth itself hardly does the task, or None.
+        is_trainable: Whether training read-outs of early blocks is the first thing to suggest if nothing is gained.
+    """
+
+    candidates: tuple[Candidate, ...]
+    omissions: tuple[str, ...] = ()
+    agreement: str | None = None
+    floor: str | None = None
+    is_trainable: bool = False
 
 
-def _print_costs(n_blocks: int, costs: DecoderCosts) -> None:
+@dataclass(frozen=True)
+class _Decoder:
+    """A model that generates text: thresholds are searched by a replay of full depth's answers."""
+
+    n_blocks: int
+    methods: tuple[str, ...]
+    refused: tuple[str, ...]
+    costs: DecoderCosts
+    has_exit_heads: bool
+    decodes: int = _PROBE_DECODES + _CANDIDATES
+    training: str = (
+        "train exit heads on the frozen model, with which early blocks predict better, and try the result. "
+        "docs/guide/own-model.md, section 5, has recipes; for a large vocabulary: `exitbench train smollm2-tuned-lens "
+        "--start FOLDER --data-dir DIR`"
+    )
+
+    def search(self, tuning: Tuning, runs: Runs, run: RunOptions, most: int) -> Found:
+        """Probe full depth, replay every method's thresholds on the probe, and return at most `most` candidates."""
+        print_stage(f"2. Probing full depth on {number_of(tuning.documents, 'document')}")
+        cells = run_stage(tuning.search(), runs, run)
+        with open_database(runs.database) as database:
+            place = f"{name_in_results(tuning.model.name, tuning.model.path)}/{tuning.searched.label}"
+            search = find_candidates(database, place, self.methods, tuning.max_loss_percent, self.costs, _SHARES)
+            agreement = _agreement(database, cells, self.n_blocks)
+            floor = _floor(database, cells, tuning)
+        allowed_match = 1 - tuning.max_loss_percent / 100
+        ranked = sorted(search.candidates, key=lambda each: (each.token_match < allowed_match, each.token_blocks))
+        return Found(
+            tuple(ranked[:most]),
+            search.omissions,
+            _agreement_sentence(agreement, self.n_blocks),
+            floor,
+            is_trainable=not self.has_exit_heads and max(agreement.values()) < _PREDICTS_EARLY,
+        )
+
+
+@dataclass(frozen=True)
+class _Classifier:
+    """An encoder with labels: a text is one pass, so a grid of thresholds is run without a search."""
+
+    n_blocks: int
+    methods: tuple[str, ...]
+    has_off_ramps: bool
+    refused: tuple[str, ...] = ()
+    training: str = (
+        "train off-ramps, with which early blocks predict better, and try the result: `exitbench train minilm-mrpc "
+        "--start FOLDER --data-dir DIR` does so for one task; docs/training.md has the others"
+    )
+
+    @property
+    def decodes(self) -> int:
+        """Number of times that a document to choose on is run."""
+        return 1 + len(unsearched_candidates(self.methods, self.n_blocks))
+
+    def search(self, tuning: Tuning, runs: Runs, run: RunOptions, most: int) -> Found:
+        """Return the whole grid; nothing is run."""
+        candidates = unsearched_candidates(self.methods, self.n_blocks)
+        print_stage(f"2. Candidates: every static depth, and a grid for each method, {len(candidates)} in all")
+        return Found(candidates, is_trainable=not self.has_off_ramps)
+
+
+def _decoder(options: TryOptions) -> _Decoder:
+    inspection = inspect_folder(options.folder)
+    if inspection.lacks or inspection.work is None or inspection.shape is None:
+        raise UserError("\n".join([f"{options.folder}: cannot be run.", *inspection.lacks]))
+    costs, methods, refused = _costs(inspection.work)
+    n_blocks = inspection.shape.decoder_blocks
     tell(
         f"{number_of(n_blocks, 'block')}; reading the LM head costs as much as {costs.lm_head_blocks:.1f} blocks, so a "
         f"token that exits after half of them is {costs.speedup(n_blocks, n_blocks / 2):.2f}x as fast by bytes."
     )
+    return _Decoder(n_blocks, methods, refused, costs, inspection.exit_heads is not None)
 
 
-def _try(options: TryOptions, inspection: Inspection, costs: DecoderCosts, methods: Sequence[str]) -> None:
-    assert inspection.shape is not None
-    n_blocks = inspection.shape.decoder_blocks
-    runs = Runs(options.runs)
+def _classifier(options: TryOptions) -> _Classifier:
+    inspection = inspect_classifier(options.folder)
+    if inspection.lacks or inspection.shape is None:
+        raise UserError("\n".join([f"{options.folder}: cannot be run.", *inspection.lacks]))
+    runnable = tuple(each.method for each in inspection.methods if each.why_not is None and not each.is_fitted)
+    labels = inspection.shape.labels
+    answers = "a number" if len(labels) == 1 else f"one of {', '.join(map(visible, labels))}"
+    tell(f"{number_of(inspection.shape.blocks, 'block')}; a classifier that answers {answers}.")
+    return _Classifier(inspection.shape.blocks, runnable, inspection.shape.off_ramps is not None)
+
+
+def _costs(work: TokenCost) -> tuple[DecoderCosts, tuple[str, ...], tuple[str, ...]]:
+    """Return the costs of the model's gates, the methods to try, and why others cannot run."""
+    by_name = {cost.method: cost for cost in work.methods}
+    tunable = [name for name in tunable_methods() if name in by_name]
+    usable = tuple(name for name in tunable if by_name[name].why_not is None)
+    refused = tuple(f"{name}: {by_name[name].why_not}" for name in tunable if by_name[name].why_not is not None)
+    gates = {name: by_name[name].bytes_share or 0.0 for name in usable}
+    return DecoderCosts(work.head_weights / work.block_weights, gates), usable, refused
+
+
+def _try(options: TryOptions, subject: _Decoder | _Classifier) -> None:
+    runs, methods = Runs(options.runs), subject.methods
     most = _available_documents(_tuning(options, methods, 1, 2 * MOST_DOCUMENTS), options.run.get("data_dir"))
     print_stage("1. Pilot: how long a document takes")
     pace = _pace(options, _tuning(options, methods, *most), runs)
-    pace.require_enough()
-    searched, reported = (min(pair) for pair in zip((pace.searched, pace.reported), most, strict=True))
+    pace.require_enough(subject.decodes)
+    planned = pace.searched(subject.decodes), pace.reported
+    searched, reported = (min(pair) for pair in zip(planned, most, strict=True))
     tuning = _tuning(options, methods, searched, reported)
     run = _run_options(options, tuning)
     tell(
         f"{number_of(searched, 'document')} to choose on, {reported} others to report on: at most about "
         f"{options.minutes:g} minutes."
     )
-    print_stage(f"2. Probing full depth on {number_of(searched, 'document')}")
-    cells = run_stage(tuning.search(), runs, run)
-    with open_database(runs.database) as database:
-        place = f"{name_in_results(tuning.model.name, tuning.model.path)}/{tuning.searched.label}"
-        search = find_candidates(database, place, methods, options.max_loss, costs, _SHARES)
-        floor, agreement = _floor(database, cells, tuning), _agreement(database, cells, n_blocks)
-    why = _agreement_sentence(agreement, n_blocks)
-    can_train = inspection.exit_heads is None and max(agreement.values()) < _PREDICTS_EARLY
-    allowed_match = 1 - options.max_loss / 100
-    ranked = sorted(search.candidates, key=lambda setting: (setting.token_match < allowed_match, setting.token_blocks))
-    candidates = ranked[: pace.candidates(searched)]
-    for reason in search.omissions:
+    found = subject.search(tuning, runs, run, pace.candidates(searched))
+    candidates = found.candidates
+    for reason in found.omissions:
         tell(f"  left out: {reason}")
+    agreement = found.agreement or ""
     if not candidates:
-        print(f"\nUse full depth: no setting can be faster at a loss of {options.max_loss:g} %. {why}")
-        _print_end(floor, _next_step(can_train, None))
+        print(f"\nUse full depth: no setting can be faster at a loss of {options.max_loss:g} %. {agreement}")
+        _print_end(found.floor, _next_step(subject, found, None))
         return
     print_stage(f"3. Decoding {number_of(len(candidates), 'candidate')}")
-    choice = choose(tuning, decode_candidates(tuning.confirm(candidates), candidates, runs, run))
+    confirmed = decode_candidates(tuning.confirm(candidates), candidates, runs, run)
+    choice = choose(tuning, confirmed)
     print_confirmed(tuning, choice)
     timed = [*choice.finalists, *([choice.depth] if choice.depth is not None else [])]
     if not timed:
-        print(f"\nUse full depth: no candidate keeps the loss within {options.max_loss:g} %. {why}")
-        _print_end(floor, _next_step(can_train, None))
+        print(f"\nUse full depth: no candidate keeps the loss within {options.max_loss:g} %. {agreement}")
+        _print_end(found.floor, _next_step(subject, found, None))
         return
     print_stage(f"4. Timing {number_of(len(timed), 'setting')} on {number_of(reported, 'other document')}")
     cells = run_stage(tuning.final(timed, pace.timing(len(timed))), runs, run)
     with open_database(runs.database) as database:
         text, cell_id = conclusion(database, cells, options.max_loss)
     print(f"\n{text}")
-    if cell_id is None:
-        print(why)
-    _print_end(floor, _next_step(can_train, cell_id))
+    if cell_id is None and agreement:
+        print(agreement)
+    _print_end(found.floor, _next_step(subject, found, cell_id))
     if cell_id is not None:
         write_suite(tuning, cell_id, runs, None)
 
@@ -266,8 +355,10 @@ def _tuning(options: TryOptions, methods: Sequence[str], searched: int, reported
     write_whole_file(path, "\n".join(lines) + "\n")
     suite = load_suite(path)
     (model,), (task,) = suite.models, suite.tasks
-    if not task.work.generates:
-        raise UserError(f"{task.location}: {options.task_label!r} scores given texts; `try` needs generated answers.")
+    if task.data.task_object.output_type not in ("generate_until", "classification"):
+        raise UserError(
+            f"{task.location}: {options.task_label!r} scores given texts; `try` needs generated answers or labels."
+        )
     return Tuning(suite, model, task, tuple(methods), options.max_loss, searched, _FINALISTS)
 
 
@@ -305,16 +396,25 @@ def _pace(options: TryOptions, pilot: Tuning, runs: Runs) -> Pace:
         return earlier_pace
     run = _run_options(options, pilot)
     began_s = time.monotonic()
-    alone_s = _document_seconds(pilot, runs, run, documents=2, batch_rows=1)
-    stage_s = max(0.0, time.monotonic() - began_s - 2 * alone_s)
-    few = min(pilot.documents, 2 * BATCH_ROWS)
-    together_s = _document_seconds(pilot, runs, run, documents=few, batch_rows=BATCH_ROWS)
-    if few * together_s < _SHORT_PILOT_S and few < pilot.documents:  # mostly the start of a cell, so measure more
-        documents = min(pilot.documents, 8 * few)
-        together_s = _document_seconds(pilot, runs, run, documents, BATCH_ROWS)
-    pace = Pace(together_s, alone_s, stage_s, options.minutes)
+    _document_seconds(pilot, runs, run, documents=2, batch_rows=1)
+    stage_s = time.monotonic() - began_s
+    alone_s, together_s = (
+        _steady_document_seconds(pilot, runs, run, documents, rows)
+        for documents, rows in ((2, 1), (2 * BATCH_ROWS, BATCH_ROWS))
+    )
+    pace = Pace(together_s, alone_s, max(0.0, stage_s - 2 * alone_s), options.minutes)
     write_whole_file(path, json.dumps(asdict(pace)) + "\n")
     return pace
+
+
+def _steady_document_seconds(pilot: Tuning, runs: Runs, run: RunOptions, documents: int, batch_rows: int) -> float:
+    """Return the time per document of a cell that is long enough not to consist mostly of its start."""
+    while True:
+        documents = min(documents, pilot.documents)
+        seconds = _document_seconds(pilot, runs, run, documents, batch_rows)
+        if documents * seconds >= _SHORT_PILOT_S or documents == pilot.documents:
+            return seconds
+        documents *= 8
 
 
 def _document_seconds(pilot: Tuning, runs: Runs, run: RunOptions, documents: int, batch_rows: int) -> float:
@@ -361,14 +461,10 @@ def _print_end(floor: str | None, next_step: str) -> None:
     print("\n".join(filter(None, (floor, next_step))))
 
 
-def _next_step(can_train: bool, cell_id: str | None) -> str:
+def _next_step(subject: _Decoder | _Classifier, found: Found, cell_id: str | None) -> str:
     """Return what to do after the trial."""
     if cell_id is not None:
         return "Next: run the suite below on all your documents."
-    if not can_train:
-        return "Next: allow more loss (--max-loss), or give it more time (--minutes)."
-    return (
-        "Next: train exit heads on the frozen model, with which early blocks predict better, and try the result. "
-        "docs/guide/own-model.md, section 5, has recipes; for a large vocabulary: `exitbench train smollm2-tuned-lens "
-        "--start FOLDER --data-dir DIR`."
-    )
+    if found.is_trainable:
+        return f"Next: {subject.training}."
+    return "Next: allow more loss (--max-loss), or give it more time (--minutes)."

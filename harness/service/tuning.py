@@ -33,6 +33,8 @@ from exitbench.results.database.connection import open_database
 from exitbench.results.files.atomic import write_whole_file
 from exitbench.terminal import number_of, tell, visible
 
+_MOST_LINES: Final = 40
+"""Candidates that are printed one by one."""
 _PROMISED: Final = "with probability {share:.0%} over draws of {documents}"
 
 
@@ -87,12 +89,14 @@ def tune(options: TuneOptions) -> bool:
 
 
 def _tuning(options: TuneOptions) -> Tuning:
-    suite = options.run.suite if isinstance(options.run.suite, Suite) else load_suite(options.run.suite)
+    loaded = options.run.suite if isinstance(options.run.suite, Suite) else load_suite(options.run.suite)
+    suite = loaded.located(options.run.data_dir, hub=options.run.hub)
     models, tasks = {model.name: model for model in suite.models}, {task.label: task for task in suite.tasks}
     for word, entries, what in ((options.model, models, "model"), (options.task, tasks, "task")):
         if word not in entries:
             raise UserError(f"suite {suite.name!r} has no {what} {word!r}.{suggestion(word, entries)}")
     task = tasks[options.task]
+    task.require_located(options.run.data_dir)
     if not task.work.generates:
         raise UserError(f"{task.location}: {options.task!r} scores given texts; thresholds are tuned for answers only.")
     for name in options.methods:
@@ -212,12 +216,17 @@ def _certified(
 
 
 def print_confirmed(tuning: Tuning, choice: Choice) -> None:
-    """Print one line per decoded candidate, with a star at those that are timed."""
+    """Print one line per decoded candidate, with a star at those that are timed; of very many, only these."""
+    is_long = len(choice.rows) > _MOST_LINES
     for candidate, row in choice.rows:
+        if is_long and candidate not in (*choice.finalists, choice.depth):
+            continue
         mark = "*" if candidate in (*choice.finalists, choice.depth) else " "
         bound = "" if row["loss_high_percent"] is None else f", may lose {row['loss_high_percent']:.1f} %"
         depth = f"{row['mean_blocks_run']:.2f} of {row['blocks']} blocks"
         tell(f"  {mark} {_label(candidate.point)}: {depth}, {_delta(row)}{bound}")
+    if is_long:
+        tell(f"    {len(choice.rows)} in all, in the database.")
     if choice.finalists and not choice.is_shown:
         tell(
             f"  None is shown to lose at most {tuning.max_loss_percent:g} % by its interval on "

@@ -99,8 +99,8 @@ def _add_try(commands: Commands) -> None:
     )
     parser = command(commands, "try", "trying:try_model", about, examples)
     parser.add_argument("model", metavar="MODEL", help="folder of a checkpoint, hub:OWNER/NAME, or a recipe")
-    about = "a bundled task, or a TOML file that declares one (squad)"
-    parser.add_argument("--task", default="squad", metavar="TASK", help=about)
+    about = "a bundled task, or a TOML file that declares one (squad; for a classifier, the task with its labels)"
+    parser.add_argument("--task", metavar="TASK", help=about)
     about = "file of records in the task's original format; without it the data are generated"
     parser.add_argument("--data", type=Path, metavar="FILE", help=about)
     about = "time that it may take (10); more minutes give narrower intervals"

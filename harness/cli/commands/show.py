@@ -50,7 +50,7 @@ def show_prompts(arguments: Namespace) -> int:
     Raises:
         UserError: The task does not exist, its documents cannot be read, or a setting is invalid.
     """
-    entry = _entry(arguments)
+    entry = _entry(arguments).located(arguments.data_dir, hub=True)
     reader = None if arguments.model is None else _Reader.of(arguments, entry)
     entry = entry if reader is None else reader.entry
     task, documents = entry.data.task_object, entry.data.load(arguments.data_dir)

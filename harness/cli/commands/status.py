@@ -73,7 +73,7 @@ def _labels(arguments: Namespace) -> dict[str, str]:
     from exitbench.harness.planning.suite import load_suite
 
     runs = Runs(arguments.runs)
-    plan = make_plan(load_suite(arguments.suite), runs.spool, runs.models, arguments.data_dir)
+    plan = make_plan(load_suite(arguments.suite), runs.spool, runs.models, arguments.data_dir, hub=True)
     if absent := [group.model.name for group in plan.groups if group.folder is None]:
         raise UserError(f"{', '.join(absent)}: not on this machine, so that its cells are not known. Copy it to RUNS.")
     return {cell.item.cell.cell_id: cell.item.label for group in plan.groups for cell in group.cells}
@@ -89,7 +89,7 @@ class _Suite:
         from exitbench.harness.planning.suite import load_suite
 
         runs = existing_runs(arguments.runs)
-        plan = make_plan(load_suite(arguments.suite), runs.spool, runs.models, arguments.data_dir)
+        plan = make_plan(load_suite(arguments.suite), runs.spool, runs.models, arguments.data_dir, hub=True)
         self._untrained = sum(len(group.labels) for group in plan.groups if group.folder is None)
         self._estimates = estimate_plan(plan, runs.spool, "all")
         self.cell_ids: Set[str] = {cell.item.cell.cell_id for group in plan.groups for cell in group.cells}

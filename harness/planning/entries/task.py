@@ -1,6 +1,7 @@
 """Parse ``[tasks.LABEL]`` of a suite: documents, prompt construction, and generation settings."""
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
 
 from exitbench.errors import UserError
@@ -16,7 +17,7 @@ from exitbench.tasks.declared import Declaration
 from exitbench.tasks.document import DEFAULT_LEVEL, LEVELS
 from exitbench.tasks.lm_eval.settings import PREFIX
 
-SOURCES = ("builtin", "local", "hub")
+SOURCES = ("builtin", "local", "hub", "auto")
 
 MAX_NEW_TOKENS = 1_000_000
 MAX_BATCH = 65_536
@@ -53,6 +54,8 @@ class TaskEntry:
         calibration_split: Hub source only: split or part on which thresholds are calibrated; None: no calibration.
         drop_shared: Whether fits and calibrations leave out documents that have another use.
         batch_rows: Rows per batch in cells that are not timed; None: as in `[defaults]`.
+        is_undecided: Whether the suite says ``source = "auto"`` and `located` has not replaced it; until then, `data`
+            are the local files.
     """
 
     label: str
@@ -67,6 +70,35 @@ class TaskEntry:
     calibration_split: str | None = None
     drop_shared: bool = False
     batch_rows: int | None = None
+    is_undecided: bool = False
+
+    def located(self, data_dir: Path | None, *, hub: bool) -> "TaskEntry":
+        """Return the task with its source ``auto`` replaced: local if one of its files exists, else the hub if allowed.
+
+        Unchanged if it has another source, or if neither is there (`require_located`).
+        """
+        if not self.is_undecided:
+            return self
+        if data_dir is not None and any((data_dir / path).exists() for _, path in self.data.files):
+            return replace(self, is_undecided=False)
+        if not hub:
+            return self
+        data = replace(self.data, source="hub", files=(), part="all")
+        return replace(self, data=data, train_files=(), calibration_files=(), is_undecided=False)
+
+    def require_located(self, data_dir: Path | None) -> None:
+        """Check that the source of the task is decided.
+
+        Raises:
+            UserError: It has no file below the data folder, and the hub is not allowed.
+        """
+        if self.is_undecided:
+            names = ", ".join(path for _, path in self.data.files)
+            place = "--data-dir, which is not given" if data_dir is None else f"--data-dir {data_dir}"
+            raise UserError(
+                f'{self.location} source: "auto", but {names} is not below {place}, and the hub is not allowed. '
+                "Allowed: a folder with these files, or --hub."
+            )
 
     @property
     def work(self) -> type[Work[Any]]:
@@ -140,23 +172,27 @@ def read_task(label: str, table: TomlTable) -> TaskEntry:
     source = table.choose("source", table.get("source", str, sources[0]), sources, "source")
     files = table.table("files")
     for key in _OTHER_FILES:
-        if source != "local" and key in table.values:
-            raise table.error(key, 'goes with source = "local" only; other sources have their own splits.')
+        if source not in ("local", "auto") and key in table.values:
+            raise table.error(key, 'goes with source = "local" or "auto" only; other sources have their own splits.')
     for key in _OTHER_SPLITS:
-        if source != "hub" and key in table.values:
-            raise table.error(key, 'goes with source = "hub" only; built-in data has its own splits, local data files.')
-    if (source == "local") != bool(files.values):
-        raise table.error("files", 'goes with source = "local", which needs it: { role = "path below --data-dir" }.')
+        if source not in ("hub", "auto") and key in table.values:
+            raise table.error(
+                key, 'goes with source = "hub" or "auto" only; built-in data has its own splits, local data files.'
+            )
+    if (source in ("local", "auto")) != bool(files.values):
+        raise table.error(
+            "files", 'goes with source = "local" or "auto", which need it: { role = "path below --data-dir" }.'
+        )
     part = table.choose("part", table.get("part", str, "all"), get_args(Part), "part of the files")
-    if part != "all" and source != "local":
-        raise table.error("part", 'goes with source = "local" only; other sources have their own splits.')
+    if part != "all" and source not in ("local", "auto"):
+        raise table.error("part", 'goes with source = "local" or "auto" only; other sources have their own splits.')
     if not work_class(task).generates:
         for key in _OF_ANSWERS:
             if key in table.values:
                 raise table.error(key, f"goes with tasks whose answers are generated; {task.name!r} requires labels.")
     data = DataRequest(
         task=task.name,
-        source=cast(SourceKind, source),
+        source=_first_source(source),
         split=table.get("split", str, "test"),
         files=_files(files),
         part=cast(Part, part),
@@ -181,9 +217,12 @@ def _lm_eval_entry(label: str, table: TomlTable, name: str, declaration: Declara
         raise table.error("files", "is missing: the task reads files = { data = PATH } of a local source.")
     if declaration is not None and "include" in table.values:
         raise table.error("include", "goes with YAML of lm-eval, not with a TOML file.")
+    source = table.choose("source", table.get("source", str, "local"), ("local", "hub", "auto"), "source")
+    if source == "auto" and not table.table("files").values:
+        raise table.error("files", 'is missing: source = "auto" needs { split = "path below --data-dir" }.')
     data = DataRequest(
         task=name,
-        source=cast(SourceKind, table.choose("source", table.get("source", str, "local"), ("local", "hub"), "source")),
+        source=_first_source(source),
         split=table.get("split", str, "test"),
         files=_files(table.table("files")),
         limit=table.positive("limit") if "limit" in table.values else None,
@@ -220,7 +259,13 @@ def _entry(
         calibration_split=table.optional("calibration_split", str),
         drop_shared=table.get("drop_shared", bool, False),
         batch_rows=table.positive("batch_rows", 1, MAX_BATCH) if "batch_rows" in table.values else None,
+        is_undecided=table.get("source", str, "") == "auto",
     )
+
+
+def _first_source(source: str) -> SourceKind:
+    """Return the source to look for first."""
+    return "local" if source == "auto" else cast(SourceKind, source)
 
 
 def _chat_template(table: TomlTable, generation: GenerationSettings) -> bool:

@@ -66,7 +66,12 @@ def test_the_same_command_goes_on_and_the_suite_can_be_run_by_itself(
         (("builtin-weighted", "--task", "squat"), "unknown task 'squat'. Did you mean 'squad'?"),
         (("builtin-weighted", "--data", "no.json"), "--data no.json: there is no such file."),
         (("builtin-weighted", "--task", "my.toml"), "--task my.toml: needs its records too: --data FILE."),
-        (("builtin-weighted", "--task", "sst2"), "`try` needs generated answers."),
+        (("builtin-weighted", "--task", "sst2"), "requires labels or numbers, and model 'builtin-weighted' generates"),
+        (("builtin-weighted", "--task", "lm-eval:hellaswag"), "`try` needs generated answers or labels."),
+        (
+            ("builtin-encoder-joint", "--task", "squad"),
+            "task 'squad' requires texts, and model 'builtin-encoder-joint'",
+        ),
         (("builtin-weighted", "--minutes", "0"), "'0' is not a number of minutes from 0.1 to 10000"),
     ],
 )
@@ -76,6 +81,22 @@ def test_bad_input_is_reported_before_anything_runs(
     assert main(["try", *words, "--runs", str(tmp_path / "runs")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "runs" / "spool").exists()
+
+
+def test_a_classifier_is_tried_on_the_task_with_its_labels(snippets: ModuleType, tmp_path: Path) -> None:
+    words = ["exitbench", "try", "builtin-encoder-joint", "--minutes", "1", "--max-loss", "20%"]
+    printed = snippets.output_of(tmp_path, [*words, "--runs", str(tmp_path)], "try")
+    assert "a classifier that answers one of negative, positive." in printed
+    assert "\nsst2 (builtin-encoder-joint): " in printed
+    with eb.open_results(tmp_path) as results:
+        tried = set(results.sql("SELECT DISTINCT method FROM runs")["method"].to_pylist())
+    assert {"static", "deebert", "pabee", "fastbert", "max-prob"} <= tried
+
+
+def test_an_encoder_of_embeddings_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
+    assert main(["try", str(tmp_path), "--task", "mrpc", "--runs", str(tmp_path / "runs")]) == 2
+    assert "`exitbench train` makes a classifier of an encoder" in " ".join(capsys.readouterr().err.split())
 
 
 def test_too_few_documents_for_two_halves_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +117,7 @@ PACE = Pace(together_s=0.5, alone_s=1.0, stage_s=5.0, minutes=10.0)
 def test_what_is_planned_fits_the_time(minutes: float) -> None:
     pace = dataclasses.replace(PACE, minutes=minutes)
     timing = pace.timing(settings=4)
-    choosing_s = pace.searched * pace.together_s * (3 + 8)
+    choosing_s = pace.searched(decodes=11) * pace.together_s * (3 + 8)
     reporting_s = pace.reported * pace.together_s * 5
     timing_s = 4 * 3 * 2 * timing.documents * timing.least_rounds * pace.alone_s
     floor_s = 4 * 3 * 2 * 4 * 2 * pace.alone_s  # four documents in two rounds are always timed
@@ -108,12 +129,12 @@ def test_a_fast_model_is_timed_as_usual() -> None:
 
 
 def test_too_little_time_is_refused_with_the_time_needed() -> None:
-    PACE.require_enough()
+    PACE.require_enough(11)
     slow = dataclasses.replace(PACE, together_s=60.0)
     with pytest.raises(
-        UserError, match=r"there is time for \d+ to choose or report on. Needed: 8, about --minutes"
+        UserError, match=r"there is time for \d+ documents to choose or report on. Needed: 8, about --minutes"
     ) as refusal:
-        slow.require_enough()
+        slow.require_enough(11)
     needed = float(str(refusal.value).rsplit(maxsplit=1)[-1].rstrip("."))
     enough = dataclasses.replace(slow, minutes=needed)
-    assert enough.searched >= FEWEST_DOCUMENTS
+    assert enough.searched(11) >= FEWEST_DOCUMENTS

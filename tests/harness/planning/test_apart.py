@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -249,7 +250,26 @@ def test_a_hub_source_names_its_splits(planner: Planner) -> None:
     assert [dropping[kind].cell.task.documents for kind in ("fit", "calibration")] == [3, 3]
 
 
+@pytest.mark.usefixtures("hub_data")
+def test_an_automatic_source_is_the_files_if_they_are_there_and_else_the_hub(suite: Writer, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir(exist_ok=True)
+
+    def planned(source: str, *keys: str, hub: bool = False) -> tuple[str, str]:
+        line = f'lines = {{ task = "samsum", source = "{source}", max_new_tokens = 4, {", ".join(keys)} }}'
+        plan = make_plan(load_suite(suite(line)), tmp_path / "spool", tmp_path / "models", data, hub=hub)
+        cell = plan.groups[0].cells[0].item.cell
+        return cell.task.source, cell.cell_id
+
+    files = 'files = { data = "val.json" }'
+    with pytest.raises(UserError, match=r'source: "auto", but val\.json is not below --data-dir .*, or --hub\.'):
+        planned("auto", VALIDATION, files)
+    assert planned("auto", VALIDATION, files, hub=True) == planned("hub", VALIDATION)
+    (data / "val.json").write_text(json.dumps([{"id": "1", "dialogue": "A: local", "summary": "local"}]))
+    assert planned("auto", VALIDATION, files, hub=True) == planned("local", VALIDATION, files)
+
+
 @pytest.mark.parametrize("key", ["train_split", "calibration_split"])
 def test_names_of_splits_go_with_a_hub_only(suite: Writer, key: str) -> None:
-    with pytest.raises(UserError, match=rf'small\.toml:10: \[tasks\.lines\] {key}: goes with source = "hub" only'):
+    with pytest.raises(UserError, match=rf'small\.toml:10: .*{key}: goes with source = "hub" or "auto" only'):
         load_suite(suite(local("", "", f'{key} = "train"')))
